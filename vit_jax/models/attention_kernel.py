@@ -101,10 +101,8 @@ class _Grid:
         num_heads = width // head_dim
         group = heads_per_program(num_heads, head_dim, self.length)
         if group is None:
-            raise ValueError(
-                f"The attention kernel cannot hold {self.length} tokens with heads of {head_dim}: use "
-                "config.model.attention=xla, or auto."
-            )
+            rule = f"cannot hold {self.length} tokens with heads of {head_dim}"
+            raise ValueError(f"config.model.attention='pallas': the kernel {rule}. Use model.attention=xla, or auto.")
         self.group = group
         self.num_blocks = math.ceil(self.length / MAX_QUERIES)
         rows = self.length if self.num_blocks == 1 else -(-self.length // self.num_blocks // LANES) * LANES

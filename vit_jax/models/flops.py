@@ -79,10 +79,8 @@ def _macs(jaxpr: Any, count_padding: bool) -> int:
         elif name == "conv_general_dilated":
             total += _convolution(equation, count_padding)
         elif name == "while" and any(inner):
-            raise ValueError(
-                "The multiply-adds of a while loop cannot be counted, because its length is not known: use "
-                "jax.lax.scan, or jax.lax.fori_loop with fixed bounds."
-            )
+            advice = "Use jax.lax.scan, or jax.lax.fori_loop with fixed bounds"
+            raise ValueError(f"The multiply-adds of a while loop of unknown length cannot be counted. {advice}.")
         elif name == "cond":
             total += max(inner)
         else:

@@ -115,10 +115,8 @@ def apply_pooling(pooling: Any, tokens_BSD: jax.Array) -> jax.Array:
     """
     pooled_BD, expected = pooling(tokens_BSD), (tokens_BSD.shape[0], tokens_BSD.shape[2])
     if jnp.shape(pooled_BD) != expected:
-        raise ValueError(
-            f"config.model.pool: {type(pooling).__name__} returns an array of shape {jnp.shape(pooled_BD)} for tokens "
-            f"{tokens_BSD.shape}: must be {expected}. Return one vector for each image."
-        )
+        shapes = f"shape {jnp.shape(pooled_BD)} for tokens {tokens_BSD.shape}: must be {expected}"
+        raise ValueError(f"config.model.pool: {type(pooling).__name__} returns {shapes}, a vector for each image.")
     return pooled_BD
 
 
@@ -131,10 +129,8 @@ def apply_head(head: Any, pooled_BD: jax.Array, num_classes: int) -> tuple[jax.A
     output = head(pooled_BD)
     shape = (pooled_BD.shape[0], num_classes)
     if not isinstance(output, tuple) or len(output) != 2 or (num_classes and jnp.shape(output[0]) != shape):
-        found = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
-        raise ValueError(
-            f"config.model.head: {type(head).__name__} returns arrays of shape {found}: must be the logits {shape} and "
-            "the features. Return (logits_BK, features_BD)."
-        )
+        returned = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
+        rule = f"returns shape {returned}: must be logits {shape} and features"
+        raise ValueError(f"config.model.head: {type(head).__name__} {rule}. Return (logits_BK, features_BD).")
     logits_BK, features_BD = output
     return (logits_BK if num_classes else None), features_BD

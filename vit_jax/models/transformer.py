@@ -79,10 +79,8 @@ class Encoder(nnx.Module):
           Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
         """
         if "attention" in taps and not hasattr(self.blocks, "with_attention"):
-            raise ValueError(
-                f"taps={tuple(taps)}: {type(self.blocks).__name__} has no method with_attention, which returns its "
-                "output and the attention weights: define it, or leave 'attention' out."
-            )
+            lacks = f"{type(self.blocks).__name__} has no method with_attention"
+            raise ValueError(f"taps={tuple(taps)}: {lacks}. Define it, or leave 'attention' out.")
         fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
         keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None

@@ -51,10 +51,7 @@ class Classification:
         elif callable(self.loss):
             loss_B = self.loss(logits_BK, label_BK)
             if loss_B.shape != targets.mask_B.shape:
-                raise ValueError(
-                    f"config.objective.loss gives an array of shape {loss_B.shape} for {logits_BK.shape[0]} examples; "
-                    f"it must give one loss for each, {targets.mask_B.shape}."
-                )
+                raise ValueError(f"config.objective.loss returns shape {loss_B.shape}: must be {targets.mask_B.shape}.")
         else:
             loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK).sum(axis=-1)
         mask_B = targets.mask_B

@@ -30,10 +30,8 @@ def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
         return 0
     if config.patch_target == "colours_4x4":
         if any(pixels % SIDE for pixels in patch_size):
-            raise ValueError(
-                f"config.objective.patch_target='colours_4x4': patches of {patch_size[0]}x{patch_size[1]} pixels have "
-                f"no {SIDE}x{SIDE} equal cells; choose mean_colour or pixels, or another patch size."
-            )
+            rule = f"must have patches of {SIDE}x{SIDE} equal cells, not {patch_size[0]}x{patch_size[1]} pixels"
+            raise ValueError(f"config.objective.patch_target='colours_4x4': {rule}. Use mean_colour or pixels.")
         return SIDE * SIDE * CLASSES
     return CLASSES if config.patch_target == "mean_colour" else math.prod(patch_size) * 3
 

@@ -137,12 +137,10 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
                 folders = {f"{parent}/*" for name in names for parent in pathlib.PurePosixPath(name).parents}
                 near = closest(pattern, sorted({*names, *folders} - {"./*"}), 3)
                 nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
-                raise ValueError(
-                    f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} "
-                    f"The names: {', '.join(names)}."
-                )
+                reason = f"no parameter matches {pattern!r}.{nearest} The names: {', '.join(names)}."
+                raise ValueError(f"config.optimizer.{field}: {reason}")
     is_trained = make_is_trained(config)
     if is_trained is not None and not any(map(is_trained, names)):
-        given = f"trained={config.trained!r}, frozen={config.frozen}"
-        given += f", lora_rank={config.lora_rank}" if config.lora_rank is not None else ""
-        raise ValueError(f"config.optimizer: {given} leaves no parameter of this model to train.")
+        rank = "" if config.lora_rank is None else f", lora_rank={config.lora_rank}"
+        options = f"trained={config.trained!r}, frozen={config.frozen}{rank}"
+        raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")

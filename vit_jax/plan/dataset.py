@@ -58,9 +58,10 @@ def choose_dataset(
     if num_examples is not None and num_classes is not None:
         return Dataset(config.data or "given", num_examples, num_classes, "the command line")
     if known is None:
+        known_names = f"{', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}"
         raise ValueError(
-            f"How many images and classes {config.data or recipe} has is not known here: add --num_examples=N and "
-            f"--num_classes=N. Known: {', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}."
+            f"{config.data or recipe}: numbers of images and classes are not known here. Add --num_examples=N and "
+            f"--num_classes=N. Known: {known_names}."
         )
     if num_examples is None and num_classes is None:
         return known

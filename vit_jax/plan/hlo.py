@@ -163,7 +163,7 @@ def members(collective: Instruction) -> list[int]:
         return _transposed_range(match[3], match[4])[: int(match[2])]
     if match := _LISTED_GROUPS.search(text) or _PAIRS.search(text):
         return [int(number) for number in ",".join(match.groups()).split(",")]
-    raise ValueError(f"The groups of {collective.name} are written in an unknown form: {text[:300]}")
+    raise ValueError(f"The groups of {collective.name} have an unknown form: {text[:300]}")
 
 
 def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:

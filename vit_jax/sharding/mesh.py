@@ -141,12 +141,8 @@ class Placement:
 
 def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:
     if replicas % num_slices and num_slices % replicas:
-        raise ValueError(
-            f"config.sharding.num_replicas={replicas} and the {num_slices} slices: one must divide the other, so that "
-            f"a slice holds complete replicas or a replica complete slices. Leave it at None for {num_slices}."
-        )
+        rule = f"must divide the {num_slices} slices, or be a multiple"
+        raise ValueError(f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}.")
     if (num_devices // num_slices) % model:
-        raise ValueError(
-            f"config.sharding.num_model_shards={model} does not divide the {num_devices // num_slices} devices of a "
-            "slice: tensor parallelism needs the fast network within one."
-        )
+        rule = f"must divide the {num_devices // num_slices} devices of a slice, within which the network is fast"
+        raise ValueError(f"config.sharding.num_model_shards={model}: {rule}.")

@@ -91,10 +91,8 @@ def spec_of(
         spec[data] = "data"
     if split.model is not None and axes["model"] > 1:
         if shape[split.model] % axes["model"]:
-            raise ValueError(
-                f"config.sharding.num_model_shards={axes['model']} does not divide dimension {split.model} of {name}, "
-                f"which is {shape[split.model]} in {shape}: choose a divisor of it."
-            )
+            rule = f"must divide dimension {split.model} of {name}, which is {shape[split.model]} in {shape}"
+            raise ValueError(f"config.sharding.num_model_shards={axes['model']}: {rule}. Choose a divisor.")
         spec[split.model] = "model"
     return PartitionSpec(*spec) if any(spec) else PartitionSpec()
 
@@ -133,8 +131,7 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
         devices = axes["replica"] * axes["data"]
         sizes_of = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
         better = next((f"config.sharding.num_replicas={a['replica']}" for a in sizes_of if is_effective(a)), None)
-        raise ValueError(
-            f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters "
-            f"replicated, since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
-        )
+        rule = f"a data axis of {axes['data']} devices must divide most parameters' dimensions"
+        fix = better or "parameters=replicated"
+        raise ValueError(f"config.sharding.parameters='fsdp': {rule}, or they stay replicated. Choose {fix}.")
     return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)
