@@ -301,7 +301,7 @@ def _adapting_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
         yield f"model.head='zero_keep_hidden': has no effect on {a.name}, whose head has no hidden layer. Use zero."
 
 
-def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]:
+def _different_numbers(a: Architecture, name: str) -> list[tuple[str, object, object]]:
     named = named_architecture(name)
     fields = ("family", "width", "depth", "mlp_dim", "num_heads", "patch_size", "units", "width_factor")
     return [(f, getattr(a, f), getattr(named, f)) for f in fields if getattr(a, f) != getattr(named, f)]

@@ -113,7 +113,7 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     """Set the value of an override in the nested dictionaries of a config of this kind."""
     name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
     *sections, field = name.split(".")
-    hint: Any = kind
+    hint: object = kind
     for section in sections:
         hint = _hint_inside(hint, section, name, kind)
         values = values.setdefault(section, {})
@@ -126,7 +126,7 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     values[field] = parse_text(text, hint)
 
 
-def _hint_inside(hint: Any, field: str, name: str, kind: type) -> Any:
+def _hint_inside(hint: object, field: str, name: str, kind: type) -> object:
     """Return the type of a field of a dataclass, or of every value of a mapping."""
     if _is_mapping(hint):
         return typing.get_args(hint)[1]
@@ -153,7 +153,7 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"There is no field {name!r} in the config. {hint}"
 
 
-def parse_text(text: str, hint: Any) -> Any:
+def parse_text(text: str, hint: object) -> object:
     """Return a word of the command line in a type, or unchanged where `check_value` rejects it.
 
     "None" unsets a field that may be unset. A value of any type is written as in Python; all other words are text.
@@ -174,26 +174,26 @@ def parse_text(text: str, hint: Any) -> Any:
     return text
 
 
-def _plain_type(hint: Any) -> Any:
+def _plain_type(hint: object) -> object:
     kind = next(option for option in _options(hint) if option is not type(None))
     kind = type(typing.get_args(kind)[0]) if typing.get_origin(kind) is typing.Literal else kind
     return str if isinstance(kind, typing.NewType) else typing.get_origin(kind) or kind
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def _options(hint: object) -> tuple[object, ...]:
     """Return the members of a union; of any other type, itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _is_mapping(hint: Any) -> bool:
+def _is_mapping(hint: object) -> bool:
     return typing.get_origin(hint) is Mapping
 
 
-def _is_list(hint: Any) -> bool:  # a tuple of any length
+def _is_list(hint: object) -> bool:  # a tuple of any length
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
 
 
-def check_value(name: str, value: Any, hint: Any) -> Any:
+def check_value(name: str, value: Any, hint: object) -> Any:
     """Return a value in the type of its field, converting int to float, list to tuple, one size to height and width.
 
     `value` is as Python, JSON or `parse_text` have it; `name` is for the error: "config.seed", "--steps".
@@ -243,7 +243,7 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{name}={shortened(repr(value), _MOST_SHOWN)}: must be {rule or _describe(hint)}.{meant}")
 
 
-def _check_plain(name: str, value: Any) -> Any:
+def _check_plain(name: str, value: object) -> object:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

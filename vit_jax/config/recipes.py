@@ -78,6 +78,6 @@ def _find(path: str) -> pathlib.Path:
     raise ValueError(f"There is no recipe {path!r}.{hint} Use the path of a file, or one of {', '.join(known)}.")
 
 
-def _as_argument(row: Any) -> str:
+def _as_argument(row: object) -> str:
     """Return a row of a recipe's table as its argument; a row of several values is a model and its epochs."""
     return f"{row[0]},epochs={row[1]}" if isinstance(row, tuple) else str(row)

@@ -60,7 +60,7 @@ class When:
         values = ["package.module:name" if value is Reference else repr(value) for value in self.values]
         return self._path(prefix) + ("=" if values else "") + " or ".join(values)
 
-    def problem(self, section: Any, root: Any, prefix: str) -> str | None:
+    def problem(self, section: object, root: object, prefix: str) -> str | None:
         """Return the value of the other field that makes this one ineffective, with its path."""
         value = functools.reduce(getattr, self.field.split("."), root if "." in self.field else section)
         return None if self.holds(value) else f"{self._path(prefix)}={value!r}"
@@ -86,12 +86,12 @@ Number = Annotated[int, Range("[0, inf)")]
 Count = Annotated[int, Range("[1, inf)")]
 
 
-def rules_of(kind: Any) -> dict[str, tuple[Any, ...]]:
+def rules_of(kind: type) -> dict[str, tuple[object, ...]]:
     """Return the rules of each field of a dataclass."""
     return {name: tuple(rules_in(hint)) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
 
 
-def rules_in(hint: Any) -> Iterator[Any]:
+def rules_in(hint: Any) -> Iterator[object]:
     """Yield the annotations of a type, at any depth."""
     yield from getattr(hint, "__metadata__", ())
     inner = [hint.__origin__] if hasattr(hint, "__metadata__") else typing.get_args(hint)
@@ -104,7 +104,9 @@ def default_of_field(field: "dataclasses.Field[Any]") -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def out_of_range(section: Any, prefix: str = "", rules_by_field: Mapping[str, Any] | None = None) -> Iterator[str]:
+def out_of_range(
+    section: Any, prefix: str = "", rules_by_field: Mapping[str, Iterable[object]] | None = None
+) -> Iterator[str]:
     """Yield every number of a section, and of the sections in it, that its range does not allow.
 
     Rules are those of the annotations, or of `rules_by_field`.
@@ -119,7 +121,7 @@ def out_of_range(section: Any, prefix: str = "", rules_by_field: Mapping[str, An
                     yield f"{path}={shown}: {rule.rule}.{rule.fix and ' '}{rule.fix}"
 
 
-def without_effect(section: Any, root: Any, prefix: str = "") -> Iterator[str]:
+def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
     """Yield every field that is not at its default and that another field makes ineffective."""
     for field in dataclasses.fields(section):
         name, value, default = field.name, getattr(section, field.name), default_of_field(field)

@@ -7,9 +7,11 @@ while a step for several devices is traced. Without it a name changes nothing.
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import jax
+
+F = TypeVar("F", bound=Callable[..., tuple])
 
 
 class Place(Protocol):
@@ -30,9 +32,7 @@ class Place(Protocol):
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation, laid out as its name says."""
 
-    def on_shards(
-        self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
-    ) -> Callable[..., Any]:
+    def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
         """Return `function`, which returns a tuple, as run on each device's shard of its arguments and results."""
 
 
@@ -50,7 +50,7 @@ def named(activation: jax.Array, name: str) -> jax.Array:
     return activation if place is None else place(name, activation)
 
 
-def on_shards(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
+def on_shards(function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
     """Return `function` as run on each device's shard, see `Place`; outside of `placed_by` on complete arrays."""
     place = _place.get()
     return function if place is None else place.on_shards(function, names, results)

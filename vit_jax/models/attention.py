@@ -3,7 +3,7 @@
 Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -56,7 +56,7 @@ class Attention(nnx.Module):
         form: AttentionForm = "auto",
         positions: RelativePositions | None = None,
         rotary: RotaryPositions | None = None,
-        norm: nnx.Module | None = None,
+        norm: Callable[[jax.Array], jax.Array] | None = None,
         biases: Collection[str] = PROJECTIONS,
     ):
         self.query, self.key, self.value, self.out = (
@@ -73,7 +73,7 @@ class Attention(nnx.Module):
         )
         self.num_heads, self.dtype, self.form = num_heads, dtype, form
         self.positions, self.rotary = positions, rotary
-        self.norm: Any = norm
+        self.norm = norm
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:

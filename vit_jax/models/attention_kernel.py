@@ -29,6 +29,7 @@ MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the oper
 GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
 MAX_BLOCK = 330_000
 LANES = 128
+Ref = Any  # an array of Pallas on the chip
 MIXTURE, LOG_SUMS = "mixture", "log_sums"  # names of the results, by which rematerialisation may keep them
 LOG2_E = 1 / math.log(2)  # the unit computes powers of two
 
@@ -157,7 +158,7 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
     return call(*operands)
 
 
-def _forward(query: Any, key: Any, value: Any, bias: Any, out: Any, log_sums: Any, *, head_dim: int) -> None:
+def _forward(query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int) -> None:
     """Queries past the end of the sequence, in its last block, give rows that are not written."""
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
     v_ES, dtype = v_SE.T, v_SE.dtype
@@ -174,8 +175,8 @@ def _forward(query: Any, key: Any, value: Any, bias: Any, out: Any, log_sums: An
 
 
 def _backward(
-    query: Any, key: Any, value: Any, bias: Any, log_sums: Any, gradient: Any,
-    of_query: Any, of_key: Any, of_value: Any, of_bias: Any, *, head_dim: int, length: int, num_blocks: int,
+    query: Ref, key: Ref, value: Ref, bias: Ref, log_sums: Ref, gradient: Ref,
+    of_query: Ref, of_key: Ref, of_value: Ref, of_bias: Ref, *, head_dim: int, length: int, num_blocks: int,
 ) -> None:  # fmt: skip
     block = pl.program_id(2)
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
@@ -189,7 +190,7 @@ def _backward(
         is_query_1Q = None
     k_ES, dtype, width = k_SE.T, k_SE.dtype, key.shape[-1]
     of_queries_hQ = []
-    of_keys, of_values = dict[int, Any](), dict[int, Any]()  # by first lane
+    of_keys, of_values = dict[int, jax.Array](), dict[int, jax.Array]()  # by first lane
     for head, rows in enumerate(_heads(width, head_dim)):
         q_Qh, tiles = _only(q_QE, rows, dtype)
         gradient_Qh, _ = _only(gradient_QE, rows, dtype)
@@ -217,12 +218,12 @@ def _backward(
             sums[0] = _collected(x, sums, 0, is_first, num_blocks).astype(sums.dtype)
 
 
-def _collected(x: jax.Array, out: Any, place: Any, is_first: jax.Array, num_blocks: int) -> jax.Array:
+def _collected(x: jax.Array, out: Ref, place: Any, is_first: jax.Array, num_blocks: int) -> jax.Array:
     """A value with those of earlier blocks of queries."""
     return x if num_blocks == 1 else x + jnp.where(is_first, 0.0, out[place])
 
 
-def _with_biases(query: Any, key: Any, value: Any, bias: Any, head_dim: int) -> tuple[jax.Array, ...]:
+def _with_biases(query: Ref, key: Ref, value: Ref, bias: Ref, head_dim: int) -> tuple[jax.Array, ...]:
     """Queries in float32, scaled for powers of two; keys and values in their dtype."""
     dtype = key.dtype
     q_QE, k_SE, v_SE = (
@@ -237,7 +238,7 @@ def _heads(width: int, head_dim: int) -> list[slice]:
     return [slice(start, start + head_dim) for start in range(0, width, head_dim)]
 
 
-def _only(x_QE: jax.Array, lanes: slice, dtype: Any) -> tuple[jax.Array, slice]:
+def _only(x_QE: jax.Array, lanes: slice, dtype: jnp.dtype) -> tuple[jax.Array, slice]:
     """The lanes of a head, or the tile that it shares with others, zeroed outside of it; and which lanes they are."""
     head_dim = lanes.stop - lanes.start
     if LANES % head_dim:  # it would need two tiles, each as dear as moving it
@@ -248,7 +249,7 @@ def _only(x_QE: jax.Array, lanes: slice, dtype: Any) -> tuple[jax.Array, slice]:
     return jnp.where((place >= lanes.start) & (place < lanes.stop), x_Qh, 0.0).astype(dtype), tile
 
 
-def _add(sums: dict[int, Any], lanes: slice, x: jax.Array) -> None:
+def _add(sums: dict[int, jax.Array], lanes: slice, x: jax.Array) -> None:
     sums[lanes.start] = sums.get(lanes.start, 0.0) + x
 
 

@@ -4,6 +4,7 @@ Legend: B batch, S sequence length, D width, N patches, O outputs of a patch, K 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from vit_jax.models.mlp import Mlp
 from vit_jax.models.norm import build_norm
 from vit_jax.references import called, is_reference, resolve
 
+Pooling = Callable[[jax.Array], jax.Array]
+Classifier = Callable[[jax.Array], tuple[jax.Array | None, jax.Array]]
 constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
 
 
@@ -89,14 +92,14 @@ class PatchHead(nnx.Module):
         return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]
 
 
-def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Any:
+def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
     """Return the module that pools tokens; None for the class token and for the mean, which have no parameters."""
     if is_reference(a.pool):
         return _build_custom(a.pool, "config.model.pool", a, rngs)
     return AttentionPooling(a, rngs=rngs) if a.pool == "map" else None
 
 
-def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Any:
+def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
     """Return the classifier of an architecture: ours, or the class that `a.head` refers to."""
     return _build_custom(a.head, "config.model.head", a, rngs) if is_reference(a.head) else Head(a, rngs=rngs)
 
@@ -107,7 +110,7 @@ def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -
         return build(a, rngs=rngs)
 
 
-def apply_pooling(pooling: Any, tokens_BSD: jax.Array) -> jax.Array:
+def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
     """Return pooled_BD.
 
     Raises:
@@ -120,7 +123,9 @@ def apply_pooling(pooling: Any, tokens_BSD: jax.Array) -> jax.Array:
     return pooled_BD
 
 
-def apply_head(head: Any, pooled_BD: jax.Array, num_classes: int) -> tuple[jax.Array | None, jax.Array]:
+def apply_head(
+    head: Callable[[jax.Array], Any], pooled_BD: jax.Array, num_classes: int
+) -> tuple[jax.Array | None, jax.Array]:
     """Return logits_BK, or None without classes, and the features_BD they are computed from.
 
     Raises:

@@ -72,7 +72,7 @@ class FixedPositions(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        options: Any = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
+        options: dict[str, Any] = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
         return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, **options))
 
 

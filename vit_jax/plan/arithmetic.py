@@ -6,7 +6,6 @@ Used where the compiler is missing, and to order the candidates of a search.
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -136,12 +135,12 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
         yield sums * seconds("all-reduce", tokens, members("model"))
 
 
-def _values(leaves: list[Any], mesh: Any) -> int:
+def _values(leaves: list[jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
     """Parameters of one model shard."""
     return sum(values_of(leaf, mesh.shape["model"]) for leaf in leaves)
 
 
-def _is_even(leaf: Any, topology: Topology) -> bool:
+def _is_even(leaf: jax.ShapeDtypeStruct, topology: Topology) -> bool:
     """Return whether FSDP's shards are complete tiles; XLA gathers and scatters others by sums of the full array."""
     dim = tuple(leaf.sharding.spec).index("data")
     return not topology.is_tpu or leaf.sharding.shard_shape(leaf.shape)[dim] % ROWS == 0

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.plan.aot import Executable
@@ -135,7 +134,7 @@ def _totals(plan: Plan) -> Iterator[str]:
     yield "         not included: evaluation, checkpoints, input, interruptions"
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Plan) -> dict[str, object]:
     """The same as plain values, sizes in bytes and times in seconds."""
     names = ("dataset", "memory", "timeline", "roofline", "totals")
     sections = {name: value and dataclasses.asdict(value) for name in names for value in [getattr(plan, name)]}
@@ -202,7 +201,7 @@ def _cells(candidate: Candidate, result: SearchResult) -> Sequence[str]:
     )
 
 
-def result_to_json(result: SearchResult) -> dict[str, Any]:
+def result_to_json(result: SearchResult) -> dict[str, object]:
     """The same as plain values."""
     return {
         "candidates": [

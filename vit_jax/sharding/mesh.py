@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 from jax.experimental import mesh_utils
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config import ShardingConfig
 
+F = TypeVar("F", bound=Callable[..., tuple])
 AXES = ("replica", "data", "model")
 BATCH_AXES = ("replica", "data")
 _SPECS = {
@@ -131,9 +132,7 @@ class Placement:
         """The activation in its layout."""
         return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _SPECS[name]))
 
-    def on_shards(
-        self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
-    ) -> Callable[..., Any]:
+    def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
         """Return the function as run on each device's shard, see `activations.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
