@@ -15,7 +15,7 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     The type of a default (str, int, float, bool) is that of its value; "" keeps every default.
 
     Raises:
-      ValueError: unknown name, too many values, a name given twice, or a value of another type.
+      ValueError: unknown name, too many values, a name twice, or a value of another type.
     """
     values: dict[str, Any] = {}
     names, taken = list(defaults), ", ".join(defaults)

@@ -44,8 +44,8 @@ def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
     """Return why cuDNN cannot compute attention and its gradient on these devices, or None."""
     capability = compute_capability()
     if capability is not None and capability < _MIN_CAPABILITY:
-        found, needed = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
-        return f"it needs an NVIDIA GPU of compute capability {needed}, not {found}"
+        actual, needed = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
+        return f"it needs an NVIDIA GPU of compute capability {needed}, not {actual}"
     if str(jnp.dtype(dtype)) not in _TYPES:
         return f"it needs {' or '.join(_TYPES)}, not {jnp.dtype(dtype)}"
     largest = 256 if capability is not None and capability >= (9, 0) else 128

@@ -140,8 +140,7 @@ def _is_kernel(name: str) -> bool:
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
     field = "config.optimizer.name"
     arguments = f"config.optimizer.arguments={dict(config.arguments)}"
-    given = f"learning_rate and {arguments}"
-    with called(f"{field}={config.name!r}", given):
+    with called(f"{field}={config.name!r}", f"learning_rate and {arguments}"):
         build = resolve(config.name, field)
         described = {"muon_weight_dimension_numbers": describe_matrices} if build is optax.contrib.muon else {}
         inner = build(learning_rate=schedule, **described | dict(config.arguments))

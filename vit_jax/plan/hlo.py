@@ -167,7 +167,7 @@ def members(collective: Instruction) -> list[int]:
 
 
 def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
-    """Positions in a mesh, given by the sizes of its axes, of the first group along some of these axes."""
+    """Return the positions in a mesh, with axes of these sizes, of the first group along some of the axes."""
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     group: list[int] = grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
     return group

@@ -106,7 +106,7 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or "[SLICES*]TYPE" with a type of Google Cloud.
 
-    The number of slices may be given apart, as `num_slices`.
+    `num_slices` may state the number of slices instead.
 
     Raises:
       ValueError: there is no such machine.
