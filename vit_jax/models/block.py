@@ -69,7 +69,7 @@ class Block(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
-        self.attention_norm = build_norm(a)
+        self.attention_norm = build_norm(a)  # of the input; `a.attention_norm` is of the output
         self.attention = _build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
@@ -79,18 +79,18 @@ class Block(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
-        norm_BSD = self._attention_norm(x_BSD)
+        norm_BSD = self._normalised(x_BSD)
         return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the attention weights (B, T, S, S)."""
-        norm_BSD = self._attention_norm(x_BSD)
+        norm_BSD = self._normalised(x_BSD)
         branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
         return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
 
-    def _attention_norm(self, x_BSD: jax.Array) -> jax.Array:
+    def _normalised(self, x_BSD: jax.Array) -> jax.Array:
         return self.attention_norm(as_rows(x_BSD)).reshape(x_BSD.shape)
 
     def _add(
