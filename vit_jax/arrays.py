@@ -1,8 +1,7 @@
-"""Values that pass between the parts of a run, with shapes, dtypes and ranges.
+"""Values that pass between the folders of vit_jax, with shapes, dtypes and ranges.
 
-Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes,
-N patch tokens, P class tokens and registers before them, D model width; L blocks, S = P + N tokens, T heads,
-Q queries (= S).
+Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes, N patch tokens,
+P class tokens and registers, D model width; L blocks, S = P + N tokens, T heads, Q queries (= S).
 """
 
 import dataclasses
@@ -59,11 +58,11 @@ class Targets:
 
     Attributes:
       label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are predicted.
-      mask_B: float32, as in `Batch`.
-      corruption: what the network is to see; None for the images as they are.
+      mask_B: as in `Batch`.
+      corruption: of the input; None for the images as they are.
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
       is_corrupted_BN: bool, the patches whose targets count.
-      is_multilabel: each class is a question of its own.
+      is_multilabel: classes are independent.
     """
 
     label_BK: Any
@@ -77,23 +76,19 @@ class Targets:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ModelOutput:
-    """Outputs of a model, with intermediates on request; jit removes those that are not used.
-
-    A network of one's own sets what it has and leaves the rest at None. To train it needs logits.
+    """Outputs of a model; those without a value are None, and jit removes those that are not used.
 
     Attributes:
-      logits_BK: float32; None of a network without classes.
-      patches_BNO: float32, of a network that predicts patches: `Architecture.patch_outputs` numbers for each.
-      features_BD: input of the last linear layer (after the hidden layer of the head, if there is one).
-      pooled_BD: the image's representation: class token, average or attention pooling after the final norm.
+      logits_BK: float32; training needs them, or `patches_BNO`.
+      patches_BNO: float32 predictions of patches, `Architecture.patch_outputs` for each.
+      features_BD: input of the last linear layer.
+      pooled_BD: class token, mean or attention pooling after the final norm.
       tokens_BND: patch tokens after the final norm.
       prefix_BPD: class tokens, then registers, after the final norm; P may be 0.
-      blocks_LBSD: with taps=("blocks",): the output of every block of a transformer, in the compute dtype, before the
-        final norm; a class token comes first. L S D numbers for each image: 1.8 million of a ViT-B/16 at 224 pixels.
-      attention_LBTQS: with taps=("attention",): how much query Q of head T takes of token S, float32; over S they sum
-        to 1. L T S S numbers for each image: 5.6 million of a ViT-B/16 at 224 pixels, 48 million at 384. Of axial
-        blocks there are 2 L, along rows and along columns in turn, 0 outside of these.
-      stages_BHWC: with taps=("stages",): the map after each stage of a ResNet, or of the ResNet of a hybrid.
+      blocks_LBSD: with taps=("blocks",): output of every block before the final norm, in the compute dtype.
+      attention_LBTQS: with taps=("attention",): float32 weights of token S for query Q in head T, which sum to 1 over
+        S. Axial blocks have 2 L, along rows and along columns in turn, 0 outside of these.
+      stages_BHWC: with taps=("stages",): the map after each stage of a ResNet.
     """
 
     logits_BK: Any = None

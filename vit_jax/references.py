@@ -1,6 +1,6 @@
 """References to a user's own code: the text "package.module:name" in a config, and the object that it names.
 
-Wherever a config names a part of ours, it also takes such a reference. Nothing is imported until a run starts.
+Wherever a config names a built-in component, it also takes such a reference. Nothing is imported until a run starts.
 
 Who wrote a reference decides whether it is imported. Text of the user (recipe, command line, Python) is. Text of a file
 of weights is not, unless the caller allows its package: readers of metadata mark it with `mark_stored`.
@@ -74,21 +74,18 @@ def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
-    """Mark every reference in metadata that was read from a file, at any depth and in place; return the metadata.
+    """Mark every reference in the metadata of a file, from JSON, at any depth and in place; return the metadata.
 
-    Args:
-      metadata: dictionaries and lists, from JSON.
-      file: for errors.
-      allowed: packages that the caller allows, from `allowed_code`.
+    `file` is for errors, `allowed` the packages that the caller allows, from `allowed_code`.
     """
     pending: list[tuple[str, Any]] = [("", metadata)]
     while pending:
-        prefix, part = pending.pop()
-        for key, value in list(part.items() if isinstance(part, dict) else enumerate(part)):
+        prefix, section = pending.pop()
+        for key, value in list(section.items() if isinstance(section, dict) else enumerate(section)):
             if isinstance(value, dict | list):
                 pending.append((f"{prefix}{key}.", value))
             elif is_reference(value):
-                part[key] = reference = StoredReference(value)
+                section[key] = reference = StoredReference(value)
                 reference.file, reference.field, reference.allowed = file, f"{prefix}{key}", allowed
     return metadata
 
@@ -99,22 +96,22 @@ def is_reference(text: object) -> bool:
 
 
 @contextlib.contextmanager
-def called(subject: str, given: str) -> Iterator[None]:
+def called(subject: str, arguments: str) -> Iterator[None]:
     """Context of a call of user-defined code: add the arguments to an error if they do not suit it."""
     try:
         yield
     except TypeError as error:
-        raise ValueError(f"{subject} cannot be called with {given}: {error}") from error
+        raise ValueError(f"{subject} cannot be called with {arguments}: {error}") from error
 
 
 def resolve(text: str, field: str) -> Any:
-    """Import what a reference names. Modules in the working directory are found too, after installed ones.
+    """Import what a reference names; modules in the working directory are found after installed ones.
 
     The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
 
     Raises:
       CodeNotAllowed: a file names it, and the caller does not allow its package. Nothing is imported.
-      ValueError: not of this form; no such module; the module fails to import; it has no such name.
+      ValueError: another form, no such module or name, or the module fails to import.
     """
     if not is_reference(text):
         raise ValueError(f"{field}={text!r} is not a reference: write package.module:name.")
@@ -125,7 +122,7 @@ def resolve(text: str, field: str) -> Any:
         folder = os.getcwd()
         if folder not in sys.path and not _is_installed(module_name):
             sys.path.append(folder)  # last, so that a file here never hides an installed package
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
         reason = "there is no such module" if missing else f"importing it failed with {type(error).__name__}: {error}"
@@ -133,16 +130,16 @@ def resolve(text: str, field: str) -> Any:
             f"{field}={text!r}: {reason}. Modules are looked for in the environment of this Python and in the working "
             f"directory, {os.getcwd()}.{_ELSEWHERE if missing else ''}"
         ) from error
-    for part in name.split("."):
+    for attribute in name.split("."):
         try:
-            found = getattr(found, part)
+            value = getattr(value, attribute)
         except AttributeError:
             raise ValueError(
                 f"{field}={text!r}: {module_name} has no {name!r}{_names_instead(name, module_name)}"
             ) from None
-        if isinstance(text, StoredReference) and (home := _home(found)) is not None:
+        if isinstance(text, StoredReference) and (home := _home(value)) is not None:
             text.require_allowed(home)  # an allowed module may import others: mypackage:os.system
-    return found
+    return value
 
 
 def _names_instead(name: str, module_name: str) -> str:
@@ -157,16 +154,18 @@ def _names_instead(name: str, module_name: str) -> str:
 def _is_installed(module_name: str) -> bool:
     """Return True if the package is found without the working directory, which then need not be searched."""
     try:
-        spec = importlib.util.find_spec(module_name.partition(".")[0])  # imports nothing: it is the first part alone
+        spec = importlib.util.find_spec(
+            module_name.partition(".")[0]
+        )  # the top package alone, so that nothing is imported
     except ValueError:  # as for __main__
         return False
     return spec is not None and spec.origin is not None  # a folder without __init__.py may go on in the other one
 
 
-def _home(found: Any) -> str | None:
+def _home(value: object) -> str | None:
     """The module that defines a module, class or function; None for other objects, which do not know it."""
-    if isinstance(found, types.ModuleType):
-        return found.__name__
-    if inspect.isclass(found) or inspect.isroutine(found):
-        return getattr(found, "__module__", None) or "builtins"
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return getattr(value, "__module__", None) or "builtins"
     return None

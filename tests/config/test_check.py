@@ -143,7 +143,7 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"init_from": "a", "resume_from": "b"}, "resume_from.*both"),
+        ({"init_from": "a", "resume_from": "b"}, "='a'.*None with resume_from"),
         ({"objective.label_smoothing_fraction": 0.1, "objective.loss": "bce"}, "=0.1.*loss='bce'.*sigmoid"),
         ({"polyak.warmup": "ratio", "polyak.factor": 0.9}, "'ratio'.*bias_correction=False"),
         ({"input.data_dir": "s3://b/tfds"}, "=s3://b/tfds.*folder"),

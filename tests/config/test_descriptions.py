@@ -44,7 +44,7 @@ def test_types_and_defaults_are_those_of_the_schema():
         assert fields["AnyRun"][name].default == default
     assert fields["ScheduleConfig"]["timescale"].default == "'10000 steps'"
     assert fields["OptimizerConfig"]["arguments"].default == "{}"
-    assert fields["ModelConfig"]["gelu"].type == "'tanh' | 'exact' | 'quick'"
+    assert fields["NetworkOptions"]["gelu"].type == "'tanh' | 'exact' | 'quick'"
     assert fields["OptimizerConfig"]["momentum"].description.endswith(" Needs name='sgd'.")
     assert fields["ModelConfig"]["depth"].description.startswith("Transformer: number of blocks.")
     assert fields["ModelConfig"]["depth"].type == "int >= 1 | None"

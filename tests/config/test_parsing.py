@@ -112,7 +112,7 @@ WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
         ("nowhere/at_all.txt", None, "'nowhere/at_all.txt'.*one of digits, "),
         ("", None, "no recipe ''"),
         ("mine.py", "x = 1", "mine.py.*get_config"),
-        ("mine.py", "def get_config(_): return {}", "mine.py.*dict.*PretrainConfig"),
+        ("mine.py", "def get_config(_): return {}", "mine.py.*PretrainConfig.*dict"),
         ("mine.py", f"def get_config(_): return dataclasses.replace({WRONG})", "config.global_batch='many'.*int"),
     ],
 )

@@ -1,8 +1,4 @@
-"""FLOPs of a forward pass by formula: an oracle for the count of a program.
-
-Matrix products count, as in papers: convolutions, patch embedding, query, key, value and output projections, QK^T and
-AV, both MLP layers, the head, and queries times the keys of relative positions. Norms, weight standardisation, softmax,
-GELU, pooling and biases do not.
+"""FLOPs of a forward pass by formula: an oracle for the count of a program. Matrix products count, as in papers.
 
 Legend: MAC multiply-accumulate = 2 FLOPs; N patches, S tokens a block sees, D width, M mlp_dim, K classes.
 """
@@ -14,14 +10,10 @@ from vit_jax.sharding import convolutions
 
 
 def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> int:
-    """Multiply-accumulates of one image's forward pass.
+    """Return the multiply-adds of one image's forward pass, as `models.flops.forward_macs`.
 
     For a ViT of ordinary blocks, with a linear head and no attention pooling:
     `N*P*P*3*D + L*(S*(4*D*D + 2*D*M) + 2*S*S*D) + D*K`.
-    Divided by 1e9 these are the "GFLOPs" of many tables; the paper and Scaling Vision Transformers count twice as many.
-
-    With `count_padding` a 3x3 or 7x7 convolution costs the same at the border as elsewhere, as in tables. Otherwise
-    multiplications with the zeros around the map are left out, as in XLA's cost analysis: 3.5 % of an R50x1.
     """
     a = architecture
     network = _resnet(a, count_padding) if a.has_resnet else 0
@@ -35,7 +27,17 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
 
 def _resnet(a: Architecture, count_padding: bool) -> int:
     units = (conv for unit in convolutions.residual_units(a) for conv in unit.convolutions)
-    return sum(conv.macs(count_padding=count_padding) for conv in (convolutions.root(a), *units))
+    return sum(convolution_macs(conv, count_padding) for conv in (convolutions.root(a), *units))
+
+
+def convolution_macs(conv: convolutions.Convolution, count_padding: bool) -> int:
+    """Padding is as large before the map as after it, or one less: as many taps meet zeros."""
+    taps = []
+    for length, num_outputs in zip(conv.size, conv.output_size, strict=True):
+        firsts = [output * conv.stride - conv.kernel // 2 for output in range(num_outputs)]
+        inside = sum(min(first + conv.kernel, length) - max(first, 0) for first in firsts)
+        taps.append(num_outputs * conv.kernel if count_padding else inside)
+    return math.prod(taps) * conv.inputs * conv.outputs
 
 
 def _block(a: Architecture) -> int:

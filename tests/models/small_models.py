@@ -40,3 +40,15 @@ def images(architecture, batch=2, seed=1):
 
 def size(tree):
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def layers_of(stacked, depth=2):
+    return [jax.tree.map(lambda leaf, layer=layer: leaf[layer], stacked) for layer in range(depth)]
+
+
+def embedded(model, x):
+    """Tokens before positions."""
+    tokens = model.embedding(x)
+    if model.class_token is None:
+        return tokens
+    return jnp.concatenate([jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens], 1)

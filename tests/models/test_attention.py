@@ -32,7 +32,7 @@ def projections(images, tokens, heads, head_dim, dtype):
     width = heads * head_dim
     arrays = [rng.normal(size=(images, tokens, width)) for _ in range(4)]
     bias = rng.normal(size=(3, width))
-    return Projections(*(jnp.asarray(x, dtype) for x in (*arrays[:3], bias))), jnp.asarray(arrays[3], dtype)
+    return [jnp.asarray(x, dtype) for x in (*arrays[:3], bias)], jnp.asarray(arrays[3], dtype)
 
 
 def results(form, operands, gradient, heads):
@@ -87,7 +87,7 @@ def test_heads_of_a_program(heads, head_dim, tokens, group):
 def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
     operands, _ = projections(1, 1025, 16, 88, "bfloat16")
     with pytest.raises(ValueError, match=r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"):
-        jax.eval_shape(lambda: CORES["pallas"](operands, 16))
+        jax.eval_shape(lambda: CORES["pallas"](Projections(*operands), 16))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import Place, apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import Place, apply, assert_same_up_to_rounding, embedded, filled, images, layers_of
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models import block as blocks
@@ -20,18 +20,6 @@ GRID = (2, 3)
 def small(**options):
     options = {"name": "ViT-mu/4", "depth": 2, "compute_dtype": "float32"} | options
     return build_architecture(ModelConfig(**options), image_size=(8, 12), num_classes=5)
-
-
-def layers_of(stacked, depth=2):
-    return [jax.tree.map(lambda leaf, layer=layer: leaf[layer], stacked) for layer in range(depth)]
-
-
-def embedded(model, x):
-    """Tokens before positions."""
-    tokens = model.embedding(x)
-    if model.class_token is None:
-        return tokens
-    return jnp.concatenate([jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens], 1)
 
 
 def heads(layer, x, num_heads=2):

@@ -68,7 +68,7 @@ def test_by_hand(function, macs):
 
 
 def test_a_product_in_a_loop_of_unknown_length_is_refused():
-    with pytest.raises(ValueError, match="while loop cannot be counted"):
+    with pytest.raises(ValueError, match="while loop of unknown length cannot be counted"):
         count_macs(repeated, SQUARE, 5)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import abstract, apply, filled, images
+from tests.models.small_models import abstract, apply, embedded, filled, images
 from vit_jax.config import ModelConfig, build_architecture, from_dict
 
 
@@ -95,8 +95,7 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     assert model.positions().shape == (1, 7, 32)
     assert model.encoder.blocks.novelty.shape == (3, 32, 32)
     output = apply(model, x, taps=("blocks",))
-    token_BSD = np.concatenate([np.broadcast_to(model.class_token[...], (2, 1, 32)), model.embedding(x)], 1)
-    token_BSD = token_BSD + model.positions()
+    token_BSD = embedded(model, x) + model.positions()
     for layer, (weights, gate) in enumerate(zip(model.encoder.blocks.novelty, model.encoder.blocks.gate, strict=True)):
         token_BSD = token_BSD + gate * np.tanh(token_BSD @ weights)
         np.testing.assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)

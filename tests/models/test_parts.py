@@ -57,7 +57,7 @@ def test_the_kernel_for_tpus_takes_rotary_positions():
     model = filled(EVERYTHING)
     kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
     logits = apply(model, images(EVERYTHING)).logits_BK
-    with placed_by(Place(platform="cpu", on_parts=lambda function, *_: function)):
+    with placed_by(Place(platform="cpu", on_shards=lambda function, *_: function)):
         other = apply(kernel, images(EVERYTHING)).logits_BK
     np.testing.assert_allclose(logits, other, rtol=0, atol=1e-5 * np.abs(logits).max())
 
@@ -127,7 +127,7 @@ def test_a_resnet_has_no_such_parts():
 
 
 def test_the_papers_network_has_no_parts():
-    assert SMALL.parts == {}
-    assert EVERYTHING.parts.keys() >= {"registers", "rope", "mlp", "norm"}
+    assert SMALL.components == {}
+    assert EVERYTHING.components.keys() >= {"registers", "rope", "mlp", "norm"}
     names = pytree.named_leaves(abstract(SMALL)).keys()
     assert not [name for name in names if "scale" in name.rpartition("/")[2] and "norm" not in name]

@@ -103,7 +103,7 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
     options = {"dtype": "bfloat16", "inputs": 64, "inner": 64} | options
-    with placed_by(Place(platform="tpu", device_kind=kind, on_parts=lambda function, *_: function)):
+    with placed_by(Place(platform="tpu", device_kind=kind, on_shards=lambda function, *_: function)):
         program = jax.make_jaxpr(lambda unit, x: unit(x))(
             unit(**options), jnp.zeros((1, size, size, options["inputs"]))
         )

@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import Place, abstract, apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import (
+    Place,
+    abstract,
+    apply,
+    assert_same_up_to_rounding,
+    embedded,
+    filled,
+    images,
+    layers_of,
+)
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models import build_model
@@ -62,10 +71,8 @@ def test_taps_are_the_blocks_one_after_the_other():
     architecture = small(head="mlp", remat="full", scan_unroll=2)
     model, x = filled(architecture), images(architecture)
     output = apply(model, x, taps=("blocks", "attention"))
-    tokens = np.concatenate([np.broadcast_to(model.class_token[...], (2, 1, 32)), model.embedding(x)], 1)
-    tokens, run_block = jnp.asarray(tokens + model.positions()), jax.jit(lambda block, x: block(x, 0.0, None))
-    for layer in range(2):
-        block = jax.tree.map(lambda leaf, layer=layer: leaf[layer], model.encoder.blocks)
+    tokens, run_block = embedded(model, x) + model.positions(), jax.jit(lambda block, x: block(x, 0.0, None))
+    for layer, block in enumerate(layers_of(model.encoder.blocks)):
         normed = np.float64(block.attention_norm(tokens))
         query, key = (
             (normed @ np.float64(project.kernel[...]) + project.bias[...]).reshape(*normed.shape[:2], 2, -1)

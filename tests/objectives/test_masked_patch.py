@@ -150,11 +150,11 @@ def test_networks_that_cannot_predict_patches():
     assert patch_outputs(ObjectiveConfig(loss="softmax"), (16, 16)) == 0
     assert patch_outputs(config, (16, 16)) == 16 * 512
     assert patch_outputs(dataclasses.replace(config, patch_target="pixels"), (16, 16)) == 768
-    with pytest.raises(ValueError, match="no 4x4 equal parts"):
+    with pytest.raises(ValueError, match="4x4 equal cells"):
         patch_outputs(config, (14, 14))
     for a in (HYBRID, RESNET, dataclasses.replace(VIT, head="mlp"), VIT):
         values = dataclasses.asdict(dataclasses.replace(a, patch_outputs=512, num_classes=0 if a is not VIT else 3))
-        with pytest.raises(ValueError, match="cannot predict masked patches"):
+        with pytest.raises(ValueError, match=r"must be a ViT without ResNet .* for masked patches"):
             read_architecture(values)
     one_patch = dataclasses.replace(PREDICTING, image_size=(4, 4))
     with pytest.raises(ValueError, match="have one patch"):

@@ -28,7 +28,7 @@ from vit_jax.train.layout import RESERVE, usable_bytes
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN, DEFAULTS = ROOT / "tests/golden/layouts.json", ROOT / "tests/golden/default_layouts.json"
 DEPTHS = (2, 4)
-OF_LAYERS = ("norm", "attention", "mlp", "dropout")  # parts of a step, of `plan.timeline.PARTS`
+OF_LAYERS = ("norm", "attention", "mlp", "dropout")  # phases of a step, of `plan.timeline.PHASES`
 OF_UPDATE = ("optimizer", "average", "metrics")
 NETWORKS = {
     "B/16": "configs/pretrain_imagenet1k.py:ViT-B/16",
@@ -48,13 +48,13 @@ class Layout:
     machine: str
     remat: str
     shared_by: int  # devices that share parameters; 1: replicated
-    parts: int  # micro-batches
+    micro_batches: int
     unrolled: bool
 
     @property
     def name(self) -> str:
         form = "unrolled" if self.unrolled else "loop"
-        return f"{self.network} {self.machine} {self.remat} {form} /{self.shared_by} x{self.parts}"
+        return f"{self.network} {self.machine} {self.remat} {form} /{self.shared_by} x{self.micro_batches}"
 
     def options(self, depth: int) -> list[str]:
         """Options of the command line."""
@@ -65,15 +65,15 @@ class Layout:
             "model.scan_unroll": depth if self.unrolled else 1,
             "sharding.parameters": "replicated" if self.shared_by == 1 else "fsdp",
             "sharding.num_replicas": None if self.shared_by == 1 else chips // self.shared_by,
-            "optimizer.accumulation_steps": self.parts,
+            "optimizer.accumulation_steps": self.micro_batches,
         }
         return [f"--config.{name}={value}" for name, value in values.items()]
 
 
 def parse(text: str) -> Layout:
     """Return the layout of this name."""
-    network, machine, remat, form, shared, parts = text.split()
-    return Layout(network, machine, remat, int(shared[1:]), int(parts[1:]), form == "unrolled")
+    network, machine, remat, form, shared, micro_batches = text.split()
+    return Layout(network, machine, remat, int(shared[1:]), int(micro_batches[1:]), form == "unrolled")
 
 
 def compiled(layout: Layout, depth: int) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def compiled(layout: Layout, depth: int) -> dict[str, Any]:
         "ms": None if line is None else 1e3 * line.seconds,
         "waits_ms": None if line is None else 1e3 * line.collective_seconds,
         "prefetch_ms": None if line is None else 1e3 * line.prefetch_seconds,
-        "parts_ms": None if line is None else {part: 1e3 * seconds for part, seconds in line.parts.items()},
+        "parts_ms": None if line is None else {phase: 1e3 * seconds for phase, seconds in line.phases.items()},
         "memory": None if plan.memory is None else {k: v / 2**30 for k, v in dataclasses.asdict(plan.memory).items()},
         "mfu": plan.totals.mfu if plan.totals else None,
         "cpu_s": time.process_time() - cpu,
@@ -228,7 +228,7 @@ def layouts_table() -> str:
 
 def _short(layout: Layout) -> str:
     shared = "replicated" if layout.shared_by == 1 else f"FSDP over {layout.shared_by}"
-    return f"{layout.remat}, {shared}, {layout.parts} part{'s' * (layout.parts > 1)}"
+    return f"{layout.remat}, {shared}, {layout.micro_batches} part{'s' * (layout.micro_batches > 1)}"
 
 
 if __name__ == "__main__":

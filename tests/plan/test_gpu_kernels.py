@@ -171,7 +171,7 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
     assert sizes == [(2 * (256 * 64 + 64 * 8), 8)]  # the complete arrays of both
     hidden = loop + 2 * price["product"]
     assert line.collective_seconds == pytest.approx(max(0, collective - hidden))
-    assert line.parts["mlp"] == pytest.approx(2 * (price["product"] + price["loop_slice_fusion"]))
+    assert line.phases["mlp"] == pytest.approx(2 * (price["product"] + price["loop_slice_fusion"]))
 
 
 def test_what_a_loop_fills_is_kept():

@@ -187,11 +187,11 @@ metadata={{op_name="jit(train_step)/{source}"}}
     assert line.seconds == pytest.approx(ENTRY + LOOP + branch * CYCLE)
 
 
-@pytest.mark.parametrize(("inside", "part"), [("optimizer/add", "optimizer"), ("metrics/add", "metrics")])
-def test_norms_in_one_fusion_with_the_update_count_as_the_update(inside, part):
+@pytest.mark.parametrize(("inside", "phase"), [("optimizer/add", "optimizer"), ("metrics/add", "metrics")])
+def test_norms_in_one_fusion_with_the_update_count_as_the_update(inside, phase):
     text = TEXT.replace("calls=%add, backend", 'calls=%add, metadata={op_name="metrics/reduce_sum"}, backend')
     text = text.replace("add(%a, %b)", f'add(%a, %b), metadata={{op_name="jit(train_step)/{inside}"}}')
-    assert timeline(text).parts[part] == pytest.approx(500 * CYCLE)
+    assert timeline(text).phases[phase] == pytest.approx(500 * CYCLE)
 
 
 KERNEL = TEXT.replace(

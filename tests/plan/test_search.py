@@ -8,7 +8,7 @@ from tests.plan import small_plans as small
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.plan import search as module
 from vit_jax.plan.dataset import JFT
-from vit_jax.plan.report import found_to_json, found_to_text
+from vit_jax.plan.report import result_to_json, result_to_text
 from vit_jax.plan.search import search
 from vit_jax.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of
@@ -18,12 +18,12 @@ H14 = "configs/pretrain_jft.py:ViT-H/14"
 
 
 @pytest.fixture(scope="module")
-def found():
+def result():
     return search(load_recipe(H14), parse_topology("v5e:8x8"), JFT, can_compile=False)
 
 
-def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(found):
-    configs = [c.config for c in found.candidates]
+def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
+    configs = [c.config for c in result.candidates]
     assert {config.model.remat for config in configs} == set(POLICIES)
     assert {config.sharding.parameters for config in configs} == {"replicated", "fsdp"}
     assert {config.sharding.num_model_shards for config in configs} == {1, 2, 4}
@@ -34,31 +34,32 @@ def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(found):
     assert steps["full"] <= steps["none"]
 
 
-def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(found):
-    fitting = [c for c in found.candidates if c.needed_bytes <= found.usable_bytes]
-    assert found.winner.fits
-    assert found.winner.step_seconds == min(c.step_seconds for c in fitting)
-    assert load_recipe(H14, found.overrides) == found.winner.config
-    text = found_to_text(found)
-    assert text.count(" | ") >= 3 * len(found.candidates)
-    assert "|                      | fastest that fits" in text  # nothing was compiled, so nothing stands there
-    assert f"add to the command: {' '.join(found.overrides)}" in text
-    assert len(found_to_json(found)["candidates"]) == len(found.candidates)
+def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(result):
+    fitting = [c for c in result.candidates if c.needed_bytes <= result.usable_bytes]
+    assert result.winner.fits
+    assert result.winner.step_seconds == min(c.step_seconds for c in fitting)
+    assert load_recipe(H14, result.overrides) == result.winner.config
+    text = result_to_text(result)
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()[: 1 + len(result.candidates)]]
+    assert {len(row) for row in rows} == {11}
+    assert [row[-3:] for row in rows].count(["", "", "fastest that fits"]) == 1, "nothing was compiled"
+    assert f"add to the command: {' '.join(result.overrides)}" in text
+    assert len(result_to_json(result)["candidates"]) == len(result.candidates)
 
 
 def test_nothing_fits():
     config = small.recipe("model.width=8192", "model.mlp_dim=32768", "model.depth=64", "global_batch=1")
-    found = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
-    assert found.winner is None
-    assert "Nothing fits" in found_to_text(found)
+    result = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
+    assert result.winner is None
+    assert "Nothing fits" in result_to_text(result)
 
 
 def test_other_batches_are_compared_by_image(monkeypatch):
     monkeypatch.setattr(module, "MODEL_SHARDS", (1,))
     config = small.recipe()
-    found = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False, other_batches=True)
-    assert {c.config.global_batch for c in found.candidates} == {8, 16, 32, 64, 128}
-    rates = [c.seconds_per_image for c in found.candidates]
+    result = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False, other_batches=True)
+    assert {c.config.global_batch for c in result.candidates} == {8, 16, 32, 64, 128}
+    rates = [c.seconds_per_image for c in result.candidates]
     assert rates == sorted(rates)
 
 
@@ -71,38 +72,38 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
         return dataclasses.replace(plan, config=config, memory=plan.memory if len(tried) in fitting else large)
 
     monkeypatch.setattr(module, "make_plan", compiled)
-    found = search(load_recipe(H14), parse_topology(topology), JFT, num_tries=num_tries)
-    return found, [next(c for c in found.candidates if c.config == config) for config in tried]
+    result = search(load_recipe(H14), parse_topology(topology), JFT, num_tries=num_tries)
+    return result, [next(c for c in result.candidates if c.config == config) for config in tried]
 
 
-def test_what_is_in_doubt_is_tried_last(monkeypatch, found):
-    found, order = search_compiled(monkeypatch, found.winner, "v5e:2x2", 1, set())
-    sure, limit = found.usable_bytes, 1.15 * found.usable_bytes
-    num_sure, num_tried = (sum(c.needed_bytes <= most for c in found.candidates) for most in (sure, limit))
-    assert num_sure < num_tried < len(found.candidates), "or this proves nothing"
+def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
+    result, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 1, set())
+    sure, limit = result.usable_bytes, 1.15 * result.usable_bytes
+    num_sure, num_tried = (sum(c.needed_bytes <= most for c in result.candidates) for most in (sure, limit))
+    assert num_sure < num_tried < len(result.candidates), "or this proves nothing"
     assert [c.needed_bytes <= sure for c in order] == [number < num_sure for number in range(num_tried)]
     assert max(c.needed_bytes for c in order) <= limit
-    assert found.winner is None
+    assert result.winner is None
 
 
 @pytest.mark.slow
-def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, found):
-    found, order = search_compiled(monkeypatch, found.winner, "v5e:16x16", 4, {3})
+def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, result):
+    result, order = search_compiled(monkeypatch, result.winner, "v5e:16x16", 4, {3})
     assert [c.config.model.remat for c in order] == ["none"] * 4
     assert [c.step_seconds for c in order] == sorted(c.step_seconds for c in order)
     assert ("fsdp", 16) in [(c.config.sharding.parameters, c.config.sharding.num_replicas) for c in order]
-    assert found.winner.config == order[2].config
-    _, order = search_compiled(monkeypatch, found.winner, "v5e:2x2", 20, set())
+    assert result.winner.config == order[2].config
+    _, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 20, set())
     policies = [c.config.model.remat for c in order if c.needed_bytes <= parse_topology("v5e:2x2").fabric.usable_bytes]
     assert policies[: policies.count("none")] == ["none"] * policies.count("none")
     assert {*policies} == {*POLICIES}
 
 
-def test_the_compiler_decides_between_the_best(monkeypatch, found):
-    found, order = search_compiled(monkeypatch, found.winner, "v100:2", 3, {2})
+def test_the_compiler_decides_between_the_best(monkeypatch, result):
+    result, order = search_compiled(monkeypatch, result.winner, "v100:2", 3, {2})
     assert len(order) == 3
-    assert found.winner.config == order[1].config
-    assert "does not fit" in found_to_text(found)
+    assert result.winner.config == order[1].config
+    assert "does not fit" in result_to_text(result)
 
 
 def test_own_code_cannot_be_ordered_by_arithmetic(monkeypatch):

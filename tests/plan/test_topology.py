@@ -40,21 +40,21 @@ def test_sizes(name, chips, hosts, device_kind):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5e", "KIND:SHAPE such as v5e:16x16"),
+        ("v5e", "must be KIND:SHAPE (v5e:16x16"),
         ("v5e:", "is not a machine"),
-        ("v5litepod-7", "or a type of Google Cloud, such as v5litepod-256"),
+        ("v5litepod-7", "or a type of Google Cloud (v5litepod-256)"),
         ("v5x:4x4", "Did you mean v5"),
         ("tpu:4x4", "Kinds: v4, v5e"),
         ("v5e:3x3", "one of 1x1, 2x2"),
         ("v5e:16x32", "8x16, 16x16"),
-        ("v5e:4x4x4", "a slice of v5e is one of"),
+        ("v5e:4x4x4", "a slice of v5e must be one of"),
         ("v4:4x4", "AxBxC with A <= B <= C"),
         ("v4:4x8x4", "AxBxC with A <= B <= C"),
         ("v4:4x4x6", "multiple of 4"),
         ("v4:16x16x20", "at most 4096 chips"),
-        ("h100:9", "N from 1 to 8"),
-        ("h100:2x4", "write h100:N"),
-        ("0*v5e:4x4", "use 1 or more"),
+        ("h100:9", "N with 1 to 8 GPUs"),
+        ("h100:2x4", "must be h100:N"),
+        ("0*v5e:4x4", "must be 1 or more"),
     ],
 )
 def test_names_that_are_none(name, message):

@@ -58,8 +58,8 @@ def test_options_are_those_of_the_chip():
 def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
     gpus = [dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3") for chip in slices(2)]
     assert build_mesh(gpus).devices.shape == (2, 4, 1)
-    with pytest.raises(ValueError, match="num_model_shards=8 does not divide the 4 devices of a slice"):
+    with pytest.raises(ValueError, match="num_model_shards=8: must divide the 4 devices of a slice"):
         build_mesh(gpus, ShardingConfig(num_model_shards=8))
-    with pytest.raises(ValueError, match="num_replicas=4 and the 6 slices"):
+    with pytest.raises(ValueError, match="num_replicas=4: must divide the 6 slices"):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))
     assert compiler_options(build_mesh(gpus)) is None

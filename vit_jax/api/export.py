@@ -18,7 +18,7 @@ from vit_jax.api.model import Model, to_probabilities
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, write_atomically
-from vit_jax.models.activations import placed_by
+from vit_jax.models.activations import F, placed_by
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of jax.export
@@ -121,7 +121,7 @@ class _AnyRuntime:
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         return activation
 
-    def on_parts(self, function: Callable[..., Any], *_: Any) -> Callable[..., Any]:
+    def on_shards(self, function: F, *_: Any) -> F:
         return function
 
 

@@ -44,7 +44,7 @@ class Plan(Recipe):
         from vit_jax.plan.aot import Executable
         from vit_jax.plan.dataset import choose_dataset
         from vit_jax.plan.estimate import make_plan
-        from vit_jax.plan.report import found_to_json, found_to_text, to_json, to_text
+        from vit_jax.plan.report import result_to_json, result_to_text, to_json, to_text
         from vit_jax.plan.search import search
         from vit_jax.plan.topology import parse_topology
 
@@ -53,7 +53,7 @@ class Plan(Recipe):
         sizes = {"num_examples": self.num_examples, "num_classes": self.num_classes}
         dataset = choose_dataset(self.config, config, **{name: size for name, size in sizes.items() if size})
         if self.search:
-            found = search(
+            layouts = search(
                 config,
                 topology,
                 dataset,
@@ -63,7 +63,8 @@ class Plan(Recipe):
                 can_compile=not self.arithmetic,
                 report=lambda text: print(text, file=sys.stderr, flush=True),
             )
-            print(json.dumps(found_to_json(found), indent=2) + "\n" if self.json else found_to_text(found), end="")
+            text = json.dumps(result_to_json(layouts), indent=2) + "\n" if self.json else result_to_text(layouts)
+            print(text, end="")
             return
         result = make_plan(config, topology, dataset, price_per_chip_hour=self.price, can_compile=not self.arithmetic)
         print(json.dumps(to_json(result), indent=2) + "\n" if self.json else to_text(result), end="")

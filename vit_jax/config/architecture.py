@@ -6,12 +6,23 @@ from typing import Any, Literal
 
 from vit_jax.config import schema, variants
 from vit_jax.config.parsing import from_dict
-from vit_jax.config.rules import Number, Part, Reference, out_of_range, reject, rules_of, without_effect
+from vit_jax.config.rules import (
+    Component,
+    Count,
+    Number,
+    Positive,
+    Reference,
+    Transformer,
+    out_of_range,
+    reject,
+    rules_of,
+    without_effect,
+)
 from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
-_PARTS = (
+_COMPONENTS = (
     *("class_tokens", "pool_num_heads", "registers", "position_tokens", "rope", "layer_scale", "mlp", "norm"),
     *("embedding_norm", "final_norm", "attention_norm", "patch_bias", "qkv_bias", "linear_bias"),
 )
@@ -21,8 +32,8 @@ Family = Literal["vit", "resnet", "hybrid"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """All numbers and forms of a network. Fields below `units` are as in `ModelConfig`."""
+class Architecture(schema.NetworkOptions):
+    """All numbers and forms of a network."""
 
     name: str
     family: Family = "vit"
@@ -30,64 +41,39 @@ class Architecture:
     patch_size: tuple[int, int]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
     num_classes: Number  # K, length of the logits; 0 for a network that ends in its features
     patch_outputs: Number = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
-    width: int  # D, length of the representation of an image
-    depth: int  # of the transformer, like mlp_dim and num_heads; 0 for a ResNet
-    mlp_dim: int
-    num_heads: int
+    width: Transformer[Count]  # D, length of the representation of an image
+    depth: Transformer[Count]  # of the transformer, like mlp_dim and num_heads; 0 for a ResNet
+    mlp_dim: Transformer[Count]
+    num_heads: Transformer[Count]
     units: tuple[int, ...] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone
     width_factor: float = 1.0  # multiplies all channels of the ResNet
-    network: Reference | None = None
-    block: schema.BlockForm | Reference | None = None
     pool: schema.Pool | Reference = "token"
-    position_embedding: schema.PositionEmbedding | Reference = "learned_1d"
-    position_layers: schema.PositionLayers = "stem"
-    position_stddev: float = 0.02
     head: schema.HeadForm | Reference = "linear"
-    head_bias_init: float = 0.0
-    dropout_fraction: float = 0.0
-    stochastic_depth_fraction: float = 0.0
-    gelu: schema.Gelu = "tanh"
-    layer_norm_epsilon: float = 1e-6
-    class_tokens: int | None = None
-    pool_num_heads: int | None = None
-    registers: int = 0
-    position_tokens: schema.PositionTokens = "all"
-    rope: schema.Rope | None = None
     rope_grid: tuple[int, int] | None = None  # rows and columns that "index" scales its places to; None: those it has
-    layer_scale: float | None = None
-    mlp: schema.MlpForm = "gelu"
-    norm: schema.NormForm = "layer"
-    embedding_norm: schema.EmbeddingNorm | None = None
-    final_norm: schema.FinalNorm = "tokens"
-    attention_norm: bool = False
-    patch_bias: bool = True
-    qkv_bias: schema.QkvBias = "all"
-    linear_bias: bool = True
     residual_unit: schema.UnitForm = "postactivation"
-    group_norm_epsilon: float = 1e-6
-    standardization_epsilon: float = 1e-5
+    group_norm_epsilon: Positive = 1e-6
+    standardization_epsilon: Positive = 1e-5
     standardization_epsilon_added_to: schema.AddedTo = "std"
     compute_dtype: schema.ComputeDtype = "float32"
     remat: schema.Policy = "none"  # never auto: `train.layout` decides that before anything is built
-    scan_unroll: int | None = None
-    attention: schema.AttentionForm = "auto"
 
     @property
-    def custom_parts(self) -> dict[str, str]:
-        """Parts that are references to the user's code, by field."""
+    def custom_components(self) -> dict[str, str]:
+        """References to user-defined components, by field."""
         fields = ("network", "block", "position_embedding", "pool", "head")
         return {field: getattr(self, field) for field in fields if is_reference(getattr(self, field))}
 
     @property
-    def parts(self) -> dict[str, Any]:
-        """Parts of current pre-trained ViTs that the paper's does not have, by field."""
-        found = {name: getattr(self, name) for name in _PARTS if getattr(self, name) != getattr(Architecture, name)}
-        return found | ({"gelu": "quick"} if self.gelu == "quick" else {})
+    def components(self) -> dict[str, Any]:
+        """Components of current pre-trained ViTs that the paper's does not have, by field."""
+        values = {name: getattr(self, name) for name in _COMPONENTS}
+        others = {name: value for name, value in values.items() if value != getattr(Architecture, name)}
+        return others | ({"gelu": "quick"} if self.gelu == "quick" else {})
 
     @property
     def is_standard(self) -> bool:
-        """Return True if no part is the user's code: formulas and other formats know the network."""
-        return not self.custom_parts
+        """Return True without user-defined components: formulas and other formats know the network."""
+        return not self.custom_components
 
     @property
     def scan_unroll_on_accelerators(self) -> int:
@@ -156,6 +142,15 @@ class Architecture:
         return self.width * pooled.get(self.pool, 1)
 
     @property
+    def block_attention(self) -> schema.AttentionForm:
+        """Requested form of attention in blocks.
+
+        No kernel computes relative positions. Kernels are for longer sequences than those of axial blocks.
+        """
+        has_xla_alone = self.position_embedding == "relative" or (self.block == "axial" and self.attention == "auto")
+        return "xla" if has_xla_alone else self.attention
+
+    @property
     def attention_lengths(self) -> tuple[int, ...]:
         """Tokens that each one sees in the attentions of a block: all; or those of its row, then of its column."""
         rows, columns = self.grid
@@ -188,7 +183,6 @@ def build_architecture(
     else:
         defaults |= vars(VIT_SIZES[name.size])
     defaults |= {field: value for field, value in vars(config).items() if value is not None}
-    defaults |= {"remat": _policy(config)}
     return _checked(
         Architecture(
             family=family,
@@ -198,14 +192,15 @@ def build_architecture(
             patch_size=patch_size,
             num_classes=num_classes,
             patch_outputs=patch_outputs,
-            **defaults,
+            **defaults | _execution(config),
         )
     )
 
 
-def _policy(config: ModelConfig | AdaptConfig) -> schema.Policy:
-    """Return the policy until a run on devices replaces `auto`."""
-    return "none" if config.remat == "auto" else config.remat
+def _execution(config: schema.ComputeOptions) -> dict[str, Any]:
+    """Return the options of computing; a run on devices replaces the policy of `auto`."""
+    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(schema.ComputeOptions)}
+    return options | ({"remat": "none"} if config.remat == "auto" else {})
 
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
@@ -224,9 +219,7 @@ def adapt_architecture(
     """
     if config.name is not None and (different := _different_numbers(a, config.name)):
         lines = "\n".join(f"  {field}: there {there}, {config.name} has {here}" for field, there, here in different)
-        raise ValueError(
-            f"config.model.name={config.name!r}, but the weights are of another network, {a.name}:\n{lines}"
-        )
+        raise ValueError(f"config.model.name={config.name!r}: must be the network of the weights, {a.name}:\n{lines}")
     dropout = config.dropout_fraction
     if dropout is None:
         published = FINETUNE_DROPOUT if a.head == "mlp" else {}
@@ -243,10 +236,7 @@ def adapt_architecture(
             head_bias_init=0.0,
             dropout_fraction=dropout,
             stochastic_depth_fraction=config.stochastic_depth_fraction,
-            compute_dtype=config.compute_dtype,
-            remat=_policy(config),
-            scan_unroll=config.scan_unroll,
-            attention=config.attention,
+            **_execution(config),
         ),
         drops_border=drops_border,
     )
@@ -255,13 +245,10 @@ def adapt_architecture(
 def at_image_size(
     a: Architecture, image_size: tuple[int, int], *, rope_rescale: bool = False, drops_border: bool = False
 ) -> Architecture:
-    """Return the same network for images of another height and width.
+    """Return the same network for images of another height and width in pixels.
 
-    Args:
-      a: the network.
-      image_size: in pixels.
-      rope_rescale: scale rotary positions that count patches to the grid of `a`.
-      drops_border: ignore pixels that no patch covers.
+    `rope_rescale` scales rotary positions that count patches to the grid of `a`; `drops_border` ignores pixels that no
+    patch covers.
 
     Raises:
       ValueError: patches do not divide the image size.
@@ -314,7 +301,7 @@ def _adapting_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
         yield f"model.head='zero_keep_hidden': has no effect on {a.name}, whose head has no hidden layer. Use zero."
 
 
-def _different_numbers(a: Architecture, name: str) -> list[tuple[str, Any, Any]]:
+def _different_numbers(a: Architecture, name: str) -> list[tuple[str, object, object]]:
     named = named_architecture(name)
     fields = ("family", "width", "depth", "mlp_dim", "num_heads", "patch_size", "units", "width_factor")
     return [(f, getattr(a, f), getattr(named, f)) for f in fields if getattr(a, f) != getattr(named, f)]
@@ -356,33 +343,28 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
             return (*name.units[: stages - 1], sum(name.units[stages - 1 :])), (1, 1)
         if height > 32 and height % 32 == 0:
             return name.units, (height // 32, height // 32)
-    raise ValueError(
-        f"model.name={text!r}: the number of a hybrid is its total downsampling: 4, 8, 16, 32 or a multiple of 32, "
-        "or an even number where the ResNet is the root alone."
-    )
+    allowed = "4, 8, 16, 32 or a multiple of 32, or an even number where the ResNet is the root alone"
+    raise ValueError(f"model.name={text!r}: the number of a hybrid is its total downsampling: must be {allowed}.")
 
 
 def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
     missing = {"vit": "ResNet", "resnet": "Transformer"}.get(family, "")
     for field in dataclasses.fields(ModelConfig):
         value, default = getattr(config, field.name), field.default
-        if Part(missing) in rules_of(ModelConfig)[field.name] and value != default:
+        if Component(missing) in rules_of(ModelConfig)[field.name] and value != default:
             place = f"on {config.name}, without a {missing}"
             yield f"model.{field.name}={value!r}: has no effect {place}. Leave it at {default!r}."
     yield from without_effect(config, config, "model.")
     if family == "resnet" and config.pool not in (None, "gap"):
         yield f"model.pool={config.pool!r}: must be gap for {config.name}. Use gap or None."
     if family == "hybrid" and config.residual_unit == "preactivation":
-        yield (
-            "model.residual_unit='preactivation': must be postactivation in a hybrid (ViT, sec. 4.1 and its released "
-            "code). Leave it at None."
-        )
+        yield "model.residual_unit='preactivation': must be postactivation in a hybrid (ViT, sec. 4.1). Use None."
 
 
 def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
-    skipped = () if a.has_transformer else (Part("Transformer"),)
-    rules = {name: rules for name, rules in rules_of(ModelConfig).items() if not {*skipped} & {*rules}}
-    reject(out_of_range(a, "model.", rules_of(Architecture) | rules), "")
+    skipped = () if a.has_transformer else (Component("Transformer"),)
+    rules = {name: rules for name, rules in rules_of(Architecture).items() if not {*skipped} & {*rules}}
+    reject(out_of_range(a, "model.", rules), "")
     reject(_problems(a, drops_border), "model.")
     return a
 
@@ -394,15 +376,11 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         "resnet": bool(a.units) and a.pool == "gap" and a.width == a.map_channels and a.patch_size == (1, 1),
     }
     if not fits[a.family] or min(a.units, default=1) < 1:
-        yield (
-            f"name={a.name!r}: units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and "
-            f"{a.residual_unit} units make no {a.family}."
-        )
+        numbers = f"units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and {a.residual_unit} units"
+        yield f"name={a.name!r}: {numbers} make no {a.family}."
     if a.has_resnet and (a.root_channels < NUM_GROUPS or a.root_channels % NUM_GROUPS):
-        yield (
-            f"name={a.name!r}: a width factor of {a.width_factor:g} makes {a.width_factor * ROOT_CHANNELS:g} "
-            f"channels; group norm needs a multiple of {NUM_GROUPS}: use a multiple of {NUM_GROUPS / ROOT_CHANNELS:g}."
-        )
+        step = NUM_GROUPS / ROOT_CHANNELS
+        yield f"name={a.name!r}: the width factor {a.width_factor:g} must be a multiple of {step:g}, for group norm."
     divisor = variants.resnet_downsampling(a.units) if a.family == "hybrid" else 1
     for axis, image, cells in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
         patch = cells * divisor
@@ -410,16 +388,11 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         if image < 1 or not is_covered:
             below = max(image, 0) // max(patch, 1) * patch
             sizes = f"{below} or {below + patch}" if below else str(patch)
-            yield (
-                f"name={a.name!r} has patches of {patch} pixels, which do not divide the image {axis} of "
-                f"{image}: use an input.image_size of {sizes}, or another patch size"
-                + (", or in fine-tuning model.uncovered_border=drop." if a.family == "vit" else ".")
-            )
+            drop = ", or in fine-tuning model.uncovered_border=drop" if a.family == "vit" else ""
+            rule = f"patches of {patch} pixels must divide the image {axis} of {image}"
+            yield f"name={a.name!r}: {rule}. Use an input.image_size of {sizes}, or another patch size{drop}."
     if a.patch_outputs and (a.num_classes or a.family != "vit" or a.head != "linear"):
-        yield (
-            f"name={a.name!r} cannot predict masked patches: that takes a ViT without ResNet, since one sees beyond a "
-            "patch, model.head=linear or None, and no classes."
-        )
+        yield f"name={a.name!r}: must be a ViT without ResNet and classes, with model.head=linear, for masked patches."
     if a.has_transformer and a.width % a.num_heads:
         yield f"width={a.width} is not divisible by model.num_heads={a.num_heads}."
     if a.position_embedding == "sincos2d" and a.width % 4:
@@ -427,8 +400,7 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.position_embedding == "learned_2d" and a.width % 2:
         yield f"position_embedding='learned_2d' needs an even width, not {a.width}."
     if a.block == "axial" and a.prefix_length:
-        token = "a class token or register"
-        yield f"pool={a.pool!r}: {token} has no place in the rows and columns of axial blocks: use gap or map."
+        yield f"pool={a.pool!r}: a class token or register has no place in axial blocks. Use gap or map."
     if a.pool_num_heads is not None and (a.pool != "map" or a.width % a.pool_num_heads):
         yield f"pool_num_heads={a.pool_num_heads}: must divide the width of {a.width}, and needs pool=map. Use None."
     if a.pool in ("token", "token_gap") and not a.num_class_tokens:
@@ -449,8 +421,8 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.position_layers == "every" and a.position_embedding == "sincos2d":
         yield "position_layers='every': sincos2d has no parameters, so that every block has the same: use 'shared'."
     if a.position_embedding == "relative" and is_reference(a.block):
-        yield f"position_embedding='relative' is a part of our own blocks' attention, not of {a.block}."
-    if a.position_embedding == "relative" and a.attention in ("pallas", "cudnn"):
+        yield f"position_embedding='relative' needs the built-in blocks' attention, not {a.block}."
+    if a.attention not in ("auto", a.block_attention):
         yield f"attention={a.attention!r} computes no relative positions: use auto or xla."
 
 

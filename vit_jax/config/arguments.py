@@ -1,4 +1,4 @@
-"""The part of `--config=FILE:ARGUMENT` after the colon: values by position and by name, rows of a table."""
+"""The argument of a recipe, `--config=FILE:ARGUMENT`: values by position and by name, rows of a table."""
 
 from collections.abc import Collection
 from typing import Any
@@ -15,16 +15,16 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     The type of a default (str, int, float, bool) is that of its value; "" keeps every default.
 
     Raises:
-      ValueError: unknown name, too many values, a name given twice, or a value of another type.
+      ValueError: unknown name, too many values, a name twice, or a value of another type.
     """
     values: dict[str, Any] = {}
     names, taken = list(defaults), ", ".join(defaults)
-    for position, part in enumerate(filter(None, (part.strip() for part in argument.split(",")))):
-        name, equals, text = part.partition("=")
+    for position, word in enumerate(filter(None, map(str.strip, argument.split(",")))):
+        name, equals, text = word.partition("=")
         if not equals:
             if position >= len(names):
-                raise ValueError(f"{part!r}: is one value too many. This recipe takes {taken}.")
-            name, text = names[position], part
+                raise ValueError(f"{word!r}: is one value too many. This recipe takes {taken}.")
+            name, text = names[position], word
         if name not in defaults:
             hint = did_you_mean(name, names)
             raise ValueError(f"{name!r}: must be an argument of the recipe.{hint} It takes {taken}.")
@@ -45,21 +45,19 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
     """
     chosen = parse_argument(argument, model=next(iter(rows))[0], epochs=0)
     model, epochs = chosen["model"], chosen["epochs"]
-    found = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        lengths = " or ".join(f"epochs={epochs}" for _, epochs in found)
+    matches = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        lengths = " or ".join(f"epochs={epochs}" for _, epochs in matches)
         raise ValueError(f"model={model}: must have a length, as the paper has several. Add {lengths}.")
     known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
-    raise ValueError(
-        f"{model}{f',epochs={epochs}' if epochs else ''}: must be a row of the paper's table: {known}. For another run "
-        "override --config.model.name or --config.total of the nearest row."
-    )
+    row = f"{model},epochs={epochs}" if epochs else model
+    raise ValueError(f"{row}: must be a row of the paper's table: {known}. Or override --config.model.name, total.")
 
 
-def _is_same_model(known: str, given: str) -> bool:
+def _is_same_model(known: str, name: str) -> bool:
     try:
-        return parse_name(given) == parse_name(known)
+        return parse_name(name) == parse_name(known)
     except ValueError:  # not a name of a model
         return False

@@ -1,7 +1,7 @@
 """Checks of a config, and its lengths in steps. `architecture._problems` has the checks of the network's fields.
 
-`load` has checked names and types. `validate` needs the config alone, once for a run, before data are opened; `resolve`
-the size of the dataset and the number of devices; `require_fit` the network; `require_labels` the kind of labels.
+`validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit` the network,
+`require_labels` the kind of labels.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from vit_jax.config.schema import (
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
+    PhaseConfig,
     PretrainConfig,
     RunConfig,
     ScheduleConfig,
@@ -63,7 +64,7 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """An earlier part of a run, with its sizes."""
+    """An earlier phase of a run, with its sizes."""
 
     last_step: int
     image_size: tuple[int, int]
@@ -109,7 +110,6 @@ def validate(config: RunConfig) -> None:
         _wrong_optimizer(config),
         _wrong_schedule(config.schedule),
         _wrong_evaluations(config),
-        _wrong_phases(config),
         _wrong_start(config),
     )
     reject(itertools.chain.from_iterable(checks))
@@ -137,10 +137,7 @@ def require_fit(config: RunConfig, a: Architecture, platform: str) -> None:
 def require_labels(config: RunConfig, *, is_multilabel: bool, frozen: Mapping[str, bool]) -> None:
     """Check values that are for single-label or for multi-label data alone.
 
-    Args:
-      config: as loaded.
-      is_multilabel: an image of the training split may have several labels.
-      frozen: the same of the data of each evaluator on frozen features, by its name.
+    `is_multilabel` is of the training split, `frozen` of the data of each evaluator on frozen features, by its name.
 
     Raises:
       ValueError: a value does not suit the data.
@@ -184,65 +181,52 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
     return steps
 
 
+def _phases_by_name(config: RunConfig) -> Mapping[str, PhaseConfig]:
+    return config.phases if isinstance(config, PretrainConfig) else {}
+
+
 def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
-    """Return the earlier parts of a run, in order; a fraction is of `config.total`, in its unit."""
+    """Return the earlier phases of a run, in order; a fraction is of `config.total`, in its unit."""
     phases: list[Phase] = []
     total, unit = parse_duration(config.total)
-    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
+    for name, phase in _phases_by_name(config).items():
         value, own_unit = parse_duration(phase.until)
         until = f"{value * total} {unit}" if own_unit == "fraction" and unit != "fraction" else phase.until
         before = tuple((earlier.last_step, earlier.global_batch) for earlier in phases)
         batch, first = phase.global_batch or config.global_batch, before[-1][0] if before else 0
         last = dataclasses.replace(clock, global_batch=batch, earlier=before).to_steps(until)
         if last <= first:
-            raise ValueError(
-                f"config.phases.{name}.until={phase.until!r}: is step {last}, and must be after step {first}, at which "
-                "it begins. Give phases in order."
-            )
+            field = f"config.phases.{name}.until={phase.until!r}"
+            raise ValueError(f"{field}: must be after step {first}, and is step {last}. Give phases in order.")
         phases.append(Phase(last, phase.image_size or config.input.image_size, batch))
     return tuple(phases)
 
 
 def _too_large(config: RunConfig, num_examples: int) -> str:
     """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
-    if config.global_batch <= num_examples:
-        return ""
-    return (
-        f"global_batch={config.global_batch}: must be at most the {num_examples} training images for these "
-        f"lengths, since an epoch is less than one step. Use {num_examples} or less."
-    )
+    rule = f"must be at most the {num_examples} training images, or lengths in epochs are less than one step"
+    return f"global_batch={config.global_batch}: {rule}." if config.global_batch > num_examples else ""
 
 
 def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
-    schedule, start = config.schedule, config.logging.profile_start_step
-    if steps.phases and steps.phases[-1].last_step >= steps.total:
-        yield (
-            f"phases: the last one ends at step {steps.phases[-1].last_step} of {steps.total}: must end before the run "
-            "does. Shorten it."
-        )
-    if steps.warmup >= steps.total:
-        yield (
-            f"schedule.warmup={schedule.warmup!r} is {steps.warmup} of {steps.total} steps: must end before the run "
-            "does. Shorten it, or lengthen config.total."
-        )
-    if schedule.decay == "wsd" and not 1 <= steps.cooldown <= steps.total - steps.warmup:
-        yield (
-            f"schedule.cooldown={schedule.cooldown!r} is {steps.cooldown} of {steps.total} steps: must be 1 to "
-            f"{steps.total - steps.warmup}, the steps after the warm-up. Choose another length."
-        )
+    schedule, polyak, start = config.schedule, config.polyak, config.logging.profile_start_step
+    after_warmup, drops = steps.total - steps.warmup, schedule.drop_at_fraction
+    if steps.phases and (last := steps.phases[-1].last_step) >= steps.total:
+        yield f"phases: must end before the run, and the last one ends at step {last} of {steps.total}. Shorten it."
+    if after_warmup <= 0:
+        share = f"{steps.warmup} of {steps.total} steps"
+        yield f"schedule.warmup={schedule.warmup!r}: is {share} and must end before the run. Shorten it."
+    if schedule.decay == "wsd" and not 1 <= steps.cooldown <= after_warmup:
+        share = f"{steps.cooldown} of {steps.total} steps"
+        yield f"schedule.cooldown={schedule.cooldown!r}: is {share} and must be 1 to {after_warmup}, after the warm-up."
     if schedule.decay == "rsqrt" and steps.timescale < 1:
         yield f"schedule.timescale={schedule.timescale!r}: must be at least 1 step for rsqrt."
-    if config.polyak.factor is not None and steps.polyak_start >= steps.total:
-        yield (
-            f"polyak.start={config.polyak.start!r} is step {steps.polyak_start} of {steps.total}: must be before the "
-            "end. Start earlier, or set config.polyak.factor=None."
-        )
-    first_drop = round(schedule.drop_at_fraction[0] * steps.total)
-    if schedule.decay == "staircase" and first_drop < steps.warmup:
-        yield (
-            f"schedule.drop_at_fraction={schedule.drop_at_fraction}: must be after the warm-up, and step {first_drop} "
-            f"is before its end at step {steps.warmup}. Shorten the warm-up, or drop later."
-        )
+    if polyak.factor is not None and steps.polyak_start >= steps.total:
+        step = f"step {steps.polyak_start} of {steps.total}"
+        yield f"polyak.start={polyak.start!r}: is {step} and must be before the end. Or set polyak.factor=None."
+    if schedule.decay == "staircase" and (first := round(drops[0] * steps.total)) < steps.warmup:
+        rule = f"must be after the warm-up, and step {first} is before its end at step {steps.warmup}"
+        yield f"schedule.drop_at_fraction={drops}: {rule}. Shorten the warm-up, or drop later."
     if start is not None and not 1 <= start <= steps.total:
         yield f"logging.profile_start_step={start}: must be a step of the run, 1 to {steps.total}."
     evaluators = {f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()}
@@ -259,29 +243,22 @@ def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     every = min(of_metric, default=steps.evaluate_every)
     num_evaluations = -(-steps.total // every)
     if patience is not None and num_evaluations < patience + 2:
-        yield (
-            f"stop_early.patience={patience}: must be at most {num_evaluations - 2}, for {num_evaluations} evaluations "
-            f"of {metric}, one every {every} of {steps.total} steps. Evaluate more often, or lower the patience."
-        )
+        evaluations = f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps"
+        yield f"stop_early.patience={patience}: must be at most {num_evaluations - 2}, for {evaluations}."
 
 
 def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
     replicas, shards = config.sharding.num_replicas or 1, config.sharding.num_model_shards
     if num_devices % (replicas * shards):
-        yield (
-            f"sharding: num_replicas={replicas} x num_model_shards={shards} must divide the {num_devices} device(s). "
-            "Choose divisors."
-        )
+        mesh = f"num_replicas={replicas} x num_model_shards={shards}"
+        yield f"sharding: {mesh} must divide the {num_devices} device(s). Choose divisors."
     accumulation = config.optimizer.accumulation_steps or 1
     shares = num_devices // shards  # model shards see the same examples
-    batches = {"global_batch": (config.global_batch, shares * accumulation)}
-    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
-        if phase.global_batch is not None:
-            batches[f"phases.{name}.global_batch"] = (phase.global_batch, shares * accumulation)
-    if config.evaluation.global_batch is not None:
-        batches["evaluation.global_batch"] = (config.evaluation.global_batch, shares)
-    for name, (batch, divisor) in batches.items():
-        if batch % divisor:
+    training: dict[str, int | None] = {"global_batch": config.global_batch}
+    training |= {f"phases.{name}.global_batch": phase.global_batch for name, phase in _phases_by_name(config).items()}
+    batches = [(name, batch, shares * accumulation) for name, batch in training.items()]
+    for name, batch, divisor in (*batches, ("evaluation.global_batch", config.evaluation.global_batch, shares)):
+        if batch is not None and batch % divisor:
             below = batch // divisor * divisor
             allowed = f"{below} or {below + divisor}" if below else str(divisor)
             over = f"{num_devices} device(s)" + (f" / {shards} model shards" if shards > 1 else "")
@@ -327,10 +304,7 @@ def is_value_range(value: Any) -> bool:
 
 def _wrong_input(config: InputConfig) -> Iterator[str]:
     if config.train_split == config.test_split:
-        yield (
-            f"input.train_split and config.input.test_split are both {config.test_split!r}: the run would be tested on "
-            "the images it trains on. Name two different splits."
-        )
+        yield f"input.test_split={config.test_split!r}: must differ from train_split. Name another split."
     low, high = config.crop_area_fraction
     if not 0 < low <= high <= 1:
         yield f"input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1."
@@ -340,25 +314,18 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
         yield "input.shift_pixels=0: must be at least 1 with train_crop='shift'. Use 4, or another train_crop."
     per_class = config.train_examples_per_class
     if config.train_examples is not None and per_class is not None:
-        yield (
-            f"input.train_examples={config.train_examples}: must be None with train_examples_per_class={per_class}. "
-            "Set one of them."
-        )
+        yield f"input.train_examples={config.train_examples}: must be None with train_examples_per_class={per_class}."
     pixels, side = config.train_resize_pixels, max(config.image_size)
     if config.train_crop in ("resize", "resize_short_side") and (pixels is None or pixels < side):
-        yield (
-            f"input.train_resize_pixels={pixels}: must be at least {side}, to crop {config.image_size}, with "
-            f"train_crop={config.train_crop!r}. Use {side * 8 // 7}."
-        )
+        rule = f"must be at least {side} with train_crop={config.train_crop!r}"
+        yield f"input.train_resize_pixels={pixels}: {rule}. Use {side * 8 // 7}."
 
 
 def _wrong_objective(config: RunConfig) -> Iterator[str]:
     objective, shares = config.objective, config.objective.corruption_shares
-    if objective.loss == "bce" and objective.label_smoothing_fraction:
-        yield (
-            f"objective.label_smoothing_fraction={objective.label_smoothing_fraction}: must be 0 for loss='bce', which "
-            "would take all classes for present. Use loss='sigmoid'."
-        )
+    if objective.loss == "bce" and (smoothing := objective.label_smoothing_fraction):
+        rule = "must be 0 for loss='bce', which would take all classes for present"
+        yield f"objective.label_smoothing_fraction={smoothing}: {rule}. Use loss='sigmoid'."
     if objective.kind != "masked_patch":
         return
     if isinstance(config, FinetuneConfig):
@@ -376,10 +343,8 @@ def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
     searches = isinstance(config, FinetuneConfig) and config.search.learning_rates
     has_rate = config.schedule.learning_rate or searches
     if optimizer.weight_decay_meaning == "big_vision" and optimizer.weight_decay and not has_rate:
-        yield (
-            "optimizer.weight_decay_meaning='big_vision': must have a positive peak learning rate, by which it "
-            "divides. Set schedule.learning_rate, or weight_decay=0."
-        )
+        rule = "must have a positive learning rate, by which it divides"
+        yield f"optimizer.weight_decay_meaning='big_vision': {rule}. Set schedule.learning_rate, or weight_decay=0."
     if optimizer.lora_rank is not None and not isinstance(config, FinetuneConfig):
         yield f"optimizer.lora_rank={optimizer.lora_rank}: must be fine-tuning. Use `vit-jax finetune`, or None."
     if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
@@ -418,10 +383,7 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     for name, evaluator in config.evaluation.evaluators.items():
         field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
-            yield (
-                f"{field}: must be a prefix of results. Use letters, digits and _, and neither test, validation nor "
-                "train."
-            )
+            yield f"{field}: must be a prefix of results: letters, digits and _, but not test, validation or train."
         if evaluator.kind in FROZEN_ARGUMENTS:
             yield from _wrong_arguments(field, evaluator)
             train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
@@ -448,33 +410,25 @@ def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
     return (f"{number}{result}" for number in config.numbers)
 
 
-def _wrong_phases(config: RunConfig) -> Iterator[str]:
-    for name, phase in config.phases.items() if isinstance(config, PretrainConfig) else ():
-        if phase.image_size is None and phase.global_batch is None:
-            yield f"phases.{name}: has no effect. Set its image_size or global_batch."
-
-
 def _wrong_start(config: RunConfig) -> Iterator[str]:
-    """Check the start of a run: weights and their code, learning rate."""
+    """Check the start of a run: weights and their code, learning rate, phases."""
     try:
         allowed_code(config.allow_code)
     except ValueError as error:
         yield str(error)
+    for name, phase in _phases_by_name(config).items():
+        if phase.image_size is None and phase.global_batch is None:
+            yield f"phases.{name}: has no effect. Set its image_size or global_batch."
     if not isinstance(config, FinetuneConfig):
         if config.init_from is not None and config.resume_from is not None:
-            yield (
-                "init_from and config.resume_from are both set: the first starts at step 0 with the weights of another "
-                "run, the second continues it. Choose one."
-            )
+            yield f"init_from={config.init_from!r}: must be None with resume_from, which continues a run. Choose one."
         return
     rate, rates = config.schedule.learning_rate, config.search.learning_rates
     if not rates and not rate:
         yield "schedule.learning_rate=0.0: must be positive. Set it, or config.search.learning_rates to search."
     if rates and rate:
-        yield (
-            f"schedule.learning_rate={rate}: must be 0 with config.search.learning_rates={rates}, to search. Set it to "
-            "0, or add --config.search.learning_rates= (empty)."
-        )
+        rule = f"must be 0 with config.search.learning_rates={rates}"
+        yield f"schedule.learning_rate={rate}: {rule}. Use 0, or add --config.search.learning_rates= (empty)."
     if len(set(rates)) != len(rates):
         yield f"search.learning_rates={rates}: must differ from each other."
     if rates and not 0 < (fraction := config.search.validation_fraction) < 1:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.config.rules import Part, Range, When, default_of_field, rules_in
+from vit_jax.config.rules import Component, Range, When, default_of_field, rules_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Section:
 def read_sections() -> list[Section]:
     """Return every section of a run, in the order of the schema."""
     nodes = {node.name: node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef)}
-    runs = (schema._AnyRun, schema.PretrainConfig, schema.FinetuneConfig)
+    runs = (schema.PretrainConfig, schema.FinetuneConfig)
     prefixes = {kind: prefix for run in runs for kind, prefix in _prefixes(run, "")}
     return [
         Section(
@@ -66,22 +66,21 @@ def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
     fields = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
     for name, text in describe_fields(node).items():
         rules, default = [*rules_in(hints[name])], fields[name]
-        part = next((f"{rule.name}: " for rule in rules if isinstance(rule, Part)), "")
-        if part and not text[:2].isupper():  # "MLP of each block"
+        component = next((f"{rule.name}: " for rule in rules if isinstance(rule, Component)), "")
+        if component and not text[:2].isupper():  # "MLP of each block"
             text = text[0].lower() + text[1:]
         needed = " and ".join(rule.needed() for rule in rules if isinstance(rule, When))
         if default is dataclasses.MISSING:
             shown = None
         else:
             shown = f"{type(default).__name__}()" if dataclasses.is_dataclass(default) else repr(default)
-        yield Field(name, _spelled(hints[name]), shown, f"{part}{text}{needed and f' Needs {needed}.'}")
+        yield Field(name, _spelled(hints[name]), shown, f"{component}{text}{needed and f' Needs {needed}.'}")
 
 
 def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
-    """Yield a section and all sections inside it, each with the prefix of its fields."""
-    yield kind, prefix
-    for name in vars(kind).get("__annotations__", {}):
-        hint = typing.get_type_hints(kind)[name]
+    """Yield a section, its base classes and all sections inside it, each with the prefix of its fields."""
+    yield from ((base, prefix) for base in kind.__mro__ if dataclasses.is_dataclass(base))
+    for name, hint in typing.get_type_hints(kind).items():
         is_mapping = typing.get_origin(hint) is Mapping
         for section in typing.get_args(hint) or (hint,):
             if dataclasses.is_dataclass(section):

@@ -1,7 +1,7 @@
 """Parsing of recipe files and command-line overrides into a frozen config, and its text form.
 
-A recipe's `get_config(argument)` returns one of the schema's dataclasses. Overrides of scalar fields go through
-ml_collections' config_flags; the type of a field checks values of the command line, of Python and of JSON.
+A recipe returns one of the dataclasses of the schema. The type of a field parses words of the command
+line, and checks values of these, of Python and of JSON.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from vit_jax.config import schema
 from vit_jax.config.recipes import names_in
-from vit_jax.config.rules import Reference, parse_duration
+from vit_jax.config.rules import Reference, parse_duration, reject
 from vit_jax.config.synonyms import absent, fields_meant, meant_value
 from vit_jax.files import shortened
 from vit_jax.references import is_reference
@@ -27,25 +27,24 @@ _MOST_SHOWN = 200  # characters of a value in a message
 
 
 def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
-    """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64".
+    """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64"; later ones win.
 
     Args:
-      specification: path of a Python file that defines `get_config(argument: str)`, absolute or relative to the
-        working directory or to the project, or the name of a recipe that comes with vit_jax ("digits"); after a colon,
-        the recipe's argument.
-      overrides: `--config.section.field=value`, in any order; later ones win.
+      specification: path of a Python file that defines `get_config(argument: str)`, relative to the working directory
+        or the project, or the name of an installed recipe ("digits"); after a colon, the recipe's argument.
+      overrides: `--config.section.field=value`.
 
     Returns:
       A frozen dataclass of `schema`, every field checked for name and type.
 
     Raises:
-      ValueError: missing file, unknown field (the one that is meant is named), or a value of the wrong type.
+      ValueError: missing file, unknown field, or a value of the wrong type.
     """
     path, _, argument = specification.partition(":")
     config = names_in(path)["get_config"](argument)
     if not dataclasses.is_dataclass(config):
         raise ValueError(
-            f"{path}: get_config returned {type(config).__name__}, not a dataclass such as PretrainConfig."
+            f"{path}: get_config must return a config such as PretrainConfig, not {type(config).__name__}."
         )
     values = to_dict(config)
     for override in overrides:
@@ -99,12 +98,10 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     hints = typing.get_type_hints(kind)
     if not isinstance(values, Mapping):
-        first = f"{prefix}{next(iter(hints))}"
-        raise ValueError(
-            f"config.{prefix.rstrip('.')}={values!r}: must be a section of fields, such as config.{first}."
-        )
-    for name in sorted(values.keys() - hints.keys()):
-        raise ValueError(_unknown(prefix + name, [prefix + known for known in hints]))
+        first = f"config.{prefix}{next(iter(kind.__annotations__))}"
+        raise ValueError(f"config.{prefix.rstrip('.')}={values!r}: must be a section of fields, such as {first}.")
+    known = [prefix + name for name in hints]
+    reject((_unknown(prefix + name, known) for name in sorted(values.keys() - hints.keys())), "")
     absent = [field for field in dataclasses.fields(kind) if field.name not in values]  # type: ignore[arg-type]
     missing = [prefix + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]
     if missing:
@@ -116,20 +113,20 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     """Set the value of an override in the nested dictionaries of a config of this kind."""
     name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
     *sections, field = name.split(".")
-    hint: Any = kind
+    hint: object = kind
     for section in sections:
         hint = _hint_inside(hint, section, name, kind)
         values = values.setdefault(section, {})
     hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
-        first = next(iter(typing.get_type_hints(hint))) if dataclasses.is_dataclass(hint) else "NAME"
+        first = next(iter(hint.__annotations__)) if dataclasses.is_dataclass(hint) else "NAME"
         raise ValueError(f"config.{name}: must not be set, as a section. Set a field, as config.{name}.{first}={text}.")
     if not equals:
         raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")
-    values[field] = _parse_override(text, hint)
+    values[field] = parse_text(text, hint)
 
 
-def _hint_inside(hint: Any, field: str, name: str, kind: type) -> Any:
+def _hint_inside(hint: object, field: str, name: str, kind: type) -> object:
     """Return the type of a field of a dataclass, or of every value of a mapping."""
     if _is_mapping(hint):
         return typing.get_args(hint)[1]
@@ -156,7 +153,7 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"There is no field {name!r} in the config. {hint}"
 
 
-def parse_text(text: str, hint: Any) -> Any:
+def parse_text(text: str, hint: object) -> object:
     """Return a word of the command line in a type, or unchanged where `check_value` rejects it.
 
     "None" unsets a field that may be unset. A value of any type is written as in Python; all other words are text.
@@ -177,50 +174,29 @@ def parse_text(text: str, hint: Any) -> Any:
     return text
 
 
-def _parse_override(text: str, hint: Any) -> Any:
-    """Return the value of an override as ml_collections' config_flags parse it, else as `parse_text` does."""
-    if hint is Any or _is_list(hint) or (text == "None" and type(None) in _options(hint)):
-        return parse_text(text, hint)
-    from absl import flags  # here alone: other options and configs made in Python need neither
-    from ml_collections import config_dict, config_flags
-
-    reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
-    arguments, parsed = ["vit-jax", f"--config.value={text}"], config_dict.ConfigDict({"value": reference})
-    flag_values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", parsed, flag_values=flag_values, sys_argv=arguments)
-    try:
-        flag_values(arguments)
-    except (flags.Error, TypeError, ValueError):
-        return parse_text(text, hint)
-    return parsed.value
-
-
-def _plain_type(hint: Any) -> Any:
+def _plain_type(hint: object) -> object:
     kind = next(option for option in _options(hint) if option is not type(None))
     kind = type(typing.get_args(kind)[0]) if typing.get_origin(kind) is typing.Literal else kind
     return str if isinstance(kind, typing.NewType) else typing.get_origin(kind) or kind
 
 
-def _options(hint: Any) -> tuple[Any, ...]:
+def _options(hint: object) -> tuple[object, ...]:
     """Return the members of a union; of any other type, itself."""
     return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _is_mapping(hint: Any) -> bool:
+def _is_mapping(hint: object) -> bool:
     return typing.get_origin(hint) is Mapping
 
 
-def _is_list(hint: Any) -> bool:  # a tuple of any length
+def _is_list(hint: object) -> bool:  # a tuple of any length
     return typing.get_origin(hint) is tuple and typing.get_args(hint)[-1] is Ellipsis
 
 
-def check_value(name: str, value: Any, hint: Any) -> Any:
+def check_value(name: str, value: Any, hint: object) -> Any:
     """Return a value in the type of its field, converting int to float, list to tuple, one size to height and width.
 
-    Args:
-      name: of the field, for the error: "config.seed", "--steps".
-      value: as Python, JSON or `parse_text` have it.
-      hint: type of the field.
+    `value` is as Python, JSON or `parse_text` have it; `name` is for the error: "config.seed", "--steps".
 
     Raises:
       ValueError: the value is not of this type.
@@ -232,7 +208,7 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         return from_dict(typing.cast(type, hint), values, f"{name.removeprefix('config.')}.")
     if _is_mapping(hint) and isinstance(value, Mapping):
         return {key: check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
-    options, meant = _options(hint), ""
+    options, rule, meant = _options(hint), "", ""
     if value is None and type(None) in options:
         return None
     if schema.Duration in options and isinstance(value, str):
@@ -243,7 +219,8 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
         return value
     if Reference in options and is_reference(value):
         return value
-    option = next((one for one in options if typing.get_origin(one) is typing.Literal), _first(options))
+    set_options = [option for option in options if option is not type(None)]
+    option = next((one for one in set_options if typing.get_origin(one) is typing.Literal), set_options[0])
     kinds = typing.get_args(option)
     if typing.get_origin(option) is typing.Literal:
         if value in kinds:
@@ -260,28 +237,18 @@ def check_value(name: str, value: Any, hint: Any) -> Any:
     elif option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if abs(value) <= sys.float_info.max:  # not whole numbers that no float can hold
             return float(value)
-        raise ValueError(f"{name}={_shown(value)}: must be finite.")
+        rule = "finite"
     elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
         return value
-    raise ValueError(f"{name}={_shown(value)}: must be {_describe(hint)}.{meant}")
+    raise ValueError(f"{name}={shortened(repr(value), _MOST_SHOWN)}: must be {rule or _describe(hint)}.{meant}")
 
 
-def _first(options: tuple[Any, ...]) -> Any:
-    return next(option for option in options if option is not type(None))
-
-
-def _shown(value: Any) -> str:
-    """Return a value of a file as it can be printed: of bounded length."""
-    return shortened(repr(value), _MOST_SHOWN)
-
-
-def _check_plain(name: str, value: Any) -> Any:
+def _check_plain(name: str, value: object) -> object:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"{name}={value!r}: must be numbers, text, True, False, None, or tuples of these, for config.json."
-        ) from None
+        allowed = "numbers, text, True, False, None, or tuples of these, for config.json"
+        raise ValueError(f"{name}={value!r}: must be {allowed}.") from None
     return value
 
 

@@ -30,24 +30,24 @@ class Recipe:
 
 def list_recipes() -> list[Recipe]:
     """Return all recipes that are installed, by name."""
-    recipes = []
-    for name, file in sorted(recipe_files().items()):
-        names = names_in(str(file))
-        description = inspect.cleandoc(names.get("__doc__") or "").partition("\n\n")[0]
-        form = (names["get_config"].__doc__ or "").strip().partition("\n\n")[0].removeprefix("Argument: ")
-        tables = {table: names[table] for table in re.findall(r"`(\w+)`", form) if table in names}
-        config = names["get_config"]("")
-        recipe = Recipe(
-            name=name,
-            description=" ".join(description.split()),
-            verb="finetune" if isinstance(config, schema.FinetuneConfig) else "pretrain",
-            argument=" ".join(form.split()),
-            choices={table: tuple(map(_as_argument, rows)) for table, rows in tables.items()},
-            data=config.data,
-            total=config.total,
-        )
-        recipes.append(recipe)
-    return recipes
+    return [_describe(name, file) for name, file in sorted(recipe_files().items())]
+
+
+def _describe(name: str, file: pathlib.Path) -> Recipe:
+    names = names_in(str(file))
+    description = inspect.cleandoc(names.get("__doc__") or "").partition("\n\n")[0]
+    form = (names["get_config"].__doc__ or "").strip().partition("\n\n")[0].removeprefix("Argument: ")
+    tables = {table: names[table] for table in re.findall(r"`(\w+)`", form) if table in names}
+    config = names["get_config"]("")
+    return Recipe(
+        name=name,
+        description=" ".join(description.split()),
+        verb="finetune" if isinstance(config, schema.FinetuneConfig) else "pretrain",
+        argument=" ".join(form.split()),
+        choices={table: tuple(map(_as_argument, rows)) for table, rows in tables.items()},
+        data=config.data,
+        total=config.total,
+    )
 
 
 def recipe_files() -> dict[str, pathlib.Path]:
@@ -75,11 +75,9 @@ def _find(path: str) -> pathlib.Path:
             return candidate
     known = sorted(recipe_files())
     hint = did_you_mean(pathlib.Path(path).stem, known, "{}")
-    raise ValueError(
-        f"There is no recipe {path!r}.{hint} Give the path of a file, or one of {', '.join(known) or 'none'}."
-    )
+    raise ValueError(f"There is no recipe {path!r}.{hint} Use the path of a file, or one of {', '.join(known)}.")
 
 
-def _as_argument(row: Any) -> str:
+def _as_argument(row: object) -> str:
     """Return a row of a recipe's table as its argument; a row of several values is a model and its epochs."""
     return f"{row[0]},epochs={row[1]}" if isinstance(row, tuple) else str(row)

@@ -6,6 +6,7 @@
 import dataclasses
 import functools
 import math
+import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NewType, TypeVar
@@ -15,7 +16,7 @@ from vit_jax.references import is_reference
 T = TypeVar("T")
 
 Reference = NewType("Reference", str)
-"""A user-defined part: "package.module:name", imported by `vit_jax.references`."""
+"""A user-defined component: "package.module:name", imported by `vit_jax.references`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class When:
         values = ["package.module:name" if value is Reference else repr(value) for value in self.values]
         return self._path(prefix) + ("=" if values else "") + " or ".join(values)
 
-    def problem(self, section: Any, root: Any, prefix: str) -> str | None:
+    def problem(self, section: object, root: object, prefix: str) -> str | None:
         """Return the value of the other field that makes this one ineffective, with its path."""
         value = functools.reduce(getattr, self.field.split("."), root if "." in self.field else section)
         return None if self.holds(value) else f"{self._path(prefix)}={value!r}"
@@ -69,14 +70,14 @@ class When:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-    """The part of a network that a field describes: "Transformer" or "ResNet"."""
+class Component:
+    """The component of a network that a field describes: "Transformer" or "ResNet"."""
 
     name: str
 
 
-Transformer = Annotated[T, Part("Transformer")]
-ResNet = Annotated[T, Part("ResNet")]
+Transformer = Annotated[T, Component("Transformer")]
+ResNet = Annotated[T, Component("ResNet")]
 Fraction = Annotated[float, Range("[0, 1)")]
 Share = Annotated[float, Range("[0, 1]")]
 NotNegative = Annotated[float, Range("[0, inf)")]
@@ -85,17 +86,17 @@ Number = Annotated[int, Range("[0, inf)")]
 Count = Annotated[int, Range("[1, inf)")]
 
 
-def rules_of(kind: Any) -> dict[str, tuple[Any, ...]]:
+def rules_of(kind: type) -> dict[str, tuple[object, ...]]:
     """Return the rules of each field of a dataclass."""
     return {name: tuple(rules_in(hint)) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
 
 
-def rules_in(hint: Any) -> Iterator[Any]:
+def rules_in(hint: Any) -> Iterator[object]:
     """Yield the annotations of a type, at any depth."""
     yield from getattr(hint, "__metadata__", ())
     inner = [hint.__origin__] if hasattr(hint, "__metadata__") else typing.get_args(hint)
-    for part in inner if typing.get_origin(hint) is not typing.Literal else ():
-        yield from rules_in(part)
+    for argument in inner if typing.get_origin(hint) is not typing.Literal else ():
+        yield from rules_in(argument)
 
 
 def default_of_field(field: "dataclasses.Field[Any]") -> Any:
@@ -103,7 +104,9 @@ def default_of_field(field: "dataclasses.Field[Any]") -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def out_of_range(section: Any, prefix: str = "", rules_by_field: Mapping[str, Any] | None = None) -> Iterator[str]:
+def out_of_range(
+    section: Any, prefix: str = "", rules_by_field: Mapping[str, Iterable[object]] | None = None
+) -> Iterator[str]:
     """Yield every number of a section, and of the sections in it, that its range does not allow.
 
     Rules are those of the annotations, or of `rules_by_field`.
@@ -118,7 +121,7 @@ def out_of_range(section: Any, prefix: str = "", rules_by_field: Mapping[str, An
                     yield f"{path}={shown}: {rule.rule}.{rule.fix and ' '}{rule.fix}"
 
 
-def without_effect(section: Any, root: Any, prefix: str = "") -> Iterator[str]:
+def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
     """Yield every field that is not at its default and that another field makes ineffective."""
     for field in dataclasses.fields(section):
         name, value, default = field.name, getattr(section, field.name), default_of_field(field)
@@ -166,11 +169,8 @@ def parse_duration(text: str) -> tuple[float, str]:
         value = float(number.replace("_", ""))
     except ValueError:
         value = math.nan
-    if unit not in DURATION_UNITS or not math.isfinite(value) or value < 0:
-        raise ValueError(
-            f"{text!r} is not a duration: must be a number and a unit. Write '500 steps', '90 epochs', '1e6 examples' "
-            "or '0.1 fraction'."
-        )
-    if unit == "fraction" and value > 1:
-        raise ValueError(f"{text!r} is not a duration: a fraction of the run must lie in [0, 1].")
+    most = 1 if unit == "fraction" else sys.float_info.max
+    if unit not in DURATION_UNITS or not 0 <= value <= most:
+        forms = "'500 steps', '90 epochs', '1e6 examples' or '0.1 fraction' (in [0, 1])"
+        raise ValueError(f"{text!r} is no duration: must be a number and a unit. Write {forms}.")
     return value, unit

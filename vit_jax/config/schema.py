@@ -60,24 +60,9 @@ TRAINING_ALL = When("trained", "all")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The network to train: `name` selects its sizes, and a number given beside it replaces one of them."""
+class ComputeOptions:
+    """How a network computes: of every model."""
 
-    name: str
-    """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
-    network: Reference | None = None
-    """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
-    images to a ModelOutput. None: the named network."""
-    pool: Pool | Reference | None = None
-    """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
-    attention pooling (map); a reference is a class that replaces `models.head.AttentionPooling` of a transformer.
-    None: token for transformers, gap for ResNets and axial blocks."""
-    head: HeadForm | Reference | None = None
-    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
-    reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
-    patches."""
-    head_bias_init: float = 0.0
-    """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
     remat: Remat = "auto"
@@ -88,21 +73,23 @@ class ModelConfig:
     """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
     TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
     attention: AttentionForm = "auto"
-    """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
-    the length and the head size, else xla."""
-    width: Transformer[Count | None] = None
-    """Length D of each token. None: that of the name."""
-    depth: Transformer[Count | None] = None
-    """Number of blocks. None: that of the name."""
-    mlp_dim: Transformer[Count | None] = None
-    """Hidden units of the MLP in each block. None: that of the name."""
-    num_heads: Transformer[Count | None] = None
-    """Attention heads of each block; must divide width. None: that of the name."""
+    """Implementation of attention. auto: pallas on TPUs and cudnn on GPUs in bfloat16 where they can, else xla."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkOptions(ComputeOptions):
+    """The form of a network: of a model to train, and of `architecture.Architecture`."""
+
+    network: Reference | None = None
+    """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
+    images to a ModelOutput. None: the named network."""
+    head_bias_init: float = 0.0
+    """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
     block: Transformer[BlockForm | Reference | None] = None
     """Axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
     is a class that replaces `models.block.Block`. None: the standard block."""
     position_embedding: Transformer[PositionEmbedding | Reference] = "learned_1d"
-    """Form of the position embedding (ViT, App. D.4). relative is a part of every block's attention."""
+    """Form of the position embedding (ViT, App. D.4). relative belongs to every block's attention."""
     position_layers: Transformer[PositionLayers] = "stem"
     """Where positions are added: once before the blocks (stem), before every block with parameters of
     its own (every), or before every block with the same parameters (shared) (ViT, App. D.4)."""
@@ -113,13 +100,11 @@ class ModelConfig:
     stochastic_depth_fraction: Transformer[Fraction] = 0.0
     """Fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
     gelu: Transformer[Gelu] = "tanh"
-    """Exact GELU, its tanh approximation, as in the released code, or x * sigmoid(1.702 x) (quick), as in
-    CLIP."""
+    """GELU: exact, its tanh approximation, as the released code, or x * sigmoid(1.702 x) (quick), as CLIP."""
     layer_norm_epsilon: Transformer[Positive] = 1e-6
     """Added to the variance in each layer norm."""
     class_tokens: Transformer[Number | None] = None
-    """Number of class tokens; pooling takes all of them, side by side. None: 1 if pool has the class
-    token, else 0."""
+    """Number of class tokens; pooling takes all, side by side. None: 1 if pool has the class token, else 0."""
     pool_num_heads: Transformer[Count | None] = None
     """Heads of attention pooling. None: num_heads."""
     registers: Transformer[Number] = 0
@@ -132,13 +117,11 @@ class ModelConfig:
     layer_scale: Transformer[NotNegative | None] = None
     """Initial value of a learned vector that multiplies each residual branch. None: no such vector."""
     mlp: Transformer[MlpForm] = "gelu"
-    """MLP of each block: dense layers around a GELU, gated by SiLU (swiglu), or gated with a norm behind
-    the gate (swiglu_norm, EVA-02)."""
+    """MLP of each block: two layers around a GELU, gated by SiLU (swiglu), or with a norm too (swiglu_norm, EVA-02)."""
     norm: Transformer[NormForm] = "layer"
     """Layer norm, or root mean square norm without bias (rms)."""
     embedding_norm: Transformer[EmbeddingNorm | None] = None
-    """A norm before the first block: of patches before positions are added (AIMv2), or of all tokens after
-    it (CLIP). None: none."""
+    """A norm before the first block: of patches without positions (AIMv2), or of all tokens (CLIP). None: none."""
     final_norm: Transformer[FinalNorm] = "tokens"
     """The norm after the last block: of all tokens, of the pooled features (pooled), or none."""
     attention_norm: Transformer[bool] = False
@@ -149,6 +132,30 @@ class ModelConfig:
     """Biases of queries, keys and values: all, of queries and values, or none."""
     linear_bias: Transformer[bool] = True
     """Biases of the attention output and of the MLP."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(NetworkOptions):
+    """The network to train: `name` selects its sizes, and a number given beside it replaces one of them."""
+
+    name: str
+    """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
+    pool: Pool | Reference | None = None
+    """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
+    attention pooling (map); a reference is a class that replaces `models.head.AttentionPooling` of a transformer.
+    None: token for transformers, gap for ResNets and axial blocks."""
+    head: HeadForm | Reference | None = None
+    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
+    reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
+    patches."""
+    width: Transformer[Count | None] = None
+    """Length D of each token. None: that of the name."""
+    depth: Transformer[Count | None] = None
+    """Number of blocks. None: that of the name."""
+    mlp_dim: Transformer[Count | None] = None
+    """Hidden units of the MLP in each block. None: that of the name."""
+    num_heads: Transformer[Count | None] = None
+    """Attention heads of each block; must divide width. None: that of the name."""
     residual_unit: ResNet[UnitForm | None] = None
     """Form of the residual unit, of a ResNet alone or under a transformer. None: preactivation (BiT) for a ResNet,
     postactivation (ViT, sec. 4.1) for a hybrid."""
@@ -164,7 +171,7 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptConfig:
+class AdaptConfig(ComputeOptions):
     """Changes of the network of the weights in fine-tuning; all other sizes come with the weights."""
 
     name: str | None = None
@@ -180,11 +187,9 @@ class AdaptConfig:
     """For another image size with model.rope=index (Perception Encoder): scale the places of patches to the grid of the
     weights, as timm, instead of counting on beyond it, as the authors."""
     pool: Pool | None = None
-    """Change how tokens become one feature vector: token, gap or token_gap; attention pooling is then dropped. None: as
-    in the weights."""
+    """Change the pooling: token, gap or token_gap; attention pooling is then dropped. None: as in the weights."""
     final_norm: FinalNorm | None = None
-    """Change the place of the norm after the last block, whose parameters move: tokens, pooled (MAE fine-tunes so) or
-    none. None: as in the weights."""
+    """Change the norm after the last block: tokens, pooled (as MAE) or none. None: as in the weights."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
     """Rule if patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
     code does for patches of 14 pixels at 384."""
@@ -192,18 +197,6 @@ class AdaptConfig:
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
     """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
-    compute_dtype: ComputeDtype = "bfloat16"
-    """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
-    remat: Remat = "auto"
-    """Rematerialisation: the backward pass recomputes nothing (none), all but matrix products (dots), all but attention
-    outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
-    first that fits the memory of the devices."""
-    scan_unroll: Count | None = None
-    """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
-    TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
-    attention: AttentionForm = "auto"
-    """Implementation of attention. auto: pallas on TPUs and cudnn on NVIDIA GPUs, in bfloat16 and where they support
-    the length and the head size, else xla."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -261,11 +254,9 @@ class InputConfig:
     augmentations: tuple[Reference, ...] = ()
     """User-defined augmentations after those above: each a function of (image uint8 HWC, numpy generator)."""
     mixup_alpha: Annotated[NotNegative, CLASSIFYING] = 0.0
-    """Both parameters of the beta distribution that mixes two images and their labels (AugReg: 0, 0.2, 0.5, 0.8).
-    0: off."""
+    """Both parameters of mixup's beta distribution of two images' shares (AugReg: 0, 0.2, 0.5, 0.8). 0: off."""
     cutmix_alpha: Annotated[NotNegative, CLASSIFYING] = 0.0
-    """Both parameters of the beta distribution of the area that CutMix takes from another image (DeiT III: 1).
-    0: off."""
+    """Both parameters of the beta distribution of the area of another image (DeiT III: 1). 0: off."""
     cutmix_fraction: Annotated[Share, When("mixup_alpha"), When("cutmix_alpha")] = 0.5
     """Fraction of steps with CutMix instead of mixup."""
     erasing_fraction: Share = 0.0
@@ -285,8 +276,7 @@ class InputConfig:
     exif_orientation: bool = False
     """Rotate photographs upright by their EXIF orientation, in training and wherever the weights are used."""
     value_range: tuple[float, float] | None = None
-    """Values that become 0 and 255, for files of more than 8 bits: (0.0, 4095.0) for 12 bits. None: the range that each
-    file states, else all 16 bits."""
+    """Values that become 0 and 255 beyond 8 bits: (0.0, 4095.0) for 12 bits. None: as a file states, else 16 bits."""
     max_image_megapixels: Positive = 180.0
     """Largest image in millions of pixels; a larger one counts as unreadable."""
     max_unreadable: Number = 100
@@ -314,11 +304,9 @@ class ObjectiveConfig:
     corrupted_fraction: Annotated[float, Range("(0, 1]"), PREDICTING_PATCHES] = 0.5
     """Fraction of patches that are corrupted (ViT, App. B.1.2)."""
     corruption_shares: Annotated[tuple[NotNegative, NotNegative, NotNegative], PREDICTING_PATCHES] = (0.8, 0.1, 0.1)
-    """Shares of corrupted patches that become [mask], become another patch of the image, or stay
-    unchanged (ViT, App. B.1.2)."""
+    """Shares of corrupted patches that become [mask], become another patch, or stay unchanged (ViT, App. B.1.2)."""
     patch_target: Annotated[PatchTarget, PREDICTING_PATCHES] = "mean_colour"
-    """Predict the mean colour as one of 512 classes, the mean colours of 4 x 4 parts, or all pixels
-    with an L2 loss (ViT, App. B.1.2)."""
+    """Predict mean colours (512 classes), those of 4 x 4 cells, or all pixels (L2 loss; ViT, App. B.1.2)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -349,8 +337,7 @@ class OptimizerConfig:
     clip_global_norm: Positive | None = None
     """Largest global norm of the gradient; a larger gradient is scaled down (ViT, Table 3: 1). None: off."""
     accumulation_steps: Count | None = None
-    """Micro-batches that make up one global batch; more use less memory. None: as few as fit the memory of the devices,
-    chosen together with model.remat."""
+    """Micro-batches of a global batch; more use less memory. None: as few as fit, chosen together with model.remat."""
     layer_decay: Annotated[float, Range("(0, 1]"), TRAINING_ALL] = 1.0
     """Factor on the learning rate for each layer further from the head. 1: off."""
     learning_rate_multipliers: Mapping[
@@ -367,8 +354,7 @@ class OptimizerConfig:
     lora_alpha: Annotated[Positive | None, When("lora_rank")] = None
     """A kernel gains lora_alpha / lora_rank times the product of its factors. None: lora_rank, a scale of 1."""
     lora_layers: Annotated[tuple[LoraLayer, ...], When("lora_rank")] = ()
-    """Layers of each block that gain factors: query, key, value and out of attention; expand, gate and contract
-    of the MLP. (): all."""
+    """Layers of each block with factors: query, key, value, out; expand, gate, contract of the MLP. (): all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -420,8 +406,7 @@ class ShardingConfig:
     """Keep parameters, optimiser state and average complete on each device, or split them over the data axis (fsdp).
     auto: the layout that fits the memory of the devices, with num_replicas if that is None."""
     num_replicas: Count | None = None
-    """Groups of devices that each hold all parameters. None: chosen if parameters is auto, else one per TPU slice or
-    node."""
+    """Groups of devices that each hold all parameters. None: by parameters=auto, else one per TPU slice or node."""
     num_model_shards: Count = 1
     """Tensor parallelism: devices that share the heads and hidden units of each layer. 1: off."""
 
@@ -575,7 +560,7 @@ class _AnyRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PhaseConfig:
-    """The first part of a run, or the next one, with images of another size or another batch (progressive resizing).
+    """The first phase of a run, or the next one, with images of another size or another batch (progressive resizing).
 
     Evaluations have the size of the run, and networks keep its shapes: learned positions are resized in each step.
     """
@@ -597,11 +582,9 @@ class PretrainConfig(_AnyRun):
     resume_from: str | None = None
     """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
     phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)
-    """Earlier parts of the run by name, in order: --config.phases.NAME.until="0.5 fraction". The last part has the
-    sizes of the run."""
+    """Earlier phases by name, in order: --config.phases.NAME.until="0.5 fraction". The last has the run's sizes."""
     resume_step: Annotated[int | None, When("resume_from")] = None
-    """Step of the checkpoint of resume_from. None: the newest; for schedule.decay="wsd" the newest with the learning
-    rate of this run."""
+    """Step of resume_from's checkpoint. None: the newest; with decay=wsd the newest with this run's learning rate."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -88,8 +88,8 @@ def list_models(pattern: str = "") -> list[str]:
     Upper and lower case differ ("ViT-b" is not "ViT-B"), unless nothing matches otherwise.
     """
     pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    found = [name for name in MODEL_NAMES if fnmatchcase(name, pattern)]
-    return found or [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern.lower())]
+    names = [name for name in MODEL_NAMES if fnmatchcase(name, pattern)]
+    return names or [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern.lower())]
 
 
 _NAME = re.compile(
@@ -100,7 +100,7 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ModelName:
-    """The parts of a name."""
+    """A parsed name."""
 
     size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
     patch: tuple[int, int] = (1, 1)  # height and width as written, in pixels; of a hybrid, its total downsampling
@@ -137,16 +137,16 @@ def _unknown_name(name: str) -> ValueError:
     vits = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in (32, 16, 14)]
     resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
     hybrids = [f"R{depth}+{vit}" for depth in RESNET_UNITS for vit in vits if not vit.endswith("14")] + ["R+ViT-Ti/16"]
-    given = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
-    given = re.sub(r"^(R\d+)$", r"\1x1", given)
-    given = re.sub(r"\+(?!ViT-)", "+ViT-", given) if given.startswith("R") else given
-    given = given if re.match(r"ViT-|R\d", given) else f"ViT-{given}"
+    meant = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
+    meant = re.sub(r"^(R\d+)$", r"\1x1", meant)
+    meant = re.sub(r"\+(?!ViT-)", "+ViT-", meant) if meant.startswith("R") else meant
+    meant = meant if re.match(r"ViT-|R\d", meant) else f"ViT-{meant}"
     elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())  # timm's and Hugging Face's
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
-        given = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
-    nearest = closest(given, vits + resnets + hybrids, 3, cutoff=0.3)
-    return ValueError(
-        f"model.name={name!r} is not a known model. Nearest: {', '.join(nearest) or 'none'}. A name is "
-        f"ViT-SIZE/PATCH with SIZE one of {', '.join(VIT_SIZES)}; or RDEPTHxWIDTH with DEPTH one of "
-        f"{', '.join(map(str, RESNET_UNITS))}; or both, as in R50x1+ViT-B/16."
+        meant = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
+    nearest = closest(meant, vits + resnets + hybrids, 3, cutoff=0.3)
+    sizes, depths = ", ".join(VIT_SIZES), ", ".join(map(str, RESNET_UNITS))
+    forms = (
+        f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; or both, as in R50+B/16"
     )
+    return ValueError(f"model.name={name!r}: must be a model. Nearest: {', '.join(nearest) or 'none'}. Forms: {forms}.")

@@ -14,14 +14,11 @@ __all__ = ["ResNet", "VisionTransformer", "abstract_model", "build_model"]
 def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
     """Build and initialise the network that `architecture` describes; parameters are float32.
 
-    Args:
-      architecture: its `network`, "package.module:name", names a user-defined function or class that takes
-        (architecture, key) and returns a module. The module is called with images (B, H, W, 3) in [-1, 1] and
-        `dropout_key=`, and returns a `ModelOutput`, in which it sets what it has; training needs logits_BK.
-      key: of the initial values.
+    A user-defined `network` is called with (architecture, key) and returns a module, which is called with images
+    (B, H, W, 3) in [-1, 1] and `dropout_key=`, and returns a `ModelOutput`.
 
     Raises:
-      ValueError: a user-defined part cannot be imported.
+      ValueError: a user-defined component cannot be imported.
     """
     if architecture.network is not None:
         return resolve(architecture.network, "config.model.network")(architecture, key)

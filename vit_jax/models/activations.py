@@ -7,9 +7,11 @@ while a step for several devices is traced. Without it a name changes nothing.
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import jax
+
+F = TypeVar("F", bound=Callable[..., tuple])
 
 
 class Place(Protocol):
@@ -30,10 +32,8 @@ class Place(Protocol):
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         """The activation, laid out as its name says."""
 
-    def on_parts(
-        self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
-    ) -> Callable[..., Any]:
-        """`function`, which returns a tuple, on the part that each device holds of its arguments and its results."""
+    def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+        """Return `function`, which returns a tuple, as run on each device's shard of its arguments and results."""
 
 
 _place: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
@@ -50,10 +50,10 @@ def named(activation: jax.Array, name: str) -> jax.Array:
     return activation if place is None else place(name, activation)
 
 
-def on_parts(function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]) -> Callable[..., Any]:
-    """`function` on the part of every device, as `Place` says; outside of `placed_by` on the whole."""
+def on_shards(function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+    """Return `function` as run on each device's shard, see `Place`; outside of `placed_by` on complete arrays."""
     place = _place.get()
-    return function if place is None else place.on_parts(function, names, results)
+    return function if place is None else place.on_shards(function, names, results)
 
 
 def is_placed() -> bool:

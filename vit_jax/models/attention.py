@@ -3,7 +3,7 @@
 Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +28,7 @@ class Projections(NamedTuple):
     key_BSE: jax.Array
     value_BSE: jax.Array
     bias_3E: jax.Array  # of queries, keys and values
+    offset_key_QSh: jax.Array | None = None  # of relative positions, the same for all heads
 
     def biased(self) -> list[jax.Array]:
         """Queries, keys and values with their biases, (B, Q or S, E)."""
@@ -55,7 +56,7 @@ class Attention(nnx.Module):
         form: AttentionForm = "auto",
         positions: RelativePositions | None = None,
         rotary: RotaryPositions | None = None,
-        norm: nnx.Module | None = None,
+        norm: Callable[[jax.Array], jax.Array] | None = None,
         biases: Collection[str] = PROJECTIONS,
     ):
         self.query, self.key, self.value, self.out = (
@@ -72,23 +73,19 @@ class Attention(nnx.Module):
         )
         self.num_heads, self.dtype, self.form = num_heads, dtype, form
         self.positions, self.rotary = positions, rotary
-        self.norm: Any = norm
+        self.norm = norm
 
     @jax.named_scope("attention")
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
-        """Return (B, Q, D), each query's mixture of the tokens."""
+        """Return (B, Q, D), each query's weighted sum of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
-        if self.positions is not None:  # no other form has them
-            return self._finish(_weighted(projections, self.num_heads, self.positions())[0])
         return self._finish(CORES[self._form_of(projections)](projections, self.num_heads))
 
     @jax.named_scope("attention")
     def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the attention output and its weights (B, T, Q, S) in float32."""
-        offset_key_QSh = None if self.positions is None else self.positions()
-        projections = self._project(queries_BQD, tokens_BSD)
-        mixture_BQE, weights_BTQS = _weighted(projections, self.num_heads, offset_key_QSh)
-        return self._finish(mixture_BQE), weights_BTQS
+        output_BQE, weights_BTQS = _weighted(self._project(queries_BQD, tokens_BSD), self.num_heads)
+        return self._finish(output_BQE), weights_BTQS
 
     def _finish(self, output_BQE: jax.Array) -> jax.Array:
         return self.out(output_BQE if self.norm is None else self.norm(output_BQE))
@@ -122,7 +119,8 @@ class Attention(nnx.Module):
                 named_products[place] = self.rotary(named_products[place] + biases[place], self.num_heads)
                 biases[place] = jnp.zeros_like(biases[place])
         query_BQE, key_BSE, value_BSE = named_products
-        return Projections(query_BQE, key_BSE, value_BSE, jnp.stack(biases))
+        bias_3E = jnp.stack(biases)
+        return Projections(query_BQE, key_BSE, value_BSE, bias_3E, None if self.positions is None else self.positions())
 
 
 class LineAttention(Attention):
@@ -134,38 +132,34 @@ class LineAttention(Attention):
 
     def __call__(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
-        mixture = super().__call__(self._lines(queries_BSD), self._lines(tokens_BSD))
-        return mixture.reshape(queries_BSD.shape)
+        output = super().__call__(self._lines(queries_BSD), self._lines(tokens_BSD))
+        return output.reshape(queries_BSD.shape)
 
     def with_weights(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Return the output and weights, as `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
         batch, length, _ = tokens_BSD.shape
         lines = length // self.length
-        mixture, weights = super().with_weights(self._lines(queries_BSD), self._lines(tokens_BSD))
+        output, weights = super().with_weights(self._lines(queries_BSD), self._lines(tokens_BSD))
         apart = weights.reshape(batch, lines, self.num_heads, self.length, self.length)
         weights_BTSS = jnp.einsum("BlTqs,lm->BTlqms", apart, jnp.eye(lines)).reshape(batch, -1, length, length)
-        return mixture.reshape(queries_BSD.shape), weights_BTSS
+        return output.reshape(queries_BSD.shape), weights_BTSS
 
     def _lines(self, x_BSD: jax.Array) -> jax.Array:
         return x_BSD.reshape(-1, self.length, x_BSD.shape[-1])
 
 
-def _weighted(
-    projections: Projections, num_heads: int, offset_key_QSh: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
-    """The mixture (B, Q, E) and its weights (B, T, Q, S), with the scores in memory.
-
-    A query's products with `offset_key_QSh`, of relative positions and the same for all heads, are added to its scores.
-    """
+def _weighted(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
+    """Return the attention output (B, Q, E) and its weights (B, T, Q, S), with the scores in memory."""
     query_BQTh, key_BSTh, value_BSTh = projections.heads(num_heads)
     query_BQTh = query_BQTh * jnp.asarray(query_BQTh.shape[-1] ** -0.5, query_BQTh.dtype)
     logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
-    if offset_key_QSh is not None:
-        keys_QSh = offset_key_QSh.astype(query_BQTh.dtype)
+    if projections.offset_key_QSh is not None:
+        keys_QSh = projections.offset_key_QSh.astype(query_BQTh.dtype)
         logits_BTQS += jnp.einsum("BQTh,QSh->BTQS", query_BQTh, keys_QSh, preferred_element_type=jnp.float32)
     weights_BTQS = jax.nn.softmax(logits_BTQS)
-    mixture_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
-    return _kept(mixture_BQTh.reshape(projections.query_BQE.shape)), weights_BTQS
+    output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
+    output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
+    return checkpoint_name(output_BQE, attention_kernel.MIXTURE), weights_BTQS
 
 
 def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
@@ -173,19 +167,14 @@ def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
 
 
 def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
-    """The kernel, on every device's part of the batch and of the heads; off TPUs it is interpreted."""
+    """Run the kernel on every device's shard of the batch and of the heads; off TPUs it is interpreted."""
     head_dim = projections.query_BQE.shape[-1] // num_heads
-    return attention_kernel.attention(*projections, head_dim, platform() != "tpu")
+    return attention_kernel.attention(*projections[:4], head_dim, platform() != "tpu")
 
 
 def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
     query_BSE, key_BSE, value_BSE = projections.biased()
     return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
-
-
-def _kept(mixture_BQE: jax.Array) -> jax.Array:
-    """Name an activation for rematerialisation."""
-    return checkpoint_name(mixture_BQE, attention_kernel.MIXTURE)
 
 
 CORES = {"xla": _by_xla, "pallas": _by_pallas, "cudnn": _by_cudnn}

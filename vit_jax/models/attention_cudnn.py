@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models.activations import compute_capability, on_parts
+from vit_jax.models.activations import compute_capability, on_shards
 from vit_jax.models.attention_kernel import LOG_SUMS, MIXTURE
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
@@ -23,8 +23,9 @@ _FORWARD, _BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
 _TYPES = {"bfloat16": "BF16", "float16": "F16"}
 # Dimensions that the operands of a product are summed over, and those that both share: scores are (B, T, S, S), all
 # other operands (B, S, T, h).
-_FORWARD_PRODUCTS = {"bmm1": ((3, 3), ((0, 2), (0, 2))), "bmm2": ((3, 1), ((0, 1), (0, 2)))}
-_BACKWARD_PRODUCTS = {
+Products = dict[str, tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]]
+_FORWARD_PRODUCTS: Products = {"bmm1": ((3, 3), ((0, 2), (0, 2))), "bmm2": ((3, 1), ((0, 1), (0, 2)))}
+_BACKWARD_PRODUCTS: Products = {
     "bmm1_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
     "bmm1_grad_gemm2": ((3, 1), ((0, 1), (0, 2))),
     "bmm2_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
@@ -35,16 +36,16 @@ _BACKWARD_PRODUCTS = {
 def attention(query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int) -> jax.Array:
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E). The operands include their biases."""
     run = functools.partial(_run, head_dim=query_BSE.shape[-1] // num_heads)
-    output_BSE: jax.Array = on_parts(run, ("heads_BSE",) * 3, ("heads_BSE",))(query_BSE, key_BSE, value_BSE)[0]
+    output_BSE: jax.Array = on_shards(run, ("heads_BSE",) * 3, ("heads_BSE",))(query_BSE, key_BSE, value_BSE)[0]
     return output_BSE
 
 
-def find_problem(head_dim: int, dtype: Any) -> str | None:
+def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
     """Return why cuDNN cannot compute attention and its gradient on these devices, or None."""
     capability = compute_capability()
     if capability is not None and capability < _MIN_CAPABILITY:
-        found, needed = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
-        return f"it needs an NVIDIA GPU of compute capability {needed}, not {found}"
+        actual, needed = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
+        return f"it needs an NVIDIA GPU of compute capability {needed}, not {actual}"
     if str(jnp.dtype(dtype)) not in _TYPES:
         return f"it needs {' or '.join(_TYPES)}, not {jnp.dtype(dtype)}"
     largest = 256 if capability is not None and capability >= (9, 0) else 128
@@ -82,7 +83,7 @@ _attend.defvjp(_save, _differentiate)
 
 
 def _call(
-    target: str, products: dict[str, Any], *operands: jax.Array, num_outputs: int, has_log_sums: bool = False
+    target: str, products: Products, *operands: jax.Array, num_outputs: int, has_log_sums: bool = False
 ) -> tuple[jax.Array, ...]:
     """Return the outputs (B, S, T, h) of a call of cuDNN, and behind them the log of the sums (B, T, S)."""
     batch, length, heads, head_dim = operands[0].shape
@@ -102,7 +103,7 @@ def _call(
     return (*(x.transpose(in_order_BSTh) for x in results[:num_outputs]), *results[num_outputs:])
 
 
-def _configuration(query_BSTh: jax.Array, products: dict[str, Any]) -> dict[str, Any]:
+def _configuration(query_BSTh: jax.Array, products: Products) -> dict[str, Any]:
     """Return XLA's description of the call (`CudnnfMHABackendConfig`)."""
     batch, length, heads, head_dim = query_BSTh.shape
     dimensions = {

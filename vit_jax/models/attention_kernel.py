@@ -1,16 +1,14 @@
 """Self-attention for TPUs whose scores never leave the chip: a Pallas kernel and its gradient.
 
-One program computes a few heads of one image, for one block of its queries. It adds the biases and the scale itself and
-returns their gradients, computes the scores again in the backward pass, and takes and gives (B, S, E) arrays exactly as
-flat projections write and read them, so that nothing is transposed in memory. What it costs on a v5e, and why
-it has this form:
+One program computes a few heads of one image, for one block of its queries. It adds the biases and the scale and
+returns their gradients, and computes the scores again in the backward pass. Its operands and results are (B, S, E), as
+flat projections write and read them. On a v5e:
 
-* Keys lie along sublanes, so that a softmax reduces over sublanes, which is cheaper than over lanes.
+* Keys lie along sublanes, since a softmax over sublanes is cheaper than over lanes.
 * A complete row of scores fits on the chip at the lengths of images: no running maximum, unlike FlashAttention (Dao et
-  al., 2022), from which the kept logarithm of the sums and the scores computed twice are.
-* A matrix unit multiplies 128 numbers at once, and two heads of 64 share a tile of 128 lanes: queries are zeroed
-  outside of their head, which costs less than moving the second head to the first lane.
-* Only what is as small as the operands is ever transposed, never scores.
+  al., 2022), from which the kept logarithm of the sums is.
+* Two heads of 64 share a tile of 128 lanes: queries are zeroed outside of their head, which costs less than a shift.
+* Only arrays as small as the operands are transposed, never scores.
 
 Legend: B batch, S sequence length, T heads, h head dimension, E = T h; of one program Q queries and G heads.
 """
@@ -25,12 +23,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.models.activations import on_parts
+from vit_jax.models.activations import on_shards
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
 GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
 MAX_BLOCK = 330_000
 LANES = 128
+Ref = Any  # an array of Pallas on the chip
 MIXTURE, LOG_SUMS = "mixture", "log_sums"  # names of the results, by which rematerialisation may keep them
 LOG2_E = 1 / math.log(2)  # the unit computes powers of two
 
@@ -64,7 +63,7 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E",)
-    mixture_BSE, log_sums_BTGS = on_parts(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
+    mixture_BSE, log_sums_BTGS = on_shards(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
     mixture_BSE = checkpoint_name(mixture_BSE, MIXTURE)
     return mixture_BSE, (*operands, checkpoint_name(log_sums_BTGS, LOG_SUMS))
 
@@ -74,7 +73,7 @@ def _differentiate(
 ) -> tuple[jax.Array, ...]:
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E", "rows_BTGS", "heads_BSE")
-    results = on_parts(run, names, ("heads_BSE",) * 3 + ("bias_B3E",))(*saved, gradient_BSE)
+    results = on_shards(run, names, ("heads_BSE",) * 3 + ("bias_B3E",))(*saved, gradient_BSE)
     of_bias_3E = results[-1].sum(0).astype(saved[3].dtype)
     return (*(result.astype(gradient_BSE.dtype) for result in results[:3]), of_bias_3E)
 
@@ -103,10 +102,8 @@ class _Grid:
         num_heads = width // head_dim
         group = heads_per_program(num_heads, head_dim, self.length)
         if group is None:
-            raise ValueError(
-                f"The attention kernel cannot hold {self.length} tokens with heads of {head_dim}: use "
-                "config.model.attention=xla, or auto."
-            )
+            rule = f"cannot hold {self.length} tokens with heads of {head_dim}"
+            raise ValueError(f"config.model.attention='pallas': the kernel {rule}. Use model.attention=xla, or auto.")
         self.group = group
         self.num_blocks = math.ceil(self.length / MAX_QUERIES)
         rows = self.length if self.num_blocks == 1 else -(-self.length // self.num_blocks // LANES) * LANES
@@ -161,7 +158,7 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
     return call(*operands)
 
 
-def _forward(query: Any, key: Any, value: Any, bias: Any, out: Any, log_sums: Any, *, head_dim: int) -> None:
+def _forward(query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int) -> None:
     """Queries past the end of the sequence, in its last block, give rows that are not written."""
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
     v_ES, dtype = v_SE.T, v_SE.dtype
@@ -178,8 +175,8 @@ def _forward(query: Any, key: Any, value: Any, bias: Any, out: Any, log_sums: An
 
 
 def _backward(
-    query: Any, key: Any, value: Any, bias: Any, log_sums: Any, gradient: Any,
-    of_query: Any, of_key: Any, of_value: Any, of_bias: Any, *, head_dim: int, length: int, num_blocks: int,
+    query: Ref, key: Ref, value: Ref, bias: Ref, log_sums: Ref, gradient: Ref,
+    of_query: Ref, of_key: Ref, of_value: Ref, of_bias: Ref, *, head_dim: int, length: int, num_blocks: int,
 ) -> None:  # fmt: skip
     block = pl.program_id(2)
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
@@ -193,7 +190,7 @@ def _backward(
         is_query_1Q = None
     k_ES, dtype, width = k_SE.T, k_SE.dtype, key.shape[-1]
     of_queries_hQ = []
-    of_keys, of_values = dict[int, Any](), dict[int, Any]()  # by first lane
+    of_keys, of_values = dict[int, jax.Array](), dict[int, jax.Array]()  # by first lane
     for head, rows in enumerate(_heads(width, head_dim)):
         q_Qh, tiles = _only(q_QE, rows, dtype)
         gradient_Qh, _ = _only(gradient_QE, rows, dtype)
@@ -221,12 +218,12 @@ def _backward(
             sums[0] = _collected(x, sums, 0, is_first, num_blocks).astype(sums.dtype)
 
 
-def _collected(x: jax.Array, out: Any, place: Any, is_first: jax.Array, num_blocks: int) -> jax.Array:
+def _collected(x: jax.Array, out: Ref, place: Any, is_first: jax.Array, num_blocks: int) -> jax.Array:
     """A value with those of earlier blocks of queries."""
     return x if num_blocks == 1 else x + jnp.where(is_first, 0.0, out[place])
 
 
-def _with_biases(query: Any, key: Any, value: Any, bias: Any, head_dim: int) -> tuple[jax.Array, ...]:
+def _with_biases(query: Ref, key: Ref, value: Ref, bias: Ref, head_dim: int) -> tuple[jax.Array, ...]:
     """Queries in float32, scaled for powers of two; keys and values in their dtype."""
     dtype = key.dtype
     q_QE, k_SE, v_SE = (
@@ -241,7 +238,7 @@ def _heads(width: int, head_dim: int) -> list[slice]:
     return [slice(start, start + head_dim) for start in range(0, width, head_dim)]
 
 
-def _only(x_QE: jax.Array, lanes: slice, dtype: Any) -> tuple[jax.Array, slice]:
+def _only(x_QE: jax.Array, lanes: slice, dtype: jnp.dtype) -> tuple[jax.Array, slice]:
     """The lanes of a head, or the tile that it shares with others, zeroed outside of it; and which lanes they are."""
     head_dim = lanes.stop - lanes.start
     if LANES % head_dim:  # it would need two tiles, each as dear as moving it
@@ -252,7 +249,7 @@ def _only(x_QE: jax.Array, lanes: slice, dtype: Any) -> tuple[jax.Array, slice]:
     return jnp.where((place >= lanes.start) & (place < lanes.stop), x_Qh, 0.0).astype(dtype), tile
 
 
-def _add(sums: dict[int, Any], lanes: slice, x: jax.Array) -> None:
+def _add(sums: dict[int, jax.Array], lanes: slice, x: jax.Array) -> None:
     sums[lanes.start] = sums.get(lanes.start, 0.0) + x
 
 

@@ -13,7 +13,6 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config import Architecture
-from vit_jax.config.schema import AttentionForm
 from vit_jax.models.activations import platform
 from vit_jax.models.attention import Attention, LineAttention, choose_form
 from vit_jax.models.dropout import drop_examples, dropout
@@ -35,7 +34,7 @@ def as_rows(x_BSD: jax.Array) -> jax.Array:
 
 def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
     biases = {"all": ("query", "key", "value"), "query_value": ("query", "value"), "none": ()}[a.qkv_bias]
-    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs, "form": _asked_form(a)}
+    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs, "form": a.block_attention}
     options["biases"] = (*biases, "out") if a.linear_bias else biases
     if a.attention_norm:
         options["norm"] = build_norm(a)
@@ -48,22 +47,15 @@ def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Att
     return LineAttention(a.width, a.num_heads, length=length, **options)
 
 
-def _asked_form(a: Architecture) -> AttentionForm:
-    """Return the form of axial attention, too: kernels are for longer sequences, so that "auto" is "xla" there."""
-    return "xla" if a.attention == "auto" and a.block == "axial" else a.attention
-
-
 def attention_form(a: Architecture) -> str:
     """Return the form of self-attention in standard blocks, on the devices of `placed_by`.
 
     Raises:
       ValueError: as `choose_form`.
     """
-    if a.position_embedding == "relative":
-        return "xla"
     head_dim, dtype = a.width // a.num_heads, jnp.dtype(a.compute_dtype)
     (form,) = {
-        choose_form(_asked_form(a), length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype)
+        choose_form(a.block_attention, length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype)
         for length in a.attention_lengths
     }
     return form
@@ -77,7 +69,7 @@ class Block(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
-        self.attention_norm = build_norm(a)
+        self.attention_norm = build_norm(a)  # of the input; `a.attention_norm` is of the output
         self.attention = _build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
@@ -87,18 +79,18 @@ class Block(nnx.Module):
 
     def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
         """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
-        norm_BSD = self._attention_norm(x_BSD)
+        norm_BSD = self._normalised(x_BSD)
         return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the attention weights (B, T, S, S)."""
-        norm_BSD = self._attention_norm(x_BSD)
+        norm_BSD = self._normalised(x_BSD)
         branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
         return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
 
-    def _attention_norm(self, x_BSD: jax.Array) -> jax.Array:
+    def _normalised(self, x_BSD: jax.Array) -> jax.Array:
         return self.attention_norm(as_rows(x_BSD)).reshape(x_BSD.shape)
 
     def _add(

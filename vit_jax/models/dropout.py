@@ -1,12 +1,8 @@
-"""Dropout whose mask is a hash of a key and of the place of each element: cheap, and computed again rather than kept.
+"""Dropout whose mask is a hash of a key and of the place of each element, computed again rather than kept.
 
-With bits of JAX's generator (threefry, over fifty operations for a word) a TPU spends more on dropout than on
-attention. Here one word for every row and one for every column of an array, each a hash of its index, are mixed by
-eight operations. XLA computes that within whatever reads the mask, forwards and backwards, so no mask is ever in
-memory. It depends on the key and the place of an element alone: not on backend or mesh.
-
-One key serves several sites, each with a number of its own, since splitting keys by threefry for every layer would
-take the compiler longer than the layers.
+With JAX's generator (threefry) a TPU spends more on dropout than on attention. Here a word for every row and one for
+every column, each a hash of its index, are mixed by eight operations, within whatever reads the mask. The mask depends
+on neither backend nor mesh. One key serves several sites, each with its number: splitting keys takes long to compile.
 """
 
 import functools
@@ -24,9 +20,9 @@ def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0)
 
     Args:
       x: (..., C); elements of all its rows are dropped independently.
-      fraction: from 0 to below 1; kept to within 2**-32.
+      fraction: in [0, 1), kept to within 2**-32.
       key: of `jax.random`.
-      site: which of the uses of this key.
+      site: number of this use of the key.
     """
     if key is None or not fraction:
         return x

@@ -22,18 +22,15 @@ FORWARDS_PER_TRAINING_STEP = 3  # the backward pass computes two gradients, each
 
 
 def forward_macs(architecture: Architecture, network: Any = None, *, count_padding: bool = True) -> int:
-    """Return the multiply-adds of one image's forward pass.
-
-    Divided by 1e9 these are the "GFLOPs" of many tables; the paper and Scaling Vision Transformers count twice as many.
+    """Return the multiply-adds of one image's forward pass; divided by 1e9, the "GFLOPs" of many tables.
 
     Args:
       architecture: the network; `image_size` and `compute_dtype` describe its input.
       network: a network that `architecture` does not describe, of arrays or abstract shapes.
-      count_padding: as in tables, a 3x3 or 7x7 convolution costs the same at the border as elsewhere. If False, skip
-        multiplications with the zeros around the map, as XLA's cost analysis does: 3.5 % of an R50x1.
+      count_padding: as in tables, count multiplications with the zeros around a map; XLA's cost analysis does not.
 
     Raises:
-      ValueError: a while loop of unknown length holds matrix products.
+      ValueError: as `count_macs`.
     """
     if network is None and architecture.is_standard:
         return _standard_macs(_plain(architecture), count_padding)
@@ -63,8 +60,8 @@ def count_parameters(architecture: Architecture) -> int:
 def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: bool = True) -> int:
     """Trace a function and return the multiply-adds of its matrix products and convolutions.
 
-    The body of a scan counts as often as it runs, and the most expensive branch of a conditional. Multiplications with
-    the zeros around a map count if `count_padding`. Kernels for one kind of device (Pallas, custom calls) do not count.
+    The body of a scan counts as often as it runs, and the most expensive branch of a conditional. Kernels for one kind
+    of device (Pallas, custom calls) do not count.
 
     Raises:
       ValueError: a while loop, whose length is not known, holds such operations.
@@ -76,16 +73,14 @@ def _macs(jaxpr: Any, count_padding: bool) -> int:
     total = 0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
-        inner = [_macs(part, count_padding) for value in parameters.values() for part in _jaxprs(value)]
+        inner = [_macs(jaxpr, count_padding) for value in parameters.values() for jaxpr in _jaxprs(value)]
         if name == "dot_general":
             total += _dot(equation)
         elif name == "conv_general_dilated":
             total += _convolution(equation, count_padding)
         elif name == "while" and any(inner):
-            raise ValueError(
-                "The multiply-adds of a while loop cannot be counted, because its length is not known: use "
-                "jax.lax.scan, or jax.lax.fori_loop with fixed bounds."
-            )
+            advice = "Use jax.lax.scan, or jax.lax.fori_loop with fixed bounds"
+            raise ValueError(f"The multiply-adds of a while loop of unknown length cannot be counted. {advice}.")
         elif name == "cond":
             total += max(inner)
         else:
@@ -94,10 +89,10 @@ def _macs(jaxpr: Any, count_padding: bool) -> int:
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:
-    for part in value if isinstance(value, (tuple, list)) else (value,):
-        part = getattr(part, "jaxpr", part)
-        if hasattr(part, "eqns"):
-            yield part
+    for item in value if isinstance(value, (tuple, list)) else (value,):
+        jaxpr = getattr(item, "jaxpr", item)
+        if hasattr(jaxpr, "eqns"):
+            yield jaxpr
 
 
 def _dot(equation: Any) -> int:

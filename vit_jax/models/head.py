@@ -4,6 +4,7 @@ Legend: B batch, S sequence length, D width, N patches, O outputs of a patch, K 
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from vit_jax.models.mlp import Mlp
 from vit_jax.models.norm import build_norm
 from vit_jax.references import called, is_reference, resolve
 
+Pooling = Callable[[jax.Array], jax.Array]
+Classifier = Callable[[jax.Array], tuple[jax.Array | None, jax.Array]]
 constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
 
 
@@ -89,14 +92,14 @@ class PatchHead(nnx.Module):
         return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]
 
 
-def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Any:
+def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
     """Return the module that pools tokens; None for the class token and for the mean, which have no parameters."""
     if is_reference(a.pool):
         return _build_custom(a.pool, "config.model.pool", a, rngs)
     return AttentionPooling(a, rngs=rngs) if a.pool == "map" else None
 
 
-def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Any:
+def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
     """Return the classifier of an architecture: ours, or the class that `a.head` refers to."""
     return _build_custom(a.head, "config.model.head", a, rngs) if is_reference(a.head) else Head(a, rngs=rngs)
 
@@ -107,7 +110,7 @@ def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -
         return build(a, rngs=rngs)
 
 
-def apply_pooling(pooling: Any, tokens_BSD: jax.Array) -> jax.Array:
+def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
     """Return pooled_BD.
 
     Raises:
@@ -115,14 +118,14 @@ def apply_pooling(pooling: Any, tokens_BSD: jax.Array) -> jax.Array:
     """
     pooled_BD, expected = pooling(tokens_BSD), (tokens_BSD.shape[0], tokens_BSD.shape[2])
     if jnp.shape(pooled_BD) != expected:
-        raise ValueError(
-            f"config.model.pool: {type(pooling).__name__} returns an array of shape {jnp.shape(pooled_BD)} for tokens "
-            f"{tokens_BSD.shape}: must be {expected}. Return one vector for each image."
-        )
+        shapes = f"shape {jnp.shape(pooled_BD)} for tokens {tokens_BSD.shape}: must be {expected}"
+        raise ValueError(f"config.model.pool: {type(pooling).__name__} returns {shapes}, a vector for each image.")
     return pooled_BD
 
 
-def apply_head(head: Any, pooled_BD: jax.Array, num_classes: int) -> tuple[jax.Array | None, jax.Array]:
+def apply_head(
+    head: Callable[[jax.Array], Any], pooled_BD: jax.Array, num_classes: int
+) -> tuple[jax.Array | None, jax.Array]:
     """Return logits_BK, or None without classes, and the features_BD they are computed from.
 
     Raises:
@@ -131,10 +134,8 @@ def apply_head(head: Any, pooled_BD: jax.Array, num_classes: int) -> tuple[jax.A
     output = head(pooled_BD)
     shape = (pooled_BD.shape[0], num_classes)
     if not isinstance(output, tuple) or len(output) != 2 or (num_classes and jnp.shape(output[0]) != shape):
-        found = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
-        raise ValueError(
-            f"config.model.head: {type(head).__name__} returns arrays of shape {found}: must be the logits {shape} and "
-            "the features. Return (logits_BK, features_BD)."
-        )
+        returned = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
+        rule = f"returns shape {returned}: must be logits {shape} and features"
+        raise ValueError(f"config.model.head: {type(head).__name__} {rule}. Return (logits_BK, features_BD).")
     logits_BK, features_BD = output
     return (logits_BK if num_classes else None), features_BD

@@ -46,61 +46,37 @@ def lora_of(config: OptimizerConfig) -> Lora | None:
 
 
 def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
-    """Check that the blocks of a network are ours.
-
-    Args:
-      a: the network.
-      is_standard: False for a network that `a` does not describe.
-
-    Raises:
-      ValueError: there are none, or they are user-defined.
-    """
-    if not is_standard or a.network is not None or is_reference(a.block):
-        raise ValueError(
-            f"config.optimizer.lora_rank: LoRA does not know the layers of user-defined blocks or networks, such as "
-            f"that of {a.name}. Use lora_rank=None; optimizer.frozen chooses what is trained."
-        )
-    if not a.has_transformer:
-        raise ValueError(
-            f"config.optimizer.lora_rank: LoRA adapts attention and MLP, and {a.name} has neither. Use lora_rank=None."
-        )
+    """Raise ValueError unless the blocks of a network are built in; `is_standard`: `a` describes the network."""
+    if not is_standard or a.network is not None or is_reference(a.block) or not a.has_transformer:
+        rule = f"must be None for {a.name}, which has no built-in blocks of attention and MLP"
+        raise ValueError(f"config.optimizer.lora_rank: {rule}. Use optimizer.frozen to choose what is trained.")
 
 
 def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
-    """Return the shapes of the factors, (L, I, r) and (L, r, O), by name.
-
-    Args:
-      shapes: of the network's parameters by name.
-      lora: which layers are adapted.
+    """Return the shapes of the factors, (L, I, r) and (L, r, O), by name, for parameters of these shapes.
 
     Raises:
       ValueError: the rank is larger than a side of a kernel, or the blocks have no such layer.
     """
-    found, layers = dict[str, Shape](), set[str]()
+    factors, layers = dict[str, Shape](), set[str]()
     for name, shape in shapes.items():
         match = _KERNEL.fullmatch(name)
         if match is None or (lora.layers and match[2] not in lora.layers):
             continue
         depth, inputs, outputs = shape
-        if not 1 <= lora.rank <= min(inputs, outputs):
+        if not 1 <= lora.rank <= (most := min(inputs, outputs)):
             raise ValueError(
-                f"config.optimizer.lora_rank={lora.rank}: must lie in [1, {min(inputs, outputs)}], the smaller side of "
-                f"{name}. Use 4 to 64."
+                f"config.optimizer.lora_rank={lora.rank}: must lie in [1, {most}], for {name}. Use 4 to 64."
             )
-        found |= {f"{match[1]}/{A}": (depth, inputs, lora.rank), f"{match[1]}/{B}": (depth, lora.rank, outputs)}
+        factors |= {f"{match[1]}/{A}": (depth, inputs, lora.rank), f"{match[1]}/{B}": (depth, lora.rank, outputs)}
         layers.add(match[2])
     if missing := [layer for layer in lora.layers if layer not in layers]:
         raise ValueError(f"config.optimizer.lora_layers={','.join(lora.layers)}: the blocks have no {missing[0]}.")
-    return found
+    return factors
 
 
 def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
-    """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero.
-
-    Args:
-      shapes: of the factors by name.
-      key: of the run.
-    """
+    """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
     keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(shapes))
 
     def initial(name: str, key: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ Legend: B batch, S sequence length, R = B S, D width, M MLP dimension.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +70,7 @@ class Mlp(nnx.Module):
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
         is_gated: bool = False,
-        norm: nnx.Module | None = None,
+        norm: Callable[[jax.Array], jax.Array] | None = None,
         use_bias: bool = True,
     ):
         dense = functools.partial(
@@ -85,7 +84,7 @@ class Mlp(nnx.Module):
         )
         self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
         self.gate = dense(width, mlp_dim) if is_gated else None
-        self.norm: Any = norm
+        self.norm = norm
         self.form = form
 
     @jax.named_scope("mlp")

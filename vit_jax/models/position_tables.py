@@ -9,17 +9,9 @@ import numpy as np
 def fixed_positions(
     kind: str, grid: tuple[int, int], width: int, *, prefix_length: int, reference_grid: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Return one row for each token.
+    """Return the table of "sincos2d" or "none", float32 (1, S, D).
 
-    Args:
-      kind: "sincos2d" or "none".
-      grid: rows and columns of patches.
-      width: D.
-      prefix_length: number of tokens before the patches; nothing is added to them.
-      reference_grid: as for `sincos2d`.
-
-    Returns:
-      float32 (1, S, D).
+    It has zeros for the `prefix_length` tokens before the patches; the other arguments are those of `sincos2d`.
     """
     table = (
         sincos2d(grid, width, reference_grid)
@@ -30,15 +22,10 @@ def fixed_positions(
 
 
 def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] | None = None) -> np.ndarray:
-    """Fixed two-dimensional positions in MoCo v3's form.
+    """Return sine-cosine positions in MoCo v3's form, float32 (rows * columns, width).
 
-    Args:
-      grid: rows and columns of patches.
-      width: divisible by 4; a quarter each for sin(x w), cos(x w), sin(y w), cos(y w).
-      reference_grid: rows and columns in which the middles of patches are counted; None: `grid`.
-
-    Returns:
-      float32 (rows * columns, width); frequencies w fall from 1 to exactly 1/10000.
+    A quarter each of `width`, which 4 divides, is sin(x w), cos(x w), sin(y w), cos(y w); frequencies w fall from 1 to
+    1/10000. The middles of patches are counted on `reference_grid`; None: `grid`.
     """
     quarter = width // 4
     frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
@@ -47,8 +34,8 @@ def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] 
     rows, columns = np.meshgrid(*places, indexing="ij")
     x_angles = columns.reshape(-1, 1) * frequencies
     y_angles = rows.reshape(-1, 1) * frequencies
-    parts = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
-    return np.concatenate(parts, axis=1).astype(np.float32)
+    quarters = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
+    return np.concatenate(quarters, axis=1).astype(np.float32)
 
 
 def rotary_angles(
@@ -59,22 +46,18 @@ def rotary_angles(
     has_class_token: bool,
     reference_grid: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Return the angles by which rotary positions turn the pairs of a head's values, for each patch.
+    """Return the angles that turn the pairs of a head's values, float32 (rows * columns, head_dim / 2).
 
-    Frequencies fall geometrically from 1 over a quarter of the head. The first half of the angles is one coordinate
-    times all frequencies, the second half the other.
+    The first half is one coordinate times frequencies that fall geometrically from 1, the second half the other.
 
     Args:
-      kind: "centred" has coordinates from -1 to 1 by the height and the width of the image, rows first, and
-        frequencies of 2 pi / 100**k (DINOv3); "grid" has rows and columns scaled to 16, rows first (EVA-02); "index"
-        has columns first, from 0, or from 1 if there is a class token (Perception Encoder); both of 1 / 10000**k.
+      kind: "centred" has coordinates from -1 to 1, rows first, and frequencies 2 pi / 100**k (DINOv3); "grid" scales
+        rows and columns to 16, rows first (EVA-02); "index" counts columns first, from 1 if there is a class token
+        (Perception Encoder); both with 1 / 10000**k.
       grid: rows and columns of patches.
       head_dim: divisible by 4.
       has_class_token: the class token itself is not turned.
-      reference_grid: rows and columns that the coordinates of "index" are scaled to; None: `grid`.
-
-    Returns:
-      float32 (rows * columns, head_dim / 2), in raster order.
+      reference_grid: rows and columns that "index" is scaled to; None: `grid`.
     """
     exponents = np.arange(head_dim // 4) * 4 / head_dim
     frequencies = 2 * np.pi * 100.0**-exponents if kind == "centred" else 10000.0**-exponents
@@ -92,13 +75,10 @@ def rotary_angles(
 
 
 def offset_places(num_patches: int, *, has_class_token: bool) -> np.ndarray:
-    """Return indices of the offsets between tokens in a table of relative positions.
+    """Return int (S, S), queries by keys: indices of the offsets between tokens in a table of relative positions.
 
-    The table begins with the offsets 1 - N to N - 1 of a query from a key in raster order; with a class token, that as
-    a query, as a key, and as both follow.
-
-    Returns:
-      int (S, S), queries by keys.
+    The table has the offsets 1 - N to N - 1 of a query from a key in raster order; with a class token, that as a query,
+    as a key, and as both follow.
     """
     order = np.arange(num_patches)
     places = order[:, None] - order + num_patches - 1

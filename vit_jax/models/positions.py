@@ -1,4 +1,4 @@
-"""Position embeddings: added to the tokens, or as a part of attention.
+"""Position embeddings: added to the tokens, or within attention.
 
 Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (N, or N + 1 with a class token at
 index 0), D width, h also head dimension.
@@ -72,16 +72,15 @@ class FixedPositions(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        options: Any = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
+        options: dict[str, Any] = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
         return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, **options))
 
 
 class RelativePositions(nnx.Module):
     """A learned key for each offset between a query and a key in raster order (ViT, App. D.4; Shaw et al., 2018).
 
-    A query's product with it is added to the logits of attention. The paper does not say how a class token takes part
-    and what heads share: here a class token has three keys of its own (as query, as key, as both), all heads have the
-    same keys, no offset is clipped, and every block has a table of its own.
+    A query's product with it is added to the logits of attention. A class token has three keys (as query, as key, as
+    both), all heads have the same keys, no offset is clipped, and every block has its table: the paper does not say.
     """
 
     def __init__(self, a: Architecture, num_patches: int, *, rngs: nnx.Rngs):
@@ -137,19 +136,19 @@ POSITIONS: dict[str, Callable[..., nnx.Module]] = {
 
 
 def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
-    """The position embedding of an architecture: one of ours, or "package.module:name" of the user's own.
-
-    That is a class with the constructor and call of `LearnedPositions1D`: its call returns (1, S, D).
-    """
+    """Return the position embedding: built in, or a class with the constructor and call of `LearnedPositions1D`."""
     kind = a.position_embedding
     build = POSITIONS[kind] if kind in POSITIONS else resolve(kind, "config.model.position_embedding")
     return build(a, rngs=rngs)
 
 
 def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
-    """Tokens plus what a position embedding returns; ValueError if that is of another shape than (1, S, D)."""
-    positions_1SD = positions()
-    if positions_1SD.shape != (1, *tokens_BSD.shape[1:]):
-        expected = (1, *tokens_BSD.shape[1:])
+    """Add positions (1, S, D) to tokens.
+
+    Raises:
+      ValueError: the position embedding returns another shape.
+    """
+    positions_1SD, expected = positions(), (1, *tokens_BSD.shape[1:])
+    if positions_1SD.shape != expected:
         raise ValueError(f"{type(positions).__name__} returns positions {positions_1SD.shape} for {expected}.")
     return tokens_BSD + positions_1SD.astype(tokens_BSD.dtype)

@@ -43,10 +43,8 @@ class Encoder(nnx.Module):
     """L blocks as one with a leading layer axis, and the final norm.
 
     `remat` says what the backward pass computes again, `scan_unroll` how many blocks one iteration of the loop holds:
-    with one, compile time does not grow with depth, with all, nothing is copied into stacks and out. A block of the
-    user's own (`a.block`, "package.module:name") is a class with the constructor and call of `Block`; with a
-    `with_attention` as there it also gives attention weights.
-    Positions that every block adds to its input (`a.position_layers`) are a part of it, shared ones are given.
+    one compiles fast, all copy nothing. A user-defined block (`a.block`) is a class with the constructor and call of
+    `Block`; one with a `with_attention` also gives attention weights.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
@@ -81,10 +79,8 @@ class Encoder(nnx.Module):
           Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
         """
         if "attention" in taps and not hasattr(self.blocks, "with_attention"):
-            raise ValueError(
-                f"taps={tuple(taps)}: {type(self.blocks).__name__} has no method with_attention, which returns its "
-                "output and the attention weights: define it, or leave 'attention' out."
-            )
+            lacks = f"{type(self.blocks).__name__} has no method with_attention"
+            raise ValueError(f"taps={tuple(taps)}: {lacks}. Define it, or leave 'attention' out.")
         fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
         keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None

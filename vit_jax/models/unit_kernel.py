@@ -27,7 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.models.activations import device_kind, on_parts
+from vit_jax.models.activations import device_kind, on_shards
 from vit_jax.models.unit_programs import LANES, NUM_TAPS, Form, ScratchMap, Sizes, backward, forward
 
 MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
@@ -84,7 +84,7 @@ def _save(x_BRI: jax.Array, parameters: Parameters, form: Form) -> Any:
     def run(x_BRI: jax.Array, parameters: Parameters) -> tuple[jax.Array, ...]:
         return tuple(_Unit(x_BRI, parameters, form).run_forward(x_BRI, parameters))
 
-    run = on_parts(run, ("map_BRC", "whole"), ("map_BRC",) * len(names))
+    run = on_shards(run, ("map_BRC", "whole"), ("map_BRC",) * len(names))
     found = dict(zip(names, run(x_BRI, parameters), strict=True))
     out_BRE = found.pop("out")
     kept = {
@@ -98,7 +98,7 @@ def _differentiate(form: Form, saved: Any, gradient_BRE: jax.Array) -> Any:
         return _Unit(x_BRI, parameters, form).run_backward(x_BRI, parameters, others)
 
     x_BRI, parameters, kept = saved
-    run = on_parts(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
+    run = on_shards(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
     dx_BRI, sums = run(x_BRI, parameters, kept | {"dout": gradient_BRE})
     return dx_BRI, _Unit(x_BRI, parameters, form).collect({name: sum_.sum(0) for name, sum_ in sums.items()})
 

@@ -61,7 +61,7 @@ class VisionTransformer(nnx.Module):
 
         Args:
           image_BHWC: float, in [-1, 1], of the architecture's image size.
-          dropout_key: given in training only; without it nothing is dropped.
+          dropout_key: in training only; without it nothing is dropped.
           taps: inner results to return: "blocks", "attention", of a hybrid "stages"; see `ModelOutput`.
           corruption: of a network that predicts patches, what it sees in the place of some.
         """

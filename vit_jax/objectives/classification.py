@@ -26,10 +26,9 @@ class Classification:
     """Image classification.
 
     Attributes:
-      loss: "softmax": one class an image. "sigmoid": an independent yes or no for each class, summed over
-        classes (not averaged), as big_vision and BiT train on ImageNet-21k and JFT. "bce": the same, averaged over
-        classes, of labels that are 1 wherever they are above 0 (DeiT III, which mixes images). Or a user-defined
-        function, (logits_BK, label_BK) -> loss_B, all float32.
+      loss: "softmax"; "sigmoid": independent classes, summed over, as in big_vision and BiT; "bce": the same, averaged,
+        of labels that are 1 wherever they are above 0 (DeiT III); or a function (logits_BK, label_BK) -> loss_B, all
+        float32.
       label_smoothing_fraction: share of the label spread evenly over all classes.
     """
 
@@ -52,10 +51,7 @@ class Classification:
         elif callable(self.loss):
             loss_B = self.loss(logits_BK, label_BK)
             if loss_B.shape != targets.mask_B.shape:
-                raise ValueError(
-                    f"config.objective.loss gives an array of shape {loss_B.shape} for {logits_BK.shape[0]} examples; "
-                    f"it must give one loss for each, {targets.mask_B.shape}."
-                )
+                raise ValueError(f"config.objective.loss returns shape {loss_B.shape}: must be {targets.mask_B.shape}.")
         else:
             loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK).sum(axis=-1)
         mask_B = targets.mask_B

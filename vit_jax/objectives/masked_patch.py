@@ -24,16 +24,14 @@ def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
     """Numbers that a network predicts for each patch; 0 for classification.
 
     Raises:
-      ValueError: patches that cannot be divided into 4 x 4 parts.
+      ValueError: patches that cannot be divided into 4 x 4 cells.
     """
     if config.kind != "masked_patch":
         return 0
     if config.patch_target == "colours_4x4":
         if any(pixels % SIDE for pixels in patch_size):
-            raise ValueError(
-                f"config.objective.patch_target='colours_4x4': patches of {patch_size[0]}x{patch_size[1]} pixels have "
-                f"no {SIDE}x{SIDE} equal parts; choose mean_colour or pixels, or another patch size."
-            )
+            rule = f"must have patches of {SIDE}x{SIDE} equal cells, not {patch_size[0]}x{patch_size[1]} pixels"
+            raise ValueError(f"config.objective.patch_target='colours_4x4': {rule}. Use mean_colour or pixels.")
         return SIDE * SIDE * CLASSES
     return CLASSES if config.patch_target == "mean_colour" else math.prod(patch_size) * 3
 
@@ -74,8 +72,8 @@ class MaskedPatch:
             return _cut(covered, rows, columns).astype(jnp.float32) / 127.5 - 1.0
         if self.config.patch_target == "mean_colour":
             return _colour_classes(_cut(covered, rows, columns))[..., None]
-        parts_BNV = _cut(covered, rows * SIDE, columns * SIDE)  # in raster order over the image, not over a patch
-        classes = _colour_classes(parts_BNV).reshape(-1, rows, SIDE, columns, SIDE)
+        cells_BNV = _cut(covered, rows * SIDE, columns * SIDE)  # in raster order over the image, not over a patch
+        classes = _colour_classes(cells_BNV).reshape(-1, rows, SIDE, columns, SIDE)
         return classes.transpose(0, 1, 3, 2, 4).reshape(-1, rows * columns, SIDE * SIDE)
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
@@ -115,10 +113,10 @@ def build_masked_patch(config: ObjectiveConfig, a: Architecture) -> MaskedPatch:
 
 
 def _cut(image_BHWC: jax.Array, rows: int, columns: int) -> jax.Array:
-    """Parts in raster order, their pixels row by row: (B, rows * columns, pixels * 3)."""
+    """Return patches in raster order, their pixels row by row: (B, rows * columns, pixels * 3)."""
     batch, height, width, channels = image_BHWC.shape
-    parts = image_BHWC.reshape(batch, rows, height // rows, columns, width // columns, channels)
-    return parts.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
+    patches = image_BHWC.reshape(batch, rows, height // rows, columns, width // columns, channels)
+    return patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
 
 
 def _colour_classes(part_BNV: jax.Array) -> jax.Array:

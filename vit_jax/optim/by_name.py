@@ -42,13 +42,10 @@ def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[
 def train_only(
     optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-    """Run an optimiser on some parameters and leave every other as it is, to the bit.
+    """Run an optimiser on some parameters and leave every other as it is, to the bit (subnormal numbers may become 0).
 
-    (All but subnormal numbers, below 1e-38: adding anything to them makes them 0 on many devices.)
-
-    The optimiser sees a dictionary of the trained parameters by name. So it keeps no moments of frozen ones (with Adam
-    and a linear probe of ViT-L/16 these would be 2.4 GB of zeros), and a norm to clip by is the norm of the trained
-    ones' gradients. The compiler drops the unused part of the backward pass.
+    The optimiser sees a dictionary of the trained parameters by name: it keeps no moments of frozen ones, and clips by
+    the norm of the trained ones.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -95,17 +92,13 @@ def _scale(factors_of: Callable[[Any], Mapping[str, Any]]) -> optax.GradientTran
 
 
 def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
-    """The number of layers between each parameter and the head, read off their names and shapes.
+    """Return the number of layers between each parameter and the head, by name.
 
-    * The head, the pooling and the norm before them: 0.
-    * Block i of a transformer with L blocks, counted from 0: L - i.
-    * What comes before the blocks (embedding and its norm, class token, registers, positions, the ResNet of a hybrid):
-      L + 1.
-    * Stage s of a ResNet with S stages, counted from 1: S - s + 1; its root: S + 1. A stage is one step because its
-      many units would otherwise leave the root of a deep ResNet with no learning rate at all.
+    0 for the head, the pooling and their norms; L - i for block i of L, counted from 0; L + 1 for what comes before the
+    blocks. S - s + 1 for stage s of a ResNet with S stages, counted from 1; S + 1 for its root.
 
     Returns:
-      By name, integers that broadcast against the leaf: a scalar, or (L, 1, ...) where blocks are stacked.
+      Integers that broadcast against the leaf: a scalar, or (L, 1, ...) where blocks are stacked.
 
     Raises:
       ValueError: a parameter whose place in the network is not known.
@@ -129,12 +122,10 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
 
 
 def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
-    """Check that every pattern of the config matches a parameter of a model, and that something is left to train.
-
-    With LoRA a pattern must match a factor or a parameter of the head: others are frozen anyway.
+    """Check that every pattern matches a parameter, with LoRA a trained one, and that some parameters are trained.
 
     Raises:
-      ValueError: one does not.
+      ValueError: a pattern matches none, or nothing is trained.
     """
     names = list(pytree.named_leaves(parameters))
     if config.lora_rank is not None:
@@ -146,12 +137,10 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
                 folders = {f"{parent}/*" for name in names for parent in pathlib.PurePosixPath(name).parents}
                 near = closest(pattern, sorted({*names, *folders} - {"./*"}), 3)
                 nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
-                raise ValueError(
-                    f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} "
-                    f"The names: {', '.join(names)}."
-                )
+                reason = f"no parameter matches {pattern!r}.{nearest} The names: {', '.join(names)}."
+                raise ValueError(f"config.optimizer.{field}: {reason}")
     is_trained = make_is_trained(config)
     if is_trained is not None and not any(map(is_trained, names)):
-        given = f"trained={config.trained!r}, frozen={config.frozen}"
-        given += f", lora_rank={config.lora_rank}" if config.lora_rank is not None else ""
-        raise ValueError(f"config.optimizer: {given} leaves no parameter of this model to train.")
+        rank = "" if config.lora_rank is None else f", lora_rank={config.lora_rank}"
+        options = f"trained={config.trained!r}, frozen={config.frozen}{rank}"
+        raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")

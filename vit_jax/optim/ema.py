@@ -1,9 +1,6 @@
-"""Polyak averaging: an exponential moving average of the parameters, as two pure functions.
+"""Polyak averaging: an exponential moving average of the parameters (ViT, sec. 4.1), as two pure functions.
 
-The average is a tree like the parameters, in float32, and valid after every step. The paper fine-tunes with a factor of
-0.9999 (Sec. 4.1) and says neither when averaging starts nor whether it is corrected for that start. Over runs not much
-longer than the 10,000 steps it spans, one that starts from the initial parameters never forgets them; bias correction,
-or a later start, cures it.
+The average is a float32 tree like the parameters, and valid after every step.
 """
 
 import math
@@ -16,10 +13,7 @@ T = TypeVar("T")
 
 
 def init(parameters: T) -> T:
-    """The average before the first step: a float32 copy of the parameters.
-
-    A copy even where nothing need be converted: the two trees are donated side by side, and may share no buffer.
-    """
+    """Return the average before the first step: a float32 copy of the parameters, which shares no buffer with them."""
     return jax.tree.map(lambda parameter: jnp.array(parameter, dtype=jnp.float32, copy=True), parameters)
 
 
@@ -33,22 +27,16 @@ def update(
     bias_correction: bool,
     warmup: str | None = None,
 ) -> T:
-    """The average after one more step.
+    """Return the average after one more step; up to and including `start_step` it is the parameters.
 
-    Up to and including `start_step` the average is the parameters. Let n count the steps after it.
+    With n steps after `start_step` it is `average + rate * (parameters - average)`, which keeps constant parameters as
+    they are in float32, with a rate of
 
-    * With bias correction the average is what Adam makes of its moments: the sum over those n steps of
-      `factor**age * parameters`, divided by the sum of its weights. Parameters before them have no weight.
-    * Without, it is `factor * average + (1 - factor) * parameters`, begun at the parameters of `start_step`.
-    * With a warm-up, `factor` there is at most n / (9 + n) ("ratio"; n - 1 updates came before, as in TensorFlow and
-      its min(factor, (1 + updates) / (10 + updates))), or 1 - n ** (-2 / 3) ("power", as timm's ModelEmaV3).
+    * `(1 - factor) / (1 - factor**n)` with bias correction, as Adam's moments: parameters before have no weight;
+    * `1 - factor` without; with a warm-up at least `9 / (9 + n)` ("ratio", TensorFlow) or `n ** (-2 / 3)` ("power",
+      timm).
 
-    All are `average + rate * (parameters - average)`, the first with a rate of (1 - factor) / (1 - factor**n).
-    In float32 this form keeps constant parameters as they are, which `factor * average + (1 - factor) *
-    parameters` does not: the rounding of 0.9999 alone would shrink them by 2e-4.
-
-    `step` (int32, may be traced) counts the updates made so far, the one that gave `parameters` included; `factor` is
-    the weight that the average keeps, between 0 and 1.
+    `step` counts the updates made so far, the one that gave `parameters` included.
     """
     # (1 - factor) / (1 - factor**count), for counts from 1 on; expm1 because factor**count is all but 1 at first.
     count = jnp.asarray(step, jnp.float32) - start_step

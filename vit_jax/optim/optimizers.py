@@ -1,7 +1,6 @@
-"""Adam, LAMB, SGD with momentum, or any optimiser of optax or of one's own, as a chain of optax transformations.
+"""Adam, LAMB, SGD with momentum, or any optimiser of optax or of the user, as a chain of optax transformations.
 
-The three meanings that papers give to "weight decay 0.1" are one transformation here, told apart by a
-coefficient and by which parameters it touches. Micro-batches are summed in `train/step`, before this chain.
+Micro-batches are summed in `train/step`, before this chain.
 """
 
 import contextlib
@@ -24,39 +23,28 @@ from vit_jax.references import called, is_reference, resolve
 def build_optimizer(
     config: OptimizerConfig, schedule: Schedule, peak_learning_rate: float
 ) -> optax.GradientTransformation:
-    """Clipping, direction, weight decay, learning rate, layer decay, multipliers, in this order.
+    """Build the chain: clipping, direction, weight decay, learning rate, layer decay, multipliers, in this order.
 
-    The direction `d` of a clipped gradient `g` is
+    Directions, of a clipped gradient:
 
-    * "adam": Adam's, from bias-corrected moments; with weight decay this is AdamW. With `first_moment_dtype="bfloat16"`
-      optax multiplies in bfloat16, where a `beta1` of 0.9 is 0.8984 (so it is in big_vision too);
-    * "lamb": Adam's (You et al., 2019, 1904.00962, with the bias correction of its released code and no limits of
-      norms). Each kernel's update, weight decay included, is scaled to the norm of the kernel, in every layer; where
-      one of the two norms is 0, it stays. Other parameters are not scaled (timm, deit3-jax);
-    * "sgd": the momentum buffer `m = momentum * m + g`, which starts at 0. There is no Nesterov step, and weight decay
-      stays out of the buffer (ViT, App. B.1.1, fine-tunes so, with a momentum of 0.9 and no weight decay). With
-      bfloat16 the product is computed in float32 and only `m` is rounded; the released code multiplies in bfloat16, so
-      its momentum of 0.9 is 0.8984 in effect.
+    * adam: bias-corrected moments. With bfloat16 optax rounds a `beta1` of 0.9 to 0.8984, as big_vision does;
+    * lamb: Adam's (You et al., 2019), then each layer's kernel update is scaled to the norm of the kernel, weight decay
+      included, unless one norm is 0. Other parameters are not scaled (timm, deit3-jax);
+    * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m` is rounded.
 
-    With `lr` the schedule's value and `wd` the weight decay, a step is
+    Meanings of a weight decay `wd`, with the scheduled rate `lr`:
 
-    * "paper": `p - lr * (d + wd * p)` for every parameter. The paper's 0.1, 0.03 and 0.3 mean this
-      (decoupled, times the scheduled rate: flax.optim.Adam of its time, today's AdamW);
-    * "paper_kernels": the same, but only kernels and factors of LoRA decay, not biases, norms and embeddings;
-    * "big_vision": `p - lr * d - (lr / peak) * wd * p` on kernels: `wd` follows the schedule's shape
-      but not its height, so 1e-4 there is the paper's 0.1 at a peak rate of 1e-3.
+    * paper: `p - lr * (d + wd * p)` for every parameter (today's AdamW);
+    * paper_kernels: the same for kernels and factors of LoRA alone;
+    * big_vision: `p - lr * d - (lr / peak) * wd * p` on these, so that its 1e-4 is the paper's 0.1 at a peak of 1e-3.
 
-    A reference in the place of "adam", such as "optax:lion" or "optax.contrib:muon", is called with
-    `learning_rate=schedule` and `config.arguments` and must return an `optax.GradientTransformation`: direction, weight
-    decay and learning rate are its own. It sees the parameters as a dictionary by name, with the arrays of each layer
-    apart (`per_layer`). `optax.contrib:muon` is told which dimensions of a kernel make a matrix (`describe_matrices`).
+    A reference such as "optax:lion" is called with `learning_rate=schedule` and `config.arguments`, and does all of
+    these itself. It sees parameters by name, those of each layer apart (`per_layer`).
 
-    A layer decay multiplies the step (`scale_by_layer`), and so does the factor of the first of
-    `learning_rate_multipliers` whose pattern matches the parameter's name. All of this happens to the parameters that
-    are trained; the others stay as they are (`train_only`).
-
-    `schedule` goes from the number of updates already made to the learning rate. `update` of what is returned needs the
-    parameters, a tree with the names of our models.
+    Args:
+      config: the optimiser, its decay and the trained parameters; others keep their values (`train_only`).
+      schedule: from updates made so far to the learning rate.
+      peak_learning_rate: the divisor of big_vision's decay.
 
     Raises:
       ValueError: a reference that cannot be called so, or whose result is no optimiser.
@@ -152,8 +140,7 @@ def _is_kernel(name: str) -> bool:
 def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.GradientTransformation:
     field = "config.optimizer.name"
     arguments = f"config.optimizer.arguments={dict(config.arguments)}"
-    given = f"learning_rate and {arguments}"
-    with called(f"{field}={config.name!r}", given):
+    with called(f"{field}={config.name!r}", f"learning_rate and {arguments}"):
         build = resolve(config.name, field)
         described = {"muon_weight_dimension_numbers": describe_matrices} if build is optax.contrib.muon else {}
         inner = build(learning_rate=schedule, **described | dict(config.arguments))

@@ -1,7 +1,6 @@
-"""Optimisers that see the arrays of each layer, although the layers of a network are stacked.
+"""Optimisers that see the arrays of each layer, although a network stacks those of alike layers on a leading axis.
 
-The parameters of alike layers are one array with a leading layer axis. An optimiser that uses shapes or norms of arrays
-(Muon, LAMB, Adafactor) must not see that axis. Its state is stored stacked, as the parameters are.
+Optimisers that use shapes or norms (Muon, LAMB, Adafactor) must not see that axis. Their state is stored stacked.
 """
 
 import operator
@@ -19,11 +18,10 @@ _LAYER = re.compile(rf"({_STACKED.pattern})(\d+)/")
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return a transformation of parameters by name that shows `optimizer` one array per layer.
+    """Return a transformation of parameters by name that shows `optimizer` one array per layer, and stacks its updates.
 
-    `optimizer` sees "encoder/blocks/3/mlp/expand/kernel" (D, M) instead of "encoder/blocks/mlp/expand/kernel"
-    (L, D, M), and the units of a ResNet's stage likewise: "body/stage1/rest/0/conv1/kernel". Updates are those of
-    `optimizer` on a network whose layers are not stacked.
+    `optimizer` sees "encoder/blocks/3/mlp/expand/kernel" (D, M) instead of "encoder/blocks/mlp/expand/kernel" (L, D,
+    M).
     """
 
     def init(params: optax.Params) -> optax.OptState:

@@ -20,30 +20,20 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 def build_schedule(
     config: ScheduleConfig, *, warmup_steps: int, total_steps: int, timescale_steps: int, cooldown_steps: int = 0
 ) -> Schedule:
-    """The schedule that `config` describes.
+    """Build the schedule of a config, whose durations are replaced by these numbers of steps.
 
-    With `progress` running from 0 at the end of the warm-up to 1 at the end of the run, the decays are
+    The rate is a decay times `min(1, step / warmup_steps)`. With `p` from 0 at the end of the warm-up to 1 at the end
+    of the run, the decays are
 
-    * linear: `end + (base - end) * (1 - progress)`;
-    * cosine: `end + (base - end) * (1 + cos(pi * progress)) / 2`;
-    * rsqrt: `base / sqrt(1 + steps since the warm-up / timescale)`, which leaves the warm-up at `base`
-      whatever the timescale, unlike `base * sqrt(timescale / step)` (Scaling Vision Transformers);
-    * constant: `base`;
-    * staircase: `base` divided by 10 for every fraction of `drop_at_fraction` that has passed. Fractions are of the
-      full run, warm-up included, rounded to the nearest step; the step of that number is the first with the lower
-      rate (BiT-HyperRule; its released code is one step later);
-    * wsd: `base` until the last `cooldown_steps`, in which `p` runs from 0 to 1: `end + (base - end) * (1 - p)`
-      (linear) or `end + (base - end) * (1 - sqrt(p))` (sqrt; Haegele et al., 2024, 2405.18392). Before the cooldown
-      the rate depends on neither the length of the run nor that of the cooldown: runs of several lengths have it in
-      common;
+    * linear: `end + (base - end) * (1 - p)`; cosine: `end + (base - end) * (1 + cos(pi * p)) / 2`; constant: `base`;
+    * rsqrt: `base / sqrt(1 + steps since the warm-up / timescale)`, which is `base` after the warm-up, unlike that of
+      Scaling Vision Transformers;
+    * staircase: `base` divided by 10 at each fraction of the complete run in `drop_at_fraction`, at the nearest step
+      (BiT-HyperRule; its code is one step later);
+    * wsd: `base` until the last `cooldown_steps`, then linear or `end + (base - end) * (1 - sqrt(q))` with `q` from 0
+      to 1 (Haegele et al., 2024). Before the cooldown runs of all lengths have the same rate.
 
-    each times `min(1, step / warmup_steps)`. Step 0 therefore has rate 0 if there is a warm-up.
-
-    A reference in the place of a decay is called with the arguments `learning_rate`, `warmup_steps` and `total_steps`
-    and returns the complete schedule, warm-up included: step -> learning rate, as those of optax.
-
-    The config's durations are ignored in favour of those in steps: warm-up (may be 0), run, timescale (of rsqrt only),
-    cooldown (of wsd only).
+    A reference is called with `learning_rate`, `warmup_steps` and `total_steps`, and returns the complete schedule.
 
     Raises:
       ValueError: a reference that cannot be called so.
@@ -63,7 +53,7 @@ def build_schedule(
 def _make_decay(
     config: ScheduleConfig, warmup_steps: int, total_steps: int, timescale_steps: int, cooldown_steps: int
 ) -> Callable[[jax.Array], jax.Array]:
-    """The rate as a function of the (float32) steps since the end of the warm-up."""
+    """Return the rate as a function of the (float32) steps since the end of the warm-up."""
     base, end = config.learning_rate, config.end_learning_rate
     decay_steps = total_steps - warmup_steps
 

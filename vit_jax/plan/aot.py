@@ -64,7 +64,7 @@ class Executable:
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """The compiler found that the step does not fit."""
+    """The compiler's result for a step that does not fit."""
 
     needed_bytes: int | None  # on one chip; None if the message does not contain it
     available_bytes: int | None  # to a program, of the chip's memory; None likewise
@@ -158,12 +158,12 @@ def compile_program(lower: Callable[[], jax.stages.Lowered], device: jax.Device)
 
 def _read_bundles() -> dict[str, int]:
     """Return bundles by instruction; empty if libtpu was loaded earlier, without asking for schedules."""
-    found = {}
+    bundles_by_name = {}
     for path in _schedules().iterdir():
         match = _SCHEDULE.fullmatch(path.name)
         if match and (bundles := _BUNDLES.search(path.read_text(errors="replace"))):
-            found[match[1]] = int(bundles[1])
-    return found
+            bundles_by_name[match[1]] = int(bundles[1])
+    return bundles_by_name
 
 
 def _schedules() -> pathlib.Path:

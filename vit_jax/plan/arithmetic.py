@@ -6,7 +6,6 @@ Used where the compiler is missing, and to order the candidates of a search.
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -106,13 +105,13 @@ def limit_seconds(run: Assembly, topology: Topology) -> float | None:
 
 
 def _updated_bytes(run: Assembly) -> int:
-    """The updated part of the state, and gradients, on one device, read and written."""
+    """Return the bytes of the updated state and of gradients on one device, read and written."""
     updated = updated_leaves(run.abstract_state, make_is_trained(run.config.optimizer))
     return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in updated)
 
 
 def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
-    mesh, parts = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps or 1
+    mesh, micro_batches = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps or 1
     seconds = make_collective_seconds(mesh.devices.flat, topology)
     leaves = jax.tree.leaves(run.abstract_state.model)
     spread = [leaf for leaf in leaves if "data" in leaf.sharding.spec]
@@ -126,8 +125,8 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
     for even, gather, scatter in ((True, "all-gather", "reduce-scatter"), (False, "all-reduce", "all-reduce")):
         num_bytes = size * _values([leaf for leaf in spread if _is_even(leaf, topology) == even], mesh)
         if num_bytes:
-            yield 2 * parts * seconds(gather, num_bytes, members("data"))  # in the forward and backward pass
-            yield parts * seconds(scatter, num_bytes, members("data"))
+            yield 2 * micro_batches * seconds(gather, num_bytes, members("data"))  # in the forward and backward pass
+            yield micro_batches * seconds(scatter, num_bytes, members("data"))
             yield seconds("all-reduce", num_bytes // mesh.shape["data"], members("replica"))
     if mesh.shape["model"] > 1 and run.architecture.has_transformer:
         a = run.architecture
@@ -136,12 +135,12 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
         yield sums * seconds("all-reduce", tokens, members("model"))
 
 
-def _values(leaves: list[Any], mesh: Any) -> int:
+def _values(leaves: list[jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
     """Parameters of one model shard."""
     return sum(values_of(leaf, mesh.shape["model"]) for leaf in leaves)
 
 
-def _is_even(leaf: Any, topology: Topology) -> bool:
-    """Return whether FSDP's parts are complete tiles; XLA gathers and scatters others by sums of the full array."""
+def _is_even(leaf: jax.ShapeDtypeStruct, topology: Topology) -> bool:
+    """Return whether FSDP's shards are complete tiles; XLA gathers and scatters others by sums of the full array."""
     dim = tuple(leaf.sharding.spec).index("data")
     return not topology.is_tpu or leaf.sharding.shard_shape(leaf.shape)[dim] % ROWS == 0

@@ -1,6 +1,5 @@
 """Numbers of images and classes, for recipes whose data are not on this machine."""
 
-import contextlib
 import dataclasses
 import pathlib
 
@@ -41,46 +40,47 @@ _OF_RECIPE = {
 }
 
 
+def known_dataset(recipe: str, config: RunConfig) -> Dataset | None:
+    """Return the numbers of `config.data`, without data those of the recipe's paper; None if they are unknown.
+
+    The recipe is named as on the command line, "configs/pretrain_jft.py:ViT-H/14".
+    """
+    if config.data is None:
+        return _OF_RECIPE.get(pathlib.PurePath(recipe.partition(":")[0]).stem)
+    kind, _, task = config.data.partition(":")
+    if kind == "vtab":
+        return Dataset(config.data, 1000, find_task(task).num_classes, "VTAB-1k")
+    return _OF_DATA.get(config.data)
+
+
 def choose_dataset(
     recipe: str, config: RunConfig, *, num_examples: int | None = None, num_classes: int | None = None
 ) -> Dataset:
-    """The numbers to plan with: those given, else those of `config.data`, else those of the recipe's paper.
-
-    The recipe is named as on the command line, "configs/pretrain_jft.py:ViT-H/14".
+    """Return the numbers to plan with: those of `known_dataset`, or in their place those of the command line.
 
     Raises:
-      ValueError: neither is known.
+      ValueError: one of them is unknown.
     """
-    if config.data is None:
-        known = _OF_RECIPE.get(pathlib.PurePath(recipe.partition(":")[0]).stem)
-    else:
-        known = _OF_DATA.get(config.data) or _vtab(config.data)
-    if num_examples is not None and num_classes is not None:
-        return Dataset(config.data or "given", num_examples, num_classes, "the command line")
-    if known is None:
-        raise ValueError(
-            f"How many images and classes {config.data or recipe} has is not known here: add --num_examples=N and "
-            f"--num_classes=N. Known: {', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}."
-        )
-    if num_examples is None and num_classes is None:
+    known = known_dataset(recipe, config)
+    if known is not None and num_examples is None and num_classes is None:
         return known
-    examples, classes = num_examples or known.num_examples, num_classes or known.num_classes
-    return Dataset(known.name, examples, classes, f"{known.source}; in part the command line")
+    examples = num_examples or (known and known.num_examples)
+    classes = num_classes or (known and known.num_classes)
+    if not examples or not classes:
+        known_names = f"{', '.join(_OF_DATA)}, and the recipes {', '.join(_OF_RECIPE)}"
+        raise ValueError(
+            f"{config.data or recipe}: numbers of images and classes are not known here. Add --num_examples=N and "
+            f"--num_classes=N. Known: {known_names}."
+        )
+    source = "" if known is None or (num_examples and num_classes) else f"{known.source}; some by "
+    return Dataset(known.name if known else config.data or recipe, examples, classes, f"{source}the command line")
 
 
 def known_examples(recipe: str, config: RunConfig) -> int | None:
     """Return the number of training images of a recipe without opening them; None if unknown."""
-    inputs = config.input
+    inputs, known = config.input, known_dataset(recipe, config)
     if inputs.train_examples is not None:
         return inputs.train_examples
     is_complete = not inputs.classes and inputs.train_examples_per_class is None
-    if not is_complete or inputs.train_split not in ("train", "train800val200"):
-        return None
-    with contextlib.suppress(ValueError):
-        return choose_dataset(recipe, config).num_examples
-    return None
-
-
-def _vtab(data: str) -> Dataset | None:
-    kind, _, name = data.partition(":")
-    return Dataset(data, 1000, find_task(name).num_classes, "VTAB-1k") if kind == "vtab" else None
+    is_train = inputs.train_split in ("train", "train800val200")
+    return known.num_examples if known is not None and is_complete and is_train else None

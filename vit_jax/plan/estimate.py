@@ -27,7 +27,7 @@ class Totals:
     chip_hours: float
     core_days: float  # TensorCores x days, as in the paper (TPU v3, two a chip); of GPUs, GPUs x days
     tpu_v3_core_days: float  # of so many cores of a TPU v3 that do the same arithmetic at the same MFU
-    price: float | None  # of all chip-hours; None where no price was given
+    price: float | None  # of all chip-hours; None without a price
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Plan:
     config: RunConfig
     topology: Topology
     dataset: Dataset
-    run: Assembly  # its parts, assembled for the machine
+    run: Assembly  # for the machine
     compiled: aot.Executable | aot.TooLarge | None  # the compiler's result; None where nothing was compiled
     reason: str  # why nothing was compiled, or why the step does not fit; ""
-    memory: Memory | None  # None where the compiler found that the step does not fit
+    memory: Memory | None  # None where the step does not fit by the compiler
     timeline: Timeline | None  # of the compiled schedule; None where there is none
     roofline: Roofline | None  # time by arithmetic; None for a network with a user's own code
     price_per_chip_hour: float | None  # in any currency

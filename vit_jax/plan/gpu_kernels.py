@@ -1,7 +1,7 @@
 """Time of each kernel of a program compiled for a GPU, by arithmetic and memory: XLA counts no cycles there.
 
 A kernel takes the longer of its FLOPs at an attainable share of the peak and its bytes at an attainable share of the
-bandwidth, and its launch. Bytes are those of its operands and results; of a slice or an update only the part. Not
+bandwidth, and its launch. Bytes are those of its operands and results; of a slice or an update only that. Not
 counted: arithmetic other than products, such as GELU and random numbers, and operands that are read twice.
 """
 
@@ -26,9 +26,9 @@ _NO_KERNEL = {
 _SLICES = ("dynamic-slice", "slice", "gather")
 _FUSIONS = ("fusion", "fusion-start")  # newer XLA starts updates of slices early
 _UPDATE = "dynamic-update-slice"
-_CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]')
-_SCORES = re.compile(r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([\d,"]*)\]')
-_CONVOLUTION = re.compile(r"dim_labels=\w+_(\w+)->")
+_CONTRACTED = r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([\d,"]*)[}\]]'
+_SCORES = r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([\d,"]*)\]'
+_CONVOLUTION = r"dim_labels=\w+_(\w+)->"
 
 
 class Kernels:
@@ -60,8 +60,8 @@ class Kernels:
             products = 5 if instruction.target.endswith("Backward") else 2
             head = self._operands(instruction)[0].dims[-1]
             return products * 2 * head * math.prod(_numbers(_SCORES, instruction))
-        labels = _CONVOLUTION.search(instruction.rest)
-        return self._convolution_flops(instruction, labels[1]) if labels else 0
+        labels = instruction.find(_CONVOLUTION)
+        return self._convolution_flops(instruction, labels) if labels else 0
 
     def _convolution_flops(self, instruction: Instruction, labels: str) -> int:
         """Each value of the output takes a filter's values of one output channel."""
@@ -120,11 +120,11 @@ def _read(inside: tuple[Instruction, ...]) -> Iterator[int]:
                 else:
                     users.append(instruction)
         places = [user.operands[0] in names and names.isdisjoint(user.operands[1:]) for user in users]
-        parts = [user for user, is_part in zip(users, places, strict=True) if is_part and user.opcode in _SLICES]
-        updates = [user for user, is_part in zip(users, places, strict=True) if is_part and user.opcode == _UPDATE]
-        is_all = len(parts) + len(updates) < len(users)
+        slices = [user for user, is_place in zip(users, places, strict=True) if is_place and user.opcode in _SLICES]
+        updates = [user for user, is_place in zip(users, places, strict=True) if is_place and user.opcode == _UPDATE]
+        is_all = len(slices) + len(updates) < len(users)
         size = _size(parameter.arrays)
-        yield size if is_all or not users else min(size, sum(_size(part.arrays) for part in parts))
+        yield size if is_all or not users else min(size, sum(_size(user.arrays) for user in slices))
 
 
 def _without_workspace(instruction: Instruction) -> tuple[Array, ...]:
@@ -138,6 +138,5 @@ def _size(arrays: list[Array] | tuple[Array, ...]) -> int:
     return sum(array.num_bytes for array in arrays)
 
 
-def _numbers(pattern: re.Pattern[str], instruction: Instruction) -> list[int]:
-    match = pattern.search(instruction.rest)
-    return [int(number) for number in re.findall(r"\d+", match[1])] if match else []
+def _numbers(pattern: str, instruction: Instruction) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", instruction.find(pattern))]

@@ -15,16 +15,13 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)\[([\d,]*)\](?:\{([\d,]*)((?:[:A-Z*][^}]*)?)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-_METADATA = re.compile(
-    r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL
-)  # the only part of an instruction on lines of its own
+_METADATA = re.compile(r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL)  # all else of an instruction is on one line
 _TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 
@@ -72,7 +69,7 @@ class Instruction:
     @property
     def cycles(self) -> int:
         """XLA's estimate for one execution; 0 where it gives none."""
-        return int(self._find(r'"estimated_cycles":"(\d+)"') or 0)
+        return int(self.find(r'"estimated_cycles":"(\d+)"') or 0)
 
     @property
     def is_kernel(self) -> bool:
@@ -82,23 +79,24 @@ class Instruction:
     @property
     def target(self) -> str:
         """Name of the library function that a custom call runs; "" of other instructions."""
-        return self._find(r'custom_call_target="([^"]*)"') if self.opcode == "custom-call" else ""
+        return self.find(r'custom_call_target="([^"]*)"') if self.opcode == "custom-call" else ""
 
     @property
     def kernel(self) -> str:
         """The program of a kernel, as XLA carries it along."""
-        return self._find(r'"body":"([^"]*)"')
+        return self.find(r'"body":"([^"]*)"')
 
     @property
     def programs(self) -> int | None:
         """Steps of a kernel's grid, where the kernel states them in its metadata."""
-        return int(self._find(r'"programs":"(\d+)"') or 0) or None
+        return int(self.find(r'"programs":"(\d+)"') or 0) or None
 
     def attribute(self, name: str) -> str:
         """Return the name in an attribute such as "calls", "body" or "channel_id"; "" without it."""
-        return self._find(rf"\b{name}=%?([\w.\-]+)")
+        return self.find(rf"\b{name}=%?([\w.\-]+)")
 
-    def _find(self, pattern: str) -> str:
+    def find(self, pattern: str | re.Pattern[str]) -> str:
+        """Return the first group of a pattern in the operands and attributes; "" without a match."""
         match = re.search(pattern, self.rest)
         return match[1] if match else ""
 
@@ -106,13 +104,13 @@ class Instruction:
     def called(self) -> tuple[str, ...]:
         """Computations that a call, a fusion or a conditional runs."""
         names = (self.attribute(key) for key in ("calls", "to_apply", "true_computation", "false_computation"))
-        branches = self._find(r"branch_computations=\{([^}]*)\}")
+        branches = self.find(r"branch_computations=\{([^}]*)\}")
         return (*filter(None, names), *_NAME.findall(branches))
 
     @property
     def source(self) -> str:
         """The operation that it comes from, as jax names it."""
-        return self._find(r'op_name="([^"]*)"').replace("\\'", "'")  # as the program escapes it
+        return self.find(r'op_name="([^"]*)"').replace("\\'", "'")  # as the program escapes it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,11 +125,10 @@ class Program:
 
         None if unknown.
         """
-        if known := _TRIPS.search(loop.rest):
-            return int(known[1])
+        if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
+            return int(known)
         condition = self.computations.get(loop.attribute("condition"), ())
-        constants = [c for c in condition if c.opcode == "constant"]
-        numbers = [match[1] for c in constants if (match := re.match(r"(\d+)\)", c.rest))]
+        numbers = [*filter(None, (c.find(r"^(\d+)\)") for c in condition if c.opcode == "constant"))]
         return int(numbers[0]) if len(numbers) == 1 else None
 
 
@@ -166,14 +163,14 @@ def members(collective: Instruction) -> list[int]:
         return _transposed_range(match[3], match[4])[: int(match[2])]
     if match := _LISTED_GROUPS.search(text) or _PAIRS.search(text):
         return [int(number) for number in ",".join(match.groups()).split(",")]
-    raise ValueError(f"The groups of {collective.name} are written in an unknown form: {text[:300]}")
+    raise ValueError(f"The groups of {collective.name} have an unknown form: {text[:300]}")
 
 
 def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
-    """Positions in a mesh, given by the sizes of its axes, of the first group along some of these axes."""
+    """Return the positions in a mesh, with axes of these sizes, of the first group along some of the axes."""
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    found: list[int] = grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
-    return found
+    group: list[int] = grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
+    return group
 
 
 def _transposed_range(dims_text: str, order_text: str | None) -> list[int]:

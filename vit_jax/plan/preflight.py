@@ -1,6 +1,5 @@
 """Check that a recipe can start, without the devices of the run and, where these are elsewhere, without its data."""
 
-import contextlib
 import math
 import pathlib
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConf
 from vit_jax.config.check import validate
 from vit_jax.data.sources import path_of
 from vit_jax.files import expanded, first_line
-from vit_jax.plan.dataset import choose_dataset, known_examples
+from vit_jax.plan.dataset import known_dataset, known_examples
 from vit_jax.plan.topology import StandIn
 from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets
 from vit_jax.train.start import adapt, fitting_weights, steps_to_continue
@@ -39,7 +38,7 @@ def check_start(
       remote: folder that only the machines of the run have: paths below it are not opened.
 
     Returns:
-      One line that says what was checked. With `remote`, one line per path below it, and one per other path.
+      One line on what was checked; with `remote`, one line for each path.
 
     Raises:
       ValueError: the run cannot start.
@@ -52,7 +51,8 @@ def check_start(
         num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
     else:
         num_examples = known_examples(recipe, config) or _UNKNOWN_EXAMPLES
-        num_classes, shape = _known_classes(recipe, config), ()
+        known = known_dataset(recipe, config)
+        num_classes, shape = _UNKNOWN_CLASSES if known is None else known.num_classes, ()
     devices = _stand_ins(config, num_devices, num_slices)
     if (architecture := _architecture(config, data, num_classes, unseen)) is None:
         network = f"the network is that of {config.init_from}, and is not checked"
@@ -94,12 +94,6 @@ def _open(config: RunConfig, unseen: list[pathlib.Path]) -> tuple[Datasets | Non
     data = open_datasets(config)
     sizes = f"{len(data.train):,} training and {len(data.test):,} test images"
     return data, f"{config.data} with {sizes} of {data.train.num_classes:,} classes"
-
-
-def _known_classes(recipe: str, config: RunConfig) -> int:
-    with contextlib.suppress(ValueError):
-        return choose_dataset(recipe, config).num_classes
-    return _UNKNOWN_CLASSES
 
 
 def _architecture(

@@ -1,15 +1,16 @@
 """Plans and searches as text and as plain values for JSON."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
 
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.plan.aot import Executable
 from vit_jax.plan.arithmetic import ATTAINABLE
 from vit_jax.plan.estimate import Plan
 from vit_jax.plan.gpu_kernels import BANDWIDTH, PRODUCTS
-from vit_jax.plan.search import Candidate, Found
+from vit_jax.plan.search import Candidate, SearchResult
+from vit_jax.tables import columns
 from vit_jax.train.overview import parameter_table
 
 GIB = 2**30
@@ -18,8 +19,8 @@ _NUM_COLLECTIVES = 4
 
 def to_text(plan: Plan) -> str:
     """The report."""
-    parts = (_machine(plan), _memory(plan), _step(plan), _totals(plan))
-    return "\n".join(line for part in parts for line in part) + "\n"
+    lines = itertools.chain(_machine(plan), _memory(plan), _step(plan), _totals(plan))
+    return "\n".join(lines) + "\n"
 
 
 def _machine(plan: Plan) -> Iterator[str]:
@@ -27,8 +28,8 @@ def _machine(plan: Plan) -> Iterator[str]:
     mesh = dict(run.batch_sharding.mesh.shape)
     rows = config.global_batch // (mesh["replica"] * mesh["data"])
     height, width = run.architecture.image_size
-    parts = config.optimizer.accumulation_steps or 1
-    accumulated = f" in {parts} parts" if parts > 1 else ""
+    micro_batches = config.optimizer.accumulation_steps or 1
+    accumulated = f" in {micro_batches} micro-batches" if micro_batches > 1 else ""
     yield f"{run.architecture.name} on {height}x{width} images, {config.global_batch:,} a step"
     yield (
         f"machine  {topology.name}: {topology.num_chips:,} x {topology.chip.name}, "
@@ -90,9 +91,8 @@ def _step(plan: Plan) -> Iterator[str]:
             f"{1e3 * line.collective_seconds:,.1f} waiting for collectives, "
             f"{1e3 * line.prefetch_seconds:,.1f} for memory"
         )
-        parts = sorted(line.parts.items(), key=lambda item: item[1], reverse=True)
-        shares = (f"{part} {seconds / line.seconds:.1%}" for part, seconds in parts if seconds >= 0.001 * line.seconds)
-        yield f"           of it {', '.join(shares)}"
+        shares = sorted(((seconds / line.seconds, phase) for phase, seconds in line.phases.items()), reverse=True)
+        yield f"           of it {', '.join(f'{phase} {share:.1%}' for share, phase in shares if share >= 0.001)}"
         for c in line.collectives[:_NUM_COLLECTIVES]:
             over = f" over {len(c.devices)} chips" if c.devices else ""
             yield (
@@ -134,12 +134,14 @@ def _totals(plan: Plan) -> Iterator[str]:
     yield "         not included: evaluation, checkpoints, input, interruptions"
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def to_json(plan: Plan) -> dict[str, object]:
     """The same as plain values, sizes in bytes and times in seconds."""
     names = ("dataset", "memory", "timeline", "roofline", "totals")
-    parts = {name: None if (part := getattr(plan, name)) is None else dataclasses.asdict(part) for name in names}
-    for collective in (parts["timeline"] or {}).get("collectives", ()):
-        collective["devices"] = len(collective["devices"])
+    sections = {name: value and dataclasses.asdict(value) for name in names for value in [getattr(plan, name)]}
+    if (timeline := sections["timeline"]) is not None:
+        timeline["parts"] = timeline.pop("phases")
+        for collective in timeline["collectives"]:
+            collective["devices"] = len(collective["devices"])
     is_compiled = isinstance(plan.compiled, Executable)
     return {
         "model": plan.run.architecture.name,
@@ -161,44 +163,45 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "usable_bytes": plan.usable_bytes,
         "step_seconds": plan.step_seconds,
         "limit_seconds": plan.limit_seconds,
-        **parts,
+        **sections,
     }
 
 
-def found_to_text(found: Found) -> str:
+def result_to_text(result: SearchResult) -> str:
     """A table of all candidates, then the winner's report and the options that select it."""
     head = (
-        "parameters  replicas  model  remat  parts   batch | arithmetic: GiB     ms | compiled: GiB     ms | verdict\n"
+        *("parameters", "replicas", "model", "remat", "micro-batches", "batch"),
+        *("arithmetic, GiB", "ms", "compiled, GiB", "ms", "verdict"),
     )
-    table = head + "".join(_row(candidate, found) for candidate in found.candidates)
-    if found.num_refused:
-        table += f"{found.num_refused} layouts are not possible on this machine\n"
-    if found.winner is None:
+    rows = [head, *(_cells(candidate, result) for candidate in result.candidates)]
+    table = columns(rows, "<>><>>>>>><", gap=" | ") + "\n"
+    if result.num_refused:
+        table += f"{result.num_refused} layouts are not possible on this machine\n"
+    if result.winner is None:
         return f"{table}\nNothing fits: use a larger machine, a smaller batch or a smaller network.\n"
-    words = " ".join(found.overrides) or "(nothing: the recipe as it is)"
-    return f"{table}\n{to_text(found.winner)}\nadd to the command: {words}\n"
+    words = " ".join(result.overrides) or "(nothing: the recipe as it is)"
+    return f"{table}\n{to_text(result.winner)}\nadd to the command: {words}\n"
 
 
-def _row(candidate: Candidate, found: Found) -> str:
+def _cells(candidate: Candidate, result: SearchResult) -> Sequence[str]:
     config, plan = candidate.config, candidate.plan
     size, time, verdict = "", "", "not tried"
     if plan is not None:
         if plan.compiled is not None and plan.needed_bytes is not None:
             size = f"{plan.needed_bytes / GIB:.2f}"
         time = f"{1e3 * plan.timeline.seconds:,.0f}" if plan.timeline is not None else ""
-        verdict = "fastest that fits" if plan is found.winner else "fits" if plan.fits else "does not fit"
-    elif candidate.needed_bytes > found.usable_bytes:
+        verdict = "fastest that fits" if plan is result.winner else "fits" if plan.fits else "does not fit"
+    elif candidate.needed_bytes > result.usable_bytes:
         verdict = "too large by arithmetic"
-    replicas = config.sharding.num_replicas or "slices"
-    arithmetic = f"{candidate.needed_bytes / GIB:>15.2f} {1e3 * candidate.step_seconds:>6,.0f}"
+    sharding = config.sharding
     return (
-        f"{config.sharding.parameters:<10}  {replicas!s:>8}  {config.sharding.num_model_shards:>5}  "
-        f"{config.model.remat:<5}  {config.optimizer.accumulation_steps:>5}  {config.global_batch:>6} | "
-        f"{arithmetic} | {size:>13} {time:>6} | {verdict}\n"
+        *(sharding.parameters, str(sharding.num_replicas or "slices"), str(sharding.num_model_shards)),
+        *(config.model.remat, str(config.optimizer.accumulation_steps), str(config.global_batch)),
+        *(f"{candidate.needed_bytes / GIB:.2f}", f"{1e3 * candidate.step_seconds:,.0f}", size, time, verdict),
     )
 
 
-def found_to_json(found: Found) -> dict[str, Any]:
+def result_to_json(result: SearchResult) -> dict[str, object]:
     """The same as plain values."""
     return {
         "candidates": [
@@ -210,9 +213,9 @@ def found_to_json(found: Found) -> dict[str, Any]:
                 "arithmetic": {"needed_bytes": c.needed_bytes, "step_seconds": c.step_seconds},
                 "plan": None if c.plan is None else to_json(c.plan),
             }
-            for c in found.candidates
+            for c in result.candidates
         ],
-        "winner": None if found.winner is None else to_json(found.winner),
-        "overrides": list(found.overrides),
-        "num_refused": found.num_refused,
+        "winner": None if result.winner is None else to_json(result.winner),
+        "overrides": list(result.overrides),
+        "num_refused": result.num_refused,
     }

@@ -51,7 +51,7 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result of a search."""
 
     candidates: tuple[Candidate, ...]  # all layouts, the fastest by arithmetic first
@@ -71,7 +71,7 @@ def search(
     other_batches: bool = False,
     can_compile: bool = True,
     report: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> SearchResult:
     """Search for the fastest layout of a recipe that fits, with plans as `make_plan` makes them.
 
     Args:
@@ -79,14 +79,14 @@ def search(
       topology: the machine.
       dataset: what it would train on.
       price_per_chip_hour: for the winner's report.
-      num_tries: candidates that are planned at least, if there are so many; more only until one fits.
-      other_batches: whether to try other global batches too.
+      num_tries: candidates to plan; more until one fits.
+      other_batches: try other global batches too.
       can_compile: False decides by arithmetic alone.
       report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
-      ValueError: the machine allows no layout at all, or the network has a user's own code, for which there is no
-        arithmetic.
+      ValueError: the machine allows no layout, or the network has user-defined components, for which there is no
+        formula.
     """
     validate(config)
     refusals: list[str] = []
@@ -108,7 +108,7 @@ def search(
         )
     fitting = (candidate for candidate in order if candidate.fits)
     winner = min(fitting, key=lambda candidate: candidate.seconds_per_image, default=None)
-    return Found(
+    return SearchResult(
         candidates=tuple(candidates),
         winner=winner.plan if winner is not None else None,
         overrides=tuple(_overrides(config, winner.config)) if winner is not None else (),
@@ -152,8 +152,8 @@ def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, 
     """Return the policy with as few micro-batches as fit, or, if nothing fits, with the most that are allowed."""
     best = None
     architecture = dataclasses.replace(run.architecture, remat=remat)
-    for parts in micro_batches(_changed(run.config, accumulation_steps=None), architecture, topology.stand_ins()):
-        config = _changed(run.config, accumulation_steps=parts, remat=remat)
+    for number in micro_batches(_changed(run.config, accumulation_steps=None), architecture, topology.stand_ins()):
+        config = _changed(run.config, accumulation_steps=number, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
         except ValueError:

@@ -1,13 +1,11 @@
 """Time of one step: a simulation of the compiled schedule.
 
-The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel by bytes and
-FLOPs (`gpu_kernels.py`), those of cuBLAS and cuDNN apart. On a TPU a Pallas kernel, of which XLA counts none, takes
-the bundles of its schedule times the programs of its grid that one core runs, without waiting for memory. At the same
-time, each with its own queue, the links carry collectives, the network exchanges between slices, and the memory bus
-prefetches (`copy-start`, `slice-start`); a `-done` waits for them. A collective that is not split into start and done
-blocks the core. A loop costs one pass of its body times its length. A conditional costs its longest branch; one of
-metrics costs its shortest, since most steps are not logged. Not modelled: core and prefetches sharing the bus,
-stragglers, hosts.
+The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel
+(`gpu_kernels.py`). A Pallas kernel, of which XLA counts none, takes the bundles of its schedule times the programs of
+its grid that one core runs. Beside it, each with its own queue, the links carry collectives, the network exchanges
+between slices, and the memory bus prefetches; a `-done` waits for them. A collective without start and done blocks the
+core. A loop costs its body times its length, a conditional its longest branch; one of metrics its shortest, since most
+steps are not logged. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
 """
 
 import dataclasses
@@ -21,12 +19,16 @@ from vit_jax.plan.hlo import Instruction, Program, members
 from vit_jax.plan.topology import CollectiveSeconds, Topology
 from vit_jax.sharding.fabrics import NETWORK_SECONDS, PASSES
 
-PARTS = (  # of a step, by the names that models and steps give to what they compute
+PHASES = (  # of a step, by the names that models and steps give to what they compute
     *("embedding", "resnet", "norm", "attention", "mlp", "dropout", "pooling", "head"),
     *("loss", "optimizer", "average", "metrics"),
 )
-_PART = re.compile(rf"\b({'|'.join(PARTS)})\b")
+_PHASE = re.compile(rf"\b({'|'.join(PHASES)})\b")
 _PREFETCHES = ("copy-start", "slice-start", "async-slice-start")
+_SUMS = (  # fields of a timeline that a loop multiplies
+    *("compute_seconds", "kernel_seconds", "collective_seconds", "prefetch_seconds"),
+    *("unknown_loops_pass_seconds", "num_unknown_kernels"),
+)
 # A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
 _FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion"
 
@@ -46,13 +48,13 @@ class Collective:
 
 @dataclasses.dataclass
 class Timeline:
-    """The time of a step by part."""
+    """The time of a step."""
 
     compute_seconds: float = 0.0  # the core computes what XLA compiled
     kernel_seconds: float = 0.0  # the core computes Pallas kernels, or those of cuBLAS and cuDNN
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included, by part
+    phases: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
     num_unknown_loops: int = 0  # loops of unknown length, counted as one pass; the random numbers of mixup have such
     unknown_loops_pass_seconds: float = 0.0  # one pass of each of these
@@ -64,16 +66,12 @@ class Timeline:
 
     def add(self, other: "Timeline", times: int) -> None:
         """Append `other`, repeated `times` times."""
-        self.compute_seconds += times * other.compute_seconds
-        self.kernel_seconds += times * other.kernel_seconds
-        self.collective_seconds += times * other.collective_seconds
-        self.prefetch_seconds += times * other.prefetch_seconds
-        for part, seconds in other.parts.items():
-            self.parts[part] = self.parts.get(part, 0.0) + times * seconds
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+        for phase, seconds in other.phases.items():
+            self.phases[phase] = self.phases.get(phase, 0.0) + times * seconds
         self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
         self.num_unknown_loops += other.num_unknown_loops
-        self.unknown_loops_pass_seconds += times * other.unknown_loops_pass_seconds
-        self.num_unknown_kernels += times * other.num_unknown_kernels
 
 
 def step_timeline(
@@ -128,28 +126,30 @@ class _Walk:
             cores = self.topology.fabric.cores_per_chip  # share the grid, so that the fuller one decides
             cycles = None if bundles is None or programs is None else bundles * math.ceil(programs / cores)
             seconds = None if cycles is None else cycles / self.topology.fabric.clock_hertz
-            pass_.run_kernel(self._part(instruction), seconds)
+            pass_.run_kernel(self._phase_of(instruction), seconds)
         elif self.gpu_kernels is not None and opcode == "custom-call":
-            pass_.run_kernel(self._part(instruction), self.gpu_kernels.seconds(instruction))
+            pass_.run_kernel(self._phase_of(instruction), self.gpu_kernels.seconds(instruction))
         elif opcode.endswith("-done"):
             pass_.wait(instruction.operands[0])
         elif (collective := self.collective_of(instruction)) is None:
-            pass_.compute(self._part(instruction), self._seconds(instruction))
+            pass_.compute(self._phase_of(instruction), self._seconds(instruction))
         else:
             is_split = opcode.endswith("-start")
             key = name if is_split else collective.attribute("channel_id") or name
             if key not in pass_.ends:
                 fact = self._fact(collective)
                 pass_.start(key, "links", fact.seconds, fact)
-            pass_.compute(self._part(instruction), self._seconds(instruction))  # a fusion may compute while it sends
+            pass_.compute(
+                self._phase_of(instruction), self._seconds(instruction)
+            )  # a fusion may compute while it sends
             if not is_split and not name.startswith(_FUSED_START):
                 pass_.wait(key)
 
-    def _part(self, instruction: Instruction) -> str:
-        """Return the part of the step; XLA names a fusion of the update with the norms of the state after the norms."""
-        part = _part(instruction)
+    def _phase_of(self, instruction: Instruction) -> str:
+        """Return the phase of the step; XLA names a fusion of the update with norms of the state after the norms."""
+        phase = _phase(instruction)
         inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
-        return "optimizer" if part == "metrics" and any(_part(i) == "optimizer" for i in inside) else part
+        return "optimizer" if phase == "metrics" and any(_phase(i) == "optimizer" for i in inside) else phase
 
     def _seconds(self, instruction: Instruction) -> float:
         if self.gpu_kernels is not None:
@@ -164,7 +164,7 @@ class _Walk:
                 return dataclasses.replace(body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds), 1
             return body, times
         called = [name for name in instruction.called if name in self.program.computations]
-        choose = min if _part(instruction) == "metrics" else max
+        choose = min if _phase(instruction) == "metrics" else max
         return choose((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
 
     def _collective_of(self, instruction: Instruction) -> Instruction | None:
@@ -175,10 +175,12 @@ class _Walk:
         if instruction.opcode not in ("fusion", "async-start") or is_middle:
             return None
         inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
-        found = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
-        if found is not None and found.opcode == "all-reduce" and _keeps_a_part(found, instruction):
-            return dataclasses.replace(found, opcode="reduce-scatter", shape=instruction.shape)
-        return found
+        collective = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
+        if collective is not None and collective.opcode == "all-reduce":
+            total, kept = (sum(array.num_bytes for array in each.arrays) for each in (collective, instruction))
+            if 2 * kept <= total:  # XLA's form of a reduce-scatter
+                return dataclasses.replace(collective, opcode="reduce-scatter", shape=instruction.shape)
+        return collective
 
     def _fact(self, collective: Instruction) -> Collective:
         operation, devices = collective.opcode.removesuffix("-start"), tuple(members(collective))
@@ -201,17 +203,17 @@ class _Pass:
         self.free = {"links": 0.0, "network": 0.0, "bus": 0.0}
         self.ends: dict[str, tuple[float, Collective | None]] = {}
 
-    def compute(self, part: str, seconds: float) -> None:
+    def compute(self, phase: str, seconds: float) -> None:
         self.timeline.compute_seconds += seconds
-        self._pass(part, seconds)
+        self._pass(phase, seconds)
 
-    def run_kernel(self, part: str, seconds: float | None) -> None:
+    def run_kernel(self, phase: str, seconds: float | None) -> None:
         self.timeline.kernel_seconds += seconds or 0.0
-        self._pass(part, seconds or 0.0)
+        self._pass(phase, seconds or 0.0)
         self.timeline.num_unknown_kernels += seconds is None
 
-    def _pass(self, part: str, seconds: float) -> None:
-        self.timeline.parts[part] = self.timeline.parts.get(part, 0.0) + seconds
+    def _pass(self, phase: str, seconds: float) -> None:
+        self.timeline.phases[phase] = self.timeline.phases.get(phase, 0.0) + seconds
         self.now += seconds
 
     def enter(self, nested: Timeline, times: int) -> None:
@@ -234,8 +236,8 @@ class _Pass:
             self.timeline.collectives += (dataclasses.replace(fact, waited_seconds=seconds),)
 
 
-def _part(instruction: Instruction) -> str:
-    return ["other", *_PART.findall(instruction.source)][-1]
+def _phase(instruction: Instruction) -> str:
+    return ["other", *_PHASE.findall(instruction.source)][-1]
 
 
 def _prefetched_bytes(instruction: Instruction) -> int:
@@ -251,9 +253,3 @@ def _collective_bytes(collective: Instruction, num_devices: int) -> int:
     if collective.opcode in ("all-gather-start", "reduce-scatter-start"):  # as here, of any number of arrays
         return sum(sizes) * num_devices // (num_devices + 1)
     return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)
-
-
-def _keeps_a_part(reduced: Instruction, fusion: Instruction) -> bool:
-    """Return whether the fusion returns only a part of the sum: XLA's form of a reduce-scatter."""
-    total = sum(array.num_bytes for array in reduced.arrays)
-    return sum(array.num_bytes for array in fusion.arrays) * 2 <= total

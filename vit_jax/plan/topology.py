@@ -88,8 +88,8 @@ class Topology:
         places = list(_places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)))
         hosts_per_slice = places[-1][1] + 1
         return [
-            StandIn(part * self.chips_per_slice + index, platform, kind, coords, part * hosts_per_slice + host, part)
-            for part in range(self.num_slices)
+            StandIn(i * self.chips_per_slice + index, platform, kind, coords, i * hosts_per_slice + host, slice_index=i)
+            for i in range(self.num_slices)
             for index, (coords, host) in enumerate(places)
         ]
 
@@ -106,18 +106,15 @@ def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tupl
 def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     """Parse "[SLICES*]KIND:SHAPE", for GPUs "[NODES*]KIND:GPUS", or "[SLICES*]TYPE" with a type of Google Cloud.
 
-    The number of slices may be given apart, as `num_slices`.
+    `num_slices` may state the number of slices instead.
 
     Raises:
       ValueError: there is no such machine.
     """
     match = _FORM.fullmatch(_without_type(name))
     if not match:
-        raise ValueError(
-            f"--topology={name} is not a machine: write KIND:SHAPE such as v5e:16x16, v5p:8x8x8 or h100:8, and "
-            f"SLICES*KIND:SHAPE for several slices or nodes, such as 2*v5e:16x16; or a type of Google Cloud, such as "
-            "v5litepod-256."
-        )
+        forms = "KIND:SHAPE (v5e:16x16, v5p:8x8x8, h100:8), SLICES*KIND:SHAPE (2*v5e:16x16) or a type of Google Cloud"
+        raise ValueError(f"--topology={name} is not a machine: must be {forms} (v5litepod-256).")
     before, kind, shape_text = match.groups()
     fabric = find_fabric(kind)
     if fabric is None:
@@ -140,31 +137,26 @@ def _without_type(name: str) -> str:
     slices, kind, number = match.groups()
     kind, axes, cores = {"v5litepod": ("v5e", 2, 1), "v6e": ("v6e", 2, 1)}.get(kind, (kind, 3, 2))
     shapes = [*_SHAPES[axes], *(_CUBES if axes == 3 else ())]
-    found = next((shape for shape in shapes if math.prod(shape) * cores == int(number)), None)
-    return name if found is None else f"{slices}{kind}:{'x'.join(map(str, found))}"
+    shape = next((shape for shape in shapes if math.prod(shape) * cores == int(number)), None)
+    return name if shape is None else f"{slices}{kind}:{'x'.join(map(str, shape))}"
 
 
 def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
+    kind, most, problem = fabric.kind, fabric.largest_slice, ""
     if num_slices < 1:
-        raise ValueError(f"--topology={name}: {num_slices} slices: use 1 or more.")
-    if not fabric.num_axes:
-        if len(shape) != 1 or not 1 <= shape[0] <= fabric.largest_slice:
-            raise ValueError(
-                f"--topology={name}: write {fabric.kind}:N with N from 1 to {fabric.largest_slice} GPUs of a node, and "
-                f"2*{fabric.kind}:{min(8, fabric.largest_slice)} for two nodes."
-            )
-    elif shape not in _SHAPES[fabric.num_axes] and not _is_made_of_cubes(fabric, shape):
-        allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES[fabric.num_axes])
-        if fabric.num_axes == 3:
-            allowed += f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, "
-            allowed += f"of at most {fabric.largest_slice} chips, such as 4x4x8"
-        raise ValueError(f"--topology={name}: a slice of {fabric.kind} is one of {allowed}.")
-
-
-def _is_made_of_cubes(fabric: Fabric, shape: tuple[int, ...]) -> bool:
-    cubes = all(length and length % _CUBE == 0 for length in shape)
-    is_sorted = list(shape) == sorted(shape)
-    return len(shape) == fabric.num_axes == 3 and cubes and is_sorted and math.prod(shape) <= fabric.largest_slice
+        problem = f"{num_slices} slices: must be 1 or more"
+    elif not fabric.num_axes:
+        if len(shape) != 1 or not 1 <= shape[0] <= most:
+            problem = f"must be {kind}:N with 1 to {most} GPUs of a node, or 2*{kind}:{most} for two nodes"
+    elif shape not in _SHAPES[fabric.num_axes]:
+        is_sorted = shape == tuple(sorted(shape)) and math.prod(shape) <= most
+        is_made_of_cubes = len(shape) == 3 and is_sorted and all(n and n % _CUBE == 0 for n in shape)
+        if fabric.num_axes != 3 or not is_made_of_cubes:
+            allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES[fabric.num_axes])
+            cubes = f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, of at most {most} chips"
+            problem = f"a slice of {kind} must be one of {allowed}{cubes if fabric.num_axes == 3 else ''}"
+    if problem:
+        raise ValueError(f"--topology={name}: {problem}.")
 
 
 def make_collective_seconds(devices: Iterable[Any], topology: Topology) -> CollectiveSeconds:

@@ -1,7 +1,6 @@
-"""The convolutions of a ResNet, from the image to its last map, and the cost of each.
+"""The convolutions of a ResNet, from the image to its last map, by the descriptions of BiT and of ViT's hybrids.
 
-They follow the descriptions of BiT and of ViT's hybrids, not our modules, so that each can reveal an error of the
-other. Norms, weight standardisation and the pooling after the root are left out. No jax here.
+Not by our modules, so that each can reveal an error of the other. No jax here.
 """
 
 import dataclasses
@@ -29,23 +28,6 @@ class Convolution:
     @property
     def parameters(self) -> int:
         return self.kernel**2 * self.inputs * self.outputs
-
-    def macs(self, *, count_padding: bool) -> int:
-        """Multiply-accumulates of one image, with or without those that meet the zeros of the padding."""
-        lengths = zip(self.size, self.output_size, strict=True)
-        rows, columns = (self._taps(length, outputs, count_padding) for length, outputs in lengths)
-        return rows * columns * self.inputs * self.outputs
-
-    def _taps(self, length: int, num_outputs: int, count_padding: bool) -> int:
-        """Taps of all outputs together along one axis.
-
-        BiT pads as much after the map as before it; the hybrids pad as little as they need, the odd zero after it.
-        Where the two differ one is the mirror image of the other: as many taps meet zeros.
-        """
-        if count_padding:
-            return num_outputs * self.kernel
-        firsts = (output * self.stride - self.kernel // 2 for output in range(num_outputs))
-        return sum(min(first + self.kernel, length) - max(first, 0) for first in firsts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,12 +80,10 @@ class Group:
 
 
 def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
-    """Time of one collective that has the links to itself.
+    """Return the time of one collective that has the links to itself.
 
-    Within a slice the array is cut into one part for each axis and all axes work at once: every axis of the group adds
-    one link, two where it is a ring. Between slices each chip sends its share of the array through its own part of the
-    network. `operation` is a key of `PASSES`; `num_bytes` are of the complete array: the result of an all-gather, the
-    input of a reduce-scatter.
+    Within a slice all axes of the group work at once, each with one link, two where it is a ring. Between slices each
+    chip sends its share of the array. `operation` is a key of `PASSES`; `num_bytes` are of the complete array.
     """
     num_members = group.num_switched * math.prod(group.lengths)
     inside = _inside_seconds(operation, num_bytes, group, fabric) if num_members > 1 else 0.0
@@ -98,14 +96,14 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
 
 
 def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
-    """The part of it within a slice or node."""
+    """Return the time within a slice or node."""
     links = sum(2 if ring else 1 for ring in group.is_ring) or 1
     hops = sum(n // 2 if ring else n - 1 for n, ring in zip(group.lengths, group.is_ring, strict=True)) or 1
     speed = fabric.link_bytes_per_second / group.stride
     if operation == "collective-permute":  # every chip passes what it has on to its neighbour
         return num_bytes / speed + HOP_SECONDS * group.stride
-    part = 1 - 1 / (group.num_switched * math.prod(group.lengths))
-    return PASSES[operation] * num_bytes * part / (links * speed) + max(PASSES[operation], 1) * hops * HOP_SECONDS
+    share = 1 - 1 / (group.num_switched * math.prod(group.lengths))
+    return PASSES[operation] * num_bytes * share / (links * speed) + max(PASSES[operation], 1) * hops * HOP_SECONDS
 
 
 def fabric_of(device_kind: str) -> Fabric | None:

@@ -41,15 +41,17 @@ class Memory:
 
 
 def require_formulas(architecture: Architecture) -> Architecture:
-    """Return the architecture if formulas know all of its parts.
+    """Return the architecture if formulas know all of its components.
 
     Raises:
-      ValueError: a part is user-defined.
+      ValueError: a component is user-defined.
     """
     if architecture.is_standard:
         return architecture
-    custom = ", ".join(architecture.custom_parts.values())
-    raise ValueError(f"{custom}: no formula gives the memory of user-defined parts. Use the compiled step's figures.")
+    custom = ", ".join(architecture.custom_components.values())
+    raise ValueError(
+        f"{custom}: no formula gives the memory of user-defined components. Use the compiled step's figures."
+    )
 
 
 LANES, ROWS = 128, 8  # a tile of a TPU's memory, of 32-bit values
@@ -109,23 +111,22 @@ def passing_bytes(
     model_shards: int = 1,
     tiled: bool = True,
 ) -> dict[str, int]:
-    """Bytes on one device that exist only within a step: "activations", "gradients" and "temporary".
+    """Return the bytes on one device that exist within a step alone: "activations", "gradients" and "temporary".
 
-    The backward pass goes through the layers from the last to the first: it needs, at each of them, what is kept of
-    this and all before it, and what it works with. The peak is at the layer where that is most.
+    The peak is at the layer of the backward pass where kept activations and working memory are most.
 
     Args:
       architecture: the network; its `remat` decides what is kept.
       images: of one micro-batch, on one device.
-      gradient_bytes: of this device's part of all gradients, float32.
-      layer_parameters: of the layers that are run by loops, on one device: they are copied in the compute dtype.
+      gradient_bytes: of this device's shard of all gradients, float32.
+      layer_parameters: of the layers run by loops, on one device: they are copied in the compute dtype.
       gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those outside of layers.
-      is_accumulated: whether gradients of several micro-batches are summed up.
+      is_accumulated: gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
-      tiled: whether memory is in a TPU's tiles.
+      tiled: memory is in a TPU's tiles.
 
     Raises:
-      ValueError: a part is the user's own code.
+      ValueError: a component is user-defined.
     """
     sizes, remat, depth = _Sizes(architecture, images, model_shards, tiled), architecture.remat, architecture.depth
     layers, everything = list(sizes.kept(remat)), list(sizes.kept("none"))
@@ -209,20 +210,14 @@ class _Sizes:
     @property
     def has_kernel(self) -> bool:
         """Return whether attention keeps its scores on the chip: by Pallas on TPUs, by cuDNN on GPUs."""
-        kernel = "pallas" if self.tiled else "cudnn"
-        forms = (kernel,) if self.a.block == "axial" else ("auto", kernel)
-        return self.itemsize == 2 and self.a.attention in forms and not self._is_relative
-
-    @property
-    def _is_relative(self) -> bool:
-        return self.a.position_embedding == "relative"
+        return self.itemsize == 2 and self.a.block_attention in ("auto", "pallas" if self.tiled else "cudnn")
 
     def _scores(self, length: int) -> int:
         """The weights of an attention to so many tokens, in float32 and in the compute dtype; the keys of offsets."""
         a, lines = self.a, self.images * self.a.sequence_length // length
         rows = lines * (a.num_heads // self.shards) * length
         scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
-        offsets = self.padded(length * length, a.width // a.num_heads) if self._is_relative else 0
+        offsets = self.padded(length * length, a.width // a.num_heads) if a.position_embedding == "relative" else 0
         return scores * _up(length, ROWS if self.tiled else 1) // length + offsets
 
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 from jax.experimental import mesh_utils
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config import ShardingConfig
 
+F = TypeVar("F", bound=Callable[..., tuple])
 AXES = ("replica", "data", "model")
 BATCH_AXES = ("replica", "data")
 _SPECS = {
@@ -27,7 +28,7 @@ _SPECS = {
     "map_BRC": PartitionSpec(BATCH_AXES, None, None),  # positions in one dimension
     "whole": PartitionSpec(),
     "bias_3E": PartitionSpec(None, "model"),
-    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # the parts that every image has in its gradient
+    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # what every image adds to its gradient
     "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),  # one number for each query, heads in groups of G
 }
 TPU_OPTIONS = {
@@ -131,22 +132,16 @@ class Placement:
         """The activation in its layout."""
         return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _SPECS[name]))
 
-    def on_parts(
-        self, function: Callable[..., Any], names: tuple[str, ...], results: tuple[str, ...]
-    ) -> Callable[..., Any]:
-        """Return the function on each device's part, see `activations.Place`."""
+    def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+        """Return the function as run on each device's shard, see `activations.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
 
 
 def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:
     if replicas % num_slices and num_slices % replicas:
-        raise ValueError(
-            f"config.sharding.num_replicas={replicas} and the {num_slices} slices: one must divide the other, so that "
-            f"a slice holds complete replicas or a replica complete slices. Leave it at None for {num_slices}."
-        )
+        rule = f"must divide the {num_slices} slices, or be a multiple"
+        raise ValueError(f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}.")
     if (num_devices // num_slices) % model:
-        raise ValueError(
-            f"config.sharding.num_model_shards={model} does not divide the {num_devices // num_slices} devices of a "
-            "slice: tensor parallelism needs the fast network within one."
-        )
+        rule = f"must divide the {num_devices // num_slices} devices of a slice, within which the network is fast"
+        raise ValueError(f"config.sharding.num_model_shards={model}: {rule}.")

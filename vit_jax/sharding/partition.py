@@ -1,8 +1,7 @@
 """Parameter placement: ordered rules over names, of which the first that matches decides.
 
-The rules apply to the complete training state. An optimiser moment or a Polyak average has the shape of its parameter
-and a name that ends in the parameter's, and is placed like it. Arrays of other shapes (Adafactor's row and column
-factors, preconditioners) and parameters of networks that the rules do not know are split by the last rule.
+They apply to the complete training state: moments and averages have the name and shape of their parameter. Arrays of
+other shapes (Adafactor's factors) and parameters of unknown networks are split by the last rule.
 
 Legend: L layers, D width, E of all heads together, M MLP dimension, r rank of LoRA, I O input and output channels,
 K classes.
@@ -70,16 +69,15 @@ def spec_of(
     strategy: str,
     parameters: Mapping[str, tuple[int, ...]] | None = None,
 ) -> PartitionSpec:
-    """Return the partition of one array of the state.
+    """Return the partition of one array of the state; a scalar is replicated.
 
     Args:
       name: as `pytree` gives it.
-      shape: of the array; a scalar is replicated.
+      shape: of the array.
       axes: size of each axis of the mesh.
-      strategy: "replicated", or "fsdp" for parameters split over the data axis too. A dimension that the data axis
-        does not divide is not split.
-      parameters: shapes of the network's parameters by name. An array that has another shape than its parameter, or
-        belongs to none, follows the rule for unknown names. None: the array is itself a parameter.
+      strategy: "replicated", or "fsdp" to split parameters over the data axis where it divides the dimension.
+      parameters: shapes of the network's parameters by name; an array unlike its parameter follows the rule for unknown
+        names. None: the array is itself a parameter.
 
     Raises:
       ValueError: the model axis does not divide the dimension that a rule assigns to it.
@@ -87,18 +85,16 @@ def spec_of(
     split = pytree.first_match(RULES, name)
     if (parameters is not None and shape != _shape_of_parameter(name, parameters)) or not split.fits(shape):
         split = OTHER
-    parts: list[str | None] = [None] * len(shape)
+    spec: list[str | None] = [None] * len(shape)
     data = _largest_divisible(shape, axes["data"]) if split is OTHER else split.data
     if strategy == "fsdp" and data is not None and axes["data"] > 1 and shape[data] % axes["data"] == 0:
-        parts[data] = "data"
+        spec[data] = "data"
     if split.model is not None and axes["model"] > 1:
         if shape[split.model] % axes["model"]:
-            raise ValueError(
-                f"config.sharding.num_model_shards={axes['model']} does not divide dimension {split.model} of {name}, "
-                f"which is {shape[split.model]} in {shape}: choose a divisor of it."
-            )
-        parts[split.model] = "model"
-    return PartitionSpec(*parts) if any(parts) else PartitionSpec()
+            rule = f"must divide dimension {split.model} of {name}, which is {shape[split.model]} in {shape}"
+            raise ValueError(f"config.sharding.num_model_shards={axes['model']}: {rule}. Choose a divisor.")
+        spec[split.model] = "model"
+    return PartitionSpec(*spec) if any(spec) else PartitionSpec()
 
 
 def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -113,9 +109,7 @@ def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
 
 
 def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
-    """The tree, of arrays or their abstract shapes, with a `NamedSharding` in place of every leaf: see `spec_of`.
-
-    It is a network, or a training state whose field `model` is the network.
+    """Return a network, or a training state with a field `model`, with a `NamedSharding` in place of every leaf.
 
     Raises:
       ValueError: as `spec_of`, or FSDP would split less than half of the tree.
@@ -137,8 +131,7 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
         devices = axes["replica"] * axes["data"]
         sizes_of = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
         better = next((f"config.sharding.num_replicas={a['replica']}" for a in sizes_of if is_effective(a)), None)
-        raise ValueError(
-            f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices would leave most parameters "
-            f"replicated, since it does not divide their dimensions. Choose {better or 'parameters=replicated'}."
-        )
+        rule = f"a data axis of {axes['data']} devices must divide most parameters' dimensions"
+        fix = better or "parameters=replicated"
+        raise ValueError(f"config.sharding.parameters='fsdp': {rule}, or they stay replicated. Choose {fix}.")
     return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)

@@ -220,7 +220,7 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     if fields.get("class_tokens") == int(facts.pool in ("token", "token_gap")):
         fields["class_tokens"] = None  # as the pooling has it
     a = bounded_architecture(fields | choice)
-    if a.parts.keys() - {"position_tokens"} and not stated:
+    if a.components.keys() - {"position_tokens"} and not stated:
         assumptions.append(
             f"WARNING: without the config.json of these weights, gelu={a.gelu}, layer_norm_epsilon="
             f"{a.layer_norm_epsilon:g} and pixels in [-1, 1] are assumed, which other families do not have. Give the "

@@ -83,7 +83,7 @@ def _lacking(name: str, a: Architecture) -> dict[str, Any]:
         return timm_model(a).lacking(a)
     if name == "huggingface" and a.family == "vit":
         return {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
-    return a.parts
+    return a.components
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
