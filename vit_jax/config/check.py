@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.config.metric_names import MULTILABEL_RESULTS, best_mode, metric_of
 from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
 from vit_jax.config.schema import (
     FROZEN_ARGUMENTS,
-    MULTILABEL_RESULTS,
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
@@ -433,6 +433,13 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     if metric not in known and not metric.startswith(own):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={metric!r}: must be a result of an evaluator. Use one of {results}."
+        return
+    if metric_of(metric) is not None and config.checkpoint.best_mode != "auto":
+        yield f"checkpoint.best_mode={config.checkpoint.best_mode!r}: has no effect on {metric}. Use auto."
+    try:
+        best_mode(metric, config.checkpoint.best_mode)
+    except ValueError as error:
+        yield str(error)
 
 
 def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:

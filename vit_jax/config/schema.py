@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NewType, get_args
 
+from vit_jax.config.metric_names import BestMode
 from vit_jax.config.rules import (
     Count,
     Fraction,
@@ -433,10 +434,6 @@ FROZEN_ARGUMENTS = {
 }
 
 
-MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
-"""Metrics of multi-label data, in place of the accuracy."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
     """A further evaluation beside that of the test split; its name is the prefix of its results."""
@@ -493,8 +490,10 @@ class CheckpointConfig:
     keep_best: Number = 1
     """Number of best checkpoints by best_metric to keep besides. 0: none."""
     best_metric: str = "test_accuracy"
-    """Metric of any evaluator that defines the best checkpoint; for one that ends in "_loss" lower is better. For
-    multi-label data an accuracy means the mean average precision."""
+    """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy means the mean average
+    precision."""
+    best_mode: BestMode = "auto"
+    """Which values of best_metric are better. auto: known by the end of its name, such as accuracy or loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.config import Architecture
+from vit_jax.config.metric_names import metric_text
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics, score
@@ -22,7 +23,7 @@ from vit_jax.evals.single_label import ClassMetrics, predict
 from vit_jax.files import printable
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.sharding import batch_sharding, replicated
-from vit_jax.tables import columns, metric_text, to_csv
+from vit_jax.tables import columns, to_csv
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

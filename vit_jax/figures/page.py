@@ -11,6 +11,7 @@ import jinja2
 import markupsafe
 
 from vit_jax.api import Model
+from vit_jax.config.metric_names import SHARES, metric_text
 from vit_jax.config.parsing import flatten
 from vit_jax.drawing import to_bytes
 from vit_jax.evals import result_figures
@@ -21,8 +22,6 @@ from vit_jax.figures.curves import USUAL, RunLog, draw_curves, select_panels
 from vit_jax.figures.network import KINDS, available
 from vit_jax.figures.view import View, read_view
 from vit_jax.files import first_line, printable
-from vit_jax.tables import metric_text
-from vit_jax.train.overview import SHARES
 from vit_jax.train.progress import duration_text
 from vit_jax.train.run_files import DIVERGED
 from vit_jax.weights import Weights

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig, RunConfig
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog

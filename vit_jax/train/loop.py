@@ -16,6 +16,7 @@ import jax
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
+from vit_jax.config.metric_names import best_mode
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
@@ -93,6 +94,7 @@ def train(
             keep_latest=keeping.keep_latest,
             keep_best=keeping.keep_best,
             best_metric=keeping.best_metric,
+            best_mode=best_mode(keeping.best_metric, keeping.best_mode) if keeping.keep_best else "max",
             check_workdir=workdir.check,
         )
         stack.callback(store.close)
