@@ -24,7 +24,7 @@ from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, CheckpointReader, metadata_digest
-from vit_jax.config.metric_names import Mode
+from vit_jax.config.evaluators import Mode
 from vit_jax.files import expanded, first_line, read_json, remove_tree, write_atomically
 
 METRICS = "metrics"  # orbax's name for the item of what is measured

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.config import Architecture
-from vit_jax.config.metric_names import metric_text
+from vit_jax.config.evaluators import metric_text
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics, score

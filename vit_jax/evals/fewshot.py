@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.config.schema import USUAL_SHOTS, as_tuple
+from vit_jax.config.schema import as_tuple
 from vit_jax.evals.features import Features
 from vit_jax.evals.least_squares import L2, LeastSquares
 
@@ -130,7 +130,7 @@ class FewShotEvaluator:
         extract: Callable[[Any], tuple[Features, ...]],
         num_classes: int,
         *,
-        shots: int | Sequence[int] = USUAL_SHOTS,
+        shots: int | Sequence[int],
         seeds: int | Sequence[int] | None = None,
         l2: float = L2,
         sampling: Sampling = "random",

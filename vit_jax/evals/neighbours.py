@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.schema import USUAL_NEIGHBOURS, as_tuple
+from vit_jax.config.schema import as_tuple
 from vit_jax.evals.features import Features, parts_of
 
 NUM_NEIGHBOURS = (10, 20, 100)
@@ -94,7 +94,7 @@ class NeighbourEvaluator:
         extract: Callable[[Any], tuple[Features, ...]],
         num_classes: int,
         *,
-        neighbours: int | Sequence[int] = USUAL_NEIGHBOURS,
+        neighbours: int | Sequence[int],
         temperature: float = TEMPERATURE,
     ):
         self._extract, self._num_classes, self._temperature = extract, num_classes, temperature

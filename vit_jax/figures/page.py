@@ -11,7 +11,7 @@ import jinja2
 import markupsafe
 
 from vit_jax.api import Model
-from vit_jax.config.metric_names import SHARES, metric_text
+from vit_jax.config.evaluators import SHARES, metric_text
 from vit_jax.config.parsing import flatten
 from vit_jax.drawing import to_bytes
 from vit_jax.evals import result_figures

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax import drawing
 from vit_jax.config.check import result_names
-from vit_jax.config.metric_names import best_mode
+from vit_jax.config.evaluators import best_mode
 from vit_jax.files import write_atomically
 from vit_jax.sweeps.grid import SEED, Grid, Run
 from vit_jax.sweeps.picture import draw

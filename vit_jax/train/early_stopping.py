@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax.checkpoint.reader import BEST_STEPS
 from vit_jax.config import RunConfig
-from vit_jax.config.metric_names import best_mode
+from vit_jax.config.evaluators import best_mode
 
 EVALUATIONS = "early_stopping"  # in the metadata of a checkpoint: step and value of each, by the name of the metric
 

@@ -11,7 +11,7 @@ import jax
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.metric_names import SHARES, metric_text
+from vit_jax.config.evaluators import SHARES, metric_text
 from vit_jax.data.exclusion import exclusion_sha256, num_excluded
 from vit_jax.data.jpeg import DECODER
 from vit_jax.data.prepared import preparation

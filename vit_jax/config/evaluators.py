@@ -1,9 +1,31 @@
-"""Metrics by the ends of their names: which values are better, and how they are printed.
+"""Built-in evaluators on frozen features, and the metrics of all evaluators: which values are better, form as text."""
 
-Each metric of a built-in evaluator states its direction here, and only here.
-"""
-
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
+
+FrozenName = Literal["fewshot", "knn"]
+
+
+class FrozenKind(NamedTuple):
+    """A kind of evaluator on frozen features.
+
+    Attributes:
+      numbers: argument with one or several numbers; each has its own result.
+      usual: its default.
+      result: name of a result, after its number.
+      others: further arguments.
+    """
+
+    numbers: str
+    usual: tuple[int, ...]
+    result: str
+    others: tuple[str, ...]
+
+
+FROZEN_KINDS: Mapping[FrozenName, FrozenKind] = {
+    "fewshot": FrozenKind("shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")),
+    "knn": FrozenKind("neighbours", (20,), "nn_accuracy", ("temperature", "layer")),
+}
 
 Mode = Literal["max", "min"]
 BestMode = Literal["auto", "max", "min"]
@@ -21,7 +43,7 @@ class Metric(NamedTuple):
     is_share: bool = False
 
 
-METRICS = {
+METRICS: Mapping[str, Metric] = {
     "accuracy": Metric("max", is_share=True),
     "mean_average_precision": Metric("max", is_share=True),
     "f1_micro": Metric("max", is_share=True),
@@ -32,6 +54,7 @@ METRICS = {
     "exaflops": Metric("min"),
     "wall_seconds": Metric("min"),
 }
+"""By the end of the name of a result: "test_accuracy" is an accuracy."""
 MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
 """Metrics of multi-label data, in place of the accuracy."""
 SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)

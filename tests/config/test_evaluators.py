@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.config.metric_names import best_mode, metric_text
+from vit_jax.config.evaluators import best_mode, metric_text
 
 
 @pytest.mark.parametrize(
