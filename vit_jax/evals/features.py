@@ -133,16 +133,17 @@ def collect(
       ValueError: features that are not finite.
       RuntimeError: as `rows_of`.
     """
-    rows = [_finite(*part) for part in rows_of(open_batches, step, evaluated, len(label_N))]
-    joined = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+    batches = list(map(_finite, rows_of(open_batches, step, evaluated, len(label_N))))
+    joined = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
     return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
 
 
-def _finite(record_B: np.ndarray, rows: Rows) -> Rows:
+def _finite(rows: Rows) -> Rows:
     """Return the rows; raise ValueError if features are not finite."""
     if bad := int((~np.isfinite(rows["feature_BD"]).all(axis=1)).sum()):
+        first, last = rows["record_B"][[0, -1]]
         raise ValueError(
-            f"The features of {bad} of the images {record_B[0]} to {record_B[-1]} are not finite (NaN or infinite): "
+            f"The features of {bad} of the images {first} to {last} are not finite (NaN or infinite): "
             "the parameters are damaged, or too large for the dtype. Try --compute_dtype=float32, or other weights."
         )
     return rows
@@ -215,8 +216,9 @@ class Extractor:
         progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
 
         def feature_parts() -> Iterator[np.ndarray]:
-            for record_B, rows in self._runner.rows(source, self._step, shortens_batch=True):
-                yield _finite(record_B, rows)["feature_BD"]
+            for rows in self._runner.rows(source, self._step, shortens_batch=True):
+                yield _finite(rows)["feature_BD"]
+                record_B = rows["record_B"]
                 is_read_N[record_B], hash_N[record_B] = rows["mask_B"] > 0, hashes(rows["hash_B2"])
                 progress.update(len(record_B))
 

@@ -89,7 +89,7 @@ class Runner:
 
     def rows(
         self, source: Source, step: Callable[[Module, Batch], Results], *, shortens_batch: bool = False
-    ) -> Iterator[tuple[np.ndarray, Rows]]:
+    ) -> Iterator[Rows]:
         """Yield what `rows_of` does for a source.
 
         Args:
@@ -104,9 +104,9 @@ class Runner:
         log = UnreadableLog(source, len(source), self.transform.max_image_megapixels, self.transform.value_range)
         unreadable = 0  # counted at the end: no process may stop alone
         batches = lambda: open_whole(source, self.transform, batch_sharding(self.mesh), size, log)  # noqa: E731
-        for record_N, rows in rows_of(batches, step, self.module, len(source)):
+        for rows in rows_of(batches, step, self.module, len(source)):
             unreadable += int((rows["mask_B"] == 0).sum())
-            yield record_N, rows
+            yield rows
         log.require_few(unreadable, self.max_unreadable)
 
     def _rounded(self, batch: int) -> int:
@@ -136,8 +136,8 @@ def results_of(
 
 def rows_of(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
-) -> Iterator[tuple[np.ndarray, Rows]]:
-    """Yield for each batch the indices of its examples in the split, and their rows of the results, without padding.
+) -> Iterator[Rows]:
+    """Yield for each batch the rows of its results without padding, and "record_B", the indices in the split.
 
     Arguments as for `results_of`. Results have one row for each example, and "mask_B": 0 for unreadable images.
 
@@ -147,7 +147,7 @@ def rows_of(
     first = 0
     for results in results_of(open_batches, step, evaluated):
         last = min(first + len(results["mask_B"]), num_examples)
-        yield np.arange(first, last), {name: value[: last - first] for name, value in results.items()}
+        yield {"record_B": np.arange(first, last)} | {name: value[: last - first] for name, value in results.items()}
         first = last
     if first < num_examples:
         raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
