@@ -68,7 +68,7 @@ class LabelMap:
         return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return `is_allowed_K`, and the output of each class for the loss, padded to (K,) so that a step fits all data."""
+        """Return `is_allowed_K`, and the output of each class for the loss, padded to (K,): one step fits all data."""
         output_K = np.zeros(len(self.is_allowed_K), np.int32)
         if self.has_loss:
             output_K[: len(self.output_L)] = self.output_L

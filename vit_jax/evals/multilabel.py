@@ -119,6 +119,9 @@ class MultilabelMetrics:
             )
             yield [true, predicted, int(true == predicted), *(f"{p:.6f}" for p in probability_K)]
 
+    def _joined(self, is_class_K: np.ndarray) -> str:
+        return BETWEEN.join(self._class_names[k] for k in np.flatnonzero(is_class_K).tolist())
+
     def tables(self) -> dict[str, list[list[object]]]:
         """Return tables for files by name: "classes"."""
         return {"classes": [*self.class_rows()]}
