@@ -52,7 +52,7 @@ def test_too_few_images():
     assert list(neighbour_accuracy(train, test, 5)) == [10]
     with pytest.raises(ValueError, match="12 readable training images and 5 test images are too few for 20 neighbours"):
         neighbour_accuracy(train, test, 5, neighbours=(20,))
-    with pytest.raises(ValueError, match=r"temperature=0\.0: give a positive number"):
+    with pytest.raises(ValueError, match=r"temperature=0\.0: must be a positive number"):
         neighbour_accuracy(train, test, 5, temperature=0.0)
 
 

@@ -14,7 +14,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +89,8 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
 
     def feature(output: ModelOutput, kind: str = kind) -> jax.Array:
         if kind == "token_mean":
-            return jnp.concatenate([feature(output, part).astype(jnp.float32) for part in ("token", "mean")], axis=-1)
+            sides = feature(output, "token"), feature(output, "mean")
+            return jnp.concatenate([side.astype(jnp.float32) for side in sides], axis=-1)
         if kind == "pre_logits":
             return output.features_BD
         if kind == "token":
@@ -259,20 +259,20 @@ def write_features(path: pathlib.Path, features: Features, source: Source) -> di
     """
     kept = np.flatnonzero(features.is_read_N)
     if hosts.is_first():
-        arrays: dict[str, Any] = {
+        arrays = {
             "features": features.feature_ND[kept],
             "labels": features.label_N[kept],
             "names": np.array([source.name_of(index) for index in kept.tolist()]),
             "class_names": np.array(source.class_names),
         }
         with open_atomically(path) as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=True, **arrays)
     shape = f"{len(kept):,} x {features.feature_ND.shape[1]:,} float32"
     return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
 
 
-def parts_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield features in memory, `size` examples at a time."""
+def chunks_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield features in memory, `size` examples at a time; of an array in memory, views."""
     return (np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size))
 
 
