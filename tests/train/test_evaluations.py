@@ -145,7 +145,7 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
         (["kind=knn", "arguments.neighbours=99"], "99 neighbours.*20 training images"),
         (["kind=knn", "arguments.temperature=abc"], "temperature='abc'"),
         (["kind=fewshot", "arguments.shots=0"], "shots=.*whole numbers.*1"),
-        (["kind=knn", "arguments.layer=block:9"], "layer='block:9'.*2 blocks"),
+        (["kind=knn", "arguments.layer=block:9"], "layer='block:9'.*block:1 to block:2"),
     ],
 )
 def test_what_is_no_evaluator_is_rejected(options, rule):

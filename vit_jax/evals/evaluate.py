@@ -17,9 +17,8 @@ from vit_jax.config import Architecture
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics, score
-from vit_jax.evals.runner import Module, Results, Runner, counted
+from vit_jax.evals.runner import Module, Results, Runner, counted, require_finite, require_images
 from vit_jax.evals.single_label import ClassMetrics, predict
-from vit_jax.files import printable
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.sharding import batch_sharding, replicated
 from vit_jax.tables import columns
@@ -120,16 +119,13 @@ def make_evaluate(
         began = time.perf_counter()
         for every_row in runner.rows(images, lambda module, batch: compiled(module, batch, *arguments)):
             rows = counted(every_row)
-            is_finite_N = np.isfinite(rows[metrics.probabilities]).all(axis=1)
-            if not is_finite_N.all():
-                raise not_finite(source, images.name_of(int(rows["record_B"][is_finite_N.argmin()])))
+            names = [images.name_of(record) for record in rows["record_B"].tolist()]
+            require_finite(rows[metrics.probabilities], source, names.__getitem__)
             metrics.add(rows)
             if write_images:
-                cells = zip(map(images.name_of, rows["record_B"].tolist()), metrics.image_rows(rows), strict=True)
-                write_images((name, *line) for name, line in cells)
+                write_images((name, *cells) for name, cells in zip(names, metrics.image_rows(rows), strict=True))
         seconds = time.perf_counter() - began
-        if not metrics.images:
-            raise ValueError("No image could be read, so there is nothing to evaluate.")
+        require_images(metrics.images, labelled.words)
         return EvaluationResult(
             labelled=labelled,
             metrics=metrics,
@@ -139,14 +135,6 @@ def make_evaluate(
         )
 
     return evaluate
-
-
-def not_finite(source: str, image: str) -> ValueError:
-    """Return the error for a network whose probabilities of an image are NaN or infinite."""
-    return ValueError(
-        f"{source}: the probabilities of {printable(image)} are not finite. Its parameters are damaged, or too large "
-        "for the dtype it computes in."
-    )
 
 
 def _gflops(module: Module, a: Architecture) -> float | None:

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from vit_jax.config import Architecture
 from vit_jax.data.records import Source, few
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
-from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, rows_of
+from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, require_finite, rows_of
 from vit_jax.files import open_atomically
 from vit_jax.pytree import parameters_sha256
 
@@ -70,6 +69,14 @@ class Features:
     def readable(self) -> "Features":
         """Return the readable images; the same object if all are."""
         return self if self.is_read_N.all() else self.take(np.flatnonzero(self.is_read_N))
+
+
+def readable_sides(train: Features, test: Features) -> tuple[Features, Features]:
+    """Return the readable images of both sides; raise ValueError if one side has none."""
+    train, test = train.readable(), test.readable()
+    if not len(train) or not len(test):
+        raise ValueError("Classifiers of features need readable training and test images; one side has none.")
+    return train, test
 
 
 def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], Results]:
@@ -133,19 +140,14 @@ def collect(
       ValueError: features that are not finite.
       RuntimeError: as `rows_of`.
     """
-    batches = list(map(_finite, rows_of(open_batches, step, evaluated, len(label_N))))
+    batches = [_finite(rows) for rows in rows_of(open_batches, step, evaluated, len(label_N))]
     joined = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
     return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
 
 
 def _finite(rows: Rows) -> Rows:
     """Return the rows; raise ValueError if features are not finite."""
-    if bad := int((~np.isfinite(rows["feature_BD"]).all(axis=1)).sum()):
-        first, last = rows["record_B"][[0, -1]]
-        raise ValueError(
-            f"The features of {bad} of the images {first} to {last} are not finite (NaN or infinite): "
-            "the parameters are damaged, or too large for the dtype. Try --compute_dtype=float32, or other weights."
-        )
+    require_finite(rows["feature_BD"], "features", lambda row: f"image {rows['record_B'][row]}")
     return rows
 
 
@@ -317,13 +319,11 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
 
 def _parse(layer: str, a: Architecture) -> tuple[str, int]:
     """Return the kind of a layer and its number, or 0; raise ValueError if the network does not have it."""
-    match = re.fullmatch(r"(pre_logits|pooled|token|mean|token_mean)|(block|stage):([1-9][0-9]{0,3})", layer)
-    if match is None:
-        raise ValueError(f"layer={layer!r}: choose one of {', '.join(LAYERS)}, where N counts from 1.")
-    kind, number = match[1] or match[2], int(match[3] or 0)
-    limits = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
-    if kind in limits and number > limits[kind]:
-        raise ValueError(f"layer={layer!r}: {a.name} has {limits[kind]} {kind}s.")
-    if kind in ("token", "token_mean") and not (a.has_transformer and a.num_class_tokens and a.network is None):
-        raise ValueError(f"layer={layer!r}: {a.name} has no class token; choose pooled or mean.")
-    return kind, number
+    has_token = a.has_transformer and a.num_class_tokens and a.network is None
+    names = [name for name in LAYERS if ":" not in name and (has_token or name not in ("token", "token_mean"))]
+    counts = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
+    kind, _, number = layer.partition(":")
+    if layer not in names and (not number.isdecimal() or not 1 <= int(number) <= counts.get(kind, 0)):
+        names += [f"{kind}:1 to {kind}:{count}" for kind, count in counts.items() if count]
+        raise ValueError(f"layer={layer!r}: must be one of {', '.join(names)} for {a.name}.")
+    return kind, int(number or 0)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.config.schema import as_tuple
-from vit_jax.evals.features import Features
+from vit_jax.evals.features import Features, readable_sides
 from vit_jax.evals.least_squares import L2, LeastSquares
 
 SHOTS = (1, 5, 10, 25)
@@ -105,9 +105,7 @@ def few_shot(protocol: FewShot, support: Features, test: Features, num_classes: 
     Raises:
       ValueError: no readable image on one of the sides, or too little memory.
     """
-    support, test = support.readable(), test.readable()
-    if not len(support) or not len(test):
-        raise ValueError("Few-shot evaluation needs readable training and test images; one side has none.")
+    support, test = readable_sides(support, test)
     sizes = np.bincount(support.label_N, minlength=num_classes)
     accuracy = {}
     for seed in protocol.seeds:

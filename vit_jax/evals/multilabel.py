@@ -13,8 +13,8 @@ import optax
 from vit_jax.arrays import Batch
 from vit_jax.config.evaluators import metric_text
 from vit_jax.data.table import BETWEEN
-from vit_jax.evals.runner import Results, Rows, Split, counted, results_of
-from vit_jax.evals.single_label import CONFUSED_SHOWN, nothing_readable
+from vit_jax.evals.runner import Results, Rows, Split, counted, require_images, results_of
+from vit_jax.evals.single_label import CONFUSED_SHOWN
 
 THRESHOLD = 0.5  # least probability of a predicted class
 
@@ -173,8 +173,7 @@ class MultilabelEvaluator:
         for results in results_of(self._split.open_batches, self._step, state):
             loss += float(results["loss"])
             metrics.add(counted(results))
-        if not metrics.images:
-            raise nothing_readable(self._split)
+        require_images(metrics.images, self._split.name)
         first = {"loss": loss / metrics.images}
         yield from (first | metrics.values() | first).items()
         yield "images", float(metrics.images)

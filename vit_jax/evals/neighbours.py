@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config.schema import as_tuple
-from vit_jax.evals.features import Features, chunks_of
+from vit_jax.evals.features import Features, chunks_of, readable_sides
 from vit_jax.evals.fewshot import require_counts, require_positive
 
 NUM_NEIGHBOURS = (10, 20, 100)
@@ -69,13 +69,10 @@ def neighbour_accuracy(
         a number or temperature that is not positive.
     """
     _validate(neighbours, temperature)
-    train, test = train.readable(), test.readable()
+    train, test = readable_sides(train, test)
     possible = [k for k in neighbours if k <= len(train)]
-    if not possible or not len(test):
-        raise ValueError(
-            f"{len(train):,} readable training images and {len(test):,} test images are too few for "
-            f"{', '.join(map(str, neighbours))} neighbours."
-        )
+    if not possible:
+        raise ValueError(f"neighbours={min(neighbours)}: must be at most {len(train):,}, the readable training images.")
     correct = dict.fromkeys(possible, 0)
     first = 0
     for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):

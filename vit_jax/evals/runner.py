@@ -17,6 +17,7 @@ from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.files import printable
 from vit_jax.models.activations import placed_by
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 
@@ -157,6 +158,27 @@ def counted(rows: Mapping[str, np.ndarray]) -> Rows:
     """Return the rows of the examples that count, without the results of whole batches (names have no _B)."""
     counts = rows["mask_B"] > 0
     return {name: value[counts] for name, value in rows.items() if "_B" in name}
+
+
+def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], str]) -> np.ndarray:
+    """Return outputs of the network `source`, one row for each image.
+
+    Raises:
+      ValueError: a row is not finite; `name_of` names its image.
+    """
+    is_finite_B = np.isfinite(output_B).reshape(len(output_B), -1).all(axis=1)
+    if not is_finite_B.all():
+        raise ValueError(
+            f"{source}: the outputs for {printable(name_of(int(is_finite_B.argmin())))} are not finite. The parameters "
+            "are damaged, or too large for the dtype. Use --compute_dtype=float32, or other weights."
+        )
+    return output_B
+
+
+def require_images(num_readable: float, name: str) -> None:
+    """Raise ValueError if no image of a split could be read."""
+    if not num_readable:
+        raise ValueError(f"{name}: no image could be read. There is nothing to evaluate.")
 
 
 def sum_over(open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E) -> dict[str, np.ndarray]:

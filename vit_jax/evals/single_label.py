@@ -18,7 +18,7 @@ import numpy as np
 from vit_jax.arrays import Batch
 from vit_jax.config.evaluators import metric_text
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.runner import Results, Rows, Split, means_of, sum_over
+from vit_jax.evals.runner import Results, Rows, Split, means_of, require_images, sum_over
 
 NORMAL_QUANTILE = 1.959963984540054  # two-sided 95 %
 BINS = 15
@@ -304,12 +304,6 @@ class ClassificationEvaluator:
           ValueError: no image of the split is readable.
         """
         totals = sum_over(self._split.open_batches, self._step, state)
-        if not totals.get("weight"):
-            raise nothing_readable(self._split)
+        require_images(float(totals.get("weight", 0)), self._split.name)
         yield from means_of(totals).items()
         yield "images", float(totals.get("images", totals["weight"]))
-
-
-def nothing_readable(split: Split) -> ValueError:
-    """Return the error for a split without readable images."""
-    return ValueError(f"No image of the {split.name} split could be read: there is nothing to evaluate.")
