@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vit_jax.tables import columns, metric_text, to_csv
+from vit_jax.tables import columns, to_csv
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,17 +37,3 @@ def test_columns_align_cells_of_rows_that_may_end_early():
     rows = [("data", "accuracy", " seeds"), ("digits\n", "9.5%", " 1 2"), ("average", "10%")]
     lines = columns(rows, "<><", gap=" ", least=(9,)).splitlines()
     assert lines == ["data      accuracy  seeds", r"digits\n      9.5%  1 2", "average        10%"]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("test_accuracy", 0.25, "25.00%"),
-        ("f1_macro", 1.0, "100.00%"),
-        ("images", 1250.0, "1,250"),
-        ("loss", 0.7, "0.7000"),
-        ("top1_accuracy", "25 % of 4", "25 % of 4"),
-    ],
-)
-def test_metrics_as_text(name, value, text):
-    assert metric_text(name, value) == text

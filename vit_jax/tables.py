@@ -1,4 +1,4 @@
-"""Tables as text: aligned columns, Markdown without markup in names, and CSV without formulas; metrics as text."""
+"""Tables as text: aligned columns, Markdown without markup in names, and CSV without formulas."""
 
 import csv
 import io
@@ -16,16 +16,6 @@ _MARKUP = str.maketrans({sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{o
 # is guarded as well, so that removing one quote restores every cell.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
-
-
-_PERCENT = ("accuracy", "calibration_error", "mean_average_precision", "f1_micro", "f1_macro")
-
-
-def metric_text(name: str, value: Any) -> str:
-    """Return the value of a metric as text: in percent, as a number of images, or with four decimals; text as it is."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.2%}" if name.endswith(_PERCENT) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
 
 
 def columns(rows: Iterable[Sequence[str]], signs: str, *, gap: str = "  ", least: Sequence[int] = ()) -> str:

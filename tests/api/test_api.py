@@ -300,8 +300,8 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
         (DIRECT | {"interpolation": ["bicubic"]}, {}, r"interpolation=\['bicubic'\].*bilinear or bicubic"),
         (DIRECT | {"interpolation": "bicubic"}, {"interpolation": "bilinear"}, "interpolation=bilinear.*=bicubic"),
         ({"resize": ["direct"], "crop_fraction": 1}, {}, r"resize=\['direct'\].*direct or short_side"),
-        ({"resize": "short_side", "crop_fraction": "most"}, {}, "crop_fraction='most'.*above 0, up to 1"),
-        ({"resize": "short_side", "crop_fraction": float("nan")}, {}, "crop_fraction=nan.*above 0, up to 1"),
+        ({"resize": "short_side", "crop_fraction": "most"}, {}, r"crop_fraction='most'.*\(0, 1\]"),
+        ({"resize": "short_side", "crop_fraction": float("nan")}, {}, r"crop_fraction=nan.*\(0, 1\]"),
     ],
 )
 def test_preparations_that_are_rejected(stored, options, rule):

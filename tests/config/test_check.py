@@ -19,6 +19,7 @@ BIG_VISION = {"optimizer.weight_decay_meaning": "big_vision", "optimizer.weight_
 HEAD = {"optimizer.trained": "head"}
 MASKED = {"objective.kind": "masked_patch", "input.mixup_alpha": 0.0}
 ANY = {"v2": EvaluatorConfig()}
+CUSTOM = {"c": EvaluatorConfig(kind="math:hypot")}
 FROZEN = {"few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}), "near": EvaluatorConfig(kind="knn")}
 STAIRCASE = {"schedule.decay": "staircase"}
 NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
@@ -87,6 +88,9 @@ def test_limits_are_allowed():
     validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
     validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"}))
     validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"}))
+    for metric, mode in (("c_ece", "min"), ("c_calibration_error", "auto")):
+        fields = {"checkpoint.best_metric": metric, "checkpoint.best_mode": mode}
+        validate(change({"evaluation.evaluators": CUSTOM} | fields))
     validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
     validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
     for fraction in (None, 0.0):  # not even that of the released configs
@@ -177,6 +181,8 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
         ),
         ({"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}}, "f.*train_split.*'test'"),
         ({"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN}, "few_5.*few_10.*near_20nn"),
+        ({"checkpoint.best_mode": "min"}, "'min'.*no effect.*test_accuracy"),
+        ({"checkpoint.best_mode": "auto", "checkpoint.best_metric": "c_ece", "evaluation.evaluators": CUSTOM}, "c_ece"),
         ({"checkpoint.best_metric": "test_a"}, "='test_a'.*test_accuracy, test_loss"),
         (
             {"checkpoint.best_metric": "test_accuracy", **MASKED, "objective.patch_target": "pixels"},

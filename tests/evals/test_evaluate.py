@@ -25,7 +25,7 @@ from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
 from vit_jax.data.in_memory import MemorySource
-from vit_jax.evals.evaluate import Evaluation, to_text
+from vit_jax.evals.evaluate import EvaluationResult, to_text
 from vit_jax.evals.label_map import Labelled, identity_map
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import open_labelled
@@ -63,27 +63,29 @@ def assert_same_result(found, expected):
         assert np.array_equal(getattr(found.metrics, name), getattr(expected, name)), name
 
 
-def evaluate_source(weights, source, watch=None, **options):
+def evaluate_source(weights, source, write_images=None, **options):
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
-    return evaluate(Labelled(source, "words", [], identity_map(source.class_names)), watch)
+    return evaluate(Labelled(source, "words", [], identity_map(source.class_names)), write_images)
 
 
 @pytest.mark.parametrize(("num_devices", "global_batch"), [(1, 64), (8, 5), (3, 10)])
 def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
-    weights, seen = sample_weights(), []
+    weights, lines = sample_weights(), []
     source = MemorySource(PIXELS, LABELS, NAMES)
-    found = evaluate_source(weights, source, lambda *given: seen.append(given), global_batch=global_batch)
+    found = evaluate_source(weights, source, lines.extend, global_batch=global_batch)
     expected = expected_of(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
     assert 0 < expected.top1_L.sum() < expected.top5_L.sum() < expected.images_L.sum() == 37
-    assert np.array_equal(np.concatenate([record_N for record_N, _ in seen]), np.arange(37))
-    for name, values in (("label_B", LABELS), ("class_BT", expected.order_NK[:, :5])):
-        assert np.array_equal(np.concatenate([rows[name] for _, rows in seen]), values), name
-    probabilities = np.concatenate([rows["probability_BT"] for _, rows in seen])
-    assert probabilities == pytest.approx(expected.probability_NK[:, :5], rel=1e-4)
+    header, *rows = lines
+    assert header == ("image", "class", "answer", "probability", "is_right")
+    first = expected.order_NK[:, 0]
+    names = [(f"record {record}", NAMES[LABELS[record]], NAMES[first[record]]) for record in range(37)]
+    assert [row[:3] for row in rows] == names
+    assert [float(row[3]) for row in rows] == pytest.approx(expected.probability_NK[:, 0], abs=2e-6)
+    assert [row[4] for row in rows] == (first == LABELS).tolist()
 
 
 def test_calibration_confusions_and_mistakes_of_a_split():
@@ -189,9 +191,8 @@ def metrics_by_hand(labelled):
     for label, right, images in ((0, 900, 1000), (1, 100, 250)):
         first = np.repeat([label, 1 - label], [right, images - right])
         classes = np.stack([first, 1 - first], axis=1)
-        rows = {"label_B": np.full(images, label), "class_BT": classes}
-        rows |= {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)}
-        metrics.add(np.arange(images), rows)
+        rows = {"record_B": np.arange(images), "label_B": np.full(images, label), "class_BT": classes}
+        metrics.add(rows | {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)})
     return metrics
 
 
@@ -199,7 +200,7 @@ def test_what_is_printed():
     source = MemorySource(PIXELS, LABELS % 2, ("cat", "dog"))
     labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(("cat", "dog")))
     metrics, speed = metrics_by_hand(labelled), {"images_per_second": 1234.5, "gflops_per_image": 17.58}
-    found = Evaluation(labelled=labelled, metrics=metrics, unreadable=0, **speed)
+    found = EvaluationResult(labelled=labelled, metrics=metrics, unreadable=0, **speed)
     assert to_text({"": found}, "w.npz (released)").splitlines() == [
         "weights            w.npz (released)",
         "data               test of digits, 9 of 9 images",

@@ -68,7 +68,7 @@ def test_another_number_of_rows_is_never_published(tmp_path, num_rows):
 def test_rows_of_a_split_that_has_changed_its_length(tmp_path):
     write(entry_in(tmp_path))
     longer = Entry(folder=tmp_path / "entry", about='{"of": 1}', files=("a.npy",), num_rows=7)
-    with pytest.raises(ValueError, match="6 rows of 7"):
+    with pytest.raises(ValueError, match=r"a.npy has .* shape \(6, 2\)"):
         longer.read(longer.folder)
 
 

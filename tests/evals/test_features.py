@@ -101,14 +101,14 @@ def test_block_without_class_token_and_stages():
 @pytest.mark.parametrize(
     ("a", "layer", "message"),
     [
-        (VIT, "logits", "choose one of pre_logits, pooled"),
-        (VIT, "block:0", "N counts from 1"),
-        (VIT, "block:99", f"has {VIT.depth} blocks"),
-        (VIT, "stage:1", "has 0 stages"),
-        (RESNET, "block:1", "has 0 blocks"),
-        (RESNET, "token", "has no class token"),
-        (RESNET, "token_mean", "has no class token"),
-        (dataclasses.replace(VIT, pool="gap"), "token_mean", "has no class token"),
+        (VIT, "logits", "must be one of pre_logits, pooled, token, mean, token_mean, block:1"),
+        (VIT, "block:0", f"block:1 to block:{VIT.depth} for"),
+        (VIT, "block:99", f"block:1 to block:{VIT.depth} for"),
+        (VIT, "stage:1", "must be one of"),
+        (RESNET, "block:1", "mean, stage:1 to stage:"),
+        (RESNET, "token", "must be one of pre_logits, pooled, mean, stage"),
+        (RESNET, "token_mean", "must be one of pre_logits, pooled, mean, stage"),
+        (dataclasses.replace(VIT, pool="gap"), "token_mean", "must be one of pre_logits, pooled, mean, block"),
     ],
 )
 def test_layers_that_are_not_there(a, layer, message):
@@ -159,7 +159,7 @@ def test_features_that_are_not_finite():
         results = fake_step(_, batch)
         return results | {"feature_BD": results["feature_BD"].at[1, 0].set(jnp.nan)}
 
-    with pytest.raises(ValueError, match="features of 1 of the images 0 to 2 are not finite"):
+    with pytest.raises(ValueError, match="features: the outputs for image 1 are not finite"):
         collect(open_batches([batch_of(sample_pixels(3, (2, 2)))]), broken, None, np.zeros(3, np.int32))
 
 

@@ -43,13 +43,11 @@ def batches():
 @pytest.fixture
 def scores():
     found = MultilabelMetrics(("a", "b", "c"))
-    found.add(
-        np.arange(4), {"probability_BK": PROBABILITY, "label_BK": LABEL, "loss_B": np.array([1, 2, 3, 4], np.float32)}
-    )
+    found.add({"probability_BK": PROBABILITY, "label_BK": LABEL, "loss_B": np.array([1, 2, 3, 4], np.float32)})
     return found
 
 
-def test_figures_by_hand(scores):
+def test_metrics_by_hand(scores):
     """Answers of class 0 are images 0 and 1, of which 0 is right; none of class 1; two of class 2, which none has."""
     per_class = scores.per_class()
     assert per_class.images.tolist() == [2, 2, 0]
@@ -57,13 +55,13 @@ def test_figures_by_hand(scores):
     np.testing.assert_allclose(per_class.recall, [1 / 2, 0, NAN])
     np.testing.assert_allclose(per_class.f1, [1 / 2, 0, NAN])
     np.testing.assert_allclose(per_class.average_precision, [(1 + 2 / 3) / 2, (1 + 2 / 4) / 2, NAN])
-    assert scores.figures() == {
+    assert scores.values() == {
         "mean_average_precision": pytest.approx((5 / 6 + 3 / 4) / 2),
         "f1_micro": pytest.approx(2 * 1 / (2 * 1 + 3 + 3)),  # one right, three too many, three missed
         "f1_macro": pytest.approx(1 / 4),
         "loss": 2.5,
     }
-    header, *rows = scores.table()
+    header, *rows = scores.class_rows()
     assert header == ["class", "images", "average_precision", "precision", "recall", "f1"]
     assert rows[1] == ["b", 2, "0.750000", "", "0.000000", "0.000000"]
     assert rows[2] == ["c", 0, "", "", "", ""]
@@ -85,7 +83,7 @@ def test_an_evaluator_counts_every_example_once(scores):
 
     split = Split("test", ("a", "b", "c"), 4, Opened)
     results = dict(MultilabelEvaluator(split, step).run(None))
-    assert results == {k: pytest.approx(v) for k, v in scores.figures().items()} | {"images": 4.0}
+    assert results == {k: pytest.approx(v) for k, v in scores.values().items()} | {"images": 4.0}
     (logits, batch), _ = batches()
     cross_entropy = -(LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)).sum(axis=1)
     np.testing.assert_allclose(score(logits, batch)["loss_B"], cross_entropy[:3], rtol=1e-5)
@@ -94,6 +92,6 @@ def test_an_evaluator_counts_every_example_once(scores):
 def test_a_split_without_any_label_is_an_error():
     empty = MultilabelMetrics(("a", "b"))
     rows = {"probability_BK": np.ones((2, 2)), "label_BK": np.zeros((2, 2)), "loss_B": np.zeros(2, np.float32)}
-    empty.add(np.arange(2), rows)
+    empty.add(rows)
     with pytest.raises(ValueError, match="No readable image has a label"):
-        empty.figures()
+        empty.values()

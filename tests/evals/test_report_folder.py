@@ -139,8 +139,9 @@ class Stored:
 def metrics_of(source, first, confidence):
     """Metrics of images of class 0, whose most probable outputs are `first`."""
     metrics = ClassMetrics(Labelled(source, "", [], identity_map(source.class_names)))
-    rows = {"label_B": np.zeros(len(first), int), "class_BT": np.array(first)[:, None], "loss_B": np.zeros(len(first))}
-    metrics.add(np.arange(len(first)), rows | {"probability_BT": np.array(confidence)[:, None]})
+    rows = {"class_BT": np.array(first)[:, None], "probability_BT": np.array(confidence)[:, None]}
+    rows |= {"record_B": np.arange(len(first)), "label_B": np.zeros(len(first), int), "loss_B": np.zeros(len(first))}
+    metrics.add(rows)
     return metrics
 
 

@@ -54,7 +54,7 @@ def answers_of(batches, num_outputs, is_allowed=None, output=None):
     step = jax.jit(lambda scale, batch: predict(batch.image_BHWC * scale, batch, allowed, outputs))
     num_examples = sum(len(batch.mask_B) for batch in batches)
     parts = rows_of(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1), num_examples)
-    return [(record_B[rows["mask_B"] > 0], counted(rows)) for record_B, rows in parts]
+    return list(map(counted, parts))
 
 
 def metrics_of(num_classes, **changes):
@@ -66,8 +66,8 @@ def metrics_of(num_classes, **changes):
 
 def summed(batches, num_classes):
     metrics = metrics_of(num_classes)
-    for record_N, rows in answers_of(batches, num_classes):
-        metrics.add(record_N, rows)
+    for rows in answers_of(batches, num_classes):
+        metrics.add(rows)
     return metrics
 
 
@@ -82,12 +82,12 @@ def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
         assert np.array_equal(getattr(found, name), expected[name]), name
     assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
     assert found.images_L[-1] == 0
-    figures, images = found.figures(), int(mask.sum())
+    values, images = found.values(), int(mask.sum())
     for name, right in (("top1", found.top1_L.sum()), ("top5", found.top5_L.sum())):
-        assert figures[f"{name}_accuracy"] == right / images
-        assert figures[f"{name}_interval"] == [*wilson(int(right), images)]
-    assert (figures["top5_accuracy"] == 1) == (num_classes <= 5)
-    records = np.concatenate([record_N for record_N, _ in answers_of(batches, num_classes)])
+        assert values[f"{name}_accuracy"] == right / images
+        assert values[f"{name}_interval"] == [*wilson(int(right), images)]
+    assert (values["top5_accuracy"] == 1) == (num_classes <= 5)
+    records = np.concatenate([rows["record_B"] for rows in answers_of(batches, num_classes)])
     assert np.array_equal(records, np.flatnonzero(mask)), "the numbers are those in the split"
 
 
@@ -96,7 +96,7 @@ def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others(
     logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
     labels, output = np.random.default_rng(4).integers(0, 3, 30), np.array([4, 1, 6])
     is_allowed = np.isin(np.arange(8), output)
-    ((_, found),) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
+    (found,) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
     kept = logits[:, [1, 4, 6]].astype(np.float64)
     probabilities = np.exp(kept) / np.exp(kept).sum(axis=1, keepdims=True)
     order = np.argsort(-kept, axis=1)
@@ -109,19 +109,19 @@ def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others(
 
 def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
     logits = jnp.array([[1.0, 2, 3], [jnp.nan, 0, 0], [-jnp.inf, 0, 0]])
-    ((_, found),) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
+    (found,) = answers_of([make_batch([2, 0, 0], [1, 0, 1], logits)], 3)
     assert np.isfinite(found["probability_BT"]).all()
     assert found["loss_B"][0] == pytest.approx(np.log(1 + np.exp(-1) + np.exp(-2)), rel=1e-6)
     for odd in (jnp.nan, jnp.inf):
-        ((_, found),) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
+        (found,) = answers_of([make_batch([2], [1], logits[:1].at[0, 1].set(odd))], 3)
         assert not np.isfinite(found["probability_BT"]).any()
 
 
 def add(metrics, labels, classes, confidence):
     """Add images whose most probable outputs are `classes`, one or several each."""
     classes, num = np.asarray(classes).reshape(len(labels), -1), len(labels)
-    rows = {"label_B": np.asarray(labels), "class_BT": classes, "loss_B": np.zeros(num)}
-    metrics.add(np.arange(num), rows | {"probability_BT": np.asarray(confidence, np.float32)[:, None]})
+    rows = {"record_B": np.arange(num), "label_B": np.asarray(labels), "class_BT": classes, "loss_B": np.zeros(num)}
+    metrics.add(rows | {"probability_BT": np.asarray(confidence, np.float32)[:, None]})
 
 
 def test_confusions_and_mistakes_by_hand():
@@ -177,7 +177,7 @@ def test_loss_and_accuracy_by_hand():
 
 @pytest.mark.parametrize("num_batches", [0, 2])
 def test_nothing_to_evaluate(num_batches):
-    with pytest.raises(ValueError, match="No image of the test split could be read"):
+    with pytest.raises(ValueError, match="test: no image could be read"):
         classify([make_batch([0, 0], [0, 0], jnp.zeros(2))] * num_batches)
 
 
@@ -189,7 +189,7 @@ def test_the_table_of_classes():
     metrics = ClassMetrics(Labelled(source, "", [], label_map))
     classes = [[0, 1], [0, 1], [0, 1], [1, 0], [2, 1], [1, 2], [0, 1]]
     add(metrics, [0, 0, 0, 0, 2, 2, 2], classes, [0.5] * 7)
-    text = to_csv(metrics.table())
+    text = to_csv(metrics.class_rows())
     header, *rows = csv.reader(io.StringIO(text))
     names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
     assert header == ["class", "images", "top1_correct", *names]

@@ -107,14 +107,16 @@ def test_killed_before_its_end_was_on_disk_it_decides_the_same(stopped, config, 
     assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
 
 
-def noted(values, metric="test_loss", **fields):
+def noted(values, metric="test_loss", mode="auto", **fields):
     """Early stopping after evaluations of these values, by step, carried through the metadata of checkpoints."""
-    config = runs.config(f"checkpoint.best_metric={metric}")
+    config = runs.config()
+    keeping = dataclasses.replace(config.checkpoint, best_metric=metric, best_mode=mode)
+    config = dataclasses.replace(config, checkpoint=keeping)
     config = dataclasses.replace(config, stop_early=StopEarlyConfig(**fields))
     metadata = {}
     for step, value in enumerate(values, 1):
         stopping = EarlyStopping(config, metadata)
-        stopping.note(step, {"test_loss": value, "test_accuracy": value})
+        stopping.note(step, dict.fromkeys(("test_loss", "test_accuracy", metric), value))
         metadata = stopping.metadata()
     return stopping
 
@@ -146,6 +148,11 @@ def test_of_accuracies_more_is_better_and_of_another_metric_nothing_is_known():
     other = dataclasses.replace(runs.config(), stop_early=StopEarlyConfig(patience=1))
     other = dataclasses.replace(other, checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss"))
     assert not EarlyStopping(other, stopping.metadata()).reason_to_stop()
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("c_calibration_error", "auto"), ("c_ece", "min")])
+def test_of_errors_less_is_better(metric, mode):
+    assert noted([0.3, 0.1, 0.2], metric, mode, patience=1).best_of([1, 2, 3]) == 2
 
 
 def test_trials_of_a_search_run_to_their_end():

@@ -1,6 +1,7 @@
 """Several evaluations in one run: each with its split, prefix and cadence, resumed as if nothing had happened."""
 
 import dataclasses
+from typing import get_args
 
 import jax
 import numpy as np
@@ -14,13 +15,14 @@ from tests.train import small_runs as runs
 from tests.train.test_stopping import ask_to_end_at
 from vit_jax.api import from_weights
 from vit_jax.config import EvaluatorConfig
+from vit_jax.config.evaluators import FROZEN_KINDS, FrozenName
 from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
 from vit_jax.evals.fewshot import FewShot, few_shot
 from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets, open_datasets
-from vit_jax.train.evaluations import build_evaluations
+from vit_jax.train.evaluations import FROZEN, build_evaluations
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.weights import load_weights
 
@@ -143,7 +145,7 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
         (["kind=knn", "arguments.neighbours=99"], "99 neighbours.*20 training images"),
         (["kind=knn", "arguments.temperature=abc"], "temperature='abc'"),
         (["kind=fewshot", "arguments.shots=0"], "shots=.*whole numbers.*1"),
-        (["kind=knn", "arguments.layer=block:9"], "layer='block:9'.*2 blocks"),
+        (["kind=knn", "arguments.layer=block:9"], "layer='block:9'.*block:1 to block:2"),
     ],
 )
 def test_what_is_no_evaluator_is_rejected(options, rule):
@@ -165,6 +167,10 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
     for shots in (1, 2):
         assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(result.of(shots, 1024.0).mean())
+
+
+def test_kinds_on_frozen_features_are_those_of_the_schema():
+    assert list(FROZEN) == list(FROZEN_KINDS) == list(get_args(FrozenName))
 
 
 def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):

@@ -245,16 +245,11 @@ def stored_transform(
         known.setdefault("crop_fraction", 1.0)
     if "resize" in known and "crop_fraction" in known:
         how = known["resize"], known["crop_fraction"], known.get("interpolation")
-        transform = build_transform(*how, image_size, source)
         is_upright = known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
         values = known.get("value_range") if value_range is None else value_range
-        if values is not None and not is_value_range(values):
-            raise ValueError(f"{source}: value_range={values!r} must be two finite numbers, low < high.")
+        transform = build_transform(*how, image_size, source, is_upright, values)
         return dataclasses.replace(
-            transform,
-            exif_orientation=is_upright,
-            value_range=None if values is None else (values[0], values[1]),
-            library="timm" if known.get("resize_library") == "timm" else "huggingface",
+            transform, library="timm" if known.get("resize_library") == "timm" else "huggingface"
         )
     if any(value is not None for value in (*stated.values(), exif_orientation, value_range)):
         raise undescribed(source)
@@ -262,17 +257,33 @@ def stored_transform(
 
 
 def build_transform(
-    resize: Any, fraction: Any, interpolation: Any, image_size: tuple[int, int], source: str
+    resize: Any,
+    fraction: Any,
+    interpolation: Any,
+    image_size: tuple[int, int],
+    source: str,
+    exif_orientation: bool = False,
+    value_range: Any = None,
 ) -> EvaluationTransform:
     """Validate values that may come from a foreign file."""
+    problem = None
     if resize not in ("direct", "short_side"):
-        raise ValueError(f"{source}: resize={resize!r} is unknown; it is direct or short_side.")
-    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
-        raise ValueError(f"{source}: crop_fraction={fraction!r} must be a number above 0, up to 1.")
-    if resize == "direct" and fraction != 1:
-        raise ValueError(f"{source}: crop_fraction={fraction} has no effect with resize=direct; leave it out.")
-    if interpolation not in (None, *INTERPOLATIONS):
-        raise ValueError(
-            f"{source}: interpolation={interpolation!r} is unknown; it is {' or '.join(INTERPOLATIONS)}, or left out."
-        )
-    return EvaluationTransform(image_size, resize, float(fraction), interpolation=interpolation)
+        problem = f"resize={resize!r}: must be direct or short_side."
+    elif type(fraction) not in (int, float) or not 0 < fraction <= 1:
+        problem = f"crop_fraction={fraction!r}: must be a number in (0, 1]."
+    elif resize == "direct" and fraction != 1:
+        problem = f"crop_fraction={fraction}: has no effect with resize=direct. Leave it out."
+    elif interpolation not in (None, *INTERPOLATIONS):
+        problem = f"interpolation={interpolation!r}: must be {' or '.join(INTERPOLATIONS)}. Or leave it out."
+    elif value_range is not None and not is_value_range(value_range):
+        problem = f"value_range={value_range!r}: must be two finite numbers, low < high."
+    if problem:
+        raise ValueError(f"{source}: {problem}")
+    return EvaluationTransform(
+        image_size,
+        resize,
+        float(fraction),
+        exif_orientation=exif_orientation,
+        value_range=None if value_range is None else (value_range[0], value_range[1]),
+        interpolation=interpolation,
+    )

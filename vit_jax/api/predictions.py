@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.api.model import Model
 from vit_jax.data.images import UnreadableImage
-from vit_jax.evals.evaluate import not_finite
+from vit_jax.evals.runner import require_finite
 from vit_jax.tables import columns
 from vit_jax.tables import to_csv as rows_to_csv
 
@@ -26,8 +26,7 @@ def predict(model: Model, images: Sequence[str], top: int | None, threshold: flo
         if isinstance(probability_K, UnreadableImage):
             yield {"image": image, "error": str(probability_K)}
             continue
-        if not np.isfinite(probability_K).all():
-            raise not_finite(model.source, image)
+        require_finite(probability_K[None], model.source, [image].__getitem__)
         order = np.argsort(-probability_K, kind="stable")[:top]  # of equals the lower number first
         likely = order[probability_K[order] >= threshold]
         classes = [{"class": model.class_names[k], "probability": float(probability_K[k])} for k in likely]

@@ -24,6 +24,7 @@ from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, CheckpointReader, metadata_digest
+from vit_jax.config.evaluators import Mode
 from vit_jax.files import expanded, first_line, read_json, remove_tree, write_atomically
 
 METRICS = "metrics"  # orbax's name for the item of what is measured
@@ -54,7 +55,8 @@ class CheckpointStore:
       workdir: the run's folder; checkpoints are in its sub-folder `checkpoints/`.
       keep_latest: how many of the newest to keep.
       keep_best: how many of the best by `best_metric` to keep besides.
-      best_metric: a name among the metrics given to `save`; more is better, unless it ends in "loss".
+      best_metric: a name among the metrics given to `save`.
+      best_mode: "max" if higher is better, "min" if lower is better.
       check_workdir: raises a RuntimeError where the workdir is not the run's any more, such as `WorkdirLock.check`.
     """
 
@@ -65,6 +67,7 @@ class CheckpointStore:
         keep_latest: int = 1,
         keep_best: int = 0,
         best_metric: str = "",
+        best_mode: Mode = "max",
         check_workdir: Callable[[], object] = lambda: None,
     ):
         workarounds.apply()
@@ -76,7 +79,7 @@ class CheckpointStore:
         if keep_best:
             best = checkpoint_managers.BestN(
                 get_metric_fn=operator.itemgetter(best_metric),
-                reverse=is_loss(best_metric),
+                reverse=best_mode == "min",
                 n=keep_best,
                 keep_checkpoints_without_metrics=False,
             )
@@ -85,7 +88,7 @@ class CheckpointStore:
             preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
             # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
             best_fn=operator.itemgetter(best_metric) if keep_best else None,
-            best_mode="min" if is_loss(best_metric) else "max",
+            best_mode=best_mode,
         )
         arrays = workarounds.handlers_of_arrays()
         handlers: dict[str, ocp.CheckpointHandler] = {
@@ -193,11 +196,6 @@ class CheckpointStore:
                 f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"
                 f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
             ) from error
-
-
-def is_loss(metric: str) -> bool:
-    """Return whether lower is better for a metric of this name."""
-    return metric.endswith("loss")
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -90,7 +90,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     )
     report: str | None = option("FOLDER", "write tables of classes and images, confusions and pictures")
     csv: str | None = option("FILE", "write the table of classes; - prints only this table")
-    json: bool = switch("print all figures as JSON")
+    json: bool = switch("print all metrics as JSON")
     real: str | None = option("FILE", "real.json, the labels of ImageNet ReaL")
     split: str | None = option("NAME", "train, all, or another split of the data; default: test")
     data_dir: str | None = option("FOLDER", "of TFDS, or of the ImageNets")
@@ -108,6 +108,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         from vit_jax.drawing import require_drawing
         from vit_jax.evals.evaluate import make_evaluate, to_json, to_text, values
         from vit_jax.evals.report_folder import write_report
+        from vit_jax.tables import to_csv
 
         folder, table = None, None
         if hosts.is_first():
@@ -126,25 +127,25 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             is_multilabel=model.is_multilabel,
             **self.limits,
         )
-        found = {}
+        results = {}
         for name, labelled in opened.items():
             if folder is not None:
                 inside = folder / name if len(opened) > 1 else folder
-                found[name] = write_report(inside, labelled, evaluate, transform, model.source)
+                results[name] = write_report(inside, labelled, evaluate, transform, model.source)
             else:
-                found[name] = evaluate(labelled, None)
+                results[name] = evaluate(labelled)
         if not hosts.is_first():
             return
         if self.csv != "-":
-            text = to_json(values(found, absent, model.source)) if self.json else to_text(found, model.source)
+            text = to_json(values(results, absent, model.source)) if self.json else to_text(results, model.source)
             print(text, flush=True)
-        for note in [note for evaluation in found.values() for note in evaluation.labelled.notes]:
+        for note in [note for result in results.values() for note in result.labelled.notes]:
             print(f"note: {printable(note)}", file=sys.stderr)
         for name, reason in absent.items():
             print(f"note: imagenet:{name} is missing: {printable(reason)}", file=sys.stderr)
         if self.csv is not None:
-            (evaluation,) = found.values()
-            _write_csv(table, evaluation.to_csv())
+            (result,) = results.values()
+            _write_csv(table, to_csv(result.metrics.class_rows()))
 
     def _open(self, model: "Model", weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
         """Return the images by name, "" for a single dataset; and how missing sets are made."""

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.config.evaluators import MULTILABEL_RESULTS, best_mode, metric_of
 from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
 from vit_jax.config.schema import (
-    FROZEN_ARGUMENTS,
-    MULTILABEL_RESULTS,
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
@@ -374,7 +373,8 @@ def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if is_reference(evaluator.kind):
             own.append(f"{name}_")
         else:
-            results = usual if evaluator.kind == "classification" else _frozen_results(evaluator)
+            frozen = evaluator.frozen
+            results = [f"{number}{frozen.result}" for number in evaluator.numbers] if frozen else usual
             known += [f"{name}_{result}" for result in results]
     return tuple(known), tuple(own)
 
@@ -384,8 +384,8 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
         field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
             yield f"{field}: must be a prefix of results: letters, digits and _, but not test, validation or train."
-        if evaluator.kind in FROZEN_ARGUMENTS:
-            yield from _wrong_arguments(field, evaluator)
+        if evaluator.frozen:
+            yield from _wrong_arguments(field, evaluator, (evaluator.frozen.numbers, *evaluator.frozen.others))
             train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
             if train == test:
                 yield f"{field}: split and train_split must differ, and are both {test!r}."
@@ -395,19 +395,20 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     if metric not in known and not metric.startswith(own):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={metric!r}: must be a result of an evaluator. Use one of {results}."
+        return
+    if metric_of(metric) is not None and config.checkpoint.best_mode != "auto":
+        yield f"checkpoint.best_mode={config.checkpoint.best_mode!r}: has no effect on {metric}. Use auto."
+    try:
+        best_mode(metric, config.checkpoint.best_mode)
+    except ValueError as error:
+        yield str(error)
 
 
-def _wrong_arguments(field: str, config: EvaluatorConfig) -> Iterator[str]:
+def _wrong_arguments(field: str, config: EvaluatorConfig, allowed: tuple[str, ...]) -> Iterator[str]:
     """Check names; the evaluator checks values before anything is compiled."""
-    allowed = FROZEN_ARGUMENTS[config.kind]
     for name in (name for name in config.arguments if name not in allowed):
         hint = did_you_mean(name, allowed, "{}")
         yield f"{field}.arguments.{name}: must be one of {', '.join(allowed)}, for kind={config.kind!r}.{hint}"
-
-
-def _frozen_results(config: EvaluatorConfig) -> Iterator[str]:
-    result = "shot_accuracy" if config.kind == "fewshot" else "nn_accuracy"
-    return (f"{number}{result}" for number in config.numbers)
 
 
 def _wrong_start(config: RunConfig) -> Iterator[str]:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NewType, get_args
 
+from vit_jax.config.evaluators import FROZEN_KINDS, BestMode, FrozenKind, FrozenName
 from vit_jax.config.rules import (
     Count,
     Fraction,
@@ -411,43 +412,36 @@ class ShardingConfig:
     """Tensor parallelism: devices that share the heads and hidden units of each layer. 1: off."""
 
 
-USUAL_SHOTS, USUAL_NEIGHBOURS = (5,), (20,)  # of the evaluators fewshot and knn
-FROZEN_ARGUMENTS = {
-    "fewshot": ("shots", "seeds", "l2", "sampling", "layer"),
-    "knn": ("neighbours", "temperature", "layer"),
-}
-
-
-MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
-"""Metrics of multi-label data, in place of the accuracy."""
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
     """A further evaluation beside that of the test split; its name is the prefix of its results."""
 
-    kind: Literal["classification", "fewshot", "knn"] | Reference = "classification"
+    kind: Literal["classification", FrozenName] | Reference = "classification"
     """classification of another split; fewshot or knn on frozen features of train_split; a reference is called with
     (split, run, **arguments)."""
     data: str | None = None
     """Dataset, written as config.data. None: that of the run."""
     split: str | None = None
     """Split to evaluate. None: input.test_split."""
-    train_split: Annotated[str | None, When("kind", "fewshot", "knn")] = None
+    train_split: Annotated[str | None, When("kind", *FROZEN_KINDS)] = None
     """Split to learn from. None: input.train_split."""
     every: Duration | None = None
     """Time between evaluations. None: evaluation.every."""
-    arguments: Annotated[Mapping[str, Any], When("kind", "fewshot", "knn", Reference)] = dataclasses.field(
+    arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_KINDS, Reference)] = dataclasses.field(
         default_factory=dict
     )
     """Arguments by name: shots, seeds, l2, sampling and layer for fewshot; neighbours, temperature and layer for knn;
     any for a reference."""
 
     @property
+    def frozen(self) -> FrozenKind | None:
+        """The kind on frozen features; None for others."""
+        return next((kind for name, kind in FROZEN_KINDS.items() if name == self.kind), None)
+
+    @property
     def numbers(self) -> tuple[Any, ...]:
-        """The shots of fewshot or the neighbours of knn; each has its own results."""
-        name, usual = ("shots", USUAL_SHOTS) if self.kind == "fewshot" else ("neighbours", USUAL_NEIGHBOURS)
-        return as_tuple(self.arguments.get(name, usual))
+        """The shots of fewshot or the neighbours of knn; () for other kinds."""
+        return as_tuple(self.arguments.get(self.frozen.numbers, self.frozen.usual)) if self.frozen else ()
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
@@ -478,8 +472,10 @@ class CheckpointConfig:
     keep_best: Number = 1
     """Number of best checkpoints by best_metric to keep besides. 0: none."""
     best_metric: str = "test_accuracy"
-    """Metric of any evaluator that defines the best checkpoint; for one that ends in "_loss" lower is better. For
-    multi-label data an accuracy means the mean average precision."""
+    """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy means the mean average
+    precision."""
+    best_mode: BestMode = "auto"
+    """Which values of best_metric are better. auto: known by the end of its name, such as accuracy or loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

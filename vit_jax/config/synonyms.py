@@ -65,6 +65,7 @@ _WORDS = {  # our field: the words of other systems
     "evaluation.global_batch": "eval_batch_size val_batch_size test_batch_size per_device_eval_batch_size",
     "checkpoint.keep_latest": "save_total_limit max_to_keep keep_checkpoints checkpoint_hist keep_last",
     "checkpoint.best_metric": "metric_for_best_model eval_metric monitor",
+    "checkpoint.best_mode": "greater_is_better mode",
     "model.attention": "flash_attention flash_attn use_flash_attention attn_implementation sdpa fused_attn",
     "sharding.parameters": "fsdp zero zero_stage deepspeed",
     "sharding.num_model_shards": "tensor_parallel tensor_parallel_size tp model_parallel",

@@ -6,8 +6,8 @@ Legend: B global batch, K outputs of the network, N images that count, T predict
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -17,16 +17,15 @@ from vit_jax.config import Architecture
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.label_map import Labelled
 from vit_jax.evals.multilabel import MultilabelMetrics, score
-from vit_jax.evals.runner import Module, Results, Runner, counted
+from vit_jax.evals.runner import Module, Results, Runner, counted, require_finite, require_images
 from vit_jax.evals.single_label import ClassMetrics, predict
-from vit_jax.files import printable
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.sharding import batch_sharding, replicated
-from vit_jax.tables import columns, metric_text, to_csv
+from vit_jax.tables import columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Evaluation:
+class EvaluationResult:
     """Results on one dataset.
 
     Attributes:
@@ -50,24 +49,25 @@ class Evaluation:
             "notes": self.labelled.notes,
             "images": self.metrics.images,
             "unreadable_images": self.unreadable,
-            **self.metrics.figures(),
+            **self.metrics.values(),
             "images_per_second": self.images_per_second,
             "gflops_per_image": self.gflops_per_image,
             **self.metrics.details(),
         }
 
-    def shown(self) -> dict[str, str]:
-        """Return the metrics as text, by name."""
-        return {name: metric_text(name, value) for name, value in self.metrics.shown().items()}
 
-    def to_csv(self) -> str:
-        """Return the table of classes as CSV."""
-        return to_csv(self.metrics.table())
+WriteRows = Callable[[Iterable[Sequence[object]]], None]
 
 
-Watch = Callable[[np.ndarray, Mapping[str, np.ndarray]], None]
-"""Receives the numbers of images in their split, and their rows of `single_label.predict` or `multilabel.score`."""
-Evaluate = Callable[[Labelled, Watch | None], Evaluation]
+class Evaluate(Protocol):
+    """Evaluates a network on labelled images."""
+
+    def __call__(self, labelled: Labelled, write_images: WriteRows | None = None) -> EvaluationResult:
+        """Return the results; `write_images` receives the table of images, first its header, then batches of rows.
+
+        Raises:
+          ValueError: too many images, or all, are unreadable, or probabilities are not finite.
+        """
 
 
 def make_evaluate(
@@ -92,8 +92,7 @@ def make_evaluate(
       max_unreadable: images of a dataset that may be unreadable, over all processes.
 
     Returns:
-      A function of labelled images and of a `Watch`. It raises ValueError if more images than `max_unreadable`, or all,
-      are unreadable, or if probabilities are not finite.
+      A function of labelled images.
     """
     runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
     num_outputs, everywhere = architecture.num_classes, replicated(runner.mesh)
@@ -111,26 +110,23 @@ def make_evaluate(
     compiled = runner.jit(run).lower(module, batch, *abstract).compile()
     gflops = _gflops(module, architecture)
 
-    def evaluate(labelled: Labelled, watch: Watch | None = None) -> Evaluation:
-        images, label_map = labelled.source, labelled.label_map
-        output_K = np.zeros(num_outputs, np.int32)  # of one size, so that the step is compiled once for all datasets
-        if label_map.has_loss:
-            output_K[: len(label_map.output_L)] = label_map.output_L
-        arguments = place(label_map.is_allowed_K), place(output_K)
+    def evaluate(labelled: Labelled, write_images: WriteRows | None = None) -> EvaluationResult:
+        images = labelled.source
         metrics = MultilabelMetrics(images.class_names) if is_multilabel else ClassMetrics(labelled)
+        arguments = [place(array) for array in labelled.label_map.arguments()]
+        if write_images:
+            write_images([("image", *metrics.image_columns)])
         began = time.perf_counter()
-        for record_B, rows in runner.rows(images, lambda module, batch: compiled(module, batch, *arguments)):
-            record_N, rows = record_B[rows["mask_B"] > 0], counted(rows)
-            is_finite_N = np.isfinite(rows[metrics.probabilities]).all(axis=1)
-            if not is_finite_N.all():
-                raise not_finite(source, images.name_of(int(record_N[is_finite_N.argmin()])))
-            metrics.add(record_N, rows)
-            if watch is not None:
-                watch(record_N, rows)
+        for every_row in runner.rows(images, lambda module, batch: compiled(module, batch, *arguments)):
+            rows = counted(every_row)
+            names = [images.name_of(record) for record in rows["record_B"].tolist()]
+            require_finite(rows[metrics.probabilities], source, names.__getitem__)
+            metrics.add(rows)
+            if write_images:
+                write_images((name, *cells) for name, cells in zip(names, metrics.image_rows(rows), strict=True))
         seconds = time.perf_counter() - began
-        if not metrics.images:
-            raise ValueError("No image could be read, so there is nothing to evaluate.")
-        return Evaluation(
+        require_images(metrics.images, labelled.words)
+        return EvaluationResult(
             labelled=labelled,
             metrics=metrics,
             unreadable=len(images) - metrics.images,
@@ -139,14 +135,6 @@ def make_evaluate(
         )
 
     return evaluate
-
-
-def not_finite(source: str, image: str) -> ValueError:
-    """Return the error for a network whose probabilities of an image are NaN or infinite."""
-    return ValueError(
-        f"{source}: the probabilities of {printable(image)} are not finite. Its parameters are damaged, or too large "
-        "for the dtype it computes in."
-    )
 
 
 def _gflops(module: Module, a: Architecture) -> float | None:
@@ -163,39 +151,39 @@ def to_json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, indent=2, allow_nan=False)
 
 
-def values(results: Mapping[str, Evaluation], absent: Mapping[str, str], weights: str) -> dict[str, Any]:
+def values(results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str) -> dict[str, Any]:
     """Return everything for JSON: values of the one dataset, or those of several by name under "sets"."""
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}
     return {"weights": weights, "sets": {name: one.values() for name, one in results.items()}, "absent": dict(absent)}
 
 
-def to_text(results: Mapping[str, Evaluation], weights: str) -> str:
+def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     """Return the metrics of one dataset, one to a line, or a table with a line for each of several."""
     if len(results) > 1:
         return _to_table(results, weights)
-    (evaluation,) = results.values()
-    unreadable = f", and {evaluation.unreadable:,} that cannot be read" if evaluation.unreadable else ""
+    (result,) = results.values()
+    unreadable = f", and {result.unreadable:,} that cannot be read" if result.unreadable else ""
     lines = {
         "weights": weights,
-        "data": evaluation.labelled.words,
-        "images": f"{evaluation.metrics.images:,}{unreadable}",
-        **evaluation.shown(),
-        "images_per_second": f"{evaluation.images_per_second:,.0f}",
+        "data": result.labelled.words,
+        "images": f"{result.metrics.images:,}{unreadable}",
+        **result.metrics.shown(),
+        "images_per_second": f"{result.images_per_second:,.0f}",
     }
-    if evaluation.gflops_per_image is not None:
-        lines["gflops_per_image"] = f"{evaluation.gflops_per_image:,.3g}"
-    return columns((lines | evaluation.metrics.worst()).items(), "<<", gap=" ", least=(18,))
+    if result.gflops_per_image is not None:
+        lines["gflops_per_image"] = f"{result.gflops_per_image:,.3g}"
+    return columns((lines | result.metrics.worst()).items(), "<<", gap=" ", least=(18,))
 
 
-def _to_table(results: Mapping[str, Evaluation], weights: str) -> str:
+def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:
     rows = [("", "images", "top-1", "95 %", "top-5", "calibration error", "images/s")]
-    for name, evaluation in results.items():
-        values: dict[str, Any] = evaluation.metrics.figures()
+    for name, result in results.items():
+        values: dict[str, Any] = result.metrics.values()
         low, high = values["top1_interval"]
         top1, top5, error = (f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error"))
-        speed = f"{evaluation.images_per_second:,.0f}"
-        rows.append((name, f"{evaluation.metrics.images:,}", top1, f"{low:.2%} to {high:.2%}", top5, error, speed))
+        images, speed = f"{result.metrics.images:,}", f"{result.images_per_second:,.0f}"
+        rows.append((name, images, top1, f"{low:.2%} to {high:.2%}", top5, error, speed))
     heading = [("weights", weights)]
     if (gflops := next(iter(results.values())).gflops_per_image) is not None:
         heading.append(("network", f"{gflops:,.3g} GFLOPs an image"))

@@ -145,10 +145,9 @@ class Entry:
         if digest != expected["sha256"]:
             raise ValueError(f"the {path.stat().st_size:,} bytes of {path.name} do not have the recorded SHA-256")
         array = np.lib.format.open_memmap(path, mode="r")
-        if [array.dtype.name, list(array.shape)] != [expected["dtype"], expected["shape"]]:
-            raise ValueError(f"{path.name} has the shape {array.shape} and the dtype {array.dtype}, not as recorded")
-        if len(array) != self.num_rows:
-            raise ValueError(f"{path.name} has {len(array):,} rows of {self.num_rows:,}")
+        is_as_recorded = [array.dtype.name, list(array.shape)] == [expected["dtype"], expected["shape"]]
+        if not is_as_recorded or len(array) != self.num_rows:
+            raise ValueError(f"{path.name} has the dtype {array.dtype}, the shape {array.shape}; not as recorded")
         return array
 
 

@@ -10,11 +10,9 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +25,7 @@ from vit_jax.config import Architecture
 from vit_jax.data.records import Source, few
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
-from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, rows_of
+from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, require_finite, rows_of
 from vit_jax.files import open_atomically
 from vit_jax.pytree import parameters_sha256
 
@@ -73,6 +71,14 @@ class Features:
         return self if self.is_read_N.all() else self.take(np.flatnonzero(self.is_read_N))
 
 
+def readable_sides(train: Features, test: Features) -> tuple[Features, Features]:
+    """Return the readable images of both sides; raise ValueError if one side has none."""
+    train, test = train.readable(), test.readable()
+    if not len(train) or not len(test):
+        raise ValueError("Classifiers of features need readable training and test images; one side has none.")
+    return train, test
+
+
 def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], Results]:
     """Return (module, batch) -> "feature_BD" in float32, "hash_B2" in uint32, "mask_B" of the batch.
 
@@ -90,7 +96,8 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
 
     def feature(output: ModelOutput, kind: str = kind) -> jax.Array:
         if kind == "token_mean":
-            return jnp.concatenate([feature(output, part).astype(jnp.float32) for part in ("token", "mean")], axis=-1)
+            sides = feature(output, "token"), feature(output, "mean")
+            return jnp.concatenate([side.astype(jnp.float32) for side in sides], axis=-1)
         if kind == "pre_logits":
             return output.features_BD
         if kind == "token":
@@ -133,18 +140,14 @@ def collect(
       ValueError: features that are not finite.
       RuntimeError: as `rows_of`.
     """
-    rows = [_finite(*part) for part in rows_of(open_batches, step, evaluated, len(label_N))]
-    joined = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+    batches = [_finite(rows) for rows in rows_of(open_batches, step, evaluated, len(label_N))]
+    joined = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
     return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
 
 
-def _finite(record_B: np.ndarray, rows: Rows) -> Rows:
+def _finite(rows: Rows) -> Rows:
     """Return the rows; raise ValueError if features are not finite."""
-    if bad := int((~np.isfinite(rows["feature_BD"]).all(axis=1)).sum()):
-        raise ValueError(
-            f"The features of {bad} of the images {record_B[0]} to {record_B[-1]} are not finite (NaN or infinite): "
-            "the parameters are damaged, or too large for the dtype. Try --compute_dtype=float32, or other weights."
-        )
+    require_finite(rows["feature_BD"], "features", lambda row: f"image {rows['record_B'][row]}")
     return rows
 
 
@@ -215,8 +218,9 @@ class Extractor:
         progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
 
         def feature_parts() -> Iterator[np.ndarray]:
-            for record_B, rows in self._runner.rows(source, self._step, shortens_batch=True):
-                yield _finite(record_B, rows)["feature_BD"]
+            for rows in self._runner.rows(source, self._step, shortens_batch=True):
+                yield _finite(rows)["feature_BD"]
+                record_B = rows["record_B"]
                 is_read_N[record_B], hash_N[record_B] = rows["mask_B"] > 0, hashes(rows["hash_B2"])
                 progress.update(len(record_B))
 
@@ -257,20 +261,20 @@ def write_features(path: pathlib.Path, features: Features, source: Source) -> di
     """
     kept = np.flatnonzero(features.is_read_N)
     if hosts.is_first():
-        arrays: dict[str, Any] = {
+        arrays = {
             "features": features.feature_ND[kept],
             "labels": features.label_N[kept],
             "names": np.array([source.name_of(index) for index in kept.tolist()]),
             "class_names": np.array(source.class_names),
         }
         with open_atomically(path) as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=True, **arrays)
     shape = f"{len(kept):,} x {features.feature_ND.shape[1]:,} float32"
     return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
 
 
-def parts_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield features in memory, `size` examples at a time."""
+def chunks_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield features in memory, `size` examples at a time; of an array in memory, views."""
     return (np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size))
 
 
@@ -315,13 +319,11 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
 
 def _parse(layer: str, a: Architecture) -> tuple[str, int]:
     """Return the kind of a layer and its number, or 0; raise ValueError if the network does not have it."""
-    match = re.fullmatch(r"(pre_logits|pooled|token|mean|token_mean)|(block|stage):([1-9][0-9]{0,3})", layer)
-    if match is None:
-        raise ValueError(f"layer={layer!r}: choose one of {', '.join(LAYERS)}, where N counts from 1.")
-    kind, number = match[1] or match[2], int(match[3] or 0)
-    limits = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
-    if kind in limits and number > limits[kind]:
-        raise ValueError(f"layer={layer!r}: {a.name} has {limits[kind]} {kind}s.")
-    if kind in ("token", "token_mean") and not (a.has_transformer and a.num_class_tokens and a.network is None):
-        raise ValueError(f"layer={layer!r}: {a.name} has no class token; choose pooled or mean.")
-    return kind, number
+    has_token = a.has_transformer and a.num_class_tokens and a.network is None
+    names = [name for name in LAYERS if ":" not in name and (has_token or name not in ("token", "token_mean"))]
+    counts = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
+    kind, _, number = layer.partition(":")
+    if layer not in names and (not number.isdecimal() or not 1 <= int(number) <= counts.get(kind, 0)):
+        names += [f"{kind}:1 to {kind}:{count}" for kind, count in counts.items() if count]
+        raise ValueError(f"layer={layer!r}: must be one of {', '.join(names)} for {a.name}.")
+    return kind, int(number or 0)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vit_jax.config.schema import USUAL_SHOTS, as_tuple
-from vit_jax.evals.features import Features
+from vit_jax.config.schema import as_tuple
+from vit_jax.evals.features import Features, readable_sides
 from vit_jax.evals.least_squares import L2, LeastSquares
 
 SHOTS = (1, 5, 10, 25)
@@ -42,21 +42,28 @@ class FewShot:
     penalty_choice: PenaltyChoice = "mean_accuracy"
 
     def __post_init__(self) -> None:
-        for name, lowest in (("shots", 1), ("seeds", 0)):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values) or not all(type(v) is int and v >= lowest for v in values):
-                raise ValueError(f"{name}={values!r}: give one or more different whole numbers from {lowest}.")
-        if not self.l2 or not all(isinstance(value, int | float) and value > 0 for value in self.l2):
-            raise ValueError(f"l2={self.l2!r}: give one or more positive numbers.")
+        require_counts("shots", self.shots, lowest=1)
+        require_counts("seeds", self.seeds, lowest=0)
+        require_positive("l2", self.l2)
         if self.sampling not in ("random", "first"):
-            raise ValueError(f"sampling={self.sampling!r}: choose random or first.")
+            raise ValueError(f"sampling={self.sampling!r}: must be random or first.")
         if self.sampling == "first" and len(self.seeds) > 1:
-            raise ValueError(f"seeds={self.seeds} with sampling='first': without effect; give one.")
-        choice = self.penalty_choice
-        if choice not in ("mean_accuracy", "mean_rank"):
-            raise ValueError(f"penalty_choice={choice!r}: choose mean_accuracy or mean_rank.")
-        if choice == "mean_rank" and len(self.l2) == 1:
-            raise ValueError(f"penalty_choice={choice!r}: no effect with one penalty, l2={self.l2}. Give several.")
+            raise ValueError(f"seeds={self.seeds}: have no effect with sampling='first'. Give one.")
+        if self.penalty_choice == "mean_rank" and len(self.l2) == 1:
+            raise ValueError(f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give several.")
+
+
+def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
+    """Raise ValueError unless the values of an argument are different whole numbers, at least one."""
+    if not values or len(set(values)) < len(values) or not all(type(v) is int and v >= lowest for v in values):
+        raise ValueError(f"{name}={values!r}: must be one or more different whole numbers from {lowest}.")
+
+
+def require_positive(name: str, values: Sequence[float]) -> None:
+    """Raise ValueError unless the values of an argument are positive."""
+    for value in values:
+        if not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{name}={value!r}: must be a positive number.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +105,7 @@ def few_shot(protocol: FewShot, support: Features, test: Features, num_classes: 
     Raises:
       ValueError: no readable image on one of the sides, or too little memory.
     """
-    support, test = support.readable(), test.readable()
-    if not len(support) or not len(test):
-        raise ValueError("Few-shot evaluation needs readable training and test images; one side has none.")
+    support, test = readable_sides(support, test)
     sizes = np.bincount(support.label_N, minlength=num_classes)
     accuracy = {}
     for seed in protocol.seeds:
@@ -130,7 +135,7 @@ class FewShotEvaluator:
         extract: Callable[[Any], tuple[Features, ...]],
         num_classes: int,
         *,
-        shots: int | Sequence[int] = USUAL_SHOTS,
+        shots: int | Sequence[int],
         seeds: int | Sequence[int] | None = None,
         l2: float = L2,
         sampling: Sampling = "random",

@@ -67,6 +67,13 @@ class LabelMap:
         """True if each image has one right output."""
         return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
 
+    def arguments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return `is_allowed_K`, and the output of each class for the loss, padded to (K,): one step fits all data."""
+        output_K = np.zeros(len(self.is_allowed_K), np.int32)
+        if self.has_loss:
+            output_K[: len(self.output_L)] = self.output_L
+        return self.is_allowed_K, output_K
+
 
 def identity_map(names: tuple[str, ...]) -> LabelMap:
     """Return the map of data whose classes are the outputs of the network."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from vit_jax.evals.features import parts_of
+from vit_jax.evals.features import chunks_of
 
 BIAS_FEATURE = 100.0
 STD_EPSILON = 1e-5
@@ -44,13 +44,13 @@ class LinearClassifier:
     bias_K: np.ndarray
 
     def scores(self, feature_ND: np.ndarray) -> Iterator[jax.Array | np.ndarray]:
-        """Yield scores (C, K) of parts of the examples; in float64 if float32 is too imprecise."""
+        """Yield scores (C, K), chunk by chunk; in float64 if float32 is too imprecise."""
         largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
         length = len(self.mean_D) ** 0.5  # of a standardised feature
         is_precise = largest * length * np.finfo(np.float32).eps < SCORE_ERROR
         weight_DK, bias_K = jnp.asarray(self.weight_DK, jnp.float32), jnp.asarray(self.bias_K, jnp.float32)
-        for part in _parts(feature_ND):
-            standardised = _standardised(part, self.mean_D, self.scale_D)
+        for feature_CD in chunks_of(feature_ND, CHUNK):
+            standardised = _standardised(feature_CD, self.mean_D, self.scale_D)
             if is_precise:
                 yield _score(standardised.astype(np.float32), weight_DK, bias_K)
             else:
@@ -63,14 +63,14 @@ class LinearClassifier:
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        return np.concatenate([np.asarray(part.argmax(axis=1)) for part in self.scores(feature_ND)])
+        return np.concatenate([np.asarray(score_CK.argmax(axis=1)) for score_CK in self.scores(feature_ND)])
 
 
 class LeastSquares:
     """A summary of examples; each penalty then takes one factorisation."""
 
     def __init__(self, feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int):
-        """Read the features, in parts if there are more examples than numbers of a feature.
+        """Read the features, in chunks if there are more examples than numbers of a feature.
 
         Args:
           feature_ND: float32.
@@ -95,10 +95,10 @@ class LeastSquares:
             self._target[np.arange(self._num), label_N] += 2.0
         else:  # the products of features (D, D), and with targets (D, K)
             self._matrix, sums_KD = np.zeros((width, width)), np.zeros((num_classes, width))
-            for part, label in zip(_parts(feature_ND), _parts(label_N), strict=True):
-                standardised = _standardised(part, self._mean_D, self._scale_D)
+            for feature_CD, label_C in zip(chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True):
+                standardised = _standardised(feature_CD, self._mean_D, self._scale_D)
                 self._matrix += standardised.T @ standardised
-                _add_class_sums(sums_KD, standardised, label)
+                _add_class_sums(sums_KD, standardised, label_C)
             self._target = 2.0 * sums_KD.T
 
     def solve(self, l2: float = L2) -> LinearClassifier:
@@ -116,7 +116,7 @@ def _score(feature_CD: jax.Array, weight_DK: jax.Array, bias_K: jax.Array) -> ja
 
 
 def _add_class_sums(sums_KD: np.ndarray, feature_CD: np.ndarray, label_C: np.ndarray) -> None:
-    """Add the standardised features of each example to the sum of its class."""
+    """Add the features of each example to the sum of its class; faster than `np.add.at`."""
     order = np.argsort(label_C, kind="stable")
     present, starts = np.unique(label_C[order], return_index=True)
     sums_KD[present] += np.add.reduceat(feature_CD[order], starts, axis=0)
@@ -136,22 +136,17 @@ def _require_memory(needed: int, side: int, num_classes: int) -> None:
         )
 
 
-def _parts(feature_ND: np.ndarray) -> Iterator[np.ndarray]:
-    return parts_of(feature_ND, CHUNK)
-
-
 def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean, and population standard deviation plus `STD_EPSILON`, in float64."""
-    mean_D = sum(part.sum(axis=0, dtype=np.float64) for part in _parts(feature_ND)) / len(feature_ND)
-    square_D = sum(np.square(part - mean_D).sum(axis=0) for part in _parts(feature_ND)) / len(feature_ND)
+    chunks = [*chunks_of(feature_ND, CHUNK)]  # views
+    mean_D = sum(feature_CD.sum(axis=0, dtype=np.float64) for feature_CD in chunks) / len(feature_ND)
+    square_D = sum(np.square(feature_CD - mean_D).sum(axis=0) for feature_CD in chunks) / len(feature_ND)
     return np.asarray(mean_D, np.float64), np.sqrt(square_D) + STD_EPSILON
 
 
 def _standardised(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
     """Return standardised features in float64."""
-    standardised = feature_CD - mean_D
-    standardised /= scale_D
-    return standardised
+    return (feature_CD - mean_D) / scale_D
 
 
 def _solve(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:

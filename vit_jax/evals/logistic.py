@@ -10,14 +10,13 @@ Legend: N examples, C of them at a time, D numbers of a feature, K classes.
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax.evals.features import parts_of
+from vit_jax.evals.features import chunks_of
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
 _FINEST_STEP = 10 ** (1 / 8)
@@ -46,8 +45,8 @@ class LogisticClassifier:
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        parts = parts_of(feature_ND, CHUNK)
-        return np.concatenate([(part @ self.weight_DK + self.bias_K).argmax(axis=1) for part in parts])
+        logits = (feature_CD @ self.weight_DK + self.bias_K for feature_CD in chunks_of(feature_ND, CHUNK))
+        return np.concatenate([logits_CK.argmax(axis=1) for logits_CK in logits])
 
 
 def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
@@ -83,7 +82,7 @@ def choose_penalty(accuracy_of: Callable[[float], float]) -> tuple[float, dict[f
 
 
 def _chunked(feature_ND: np.ndarray, label_N: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Return features (parts, C, D) and labels (parts, C), padded with the label -1."""
+    """Return features (chunks, C, D) and labels (chunks, C), padded with the label -1."""
     size = min(CHUNK, len(label_N))
     padding = -len(label_N) % size
     features = np.pad(feature_ND, ((0, padding), (0, 0))).reshape(-1, size, feature_ND.shape[1])
@@ -91,30 +90,32 @@ def _chunked(feature_ND: np.ndarray, label_N: np.ndarray) -> tuple[jax.Array, ja
 
 
 @jax.jit
-def _minimise(start: Parameters, batches: Any, penalty: float, num: int) -> tuple[Parameters, jax.Array]:
+def _minimise(
+    start: Parameters, batches: tuple[jax.Array, jax.Array], penalty: float, num: int
+) -> tuple[Parameters, jax.Array]:
     def mean_loss(parameters: Parameters) -> jax.Array:
         weight_DK, bias_K = parameters
 
         @jax.checkpoint  # the logits of all examples need not be kept
-        def part(feature_CD: jax.Array, label_C: jax.Array) -> jax.Array:
+        def chunk_loss(feature_CD: jax.Array, label_C: jax.Array) -> jax.Array:
             logits_CK = jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
             losses_C = optax.softmax_cross_entropy_with_integer_labels(logits_CK, jnp.maximum(label_C, 0))
             return jnp.sum(jnp.where(label_C >= 0, losses_C, 0.0))
 
-        total, _ = jax.lax.scan(lambda total, batch: (total + part(*batch), None), jnp.zeros(()), batches)
+        total, _ = jax.lax.scan(lambda total, chunk: (total + chunk_loss(*chunk), None), jnp.zeros(()), batches)
         return total / num + penalty / 2 * jnp.sum(jnp.square(weight_DK))
 
     optimizer = optax.lbfgs()
     value_and_gradient = optax.value_and_grad_from_state(mean_loss)
 
-    def improve(carry: tuple[Parameters, Any]) -> tuple[Parameters, Any]:
+    def improve(carry: tuple[Parameters, optax.OptState]) -> tuple[Parameters, optax.OptState]:
         parameters, state = carry
         value, gradient = value_and_gradient(parameters, state=state)
         arguments = {"value": value, "grad": gradient, "value_fn": mean_loss}
         updates, state = optimizer.update(gradient, state, parameters, **arguments)
         return optax.apply_updates(parameters, updates), state
 
-    def goes_on(carry: tuple[Parameters, Any]) -> jax.Array:
+    def goes_on(carry: tuple[Parameters, optax.OptState]) -> jax.Array:
         state = carry[1]
         count, gradient = optax.tree.get(state, "count"), optax.tree.get(state, "grad")
         largest = optax.tree.norm(gradient, ord="inf")

@@ -3,7 +3,7 @@
 Legend: B global batch, K classes, N images that count.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +11,10 @@ import numpy as np
 import optax
 
 from vit_jax.arrays import Batch
-from vit_jax.evals.runner import Results, Split, counted, results_of
-from vit_jax.evals.single_label import CONFUSED_SHOWN, nothing_readable
+from vit_jax.config.evaluators import metric_text
+from vit_jax.data.table import BETWEEN
+from vit_jax.evals.runner import Results, Rows, Split, counted, require_images, results_of
+from vit_jax.evals.single_label import CONFUSED_SHOWN
 
 THRESHOLD = 0.5  # least probability of a predicted class
 
@@ -49,18 +51,19 @@ class MultilabelMetrics:
 
     def __init__(self, class_names: Sequence[str]) -> None:
         self.images, self.loss, self._class_names = 0, 0.0, class_names
+        self.image_columns = ("labels", "answers", "is_right", *class_names)  # of `image_rows`
         self._per_class: PerClass | None = None  # of all images so far
         shape = 0, len(class_names)
         self._probabilities, self._labels = [np.zeros(shape, np.float32)], [np.zeros(shape, bool)]
 
-    def add(self, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
-        """Add the rows of `score` for images that count; `record_N` are their numbers in the split."""
+    def add(self, rows: Rows) -> None:
+        """Add the rows of `score` for images that count."""
         self._probabilities.append(rows["probability_BK"])
         self._labels.append(rows["label_BK"] > 0)
-        self.images, self._per_class = self.images + len(record_N), None
+        self.images, self._per_class = self.images + len(rows["loss_B"]), None
         self.loss += float(rows["loss_B"].astype(np.float64).sum())
 
-    def figures(self) -> dict[str, float]:
+    def values(self) -> dict[str, float]:
         """Return "mean_average_precision", "f1_micro" and "f1_macro", means over the classes with images, and "loss".
 
         Raises:
@@ -77,7 +80,9 @@ class MultilabelMetrics:
             "loss": self.loss / self.images,
         }
 
-    shown = figures  # for people
+    def shown(self) -> dict[str, str]:
+        """Return `values` as text."""
+        return {name: metric_text(name, value) for name, value in self.values().items()}
 
     def details(self) -> dict[str, Any]:
         """Return the metrics of each class, None for NaN."""
@@ -105,14 +110,30 @@ class MultilabelMetrics:
             self._per_class = PerClass(true, average, precision, recall, f1)
         return self._per_class
 
-    def table(self) -> Iterator[list[Any]]:
+    def image_rows(self, rows: Rows) -> Iterator[list[object]]:
+        """Yield for each image labels, predicted labels, whether they are equal, and probabilities of all classes."""
+        for is_true_K, probability_K in zip(rows["label_BK"] > 0, rows["probability_BK"], strict=True):
+            sides = is_true_K, probability_K >= THRESHOLD
+            true, predicted = (
+                BETWEEN.join(self._class_names[k] for k in np.flatnonzero(side).tolist()) for side in sides
+            )
+            yield [true, predicted, int(true == predicted), *(f"{p:.6f}" for p in probability_K)]
+
+    def _joined(self, is_class_K: np.ndarray) -> str:
+        return BETWEEN.join(self._class_names[k] for k in np.flatnonzero(is_class_K).tolist())
+
+    def tables(self) -> dict[str, list[list[object]]]:
+        """Return tables for files by name: "classes"."""
+        return {"classes": [*self.class_rows()]}
+
+    def class_rows(self) -> Iterator[list[object]]:
         """Yield the header, then for each class name and metrics; empty cells for NaN."""
         yield ["class", *PerClass._fields]
-        for name, (images, *figures) in zip(self._class_names, self._rows(), strict=True):
-            yield [name, images, *("" if np.isnan(figure) else f"{figure:.6f}" for figure in figures)]
+        for name, (images, *values) in zip(self._class_names, self._rows(), strict=True):
+            yield [name, images, *("" if np.isnan(value) else f"{value:.6f}" for value in values)]
 
     def _rows(self) -> Iterator[tuple[Any, ...]]:
-        return zip(*(figures.tolist() for figures in self.per_class()), strict=True)
+        return zip(*(values.tolist() for values in self.per_class()), strict=True)
 
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the images of each class, (K,): rightly predicted, predicted, and labelled."""
@@ -143,7 +164,7 @@ class MultilabelEvaluator:
         self._split, self._step = split, step
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yield the figures of `MultilabelMetrics`, with the objective's loss, and "images", the number of examples.
+        """Yield the values of `MultilabelMetrics`, with the objective's loss, and "images", the number of examples.
 
         Raises:
           ValueError: no image of the split is readable, or none has a label.
@@ -151,9 +172,8 @@ class MultilabelEvaluator:
         metrics, loss = MultilabelMetrics(self._split.class_names), 0.0
         for results in results_of(self._split.open_batches, self._step, state):
             loss += float(results["loss"])
-            metrics.add(np.flatnonzero(results["mask_B"]), counted(results))
-        if not metrics.images:
-            raise nothing_readable(self._split)
+            metrics.add(counted(results))
+        require_images(metrics.images, self._split.name)
         first = {"loss": loss / metrics.images}
-        yield from (first | metrics.figures() | first).items()
+        yield from (first | metrics.values() | first).items()
         yield "images", float(metrics.images)

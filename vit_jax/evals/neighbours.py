@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.schema import USUAL_NEIGHBOURS, as_tuple
-from vit_jax.evals.features import Features, parts_of
+from vit_jax.config.schema import as_tuple
+from vit_jax.evals.features import Features, chunks_of, readable_sides
+from vit_jax.evals.fewshot import require_counts, require_positive
 
 NUM_NEIGHBOURS = (10, 20, 100)
 TEMPERATURE = 0.07
@@ -25,16 +26,16 @@ QUERIES, KEYS = 1024, 65536  # at a time
 def nearest(
     feature_ND: np.ndarray, query_QD: np.ndarray, k: int, *, keys_at_once: int = KEYS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield for parts of the queries the k greatest cosine similarities and their indices, both (C, k).
+    """Yield for each chunk of the queries the k greatest cosine similarities and their indices, both (C, k).
 
     The greatest comes first; of equal ones the lower index. k is at most N. A query is compared with `keys_at_once`
     features at a time, which bounds the memory.
     """
-    for queries in parts_of(query_QD, QUERIES):
-        query_CD, start = _unit(jnp.asarray(queries)), 0
+    for query_chunk in chunks_of(query_QD, QUERIES):
+        query_CD, start = _unit(jnp.asarray(query_chunk)), 0
         similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
-        for keys_ND in parts_of(feature_ND, keys_at_once):
+        for keys_ND in chunks_of(feature_ND, keys_at_once):
             best = min(k, index_Ck.shape[1] + len(keys_ND))
             similarity_Ck, index_Ck = _merge(query_CD, keys_ND, start, similarity_Ck, index_Ck, best)
             start += len(keys_ND)
@@ -68,13 +69,10 @@ def neighbour_accuracy(
         a number or temperature that is not positive.
     """
     _validate(neighbours, temperature)
-    train, test = train.readable(), test.readable()
+    train, test = readable_sides(train, test)
     possible = [k for k in neighbours if k <= len(train)]
-    if not possible or not len(test):
-        raise ValueError(
-            f"{len(train):,} readable training images and {len(test):,} test images are too few for "
-            f"{', '.join(map(str, neighbours))} neighbours."
-        )
+    if not possible:
+        raise ValueError(f"neighbours={min(neighbours)}: must be at most {len(train):,}, the readable training images.")
     correct = dict.fromkeys(possible, 0)
     first = 0
     for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):
@@ -94,7 +92,7 @@ class NeighbourEvaluator:
         extract: Callable[[Any], tuple[Features, ...]],
         num_classes: int,
         *,
-        neighbours: int | Sequence[int] = USUAL_NEIGHBOURS,
+        neighbours: int | Sequence[int],
         temperature: float = TEMPERATURE,
     ):
         self._extract, self._num_classes, self._temperature = extract, num_classes, temperature
@@ -104,16 +102,15 @@ class NeighbourEvaluator:
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yield "20nn_accuracy" and so on."""
         train, test = self._extract(state)
-        options: Any = {"neighbours": self._neighbours, "temperature": self._temperature}
-        for k, accuracy in neighbour_accuracy(train, test, self._num_classes, **options).items():
-            yield f"{k}nn_accuracy", accuracy
+        accuracies = neighbour_accuracy(
+            train, test, self._num_classes, neighbours=self._neighbours, temperature=self._temperature
+        )
+        yield from ((f"{k}nn_accuracy", accuracy) for k, accuracy in accuracies.items())
 
 
 def _validate(neighbours: Sequence[int], temperature: float) -> None:
-    if not neighbours or not all(type(k) is int and k > 0 for k in neighbours):
-        raise ValueError(f"neighbours={tuple(neighbours)}: give one or more whole numbers from 1.")
-    if not isinstance(temperature, int | float) or not temperature > 0:
-        raise ValueError(f"temperature={temperature!r}: give a positive number.")
+    require_counts("neighbours", neighbours, lowest=1)
+    require_positive("temperature", (temperature,))
 
 
 def _unit(feature_ND: jax.Array) -> jax.Array:

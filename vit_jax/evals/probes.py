@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from vit_jax.data.records import few
-from vit_jax.evals.features import Extractor, Features, notes_on
+from vit_jax.evals.features import Extractor, Features, notes_on, readable_sides
 from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choose_l2, few_shot, spread
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
@@ -147,9 +147,7 @@ def probe(
       The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", and with `folds`
       "folds": the accuracy of each part of the training images for a classifier of the other parts.
     """
-    train, test = train.readable(), test.readable()
-    if not len(train) or not len(test):
-        raise ValueError("A probe needs readable training and test images; one side has none.")
+    train, test = readable_sides(train, test)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
     accuracy = _accuracy(classifier, test)
     if folds is not None:

@@ -34,7 +34,7 @@ def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
     axes = figure.subplots()
     names = [f"{short(one['class'])} ({one['images']:,})" for one in shown]
     axes.barh(range(len(shown)), [one["average_precision"] for one in shown], color=BLUE)
-    mean = metrics.figures()["mean_average_precision"]
+    mean = metrics.values()["mean_average_precision"]
     axes.axvline(mean, color=ORANGE, linestyle="--", label="mean of all classes")
     axes.set_yticks(range(len(shown)), names)
     axes.invert_yaxis()

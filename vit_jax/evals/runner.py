@@ -17,6 +17,7 @@ from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.files import printable
 from vit_jax.models.activations import placed_by
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 
@@ -89,7 +90,7 @@ class Runner:
 
     def rows(
         self, source: Source, step: Callable[[Module, Batch], Results], *, shortens_batch: bool = False
-    ) -> Iterator[tuple[np.ndarray, Rows]]:
+    ) -> Iterator[Rows]:
         """Yield what `rows_of` does for a source.
 
         Args:
@@ -104,9 +105,9 @@ class Runner:
         log = UnreadableLog(source, len(source), self.transform.max_image_megapixels, self.transform.value_range)
         unreadable = 0  # counted at the end: no process may stop alone
         batches = lambda: open_whole(source, self.transform, batch_sharding(self.mesh), size, log)  # noqa: E731
-        for record_N, rows in rows_of(batches, step, self.module, len(source)):
+        for rows in rows_of(batches, step, self.module, len(source)):
             unreadable += int((rows["mask_B"] == 0).sum())
-            yield record_N, rows
+            yield rows
         log.require_few(unreadable, self.max_unreadable)
 
     def _rounded(self, batch: int) -> int:
@@ -136,8 +137,8 @@ def results_of(
 
 def rows_of(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
-) -> Iterator[tuple[np.ndarray, Rows]]:
-    """Yield for each batch the indices of its examples in the split, and their rows of the results, without padding.
+) -> Iterator[Rows]:
+    """Yield for each batch the rows of its results without padding, and "record_B", the indices in the split.
 
     Arguments as for `results_of`. Results have one row for each example, and "mask_B": 0 for unreadable images.
 
@@ -147,7 +148,7 @@ def rows_of(
     first = 0
     for results in results_of(open_batches, step, evaluated):
         last = min(first + len(results["mask_B"]), num_examples)
-        yield np.arange(first, last), {name: value[: last - first] for name, value in results.items()}
+        yield {"record_B": np.arange(first, last)} | {name: value[: last - first] for name, value in results.items()}
         first = last
     if first < num_examples:
         raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
@@ -157,6 +158,27 @@ def counted(rows: Mapping[str, np.ndarray]) -> Rows:
     """Return the rows of the examples that count, without the results of whole batches (names have no _B)."""
     counts = rows["mask_B"] > 0
     return {name: value[counts] for name, value in rows.items() if "_B" in name}
+
+
+def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], str]) -> np.ndarray:
+    """Return outputs of the network `source`, one row for each image.
+
+    Raises:
+      ValueError: a row is not finite; `name_of` names its image.
+    """
+    is_finite_B = np.isfinite(output_B).reshape(len(output_B), -1).all(axis=1)
+    if not is_finite_B.all():
+        raise ValueError(
+            f"{source}: the outputs for {printable(name_of(int(is_finite_B.argmin())))} are not finite. The parameters "
+            "are damaged, or too large for the dtype. Use --compute_dtype=float32, or other weights."
+        )
+    return output_B
+
+
+def require_images(num_readable: float, name: str) -> None:
+    """Raise ValueError if no image of a split could be read."""
+    if not num_readable:
+        raise ValueError(f"{name}: no image could be read. There is nothing to evaluate.")
 
 
 def sum_over(open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E) -> dict[str, np.ndarray]:

@@ -8,16 +8,17 @@ batch that count, T most probable outputs: five, or all of fewer.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import Batch
+from vit_jax.config.evaluators import metric_text
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.runner import Results, Split, means_of, sum_over
+from vit_jax.evals.runner import Results, Rows, Split, means_of, require_images, sum_over
 
 NORMAL_QUANTILE = 1.959963984540054  # two-sided 95 %
 BINS = 15
@@ -119,6 +120,10 @@ class Mistake(NamedTuple):
     probability: float
 
 
+Confusion = TypedDict("Confusion", {"class": str, "answer": str, "images": int, "of": int})
+"""A class, a predicted class, the number of its images with this prediction, and of all its images."""
+
+
 class ClassMetrics:
     """Metrics of predictions.
 
@@ -134,22 +139,24 @@ class ClassMetrics:
     """
 
     probabilities = "probability_BT"  # in the rows of `predict`
+    image_columns = ("class", "answer", "probability", "is_right")  # of `image_rows`
 
     def __init__(self, labelled: Labelled) -> None:
         self.labelled, label_map = labelled, labelled.label_map
         num_classes, self.output_A = len(label_map.output_L), np.flatnonzero(label_map.is_allowed_K)
         self.images_L, self.top1_L, self.top5_L = np.zeros((3, num_classes), np.int64)
         self.loss, self.calibration = 0.0, Calibration()
-        self.wrong: list[Mistake] = []
+        self.wrong, self._has_loss = list[Mistake](), label_map.has_loss
         shape = num_classes, len(self.output_A)
         self.confusion_2LA = np.zeros((2, *shape), np.int64) if math.prod(shape) <= LARGEST_CONFUSION else None
         if self.confusion_2LA is None:
             size = f"{num_classes:,} classes and {len(self.output_A):,} answers"
             labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
 
-    def add(self, record_N: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
-        """Add the rows of `predict` for images that count; `record_N` are their numbers in the split."""
-        label_N, class_NT, first_N = rows["label_B"], rows["class_BT"], rows["class_BT"][:, 0]
+    def add(self, rows: Rows) -> None:
+        """Add the rows of `predict`, and "record_B", for images that count."""
+        record_N, label_N, class_NT = rows["record_B"], rows["label_B"], rows["class_BT"]
+        first_N = class_NT[:, 0]
         is_right_NT = self.labelled.label_map.is_right(record_N, label_N, class_NT)
         is_right_N, confidence_N = is_right_NT[:, 0], rows["probability_BT"][:, 0]
         for counts_L, counted_N in (
@@ -174,22 +181,25 @@ class ClassMetrics:
         """Number of images."""
         return int(self.images_L.sum())
 
-    def figures(self) -> dict[str, Any]:
+    def values(self) -> dict[str, Any]:
         """Return the metrics by name; "loss" is None if an image has several right outputs."""
-        figures, images = dict[str, Any](), self.images
-        for name, right_L in (("top1", self.top1_L), ("top5", self.top5_L)):
-            right = float(right_L.sum())
-            figures |= {f"{name}_accuracy": right / images, f"{name}_interval": list(wilson(right, images))}
-        loss = self.loss / images if self.labelled.label_map.has_loss else None
-        return figures | {"loss": loss, "calibration_error": self.calibration.error}
+        top1, top5 = int(self.top1_L.sum()), int(self.top5_L.sum())
+        return {
+            "top1_accuracy": top1 / self.images,
+            "top1_interval": list(wilson(top1, self.images)),
+            "top5_accuracy": top5 / self.images,
+            "top5_interval": list(wilson(top5, self.images)),
+            "loss": self.loss / self.images if self._has_loss else None,
+            "calibration_error": self.calibration.error,
+        }
 
-    def shown(self) -> dict[str, Any]:
-        """Return `figures` for people: intervals beside their accuracies."""
-        figures = {name: value for name, value in self.figures().items() if value is not None}
-        for name in ("top1", "top5"):
-            low, high = figures.pop(f"{name}_interval")
-            figures[f"{name}_accuracy"] = f"{figures[f'{name}_accuracy']:.2%}  (95 %: {low:.2%} to {high:.2%})"
-        return figures
+    def shown(self) -> dict[str, str]:
+        """Return `values` as text: intervals beside their accuracies."""
+        values = self.values()
+        intervals = {f"{name}_accuracy": values.pop(f"{name}_interval") for name in ("top1", "top5")}
+        text = {name: metric_text(name, value) for name, value in values.items() if value is not None}
+        beside = {name: f"  (95 %: {low:.2%} to {high:.2%})" for name, (low, high) in intervals.items()}
+        return {name: words + beside.get(name, "") for name, words in text.items()}
 
     def details(self) -> dict[str, Any]:
         """Return metrics of classes and images by name."""
@@ -205,7 +215,7 @@ class ClassMetrics:
         pairs = [f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused]
         return {"most_confused": ", ".join(pairs)} if pairs else {}
 
-    def confused(self, most: int) -> list[dict[str, Any]]:
+    def confused(self, most: int) -> list[Confusion]:
         """Return the most frequent mistakes: class, predicted class, images, and images of the class.
 
         Of equally frequent ones those with the lower numbers come first.
@@ -239,7 +249,20 @@ class ClassMetrics:
             for one in self.wrong
         ]
 
-    def table(self) -> Iterator[list[Any]]:
+    def image_rows(self, rows: Rows) -> Iterator[list[object]]:
+        """Yield for each image the cells of `image_columns`; arguments as for `add`."""
+        is_right_N = self.labelled.label_map.is_right(rows["record_B"], rows["label_B"], rows["class_BT"])[:, 0]
+        names, output_names = self.labelled.source.class_names, self.labelled.label_map.output_names
+        columns = rows["label_B"], rows["class_BT"][:, 0], rows["probability_BT"][:, 0], is_right_N
+        for label, output, probability, is_right in zip(*columns, strict=True):
+            yield [names[label], output_names[output], f"{probability:.6f}", int(is_right)]
+
+    def tables(self) -> dict[str, list[list[object]]]:
+        """Return tables for files by name: "classes", and "confusion" if it is not too large."""
+        tables = {"classes": [*self.class_rows()], "confusion": [*self.confusion_rows()]}
+        return {name: rows for name, rows in tables.items() if rows}
+
+    def class_rows(self) -> Iterator[list[object]]:
         """Yield the header, then for each class with images: name, images, right ones, accuracies with intervals.
 
         Accuracies are empty without images.
@@ -252,7 +275,7 @@ class ClassMetrics:
             cells = [f"{share:.6f}" if images else "" for triple in shares for share in triple]
             yield [self.labelled.source.class_names[number], images, counts[0], *cells]
 
-    def confusion_table(self) -> Iterator[list[Any]]:
+    def confusion_rows(self) -> Iterator[list[object]]:
         """Yield the header, then for each class with images: name, images by predicted class. Empty if too large."""
         if self.confusion_2LA is None:
             return
@@ -281,12 +304,6 @@ class ClassificationEvaluator:
           ValueError: no image of the split is readable.
         """
         totals = sum_over(self._split.open_batches, self._step, state)
-        if not totals.get("weight"):
-            raise nothing_readable(self._split)
+        require_images(float(totals.get("weight", 0)), self._split.name)
         yield from means_of(totals).items()
         yield "images", float(totals.get("images", totals["weight"]))
-
-
-def nothing_readable(split: Split) -> ValueError:
-    """Return the error for a split without readable images."""
-    return ValueError(f"No image of the {split.name} split could be read: there is nothing to evaluate.")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.drawing import COLOURS, GREY, new_figure, short
 from vit_jax.files import expanded
 from vit_jax.nearest import did_you_mean

@@ -11,18 +11,17 @@ import jinja2
 import markupsafe
 
 from vit_jax.api import Model
+from vit_jax.config.evaluators import SHARES, metric_text
 from vit_jax.config.parsing import flatten
 from vit_jax.drawing import to_bytes
 from vit_jax.evals import result_figures
-from vit_jax.evals.evaluate import Evaluation, make_evaluate
+from vit_jax.evals.evaluate import EvaluationResult, make_evaluate
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.evals.splits import SplitChoice, open_labelled
 from vit_jax.figures.curves import USUAL, RunLog, draw_curves, select_panels
 from vit_jax.figures.network import KINDS, available
 from vit_jax.figures.view import View, read_view
 from vit_jax.files import first_line, printable
-from vit_jax.tables import metric_text
-from vit_jax.train.overview import SHARES
 from vit_jax.train.progress import duration_text
 from vit_jax.train.run_files import DIVERGED
 from vit_jax.weights import Weights
@@ -46,7 +45,7 @@ class Report:
     run: RunLog
     summary: Mapping[str, Any] | None = None
     model: Model | None = None
-    evaluation: Evaluation | None = None
+    evaluation: EvaluationResult | None = None
     view: View = dataclasses.field(default_factory=View)
     notes: Sequence[str] = ()
 
@@ -126,7 +125,7 @@ def _results(report: Report) -> dict[str, str]:
         if name.endswith("_loss") or (name.endswith(SHARES) and report.evaluation is None):
             cards[_words(name)] = metric_text(name, value)
     if report.evaluation is not None:
-        shown = report.evaluation.shown()
+        shown = report.evaluation.metrics.shown()
         cards |= {_words(name): words for name, words in shown.items() if name != "loss"}  # the summary has it
     return cards
 
@@ -139,7 +138,7 @@ def _mixup_alpha(run: RunLog) -> float | None:
     return alpha if is_blended else None
 
 
-def _predictions(evaluation: Evaluation, model: Model) -> dict[str, Any]:
+def _predictions(evaluation: EvaluationResult, model: Model) -> dict[str, Any]:
     metrics, labelled = evaluation.metrics, evaluation.labelled
     figures = result_figures.draw(metrics, model.require_transform()).items()
     confused = metrics.confused(MOST_CONFUSED) if isinstance(metrics, ClassMetrics) else []
@@ -148,7 +147,7 @@ def _predictions(evaluation: Evaluation, model: Model) -> dict[str, Any]:
         "notes": labelled.notes,
         "figures": [(_words(name), _base64(png)) for name, png in figures],
         "confused": [(one["class"], one["answer"], one["images"], one["of"]) for one in confused],
-        "classes": [*metrics.table()],
+        "classes": [*metrics.class_rows()],
     }
 
 

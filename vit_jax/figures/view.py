@@ -12,6 +12,7 @@ from vit_jax.data.image_files import list_images
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Source, few
 from vit_jax.data.subset import SubsetSource
+from vit_jax.evals.runner import require_finite
 from vit_jax.evals.splits import RELEASED, SplitChoice, open_split
 
 NUM_IMAGES = 128  # over which the paper averages
@@ -59,13 +60,8 @@ def spread(count: int, most: int) -> np.ndarray:
 
 
 def finite(model: Model, array: np.ndarray) -> np.ndarray:
-    """Return the outputs of a network. Raise ValueError if they are not finite."""
-    if not np.isfinite(array).all():
-        raise ValueError(
-            f"{model.source}: the network gives values that are not finite. Its parameters are damaged, or too large "
-            "for the dtype it computes in."
-        )
-    return array
+    """Return the outputs of a network, a row for each image. Raise ValueError if they are not finite."""
+    return require_finite(array, model.source, "image {}".format)
 
 
 def read_view(

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax import drawing
-from vit_jax.checkpoint.store import is_loss
 from vit_jax.config.check import result_names
+from vit_jax.config.evaluators import best_mode
 from vit_jax.files import write_atomically
 from vit_jax.sweeps.grid import SEED, Grid, Run
 from vit_jax.sweeps.picture import draw
@@ -30,7 +30,7 @@ def folder_of(workdir: pathlib.Path, run: Run) -> pathlib.Path:
 
 
 def require_measures(grid: Grid) -> None:
-    """Raise ValueError if a run will not have a measure, before any has trained."""
+    """Raise ValueError if a run will not have a measure, or of a sweep one with a direction, before any has trained."""
     for run in grid.runs if grid.study.is_trained else ():
         known, own = result_names(run.config)
         known += () if grid.study.stops_early else _OF_SUMMARY
@@ -38,6 +38,8 @@ def require_measures(grid: Grid) -> None:
             if name not in known and not name.startswith(own):
                 have = ", ".join([*known, *(["results of custom evaluators"] if own else [])])
                 raise ValueError(f"{run.name} will have no {name} ({grid.study.measure_option}); it will have {have}.")
+            if grid.study.is_sweep:
+                best_mode(name, run.config.checkpoint.best_mode)
 
 
 def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -54,7 +56,7 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
     found = summary
     if study.stops_early:
         lines = [line for line in read_metrics(folder) if chosen_by in line]
-        found = max(lines, key=lambda line: rank(line, chosen_by), default={})
+        found = max(lines, key=lambda line: rank(line, run, chosen_by), default={})
     needed = dict.fromkeys(study.measures, study.measure_option)
     if study.stops_early or any(axis.is_searched for axis in grid.axes):
         needed = {chosen_by: "config.checkpoint.best_metric"} | needed
@@ -109,7 +111,7 @@ def best_row(grid: Grid, rows: Sequence[Row]) -> Row | None:
     (metric,) = grid.study.measures
     finite = [row for row in rows if math.isfinite(row.get(metric, math.nan))]
     able = [row for row in finite if row["ended"] == row["runs"] and not row[DIVERGED]]
-    return max(able, key=lambda row: rank(row, metric), default=None)
+    return max(able, key=lambda row: rank(row, grid.runs[0], metric), default=None)
 
 
 def command_of(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
@@ -127,14 +129,14 @@ def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[
     best: dict[str | None, tuple[Run, Row]] = {}
     for run, outcome in outcomes:
         name, seed = run.config.checkpoint.best_metric, run.point.get(SEED.name)
-        if seed not in best or rank(outcome, name) > rank(best[seed][1], name):
+        if seed not in best or rank(outcome, run, name) > rank(best[seed][1], run, name):
             best[seed] = run, outcome
     return list(best.values())
 
 
-def rank(results: Mapping[str, Any], metric: str) -> float:
-    """Return a result, negated if lower is better."""
-    return -results[metric] if is_loss(metric) else results[metric]
+def rank(results: Mapping[str, Any], run: Run, metric: str) -> float:
+    """Return a result of a run, negated if lower is better."""
+    return results[metric] * (1 if best_mode(metric, run.config.checkpoint.best_mode) == "max" else -1)
 
 
 def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:

@@ -95,7 +95,7 @@ class Halving:
         (metric,), settings = grid.study.measures, settings_of(grid)
 
         def order(point: tuple[str, ...]) -> float:
-            found = [rank({metric: values[run.name]}, metric) for run in settings[point]]
+            found = [rank({metric: values[run.name]}, run, metric) for run in settings[point]]
             return -statistics.fmean(found) if all(map(math.isfinite, found)) else math.inf
 
         dropped = sorted(settings, key=order)[self.num_kept(grid) :]

@@ -356,7 +356,7 @@ def open_datasets(config: RunConfig) -> Datasets:
     supports = {
         name: open_source(evaluator.data or config.data, evaluator.train_split or inputs.train_split, complete, seed)
         for name, evaluator in evaluators.items()
-        if evaluator.kind in ("fewshot", "knn")
+        if evaluator.frozen
     }
     same = {name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"} | supports
     _require_same_classes(config.data, inputs.train_split, train, inputs.test_split, test)

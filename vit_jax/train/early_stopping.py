@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.checkpoint.reader import BEST_STEPS
-from vit_jax.checkpoint.store import is_loss
 from vit_jax.config import RunConfig
+from vit_jax.config.evaluators import best_mode
 
 EVALUATIONS = "early_stopping"  # in the metadata of a checkpoint: step and value of each, by the name of the metric
 
@@ -23,6 +23,7 @@ class EarlyStopping:
 
     def __init__(self, config: RunConfig, metadata: Mapping[str, Any]):
         self._config, self._metric = config.stop_early, config.checkpoint.best_metric
+        self._sign = 1 if self.is_on and best_mode(self._metric, config.checkpoint.best_mode) == "max" else -1
         recorded = metadata.get(EVALUATIONS, {}).get(self._metric, ())
         self._values: dict[int, float] = dict(map(tuple, recorded)) if self.is_on else {}
 
@@ -51,8 +52,8 @@ class EarlyStopping:
             return ""
         best, since, num_without = -math.inf, 0, 0
         for step, value in sorted(self._values.items()):
-            if self._goodness(value) > best + self._config.min_delta:
-                best, since, num_without = self._goodness(value), step, 0
+            if self._sign * value > best + self._config.min_delta:
+                best, since, num_without = self._sign * value, step, 0
             else:  # so is what is not a number
                 num_without += 1
         if num_without < self._config.patience:
@@ -61,8 +62,5 @@ class EarlyStopping:
 
     def _best_steps(self) -> list[int]:
         """The best first, of equal ones the later, which the store keeps; without those that are not numbers."""
-        good = {step: self._goodness(value) for step, value in self._values.items() if math.isfinite(value)}
+        good = {step: self._sign * value for step, value in self._values.items() if math.isfinite(value)}
         return sorted(good, key=lambda step: (good[step], step), reverse=True)
-
-    def _goodness(self, value: float) -> float:
-        return -value if is_loss(self._metric) else value

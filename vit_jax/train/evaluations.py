@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig, RunConfig
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.evaluators import MULTILABEL_RESULTS, FrozenName
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
@@ -27,8 +27,8 @@ from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
 from vit_jax.train.state import TrainState
 
-FROZEN: Mapping[str, Callable[..., Evaluator]] = {"fewshot": FewShotEvaluator, "knn": NeighbourEvaluator}
-"""Evaluators on frozen features, built from a feature extractor, the number of classes, and their options."""
+FROZEN: Mapping[FrozenName, Callable[..., Evaluator]] = {"fewshot": FewShotEvaluator, "knn": NeighbourEvaluator}
+"""Evaluators of `config.evaluators.FROZEN_KINDS`: built from a feature extractor, number of classes, options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Cadence:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class ScheduledEvaluator:
     """An evaluator with the prefix of its results and its cadence."""
 
     prefix: str  # "test" makes "test_accuracy" of the evaluator's "accuracy"
@@ -58,8 +58,10 @@ class Evaluation:
         return agreed
 
 
-def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Callable[[], object]) -> list[Evaluation]:
-    """Build the evaluation of `data.test` and `config.evaluation.evaluators`.
+def build_evaluations(
+    run: Assembly, data: Datasets, split: str, after_batch: Callable[[], object]
+) -> list[ScheduledEvaluator]:
+    """Build the evaluators of `data.test` and `config.evaluation.evaluators`.
 
     Args:
       run: the parts of the run.
@@ -94,39 +96,43 @@ def build_evaluations(run: Assembly, data: Datasets, split: str, after_batch: Ca
         return evaluator(open_split(name, source), run.evaluation_step)
 
     def build(name: str, config: EvaluatorConfig) -> Evaluator:
+        test = data.others[name]
         if config.kind == "classification":
-            return classify(name, data.others[name])
+            return classify(name, test)
         field, arguments = f"config.evaluation.evaluators.{name}", f"arguments={dict(config.arguments)}"
         if is_reference(config.kind):
             with called(f"{field}: {config.kind!r}", f"(split, run) and {arguments}"):
                 build_custom = resolve(config.kind, f"{field}.kind")
-                evaluator = build_custom(open_split(name, data.others[name]), run, **config.arguments)
-            return _with_run(evaluator, config.kind, field)
-        sides, options = (data.supports[name], data.others[name]), {"layer": "pre_logits"} | dict(config.arguments)
+                evaluator = build_custom(open_split(name, test), run, **config.arguments)
+            if not callable(getattr(evaluator, "run", None)):
+                kind = type(evaluator).__name__
+                raise ValueError(f"{field}.kind={config.kind!r}: must give an object with a method run, not {kind}.")
+            return cast(Evaluator, evaluator)
+        assert config.frozen is not None
+        train, options = data.supports[name], {"layer": "pre_logits"} | dict(config.arguments)
         transform = None
         if config.kind == "fewshot":
             megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
             transform = build_fewshot_transform(inputs.image_size, megapixels, is_upright, inputs.value_range)
-        splits = [(open_split(name, side, transform), side.labels) for side in sides]
+        options[config.frozen.numbers] = config.numbers
+        splits = [(open_split(name, side, transform), side.labels) for side in (train, test)]
         with called(field, arguments):
             extract = _make_extract(run, splits, options.pop("layer"))
-            evaluator = FROZEN[config.kind](extract, sides[1].num_classes, **options)
-        if config.kind == "knn" and (most := len(sides[0])) < (largest := max(config.numbers)):
-            raise ValueError(f"{field}: {largest} neighbours of {most} training images; lower arguments.neighbours.")
+            evaluator = FROZEN[cast(FrozenName, config.kind)](extract, test.num_classes, **options)
+        if config.kind == "knn" and (largest := max(config.numbers)) > len(train):
+            raise ValueError(f"{field}: {largest} neighbours of {len(train)} training images. Use fewer neighbours.")
         return evaluator
 
-    last, every = run.steps.total, run.steps.evaluators_every
-    return [
-        Evaluation(split, classify(split, data.test), Cadence(run.steps.evaluate_every, last)),
-        *(Evaluation(name, build(name, config), Cadence(every[name], last)) for name, config in further.items()),
-    ]
+    built = {split: classify(split, data.test)} | {name: build(name, config) for name, config in further.items()}
+    every = {split: run.steps.evaluate_every, **run.steps.evaluators_every}
+    return [ScheduledEvaluator(name, built[name], Cadence(every[name], run.steps.total)) for name in built]
 
 
 def _make_extract(
     run: Assembly, splits: Sequence[tuple[Split, np.ndarray]], layer: str
 ) -> Callable[[TrainState], tuple[Features, ...]]:
     """Return a function from a training state to the features of splits, which come with their labels."""
-    mesh: Any = run.batch_sharding.mesh
+    mesh = cast(jax.sharding.Mesh, run.batch_sharding.mesh)
     step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
     jitted = jax.jit(lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh))
 
@@ -161,12 +167,6 @@ def _is_multilabel(source: Source, config: RunConfig) -> bool:
     return source.is_multilabel and config.objective.kind == "classification"
 
 
-def run_all(evaluations: Sequence[Evaluation], state: TrainState) -> dict[str, float]:
-    """Return the results of several evaluations."""
-    return {name: value for evaluation in evaluations for name, value in evaluation.run(state).items()}
-
-
-def _with_run(evaluator: Any, kind: str, field: str) -> Evaluator:
-    if not callable(getattr(evaluator, "run", None)):
-        raise ValueError(f"{field}.kind={kind!r} gives {type(evaluator).__name__}, which has no method run.")
-    return evaluator  # type: ignore[no-any-return]
+def run_all(evaluators: Sequence[ScheduledEvaluator], state: TrainState) -> dict[str, float]:
+    """Return the results of several evaluators."""
+    return {name: value for evaluator in evaluators for name, value in evaluator.run(state).items()}

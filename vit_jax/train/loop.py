@@ -16,10 +16,11 @@ import jax
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
+from vit_jax.config.evaluators import best_mode
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.evaluations import Cadence, Evaluation, build_evaluations, run_all, with_best_metric
+from vit_jax.train.evaluations import Cadence, ScheduledEvaluator, build_evaluations, run_all, with_best_metric
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption, Paused
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
@@ -48,7 +49,7 @@ def train(
     split: str = "test",
     steps_after: int = 0,
     pause_fraction: float | None = None,
-    further: Sequence[Evaluation] = (),
+    further: Sequence[ScheduledEvaluator] = (),
     normalisation: Normalisation = OURS,
     licence: str = "",
 ) -> dict[str, Any]:
@@ -93,6 +94,7 @@ def train(
             keep_latest=keeping.keep_latest,
             keep_best=keeping.keep_best,
             best_metric=keeping.best_metric,
+            best_mode=best_mode(keeping.best_metric, keeping.best_mode) if keeping.keep_best else "max",
             check_workdir=workdir.check,
         )
         stack.callback(store.close)

@@ -11,7 +11,7 @@ import jax
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.evaluators import SHARES, metric_text
 from vit_jax.data.exclusion import exclusion_sha256, num_excluded
 from vit_jax.data.jpeg import DECODER
 from vit_jax.data.prepared import preparation
@@ -22,7 +22,7 @@ from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
 from vit_jax.models.lora import lora_of
 from vit_jax.optim.by_name import make_is_trained, trained_leaves
-from vit_jax.tables import columns, metric_text
+from vit_jax.tables import columns
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -30,7 +30,6 @@ from vit_jax.weights.description import TrainingData, describe, describe_prepara
 from vit_jax.weights.folding import OURS, Normalisation
 
 # Those whose behaviour a run depends on.
-SHARES = ("accuracy", *MULTILABEL_RESULTS)  # results that are shown in percent
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 

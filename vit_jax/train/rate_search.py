@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolve
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.train import series

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.files import MAX_JSON_BYTES, parse_json, printable, read_bounded, shortened, write_atomically
 
 CONFIG_FILE, START_FILE = "config.json", "start.json"

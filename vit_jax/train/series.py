@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
-from vit_jax.config.schema import MULTILABEL_RESULTS
+from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.files import remove_tree
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted

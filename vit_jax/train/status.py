@@ -9,8 +9,8 @@ from typing import Any
 
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config.check import Clock
+from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.config.rules import parse_duration
-from vit_jax.config.schema import MULTILABEL_RESULTS
 from vit_jax.files import expanded, printable
 from vit_jax.tables import aligned
 from vit_jax.train.lifecycle.lock import EXPIRY_SECONDS, is_abandoned

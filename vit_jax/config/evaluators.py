@@ -1,0 +1,88 @@
+"""Built-in evaluators on frozen features, and the metrics of all evaluators: which values are better, form as text."""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+FrozenName = Literal["fewshot", "knn"]
+
+
+class FrozenKind(NamedTuple):
+    """A kind of evaluator on frozen features.
+
+    Attributes:
+      numbers: argument with one or several numbers; each has its own result.
+      usual: its default.
+      result: name of a result, after its number.
+      others: further arguments.
+    """
+
+    numbers: str
+    usual: tuple[int, ...]
+    result: str
+    others: tuple[str, ...]
+
+
+FROZEN_KINDS: Mapping[FrozenName, FrozenKind] = {
+    "fewshot": FrozenKind("shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")),
+    "knn": FrozenKind("neighbours", (20,), "nn_accuracy", ("temperature", "layer")),
+}
+
+Mode = Literal["max", "min"]
+BestMode = Literal["auto", "max", "min"]
+
+
+class Metric(NamedTuple):
+    """A metric.
+
+    Attributes:
+      mode: "max" if higher is better, "min" if lower is better.
+      is_share: printed in percent.
+    """
+
+    mode: Mode
+    is_share: bool = False
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric("max", is_share=True),
+    "mean_average_precision": Metric("max", is_share=True),
+    "f1_micro": Metric("max", is_share=True),
+    "f1_macro": Metric("max", is_share=True),
+    "loss": Metric("min"),
+    "calibration_error": Metric("min", is_share=True),
+    "images_per_second": Metric("max"),
+    "exaflops": Metric("min"),
+    "wall_seconds": Metric("min"),
+}
+"""By the end of the name of a result: "test_accuracy" is an accuracy."""
+MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
+"""Metrics of multi-label data, in place of the accuracy."""
+SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
+
+
+def metric_of(name: str) -> Metric | None:
+    """Return the metric that a result, such as "test_accuracy", is named after; None for other names."""
+    return next((metric for end, metric in METRICS.items() if name == end or name.endswith(f"_{end}")), None)
+
+
+def best_mode(name: str, configured: BestMode = "auto") -> Mode:
+    """Return the direction of a result; `configured`, of `checkpoint.best_mode`, is for names that are not known.
+
+    Raises:
+      ValueError: an unknown name without a configured direction.
+    """
+    if metric := metric_of(name):
+        return metric.mode
+    if configured == "auto":
+        raise ValueError(
+            f"checkpoint.best_mode='auto': must say which values of {name} are better. Use max or min; names that end "
+            f"in {', '.join(METRICS)} need none."
+        )
+    return configured
+
+
+def metric_text(name: str, value: float | str) -> str:
+    """Return a value as text: in percent, as a number of images, or with four decimals; text as it is."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.2%}" if name.endswith(SHARES) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
