@@ -145,7 +145,7 @@ def test_an_index_is_made_once_for_a_state_of_a_shard(tmp_path, make_config, mon
         ([("a.txt", b"0")], "no images"),
         ([*samples([0, "cat"])], r"some labels are numbers \(0\) and others are names \(cat\)"),
         ([*samples([0, 10**9])], "states no class: 1000000"),
-        ([*samples([0, 0])], "needs labels of at least two classes.*only one, '0'"),
+        ([*samples([0, 0])], "at least two classes.*'0'"),
     ],
 )
 def test_mistakes_in_shards_are_named(tmp_path, make_config, members, rule):
@@ -198,7 +198,7 @@ def test_numbers_without_images_keep_their_place(tmp_path, make_config):
     with rejects("train.tar", "no split 'test'.*train.:90%"):
         open_source(f"wds:{tmp_path}/train.tar", "test", make_config(), 0)
     write_shard(tmp_path / "test.tar", samples([4]))
-    with rejects("", "'train' does not have: 4.*training files"):
+    with rejects("", "'train' does not have: 4.*training images"):
         open_source(f"wds:{tmp_path}", "test", make_config(), 0)
     write_shard(tmp_path / "more.tar", samples([0]))
     with rejects("", "1 do not: .*more.tar"):

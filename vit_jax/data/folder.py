@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data.image_files import EXTENSIONS, contents_of, describe_skipped, image_files, is_image
-from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
+from vit_jax.data.listing import FileSource, Listing, known_splits, warn_once
 from vit_jax.data.records import few
 from vit_jax.files import read_json
 
@@ -23,13 +23,7 @@ class Folder(Listing):
     Its splits are sub-folders named like one, or as asked for, with class folders and no images directly inside.
     """
 
-    unsplit = "which has no split sub-folders"
-    needed = "a sub-folder of images for each of at least two classes"
-    to_unite = "Put their images into one folder, or rename one of them"
-    to_train = "add them, or remove the folders"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    kind, unsplit = "folder", "which has no sub-folders for splits"
 
     def exists(self) -> bool:
         return self.path.is_dir()
@@ -40,11 +34,8 @@ class Folder(Listing):
         _require_complete(self.path)
 
     def splits(self, *names: str) -> list[str]:
-        wanted = (*SPLIT_NAMES, *(part_of_split(name)[0] for name in names))
+        wanted = known_splits(names)
         return [name for name in _subfolders(self.path) if name in wanted and _holds_folders(self.path / name)]
-
-    def advise_without(self, split: str) -> str:
-        return f"Give folder:{self.path / split}"
 
     def classes(self, split: str | None) -> list[str]:
         names = _subfolders(self._below(split))
@@ -70,9 +61,6 @@ class Folder(Listing):
             warn_once(f"{path}: {' '.join(describe_skipped(others))}")
         labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return FileSource(files, class_names, labels, root=str(path))
-
-    def place(self, split: str | None) -> str:
-        return repr(str(self._below(split)))
 
     def _below(self, split: str | None) -> Path:
         return self.path if split is None else self.path / split

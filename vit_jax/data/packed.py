@@ -7,7 +7,6 @@ imagenet-train-0000.tar, train-00000-of-00005.parquet.
 import collections
 import functools
 import glob
-import hashlib
 import io
 import os
 import re
@@ -18,9 +17,9 @@ import numpy as np
 
 from vit_jax.data.depth import ValueRange, survey
 from vit_jax.data.image_files import MAX_NAME_BYTES, walk
-from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
-from vit_jax.data.records import checked_labels, few
-from vit_jax.files import printable, read_bounded, read_lines
+from vit_jax.data.listing import ListedSource, Listing, known_splits
+from vit_jax.data.records import checked_labels, few, files_digest
+from vit_jax.files import read_bounded, read_lines
 
 MOST_FILES = 100_000  # that a pattern may name
 MOST_CLASSES = 2**20  # a larger label is a mistake, and would make as many names
@@ -82,12 +81,7 @@ class PackedSource(ListedSource):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        """A digest of the name, size and times of each file."""
-        digest = hashlib.sha256(type(self).__name__.encode())
-        for file in self.files:
-            found = os.stat(file)
-            digest.update(b"\0%b %d %d %d" % (os.fsencode(file), found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-        return digest.hexdigest()
+        return files_digest(type(self).__name__, self.files)
 
 
 class Packed(Listing):
@@ -96,21 +90,17 @@ class Packed(Listing):
     "PATH#NAME" also names the label. A subclass reads the files.
 
     Attributes:
-      kind: in "kind:PATH".
       extension: of the files.
       names: of the classes by number; None: labels are numbers without names, or names.
     """
 
-    kind: str
     extension: str
     unsplit = "whose file names have no split in them"
-    needed = "labels of at least two classes"
-    to_unite = "Write one of them in all records"
-    to_train = "add them to the training files, or leave the others out"
 
     def __init__(self, path: Path) -> None:
         text, _, self.label = str(path).partition("#")
-        self.path, self.suffix = Path(text), f"#{self.label}" * bool(self.label)
+        super().__init__(Path(text))
+        self.suffix = f"#{self.label}" * bool(self.label)
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -152,9 +142,6 @@ class Packed(Listing):
                 f"{few(of_no_split)}. Rename them, or give a pattern without them."
             )
 
-    def advise_without(self, split: str) -> str:
-        return f"Set config.input.train_split='{split}[:90%]' and config.input.test_split='{split}[90%:]'"
-
     def classes(self, split: str | None) -> list[str]:
         """Return names in the order of their numbers; without numbers, sorted."""
         if self.names is not None:
@@ -183,9 +170,6 @@ class Packed(Listing):
             raise ValueError(f"{self.place(split)}: labels are not among the names of classes: {few(unknown)}.")
         number_of = np.array([numbers[name] for name in found.tolist()], np.int32)
         return self.records(files, class_names, number_of[inverse])
-
-    def place(self, split: str | None) -> str:
-        return f"{self.kind}:{printable(str(self.path))}" + (f", split {split!r}," if split else "")
 
     @functools.cached_property
     def files(self) -> list[str]:
@@ -226,8 +210,7 @@ class Packed(Listing):
         return [file for file, own in zip(self.files, self._split_of_files((split,)), strict=True) if own == split]
 
     def _split_of_files(self, names: Sequence[str]) -> list[str]:
-        wanted = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)} - {""}
-        words = "|".join(map(re.escape, sorted(wanted, key=len, reverse=True)))
+        words = "|".join(map(re.escape, sorted(known_splits(names), key=len, reverse=True)))
         word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
         return [_split_of(os.path.relpath(file, self.root), word) for file in self.files]
 

@@ -6,7 +6,6 @@ Images stay as they are stored (encoded); the transforms decode them.
 import functools
 import importlib.util
 import itertools
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from vit_jax.buckets import is_address
 from vit_jax.data import digits
 from vit_jax.data.array_records import BucketRecords, num_records
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.records import Record, Source, few
+from vit_jax.data.records import Record, Source, few, files_digest
 from vit_jax.data.vtab_tasks import STORED, Labels, find_task
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, is_mirrored, mirror, read_json
@@ -106,9 +105,7 @@ class TfdsSource(Source):
 
     @property
     def origin(self) -> str:
-        stats = [(name, os.stat(name)) for name in self._files]
-        facts = [(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns) for name, found in stats]
-        return f"{self.split} of {facts}"
+        return files_digest(self.split, self._files)
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
