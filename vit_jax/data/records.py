@@ -10,6 +10,8 @@ import numpy as np
 
 from vit_jax.files import printable
 
+MAX_CLASSES = 2**20  # of numbered ones: a larger number is an error of the data, and would make as many names
+
 
 class Record(NamedTuple):
     """One stored example.

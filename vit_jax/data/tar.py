@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.image_files import MAX_NAME_BYTES
+from vit_jax.data.records import MAX_CLASSES
 from vit_jax.files import open_regular, parse_json, shortened, size_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 LABEL_EXTENSIONS = ("cls", "json")
 MAX_LABEL_BYTES = 2**20
-MAX_CLASSES = 2**20  # of numbered ones; a larger number is an error of the archive
 STANDARD_INPUT = "-"
 
 _BLOCK = 512
