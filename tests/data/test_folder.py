@@ -116,7 +116,7 @@ TRAIN, TEST = below("train", flat()), below("test", flat())
         ({"cat/a.png": 1}, "train", {}, "two classes.*'cat'"),
         ({**flat(), "emu/readme.txt": b""}, "train", {}, "emu.*no images"),
         ({**flat(), "emu/a.png": 1}, "train", {}, "one image.*emu"),
-        ({}, "train", {}, "no folder"),
+        ({}, "train", {}, "no such folder"),
         (flat(), "val", {}, "'val'.*'train', 'test', 'all'"),
         (flat(), "train", {"test_split": "train"}, "differ"),
         (flat(), "all", {"test_split": "all"}, "differ"),
