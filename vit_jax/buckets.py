@@ -86,17 +86,14 @@ class BucketPath(pathlib.PurePosixPath):
         raise FileNotFoundError(errno.ENOENT, _NOTHING, str(self))
 
     def exists(self) -> bool:
-        try:
-            self.stat()
-        except FileNotFoundError:
-            return False
-        return True
+        with contextlib.suppress(FileNotFoundError):
+            return bool(self.stat())
+        return False
 
     def is_file(self) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return stat.S_ISREG(self.stat().st_mode)
-        except FileNotFoundError:
-            return False
+        return False
 
     def is_dir(self) -> bool:
         with contextlib.suppress(FileNotFoundError), _system_errors(self):
@@ -109,8 +106,8 @@ class BucketPath(pathlib.PurePosixPath):
     def iterdir(self) -> Iterator["BucketPath"]:
         """Yield the objects and folders directly inside."""
         with _system_errors(self):
-            found = self._listed(delimiter="/")
-            names = [blob.name for blob in found if not blob.name.endswith("/")] + sorted(found.prefixes)
+            blobs = self._listed(delimiter="/")
+            names = [blob.name for blob in blobs if not blob.name.endswith("/")] + sorted(blobs.prefixes)
         yield from (type(self)(f"{SCHEME}{self.bucket}/{name}") for name in names)
 
     def objects(self) -> Iterator[tuple["BucketPath", Status]]:
@@ -131,32 +128,18 @@ class BucketPath(pathlib.PurePosixPath):
         """Yield objects at any depth whose name matches a pattern of one part."""
         return (path for path, _ in self.objects() if fnmatch.fnmatchcase(path.name, pattern))
 
-    def open_ranges(self, generation: int | None = None) -> io.BufferedReader:
+    def open_ranges(self) -> io.BufferedReader:
         """Open an object for reads in ranges, all of one generation."""
-        found = self.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = self.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self))
-        return io.BufferedReader(Ranges(self, found.st_size, generation or found.generation), READ_AHEAD_BYTES)
-
-    def read_range(self, offset: int, size: int, generation: int | None = None) -> bytes:
-        """Return the bytes of a range by one request; fewer where the object ends."""
-        from google.api_core.exceptions import RequestRangeNotSatisfiable
-
-        if size <= 0:
-            return b""
-        options = _options() | ({"if_generation_match": generation} if generation else {})
-        with _system_errors(self):
-            try:
-                content: bytes = self.blob().download_as_bytes(start=offset, end=offset + size - 1, **options)
-            except RequestRangeNotSatisfiable:
-                return b""
-        return content
+        return io.BufferedReader(Ranges(self, status.st_size, status.generation), READ_AHEAD_BYTES)
 
     def read_bytes(self) -> bytes:
         return self.read_generation()[0]
 
-    def read_text(self) -> str:
-        return self.read_generation()[0].decode()
+    def read_text(self) -> str:  # for orbax
+        return self.read_bytes().decode()
 
     def read_generation(self) -> tuple[bytes, int]:
         """Return the content of an object, checked by its CRC32C, and the generation that has it."""
@@ -185,12 +168,12 @@ class BucketPath(pathlib.PurePosixPath):
                 )
                 return int(blob.generation)
             except failed:  # also if the reply to a first request was lost
-                found, generation = self.read_generation()
-                if found != content:
+                stored, generation = self.read_generation()
+                if stored != content:
                     raise
                 return generation
 
-    def write_text(self, text: str) -> None:
+    def write_text(self, text: str) -> None:  # for orbax
         self.write_bytes(text.encode())
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
@@ -259,8 +242,12 @@ class Ranges(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        wanted = max(min(len(buffer), self.size - self._place), 0)
-        content = self.path.read_range(self._place, wanted, self.generation)
+        end = min(self._place + len(buffer), self.size)
+        if end <= self._place:
+            return 0
+        options = {"start": self._place, "end": end - 1, "if_generation_match": self.generation}
+        with _system_errors(self.path):
+            content = self.path.blob().download_as_bytes(**options, **_options())
         buffer[: len(content)] = content
         self._place += len(content)
         return len(content)
@@ -283,81 +270,58 @@ def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ())
     Raises:
       OSError: the bucket cannot be listed, or the folder cannot be written.
     """
-    folder, seen = root / address.bucket / address.key, set()
-    waiting = []
-    for path, found in address.objects():
-        local = folder / path.relative_to(address)
-        seen.add(local)
-        if not local.exists() or local.stat().st_mtime_ns != found.generation * 1000:
-            waiting.append((path, found, local))
-    if not seen:
+    folder = root / address.bucket / address.key
+    objects = {folder / path.relative_to(address): (path, status) for path, status in address.objects()}
+    if not objects:
         raise FileNotFoundError(errno.ENOENT, "there is no object below this address", str(address))
-    for parent in {local.parent for local in seen}:
-        parent.mkdir(parents=True, exist_ok=True)
-
-    def update(item: tuple[BucketPath, Status, pathlib.Path]) -> None:
-        path, found, local = item
-        temporary = local.with_name(f".{secrets.token_hex(8)}")
-        is_whole = path.name.endswith(whole)
-        temporary.touch(0o600)
-        if is_whole:
-            temporary.write_bytes(path.read_range(0, found.st_size, found.generation))
-        else:
-            os.truncate(temporary, found.st_size)
-        temporary.chmod(0o600 if is_whole else _PLACEHOLDER)
-        os.utime(temporary, ns=(found.generation * 1000,) * 2)
-        temporary.replace(local)
-
-    _in_threads(update, waiting)
+    changed = [local for local, (_, status) in objects.items() if not _is_current(local, status)]
+    _in_threads(lambda local: _store(*objects[local], local, local.name.endswith(whole)), changed)
     for local in folder.rglob("*"):
         is_ours = local.is_file() and (_is_placeholder(local) or local.name.endswith(whole or ("\0",)))
-        if is_ours and local not in seen and not local.name.startswith("."):  # which another process may be writing
+        if is_ours and local not in objects and not local.name.startswith("."):  # another process may be writing it
             local.unlink(missing_ok=True)
     return folder
 
 
 def fetch(path: BucketPath, root: pathlib.Path) -> pathlib.Path:
     """Download an object into the folder of the mirrors, unless it is there already; return the file."""
-    local, found = root / path.bucket / path.key, path.stat()
-    time = found.generation * 1000
-    if not local.exists() or local.stat().st_mtime_ns != time or _is_placeholder(local):
-        local.parent.mkdir(parents=True, exist_ok=True)
-        temporary = local.with_name(f".{secrets.token_hex(8)}")
-        try:
-            with _system_errors(path):
-                path.blob().download_to_filename(temporary, if_generation_match=found.generation, **_options())
-            os.utime(temporary, ns=(time, time))
-            temporary.replace(local)
-        finally:
-            temporary.unlink(missing_ok=True)
+    local, status = root / path.bucket / path.key, path.stat()
+    if not _is_current(local, status) or _is_placeholder(local):
+        _store(path, status, local)
     return local
+
+
+def _is_current(local: pathlib.Path, status: Status) -> bool:
+    return local.exists() and local.stat().st_mtime_ns == status.generation * 1000
+
+
+def _store(path: BucketPath, status: Status, local: pathlib.Path, is_whole: bool = True) -> None:
+    """Write an object or its placeholder, completely or not at all."""
+    local.parent.mkdir(parents=True, exist_ok=True)
+    temporary = local.with_name(f".{secrets.token_hex(8)}")
+    try:
+        temporary.touch(0o600)
+        if is_whole:
+            with _system_errors(path):
+                path.blob().download_to_filename(temporary, if_generation_match=status.generation, **_options())
+        else:
+            os.truncate(temporary, status.st_size)
+            temporary.chmod(_PLACEHOLDER)
+        os.utime(temporary, ns=(status.generation * 1000,) * 2)
+        temporary.replace(local)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.BufferedReader | None:
     """Open what is in a bucket: an address, or a placeholder of a mirror below `root`; None for other files."""
     if isinstance(path, BucketPath):
         return path.open_ranges()
-    if (found := _mirrored(path, root)) is None:
-        return None
-    address, size, generation = found
-    return io.BufferedReader(Ranges(address, size, generation), READ_AHEAD_BYTES)
-
-
-def read_remote_range(path: str | os.PathLike[str], offset: int, size: int, root: pathlib.Path) -> bytes | None:
-    """Return a range of a file as `open_remote` opens it, by one request."""
-    if isinstance(path, BucketPath):
-        return path.read_range(offset, size)
-    found = _mirrored(path, root)
-    return None if found is None else found[0].read_range(offset, size, found[2])
-
-
-def _mirrored(path: str | os.PathLike[str], root: pathlib.Path) -> tuple[BucketPath, int, int] | None:
-    """Return the object of a placeholder, its size and generation; None for other files."""
     text = os.fspath(path)
     if not text.startswith(f"{root}/") or not _is_placeholder(pathlib.Path(text)):
         return None
-    found = os.stat(text)
-    return BucketPath(SCHEME + text[len(str(root)) + 1 :]), found.st_size, found.st_mtime_ns // 1000
+    status, address = os.stat(text), BucketPath(SCHEME + text[len(str(root)) + 1 :])
+    return io.BufferedReader(Ranges(address, status.st_size, status.st_mtime_ns // 1000), READ_AHEAD_BYTES)
 
 
 def _is_placeholder(path: pathlib.Path) -> bool:
@@ -464,7 +428,7 @@ def _system_errors(path: BucketPath) -> Iterator[None]:
     except failures.PreconditionFailed as error:
         raise FileExistsError(errno.EEXIST, "another process has written it meanwhile", str(path)) from error
     except (RefreshError, InvalidOperation) as error:  # the second of anonymous requests
-        reason = f"there are no valid credentials ({_first_line(error)}): run `gcloud auth application-default login`"
+        reason = f"there are no valid credentials ({_reason(error)}): run `gcloud auth application-default login`"
         raise PermissionError(errno.EACCES, reason, str(path)) from error
     except (failures.GoogleAPIError, GoogleAuthError, DataCorruption, requests.RequestException) as error:
         raise NoAnswer(errno.EIO, f"Cloud Storage does not answer ({_reason(error)})", str(path)) from error
@@ -474,11 +438,7 @@ def _reason(error: BaseException) -> str:
     """Return the status of the last reply, or the first line of what was raised instead."""
     cause = error.__cause__ or error  # after the last try, the cause
     code = getattr(cause, "code", None) or getattr(getattr(cause, "response", None), "status_code", None)
-    return f"status {code}" if code else _first_line(cause)
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    return f"status {code}" if code else str(cause).strip().partition("\n")[0][:200] or type(cause).__name__
 
 
 def _status(blob: Any) -> Status:

@@ -30,19 +30,16 @@ _MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
 _BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")  # also in folder:gs://…
 
 
-def refuse_bucket(path: str, given: str, *, allowed: bool = False) -> None:
+def refuse_bucket(path: str, option: str, *, allowed: bool = False) -> None:
     """Raise ValueError for an address of a bucket, which Python would take for a folder named "gs:".
 
-    Args:
-      path: that may be an address.
-      given: what the user wrote, with the name of the option or field.
-      allowed: gs:// is read or written here.
+    `option` is its name and value for the message; `allowed`: gs:// is read or written here.
     """
-    found = _BUCKET.match(path)
-    if found and not (allowed and found[1] == "gs"):
-        tool = {"gs": "gcsfuse", "s3": "mount-s3"}[found[1]]
+    match = _BUCKET.match(path)
+    if match and not (allowed and match[1] == "gs"):
+        tool = {"gs": "gcsfuse", "s3": "mount-s3"}[match[1]]
         raise ValueError(
-            f"{given}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET "
+            f"{option}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET "
             "FOLDER) and give the folder; docs/gcs.md lists the options that take gs:// directly."
         )
 
@@ -177,10 +174,10 @@ def size_of(file: BinaryIO) -> int:
 
 def read_range(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
     """Return bytes of a regular file, fewer at its end; errors as `open_regular`."""
-    if (content := buckets.read_remote_range(path, offset, size, _mirrors())) is not None:
-        return content
     with open_regular(path) as file:
-        return os.pread(file.fileno(), size, offset)
+        raw = cast(io.RawIOBase, file.raw)  # without a buffer, which would read ahead
+        raw.seek(offset)
+        return raw.read(size) or b""
 
 
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:

@@ -116,7 +116,7 @@ TRAIN, TEST = below("train", flat()), below("test", flat())
         ({"cat/a.png": 1}, "train", {}, "two classes.*'cat'"),
         ({**flat(), "emu/readme.txt": b""}, "train", {}, "emu.*no images"),
         ({**flat(), "emu/a.png": 1}, "train", {}, "one image.*emu"),
-        ({}, "train", {}, "no folder"),
+        ({}, "train", {}, "no such folder"),
         (flat(), "val", {}, "'val'.*'train', 'test', 'all'"),
         (flat(), "train", {"test_split": "train"}, "differ"),
         (flat(), "all", {"test_split": "all"}, "differ"),
@@ -125,7 +125,7 @@ TRAIN, TEST = below("train", flat()), below("test", flat())
             for split in ("train[:90]", "train[50%:50%]", "train[:101%]", "train[::2]", "train[")
         ),
         *((flat(), "train", {"holdout_fraction": x}, f"config.input.holdout_fraction.*{x}") for x in (0.0, 1.0)),
-        (TRAIN, "test", {}, r"'test'.*\['train'\].*folder:.*images/train"),
+        (TRAIN, "test", {}, r"folder:.*images.*'test'.*\['train'\].*'train\[90%:\]'"),
         (TRAIN | TEST, "tset", {}, "'tset'.*did you mean 'test'"),
         (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "'test'.*'train'.*emu"),
     ],

@@ -145,7 +145,7 @@ def test_an_index_is_made_once_for_a_state_of_a_shard(tmp_path, make_config, mon
         ([("a.txt", b"0")], "no images"),
         ([*samples([0, "cat"])], r"some labels are numbers \(0\) and others are names \(cat\)"),
         ([*samples([0, 10**9])], "states no class: 1000000"),
-        ([*samples([0, 0])], "needs labels of at least two classes.*only one, '0'"),
+        ([*samples([0, 0])], "at least two classes.*'0'"),
     ],
 )
 def test_mistakes_in_shards_are_named(tmp_path, make_config, members, rule):
@@ -180,10 +180,10 @@ def test_labels_of_shards(tmp_path, make_config):
     assert open_source(f"{data}#id", "all", make_config(), 0).labels.tolist() == list(range(10))
     (tmp_path / "classes.txt").write_text("dog\ncat\nemu\n")
     assert open_source(data, "all", make_config(), 0).labels.tolist() == [0, 1] * 5
-    with rejects(data, "label is 9.*3 names of classes"):
+    with rejects(data, "not among the 3 classes.*: 3, .* 9"):
         open_source(f"{data}#id", "all", make_config(), 0)
     (tmp_path / "classes.txt").write_text("dog\nhorse\n")
-    with rejects(data, "not among the names of classes: cat"):
+    with rejects(data, "not among the 2 classes.*: cat"):
         open_source(data, "all", make_config(), 0)
     (tmp_path / "classes.txt").write_text("dog\n\ndog\n")
     with rejects("", "empty or repeated: 'dog', ''"):
@@ -198,7 +198,7 @@ def test_numbers_without_images_keep_their_place(tmp_path, make_config):
     with rejects("train.tar", "no split 'test'.*train.:90%"):
         open_source(f"wds:{tmp_path}/train.tar", "test", make_config(), 0)
     write_shard(tmp_path / "test.tar", samples([4]))
-    with rejects("", "'train' does not have: 4.*training files"):
+    with rejects("", "'train' does not have: 4.*training images"):
         open_source(f"wds:{tmp_path}", "test", make_config(), 0)
     write_shard(tmp_path / "more.tar", samples([0]))
     with rejects("", "1 do not: .*more.tar"):
@@ -215,7 +215,7 @@ def other_columns(path, **columns):
         (lambda path: write_parquet(path, [0, 1], label="class"), "no column of labels.*'class'.*#COLUMN"),
         (lambda path: write_parquet(path, [0, None]), "1 rows have no label"),
         (lambda path: write_parquet(path, [0, 1, -1]), "has the label -1"),
-        (lambda path: write_parquet(path, [0, 5], names=["cat", "dog"]), "label is 5.*2 names of classes"),
+        (lambda path: write_parquet(path, [0, 5], names=["cat", "dog"]), "not among the 2 classes.*: 5"),
         (lambda path: path.write_bytes(b"PAR1" + b"0" * 99), "no complete parquet file"),
     ],
 )

@@ -107,11 +107,11 @@ SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' e
         ([*lines_of(), *(f"cat/{i}.jpg,cat" for i in range(5))], "train", "5 lines.*not exist.*line 22.* and 2 more"),
         ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines.*no known split.*train.*line 22 \(trian\)"),
         ([*SPLITS, "dog/10.png,dog,"], "train", "1 lines have no split.*line 22"),
-        ([line for line in SPLITS if "test" not in line], "test", "'test'.*column 'split'"),
-        ([*SPLITS, "dog/10.png,emu,test"], "test", "'train'.*emu.*lines"),
+        ([line for line in SPLITS if "test" not in line], "test", r"'test'.*\['train'\]"),
+        ([*SPLITS, "dog/10.png,emu,test"], "test", "'train'.*emu.*training images"),
         (lines_of(), "val", "'val'.*column 'split'"),
-        (["image,label", *(f"{file},cat" for file in TEN_EACH)], "train", "labels.*two.*'cat'"),
-        ([*lines_of(), "cat/../table.csv,Cat"], "train", "'Cat' and 'cat'.*write one"),
+        (["image,label", *(f"{file},cat" for file in TEN_EACH)], "train", "two classes.*'cat'"),
+        ([*lines_of(), "cat/../table.csv,Cat"], "train", "'Cat' and 'cat'.*one name"),
     ],
 )
 def test_mistakes_are_named(make_table, make_config, lines, split, rule):

@@ -72,7 +72,7 @@ LONG[156:157] = tarfile.GNUTYPE_LONGNAME
     ("content", "rule"),
     [
         (b"", "is no tar archive"),
-        (b"n01\nn02\n", "is no tar archive .it has 8 bytes"),
+        (b"n01\nn02\n", "is no tar archive .truncated header"),
         (b"rubbish" * 100, "is no tar archive"),
         (TWO[:-9216], "ends at byte"),  # without the end
         (TWO[:2000], "ends at byte"),

@@ -19,7 +19,7 @@ from array_record.python import array_record_module
 from tests.data.archives import by_class, packed, picture, special
 from tests.integration.commands import run
 from tests.rejections import rejects
-from vit_jax.data import images, scatter, tar_dataset, tar_images, tar_reading, tar_writing
+from vit_jax.data import images, scatter, tar_dataset, tar_reading, tar_writing
 from vit_jax.data.sources import open_source
 from vit_jax.data.tar_dataset import Options
 
@@ -431,7 +431,7 @@ def test_memory_is_bounded(prepare, monkeypatch):
     monkeypatch.setattr(tar_reading, "_MEMORY_BYTES", 20_000)
     prepare(WHOLE)
     assert max(most) == 1
-    monkeypatch.setattr(tar_images, "MAX_MEMBER_BYTES", 100)
+    monkeypatch.setattr(tar_reading, "MAX_MEMBER_BYTES", 100)
     with rejects("0 classes"):
         prepare(WHOLE, "other")
 

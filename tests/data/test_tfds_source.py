@@ -179,17 +179,16 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
     assert source.labels[damaged] == 0
 
 
-@pytest.mark.parametrize(("split", "rule"), [("valid", "1437"), ("train[:x%]", "1437"), ("train[:0]", "no examples")])
-def test_unknown_split_lists_the_known(data_dir, make_config, split, rule):
+@pytest.mark.parametrize(("split", "rule"), [("valid", "1437"), ("train[:x%]", "1437"), ("train[:0]", "1437")])
+def test_split_without_examples_lists_the_known(data_dir, make_config, split, rule):
     with rejects(split, rule):
         open_source("digits", split, make_config(data_dir=data_dir), 0)
 
 
 @pytest.mark.parametrize("name", ["kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"])
 def test_no_namespace_for_which_tfds_downloads_code(name, monkeypatch):
-
     monkeypatch.setattr(tfds_source.tfds, "builder", None)
-    with pytest.raises(ValueError, match=rf"^data='tfds:{name}': TFDS downloads and runs code for a namespace\."):
+    with rejects(f"data='tfds:{name}'", "must be a name"):
         tfds_source.open_tfds(name, "train", None)
 
 

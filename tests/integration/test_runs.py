@@ -163,4 +163,4 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
     outcome = run([*words, "--config.input.max_unreadable=3"])
     assert outcome.code == 2
-    assert "4 images cannot be decoded, max_unreadable is 3" in outcome.err
+    assert "config.input.max_unreadable=3: 4 images cannot be read" in outcome.err

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from array_record.python import array_record_module
 
-from vit_jax.files import open_regular, read_range, size_of
+from vit_jax.files import is_mirrored, open_regular, read_range, size_of
 
 _BLOCK_BYTES, _BLOCK_HEADER_BYTES = 2**16, 24
 _CHUNK_HEADER = struct.Struct("<5Q")  # hash, size of the data, its hash, kind and number of records, their size
@@ -27,10 +28,8 @@ _FOOTER_OFFSET, _FOOTER_MAGIC = 1, 2  # fields of the last block
 
 
 class _Index(NamedTuple):
-    """Attributes of the N chunks of a file."""
-
-    offsets: np.ndarray  # int64 (N + 1,), with the end of the last one
-    firsts: np.ndarray  # int64 (N + 1,), the numbers of their first records
+    offsets: np.ndarray  # of the N chunks of a file and of the end of the last one, int64 (N + 1,)
+    firsts: np.ndarray  # the numbers of their first records, int64 (N + 1,)
 
 
 class BucketRecords:
@@ -48,30 +47,34 @@ class BucketRecords:
         return int(self._firsts[-1])
 
     def __getitem__(self, index: int) -> bytes:
-        (record,) = self.__getitems__(range(index, index + 1))
-        return record
+        return self.__getitems__(range(index, index + 1))[0]
 
     def __getitems__(self, indices: range) -> list[bytes]:
         """Return consecutive records by one request for each file."""
-        found, index = list[bytes](), indices.start
+        records, index = list[bytes](), indices.start
         while index < indices.stop:
             part = int(np.searchsorted(self._firsts, index, side="right")) - 1
             stop = min(indices.stop, int(self._firsts[part + 1]))
             file, first, _ = self._parts[part]
             begin = first + index - int(self._firsts[part])
-            found += _read_records(file, begin, begin + stop - index)
+            records += _read_records(file, begin, begin + stop - index)
             index = stop
-        return found
+        return records
 
 
 def num_records(file: str) -> int:
-    """Return the number of records of a file.
+    """Return the number of records of a file, whose index is at its end.
 
     Raises:
-      RuntimeError: its end is damaged.
-      OSError: the bucket does not answer, or the file is not there.
+      RuntimeError: the end is damaged, or the file is not there.
+      OSError: the bucket does not answer.
     """
-    return int(_index_of(file).firsts[-1])
+    if is_mirrored(file):
+        return int(_index_of(file).firsts[-1])
+    reader = array_record_module.ArrayRecordReader(file)
+    count: int = reader.num_records()
+    reader.close()
+    return count
 
 
 def _read_records(file: str, begin: int, end: int) -> list[bytes]:
@@ -80,12 +83,11 @@ def _read_records(file: str, begin: int, end: int) -> list[bytes]:
     last = int(np.searchsorted(index.firsts, end - 1, side="right"))
     offset, stop = int(index.offsets[first]), int(index.offsets[last])
     content = read_range(file, offset, stop - offset)
-    found = list[bytes]()
-    for chunk in range(first, last):
-        low, high = int(index.offsets[chunk]), int(index.offsets[chunk + 1])
-        found += _records_of(_without_headers(content[low - offset : high - offset], low))
+    records = list[bytes]()
+    for low, high in itertools.pairwise(index.offsets[first : last + 1].tolist()):
+        records += _records_of(_without_headers(content[low - offset : high - offset], low))
     skipped = begin - int(index.firsts[first])
-    return found[skipped : skipped + end - begin]
+    return records[skipped : skipped + end - begin]
 
 
 @functools.lru_cache(4096)  # files of one dataset
@@ -99,10 +101,10 @@ def _index_of(file: str) -> _Index:
     is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
     _require(is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC, "it does not end as an ArrayRecord file")
     _, *chunks = _records_of(_without_headers(read_range(file, footer, start - footer), footer))
-    found = [dict(_fields(chunk)) for chunk in chunks]
-    offsets = np.array([*(chunk[_OFFSET] for chunk in found), footer], np.int64)
+    listed = [dict(_fields(chunk)) for chunk in chunks]
+    offsets = np.array([*(chunk[_OFFSET] for chunk in listed), footer], np.int64)
     _require(bool((np.diff(offsets) > 0).all()), "its footer is damaged")
-    return _Index(offsets, np.cumsum([0, *(chunk.get(_NUM_RECORDS, 0) for chunk in found)]))
+    return _Index(offsets, np.cumsum([0, *(chunk.get(_NUM_RECORDS, 0) for chunk in listed)]))
 
 
 def _without_headers(content: bytes, offset: int) -> bytes:

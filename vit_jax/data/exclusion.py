@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -27,7 +26,9 @@ class ExcludingSource(SubsetSource):
 def write_exclusion(path: str | os.PathLike[str], split: str, source: Source, indices: Sequence[int]) -> None:
     """Write the ids of records of a split."""
     ids = [os.fsdecode(source.key_of(index)) for index in indices]
-    content = {"split": split, "records": len(source), "images_sha256": _images_sha256(source, indices), "ids": ids}
+    is_excluded_N = np.isin(np.arange(len(source)), indices)
+    digest = _images_sha256(source, is_excluded_N)
+    content = {"split": split, "records": len(source), "images_sha256": digest, "ids": ids}
     write_atomically(path, json.dumps(content, indent=0) + "\n")
 
 
@@ -38,30 +39,29 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
       ValueError: the file cannot be read, names no record of the source, or names records by their place in another
         split or in other data.
     """
-    field = f"config.input.exclude={file}"
     try:
         stated = read_json(expanded(file), MAX_BYTES)
     except ValueError as error:
         raise ValueError(f"config.input.exclude: {error}") from error
-    if not _is_exclusion(stated):
-        raise ValueError(f"{field}: must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE.")
-    if _identifies_by_place(source) and (stated["split"], stated["records"]) != (split, len(source)):
-        raise ValueError(
-            f"{field}: is of split {stated['split']!r} with {stated['records']:,} records, and {split!r} has "
-            f"{len(source):,}; ids of these data are places in a split. Write it for --split='{split}'."
-        )
-    ids = {os.fsencode(name) for name in stated["ids"]}
+    names = stated["ids"] if _is_exclusion(stated) else ()
+    ids = {os.fsencode(name) for name in names}
     is_excluded_N = np.array([source.key_of(index) in ids for index in range(len(source))], bool)
-    if ids and not is_excluded_N.any():
-        raise ValueError(f"{field}: none of its {len(ids):,} ids is a record of {split!r}. Give another file.")
-    # Lists that are written by hand have no digest.
-    if (
-        _identifies_by_place(source)
-        and "images_sha256" in stated
-        and stated["images_sha256"] != _images_sha256(source, np.flatnonzero(is_excluded_N))
-    ):
-        raise ValueError(f"{field}: is of other data: other images have its places in {split!r}. Write it anew.")
-    return ExcludingSource(source, is_excluded_N)
+    # As those of TFDS. A list that is written by hand has no digest.
+    identifies_by_place = type(innermost(source)).key_of is Source.key_of
+    if not _is_exclusion(stated):
+        problem = "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
+    elif identifies_by_place and (stated["split"], stated["records"]) != (split, len(source)):
+        problem = (
+            f"is of split {stated['split']!r} with {stated['records']:,} records, and {split!r} has {len(source):,}; "
+            f"ids of these data are places in a split. Write it for --split='{split}'."
+        )
+    elif ids and not is_excluded_N.any():
+        problem = f"none of its {len(ids):,} ids is a record of {split!r}. Give another file."
+    elif identifies_by_place and stated.get("images_sha256") not in (None, _images_sha256(source, is_excluded_N)):
+        problem = f"is of other data: other images have its places in {split!r}. Write it anew."
+    else:
+        return ExcludingSource(source, is_excluded_N)
+    raise ValueError(f"config.input.exclude={file}: {problem}")
 
 
 def num_excluded(source: Source) -> int:
@@ -78,21 +78,17 @@ def exclusion_sha256(file: str) -> str:
     return hashlib.sha256(read_bounded(expanded(file), MAX_BYTES)).hexdigest()
 
 
-def _images_sha256(source: Source, indices: Sequence[int] | np.ndarray) -> str:
+def _images_sha256(source: Source, is_excluded_N: np.ndarray) -> str:
     """Return the digest of the first excluded images."""
     digest = hashlib.sha256()
-    for index in sorted(indices)[:COMPARED]:
-        image = source[int(index)].image
+    for index in np.flatnonzero(is_excluded_N)[:COMPARED].tolist():
+        image = source[index].image
         digest.update(image if isinstance(image, bytes) else image.tobytes())
     return digest.hexdigest()
 
 
-def _is_exclusion(stated: Any) -> bool:
+def _is_exclusion(stated: object) -> bool:
     kinds = {"split": str, "records": int, "ids": list}
-    has_all = isinstance(stated, dict) and all(type(stated.get(name)) is kind for name, kind in kinds.items())
-    return has_all and all(isinstance(name, str) for name in stated["ids"])
-
-
-def _identifies_by_place(source: Source) -> bool:
-    """Return True if the keys of records are their numbers, as those of TFDS."""
-    return type(innermost(source)).key_of is Source.key_of
+    if not isinstance(stated, dict) or any(type(stated.get(name)) is not kind for name, kind in kinds.items()):
+        return False
+    return all(isinstance(name, str) for name in stated["ids"])

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.image_files import EXTENSIONS, contents_of, describe_skipped, image_files, is_image
-from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split, warn_once
+from vit_jax.data.image_files import contents_of, describe_skipped, images_in, is_image
+from vit_jax.data.listing import FileSource, Listing, known_splits, warn_once
 from vit_jax.data.records import few
 from vit_jax.files import read_json
 
@@ -23,28 +23,25 @@ class Folder(Listing):
     Its splits are sub-folders named like one, or as asked for, with class folders and no images directly inside.
     """
 
-    unsplit = "which has no split sub-folders"
-    needed = "a sub-folder of images for each of at least two classes"
-    to_unite = "Put their images into one folder, or rename one of them"
-    to_train = "add them, or remove the folders"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    kind, unsplit = "folder", "which has no sub-folders for splits"
 
     def exists(self) -> bool:
         return self.path.is_dir()
 
     def require(self) -> None:
+        copy = description_of(self.path)
         if not self.exists():
-            raise ValueError(f"There is no folder {str(self.path)!r}; give a folder with a sub-folder for each class.")
-        _require_complete(self.path)
+            problem = "there is no such folder. Give a folder with a sub-folder for each class."
+        elif copy is not None and not copy["complete"]:
+            options = f"--short_side={copy['short_side']} --quality={copy['quality']} --output={copy['folder']}"
+            problem = f"the copy is unfinished. Run: vit-jax prepare folder:{copy['source']} {options}"
+        else:
+            return
+        raise ValueError(f"{self.place(None)}: {problem}")
 
     def splits(self, *names: str) -> list[str]:
-        wanted = (*SPLIT_NAMES, *(part_of_split(name)[0] for name in names))
+        wanted = known_splits(names)
         return [name for name in _subfolders(self.path) if name in wanted and _holds_folders(self.path / name)]
-
-    def advise_without(self, split: str) -> str:
-        return f"Give folder:{self.path / split}"
 
     def classes(self, split: str | None) -> list[str]:
         names = _subfolders(self._below(split))
@@ -57,22 +54,13 @@ class Folder(Listing):
         path, files, sizes = self._below(split), list[str](), list[int]()
         present, others = {*_subfolders(path)}, collections.Counter[str]()
         for name in class_names:
-            here = collections.Counter[str]()
-            found = image_files(os.path.join(path, name), here) if name in present else []
-            if name in present and not found:
-                hint = " ".join(["Add images or remove the folder.", *describe_skipped(here)])
-                kinds = f"files named {' '.join(EXTENSIONS)}"
-                raise ValueError(f"Class folder {str(path / name)!r} has no images ({kinds}). {hint}")
-            others += here
-            files += [os.path.relpath(file, path) for file in found]
-            sizes.append(len(found))
+            images = images_in(os.path.join(path, name), others) if name in present else []
+            files += [os.path.relpath(file, path) for file in images]
+            sizes.append(len(images))
         if others:
             warn_once(f"{path}: {' '.join(describe_skipped(others))}")
         labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return FileSource(files, class_names, labels, root=str(path))
-
-    def place(self, split: str | None) -> str:
-        return repr(str(self._below(split)))
 
     def _below(self, split: str | None) -> Path:
         return self.path if split is None else self.path / split
@@ -94,21 +82,13 @@ def description_of(folder: Path) -> dict[str, Any] | None:
     """
     for place in (folder, folder.parent):
         if (file := place / DESCRIPTION).is_file():
-            found = read_json(file, MAX_DESCRIPTION_BYTES)
+            stated = read_json(file, MAX_DESCRIPTION_BYTES)
             kinds = {"short_side": int, "quality": int, "complete": bool, "source": str}
-            found = {"complete": True, "source": ""} | found if isinstance(found, dict) else {}
-            if not all(type(found.get(name)) is kind for name, kind in kinds.items()):
+            stated = {"complete": True, "source": ""} | stated if isinstance(stated, dict) else {}
+            if not all(type(stated.get(name)) is kind for name, kind in kinds.items()):
                 raise ValueError(f"{file}: must state short_side and quality as JSON. Prepare the folder again.")
-            return found | {"folder": str(place)}
+            return stated | {"folder": str(place)}
     return None
-
-
-def _require_complete(folder: Path) -> None:
-    found = description_of(folder)
-    if found is not None and not found["complete"]:
-        command = f"vit-jax prepare folder:{found['source']} --short_side={found['short_side']}"
-        command += f" --quality={found['quality']} --output={found['folder']}"
-        raise ValueError(f"folder:{folder}: the copy {found['folder']!r} is unfinished. Run: {command}")
 
 
 def _reject_splits(path: Path, class_names: Sequence[str]) -> None:

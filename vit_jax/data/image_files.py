@@ -44,16 +44,28 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
     Raises:
       ValueError: a folder cannot be read.
     """
-    found, others = [], collections.Counter() if others is None else others
+    paths, others = [], collections.Counter() if others is None else others
     for _, files in walk(folder):
         for entry in files:
             if not entry.is_file(follow_symlinks=False) and is_special(entry.path):
                 others["special (pipe, socket or device)"] += 1
             elif is_image(entry.name):
-                found.append(entry.path)
+                paths.append(entry.path)
             else:
                 others[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
-    return sorted(found)
+    return sorted(paths)
+
+
+def images_in(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
+    """Return the image files as `image_files`, at least one; also raises ValueError without any."""
+    skipped = collections.Counter[str]()
+    paths = image_files(folder, skipped)
+    if not paths:
+        hint = " ".join([*describe_skipped(skipped), "Add images or remove the folder."])
+        raise ValueError(f"Folder {folder!r} has no images (files named {' '.join(EXTENSIONS)}). {hint}")
+    if others is not None:
+        others += skipped
+    return paths
 
 
 def describe_skipped(others: collections.Counter[str]) -> list[str]:
@@ -140,16 +152,14 @@ def list_images(arguments: Sequence[str]) -> list[str]:
       ValueError: no arguments, an argument without an image, a folder that cannot be read, or a line of standard input
         that is too long.
     """
-    if not arguments:
-        raise ValueError("No images are named; give files, folders or patterns such as 'photos/*.jpg'.")
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for argument in arguments:
         for path in (path for one in (_names_on_input() if argument == "-" else [argument]) for path in _expand(one)):
             folder, name = os.path.split(path)
-            found.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
-    if not found:
-        raise ValueError("-: standard input must name at least one image, one name a line.")
-    return list(found.values())
+            paths.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
+    if not paths:
+        raise ValueError("No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.")
+    return list(paths.values())
 
 
 def _names_on_input() -> Iterator[str]:
@@ -163,12 +173,7 @@ def _names_on_input() -> Iterator[str]:
 def _expand(argument: str) -> list[str]:
     path = os.path.expanduser(argument)
     if os.path.isdir(path):
-        others = collections.Counter[str]()
-        files = image_files(path, others)
-        if not files:
-            found = " ".join(["", *describe_skipped(others)])
-            raise ValueError(f"Folder {argument!r} has no images (files named {' '.join(EXTENSIONS)}).{found}")
-        return files
+        return images_in(path)
     if os.path.lexists(path):
         return [path]
     matches = sorted({match.removeprefix("./") for match in _matches(path)}) if glob.has_magic(path) else []

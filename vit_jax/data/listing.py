@@ -3,25 +3,25 @@
 Without splits a fixed part of every class is held out for testing. Any split can be opened in parts.
 """
 
+import abc
 import dataclasses
 import functools
-import hashlib
 import itertools
 import logging
 import os
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.depth import ValueRange, survey
 from vit_jax.data.image_files import read_file
-from vit_jax.data.records import Source, class_sizes, few, innermost
+from vit_jax.data.records import Source, class_sizes, few, files_digest, innermost
 from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
+from vit_jax.files import printable
 from vit_jax.nearest import did_you_mean
 
 _MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # each may stand for the others
@@ -59,45 +59,35 @@ class FileSource(ListedSource):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        """A digest of the name and size of each file and of the times of change of its content and inode.
-
-        The second time changes too when another file of the same size and time of change takes its name.
-        """
-        digest = hashlib.sha256(os.fsencode(self.root))
-        for index in range(len(self)):
-            try:
-                found = os.stat(self.name_of(index))
-                times = found.st_mtime_ns, found.st_ctime_ns
-                digest.update(b"\0%b %d %d %d" % (self.key_of(index), found.st_size, *times))
-            except OSError:
-                digest.update(b"\0%b unreadable" % self.key_of(index))
-        return digest.hexdigest()
+        return files_digest(self.root, map(self.name_of, range(len(self))))
 
 
-class Listing(Protocol):
+class Listing(abc.ABC):
     """A list of images with labels.
 
     Attributes:
-      path: of the folder, or of the file.
+      kind: in "kind:PATH".
+      unsplit: a relative clause on a list without splits, for messages.
+      path: of the folder, the file or the pattern.
       suffix: text behind the path in the name of the data.
-      unsplit: in messages: a relative clause on a list without splits.
-      needed: in messages: the parts of a list that make classes.
-      to_unite, to_train: in messages: the fix for a class with two names, and for one without training images.
     """
 
-    path: Path
-    suffix: str = ""
+    kind: str
     unsplit: str
-    needed: str
-    to_unite: str
-    to_train: str
+    suffix = ""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abc.abstractmethod
     def exists(self) -> bool:
         """Return True if the folder or file exists."""
 
+    @abc.abstractmethod
     def require(self) -> None:
         """Raise ValueError if it does not exist."""
 
+    @abc.abstractmethod
     def splits(self, *names: str) -> list[str]:
         """Return the splits with usual names or with one of these, which may name a part."""
 
@@ -105,17 +95,22 @@ class Listing(Protocol):
         """Raise ValueError for a split that is neither usual nor one of these."""
         return
 
-    def advise_without(self, split: str) -> str:
-        """Return the fix for a list with this split alone."""
-
+    @abc.abstractmethod
     def classes(self, split: str | None) -> list[str]:
         """Return the names of the classes in a split, or without splits, in the order of their numbers."""
 
+    @abc.abstractmethod
     def read(self, split: str | None, class_names: tuple[str, ...]) -> ListedSource:
         """Return the images of a split, or without splits."""
 
     def place(self, split: str | None) -> str:
-        """Return the place of the classes, for messages."""
+        """Return the name of the data and the split, for messages."""
+        return printable(f"{self.kind}:{self.path}" + (f", split {split!r}" if split else ""))
+
+
+def known_splits(names: Iterable[str]) -> set[str]:
+    """Return the usual names of splits, and these, which may name parts of splits."""
+    return {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)} - {""}
 
 
 def open_listing(
@@ -170,21 +165,23 @@ def whole_splits(config: InputConfig) -> InputConfig:
 
 
 def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
-    splits, path = listing.splits(config.train_split, config.test_split, split), str(listing.path)
+    splits = listing.splits(config.train_split, config.test_split, split)
     listing.require_splits(config.train_split, config.test_split, split)
-    train_split, split = (_present(path, name, splits) for name in (config.train_split, split))
+    train_split, split = (_present(str(listing.path), name, splits) for name in (config.train_split, split))
     advice = "Set config.input.train_split and config.input.test_split."
     if len(splits) == 1:
-        advice = f"{listing.advise_without(splits[0])}, and a part of it is held out for testing."
+        parts = f"config.input.train_split='{splits[0]}[:90%]' and config.input.test_split='{splits[0]}[90%:]'"
+        advice = f"Set {parts} to hold out a part of it."
     for name in (train_split, split):
         if name not in splits:
-            raise ValueError(f"{path!r} has no split {name!r}; it has {splits}.{did_you_mean(name, splits)} {advice}")
+            near = did_you_mean(name, splits)
+            raise ValueError(f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}")
     class_names, present = _class_names(listing, train_split), listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
     if extra := sorted({*present} - {*class_names}):
         raise ValueError(
-            f"Split {split!r} of {path!r} has classes that {train_split!r} does not have: {few(extra)}. "
-            f"Every class needs training images: {listing.to_train}."
+            f"{listing.place(split)} has classes that {train_split!r} does not have: {few(extra)}. "
+            "Every class needs training images: add them, or remove these images."
         )
     return listing.read(split, class_names)
 
@@ -192,17 +189,17 @@ def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
 def _present(path: str, split: str, splits: Sequence[str]) -> str:
     """Return the split or, if it is missing, the first of the same meaning; without any the name itself."""
     same = next((names for names in _MEANINGS if split in names), ())
-    found = [name for name in (split, *same) if name in splits]
-    if found and found[0] != split:
-        warn_once(f"{path} has no split {split!r}: {found[0]!r} is taken.")
-    return found[0] if found else split
+    present = next((name for name in (split, *same) if name in splits), split)
+    if present != split:
+        warn_once(f"{path} has no split {split!r}: {present!r} is taken.")
+    return present
 
 
 def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str]) -> Source:
-    names, path = (config.train_split, config.test_split, WHOLE), str(listing.path)
+    names, unsplit = (config.train_split, config.test_split, WHOLE), f"{listing.place(None)}, {listing.unsplit}"
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
-            f"Split {split!r} of {path!r}, {listing.unsplit}; allowed are config.input.train_split, "
+            f"Split {split!r} of {unsplit}; allowed are config.input.train_split, "
             f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
         )
     everything = listing.read(None, _class_names(listing, None))
@@ -213,10 +210,10 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
         return held_out if split == config.test_split else rest
     if not 0.0 < config.holdout_fraction < 1.0:
         value = f"config.input.holdout_fraction={config.holdout_fraction}"
-        raise ValueError(f"{value}: must be between 0 and 1 for {path!r}, {listing.unsplit}.")
+        raise ValueError(f"{value}: must be between 0 and 1 for {unsplit}.")
     sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
     if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
-        raise ValueError(f"Classes of {path!r} have one image: {few(single)}. Add images, or name the splits.")
+        raise ValueError(f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits.")
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
 
@@ -233,8 +230,8 @@ def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
     """Return the classes to train on, at least two."""
     names = tuple(listing.classes(split))
     if len(names) < 2:
-        found = f"only one, {names[0]!r}" if names else "none"
-        raise ValueError(f"{listing.place(split)} needs {listing.needed}; it has {found}.")
+        present = few(names, repr) or "none"
+        raise ValueError(f"{listing.place(split)}: must have images of at least two classes. It has {present}.")
     _require_distinct(listing, names)
     return names
 
@@ -247,8 +244,8 @@ def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
         if other != name:
             case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
             difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
-            names = f"{other!r} and {name!r} of {str(listing.path)!r}"
-            raise ValueError(f"The classes {names} differ only in {difference}. {listing.to_unite}.")
+            names = f"{other!r} and {name!r} of {listing.place(None)}"
+            raise ValueError(f"The classes {names} differ only in {difference}. Give their images one name.")
 
 
 @functools.cache

@@ -7,7 +7,6 @@ imagenet-train-0000.tar, train-00000-of-00005.parquet.
 import collections
 import functools
 import glob
-import hashlib
 import io
 import os
 import re
@@ -18,12 +17,11 @@ import numpy as np
 
 from vit_jax.data.depth import ValueRange, survey
 from vit_jax.data.image_files import MAX_NAME_BYTES, walk
-from vit_jax.data.listing import SPLIT_NAMES, ListedSource, Listing, part_of_split
-from vit_jax.data.records import checked_labels, few
-from vit_jax.files import printable, read_bounded, read_lines
+from vit_jax.data.listing import ListedSource, Listing, known_splits
+from vit_jax.data.records import MAX_CLASSES, checked_labels, few, files_digest
+from vit_jax.files import read_bounded, read_lines
 
 MOST_FILES = 100_000  # that a pattern may name
-MOST_CLASSES = 2**20  # a larger label is a mistake, and would make as many names
 _MOST_NAMES_BYTES = 2**28
 _BRACES = re.compile(r"\{([^{}]*)\}")  # without others inside, which are expanded first
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
@@ -82,12 +80,7 @@ class PackedSource(ListedSource):
 
     @functools.cached_property
     def origin(self) -> str:  # type: ignore[override]
-        """A digest of the name, size and times of each file."""
-        digest = hashlib.sha256(type(self).__name__.encode())
-        for file in self.files:
-            found = os.stat(file)
-            digest.update(b"\0%b %d %d %d" % (os.fsencode(file), found.st_size, found.st_mtime_ns, found.st_ctime_ns))
-        return digest.hexdigest()
+        return files_digest(type(self).__name__, self.files)
 
 
 class Packed(Listing):
@@ -96,21 +89,17 @@ class Packed(Listing):
     "PATH#NAME" also names the label. A subclass reads the files.
 
     Attributes:
-      kind: in "kind:PATH".
       extension: of the files.
       names: of the classes by number; None: labels are numbers without names, or names.
     """
 
-    kind: str
     extension: str
     unsplit = "whose file names have no split in them"
-    needed = "labels of at least two classes"
-    to_unite = "Write one of them in all records"
-    to_train = "add them to the training files, or leave the others out"
 
     def __init__(self, path: Path) -> None:
         text, _, self.label = str(path).partition("#")
-        self.path, self.suffix = Path(text), f"#{self.label}" * bool(self.label)
+        super().__init__(Path(text))
+        self.suffix = f"#{self.label}" * bool(self.label)
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -130,30 +119,28 @@ class Packed(Listing):
         return self.path.is_dir() or any(map(os.path.exists, self._matches))
 
     def require(self) -> None:
+        missing = [file for file in self._matches if not os.path.isfile(file)]
         if not self.exists():
-            given = f"{self.kind}:{self.path}"
-            raise ValueError(f"{given}: there is no such file, folder or pattern. Give files named *{self.extension}.")
-        if missing := [file for file in self._matches if not os.path.isfile(file)]:
-            raise ValueError(
-                f"{self.kind}:{self.path}: {len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. "
-                "Complete the set, or correct the pattern."
-            )
-        if not self.files:
-            raise ValueError(f"{self.kind}:{self.path}: there are no files named *{self.extension}.{self._hint()}")
+            problem = f"there is no such file, folder or pattern. Give files named *{self.extension}."
+        elif missing:
+            problem = f"{len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. Complete the set."
+        elif not self.files:
+            problem = f"there are no files named *{self.extension}."
+            if compressed := [name for name in self._inside if f"{self.extension}." in name]:
+                problem += f" Compressed files cannot be read by index: decompress {few(compressed)}."
+        else:
+            return
+        raise ValueError(f"{self.place(None)}: {problem}")
 
     def splits(self, *names: str) -> list[str]:
         return sorted({*self._split_of_files(names)} - {""})
 
     def require_splits(self, *names: str) -> None:
-        of_no_split = [file for file, split in zip(self.files, self._split_of_files(names), strict=True) if not split]
-        if of_no_split:
+        if others := [file for file, split in zip(self.files, self._split_of_files(names), strict=True) if not split]:
             raise ValueError(
-                f"{self.kind}:{self.path}: other files name a split, and {len(of_no_split):,} do not: "
-                f"{few(of_no_split)}. Rename them, or give a pattern without them."
+                f"{self.place(None)}: other files name a split, and {len(others):,} do not: {few(others)}. Rename "
+                "them, or give a pattern without them."
             )
-
-    def advise_without(self, split: str) -> str:
-        return f"Set config.input.train_split='{split}[:90%]' and config.input.test_split='{split}[90%:]'"
 
     def classes(self, split: str | None) -> list[str]:
         """Return names in the order of their numbers; without numbers, sorted."""
@@ -162,30 +149,29 @@ class Packed(Listing):
         labels = self.labels(self._of(split))
         if not np.issubdtype(labels.dtype, np.integer):
             return sorted({*labels.tolist()})
-        return [str(number) for number in range(self._highest(labels) + 1)]
+        if (highest := int(labels.max(initial=-1))) >= MAX_CLASSES:
+            raise ValueError(f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}.")
+        return [str(number) for number in range(highest + 1)]
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
         """Return the records of the files in the order of their names; ValueError for a label that is no class."""
         files = self._of(split)
         labels = self.labels(files)
         if np.issubdtype(labels.dtype, np.integer):
-            if (highest := self._highest(labels)) >= len(class_names):
-                raise ValueError(
-                    f"{self.place(split)}: a label is {highest}, and there are {len(class_names):,} names of classes "
-                    f"({few(class_names)}). Give each number a name, from 0."
-                )
-            source = self.records(files, class_names, labels.astype(np.int32))
-            checked_labels(source)
-            return source
-        numbers = {name: number for number, name in enumerate(class_names)}
-        found, inverse = np.unique(labels, return_inverse=True)
-        if unknown := [name for name in found.tolist() if name not in numbers]:
-            raise ValueError(f"{self.place(split)}: labels are not among the names of classes: {few(unknown)}.")
-        number_of = np.array([numbers[name] for name in found.tolist()], np.int32)
-        return self.records(files, class_names, number_of[inverse])
-
-    def place(self, split: str | None) -> str:
-        return f"{self.kind}:{printable(str(self.path))}" + (f", split {split!r}," if split else "")
+            unknown = np.unique(labels[labels >= len(class_names)]).tolist()
+        else:
+            numbers = {name: number for number, name in enumerate(class_names)}
+            present, inverse = np.unique(labels, return_inverse=True)
+            unknown = [name for name in present.tolist() if name not in numbers]
+            labels = np.array([numbers.get(name, -1) for name in present.tolist()])[inverse]
+        if unknown:
+            raise ValueError(
+                f"{self.place(split)}: labels are not among the {len(class_names):,} classes ({few(class_names)}): "
+                f"{few([*map(str, unknown)])}. Give each a name; numbers are those of names, from 0."
+            )
+        source = self.records(files, class_names, labels.astype(np.int32))
+        checked_labels(source)
+        return source
 
     @functools.cached_property
     def files(self) -> list[str]:
@@ -210,48 +196,34 @@ class Packed(Listing):
             return [str(self.path)]
         return [] if self.path.is_dir() else sorted(_expanded(str(self.path)))
 
-    def _hint(self) -> str:
-        compressed = [name for name in self._inside if f"{self.extension}." in name] if self.path.is_dir() else []
-        return f" Compressed files cannot be read by index: decompress {few(compressed)}." if compressed else ""
-
-    def _highest(self, labels: np.ndarray) -> int:
-        highest = int(labels.max(initial=-1))
-        if highest >= MOST_CLASSES:
-            raise ValueError(f"{self.place(None)}: a label is {highest}; class numbers are below {MOST_CLASSES:,}.")
-        return highest
-
     def _of(self, split: str | None) -> list[str]:
         if split is None:
             return self.files
         return [file for file, own in zip(self.files, self._split_of_files((split,)), strict=True) if own == split]
 
     def _split_of_files(self, names: Sequence[str]) -> list[str]:
-        wanted = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)} - {""}
-        words = "|".join(map(re.escape, sorted(wanted, key=len, reverse=True)))
+        words = "|".join(map(re.escape, sorted(known_splits(names), key=len, reverse=True)))
         word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
         return [_split_of(os.path.relpath(file, self.root), word) for file in self.files]
 
 
 def _split_of(file: str, word: re.Pattern[str]) -> str:
     """Return the split in the name of a file or of the nearest folder that has one; "" without."""
-    for part in reversed(Path(file).parts):
-        if found := word.findall(part):
-            return found[0]
-    return ""
+    return next((match[0] for name in reversed(Path(file).parts) if (match := word.search(name))), "")
 
 
 def _expanded(pattern: str) -> set[str]:
     """Return the files that a pattern names: all choices of braces, and existing matches of `*`, `?` and `[…]`."""
-    waiting, found = {pattern}, set[str]()
+    waiting, paths = {pattern}, set[str]()
     while waiting:
         one = waiting.pop()
         if braces := _BRACES.search(one):
             waiting |= {one[: braces.start()] + choice + one[braces.end() :] for choice in _choices(braces[1])}
         else:
-            found |= {*glob.glob(one)} if glob.has_magic(one) else {one}
-        if len(waiting) + len(found) > MOST_FILES:
+            paths |= {*glob.glob(one)} if glob.has_magic(one) else {one}
+        if len(waiting) + len(paths) > MOST_FILES:
             raise ValueError(f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.")
-    return found
+    return paths
 
 
 def _choices(braces: str) -> list[str]:

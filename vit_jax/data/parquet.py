@@ -54,25 +54,25 @@ class _Groups:
                 self._held[key] = concurrent.futures.Future(), size
                 self._bytes += size
             self._held.move_to_end(key)
-            found, _ = self._held[key]
+            images, _ = self._held[key]
             while self._bytes > self._most_bytes and len(self._held) > 1:
                 self._bytes -= self._held.popitem(last=False)[1][1]
         if not is_held:
             try:
-                found.set_result(_read_group(file, group, column))
+                images.set_result(_read_group(file, group, column))
             except BaseException as error:
-                found.set_exception(error)
+                images.set_exception(error)
                 with self._lock:
-                    self._bytes -= self._held.pop(key, (found, 0))[1]
-        return found.result()
+                    self._bytes -= self._held.pop(key, (images, 0))[1]
+        return images.result()
 
 
 _GROUPS = _Groups(CACHE_BYTES)
 
 
 def _now(path: str) -> _File:
-    found = os.stat(path)
-    return _File(path, found.st_size, found.st_mtime_ns)
+    status = os.stat(path)
+    return _File(path, status.st_size, status.st_mtime_ns)
 
 
 def _readable(path: str) -> Any:
@@ -113,7 +113,7 @@ class ParquetSource(PackedSource):
     ) -> None:
         self._column, self._states = column, [_now(file) for file in files]
         described = [_metadata(file) for file in self._states]
-        rows = [[found.row_group(group).num_rows for group in range(found.num_row_groups)] for found in described]
+        rows = [[one.row_group(group).num_rows for group in range(one.num_row_groups)] for one in described]
         super().__init__(files, [*map(sum, rows)], class_names, labels, root)
         self._first_rows = [np.cumsum([0, *groups]) for groups in rows]  # of each group of a file
 
@@ -149,32 +149,33 @@ class Parquet(Packed):
 
     def require(self) -> None:
         super().require()
-        wanted = self._facts(self.files[0])
+        first = self._facts(self.files[0])
         for file in self.files[1:]:
-            if (found := self._facts(file)) != wanted:
-                raise ValueError(
-                    f"{file} and {self.files[0]} differ in their columns of images and labels or in the names of "
-                    f"classes ({_differences(found, wanted)}). Give files of one dataset."
-                )
+            for name, value in self._facts(file).items():
+                if value != first[name]:
+                    raise ValueError(
+                        f"{file} and {self.files[0]} differ in their {name}: {few(value or (), repr)} and "
+                        f"{few(first[name] or (), repr)}. Give files of one dataset."
+                    )
 
     @property
     def names(self) -> tuple[str, ...] | None:
         feature = self._features.get(self._label_column, {})
         names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-        if names is None:
-            return None
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        if isinstance(names, list) and all(isinstance(name, str) for name in names):
+            return tuple(names)
+        if names is not None:
             raise ValueError(f"{self.files[0]}: the names of classes in its metadata are no list of texts.")
-        return tuple(names)
+        return None
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
-        name, found = self._label_column, []
+        name, columns = self._label_column, []
         for file in files:
             column = pq.read_table(_readable(file), columns=[name], partitioning=None).column(0)
             if column.null_count:
                 raise ValueError(f"{file}: {column.null_count:,} rows have no label in column {name!r}. Remove them.")
-            found.append(column.to_numpy())
-        labels = np.concatenate(found)
+            columns.append(column.to_numpy())
+        labels = np.concatenate(columns)
         return labels.astype(np.int64) if np.issubdtype(labels.dtype, np.integer) else labels.astype(str)
 
     def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> ParquetSource:
@@ -233,9 +234,9 @@ class Parquet(Packed):
     def _described(self) -> list[str]:
         return [f"{field.name!r} ({field.type})" for field in self._schema]
 
-    def _facts(self, file: str) -> dict[str, Any]:
+    def _facts(self, file: str) -> dict[str, tuple[str, ...] | None]:
         other = Parquet(Path(f"{file}{self.suffix}"))
-        return {"images": other._image_path, "labels": other._label_column, "classes": other.names}
+        return {"columns": (other._image_path, other._label_column), "names of classes": other.names}
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
@@ -244,12 +245,3 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _is_label(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    pairs = ((name, _short(found[name]), _short(wanted[name])) for name in wanted)
-    return ", ".join(f"{name} {one} and {other}" for name, one, other in pairs if one != other)
-
-
-def _short(value: Any) -> str:
-    return few(value, repr) if isinstance(value, tuple) else repr(value)

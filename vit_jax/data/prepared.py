@@ -42,35 +42,30 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     files = image_files(str(folder)) if folder.is_dir() else []
     if not files:
         raise ValueError(f"{str(folder)!r} is no folder with images; give folder:PATH.")
-    if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)):
-        raise ValueError(f"{str(output)!r} is inside {str(folder)!r}, whose copy it would be; give another --output=.")
     description = {"short_side": short_side, "quality": quality}
-    found = description_of(output)
-    has_another = found is not None and any(found.get(name) != value for name, value in description.items())
-    if has_another or (found is None and output.exists()):
-        raise ValueError(f"{str(output)!r} exists and was not prepared with {description}; give another --output=.")
+    stated = description_of(output) or ({} if output.exists() else description)
+    problem = "" if description.items() <= stated.items() else f"exists and was not prepared with {description}"
+    if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)):
+        problem = f"is inside {str(folder)!r}, whose copy it would be"
+    if problem:
+        raise ValueError(f"{str(output)!r} {problem}; give another --output=.")
     with make_folder(output):
         state = description | {"source": str(folder.absolute()), "complete": False}
         write_atomically(output / DESCRIPTION, json.dumps(state))
     make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
     done = list(in_threads(make, files))
     write_atomically(output / DESCRIPTION, json.dumps(state | {"complete": True}))  # last: readers require it
-    counts = {kind: done.count(kind) for kind in ("reduced", "copied", "unreadable")}
-    if counts["unreadable"]:
-        names = [file for file, kind in zip(files, done, strict=True) if kind == "unreadable"]
-        logging.getLogger(__name__).warning(
-            "%d images cannot be read and are not in the copy: %s. Repair them and repeat the command.",
-            len(names),
-            few(names),
-        )
-    return counts
+    if names := [file for file, kind in zip(files, done, strict=True) if kind == "unreadable"]:
+        words = "%d images cannot be read and are not in the copy: %s. Repair them and repeat the command."
+        logging.getLogger(__name__).warning(words, len(names), few(names))
+    return {kind: done.count(kind) for kind in ("reduced", "copied", "unreadable")}
 
 
 def preparation(data: str) -> str:
     """Return words on how the data of a run were prepared; empty where they were not."""
     folder = folder_of(data)
-    found = folder and description_of(folder)
-    return f", prepared with short side {found['short_side']} and JPEG quality {found['quality']}" if found else ""
+    copy = folder and description_of(folder)
+    return f", prepared with short side {copy['short_side']} and JPEG quality {copy['quality']}" if copy else ""
 
 
 def _prepare_file(file: str, folder: Path, output: Path, short_side: int, quality: int) -> str:

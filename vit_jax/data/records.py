@@ -2,12 +2,15 @@
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.files import printable
+
+MAX_CLASSES = 2**20  # of numbered ones: a larger number is an error of the data, and would make as many names
 
 
 class Record(NamedTuple):
@@ -79,6 +82,22 @@ class Source:
             words = bytes(label) if self.is_multilabel else b"%d" % label
             digest.update(b"%b %d %b" % (words, len(key), key))
         return digest.hexdigest()
+
+
+def files_digest(words: str, files: Iterable[str]) -> str:
+    """Return a digest of words, and of the name, size and times of change of each file's content and inode.
+
+    The second time changes too when another file of the same size and time of change takes the name.
+    """
+    digest = hashlib.sha256(os.fsencode(words))
+    for file in files:
+        try:
+            status = os.stat(file)
+            facts = b"%d %d %d" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        except OSError:
+            facts = b"unreadable"
+        digest.update(b"\0%b %b" % (os.fsencode(file), facts))
+    return digest.hexdigest()
 
 
 class WrappedSource(Source):

@@ -56,15 +56,15 @@ class ShardSource(PackedSource):
     def __init__(
         self,
         files: Sequence[str],
-        indices: Sequence[np.ndarray],
+        indices: list[np.ndarray],
         class_names: tuple[str, ...],
         labels: np.ndarray,
         root: str,
     ) -> None:
         super().__init__(files, [*map(len, indices)], class_names, labels, root)
-        self._members = np.concatenate([index["name"] for index in indices])
-        self._offsets = np.concatenate([index["offset"] for index in indices])
-        self._sizes = np.concatenate([index["size"] for index in indices])
+        self._members, self._offsets, self._sizes = (
+            np.concatenate([index[column] for index in indices]) for column in ("name", "offset", "size")
+        )
 
     def image_of(self, index: int) -> bytes:
         (shard, _), offset, size = self._place_of(index), int(self._offsets[index]), int(self._sizes[index])
@@ -105,10 +105,12 @@ class Shards(Packed):
         except ValueError:
             pass
         text = np.char.decode(labels, "utf-8")
-        if self.names is None and (numbers := [one for one in np.unique(text).tolist() if one.lstrip("-").isdecimal()]):
+        names = np.unique(text).tolist() if self.names is None else []
+        if numbers := [name for name in names if name.lstrip("-").isdecimal()]:
+            others = few([name for name in names if name not in numbers])
             raise ValueError(
-                f"{self.place(None)}: some labels are numbers ({few(numbers)}) and others are names "
-                f"({few([one for one in np.unique(text).tolist() if one not in numbers])}). Use one kind."
+                f"{self.place(None)}: some labels are numbers ({few(numbers)}) and others are names ({others}). Use "
+                "one kind."
             )
         return text
 
@@ -122,10 +124,10 @@ class Shards(Packed):
 def _index_of(file: str, label: str) -> np.ndarray:
     """Return the index of a shard, stored beside it or, if that cannot be written, in the user's cache folder."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
+        return _valid_index(os.path.realpath(file), label, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise ValueError(f"{file}: the shard cannot be read ({error.strerror}).") from error
-    return _valid_index(os.path.realpath(file), label, found.st_size, found.st_mtime_ns)
 
 
 @functools.lru_cache(4096)  # the shards of a dataset are opened for each of its splits
@@ -175,29 +177,30 @@ def read_index(file: str, key: str = "") -> np.ndarray:
       An array with a row for each image, of `_dtype`.
 
     Raises:
+      OSError: the system refuses.
       ValueError: it is damaged or cut off; an image has no label, is no plain member, or has the name of another.
     """
+    with open_regular(file) as opened:
+        images = list(samples(_entries(Stream(opened, file, size_of(opened)))))
+    names, kinds = [sample.name for sample in images], ("json",) if key else LABEL_EXTENSIONS
+    bare = [sample.name for sample in images if sample.labels.keys().isdisjoint(kinds)]
+    repeated = [name for name, count in collections.Counter(names).items() if count > 1]
+    problem = f"it has no images, named {' '.join(f'.{kind}' for kind in IMAGE_EXTENSIONS)}" if not images else ""
+    if bare:
+        problem = f"{len(bare):,} images have no label ({' or '.join(f'.{kind}' for kind in kinds)}): {few(bare)}"
+    elif repeated:
+        problem = f"{len(repeated):,} images have the name of another: {few(repeated)}"
+    labels = list[bytes]()
     try:
-        with open_regular(file) as opened:
-            found = list(samples(_entries(Stream(opened, file, size_of(opened)))))
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error.strerror}).") from error
-    names = [sample.name for sample in found]
-    kinds = ("json",) if key else LABEL_EXTENSIONS
-    try:
-        if bare := [sample.name for sample in found if sample.labels.keys().isdisjoint(kinds)]:
-            wanted = " or ".join(f".{kind}" for kind in kinds)
-            raise ValueError(f"{len(bare):,} images have no label ({wanted}): {few(bare)}")
-        if repeated := [name for name, count in collections.Counter(names).items() if count > 1]:
-            raise ValueError(f"{len(repeated):,} images have the name of another: {few(repeated)}")
-        if not found:
-            raise ValueError(f"it has no images, named {' '.join(f'.{kind}' for kind in IMAGE_EXTENSIONS)}")
-        encoded, labels = [name.encode() for name in names], [_label_of(sample, key) for sample in found]
+        labels += (_label_of(sample, key) for sample in images if not problem)
     except ValueError as error:
-        raise ValueError(f"{file}: {str(error).rstrip('.')}. Repair the shard, or leave it out.") from error
-    index = np.empty(len(found), _dtype(max(map(len, encoded)), max(map(len, labels))))
+        problem = str(error)
+    if problem:
+        raise ValueError(f"{file}: {problem.rstrip('.')}. Repair the shard, or leave it out.")
+    encoded = [name.encode() for name in names]
+    index = np.empty(len(images), _dtype(max(map(len, encoded)), max(map(len, labels))))
     index["name"], index["label"] = encoded, labels
-    index["offset"], index["size"] = [sample.image.offset for sample in found], [sample.image.size for sample in found]
+    index["offset"], index["size"] = [one.image.offset for one in images], [one.image.size for one in images]
     return index
 
 

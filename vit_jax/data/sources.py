@@ -1,5 +1,6 @@
 """Open `config.data`: "digits", "tfds:NAME", "vtab:TASK", a list of images (`LISTINGS`) or "module:name"."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -130,19 +131,19 @@ def _open(
         return opened(name, split, config.data_dir)
     if (listing := listing_of(data)) is not None:
         return open_listing(listing, split, config, seed, held_then, range_option)
-    near = closest(kind, ["digits", "tfds", "vtab", *LISTINGS])
-    found = [f"{kind}:{data}" for kind, listed in LISTINGS.items() if listed(Path(os.path.expanduser(data))).exists()]
-    near = found or [word for word in near if word != kind] or ([f"tfds:{data}"] if data.isidentifier() else [])
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    if not is_reference(data):
-        raise ValueError(
-            f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", '
-            f'"wds:PATH", "parquet:PATH" and "package.module:name".{hint}'
-        )
     try:
+        if not is_reference(data):
+            raise ValueError(
+                f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", '
+                '"wds:PATH", "parquet:PATH" and "package.module:name".'
+            )
         opener = resolve(data, "config.data")
     except ValueError as error:
-        raise ValueError(f"{error}{hint}") from error
+        path = Path(os.path.expanduser(data))
+        near = [f"{known}:{data}" for known, listed in LISTINGS.items() if listed(path).exists()]
+        near += [known for known in closest(kind, ["digits", "tfds", "vtab", *LISTINGS]) if known != kind]
+        near += [f"tfds:{data}"] if data.isidentifier() else []
+        raise ValueError(f"{error} Did you mean {near[0]!r}?" if near else str(error)) from error
     if not callable(opener):
         raise ValueError(f"config.data={data!r} is {type(opener).__name__}; give a function of (split, config, seed).")
     return _validated(opener(split, config, seed), data, split)
@@ -150,32 +151,25 @@ def _open(
 
 def _validated(source: Any, data: str, split: str) -> Source:
     """Return the source of the user's code after checks: parts, class names, labels and the first image."""
-    origin = f"config.data={data!r}, split {split!r}"
-    parts = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
-    if missing := [part for part in parts if not hasattr(source, part)]:
-        kind = type(source).__name__
-        raise ValueError(f"{origin}: {kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
-    names, labels = source.class_names, source.labels
-    if not isinstance(names, tuple) or len(names) < 2 or len({*names}) < len(names) or len(names) != source.num_classes:
-        raise ValueError(f"{origin}: class_names is {names!r}; give a tuple of at least two different names.")
-    if not len(source):
-        raise ValueError(f"{origin}: it has no records; give at least one.")
-    is_array = isinstance(labels, np.ndarray)
-    shape = (len(source), *source.label_shape)
-    if not is_array or labels.shape != shape or not np.issubdtype(labels.dtype, np.integer):
-        found = f"{labels.dtype} {labels.shape}" if is_array else type(labels).__name__
-        raise ValueError(
-            f"{origin}: labels are {found}; give an array of {' x '.join(map(str, shape))} integers, one for each "
-            f"record{' and class' if source.is_multilabel else ''}."
-        )
+    members = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     try:
+        if missing := [name for name in members if not hasattr(source, name)]:
+            kind = type(source).__name__
+            raise ValueError(f"{kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
+        names, labels, shape = source.class_names, source.labels, (len(source), *source.label_shape)
+        if not isinstance(names, tuple) or not 2 <= len({*names}) == len(names) == source.num_classes:
+            raise ValueError(f"class_names is {names!r}; give a tuple of at least two different names.")
+        is_array = isinstance(labels, np.ndarray)
+        if not len(source) or not is_array or labels.shape != shape or not np.issubdtype(labels.dtype, np.integer):
+            kind = f"{labels.dtype} {labels.shape}" if is_array else type(labels).__name__
+            raise ValueError(
+                f"labels are {kind} of {len(source)} records; give an array of {' x '.join(map(str, shape))} integers, "
+                f"one for each record{' and class' if source.is_multilabel else ''}, of at least one record."
+            )
         checked_labels(source)
+        with contextlib.suppress(UnreadableImage):  # counted while training
+            decode(source[0].image)
     except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from error
-    try:
-        decode(source[0].image)
-    except UnreadableImage:  # counted while training
-        pass
-    except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from error
-    return source
+        raise ValueError(f"config.data={data!r}, split {split!r}: {error}") from error
+    opened: Source = source
+    return opened

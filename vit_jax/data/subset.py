@@ -5,6 +5,7 @@ keeps the order of the others, and the first ten of a class are among its first 
 of all multi-label records alike, because no class has a record to itself.
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -118,8 +119,7 @@ def hold_out(
     counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(np.int64)
     if not counts.any():
         raise ValueError("Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.")
-    held = _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose))
-    return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
+    return _split(source, _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose)))
 
 
 def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
@@ -137,12 +137,11 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
 
     After the source has changed, the records up to this hash are those that were held out.
     """
-    last: dict[str, str] = {}
+    last = collections.defaultdict[str, str](str)
     names, labels, _ = _groups(held_out)
     for index, label in enumerate(labels.tolist()):
-        name = names[label]
-        last[name] = max(last.get(name, ""), _short_hash(held_out, index, seed))
-    return last
+        last[names[label]] = max(last[names[label]], _short_hash(held_out, index, seed))
+    return dict(last)
 
 
 def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tuple[SubsetSource, SubsetSource]:
@@ -155,8 +154,11 @@ def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tupl
         names[label] not in last or _short_hash(source, index, seed) <= last[names[label]]
         for index, label in enumerate(labels.tolist())
     ]
-    held = np.array(is_held, bool)
-    return SubsetSource(source, np.flatnonzero(~held)), SubsetSource(source, np.flatnonzero(held))
+    return _split(source, np.array(is_held, bool))
+
+
+def _split(source: Source, is_held: np.ndarray) -> tuple[SubsetSource, SubsetSource]:
+    return SubsetSource(source, np.flatnonzero(~is_held)), SubsetSource(source, np.flatnonzero(is_held))
 
 
 def _short_hash(source: Source, index: int, seed: int) -> str:
@@ -218,8 +220,8 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
       ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or too few
         for training, in all or of a class.
     """
-    per_class, in_all = config.train_examples_per_class, config.train_examples
-    if not config.classes and ((per_class is None and in_all is None) or not training):
+    per_class, in_all = (config.train_examples_per_class, config.train_examples) if training else (None, None)
+    if not config.classes and per_class is None and in_all is None:
         return source
     class_names = tuple(config.classes) or source.class_names
     if per_class is not None and source.is_multilabel:
@@ -230,14 +232,17 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     relabel = _numbering(source.class_names, class_names) if config.classes else np.arange(source.num_classes)
     labels = SubsetSource(source, np.arange(len(source)), class_names, relabel).labels
     indices = np.arange(len(source)) if source.is_multilabel else np.flatnonzero(labels >= 0)
-    if training:
-        _require_examples(class_sizes(labels[indices], len(class_names)), class_names, per_class or 1)
-    if not len(indices):
-        raise ValueError(f"No example of this split is of the classes {few(class_names, repr)}; choose others.")
-    if training and per_class is not None:
+    sizes, needed = class_sizes(labels[indices], len(class_names)).tolist(), per_class or 1
+    short = [f"{name!r} has {size}" for name, size in zip(class_names, sizes, strict=True) if size < needed]
+    if (training and short) or not len(indices):
+        raise ValueError(
+            f"This split needs {needed} example(s) of each class; {few(short)}. Lower "
+            "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
+        )
+    if per_class is not None:
         counts = np.full(len(class_names), per_class)
         indices = indices[_first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
-    if training and in_all is not None:
+    if in_all is not None:
         if len(indices) < in_all:
             raise ValueError(f"config.input.train_examples={in_all}: must be at most {len(indices)}.")
         together = np.zeros(len(indices), np.int64)  # classes do not count: as many of each as chance will have
@@ -247,22 +252,12 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
 
 def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
     """Return for each known class its number among the chosen ones, or -1."""
-    for name in chosen:
-        if name not in known:
-            near = closest(name, known, 3)
-            hint = f"Nearest: {few(near, repr)}." if near else f"It has {few(known, repr)}."
-            raise ValueError(f"config.input.classes names {name!r}, which the data does not have. {hint}")
-    if (repeated := [name for name in dict.fromkeys(chosen) if chosen.count(name) > 1]) or len(chosen) < 2:
-        found = f"{few(repeated, repr)} more than once" if repeated else f"only {chosen[0]!r}"
-        raise ValueError(f"config.input.classes names {found}; give at least two different classes.")
     numbers = {name: number for number, name in enumerate(chosen)}
+    problem = "" if 1 < len(numbers) == len(chosen) else "must be at least two different classes"
+    if unknown := next((name for name in chosen if name not in known), None):
+        near = closest(unknown, known, 3)
+        hint = f"Nearest: {few(near, repr)}" if near else f"It has {few(known, repr)}"
+        problem = f"the data have no class {unknown!r}. {hint}"
+    if problem:
+        raise ValueError(f"config.input.classes={','.join(chosen)}: {problem}.")
     return np.array([numbers.get(name, -1) for name in known])
-
-
-def _require_examples(sizes: np.ndarray, class_names: tuple[str, ...], needed: int) -> None:
-    named = zip(class_names, sizes.tolist(), strict=True)
-    if short := [f"{name!r} has {size}" for name, size in named if size < needed]:
-        raise ValueError(
-            f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
-            "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
-        )

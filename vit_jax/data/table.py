@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.data.listing import SPLIT_NAMES, FileSource, Listing, part_of_split
+from vit_jax.data.listing import FileSource, Listing, known_splits
 from vit_jax.data.records import few
 from vit_jax.files import printable, read_bounded, read_lines
 
@@ -46,13 +46,7 @@ class Table(Listing):
     relative to the folder of the file, or absolute, and may lead anywhere.
     """
 
-    unsplit = "which has no column 'split'"
-    needed = "labels of at least two classes in its lines"
-    to_unite = "Write one of them in all lines"
-    to_train = "add them, or leave the lines out"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    kind, unsplit = "csv", "which has no column 'split'"
 
     def exists(self) -> bool:
         return self.path.is_file()
@@ -65,12 +59,9 @@ class Table(Listing):
         return sorted({row.split for row in self._table.rows if row.split})
 
     def require_splits(self, *names: str) -> None:
-        known = {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)}
+        known = known_splits(names)
         wrong = [row for row in self._table.rows if row.split not in known]
         self._reject(wrong, f"of no known split ({', '.join(sorted(known))})", "split")
-
-    def advise_without(self, split: str) -> str:
-        return "Remove the column 'split'"
 
     def classes(self, split: str | None) -> list[str]:
         return sorted({label for row in self._of(split) for label in row.labels})
@@ -91,9 +82,6 @@ class Table(Listing):
         else:
             labels = np.array([numbers[row.labels[0]] for row in rows], np.int32)
         return FileSource([row.image for row in rows], class_names, labels, root=str(root))
-
-    def place(self, split: str | None) -> str:
-        return repr(str(self.path)) + (f", split {split!r}," if split else "")
 
     def _of(self, split: str | None) -> list[Row]:
         return [row for row in self._table.rows if split in (None, row.split)]

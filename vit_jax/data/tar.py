@@ -6,7 +6,6 @@ of an archive for its end, and reads extended headers of any size into memory; s
 
 import contextlib
 import gzip
-import itertools
 import os
 import re
 import sys
@@ -16,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.image_files import MAX_NAME_BYTES
+from vit_jax.data.records import MAX_CLASSES
 from vit_jax.files import open_regular, parse_json, shortened, size_of
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 LABEL_EXTENSIONS = ("cls", "json")
 MAX_LABEL_BYTES = 2**20
-MAX_CLASSES = 2**20  # of numbered ones; a larger number is an error of the archive
 STANDARD_INPUT = "-"
 
 _BLOCK = 512
@@ -73,50 +72,45 @@ class Stream:
         Raises:
           TarError: the file ends before, is damaged, or is a decompression bomb.
         """
-        return self._read(size, size)
+        content = self.read_rest(size)
+        if len(content) < size:
+            raise self._cut_off()
+        return content
 
     def read_rest(self, most: int) -> bytes:
         """Return the rest, at most `most` bytes."""
-        return self._read(most if self._size is None else min(most, self._size - self.place), 0)
-
-    def _read(self, most: int, least: int) -> bytes:
-        self._require(least)
-        content, part = b"", b"\0"
-        while len(content) < most and part:
+        most = most if self._size is None else min(most, self._size - self.place)
+        content, block = b"", b"\0"
+        while len(content) < most and block:
             try:
-                part = self._file.read(most - len(content))
+                block = self._file.read(most - len(content))
             except (EOFError, OSError, zlib.error) as error:
                 raise TarError(f"{self.name}: cannot be read after byte {self.place:,} ({error}).") from error
-            content = content + part if content else part
-            self.place += len(part)
+            content = content + block if content else block
+            self.place += len(block)
             if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
-                found = f"{self._compressed.count:,} compressed bytes give more than {self.place:,}"
-                raise TarError(f"{self.name}: {found}, which images never do. Check its origin.")
-        if len(content) < least:
-            raise self._cut_off()
+                ratio = f"{self._compressed.count:,} compressed bytes give more than {self.place:,}"
+                raise TarError(f"{self.name}: {ratio}, which images never do. Check its origin.")
         return content
 
     def skip(self, size: int) -> None:
         """Skip this number of bytes; raises as `read`."""
-        self._require(size)
-        if self._size is not None and isinstance(self._file, Stream):
-            self._file.skip(size)
-            self.place += size
-        elif self._size is not None:
-            self._file.seek(size, os.SEEK_CUR)  # type: ignore[attr-defined]  # a regular file
-            self.place += size
-        else:
+        if self._size is None:
             for _ in range(size // _CHUNK):
                 self.read(_CHUNK)
             self.read(size % _CHUNK)
+        elif self.place + size > self._size:
+            raise self._cut_off()
+        else:
+            if isinstance(self._file, Stream):
+                self._file.skip(size)
+            else:
+                self._file.seek(size, os.SEEK_CUR)  # type: ignore[attr-defined]  # a regular file
+            self.place += size
 
     def part(self, size: int, name: str) -> "Stream":
         """Return the next bytes as a stream, which reads from this one."""
         return Stream(self, name, size)
-
-    def _require(self, size: int) -> None:
-        if self._size is not None and self.place + size > self._size:
-            raise self._cut_off()
 
     def _cut_off(self) -> TarError:
         return TarError(f"{self.name}: ends at byte {self.place:,} inside a member, without the end of an archive.")
@@ -176,74 +170,68 @@ def members(stream: Stream) -> Iterator[Member]:
     Raises:
       TarError: the archive is damaged or cut off, has a header of more than 1 MiB, or other data behind its end.
     """
-    for count in itertools.count():
-        extended: dict[str, bytes] = {}
-        while True:
-            at, block = stream.place, stream.read(_BLOCK) if stream.place else _first_block(stream)
-            if not any(block):
-                _require_end(stream)
-                return
-            try:
-                header = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")  # type: ignore[arg-type]
-            except tarfile.HeaderError as error:
-                problem = f"the header at byte {at:,} is damaged ({error})" if count else f"is no tar archive ({error})"
-                raise TarError(f"{stream.name}: {problem}.") from error
-            if header.size < 0:
-                raise TarError(f"{stream.name}: the header at byte {at:,} states a negative size.")
-            if header.type not in _OF_NEXT_MEMBER:
-                break
-            if header.size > _MAX_HEADER_BYTES:
-                raise TarError(f"{stream.name}: the header at byte {at:,} has {header.size:,} bytes, more than 1 MiB.")
+    extended: dict[str, bytes] = {}
+    while (header := _next_header(stream)) is not None:
+        at = stream.place - _BLOCK
+        if header.type in _OF_NEXT_MEMBER:
             content = stream.read(header.size)
             stream.skip(-header.size % _BLOCK)
             if header.type == tarfile.GNUTYPE_LONGNAME:
                 extended["path"] = content.partition(b"\0")[0]
             elif header.type != tarfile.GNUTYPE_LONGLINK:
-                if (found := _attributes(content)) is None:
-                    raise TarError(f"{stream.name}: the extended header at byte {at:,} is damaged.")
-                extended |= found if header.type != tarfile.XGLTYPE else {}
-        name = extended["path"].decode("utf-8", "backslashreplace") if "path" in extended else header.name
-        if header.type == tarfile.GNUTYPE_SPARSE:  # more headers follow
-            raise TarError(f"{stream.name}: {shortened(name, 200)} is a sparse file. Pack it without --sparse.")
-        if not (stated := extended.get("size", b"%d" % header.size)).isdigit() or len(stated) > 18:
-            raise TarError(f"{stream.name}: the header at byte {at:,} states a size that is no number.")
-        if header.isdir():
+                attributes = _attributes(content)
+                stated = (attributes or {}).get("size", b"0")
+                if attributes is None or not stated.isdigit() or len(stated) > 18:
+                    problem = "is damaged" if attributes is None else "states a size that is no number"
+                    raise TarError(f"{stream.name}: the extended header at byte {at:,} {problem}.")
+                extended |= attributes if header.type != tarfile.XGLTYPE else {}
             continue
-        has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
-        size, offset = int(stated) if has_content else 0, stream.place
-        is_sparse = any(key.startswith("GNU.sparse") for key in extended)
-        yield Member(
-            shortened(name, MAX_NAME_BYTES), offset, size, "is a sparse file" if is_sparse else _problem(name, header)
-        )
-        stream.skip(offset + size + -size % _BLOCK - stream.place)
+        if not header.isdir():
+            name = extended["path"].decode("utf-8", "backslashreplace") if "path" in extended else header.name
+            has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
+            size, offset = int(extended.get("size", header.size)) if has_content else 0, stream.place
+            is_sparse = any(key.startswith("GNU.sparse") for key in extended)
+            problem = "is a sparse file" if is_sparse else _problem(name, header)
+            yield Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
+            stream.skip(offset + size + -size % _BLOCK - stream.place)
+        extended = {}
+    if any(stream.read_rest(_MOST_AFTER_END)):  # another archive would be lost in silence
+        place = f"before byte {stream.place:,}"
+        raise TarError(f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one.")
 
 
-def _first_block(stream: Stream) -> bytes:
-    block = stream.read_rest(_BLOCK)
-    if len(block) < _BLOCK:
-        raise TarError(f"{stream.name}: is no tar archive (it has {len(block):,} bytes).")
-    return block
+def _next_header(stream: Stream) -> tarfile.TarInfo | None:
+    """Return the header of a member, or an extended one; None at the end of the archive."""
+    at = stream.place
+    block = stream.read(_BLOCK) if at else stream.read_rest(_BLOCK)
+    try:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")  # type: ignore[arg-type]
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
+        return None
+    except tarfile.HeaderError as error:
+        problem = f"the header at byte {at:,} is damaged" if at else "is no tar archive"
+        raise TarError(f"{stream.name}: {problem} ({error}).") from error
+    problem = "states a negative size" if header.size < 0 else ""
+    if header.type in _OF_NEXT_MEMBER and header.size > _MAX_HEADER_BYTES:
+        problem = f"has {header.size:,} bytes, more than 1 MiB"
+    elif header.type == tarfile.GNUTYPE_SPARSE:  # more headers follow
+        problem = "is of a sparse file: pack it without --sparse"
+    if problem:
+        raise TarError(f"{stream.name}: the header at byte {at:,} {problem}.")
+    return header
 
 
 def _attributes(content: bytes) -> dict[str, bytes] | None:
     """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if it is damaged."""
-    found, place = dict[str, bytes](), 0
+    attributes, place = dict[str, bytes](), 0
     while place < len(content):
         match = _PAX.match(content, place)
         end = place + int(match[1]) if match else 0
         if not match or not match.end() < end <= len(content):
             return None
-        found[match[2].decode("utf-8", "backslashreplace")] = content[match.end() : end - 1]
+        attributes[match[2].decode("utf-8", "backslashreplace")] = content[match.end() : end - 1]
         place = end
-    return found
-
-
-def _require_end(stream: Stream) -> None:
-    """Reject data behind the end: another archive would be lost in silence."""
-    rest = stream.read_rest(_MOST_AFTER_END)
-    if any(rest):
-        place = f"before byte {stream.place:,}"
-        raise TarError(f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one.")
+    return attributes
 
 
 def _problem(name: str, header: tarfile.TarInfo) -> str:
@@ -322,8 +310,8 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
     if "cls" in labels:
         value: object = labels["cls"].decode("utf-8", "backslashreplace").strip()
     else:
-        found = parse_json(labels["json"])
-        value = next((found[key] for key in keys if isinstance(found, dict) and key in found), None)
+        stated = parse_json(labels["json"])
+        value = next((stated[key] for key in keys if isinstance(stated, dict) and key in stated), None)
     if isinstance(value, str) and value.isdecimal() and value.isascii():
         value = int(value[: len(str(MAX_CLASSES)) + 1])
     if isinstance(value, str) and value and len(value) <= MAX_NAME_BYTES:

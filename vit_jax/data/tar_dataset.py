@@ -28,8 +28,7 @@ from vit_jax.data.packed import read_class_names
 from vit_jax.data.records import few
 from vit_jax.data.scatter import Scatter, remove
 from vit_jax.data.tar import STANDARD_INPUT
-from vit_jax.data.tar_images import Noted, Place
-from vit_jax.data.tar_reading import TRAIN, VALIDATION, Options, Reading, note
+from vit_jax.data.tar_reading import TRAIN, VALIDATION, Noted, Options, Place, Reading, note
 from vit_jax.data.tar_writing import VERSION, check_shard, write
 from vit_jax.data.tfds_source import UNFINISHED, in_catalogue, tfds_folder
 from vit_jax.data.workers import available_cores, in_threads
@@ -40,7 +39,6 @@ SHARDS_OF_STREAM = 1024
 
 _REPORT_SECONDS = 10
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_ANOTHER = "Give another --name=, or remove it."
 
 
 def read_classes(options: Mapping[str, str], option: str) -> tuple[str, ...]:
@@ -65,22 +63,24 @@ def list_archives(patterns: Sequence[str]) -> list[str]:
     Raises:
       ValueError: no file, a pipe or device, "-" beside others, or two files with the same name.
     """
-    found = list[str]()
+    paths = list[str]()
     for pattern in patterns:
         path = os.path.expanduser(pattern)
-        files = [path] if path == STANDARD_INPUT or os.path.lexists(path) else sorted(glob.glob(path))
-        if not files:
-            raise ValueError(f"tar:{pattern}: there is no such file. Give tar files, or '-' for the standard input.")
-        found += files
-    if STANDARD_INPUT in found and len(found) > 1:
-        raise ValueError("tar:-: the standard input is one archive. Give it alone.")
-    if repeated := [name for name, count in collections.Counter(map(os.path.basename, found)).items() if count > 1]:
-        raise ValueError(f"tar: {few(repeated)}: archives must have different names, by which images are identified.")
-    if wrong := [path for path in found if path != STANDARD_INPUT and not os.path.isfile(path)]:
-        if os.path.isdir(wrong[0]):
-            raise ValueError(f"tar:{wrong[0]}: is a folder. Give its files, tar:'{wrong[0]}/*.tar'.")
-        raise ValueError(f"tar:{wrong[0]}: must be a regular file. Send a pipe to the standard input and give tar:-.")
-    return found
+        is_one = path == STANDARD_INPUT or os.path.lexists(path)
+        paths += [path] if is_one else sorted(glob.glob(path)) or [path]
+    repeated = [name for name, count in collections.Counter(map(os.path.basename, paths)).items() if count > 1]
+    wrong = next((path for path in paths if path != STANDARD_INPUT and not os.path.isfile(path)), "")
+    if STANDARD_INPUT in paths and len(paths) > 1:
+        problem = "-: the standard input is one archive. Give it alone."
+    elif repeated:
+        problem = f"{few(repeated)}: archives must have different names, by which images are identified."
+    elif os.path.isdir(wrong):
+        problem = f"{wrong}: is a folder. Give its files, tar:'{wrong}/*.tar'."
+    elif wrong:
+        problem = f"{wrong}: must be an existing regular file. A pipe is read from the standard input by tar:-."
+    else:
+        return paths
+    raise ValueError(f"tar:{problem}")
 
 
 def prepare_tars(
@@ -110,15 +110,14 @@ def prepare_tars(
     num_shards = options.shards or (SHARDS_OF_STREAM if is_stream else -(-sum(sizes) // SHARD_BYTES) or 1)
     about = _about(archives, options, num_shards)
     for place in (folder, unfinished):  # the second after an interruption of `_publish`
-        if (place / DESCRIPTION).exists():
-            found = read_json(place / DESCRIPTION)
-            if found.get("about") != about:
-                raise ValueError(f"{folder}: exists and was made of other archives or with other options. {_ANOTHER}")
+        stated = read_json(place / DESCRIPTION) if (place / DESCRIPTION).exists() else {}
+        if stated.get("about") == about:
             if place == unfinished:
                 _publish(unfinished, folder)
-            return folder, found["counts"]
-    if folder.exists():
-        raise ValueError(f"{folder}: exists and was not made of tars. {_ANOTHER}")
+            return folder, stated["counts"]
+        if stated or folder.exists():
+            another = "Give another --name=, or remove it."
+            raise ValueError(f"{folder}: exists and was not made of these archives with these options. {another}")
     unfinished.mkdir(parents=True, exist_ok=True)
     scatter = _open_scatter(unfinished, about, options.seed)
     try:
@@ -127,22 +126,19 @@ def prepare_tars(
             if options.short_side is None:
                 at_once = min(available_cores(), num_shards)  # buckets that are written again before they are removed
                 _require_space(unfinished, sum(sizes) + at_once * sum(sizes) // num_shards)
-            _read(scatter, options, archives, sizes)
+            progress, total = _Progress("read", scatter.num_rows), sum(sizes)
+
+            def show(num_images: int, place: Place) -> None:
+                done = sum(sizes[: place.archive]) + place.num_bytes
+                progress.show(num_images, done / total if total else None)
+
+            Reading(scatter, options, show).run(archives)
         counts = write(scatter, name, options, _Progress("written").show)
     finally:
         scatter.close()
     write_atomically(unfinished / DESCRIPTION, json.dumps({"about": about, "counts": counts}, indent=2))
     _publish(unfinished, folder)
     return folder, counts
-
-
-def _read(scatter: Scatter, options: Options, archives: Sequence[str], sizes: Sequence[int]) -> None:
-    progress = _Progress("read", scatter.num_rows)
-
-    def show(num_images: int, place: Place) -> None:
-        progress.show(num_images, (sum(sizes[: place.archive]) + place.num_bytes) / sum(sizes) if sum(sizes) else None)
-
-    Reading(scatter, options, show).run(archives)
 
 
 def _open_scatter(folder: Path, about: dict[str, Any], seed: int) -> Scatter:
@@ -172,7 +168,7 @@ def _publish(unfinished: Path, folder: Path) -> None:
 def _about(archives: Sequence[str], options: Options, num_shards: int) -> dict[str, Any]:
     """Return JSON values that are equal for equal archives and options."""
     facts = [(path, os.stat(path)) for path in archives if path != STANDARD_INPUT]
-    files = [[os.path.realpath(path), found.st_size, found.st_mtime_ns] for path, found in facts]
+    files = [[os.path.realpath(path), status.st_size, status.st_mtime_ns] for path, status in facts]
     lists = {
         name: hashlib.sha256("\n".join(getattr(options, name)).encode()).hexdigest()
         for name in ("classes", "number_names")
@@ -211,8 +207,8 @@ def check(name: str, data_dir: str | None) -> list[str]:
     features = tfds.builder_from_directory(str(folder)).info.features
     progress, problems, totals = _Progress("checked"), list[str](), collections.Counter[str]()
     check_one = functools.partial(check_shard, folder, name, [*expected], features, count=num)
-    for number, (found, sizes) in enumerate(in_threads(check_one, range(num)), 1):
-        problems += found
+    for number, (new, sizes) in enumerate(in_threads(check_one, range(num)), 1):
+        problems += new
         totals += sizes
         progress.show(totals.total(), number / num)
     if not problems and totals != collections.Counter(expected):

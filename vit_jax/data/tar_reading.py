@@ -1,29 +1,217 @@
-"""Read tar archives once: images are checked by threads, and stored and listed in the order of the archives."""
+"""Labelled images of tar archives, checked by threads, stored and listed in the order of the archives.
+
+An archive holds an archive for each class, a folder for each class, or WebDataset samples.
+"""
 
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import NamedTuple
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from vit_jax.data.headers import stated_pixels
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.prepared import QUALITY, reduced
 from vit_jax.data.scatter import Scatter
-from vit_jax.data.tar import is_mislabelled
-from vit_jax.data.tar_images import Class, Found, Item, Noted, Place, read_images
+from vit_jax.data.tar import (
+    IMAGE_EXTENSIONS,
+    LABEL_EXTENSIONS,
+    MAX_LABEL_BYTES,
+    Stream,
+    TarError,
+    extension,
+    is_mislabelled,
+    label_of,
+    members,
+    open_tar,
+    sample_key,
+    samples,
+)
 from vit_jax.data.workers import available_cores
+from vit_jax.files import printable, shortened
 from vit_jax.tables import to_csv
 
 TRAIN, VALIDATION = "train", "validation"
 UNREADABLE, TINY, MISLABELLED = "unreadable", "tiny", "mislabelled"
-MAX_FOUND_CLASSES = 2**17
+UNSAFE, OTHER, UNLABELLED, DAMAGED = "unsafe", "other", "no class", "damaged archive"
+MAX_ARCHIVE_CLASSES = 2**17
+MAX_MEMBER_BYTES = 2**27
 
+_MOST_LETTERS = 255  # of a class
+_MOST_WITHOUT_IMAGE = 100_000  # members that are listed are kept until the next image
 _MEMORY_BYTES = 2**29  # of images that are checked at a time, with their pixels
 _OVERHEAD_BYTES = 2**13
 _COMMIT_BYTES = 2**28  # repeating the work on this much after an interruption takes seconds
+
+Class = str | int
+
+
+class LabelledImage(NamedTuple):
+    """An image of an archive.
+
+    Attributes:
+      source: its path in the archives.
+      label: its class.
+      folder: that holds the folder or the archive of the class; None if a file states the class.
+      image: the file.
+    """
+
+    source: str
+    label: Class
+    folder: str | None
+    image: bytes
+
+
+class Noted(NamedTuple):
+    """A line of the list of skipped and odd members."""
+
+    source: str
+    kind: str
+    detail: str
+
+
+class Place(NamedTuple):
+    """A place to continue at: all members and archives before it are done.
+
+    Attributes:
+      archive: its number, from 0.
+      member: the number of the member, from 0.
+      num_bytes: bytes of the stored archive that were read.
+    """
+
+    archive: int
+    member: int
+    num_bytes: int = 0
+
+
+Item = LabelledImage | Noted | Place
+
+
+class _Content(NamedTuple):
+    member: int
+    content: Any  # bytes; of an archive a `Stream`
+
+
+def read_images(archives: Sequence[str], place: Place, is_wanted: Callable[[Class], bool]) -> Iterator[Item]:
+    """Yield the images of archives in their order, members to list, and places to continue at.
+
+    Args:
+      archives: paths of tar files; with several, their names are a part of each source.
+      place: from a former call, or (0, 0).
+      is_wanted: returns True for classes whose images are read; may raise.
+
+    Raises:
+      TarError: an archive is damaged or cut off; of an archive inside another it is listed instead.
+    """
+    for number, path in enumerate(archives[place.archive :], place.archive):
+        first = place.member if number == place.archive else 0
+        prefix = f"{os.path.basename(path)}/" if len(archives) > 1 else ""
+        with open_tar(path) as stream:
+            for item in _read(stream, prefix, first, is_wanted):
+                yield Place(number, item, stream.num_bytes) if isinstance(item, int) else item
+            yield Place(number + 1, 0)
+
+
+def _read(
+    stream: Stream, prefix: str, first: int, is_wanted: Callable[[Class], bool], outer: str | None = None
+) -> Iterator[LabelledImage | Noted | int]:
+    """Read one archive from a member on; `outer` is the name of the archive when it is inside another."""
+    noted = collections.deque[tuple[int, Noted]]()  # with members; some are read before their turn
+    last_key = None
+    for is_tar, group in itertools.groupby(_entries(stream, prefix, first, noted), lambda entry: _is_tar(entry[0])):
+        if is_tar:
+            for name, (member, content) in group:
+                yield from _before(member, noted)
+                yield member
+                yield from _read_class(content, name, prefix, is_wanted, outer)
+            continue
+        for sample in samples(group):
+            contents = (sample.image, *sample.labels.values())
+            member = min(content.member for content in contents)
+            yield from _before(member, noted)
+            if (key := sample_key(sample.name)) != last_key:
+                yield member
+            last_key, source = key, prefix + sample.name
+            try:
+                label, folder = _class_of(sample.name, {k: v.content for k, v in sample.labels.items()}, outer)
+            except ValueError as error:
+                yield Noted(source, UNLABELLED, str(error))
+                continue
+            if is_wanted(label):
+                yield LabelledImage(source, label, folder, sample.image.content)
+            else:
+                yield Noted(source, UNLABELLED, f"the class {label} is not wanted")
+    yield from (note for _, note in noted)
+
+
+def _read_class(
+    part: Stream, name: str, prefix: str, is_wanted: Callable[[Class], bool], outer: str | None
+) -> Iterator[LabelledImage | Noted]:
+    """Read an archive inside an archive; images have its name as class unless files state theirs."""
+    source, label = prefix + name, os.path.basename(name)[: -len(".tar")]
+    if outer is not None:
+        yield Noted(source, OTHER, "is an archive in an archive of a class")
+    elif not is_wanted(label):
+        yield Noted(source, UNLABELLED, f"the class {label} is not wanted")
+    else:
+        try:
+            for item in _read(part, f"{source}/", 0, is_wanted, name):
+                if not isinstance(item, int):
+                    yield item
+        except TarError as error:  # where the archive around it is damaged too, its next member is not found
+            yield Noted(source, DAMAGED, str(error))
+
+
+def _entries(
+    stream: Stream, prefix: str, first: int, noted: collections.deque[tuple[int, Noted]]
+) -> Iterator[tuple[str, _Content]]:
+    """Yield names and contents of images, labels and archives; notes the other members."""
+    for number, member in enumerate(members(stream)):
+        if number < first:
+            continue
+        kind, problem = extension(member.name), (OTHER, "is no image, label or archive")
+        if member.problem:
+            problem = UNSAFE, member.problem
+        elif _is_tar(member.name):
+            part = stream.part(member.size, f"{stream.name}/{member.name}")
+            yield member.name, _Content(number, part)
+            continue
+        elif kind in (*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS):
+            if member.size <= (MAX_MEMBER_BYTES if kind in IMAGE_EXTENSIONS else MAX_LABEL_BYTES):
+                yield member.name, _Content(number, stream.read(member.size))
+                continue
+            problem = UNSAFE, f"has {member.size:,} bytes"
+        noted.append((number, Noted(prefix + member.name, *problem)))
+        if len(noted) > _MOST_WITHOUT_IMAGE:
+            raise TarError(f"{stream.name}: {len(noted):,} members one after the other are no images. Remove them.")
+
+
+def _before(member: int, noted: collections.deque[tuple[int, Noted]]) -> Iterator[Noted]:
+    while noted and noted[0][0] < member:
+        yield noted.popleft()[1]
+
+
+def _class_of(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[Class, str | None]:
+    """Return the class of an image, and the folder that holds the folder or the archive of the class."""
+    folder, label = None, label_of(labels) if labels else None
+    if label is None:
+        folder, label = os.path.split(os.path.dirname(name) if outer is None else outer.removesuffix(".tar"))
+    if isinstance(label, int):
+        return label, folder
+    label = label.strip()
+    if label in ("", "."):
+        raise ValueError("it has no .cls or .json file and is in no folder or archive of a class")
+    if len(label) > _MOST_LETTERS or printable(label) != label:  # TFDS keeps one name a line
+        raise ValueError(f"{shortened(printable(label), 80)} is no name of a class")
+    return label, folder
+
+
+def _is_tar(name: str) -> bool:
+    return extension(name) == "tar"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +257,19 @@ class _Checked(NamedTuple):
     noted: Noted | None
 
 
-def _check(found: Found, options: Options) -> _Checked:
+def _check(labelled: LabelledImage, options: Options) -> _Checked:
+    source, _, _, image = labelled
     try:
-        height, width, _ = decode(found.image).shape
+        height, width, _ = decode(image).shape
     except UnreadableImage as error:
-        return _Checked(None, b"", Noted(found.source, UNREADABLE, str(error)))
+        return _Checked(None, b"", Noted(source, UNREADABLE, str(error)))
     if min(height, width) < options.min_side:
-        return _Checked(None, b"", Noted(found.source, TINY, f"{width} x {height} pixels"))
+        return _Checked(None, b"", Noted(source, TINY, f"{width} x {height} pixels"))
     noted = None
-    if is_mislabelled(found.source, found.image):
-        noted = Noted(found.source, MISLABELLED, f"begins with {found.image[:4].hex(' ')}; it is in the dataset")
-    smaller = None if options.short_side is None else reduced(found.image, options.short_side, options.quality)
-    stored = found.image if smaller is None else smaller
+    if is_mislabelled(source, image):
+        noted = Noted(source, MISLABELLED, f"begins with {image[:4].hex(' ')}; it is in the dataset")
+    smaller = None if options.short_side is None else reduced(image, options.short_side, options.quality)
+    stored = image if smaller is None else smaller
     return _Checked(stored, hashlib.sha256(stored).digest(), noted)
 
 
@@ -91,13 +280,13 @@ def _with_checks(items: Iterable[Item], options: Options) -> Generator[tuple[Ite
     try:
         for item in items:
             weight = _OVERHEAD_BYTES
-            if isinstance(item, Found):
+            if isinstance(item, LabelledImage):
                 weight += len(item.image) + 4 * stated_pixels(item.image)
             while waiting and (in_flight + weight > _MEMORY_BYTES or (first := waiting[0][2]) is None or first.done()):
                 oldest, freed, check = waiting.popleft()
                 in_flight -= freed
                 yield oldest, check.result() if check else None
-            check = pool.submit(_check, item, options) if isinstance(item, Found) else None
+            check = pool.submit(_check, item, options) if isinstance(item, LabelledImage) else None
             waiting.append((item, weight, check))
             in_flight += weight
         for item, _, check in waiting:
@@ -123,25 +312,19 @@ class Reading:
         images = read_images(archives, self._place, self._is_wanted)
         with contextlib.closing(_with_checks(images, self._options)) as items:
             for item, checked in items:
+                noted = item if isinstance(item, Noted) else checked and checked.noted
                 if isinstance(item, Place):
-                    self._reach(item)
-                    continue
-                noted = item if isinstance(item, Noted) else None
-                if isinstance(item, Found) and checked is not None:
-                    noted = checked.noted
-                    if checked.image is not None:
-                        self._scatter.add(item.source, self._number_of(item), checked.image, checked.sha256)
-                        self._uncommitted += len(checked.image)
+                    self._place = item
+                    if self._uncommitted >= _COMMIT_BYTES:
+                        self._commit()
+                    self._show(self._scatter.num_rows, item)
+                elif isinstance(item, LabelledImage) and checked and checked.image is not None:
+                    self._scatter.add(item.source, self._number_of(item), checked.image, checked.sha256)
+                    self._uncommitted += len(checked.image)
                 if noted is not None:
                     note(self._scatter, noted)
                     self._counts[noted.kind] += 1
         self._commit()
-
-    def _reach(self, place: Place) -> None:
-        self._place = place
-        if self._uncommitted >= _COMMIT_BYTES:
-            self._commit()
-        self._show(self._scatter.num_rows, place)
 
     def _commit(self) -> None:
         self._scatter.state |= {"place": [self._place.archive, self._place.member], "counts": self._counts}
@@ -168,22 +351,24 @@ class Reading:
             f"--other_classes=skip; remove {self._scatter.folder} before."
         )
 
-    def _number_of(self, found: Found) -> int:
-        """Return the number of a class in the order in which they are found."""
-        classes = self._scatter.state["classes"]
-        label = self._named(found.label)
+    def _number_of(self, labelled: LabelledImage) -> int:
+        """Return the number of a class in the order in which they come."""
+        classes, folder, problem = self._scatter.state["classes"], labelled.folder, ""
+        label = self._named(labelled.label)
         number = self._labels.setdefault(label, len(classes))
-        if number == len(classes):
-            if number == MAX_FOUND_CLASSES:
-                raise ValueError(f"{found.source}: is of a {number + 1:,}th class. Give archives that state classes.")
-            classes.append([label, found.folder])
+        if number == MAX_ARCHIVE_CLASSES:
+            problem = f"is of a {number + 1:,}th class. Give archives that state classes."
+        elif number == len(classes):
+            classes.append([label, folder])
             if isinstance(label, int) != isinstance(classes[0][0], int):
-                raise ValueError(f"{found.source}: states class {label!r}, but others are names or numbers. Use one.")
-        elif found.folder != classes[number][1] and found.folder is not None:
-            raise ValueError(
-                f"{found.source}: class {label} is in the folders {classes[number][1]!r} and {found.folder!r}, as if "
-                "they were splits. Pack each split as an archive and prepare it under another name."
+                problem = f"states class {label!r}, but others are names or numbers. Use one."
+        elif folder is not None and folder != classes[number][1]:
+            problem = (
+                f"class {label} is in the folders {classes[number][1]!r} and {folder!r}, as if they were splits. Pack "
+                "each split as an archive and prepare it under another name."
             )
+        if problem:
+            raise ValueError(f"{labelled.source}: {problem}")
         return number
 
 

@@ -19,8 +19,7 @@ from tensorflow_datasets.core.example_serializer import ExampleSerializer
 
 from vit_jax.data.scatter import NOTES, Order, Scatter, order_of
 from vit_jax.data.subset import first_of_class
-from vit_jax.data.tar_images import Noted
-from vit_jax.data.tar_reading import TRAIN, VALIDATION, Options, note
+from vit_jax.data.tar_reading import TRAIN, VALIDATION, Noted, Options, note
 from vit_jax.data.workers import in_threads
 
 VERSION = "1.0.0"

@@ -6,7 +6,6 @@ Images stay as they are stored (encoded); the transforms decode them.
 import functools
 import importlib.util
 import itertools
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
-from array_record.python import array_record_module
 from google.protobuf import json_format
 
 from vit_jax.buckets import is_address
 from vit_jax.data import digits
 from vit_jax.data.array_records import BucketRecords, num_records
 from vit_jax.data.images import UnreadableImage
-from vit_jax.data.records import Record, Source, few
+from vit_jax.data.records import Record, Source, few, files_digest
 from vit_jax.data.vtab_tasks import STORED, Labels, find_task
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, is_mirrored, mirror, read_json
@@ -106,9 +104,7 @@ class TfdsSource(Source):
 
     @property
     def origin(self) -> str:
-        stats = [(name, os.stat(name)) for name in self._files]
-        facts = [(name, found.st_size, found.st_mtime_ns, found.st_ctime_ns) for name, found in stats]
-        return f"{self.split} of {facts}"
+        return files_digest(self.split, self._files)
 
 
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
@@ -126,9 +122,7 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
       ValueError: it is no name, TFDS knows no such dataset or version, or would download its code; otherwise as
         `TfdsSource`.
     """
-    if re.match(r"[^/:]+:[^\d*]", name):
-        raise ValueError(f"data='tfds:{name}': TFDS downloads and runs code for a namespace. Use a name without.")
-    if not _NAME.fullmatch(name):  # TFDS takes arguments in it, "NAME/config=FOLDER", and runs code there
+    if not _NAME.fullmatch(name):  # for others TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it
         raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
     home = tfds_folder(data_dir, family := re.split("[/:]", name)[0])
     _require_descriptions(home / family)
@@ -212,15 +206,15 @@ def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
 
 
 def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
-    file_format, data_dir = builder.info.file_format, Path(builder.data_dir)
-    root = data_dir.parents[len(Path(builder.info.full_name).parts) - 1]
-    command = f"vit-jax prepare {builder.info.full_name.replace(f'/{builder.version}', '')} --data_dir={root}"
+    name, file_format, data_dir = builder.info.full_name, builder.info.file_format, Path(builder.data_dir)
+    root = data_dir.parents[len(Path(name).parts) - 1]
+    command = f"vit-jax prepare {name.replace(f'/{builder.version}', '')} --data_dir={root}"
     if not builder.info.splits:
-        raise NotPrepared(f"Dataset {builder.info.full_name!r} is not prepared in {str(root)!r}; run: {command}")
+        raise NotPrepared(f"Dataset {name!r} is not prepared in {str(root)!r}; run: {command}")
     if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise ValueError(
-            f"Dataset {builder.info.full_name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be "
-            f"read by index. Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}"
+            f"Dataset {name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be read by index. "
+            f"Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}"
         )
 
 
@@ -233,40 +227,26 @@ def _require_descriptions(dataset: Path) -> None:
 
 def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
     try:
-        examples = builder.info.splits[split].num_examples
-    except (KeyError, ValueError, AssertionError) as error:
+        problem = "" if builder.info.splits[split].num_examples else "no examples in"
+    except (KeyError, ValueError, AssertionError):
+        problem = "no split"
+    if problem:
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
         have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
-        raise ValueError(f"Dataset {builder.info.full_name!r} has no split {split!r}; it has {have}.") from error
-    if not examples:
-        raise ValueError(f"Split {split!r} of dataset {builder.info.full_name!r} has no examples; take a larger part.")
+        raise ValueError(f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}.")
 
 
 def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
     """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
-        if is_mirrored(part.filename):
-            _require_records(part)
-            continue
-        problem, reader = "", array_record_module.ArrayRecordReader(part.filename)
-        if (found := reader.num_records()) != part.examples_in_shard:
-            problem = f"it has {found} records instead of {part.examples_in_shard}"
         try:
-            reader.close()
+            count, expected = num_records(part.filename), part.examples_in_shard
+            problem = "" if count == expected else f"it has {count} records instead of {expected}"
         except RuntimeError as error:
             problem = str(error)
         if problem:
             fix = "copy it again, or remove the dataset and prepare it anew"
             raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
-
-
-def _require_records(part: Any) -> None:
-    try:
-        problem = "" if (found := num_records(part.filename)) == part.examples_in_shard else f"it has {found} records"
-    except RuntimeError as error:
-        problem = str(error)
-    if problem:
-        raise ValueError(f"{part.filename!r} is cut off or damaged ({problem}): copy it to the bucket again.")
 
 
 def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
@@ -282,7 +262,7 @@ def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str
     feature: Any = features.get(labels.feature)
     is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)
     if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
-        found = {key: type(feature).__name__ for key, feature in features.items()}
+        kinds = {key: type(feature).__name__ for key, feature in features.items()}
         needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
-        raise ValueError(f"Dataset {builder.info.full_name!r} has the features {found}; it needs {needed}.")
+        raise ValueError(f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.")
     return labels.class_names or tuple(feature.names)

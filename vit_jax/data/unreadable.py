@@ -47,19 +47,14 @@ class UnreadableLog:
                 reason = reason_of(self._source, index, *self._decoding)
                 name = printable(self._source.name_of(index))
                 logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
-        if len(self.met) > self._max_unreadable:
-            found = f"{len(self.met)} images cannot be decoded, max_unreadable is {self._max_unreadable}"
-            raise ValueError(f"{found}: {self._names()}. Replace or remove them, or raise config.input.max_unreadable.")
+        self.require_few(len(self.met), self._max_unreadable, "config.input.max_unreadable")
 
-    def require_few(self, missing: int, most: int) -> None:
+    def require_few(self, missing: int, most: int, option: str = "--max_unreadable") -> None:
         """Raise ValueError if more images than `most` are missing in all processes; it names those of this process."""
         if missing > most:
-            names = self._names() and f": {self._names()}"
-            found = f"{missing} images cannot be read, and --max_unreadable is {most}{names}"
-            raise ValueError(f"{found}. Replace or remove them, or raise it.")
-
-    def _names(self) -> str:
-        return few([self._source.name_of(index) for index in self.met])
+            names = few([self._source.name_of(index) for index in self.met])
+            count = f"{option}={most}: {missing} images cannot be read" + (names and f": {names}")
+            raise ValueError(f"{count}. Replace or remove them, or raise the limit.")
 
     def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         """Yield the same batches, each after `update`."""
