@@ -232,12 +232,12 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
 @pytest.mark.parametrize(
     ("option", "wrong", "words"),
     [
-        *((name, "foo", "(give|choose) ") for name in OPTIONS),
-        ("layer_norm_epsilon", float("nan"), "give a number above 0, such as 1e-6"),
-        ("standardization_epsilon", -1e-6, "give a number above 0"),
-        ("num_heads", 0, "give a divisor of the network's width"),
-        ("image_size", (0, 8), "give height and width in pixels, such as 224,224"),
-        ("image_size", [8], "give height and width"),
+        *((name, "foo", "must be ") for name in OPTIONS),
+        ("layer_norm_epsilon", float("nan"), "must be a number above 0, such as 1e-6"),
+        ("standardization_epsilon", -1e-6, "must be a number above 0"),
+        ("num_heads", 0, "must be a divisor of the network's width"),
+        ("image_size", (0, 8), "must be height and width in pixels, such as 224,224"),
+        ("image_size", [8], "must be height and width"),
     ],
 )
 def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, words):

@@ -9,21 +9,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.schema import AddedTo, Gelu, Rope
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, released, tokens
+from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens
+from vit_jax.weights.overrides import OPTIONS
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "gelu": get_args(Gelu),
-    "standardization_epsilon_added_to": get_args(AddedTo),
-    "position_embedding": TABULAR,
-    "rope": get_args(Rope),
-}
 _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
 _FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
 _REMEDY = "take weights of a family that docs/pretrained.md lists"
@@ -138,18 +132,19 @@ def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None, image_size as a tuple; ValueError for a value that no network has."""
     chosen = {name: value for name, value in options.items() if value is not None}
     for name, value in chosen.items():
+        form, _ = OPTIONS[name]
         is_possible = type(value) in (int, float) and 0 < value < math.inf
-        need = "give a number above 0, such as 1e-6"
-        if name in _CHOICES:
-            is_possible, need = value in _CHOICES[name], f"choose {' or '.join(_CHOICES[name])}"
+        rule = "a number above 0, such as 1e-6"
+        if "|" in form:
+            is_possible, rule = value in form.split("|"), f"one of {form.replace('|', ', ')}"
         elif name == "num_heads":
-            is_possible, need = type(value) is int and value > 0, "give a divisor of the network's width"
+            is_possible, rule = type(value) is int and value > 0, "a divisor of the network's width"
         elif name == "image_size":
             size = chosen[name] = tuple(value)
             is_possible = len(size) == 2 and all(type(pixels) is int and pixels > 0 for pixels in size)
-            need = "give height and width in pixels, such as 224,224"
+            rule = "height and width in pixels, such as 224,224"
         if not is_possible:
-            raise ValueError(f"{name}={value!r}: {need}")
+            raise ValueError(f"{name}={value!r}: must be {rule}.")
     return chosen
 
 
