@@ -18,10 +18,9 @@ from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import ending_in, fit
 from vit_jax.weights.folding import unfold
-from vit_jax.weights.formats import StoredArray, open_arrays
+from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.load import load_weights
 from vit_jax.weights.names import FORMATS, refuse_unwritable, unstack
-from vit_jax.weights.recognise import recognise
 from vit_jax.weights.saving import save_weights
 from vit_jax.weights.sidecar import read_sidecar
 
@@ -310,22 +309,6 @@ def test_class_tokens_that_c_radio_does_not_have_are_rejected(tmp_path):
         save_file(load_file(file) | {"radio_model.summary_idxs": np.array(choice, np.int64)}, file)
         with pytest.raises(ValueError, match=words):
             load_weights(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("vision_model.embeddings.patch_embedding.weight", (32, 768)),  # transformers
-        ("embeds.proj.weight", (32, 768)),  # timm
-        ("params/img/embedding/kernel", (768, 32)),  # big_vision
-    ],
-)
-def test_naflex_is_rejected_with_a_network_to_use_instead(name, shape):
-    others = ("vision_model.encoder.layers.0.layer_norm1.weight", "embeds.pos_embed")
-    arrays = {name: StoredArray(shape, np.dtype(np.float32))}
-    arrays |= {other: StoredArray((32,), np.dtype(np.float32)) for other in others if other[:5] == name[:5]}
-    with pytest.raises(ValueError, match=r"NaFlex .*\(.*(weight|kernel)\).*use weights of SigLIP 2 for one resolution"):
-        recognise(arrays, {})
 
 
 def test_the_border_that_no_patch_covers_is_left_out_of_so400m(tmp_path):

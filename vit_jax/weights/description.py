@@ -4,6 +4,7 @@ It describes the network, its classes, the preparation of images, and the data t
 that they can later be evaluated on images that they have not seen.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -119,23 +120,15 @@ def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
 
 def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
     """Return the training data in metadata; None if there is none, or none that we understand."""
-    stored = metadata.get("training")
-    config = metadata.get("config")
+    stored, config = metadata.get("training"), metadata.get("config")
     if stored is None and isinstance(config, dict) and isinstance(config.get("input"), dict):
         stored = {**config["input"], **config}  # checkpoints of older versions
-    if not isinstance(stored, dict) or not isinstance(stored.get("classes"), list):
+    if not isinstance(stored, dict):
         return None
-    # Older checkpoints lack is_multilabel and held_up_to.
-    known: dict[str, Any] = {field.name: stored.get(field.name) for field in dataclasses.fields(TrainingData)}
-    known["is_multilabel"] = stored.get("is_multilabel", False)
-    held = known["held_up_to"] = known["held_up_to"] or {}
-    if not isinstance(held, dict):
-        return None
-    texts = [known["data"], known["train_split"], known["test_split"], *known["classes"], *held.values()]
-    kinds = {"seed": int, "holdout_fraction": float, "is_multilabel": bool}
-    is_sound = all(type(known[name]) is kind for name, kind in kinds.items())
-    is_sound &= known["lora_rank"] is None or type(known["lora_rank"]) is int
-    return TrainingData(**known) if is_sound and all(isinstance(text, str) for text in texts) else None
+    names = [field.name for field in dataclasses.fields(TrainingData) if field.name in stored]
+    with contextlib.suppress(ValueError):
+        return from_dict(TrainingData, {name: stored[name] for name in names}, "training.")
+    return None
 
 
 def stored_lora(metadata: Mapping[str, Any]) -> Lora | None:

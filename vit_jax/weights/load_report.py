@@ -1,12 +1,14 @@
 """Report of a conversion: the use of each array, as a table."""
 
 import collections
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from vit_jax.files import printable
+from vit_jax.tables import columns
 
 _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 
@@ -53,14 +55,9 @@ def counted(statuses: Iterable[ArrayStatus]) -> str:
 def table(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each array."""
     rows = [_HEADINGS]
-    for status in statuses:
-        shape = "x".join(map(str, status.shape)) or "scalar"
-        rows.append((printable(status.name), joined_names(status.ours) or "-", shape, status.dtype, status.status))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS) - 1)]
-    return "\n".join(
-        "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)) + f"  {row[-1]}"
-        for row in rows
-    )
+    for name, ours, shape, dtype, status in statuses:
+        rows.append((name, joined_names(ours) or "-", "x".join(map(str, shape)) or "scalar", dtype, status))
+    return textwrap.indent(columns(rows, "<<<<<"), "  ")
 
 
 def joined_names(names: Sequence[str]) -> str:

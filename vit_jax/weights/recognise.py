@@ -9,57 +9,58 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.schema import AddedTo, Gelu, Rope
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, TABULAR, Entry, Facts, released, tokens
+from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens
+from vit_jax.weights.overrides import OPTIONS
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "gelu": get_args(Gelu),
-    "standardization_epsilon_added_to": get_args(AddedTo),
-    "position_embedding": TABULAR,
-    "rope": get_args(Rope),
-}
 _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
 _FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
 _REMEDY = "take weights of a family that docs/pretrained.md lists"
 _WHOLE = "take the file in float32, float16 or bfloat16"
-_UNREAD: dict[str, tuple[str, ...]] = {  # regular expression of a name → family, the part that is not read, remedy
-    r"^embeddings\.cls_register_token$": (
+_RELATIVE = "relative positions"
+# Regular expression of an array, as "name axes kind" with the kind of its dtype → family, what is not read, remedy.
+_UNREAD: dict[str, tuple[str, str, str]] = {
+    r"embeddings\.cls_register_token ": (
         "C-RADIO in transformers' names of memory",
         "all prefix tokens in one array",
         "save it by save_pretrained, which writes C-RADIO's own names",
     ),
-    r"(^|\.)head\.output_proj\.": ("AIMv2 with attention pooling (lit, native)", "a pooling head"),
-    r"(^|\.)detection_tokens$|(^|\.)mid_position_embeddings$|^(class_labels_classifier|bbox_predictor)\.": (
+    r"(.*\.)?head\.output_proj\.": ("AIMv2 with attention pooling (lit, native)", "a pooling head", _REMEDY),
+    r"(.*\.)?(detection_tokens|mid_position_embeddings) |(class_labels_classifier|bbox_predictor)\.": (
         "a detector (YOLOS, DETR)",
         "tokens or heads for boxes",
         "take weights for classification, such as DeiT's",
     ),
-    r"(^|\.)relative_position_bias\.|^beit\.": ("BEiT", "relative positions"),
-    r"encoder\.layers\.\d+\.ls1$|encoder\.layer\.\d+\.lambda_1$": (
+    r"(.*\.)?relative_position_bias\.|beit\.": ("BEiT", _RELATIVE, _REMEDY),
+    r".*encoder\.(layers\.\d+\.ls1|layer\.\d+\.lambda_1) ": (
         "InternViT or BEiT of Hugging Face",
         "names that are not known",
         f"{_REMEDY}, such as timm's InternViT",
     ),
-    r"\.[qk]_norm\.": ("a ViT with qk-norm", "norms of queries and keys"),
-    r"relative_position|\.rel_pos(_|$)": ("Swin, BEiT or a similar network", "relative positions"),
-    r"running_mean$": ("a network with convolutions", "batch norm"),
-    r"stem\.conv1\.": ("a ResNet of timm's (D)", "a root of several convolutions", "take Big Transfer's"),
-    r"norm\d?\.weight_g$": ("a network with weight norm", "directions and lengths of weights"),
-    r"^freqs(_t_[xy])?$|(^|\.)rope\.freqs$": (
+    r".*\.[qk]_norm\.": ("a ViT with qk-norm", "norms of queries and keys", _REMEDY),
+    r".*(relative_position|\.rel_pos[_ ])": ("Swin, BEiT or a similar network", _RELATIVE, _REMEDY),
+    r".*running_mean ": ("a network with convolutions", "batch norm", _REMEDY),
+    r".*stem\.conv1\.": ("a ResNet of timm's (D)", "a root of several convolutions", "take Big Transfer's"),
+    r".*norm\d?\.weight_g ": ("a network with weight norm", "directions and lengths of weights", _REMEDY),
+    r"(freqs(_t_[xy])?|(.*\.)?rope\.freqs) ": (
         "RoPE-ViT",
         "learned or mixed rotary frequencies",
         f"{_REMEDY}, such as DINOv3",
     ),
-    r"\.(SCB|absmax|nested_absmax|quant_map|weight_format)$|\.quant_state\.": (
+    r".*\.(SCB|absmax|nested_absmax|quant_map|weight_format) |.*\.quant_state\.|.*weight \d+ [iu]": (
         "a quantised network",
-        "integers with scales in place of weights",
+        "integers, with scales, in place of weights",
         _WHOLE,
+    ),
+    r"embeds\.proj\.weight 2|(.*/)?embedding/kernel 2|(.*\.)?embeddings\.patch_embedding\.weight 2": (
+        "a NaFlex model",
+        "a linear patch embedding for images of any aspect ratio",
+        "take weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224",
     ),
 }
 _OF_TEXT = r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
@@ -131,18 +132,19 @@ def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are not None, image_size as a tuple; ValueError for a value that no network has."""
     chosen = {name: value for name, value in options.items() if value is not None}
     for name, value in chosen.items():
+        form, _ = OPTIONS[name]
         is_possible = type(value) in (int, float) and 0 < value < math.inf
-        need = "give a number above 0, such as 1e-6"
-        if name in _CHOICES:
-            is_possible, need = value in _CHOICES[name], f"choose {' or '.join(_CHOICES[name])}"
+        rule = "a number above 0, such as 1e-6"
+        if "|" in form:
+            is_possible, rule = value in form.split("|"), f"one of {form.replace('|', ', ')}"
         elif name == "num_heads":
-            is_possible, need = type(value) is int and value > 0, "give a divisor of the network's width"
+            is_possible, rule = type(value) is int and value > 0, "a divisor of the network's width"
         elif name == "image_size":
             size = chosen[name] = tuple(value)
             is_possible = len(size) == 2 and all(type(pixels) is int and pixels > 0 for pixels in size)
-            need = "give height and width in pixels, such as 224,224"
+            rule = "height and width in pixels, such as 224,224"
         if not is_possible:
-            raise ValueError(f"{name}={value!r}: {need}")
+            raise ValueError(f"{name}={value!r}: must be {rule}.")
     return chosen
 
 
@@ -154,13 +156,10 @@ def refuse_contradictions(options: Mapping[str, Any], known: Mapping[str, Any], 
 
 
 def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]]:
-    for pattern, (family, part, *remedy) in _UNREAD.items():
-        if odd := next((name for name in arrays if re.search(pattern, name)), None):
-            remedy = remedy or [_REMEDY]
-            raise ValueError(f"the file is of {family}: it has {part} ({odd}), which are not read: {remedy[0]}")
-    for name, array in arrays.items():
-        if name.endswith("weight") and array.dtype.kind in "iu":
-            raise ValueError(f"the file is of a quantised network: {name} has integers ({array.dtype}): {_WHOLE}")
+    kinds = {f"{name} {len(array.shape)} {array.dtype.kind}": name for name, array in arrays.items()}
+    for pattern, (family, feature, remedy) in _UNREAD.items():
+        if odd := next((name for kind, name in kinds.items() if re.match(pattern, kind)), None):
+            raise ValueError(f"the file is of {family}: it has {feature} ({odd}), which are not read: {remedy}")
     for name, format_ in FORMATS.items():
         with _naming_format(name):
             if names := format_.canonical(arrays):

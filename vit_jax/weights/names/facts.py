@@ -8,11 +8,6 @@ from typing import Any
 from vit_jax.weights.names.entry import Rule, name_of
 from vit_jax.weights.names.ours import Shape
 
-NAFLEX = (
-    "it is a NaFlex model, whose patch embedding is a linear layer over images of any aspect ratio ({}), which our "
-    "networks do not compute: use weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224"
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:

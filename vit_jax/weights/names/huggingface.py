@@ -15,7 +15,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import timm, tokens
 from vit_jax.weights.names.entry import QKV, Rule, invert, pytorch_rules, transformer_rules
-from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, vit_facts
+from vit_jax.weights.names.facts import Facts, classes_of, vit_facts
 from vit_jax.weights.names.library_classes import huggingface_model
 from vit_jax.weights.names.ours import Shape
 
@@ -245,12 +245,9 @@ def _classic_name(name: str, table: Family, prefix: str) -> str:
 
 
 def facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`, and for NaFlex."""
+    """Return the facts of a file; not the number of heads. ValueError as for `shape_of`."""
     family = family_of(shapes)
     assert family is not None
-    patches = f"{FAMILIES[family].prefixes[0]}{FAMILIES[family].patches}.weight"
-    if family == "clip" and len(shapes[patches]) == 2:
-        raise ValueError(NAFLEX.format(patches))
     distilled = _distillation(shapes)
     head = "cls_classifier" if distilled == "distillation_token" else "classifier"
     head = "visual_projection" if family == "clip" else head

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from vit_jax.weights.names.entry import STACKED, Rule
-from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, count, counts, shape_of
+from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
 from vit_jax.weights.names.ours import Shape
 
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
@@ -108,8 +108,6 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     _, attention, mlp = style.numbers
     block = "Transformer/encoderblock" if style.is_stacked else "Transformer/encoderblock_0"
     extra = int(style.is_stacked)
-    if len(shapes["embedding/kernel"]) == 2:
-        raise ValueError(NAFLEX.format("embedding/kernel"))
     height, patch_width, _, width = shape_of(shapes, "embedding/kernel", 4)
     query = shape_of(shapes, f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel", 3 + extra)
     expand = shape_of(shapes, f"{block}/MlpBlock_{mlp}/Dense_0/kernel", 2 + extra)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
 from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
-from vit_jax.weights.names.facts import NAFLEX, Facts, classes_of, counts, shape_of, vit_facts
+from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of, vit_facts
 from vit_jax.weights.names.ours import Shape
 
 RESNET_DEFAULTS = {
@@ -149,8 +149,6 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """
     renamed = originals.canonical(names)
     names = set(renamed)
-    if {"embeds.proj.weight", "embeds.pos_embed"} <= names:
-        raise ValueError(NAFLEX.format("embeds.proj.weight"))
     is_resnet = {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= names
     if not is_resnet and "patch_embed.proj.weight" not in names:
         return None
