@@ -11,6 +11,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import FinetuneConfig, resolve
 from vit_jax.config.check import validate
+from vit_jax.files import JsonObject
 from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.layout import keep_layout
@@ -24,7 +25,7 @@ from vit_jax.train.start import adapt, start_state_of_weights
 
 
 @hosts.ends_together(Interrupted)
-def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
+def finetune(config: FinetuneConfig, workdir: str) -> JsonObject:
     """Fine-tune from the start, or resume wherever the workdir's last run was interrupted, in the search or after.
 
     The workdir is shared by all processes. Returns the content of `summary.json`.
@@ -35,7 +36,7 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     return tune(config, workdir)
 
 
-def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> dict[str, Any]:
+def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> JsonObject:
     """`finetune` as one of several runs of a command, which sees to it that all processes end together.
 
     It raises Paused, with its state saved, when the final run has been trained to `pause_fraction`.
@@ -48,7 +49,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)
-    sizes: dict[str, Any] = {"label_shape": data.train.label_shape, "devices": jax.devices()}
+    sizes: JsonObject = {"label_shape": data.train.label_shape, "devices": jax.devices()}
     first = assemble(config, architecture, num_examples=len(data.train), **sizes)
     assert isinstance(first.config, FinetuneConfig)
     config, architecture = first.config, first.architecture  # one layout for all runs
@@ -63,7 +64,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
 
             def train_with(
                 config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int, **more: Any
-            ) -> dict[str, Any]:
+            ) -> JsonObject:
                 run = assemble(config, architecture, num_examples=len(data.train), **sizes)
                 first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
                 more |= {"split": split, "steps_after": steps_after}

@@ -112,7 +112,7 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
     return dataclasses.replace(config, **changed)
 
 
-def usable_bytes(device: Any) -> int:
+def usable_bytes(device: jax.Device) -> int:
     """Return the memory of a device that a program may use."""
     chip = find_chip(device.device_kind)
     if chip is None:
@@ -129,7 +129,9 @@ def _with_policy(architecture: Architecture, config: RunConfig) -> Architecture:
     return dataclasses.replace(architecture, remat=remat)
 
 
-def _update_share(config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[Any]) -> float:
+def _update_share(
+    config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
+) -> float:
     """Return the time of the update of a state that is not split, relative to the matrix products of a step."""
     chip = find_chip(devices[0].device_kind)
     if chip is None:
@@ -224,5 +226,5 @@ def _needed_bytes(
     ).total
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and value > 0

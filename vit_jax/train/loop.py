@@ -8,14 +8,14 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
+from vit_jax.files import JsonObject
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
@@ -33,7 +33,7 @@ from vit_jax.train.state import TrainState
 from vit_jax.train.writers import Writers
 from vit_jax.weights.folding import OURS, Normalisation
 
-FirstState = Callable[[CheckpointReader, dict[str, Any]], tuple[TrainState, str]]
+FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
 """From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin
 with and a sentence on where it comes from."""
 
@@ -51,7 +51,7 @@ def train(
     further: Sequence[Evaluation] = (),
     normalisation: Normalisation = OURS,
     licence: str = "",
-) -> dict[str, Any]:
+) -> JsonObject:
     """Train to the last step, or until it stops early, from wherever `first_state` begins; return `summary.json`.
 
     Args:
@@ -83,7 +83,7 @@ def train(
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation, licence)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
-        before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
+        before: JsonObject = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         run.trace_train_step()  # the last check of the user's code: a failure so far leaves no folder behind
         writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
         forget_divergence(folder)
@@ -117,7 +117,7 @@ def train(
             return before["wall_seconds"] + time.perf_counter() - began
 
         @contextlib.contextmanager
-        def between_steps() -> Any:
+        def between_steps() -> Iterator[None]:
             """Stop the clock and the watchdog, and allow transfers to the host."""
             with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
                 workdir.check()

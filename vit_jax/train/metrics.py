@@ -1,7 +1,7 @@
 """Metrics read one step late: while the device computes step n, the host looks at those of step n - 1."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ class LateMetrics:
 
     def is_busy(self) -> bool:
         """Return whether the devices still compute the newest step."""
-        newest: list[Any] = [] if self._pending is None else list(self._pending[1].values())
+        newest: Iterable[Any] = () if self._pending is None else self._pending[1].values()  # `is_ready` has no type
         return not all(value.is_ready() for value in newest)
 
     def flush(self) -> None:

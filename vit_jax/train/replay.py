@@ -23,7 +23,7 @@ from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, to_dict
 from vit_jax.config.check import validate
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import hold_out
-from vit_jax.files import expanded, printable, write_atomically
+from vit_jax.files import JsonObject, expanded, printable, write_atomically
 from vit_jax.references import StoredReference, allowed_code, mark_stored
 from vit_jax.tables import aligned
 from vit_jax.train import overview
@@ -36,7 +36,7 @@ from vit_jax.train.assemble import (
     open_train_batches,
     train_stream,
 )
-from vit_jax.train.examination import KINDS, in_forward_order
+from vit_jax.train.examination import KINDS, Figures, in_forward_order
 from vit_jax.train.lifecycle.workdir import TRIALS
 from vit_jax.train.metrics import FINITE
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGENCE_FILE, read_config, read_divergence, read_metrics
@@ -85,7 +85,7 @@ class Replay:
     start: str  # a sentence on the state from which steps were repeated
     metrics: Mapping[str, float]  # of the step
     recorded: Mapping[str, float] | None  # those that the run wrote; None if it wrote none for this step
-    figures: Mapping[str, Any]  # as from `examination`, on the host
+    figures: Figures  # as from `examination`, on the host
     record_B: np.ndarray
     name_B: Sequence[str]
     folder: pathlib.Path  # of the report, and of the state before the step
@@ -115,7 +115,7 @@ class Replay:
                 rows = zip(self.record_B, self.name_B, self.figures[kind], strict=True)
                 yield from ((f"the loss of record {record}, {name}", loss) for record, name, loss in rows)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return everything as values of JSON."""
         layers = {
             layer: {kind: float(self.figures[kind][layer]) for kind in KINDS if layer in self.figures[kind]}
@@ -242,8 +242,8 @@ def replay(
 
 
 def _open(
-    folder: pathlib.Path, reader: CheckpointReader, start: int | None, diverged: Mapping[str, Any] | None
-) -> tuple[Assembly, Datasets, TrainState, dict[str, Any], str]:
+    folder: pathlib.Path, reader: CheckpointReader, start: int | None, diverged: JsonObject | None
+) -> tuple[Assembly, Datasets, TrainState, JsonObject, str]:
     """The run's parts and data, the state of a checkpoint or the first one, its metadata, and where it is from."""
     config = _config_of(folder, reader, diverged)
     validate(config)
@@ -260,7 +260,7 @@ def _open(
         architecture = architecture_of(config, data.train.num_classes)
     shape = data.train.label_shape
     run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
-    given: dict[str, Any] = {} if fitted is None else {"normalisation": fitted.normalisation, "licence": fitted.licence}
+    given: JsonObject = {} if fitted is None else {"normalisation": fitted.normalisation, "licence": fitted.licence}
     metadata = overview.checkpoint_metadata(run, data, **given)
     if start is not None:
         origin = f"from the checkpoint of step {start}"
@@ -272,7 +272,7 @@ def _open(
     return run, data, state, metadata | {"wall_seconds": 0.0}, origin
 
 
-def _config_of(folder: pathlib.Path, reader: CheckpointReader, diverged: Mapping[str, Any] | None) -> RunConfig:
+def _config_of(folder: pathlib.Path, reader: CheckpointReader, diverged: JsonObject | None) -> RunConfig:
     """The config as the run had it: after a search with the learning rate that was chosen."""
     if diverged is not None:  # of the last start of the run, which may have changed its layout
         values = mark_stored({"config": diverged["config"]}, str(folder / DIVERGENCE_FILE), reader.allowed)["config"]
@@ -298,7 +298,7 @@ def _records(run: Assembly, data: Datasets, step: int) -> np.ndarray:
     return train_stream(config, data.train, rows, step - 1, run.steps.total, before).records(0)
 
 
-def _save(into: pathlib.Path, step: int, state: TrainState, metadata: Mapping[str, Any]) -> None:
+def _save(into: pathlib.Path, step: int, state: TrainState, metadata: Mapping[str, object]) -> None:
     """Save a state in a folder that is a workdir for other verbs; it replaces that of an earlier replay."""
     if hosts.is_first():
         if into.parent.is_symlink():

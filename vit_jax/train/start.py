@@ -21,7 +21,7 @@ from vit_jax.config.check import lengths
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
-from vit_jax.files import expanded, printable
+from vit_jax.files import JsonObject, expanded, printable
 from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
@@ -44,13 +44,13 @@ def items_of(state: TrainState) -> dict[str, Any]:
 
 
 def start_state_of_weights(
-    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointReader, metadata: dict[str, Any]
+    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointReader, metadata: JsonObject
 ) -> tuple[TrainState, str]:
     """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
     return _continue_run(assembly, own, metadata) or _begin(assembly, parameters, str(assembly.config.init_from))
 
 
-def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str]:
+def start_state(assembly: Assembly, own: CheckpointReader, metadata: JsonObject) -> tuple[TrainState, str]:
     """The state a pre-training run begins with, and a sentence that says where it comes from.
 
     `own` are the checkpoints of its workdir; `metadata` is what they will say of their data, and must agree with what
@@ -62,7 +62,7 @@ def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, A
     return _continue_run(assembly, own, metadata) or given_state(assembly, metadata)
 
 
-def given_state(assembly: Assembly, metadata: dict[str, Any]) -> tuple[TrainState, str]:
+def given_state(assembly: Assembly, metadata: JsonObject) -> tuple[TrainState, str]:
     """The state that a pre-training run begins with where its workdir is empty; otherwise as `start_state`."""
     config = assembly.config
     assert isinstance(config, PretrainConfig)
@@ -159,7 +159,7 @@ def initial_weights(config: RunConfig) -> Weights:
     return load_weights(config.init_from, allow_code=[*config.allow_code, *named])
 
 
-def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
+def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: JsonObject) -> tuple[TrainState, str] | None:
     """The state of the newest checkpoint of the run's own workdir that is not damaged; None if there is none at all.
 
     Damaged ones that are newer are moved out of the way.
@@ -207,7 +207,7 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     parameters = {**parameters, **jax.device_get(initial)}
     _require_same_parameters(assembly, parameters, source)
 
-    def place(name: str, leaf: Any) -> jax.Array:
+    def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])
 
     return assembly.state_of(pytree.map_with_names(place, assembly.abstract_state.model))
@@ -219,7 +219,7 @@ def _require_same_parameters(assembly: Assembly, parameters: Mapping[str, np.nda
 
 
 def _restore_newest(
-    assembly: Assembly, reader: CheckpointReader, metadata: dict[str, Any], steps: Sequence[int]
+    assembly: Assembly, reader: CheckpointReader, metadata: JsonObject, steps: Sequence[int]
 ) -> tuple[TrainState, int, dict[int, str]]:
     """The state of the newest of these checkpoints that is not damaged, its step, and what is wrong with newer ones."""
     damage: dict[int, str] = {}
@@ -235,7 +235,7 @@ def _restore_newest(
     )
 
 
-def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: dict[str, Any]) -> TrainState:
+def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: JsonObject) -> TrainState:
     """The complete state of one checkpoint, whose metadata must agree with `metadata`.
 
     Raises:
@@ -257,7 +257,7 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
 
 
-def _images(metadata: Mapping[str, Any], step: int) -> int:
+def _images(metadata: JsonObject, step: int) -> int:
     """Return the images of the first steps: where the run is in the order of its data."""
     images, first = 0, 0
     for last, batch in (*metadata.get("phases", ()), (step, metadata["global_batch"])):
@@ -265,7 +265,7 @@ def _images(metadata: Mapping[str, Any], step: int) -> int:
     return images
 
 
-def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
+def _require_same_network(assembly: Assembly, stored: JsonObject, source: str) -> None:
     """Raise if two networks with the same shapes compute different functions."""
     given = dataclasses.asdict(assembly.architecture)
     there = {name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING}  # older ones lack some
@@ -274,7 +274,7 @@ def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source:
         raise ValueError(f"{source} is of another network:\n{lines}")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

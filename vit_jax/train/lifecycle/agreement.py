@@ -8,7 +8,6 @@ import hashlib
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -51,7 +50,7 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
         raise ValueError(message)
 
 
-def describe_differences(facts: Sequence[Mapping[str, Any]]) -> str:
+def describe_differences(facts: Sequence[Mapping[str, object]]) -> str:
     """Return a sentence on the differences of processes from the first; empty without any.
 
     Args:
@@ -74,7 +73,7 @@ def describe_differences(facts: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _difference(name: str, there: Any, first: Any) -> str:
+def _difference(name: str, there: object, first: object) -> str:
     if name.endswith("_files_sha256"):
         return f"the {name.removesuffix('_files_sha256')} files have other names or classes"
     if isinstance(there, list) and isinstance(first, list) and (one_sided := {*map(str, there)} ^ {*map(str, first)}):

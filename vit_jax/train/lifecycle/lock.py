@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from vit_jax.buckets import BucketPath
-from vit_jax.files import parse_json, read_bounded, write_atomically
+from vit_jax.files import JsonObject, parse_json, read_bounded, write_atomically
 
 FILE = "run.lock"
 RENEWAL_SECONDS = 5.0
@@ -92,7 +92,7 @@ class WorkdirLock:
         if self._enabled:
             self._require_owner(_read(self._path))
 
-    def _require_owner(self, found: dict[str, Any] | None) -> None:
+    def _require_owner(self, found: JsonObject | None) -> None:
         """Raise WorkdirLost unless the lock, as it was read, is of this process."""
         if found is None:
             raise WorkdirLost(
@@ -167,7 +167,7 @@ class WorkdirLock:
                 return True
         return False
 
-    def _is_void(self, other: dict[str, Any], path: pathlib.Path) -> bool:
+    def _is_void(self, other: JsonObject, path: pathlib.Path) -> bool:
         """Return whether the owner of the lock at `path` is gone; may wait until the lock would have been renewed."""
         if (has_ended := _has_ended(other)) is not None:
             return has_ended
@@ -268,7 +268,7 @@ def is_abandoned(folder: pathlib.Path, now: float, expiry_seconds: float) -> boo
     return now - newest > expiry_seconds
 
 
-def _has_ended(owner: dict[str, Any]) -> bool | None:
+def _has_ended(owner: JsonObject) -> bool | None:
     """Return whether the owner of a lock has ended; None if its processes are not visible from this one."""
     here = _this_process()
     if any(owner[name] != here[name] for name in ("host", "boot", "namespace")):
@@ -283,13 +283,13 @@ def claim_of(path: pathlib.Path, found: bytes) -> pathlib.Path:
     return path.with_name(f".{FILE}.{hashlib.sha256(name).hexdigest()[:32]}")
 
 
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
+def _read(path: pathlib.Path) -> JsonObject | None:
     """Return the owner of a lock; None if there is none, or the file is not a lock."""
     found = _content(path)
     return None if found is None else _owner(found)
 
 
-def _read_object(path: BucketPath) -> dict[str, Any] | None:
+def _read_object(path: BucketPath) -> JsonObject | None:
     """Return the owner of a lock in a bucket; None if there is none. Raise OSError if the bucket does not answer."""
     try:
         return _owner(path.read_generation()[0])
@@ -305,7 +305,7 @@ def _content(path: pathlib.Path) -> bytes | None:
         return b"not a lock" if os.path.lexists(path) else None
 
 
-def _owner(found: bytes) -> dict[str, Any] | None:
+def _owner(found: bytes) -> JsonObject | None:
     """Return the owner that the content of a lock names; None if it was not written by this module."""
     try:
         owner = parse_json(found)
@@ -315,7 +315,7 @@ def _owner(found: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> JsonObject:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     namespace = pathlib.Path("/proc/self/ns/pid")  # containers have process numbers of their own
     return {
