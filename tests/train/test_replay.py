@@ -191,7 +191,7 @@ def test_mistakes(copy, tmp_path):
     outcome = commands.run(["replay", str(copy), "--step=0"])
     assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be at least 1.\n")
     (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
-    with rejects("divergence.json", "config must be an object"):
+    with rejects("divergence.json", "must have config"):
         replay(str(copy))
     (copy / "divergence.json").unlink()
     with rejects("no step has diverged", "--step=N"):

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from vit_jax import hosts
-from vit_jax.config import FinetuneConfig, resolve
+from vit_jax.config import FinetuneConfig
 from vit_jax.config.check import validate
 from vit_jax.files import JsonObject
 from vit_jax.train import overview, rate_search
@@ -45,7 +45,6 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
-    resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before hours of search, not after
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)

@@ -58,8 +58,8 @@ def resolve_layout(
     devices: Sequence[jax.Device],
     *,
     is_standard: bool,
-) -> tuple[RunConfig, Architecture]:
-    """Return the config and its network with values in the place of `auto`; values that are set stay.
+) -> RunConfig:
+    """Return the config with values in the place of `auto`; values that are set stay.
 
     On CPUs, and for a user-defined network, of which no formula knows the memory, that is no recomputation and no
     sharding. If nothing fits, it is the layout that needs the least memory.
@@ -71,21 +71,18 @@ def resolve_layout(
       devices: of all processes.
       is_standard: False for a network that `architecture` does not describe.
     """
-    least = None
+    default = next(_layouts(config, architecture, devices, 0.0))
     if devices[0].platform == "cpu" or not (is_standard and architecture.is_standard):
-        chosen = next(_layouts(config, architecture, devices, 0.0))
-        return chosen, _with_policy(architecture, chosen)
-    share = _update_share(config, architecture, state, devices)
-    for chosen in _layouts(config, architecture, devices, share):
-        needed = _needed_bytes(chosen, architecture, state, devices)
+        return default
+    too_large: list[tuple[int, RunConfig]] = []
+    for layout in _layouts(config, architecture, devices, _update_share(config, architecture, state, devices)):
+        needed = _needed_bytes(layout, architecture, state, devices)
         if needed is not None and needed <= (1 - RESERVE) * usable_bytes(devices[0]):
-            return chosen, _with_policy(architecture, chosen)
-        if needed is not None and (least is None or needed < least[0]):
-            least = needed, chosen
-    chosen = (
-        least[1] if least else next(_layouts(config, architecture, devices, 0.0))
-    )  # impossible: rejected later, with a reason
-    return chosen, _with_policy(architecture, chosen)
+            return layout
+        if needed is not None:
+            too_large.append((needed, layout))
+    # Without a possible layout the default is rejected later, with a reason.
+    return min(too_large, key=lambda pair: pair[0])[1] if too_large else default
 
 
 def keep_layout(config: C, workdir: str, num_devices: int) -> C:
@@ -121,12 +118,6 @@ def usable_bytes(device: jax.Device) -> int:
         return int(GPU_FRACTION * chip.memory_bytes)
     fabric = fabric_of(device.device_kind)
     return chip.memory_bytes if fabric is None else fabric.usable_bytes
-
-
-def _with_policy(architecture: Architecture, config: RunConfig) -> Architecture:
-    remat = config.model.remat
-    assert remat != "auto"
-    return dataclasses.replace(architecture, remat=remat)
 
 
 def _update_share(
@@ -204,7 +195,8 @@ def _needed_bytes(
     config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
 ) -> int | None:
     """Return the memory of a step on one device; None if the layout is not possible."""
-    sharding, parts = config.sharding, config.optimizer.accumulation_steps or 1
+    sharding, parts, policy = config.sharding, config.optimizer.accumulation_steps or 1, config.model.remat
+    assert policy != "auto"
     shards = sharding.num_model_shards
     replicas = sharding.num_replicas or count_slices(devices)
     data, rest = divmod(len(devices), replicas * shards)
@@ -217,7 +209,7 @@ def _needed_bytes(
         return None
     shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed)
     return step_memory(
-        _with_policy(architecture, config),
+        dataclasses.replace(architecture, remat=policy),
         shapes,
         global_batch=config.global_batch,
         accumulation_steps=parts,
