@@ -248,6 +248,6 @@ def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
     assert found.metrics["learning_rate"] < 0.01
     trial = tmp_path / "search" / "learning_rate=1e+30"
     found = replay(str(trial))
-    assert found.start == f"from the weights of {tiny_run.workdir}"
+    assert found.start == f"starting at step 0 with the weights of {tiny_run.workdir}"
     assert found.differences == []
     assert found.first_cause

@@ -21,7 +21,7 @@ from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
-from vit_jax.train.start import adapt, start_state_of_weights
+from vit_jax.train.start import adapt, start_state
 
 
 @hosts.ends_together(Interrupted)
@@ -65,10 +65,9 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                 config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int, **more: Any
             ) -> JsonObject:
                 run = assemble(config, architecture, num_examples=len(data.train), **sizes)
-                first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
-                more |= {"split": split, "steps_after": steps_after}
-                more |= {"normalisation": fitted.normalisation, "licence": fitted.licence}
-                return train(run, data, workdir, first_state, interruption, **more)
+                first_state = functools.partial(start_state, run, fitted)
+                options = {"split": split, "steps_after": steps_after, "fitted": fitted, **more}
+                return train(run, data, workdir, first_state, interruption, **options)
 
             chosen, trials = config, None
             if config.search.learning_rates:

@@ -31,7 +31,7 @@ from vit_jax.train.run_files import last_training_line, write_summary
 from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.writers import Writers
-from vit_jax.weights.folding import OURS, Normalisation
+from vit_jax.weights.fit import Fitted
 
 FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
 """From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin
@@ -49,8 +49,7 @@ def train(
     steps_after: int = 0,
     pause_fraction: float | None = None,
     further: Sequence[Evaluation] = (),
-    normalisation: Normalisation = OURS,
-    licence: str = "",
+    fitted: Fitted | None = None,
 ) -> JsonObject:
     """Train to the last step, or until it stops early, from wherever `first_state` begins; return `summary.json`.
 
@@ -64,8 +63,7 @@ def train(
       steps_after: of the runs that follow in the same command, for the time that is shown.
       pause_fraction: of the steps; the run is saved after the last evaluation up to there, and ends.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
-      normalisation: of the pixels that the given weights were trained on, for the metadata.
-      licence: of the given weights, for the metadata.
+      fitted: the weights that a fine-tuning run starts with, whose licence and preprocessing go into the metadata.
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change.
@@ -80,7 +78,7 @@ def train(
     folder, keeping, pause_step = workdir.folder, config.checkpoint, _pause_step(run.steps, pause_fraction)
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
-        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation, licence)
+        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, fitted)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: JsonObject = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}

@@ -29,10 +29,11 @@ from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe, describe_preparation
-from vit_jax.weights.folding import OURS, Normalisation
+from vit_jax.weights.fit import Fitted
+from vit_jax.weights.folding import OURS
 
-# Those whose behaviour a run depends on.
 SHARES = ("accuracy", *MULTILABEL_RESULTS)  # results that are shown in percent
+# Those whose behaviour a run depends on.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
@@ -142,10 +143,9 @@ def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> s
     return f"step {step:>6}/{total_steps}  {values}"
 
 
-def checkpoint_metadata(
-    run: Assembly, data: Datasets, normalisation: Normalisation = OURS, licence: str = ""
-) -> JsonObject:
+def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = None) -> JsonObject:
     """Return metadata of weights: model, classes, preprocessing, and what exact resuming depends on."""
+    normalisation, licence = (fitted.normalisation, fitted.licence) if fitted else (OURS, "")
     config, architecture = run.config, run.architecture
     preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
     assert config.data is not None  # or there would be no data to train on

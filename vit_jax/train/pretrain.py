@@ -45,5 +45,5 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     shape = data.train.label_shape
     run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
     with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
-        first_state = functools.partial(start_state, run)
+        first_state = functools.partial(start_state, run, None)
         return train(run, data, claimed, first_state, interruption, pause_fraction=pause_fraction)

@@ -21,7 +21,7 @@ from vit_jax.config.check import lengths
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
-from vit_jax.files import JsonObject, expanded, printable
+from vit_jax.files import JsonObject, expanded, printable, shortened
 from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
@@ -43,30 +43,29 @@ def items_of(state: TrainState) -> dict[str, Any]:
     return items if state.polyak is None else items | {"polyak": state.polyak}
 
 
-def start_state_of_weights(
-    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointReader, metadata: JsonObject
+def start_state(
+    assembly: Assembly, fitted: Fitted | None, own: CheckpointReader, metadata: JsonObject
 ) -> tuple[TrainState, str]:
-    """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
-    return _continue_run(assembly, own, metadata) or _begin(assembly, parameters, str(assembly.config.init_from))
+    """Return the state a run begins with, and a sentence that says where it comes from.
 
-
-def start_state(assembly: Assembly, own: CheckpointReader, metadata: JsonObject) -> tuple[TrainState, str]:
-    """The state a pre-training run begins with, and a sentence that says where it comes from.
-
-    `own` are the checkpoints of its workdir; `metadata` is what they will say of their data, and must agree with what
-    is continued.
+    Args:
+      assembly: its parts.
+      fitted: the weights that a fine-tuning run starts with; None for pre-training.
+      own: the checkpoints of its workdir.
+      metadata: of its checkpoints; those of a continued checkpoint must agree.
 
     Raises:
       ValueError: the given checkpoint or weights do not exist or do not fit.
     """
-    return _continue_run(assembly, own, metadata) or given_state(assembly, metadata)
+    return _continue_run(assembly, own, metadata) or given_state(assembly, fitted, metadata)
 
 
-def given_state(assembly: Assembly, metadata: JsonObject) -> tuple[TrainState, str]:
-    """The state that a pre-training run begins with where its workdir is empty; otherwise as `start_state`."""
+def given_state(assembly: Assembly, fitted: Fitted | None, metadata: JsonObject) -> tuple[TrainState, str]:
+    """Return the state that a run begins with where its workdir is empty; otherwise as `start_state`."""
     config = assembly.config
-    assert isinstance(config, PretrainConfig)
-    if config.resume_from is not None:
+    if fitted is not None:
+        return _begin(assembly, fitted.parameters, str(config.init_from))
+    if isinstance(config, PretrainConfig) and config.resume_from is not None:
         reader, steps = steps_to_continue(assembly)
         state, step, damage = _restore_newest(assembly, reader, metadata, steps)
         return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
@@ -248,13 +247,13 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: J
     for name in (*always, *order, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):
             raise ValueError(
-                f"The checkpoint in {reader.folder} was trained with {name}={_short(stored.get(name))}, this run has "
-                f"{_short(metadata.get(name))}: continuing would not see the same images. To start anew from its "
-                f"weights, use config.init_from and another workdir."
+                f"The checkpoint in {reader.folder} was trained with {name}={shortened(repr(stored.get(name)), 80)}, "
+                f"this run has {shortened(repr(metadata.get(name)), 80)}: continuing would not see the same images. To "
+                "start anew from its weights, use config.init_from and another workdir."
             )
     restored = reader.restore(step, items_of(assembly.abstract_state))
-    step_array, polyak = restored["progress"]["step"], restored.get("polyak")
-    return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
+    step_array = restored.pop("progress")["step"]
+    return TrainState(step=step_array, **{"polyak": None, **restored})
 
 
 def _images(metadata: JsonObject, step: int) -> int:
@@ -272,11 +271,6 @@ def _require_same_network(assembly: Assembly, stored: JsonObject, source: str) -
     if different := [name for name in MEANING if there[name] != given[name]]:
         lines = "\n".join(f"  {name}: there {there[name]!r}, here {given[name]!r}" for name in different)
         raise ValueError(f"{source} is of another network:\n{lines}")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:
