@@ -6,7 +6,6 @@ Formulas decide, from the config, the kind of the devices and their number: all 
 import contextlib
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -94,7 +93,7 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
     if hosts.is_first() and has_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
             stored = {name: value for name, value in flatten(read_config(folder)).items() if name in _CHOSEN}
-    stored = json.loads(hosts.gather(json.dumps(stored))[0])
+    stored = hosts.gather(stored)[0]
     remat, parts, parameters, replicas = (stored.get(name) for name in _CHOSEN)
     changed: dict[str, Any] = {}
     if config.model.remat == "auto" and remat in POLICIES:

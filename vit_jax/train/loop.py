@@ -5,7 +5,6 @@ It takes a run's parts and a function that gives the first state; `pretrain` and
 
 import contextlib
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -157,11 +156,10 @@ def train(
             return results if math.isfinite(results.get(keeping.best_metric, math.nan)) else {}
 
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
-            records = [json.loads(part) for part in hosts.gather(json.dumps(unreadable.met_by(step)))]
             progress = {
                 "wall_seconds": wall_seconds(),
                 "owes_evaluation": owes_evaluation,
-                "unreadable_records": records,
+                "unreadable_records": hosts.gather(unreadable.met_by(step)),
             }
             progress |= stopping.metadata()
             writers.flush()

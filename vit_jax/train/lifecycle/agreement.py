@@ -5,7 +5,6 @@ Each compiles its own program and reads its own data: where these differ, a run 
 
 import functools
 import hashlib
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -45,8 +44,7 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
         **files_of(config, data),
         "weights": weights_sha256,
     }
-    everyone = [json.loads(text) for text in hosts.gather(json.dumps(facts))]
-    if message := describe_differences(everyone):
+    if message := describe_differences(hosts.gather(facts)):
         raise ValueError(message)
 
 

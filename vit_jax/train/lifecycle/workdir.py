@@ -92,7 +92,7 @@ def prepare_shared(path: pathlib.Path) -> None:
 def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
     """Raise in every process the error of the first, or one where a process does not see the same folder."""
     if jax.process_count() > 1:
-        if any(hosts.gather("" if error is None else "cannot be used")):
+        if any(hosts.gather(error is not None)):
             raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
         _require_shared(path)
     if error is not None:
@@ -256,7 +256,7 @@ def _require_shared(path: pathlib.Path) -> None:
     if hosts.is_first():
         shared_file.write_text("")
     hosts.wait_for_all("workdir token written")
-    seen = hosts.gather("seen" if shared_file.exists() else "")  # all have looked when this returns
+    seen = hosts.gather(shared_file.exists())  # all have looked when this returns
     if hosts.is_first():
         shared_file.unlink(missing_ok=True)
     blind = [process for process, sees in enumerate(seen) if not sees]
