@@ -66,14 +66,14 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
     raise ValueError(f"No rule covers {name!r}; add one for it, or a final rule '.*' that covers the rest.")
 
 
-def differences(expected: Mapping[str, object], given: Mapping[str, object]) -> list[str]:
+def differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
     """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
-    missing, left = expected.keys() - given.keys(), given.keys() - expected.keys()
+    missing, left = expected.keys() - actual.keys(), actual.keys() - expected.keys()
     lines = [f"missing: {name} {_shape(expected[name])}{near}" for name, near in _with_nearest(missing, left)]
-    lines += [f"left over: {name} {_shape(given[name])}{near}" for name, near in _with_nearest(left, missing)]
-    for name in expected.keys() & given.keys():
-        if _shape(expected[name]) != _shape(given[name]):
-            lines.append(f"shape: {name} is {_shape(given[name])}, the model has {_shape(expected[name])}")
+    lines += [f"left over: {name} {_shape(actual[name])}{near}" for name, near in _with_nearest(left, missing)]
+    for name in expected.keys() & actual.keys():
+        if _shape(expected[name]) != _shape(actual[name]):
+            lines.append(f"shape: {name} is {_shape(actual[name])}, the model has {_shape(expected[name])}")
     return sorted(lines)
 
 

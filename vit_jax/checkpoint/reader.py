@@ -132,15 +132,13 @@ class CheckpointReader:
         try:
             require_plain_files(folder)
             metadata = dict(parse_json(read_bounded(folder / METADATA / METADATA, MAX_JSON_BYTES)))
-        except OSError as error:
-            raise DamagedCheckpoint(folder, damage_of(error, folder)) from error
-        except (TypeError, ValueError) as error:  # of the parser
-            raise DamagedCheckpoint(folder, reason(error)) from error
-        digest = metadata.pop(METADATA_DIGEST, None)
-        if digest is not None and digest != metadata_digest(metadata):
-            raise DamagedCheckpoint(folder, f"other bytes than were written in {METADATA}")
-        if not _are_digests(metadata.setdefault(DIGESTS, {})):
-            raise DamagedCheckpoint(folder, f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+            if metadata.pop(METADATA_DIGEST, None) not in (None, metadata_digest(metadata)):
+                raise ValueError(f"other bytes than were written in {METADATA}")
+            if not _are_digests(metadata.setdefault(DIGESTS, {})):
+                raise ValueError(f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+        except (OSError, TypeError, ValueError) as error:
+            problem = damage_of(error, folder) if isinstance(error, OSError) else reason(error)
+            raise DamagedCheckpoint(folder, problem) from error
         self._described[step] = mark_stored(metadata, str(folder), self.allowed)
         return self._described[step]
 
@@ -260,5 +258,5 @@ def _reshaped(array: Any, like: Any) -> Any:
 def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None]) -> list[str]:
     """Names of leaves that no longer have their digests."""
     known = {name: digest for name, digest in digests.items() if digest is not None}
-    found = array_digests({name: leaves[name] for name in known})
-    return [name for name, digest in known.items() if found[name] != digest]
+    current = array_digests({name: leaves[name] for name in known})
+    return [name for name, digest in known.items() if current[name] != digest]

@@ -165,26 +165,26 @@ def micro_batches(config: RunConfig, architecture: Architecture, devices: Sequen
 
 
 def _shardings(
-    given: ShardingConfig, devices: Sequence[jax.Device], *, is_split_first: bool
+    config: ShardingConfig, devices: Sequence[jax.Device], *, is_split_first: bool
 ) -> Iterator[ShardingConfig]:
     """Yield shardings without `auto`: from the least to the most, except that replicated parameters may come last."""
-    if given.parameters != "auto":
-        yield given
+    if config.parameters != "auto":
+        yield config
         return
-    replicated = dataclasses.replace(given, parameters="replicated")
-    is_alone = len(devices) <= (given.num_replicas or 1) * given.num_model_shards
+    replicated = dataclasses.replace(config, parameters="replicated")
+    is_alone = len(devices) <= (config.num_replicas or 1) * config.num_model_shards
     if is_alone or not is_split_first:
         yield replicated
     if is_alone:  # there is nothing to split parameters over
         return
-    split = dataclasses.replace(given, parameters="fsdp")
-    num_slices, shards = count_slices(devices), given.num_model_shards
-    if given.num_replicas is None and devices[0].platform == "tpu":
+    split = dataclasses.replace(config, parameters="fsdp")
+    num_slices, shards = count_slices(devices), config.num_model_shards
+    if config.num_replicas is None and devices[0].platform == "tpu":
         for group in GROUPS:
             if group * shards < len(devices) // num_slices and len(devices) % (group * shards) == 0:
                 yield dataclasses.replace(split, num_replicas=len(devices) // (group * shards))
     yield split
-    if given.num_replicas is None and num_slices > 1:
+    if config.num_replicas is None and num_slices > 1:
         yield dataclasses.replace(split, num_replicas=1)
     if is_split_first:
         yield replicated

@@ -221,11 +221,11 @@ def machine() -> JsonObject:
 def closing(summary: JsonObject, folder: pathlib.Path, *, split: str) -> str:
     """Return the closing lines: results, cost and paths."""
     shares = [f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary]  # none if pixels are predicted
-    found = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
+    results = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
     missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
     of_best = f", at step {summary['best_step']:,}, the best that is kept" if "best_step" in summary else ""
     return (
-        f"{found}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
+        f"{results}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
         f"{missing if summary['unreadable_images'] else ''}"
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
         f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"

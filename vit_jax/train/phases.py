@@ -67,7 +67,7 @@ def make_view(model: nnx.Module, target: T, old: tuple[int, int], new: tuple[int
         leaves = pytree.named_leaves(model)
         return pytree.from_named_leaves(target, {name: resize(name, leaf) for name, leaf in leaves.items()})
 
-    wanted, given = (pytree.named_leaves(tree) for tree in (target, jax.eval_shape(view, model)))
-    if lines := pytree.differences(wanted, given):
+    wanted, viewed = (pytree.named_leaves(tree) for tree in (target, jax.eval_shape(view, model)))
+    if lines := pytree.differences(wanted, viewed):
         raise ValueError(f"config.phases: these parameters are not of every image size:{pytree.listed(lines)}")
     return view

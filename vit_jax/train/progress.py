@@ -137,10 +137,8 @@ def estimate_text(seconds: float, platform: str) -> str:
         return ""
     line = f"estimate: {duration_text(seconds)} of training, from the first {ESTIMATE_AFTER_STEPS} steps"
     if platform == "cpu" and seconds > LONG_ON_CPU_SECONDS:
-        line += (
-            "; on a CPU, vit-jax probe WEIGHTS --data=DATA --output=FOLDER trains a classifier on frozen features in "
-        )
-        line += "minutes"
+        probe = "vit-jax probe WEIGHTS --data=DATA --output=FOLDER"
+        line += f"; on a CPU, {probe} trains a classifier on frozen features in minutes"
     return line
 
 

@@ -266,10 +266,10 @@ def _images(metadata: JsonObject, step: int) -> int:
 
 def _require_same_network(assembly: Assembly, stored: JsonObject, source: str) -> None:
     """Raise if two networks with the same shapes compute different functions."""
-    given = dataclasses.asdict(assembly.architecture)
+    here = dataclasses.asdict(assembly.architecture)
     there = {name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING}  # older ones lack some
-    if different := [name for name in MEANING if there[name] != given[name]]:
-        lines = "\n".join(f"  {name}: there {there[name]!r}, here {given[name]!r}" for name in different)
+    if different := [name for name in MEANING if there[name] != here[name]]:
+        lines = "\n".join(f"  {name}: there {there[name]!r}, here {here[name]!r}" for name in different)
         raise ValueError(f"{source} is of another network:\n{lines}")
 
 

@@ -66,15 +66,15 @@ def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
     Raises:
       ValueError: there is no run in one of them.
     """
-    found: list[pathlib.Path] = []
+    workdirs: list[pathlib.Path] = []
     for name in folders:
         folder = expanded(name)
         files = [folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else sorted(folder.rglob(CONFIG_FILE))
         runs = [file.parent for file in files if "total" in read_config(file.parent)]  # weights have this file, too
         if not runs:
             raise ValueError(f"{name}: must be a workdir with {CONFIG_FILE}, or a folder of workdirs.")
-        found += runs
-    return list(dict.fromkeys(found))
+        workdirs += runs
+    return list(dict.fromkeys(workdirs))
 
 
 def read_status(workdir: pathlib.Path, now: float) -> Status:

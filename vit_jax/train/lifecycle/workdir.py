@@ -91,12 +91,10 @@ def prepare_shared(path: pathlib.Path) -> None:
 
 def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
     """Raise in every process the error of the first, or one where a process does not see the same folder."""
+    if any(hosts.gather(error is not None)):
+        raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
     if jax.process_count() > 1:
-        if any(hosts.gather(error is not None)):
-            raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
         _require_shared(path)
-    if error is not None:
-        raise error
 
 
 @contextlib.contextmanager
@@ -219,15 +217,15 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
     if not (path / CONFIG_FILE).exists():
         return
     stored = flatten(_with_defaults(read_config(path), type(config)))
-    given = flatten(json.loads(json.dumps(to_dict(config))))
-    if ("search.learning_rates" in stored) != ("search.learning_rates" in given):
+    now = flatten(json.loads(json.dumps(to_dict(config))))
+    if ("search.learning_rates" in stored) != ("search.learning_rates" in now):
         raise ValueError(
             f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: choose another "
             "workdir. To fine-tune the weights of a run, give its folder as config.init_from."
         )
-    differ = [name for name in sorted(stored.keys() | given.keys()) if stored.get(name) != given.get(name)]
+    differ = [name for name in sorted(stored.keys() | now.keys()) if stored.get(name) != now.get(name)]
     lines = [
-        f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(given, name)}\n"
+        f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(now, name)}\n"
         for name in differ
         if not any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
     ]
