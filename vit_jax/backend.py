@@ -49,11 +49,13 @@ def explained_backend() -> Iterator[None]:
 def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path("/")) -> Exception:
     """Return the error to raise in the place of JAX's, for this value of `JAX_PLATFORMS`; `root` is the file system."""
     asked = [name.strip() for name in platforms.split(",") if name.strip()]
-    found = _found_plugins()
+    installed_plugins = _all_plugins()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
-    installed = f"{versions}, plugins: {', '.join(f'{name} {v}' for name, v in found.items()) or 'none'}"
+    installed = f"{versions}, plugins: {', '.join(f'{name} {v}' for name, v in installed_plugins.items()) or 'none'}"
     for name in asked:
-        if name == "cpu" or any(word in plugin for word in (_EXTRAS.get(name, name), name) for plugin in found):
+        if name == "cpu" or any(
+            word in plugin for word in (_EXTRAS.get(name, name), name) for plugin in installed_plugins
+        ):
             continue
         if name in _EXTRAS:
             fix = f"install it: pip install -U 'jax[{_EXTRAS[name]}]'"
@@ -78,13 +80,12 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
 
 def plugins() -> dict[str, str]:
     """Return the versions of the packages by which JAX uses TPUs and GPUs of NVIDIA."""
-    given = (distribution.name or "" for distribution in importlib.metadata.distributions())  # None: it is damaged
-    names = {name.lower().replace("_", "-") for name in given}
-    found = sorted(name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name))
-    return {name: importlib.metadata.version(name) for name in found}
+    names = {(one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()}  # None: damaged
+    matches = sorted(name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name))
+    return {name: importlib.metadata.version(name) for name in matches}
 
 
-def _found_plugins() -> dict[str, str]:
+def _all_plugins() -> dict[str, str]:
     """Return all plugins, also those of other platforms, which register themselves."""
     entries = importlib.metadata.entry_points(group="jax_plugins")
     return plugins() | {entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None}
@@ -133,10 +134,10 @@ def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str
 
 def _registered_plugins() -> set[str]:
     """Return the names by which JAX finds plugins: modules in `jax_plugins`, and entry points."""
-    found = {entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")}
+    entries = importlib.metadata.entry_points(group="jax_plugins")
     spec = importlib.util.find_spec("jax_plugins")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return found | {module.name for module in pkgutil.iter_modules(folders)}
+    return {*(entry.name for entry in entries), *(module.name for module in pkgutil.iter_modules(folders))}
 
 
 def _has_nvidia(root: pathlib.Path) -> bool:

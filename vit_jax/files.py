@@ -21,6 +21,9 @@ from typing import IO, Any, AnyStr, BinaryIO, cast
 from vit_jax import buckets
 from vit_jax.extras import install_command
 
+JsonObject = dict[str, Any]
+"""Values of JSON by name."""
+
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

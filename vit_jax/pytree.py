@@ -20,13 +20,13 @@ T = TypeVar("T")
 _NUMBER = re.compile(r"\d+")
 
 
-def path_name(path: Sequence[Any]) -> str:
+def path_name(path: Sequence[object]) -> str:
     """The name of a path as jax gives it."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
     return name.removesuffix("/value")
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves(tree: object) -> dict[str, Any]:
     """Leaves by name, in the order of the tree.
 
     Raises:
@@ -49,7 +49,7 @@ def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
     return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in names])
 
 
-def map_with_names(function: Callable[..., Any], tree: T, *rest: Any) -> T:
+def map_with_names(function: Callable[..., Any], tree: T, *rest: object) -> T:
     """`jax.tree.map` whose function receives the leaf's name first."""
     return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(path_name(path), *leaves), tree, *rest)
 
@@ -66,14 +66,14 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
     raise ValueError(f"No rule covers {name!r}; add one for it, or a final rule '.*' that covers the rest.")
 
 
-def differences(expected: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
     """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
-    missing, left = expected.keys() - given.keys(), given.keys() - expected.keys()
+    missing, left = expected.keys() - actual.keys(), actual.keys() - expected.keys()
     lines = [f"missing: {name} {_shape(expected[name])}{near}" for name, near in _with_nearest(missing, left)]
-    lines += [f"left over: {name} {_shape(given[name])}{near}" for name, near in _with_nearest(left, missing)]
-    for name in expected.keys() & given.keys():
-        if _shape(expected[name]) != _shape(given[name]):
-            lines.append(f"shape: {name} is {_shape(given[name])}, the model has {_shape(expected[name])}")
+    lines += [f"left over: {name} {_shape(actual[name])}{near}" for name, near in _with_nearest(left, missing)]
+    for name in expected.keys() & actual.keys():
+        if _shape(expected[name]) != _shape(actual[name]):
+            lines.append(f"shape: {name} is {_shape(actual[name])}, the model has {_shape(expected[name])}")
     return sorted(lines)
 
 
@@ -99,11 +99,11 @@ def _kind(name: str) -> str:
     return _NUMBER.sub("#", name)
 
 
-def _shape(leaf: Any) -> tuple[int, ...]:
+def _shape(leaf: object) -> tuple[int, ...]:
     return tuple(getattr(leaf, "shape", ()))
 
 
-def parameters_sha256(model: Any) -> str:
+def parameters_sha256(model: object) -> str:
     """Return the SHA-256 of the float32 bytes of all parameters in the order of their names."""
     digest = hashlib.sha256()
     for _, leaf in sorted(named_leaves(model).items()):

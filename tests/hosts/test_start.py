@@ -1,6 +1,7 @@
 """The start of a run of one process, errors that all share, and the service that stands beside the first process."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -44,7 +45,7 @@ class Service:
 
     def key_value_set(self, key, value, allow_overwrite=False):
         assert allow_overwrite or key not in self.said
-        self.said |= {key: value, key[:-1] + "1": f"{value} of the other"}
+        self.said |= {key: value, key[:-1] + "1": json.dumps(f"{json.loads(value)} of the other")}
 
     def key_value_dir_get(self, key):
         return [(name, value) for name, value in reversed(self.said.items()) if name.startswith(f"{key}/")]
@@ -72,7 +73,7 @@ def test_what_is_gathered_does_not_fill_the_service(service):
     """What one is slow to read is not overwritten: all have read it when they meet the next time."""
     for number in range(10):
         assert hosts.gather(f"{number}") == [f"{number}", f"{number} of the other"]
-        assert {f"={n}" for n in range(max(0, number - 1), number + 1)} <= set(service.said.values())
+        assert {f'"{n}"' for n in range(max(0, number - 1), number + 1)} <= set(service.said.values())
     assert len(service.said) == 4
     assert len(set(service.barriers)) == 1
 

@@ -191,7 +191,7 @@ def test_mistakes(copy, tmp_path):
     outcome = commands.run(["replay", str(copy), "--step=0"])
     assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be at least 1.\n")
     (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
-    with rejects("divergence.json", "config must be an object"):
+    with rejects("divergence.json", "must have config"):
         replay(str(copy))
     (copy / "divergence.json").unlink()
     with rejects("no step has diverged", "--step=N"):
@@ -248,6 +248,6 @@ def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
     assert found.metrics["learning_rate"] < 0.01
     trial = tmp_path / "search" / "learning_rate=1e+30"
     found = replay(str(trial))
-    assert found.start == f"from the weights of {tiny_run.workdir}"
+    assert found.start == f"starting at step 0 with the weights of {tiny_run.workdir}"
     assert found.differences == []
     assert found.first_cause

@@ -54,7 +54,7 @@ def test_a_last_line_that_is_not_complete_is_skipped(workdir):
     ("line", "rule"),
     [
         *COMMON.values(),
-        ('{"x": 1}', "step must be"),
+        ('{"x": 1}', "must have step"),
         *((f'{{"step": {step}}}', "step must be") for step in ("0", "-1", "1.0", "true", '"1"', "null", "1" * 30)),
         *((f'{{"step": 1, "x": {x}}}', "x must be a number") for x in ("null", "true", '"1"', "[]", "{}", "1" * 400)),
         *((f'{{"step": 1, "wall_seconds": {x}}}', "wall_seconds must be .* 0") for x in ("NaN", "Infinity", "-1")),

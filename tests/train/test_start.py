@@ -57,7 +57,7 @@ def test_the_data_of_a_run_in_phases():
 def test_a_folder_without_checkpoints(tmp_path):
     run, nothing = runs.build(f"resume_from={tmp_path}"), CheckpointReader(tmp_path)
     with rejects(f"config.resume_from={str(tmp_path)!r}", "checkpoint"):
-        start.start_state(run, nothing, {})
+        start.start_state(run, None, nothing, {})
 
 
 WSD = ("schedule.decay=wsd", "schedule.warmup=2 steps", "schedule.cooldown=3 steps", "resume_from=trunk")

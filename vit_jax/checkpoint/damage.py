@@ -84,17 +84,17 @@ def require_plain_files(folder: pathlib.Path) -> None:
 
     A link to a device would be read without end.
     """
-    found = folder.objects() if isinstance(folder, BucketPath) else ((path, path.stat()) for path in folder.rglob("*"))
-    for path, status in found:
+    files = folder.objects() if isinstance(folder, BucketPath) else ((path, path.stat()) for path in folder.rglob("*"))
+    for path, status in files:
+        problem, size = "", status.st_size
         if stat.S_ISDIR(status.st_mode):
-            if path.is_symlink():
-                raise ValueError(f"{path.relative_to(folder)} is a link to a folder")  # which is not walked here
-            continue
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path.relative_to(folder)} is not a regular file")
-        is_empty = not status.st_size and path.name in _DESCRIPTIONS
-        if is_empty or (status.st_size > MAX_JSON_BYTES and path.parent.name != _DATA):
-            raise ValueError(f"{path.relative_to(folder)} has {status.st_size} bytes")
+            problem = "is a link to a folder" if path.is_symlink() else ""  # which is not walked here
+        elif not stat.S_ISREG(status.st_mode):
+            problem = "is not a regular file"
+        elif (not size and path.name in _DESCRIPTIONS) or (size > MAX_JSON_BYTES and path.parent.name != _DATA):
+            problem = f"has {size} bytes"
+        if problem:
+            raise ValueError(f"{path.relative_to(folder)} {problem}")
 
 
 def reason(error: BaseException) -> str:

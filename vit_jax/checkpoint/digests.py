@@ -7,7 +7,6 @@ changes the digest; several changes cancel each other once in 2**32.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ def _digest_all(arrays: list[jax.Array]) -> jax.Array:
     return jnp.stack([_digest(array) for array in arrays]) if arrays else jnp.zeros(0, jnp.uint32)
 
 
-def _digest(array: jax.Array) -> Any:
+def _digest(array: jax.Array) -> jax.Array:
     if array.dtype == jnp.bool_:
         array = array.astype(jnp.uint8)
     words = jax.lax.bitcast_convert_type(array, _WORDS[array.dtype.itemsize]).astype(jnp.uint32)

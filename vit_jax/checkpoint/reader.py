@@ -25,10 +25,12 @@ from vit_jax.checkpoint.damage import (
     require_plain_files,
 )
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.files import MAX_JSON_BYTES, expanded, parse_json, read_bounded
+from vit_jax.files import MAX_JSON_BYTES, JsonObject, expanded, parse_json, read_bounded
 from vit_jax.references import mark_stored
 
 T = TypeVar("T")
+ShapesOf = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]
+"""From the metadata of a checkpoint to the name and shape of every parameter."""
 
 FOLDER = "checkpoints"
 DIGESTS = "array_digests"  # within the metadata, with the next
@@ -44,7 +46,7 @@ class CheckpointReader:
         workarounds.apply()
         self.folder = expanded(workdir).absolute() / FOLDER
         self.allowed = allowed
-        self._described: dict[int, dict[str, Any]] = {}  # metadata with digests, by step
+        self._described: dict[int, JsonObject] = {}  # metadata with digests, by step
 
     def all_steps(self) -> list[int]:
         """Every step whose writing was completed, ascending."""
@@ -54,7 +56,7 @@ class CheckpointReader:
         """Items that the checkpoint of `step` holds."""
         return {path.name for path in (self.folder / str(step)).iterdir() if path.is_dir()}
 
-    def metadata(self, step: int) -> dict[str, Any]:
+    def metadata(self, step: int) -> JsonObject:
         """Return the metadata that `CheckpointStore.save` received.
 
         Raises:
@@ -99,7 +101,7 @@ class CheckpointReader:
             )
         return {name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()}
 
-    def _restore_item(self, step: int, name: str, tree: Any) -> tuple[dict[str, jax.Array], list[str]]:
+    def _restore_item(self, step: int, name: str, tree: object) -> tuple[dict[str, jax.Array], list[str]]:
         """The item's leaves by name, and the names of those that were stored with the dtype asked for."""
         path = self.folder / str(step) / name
         wanted = pytree.named_leaves(tree)
@@ -122,7 +124,7 @@ class CheckpointReader:
             leaves[leaf] = _reshaped(leaves[leaf], wanted[leaf])
         return leaves, [leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype]
 
-    def _metadata(self, step: int) -> dict[str, Any]:
+    def _metadata(self, step: int) -> JsonObject:
         """Return metadata with digests, empty for checkpoints without any; its files are read once."""
         if step in self._described:
             return self._described[step]
@@ -130,15 +132,13 @@ class CheckpointReader:
         try:
             require_plain_files(folder)
             metadata = dict(parse_json(read_bounded(folder / METADATA / METADATA, MAX_JSON_BYTES)))
-        except OSError as error:
-            raise DamagedCheckpoint(folder, damage_of(error, folder)) from error
-        except (TypeError, ValueError) as error:  # of the parser
-            raise DamagedCheckpoint(folder, reason(error)) from error
-        digest = metadata.pop(METADATA_DIGEST, None)
-        if digest is not None and digest != metadata_digest(metadata):
-            raise DamagedCheckpoint(folder, f"other bytes than were written in {METADATA}")
-        if not _are_digests(metadata.setdefault(DIGESTS, {})):
-            raise DamagedCheckpoint(folder, f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+            if metadata.pop(METADATA_DIGEST, None) not in (None, metadata_digest(metadata)):
+                raise ValueError(f"other bytes than were written in {METADATA}")
+            if not _are_digests(metadata.setdefault(DIGESTS, {})):
+                raise ValueError(f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+        except (OSError, TypeError, ValueError) as error:
+            problem = damage_of(error, folder) if isinstance(error, OSError) else reason(error)
+            raise DamagedCheckpoint(folder, problem) from error
         self._described[step] = mark_stored(metadata, str(folder), self.allowed)
         return self._described[step]
 
@@ -147,7 +147,7 @@ class _OtherModel(ValueError):
     """A checkpoint that is not damaged but does not hold what is asked for."""
 
 
-def _are_digests(value: Any) -> bool:
+def _are_digests(value: object) -> bool:
     """Return whether a value of the metadata is a digest (or None) by item and array."""
     return isinstance(value, dict) and all(
         isinstance(leaves, dict) and all(type(digest) in (int, type(None)) for digest in leaves.values())
@@ -155,7 +155,7 @@ def _are_digests(value: Any) -> bool:
     )
 
 
-def metadata_digest(metadata: Mapping[str, Any]) -> str:
+def metadata_digest(metadata: Mapping[str, object]) -> str:
     """SHA-256 of JSON values, the same before they are written and after they are read."""
     as_read = json.loads(json.dumps(metadata))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
@@ -169,11 +169,11 @@ def has_checkpoints(workdir: str | pathlib.Path) -> bool:
 
 def read_workdir(
     folder: pathlib.Path,
-    shapes_of: Callable[[Mapping[str, Any]], Mapping[str, tuple[int, ...]]],
+    shapes_of: ShapesOf,
     *,
     polyak: bool = True,
     allowed: tuple[str, ...] = (),
-) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+) -> tuple[dict[str, np.ndarray], JsonObject, str]:
     """Read a run's parameters into this machine's memory, whatever devices they were saved from.
 
     They are those of the newest checkpoint; of a run with early stopping those of the best that is kept.
@@ -218,8 +218,8 @@ def _steps_to_read(reader: CheckpointReader) -> list[int]:
 
 
 def _read_weights(
-    reader: CheckpointReader, step: int, shapes_of: Callable[[Any], Mapping[str, tuple[int, ...]]], *, polyak: bool
-) -> tuple[dict[str, np.ndarray], dict[str, Any], str]:
+    reader: CheckpointReader, step: int, shapes_of: ShapesOf, *, polyak: bool
+) -> tuple[dict[str, np.ndarray], JsonObject, str]:
     metadata = reader.metadata(step)
     item = "polyak" if polyak and "polyak" in reader.item_names(step) else "model"
     shapes = shapes_of(metadata)
@@ -258,5 +258,5 @@ def _reshaped(array: Any, like: Any) -> Any:
 def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None]) -> list[str]:
     """Names of leaves that no longer have their digests."""
     known = {name: digest for name, digest in digests.items() if digest is not None}
-    found = array_digests({name: leaves[name] for name in known})
-    return [name for name, digest in known.items() if found[name] != digest]
+    current = array_digests({name: leaves[name] for name in known})
+    return [name for name, digest in known.items() if current[name] != digest]

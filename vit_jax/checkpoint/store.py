@@ -12,7 +12,6 @@ import pathlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -103,7 +102,7 @@ class CheckpointStore:
         return self._manager.latest_step()
 
     def save(
-        self, step: int, items: Mapping[str, Any], *, metadata: Mapping[str, Any], metrics: Mapping[str, float]
+        self, step: int, items: Mapping[str, object], *, metadata: Mapping[str, object], metrics: Mapping[str, float]
     ) -> None:
         """Start to save; return once the arrays are copied off the devices, while files are still being written.
 
@@ -127,7 +126,7 @@ class CheckpointStore:
             lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
         )
 
-    def complete(self, step: int, *, metadata: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+    def complete(self, step: int, *, metadata: Mapping[str, object], metrics: Mapping[str, float]) -> None:
         """Add to a checkpoint what was found after it was saved; every process calls this.
 
         Args:
@@ -183,7 +182,7 @@ class CheckpointStore:
                     quiet_since = time.monotonic()
                 time.sleep(0.05)
 
-    def _guard(self, action: Callable[[], Any]) -> None:
+    def _guard(self, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:
@@ -204,7 +203,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not record.exc_info and not any(known in message for known in ("tracked_metric", "already exists. Removing"))
 
 
-def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> None:
+def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, object]) -> None:
     """Write a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
 
     Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.

@@ -90,7 +90,7 @@ class _Features(Limits, Reading):
             is_writable = os.access(folder, os.W_OK)
         except OSError:
             is_writable = False
-        if "no" not in hosts.gather("yes" if is_writable else "no"):
+        if all(hosts.gather(is_writable)):
             return folder
         if hosts.is_first():
             place = printable(str(folder))

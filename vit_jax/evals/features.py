@@ -203,7 +203,7 @@ class Extractor:
         arrays = entry.find()
         if arrays is not None and (~arrays[_IS_READ]).sum() > self._runner.max_unreadable:
             arrays = None  # kept under a higher limit: read those images again, to name them
-        if "no" in hosts.gather("no" if arrays is None else "yes"):  # computing takes all processes
+        if not all(hosts.gather(arrays is not None)):  # computing takes all processes
             with entry.new_folder() as unfinished:
                 self._compute(source, entry, unfinished)
                 arrays = entry.read(unfinished)  # whichever process publishes

@@ -7,10 +7,12 @@ platform, `exits` has exit codes.
 import atexit
 import contextlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Iterator
 from subprocess import Popen
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,15 +157,14 @@ def wait_for_all(name: str) -> None:
         global_state.client.wait_at_barrier(f"vit_jax/{name}", MEETING_SECONDS * 1000)
 
 
-def gather(value: str) -> list[str]:
-    """The values of all processes, by process id. Every process must call this, as often as the others."""
+def gather(value: Any) -> list[Any]:
+    """Return the values of all processes, of JSON, by process id. Every process calls this as often as the others."""
     client = global_state.client
     if client is None or jax.process_count() == 1:
-        return [value]
+        return [json.loads(json.dumps(value))]
     # Who meets others here has left the meeting before: two folders in turn suffice, and the store does not grow.
     folder = next(_folders)
-    own, text = f"{folder}/{jax.process_index()}", f"={value}"  # the service takes no empty value
-    client.key_value_set(own, text, allow_overwrite=True)
+    client.key_value_set(f"{folder}/{jax.process_index()}", json.dumps(value), allow_overwrite=True)
     wait_for_all("gathered")
-    said = dict(client.key_value_dir_get(folder))
-    return [said[f"{folder}/{process}"].removeprefix("=") for process in range(jax.process_count())]
+    values = dict(client.key_value_dir_get(folder))
+    return [json.loads(values[f"{folder}/{process}"]) for process in range(jax.process_count())]

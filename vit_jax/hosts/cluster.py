@@ -68,10 +68,10 @@ def _open_mpi_coordinator(environment: Environment, size: int) -> str:
     port = FIRST_PORT + zlib.crc32((uri or namespace).encode()) % NUM_PORTS
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size):
         return f"127.0.0.1:{port}"
-    if found := re.search(r"tcp://([^,:;]+)|tcp6://\[([^],]+)", uri):  # up to Open MPI 4
-        return f"{found[1] or f'[{found[2]}]'}:{port}"
-    if found := re.fullmatch(r"prterun-(.+)-\d+@\d+", namespace):  # from Open MPI 5 on
-        return f"{found[1]}:{port}"
+    if match := re.search(r"tcp://([^,:;]+)|tcp6://\[([^],]+)", uri):  # up to Open MPI 4
+        return f"{match[1] or f'[{match[2]}]'}:{port}"
+    if match := re.fullmatch(r"prterun-(.+)-\d+@\d+", namespace):  # from Open MPI 5 on
+        return f"{match[1]}:{port}"
     raise ValueError(
         f"Open MPI started {size} processes on several hosts, and OMPI_MCA_orte_hnp_uri and PMIX_NAMESPACE do not say "
         f"where the first is: set {COORDINATOR}=host:port for all of them (mpirun -x {COORDINATOR})."
@@ -139,15 +139,15 @@ def number(environment: Environment, name: str) -> int:
 
 
 def index_and_count(environment: Environment, index: str, count: str) -> tuple[int, int]:
-    """Two variables: the number of one thing, from 0, and how many there are.
+    """Return two variables: an index from 0, and the count.
 
     Raises:
       ValueError: one is not a number, or the first is not below the second.
     """
-    found = number(environment, index), number(environment, count)
-    if found[0] >= found[1]:
+    this, total = number(environment, index), number(environment, count)
+    if this >= total:
         raise ValueError(
-            f"{index}={found[0]} and {count}={found[1]}: the first counts from 0 and must be below the second. Were "
+            f"{index}={this} and {count}={total}: the first counts from 0 and must be below the second. Were "
             "these variables exported from another job?"
         )
-    return found
+    return this, total

@@ -34,33 +34,33 @@ def find_place(
     """
     explicit = cluster.explicit_place(environment)
     names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
-    given = [name for name in names if name in environment]
-    if given == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1":  # alone, whatever else is set
+    names_set = [name for name in names if name in environment]
+    if names_set == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1":  # alone, whatever else is set
         return None
-    if explicit is None and given not in ([], [COORDINATOR]):
+    if explicit is None and names_set not in ([], [COORDINATOR]):
         missing = ", ".join(name for name in names if name not in environment)
         raise ValueError(
-            f"{', '.join(given)} is set but {missing} is not: set all three, or none. Where SLURM, a JobSet, Open MPI "
-            f"or a TPU pod gives the numbers, {COORDINATOR} alone replaces the address."
+            f"{', '.join(names_set)} is set but {missing} is not: set all three, or none. Where SLURM, a JobSet, Open "
+            f"MPI or a TPU pod gives the numbers, {COORDINATOR} alone replaces the address."
         )
     if explicit is None and has_tpu:
         return cluster.tpu_place(environment, join_seconds(environment))
-    found = (
+    place = (
         cluster.open_mpi_place(environment)
         or slurm.slurm_place(environment, count_gpus, find_host)
         or cluster.jobset_place(environment)
     )
-    if explicit and found and (explicit.num_processes, explicit.process_id) != (found.num_processes, found.process_id):
+    if explicit and place and (explicit.num_processes, explicit.process_id) != (place.num_processes, place.process_id):
         raise ValueError(
-            f"{NUM_PROCESSES}={explicit.num_processes} and {PROCESS_ID}={explicit.process_id}, but {found.launcher} "
-            f"says {found.num_processes} and {found.process_id}: unset {NUM_PROCESSES} and {PROCESS_ID}."
+            f"{NUM_PROCESSES}={explicit.num_processes} and {PROCESS_ID}={explicit.process_id}, but {place.launcher} "
+            f"says {place.num_processes} and {place.process_id}: unset {NUM_PROCESSES} and {PROCESS_ID}."
         )
-    if explicit is None and found is None and given:
+    if explicit is None and place is None and names_set:
         raise ValueError(
             f"{COORDINATOR} is set, but nothing says how many processes there are and which this one is: set "
             f"{NUM_PROCESSES} and {PROCESS_ID}, or start the run by srun, mpirun or a JobSet."
         )
-    return explicit or found
+    return explicit or place
 
 
 def find_own_place() -> Place | None:

@@ -201,7 +201,7 @@ class Peers:
             elif self.process_id in said:  # of those that are to print their stacks
                 self._show_stacks()
 
-    def _post(self, key: str, value: Any) -> None:
+    def _post(self, key: str, value: object) -> None:
         assert self._store is not None
         self._store.key_value_set(f"vit_jax/{key}", json.dumps(value), allow_overwrite=True)
 

@@ -68,24 +68,11 @@ def _port(environment: Environment) -> int:
 
 def _first_node(environment: Environment) -> str:
     """The first of a list of nodes: "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01"."""
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if not nodes:
-        raise ValueError("SLURM_STEP_NODELIST is not set, so the first node is not known: set VIT_JAX_COORDINATOR.")
-    found = re.fullmatch(rf"({_NODE})(,{_NODE})*", nodes)
-    if found is None:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    match = re.fullmatch(rf"({_NODE})(,{_NODE})*", nodes)
+    if match is None:
         raise ValueError(f"SLURM_STEP_NODELIST={nodes!r} is not a list like node[01-03,07],x: set VIT_JAX_COORDINATOR.")
-    return re.sub(r"\[([0-9A-Za-z]+)[^\]]*\]", r"\1", found[1])
-
-
-def _tasks_of_nodes(text: str) -> list[int]:
-    """Tasks of each node: "2(x3),1" → [2, 2, 2, 1]."""
-    tasks: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r} is not a list like 2(x3),1.")
-        tasks += [int(found[1])] * int(found[2] or 1)
-    return tasks
+    return re.sub(r"\[([0-9A-Za-z]+)[^\]]*\]", r"\1", match[1])
 
 
 def _gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...] | None:
@@ -116,10 +103,15 @@ def _is_bound(environment: Environment, visible: int) -> bool:
 
 
 def _tasks_of_this_node(environment: Environment) -> int:
-    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE")
-    if tasks is None:
-        raise ValueError("SLURM_STEP_TASKS_PER_NODE is not set, so the GPUs of a node cannot be shared: use srun.")
-    counts, node = _tasks_of_nodes(tasks), number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
+    """Return the number of tasks on this node; "2(x3),1" stands for nodes with 2, 2, 2 and 1."""
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
+    counts: list[int] = []
+    for group in tasks.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
+        if match is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list like 2(x3),1: start the run by srun.")
+        counts += [int(match[1])] * int(match[2] or 1)
+    node = number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
     if node >= len(counts):
         raise ValueError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks} names {len(counts)} nodes.")
     return counts[node]
@@ -167,7 +159,7 @@ def _resolves(host: str) -> bool:
 def count_nvidia_gpus() -> int:
     """GPUs that the driver shows this process; 0 without a driver."""
     try:
-        found = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
+        listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return 0
-    return sum(line.startswith("GPU ") for line in found.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())

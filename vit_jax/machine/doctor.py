@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -100,7 +99,7 @@ def _do_together(check: Check) -> Finding:
 
 
 def _gather(own: Finding) -> list[Finding]:
-    everyone = [Finding(**json.loads(text)) for text in hosts.gather(json.dumps(dataclasses.asdict(own)))]
+    everyone = [Finding(**values) for values in hosts.gather(dataclasses.asdict(own))]
     if own.name not in SAME:
         return everyone
     first = everyone[0].found

@@ -10,11 +10,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
 import optax
+from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.arrays import Batch, abstract_batch
@@ -54,9 +55,11 @@ from vit_jax.train.examination import Figures, make_examination
 from vit_jax.train.layout import resolve_layout
 from vit_jax.train.phases import config_in, make_view
 from vit_jax.train.state import TrainState, init_state
-from vit_jax.train.step import Metrics, make_evaluation_step, make_train_step
+from vit_jax.train.step import Metrics, View, make_evaluation_step, make_train_step, same
 
 Leaves = dict[str, jax.Array]
+S = TypeVar("S")
+R = TypeVar("R")
 State = TypeVar("State", contravariant=True)
 Result = TypeVar("Result", covariant=True)
 
@@ -88,7 +91,7 @@ class Assembly:
     training_flops_per_image: int  # of the forward and the backward pass, without padding
     abstract_state: TrainState  # shapes, dtypes and shardings
     init_state: Callable[[], TrainState]  # before the first step, its parameters drawn by the seed
-    state_of: Callable[[Any], TrainState]  # before the first step, with the parameters of a model
+    state_of: Callable[[nnx.Module], TrainState]  # before the first step, with the parameters of a model
     train_step: JittedStep[TrainState, tuple[TrainState, Metrics]]  # reuses the memory of the old state
     train_step_of_leaves: JittedStep[Leaves, tuple[Leaves, Metrics]]
     evaluation_step: JittedStep[TrainState, Metrics]  # sums over the batch
@@ -100,8 +103,7 @@ class Assembly:
         """The parts for a step, counted from 1: of the run, or with the image size and batch of an earlier phase."""
         for phase, run in zip(self.steps.phases, self.earlier, strict=True):
             if step <= phase.last_step:
-                common: Any = {"steps": self.steps, "evaluation_batch": self.evaluation_batch}
-                return dataclasses.replace(run, config=config_in(self.config, phase), **common)
+                return dataclasses.replace(run, config=config_in(self.config, phase), steps=self.steps)
         return self
 
     def images(self, step: int) -> int:
@@ -139,12 +141,12 @@ class Assembly:
         to hand over.
         """
         firsts = [start_step, *(phase.last_step for phase in self.steps.phases if phase.last_step > start_step)]
-        compiled: dict[tuple[int, ...], Any] = {}
+        compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
         for run in (self.in_phase(first + 1) for first in firsts):
             shape = (run.config.global_batch, *run.architecture.image_size, 3)
             compiled[shape] = compiled.get(shape) or run.trace_train_step().lower().compile()
         if len(compiled) == 1:
-            return next(iter(compiled.values()))  # type: ignore[no-any-return]
+            return next(iter(compiled.values()))
         return lambda leaves, batch: compiled[batch.image_BHWC.shape](leaves, batch)
 
     def state_from(self, leaves: Leaves) -> TrainState:
@@ -161,8 +163,8 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     model, image_size = config.model, config.input.image_size
     if isinstance(model, ModelConfig):
         outputs = patch_outputs(config.objective, parse_name(model.name).patch)
-        sizes: dict[str, Any] = {"num_classes": 0 if outputs else num_classes, "patch_outputs": outputs}
-        return build_architecture(model, image_size=image_size, **sizes)
+        num_classes = 0 if outputs else num_classes
+        return build_architecture(model, image_size=image_size, num_classes=num_classes, patch_outputs=outputs)
     if model.name is None:
         raise ValueError(
             "config.model.name=None: must name the network, which is not known without weights. Use "
@@ -189,7 +191,7 @@ def assemble(
     num_examples: int,
     devices: Sequence[jax.Device],
     label_shape: tuple[int, ...] = (),
-    network: Callable[[Architecture, jax.Array], Any] | None = None,
+    network: Callable[[Architecture, jax.Array], nnx.Module] | None = None,
     objective: Objective | None = None,
     schedule: Schedule | None = None,
     optimizer: optax.GradientTransformation | None = None,
@@ -218,14 +220,11 @@ def assemble(
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     else:
         optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer) or (lambda name: True))
-    make_objective: Any = (
-        functools.partial(build_objective, config.objective) if objective is None else lambda _: objective
-    )
     build, factors = network or build_model, lora.lora_of(config.optimizer)
     if factors is not None:
         lora.require_adaptable(architecture, is_standard=network is None)
 
-    def state_of(model: Any) -> TrainState:
+    def state_of(model: nnx.Module) -> TrainState:
         return init_state(model, optimizer, with_polyak=config.polyak.factor is not None)
 
     def init(architecture: Architecture) -> TrainState:
@@ -236,12 +235,13 @@ def assemble(
     abstract = jax.eval_shape(functools.partial(init, architecture))
     sizes = [(config, architecture), *(_in_phase(config, architecture, phase) for phase in steps.phases)]
     largest = max(sizes, key=lambda size: size[0].global_batch * math.prod(size[1].grid))  # decides the memory
-    resolved, chosen = resolve_layout(*largest, abstract, devices, is_standard=network is None)
-    if chosen.remat != architecture.remat:  # a network knows its policy
-        architecture = dataclasses.replace(architecture, remat=chosen.remat)
+    layout = resolve_layout(*largest, abstract, devices, is_standard=network is None)
+    laid_out = {"model": layout.model, "optimizer": layout.optimizer, "sharding": layout.sharding}
+    config = dataclasses.replace(config, **laid_out)  # type: ignore[arg-type]
+    assert layout.model.remat != "auto"
+    if layout.model.remat != architecture.remat:  # a network knows its policy
+        architecture = dataclasses.replace(architecture, remat=layout.model.remat)
         abstract = jax.eval_shape(functools.partial(init, architecture))
-    laid_out: Any = {name: getattr(resolved, name) for name in ("model", "optimizer", "sharding")}
-    config = dataclasses.replace(config, **laid_out)
     if steps.phases:  # micro-batches must divide every batch
         resolve(config, num_examples=num_examples, num_devices=len(devices))
     mesh = build_mesh(devices, config.sharding)
@@ -255,22 +255,30 @@ def assemble(
     on_mesh = placed_by(Placement(mesh))  # a decorator: activations find their places when a step is traced
     has_standard_blocks = network is None and architecture.is_standard and architecture.has_transformer
     batches, options = batch_sharding(mesh), compiler_options(mesh)
+    evaluation_batch = config.evaluation.global_batch or config.global_batch
 
-    def jit_training(step: Any, states: Any) -> Any:
+    def jit_training(step: Callable[[S, Batch], tuple[S, Metrics]], states: S) -> JittedStep[S, tuple[S, Metrics]]:
         """Jit a step on states with these shardings; it reuses their memory."""
         outputs = (states, whole)
         return jax.jit(
             step, in_shardings=(states, batches), out_shardings=outputs, donate_argnums=0, compiler_options=options
         )
 
-    def jit_observing(step: Any) -> Any:
+    def jit_observing(step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
         """Jit a step that does not change the state."""
         inputs = (shardings, batches)
         return jax.jit(on_mesh(step), in_shardings=inputs, out_shardings=whole, compiler_options=options)
 
-    def sized(config: RunConfig, architecture: Architecture, model: Any, view: Any = lambda model: model) -> Any:
-        """Return what depends on the size of the images; `view` makes of a model of the run a `model` of this size."""
-        task = make_objective(architecture)
+    def objective_of(architecture: Architecture) -> Objective:
+        return build_objective(config.objective, architecture) if objective is None else objective
+
+    jitted_init = jax.jit(functools.partial(init, architecture), out_shardings=shardings)
+    jitted_state_of = jax.jit(state_of, out_shardings=shardings)
+    evaluation_step = jit_observing(make_evaluation_step(architecture, objective_of(architecture)))
+
+    def sized(config: RunConfig, architecture: Architecture, model: nnx.Module, view: View) -> Assembly:
+        """Return the parts for one size of the images; `view` makes of a model of the run a `model` of this size."""
+        task = objective_of(architecture)
         train_step = on_mesh(make_train_step(config, steps, architecture, task, optimizer, schedule, view))
 
         def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
@@ -279,35 +287,31 @@ def assemble(
 
         counted = None if network is None else model
         macs_without_padding = forward_macs(architecture, counted, count_padding=False)
-        return {
-            "config": config,
-            "architecture": architecture,
-            "forward_macs": forward_macs(architecture, counted),
-            "training_flops_per_image": FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs_without_padding,
-            "train_step": jit_training(train_step, shardings),
-            "train_step_of_leaves": jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
-            "examination": jit_observing(make_examination(config, architecture, task, optimizer, view)),
-        }
-
-    run = Assembly(
-        **sized(config, architecture, abstract.model),
-        steps=steps,
-        batch_sharding=batches,
-        label_shape=label_shape,
-        evaluation_batch=config.evaluation.global_batch or config.global_batch,
-        abstract_state=abstract,
-        init_state=jax.jit(functools.partial(init, architecture), out_shardings=shardings),
-        state_of=jax.jit(state_of, out_shardings=shardings),
-        evaluation_step=jit_observing(make_evaluation_step(architecture, make_objective(architecture))),
-        attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
-    )
+        return Assembly(
+            config=config,
+            steps=steps,
+            architecture=architecture,
+            batch_sharding=batches,
+            label_shape=label_shape,
+            evaluation_batch=evaluation_batch,
+            forward_macs=forward_macs(architecture, counted),
+            training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs_without_padding,
+            abstract_state=abstract,
+            init_state=jitted_init,
+            state_of=jitted_state_of,
+            train_step=jit_training(train_step, shardings),
+            train_step_of_leaves=jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
+            evaluation_step=evaluation_step,
+            examination=jit_observing(make_examination(config, architecture, task, optimizer, view)),
+            attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
+        )
 
     def in_phase(phase: Phase) -> Assembly:
         smaller_config, smaller = _in_phase(config, architecture, phase)
         model = jax.eval_shape(functools.partial(init, smaller)).model
-        view = make_view(abstract.model, model, architecture.grid, smaller.grid)
-        return dataclasses.replace(run, **sized(smaller_config, smaller, model, view))
+        return sized(smaller_config, smaller, model, make_view(abstract.model, model, architecture.grid, smaller.grid))
 
+    run = sized(config, architecture, abstract.model, same)
     return dataclasses.replace(run, earlier=tuple(map(in_phase, steps.phases)))
 
 
@@ -390,18 +394,8 @@ def train_stream(
 ) -> TrainStream:
     """Return the training batches of the config, of which this process supplies the rows; as `TrainStream`."""
     transform, is_balanced = TrainTransform(config.input), config.input.sampling == "balanced"
-    return TrainStream(
-        source,
-        transform,
-        config.seed,
-        config.global_batch,
-        rows,
-        start_step,
-        num_steps,
-        is_balanced,
-        config.input.repeats,
-        first_image,
-    )
+    order = (config.seed, config.global_batch, rows, start_step, num_steps, is_balanced, config.input.repeats)
+    return TrainStream(source, transform, *order, first_image)
 
 
 @contextlib.contextmanager
@@ -425,12 +419,8 @@ def open_train_batches(
             return stack.enter_context(open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads))
 
         now = opened(start_step, ends[0])  # starts the threads
-        yield itertools.chain(now, *(_late(opened, *pair) for pair in itertools.pairwise(ends))), log
-
-
-def _late(make: Callable[..., Iterator[Any]], *arguments: Any) -> Iterator[Any]:
-    """Yield from an iterator that is made when its first element is asked for."""
-    yield from make(*arguments)
+        later = (opened(*pair) for pair in itertools.pairwise(ends))  # each when the one before has ended
+        yield itertools.chain(now, itertools.chain.from_iterable(later)), log
 
 
 def open_evaluation_batches(

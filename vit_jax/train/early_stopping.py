@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vit_jax.checkpoint.reader import BEST_STEPS
 from vit_jax.config import RunConfig
 from vit_jax.config.evaluators import best_mode
+from vit_jax.files import JsonObject
 
 EVALUATIONS = "early_stopping"  # in the metadata of a checkpoint: step and value of each, by the name of the metric
 
@@ -21,7 +21,7 @@ class EarlyStopping:
       metadata: of the checkpoint that the run continues.
     """
 
-    def __init__(self, config: RunConfig, metadata: Mapping[str, Any]):
+    def __init__(self, config: RunConfig, metadata: JsonObject):
         self._config, self._metric = config.stop_early, config.checkpoint.best_metric
         self._sign = 1 if self.is_on and best_mode(self._metric, config.checkpoint.best_mode) == "max" else -1
         recorded = metadata.get(EVALUATIONS, {}).get(self._metric, ())
@@ -36,7 +36,7 @@ class EarlyStopping:
         if self.is_on and self._metric in results:
             self._values[step] = results[self._metric]
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> JsonObject:
         """Metadata for a checkpoint; its readers take weights from the first of `best_steps` that is kept."""
         if not self.is_on:
             return {}

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
@@ -54,7 +53,7 @@ class ScheduledEvaluator:
     def run(self, state: TrainState) -> dict[str, float]:
         """Return the prefixed results on a training state; all processes get those of the first."""
         results = {f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)}
-        agreed: dict[str, float] = json.loads(hosts.gather(json.dumps(results))[0])
+        agreed: dict[str, float] = hosts.gather(results)[0]
         return agreed
 
 

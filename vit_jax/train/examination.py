@@ -3,10 +3,9 @@
 Legend: A micro-batches, B global batch, L blocks, S tokens, D width, H W C map of a stage.
 """
 
-import collections
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import Architecture, RunConfig
 from vit_jax.objectives import Objective
 from vit_jax.train.state import TrainState
-from vit_jax.train.step import make_gradients
+from vit_jax.train.step import View, make_gradients, same
 
 Figures = dict[str, Any]
 KINDS = ("parameters", "output", "largest", "gradient", "update")
@@ -39,7 +38,7 @@ def make_examination(
     architecture: Architecture,
     objective: Objective,
     optimizer: optax.GradientTransformation,
-    view: Callable[[Any], Any] = lambda model: model,
+    view: View = same,
 ) -> Callable[[TrainState, Batch], Figures]:
     """Return (state, batch) -> figures of the training step: one of `KINDS` by layer, and "loss_B" by example."""
     gradients_of = make_gradients(config, architecture, objective, view, _make_look(objective), _taps(architecture))
@@ -69,7 +68,7 @@ def _taps(a: Architecture) -> tuple[str, ...]:
     return (*(["blocks"] if a.has_transformer else []), *(["stages"] if a.has_resnet else []))
 
 
-def _make_look(objective: Objective) -> Callable[[ModelOutput, Targets], Any]:
+def _make_look(objective: Objective) -> Callable[[ModelOutput, Targets], Figures]:
     def loss_of_example(output: ModelOutput, targets: Targets) -> jax.Array:
         sums = objective.sums(*jax.tree.map(lambda x: x[None], (output, targets)))
         return sums["loss"] / jnp.maximum(sums["weight"], jnp.finfo(jnp.float32).tiny)
@@ -97,16 +96,15 @@ def _outputs(output: ModelOutput) -> Iterator[tuple[str, jax.Array]]:
             yield name, x
 
 
-def norms(tree: Any) -> dict[str, jax.Array]:
+def norms(tree: object) -> dict[str, jax.Array]:
     """Return the norm of all arrays of each layer, also of layers that share an array."""
-    squares: dict[str, Any] = collections.defaultdict(float)
+    squares: dict[str, jax.Array] = {}
     for name, leaf in pytree.named_leaves(tree).items():
         x = leaf.astype(jnp.float32)
-        if match := _STACK.match(name):
-            for i in range(leaf.shape[0]):
-                squares[f"{match[1]}{i}"] += jnp.square(x[i]).sum()
-        else:
-            squares[layer_of(name)] += jnp.square(x).sum()
+        match = _STACK.match(name)
+        layers = {f"{match[1]}{i}": x[i] for i in range(leaf.shape[0])} if match else {layer_of(name): x}
+        for layer, values in layers.items():
+            squares[layer] = squares.get(layer, 0.0) + jnp.square(values).sum()
     return {name: jnp.sqrt(total) for name, total in squares.items()}
 
 
@@ -117,10 +115,10 @@ def layer_of(name: str) -> str:
     return match[0]
 
 
-def in_forward_order(figures: Mapping[str, Any]) -> list[str]:
+def in_forward_order(figures: Figures) -> list[str]:
     """Return the names of all layers, in the order in which the network runs them."""
 
-    def place(name: str) -> tuple[int, list[Any]]:
+    def place(name: str) -> tuple[int, list[int | str]]:
         rank = next(rank for rank, pattern in enumerate(_FORWARD) if re.fullmatch(pattern, name))
         return rank, [int(part) if part.isdigit() else part for part in _NUMBER.split(name)]
 

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from vit_jax import hosts
-from vit_jax.config import FinetuneConfig, resolve
+from vit_jax.config import FinetuneConfig
 from vit_jax.config.check import validate
+from vit_jax.files import JsonObject
 from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.layout import keep_layout
@@ -20,11 +21,11 @@ from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
-from vit_jax.train.start import adapt, start_state_of_weights
+from vit_jax.train.start import adapt, start_state
 
 
 @hosts.ends_together(Interrupted)
-def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
+def finetune(config: FinetuneConfig, workdir: str) -> JsonObject:
     """Fine-tune from the start, or resume wherever the workdir's last run was interrupted, in the search or after.
 
     The workdir is shared by all processes. Returns the content of `summary.json`.
@@ -35,7 +36,7 @@ def finetune(config: FinetuneConfig, workdir: str) -> dict[str, Any]:
     return tune(config, workdir)
 
 
-def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> dict[str, Any]:
+def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> JsonObject:
     """`finetune` as one of several runs of a command, which sees to it that all processes end together.
 
     It raises Paused, with its state saved, when the final run has been trained to `pause_fraction`.
@@ -44,11 +45,10 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
-    resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before hours of search, not after
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)
-    sizes: dict[str, Any] = {"label_shape": data.train.label_shape, "devices": jax.devices()}
+    sizes: JsonObject = {"label_shape": data.train.label_shape, "devices": jax.devices()}
     first = assemble(config, architecture, num_examples=len(data.train), **sizes)
     assert isinstance(first.config, FinetuneConfig)
     config, architecture = first.config, first.architecture  # one layout for all runs
@@ -63,12 +63,11 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
 
             def train_with(
                 config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int, **more: Any
-            ) -> dict[str, Any]:
+            ) -> JsonObject:
                 run = assemble(config, architecture, num_examples=len(data.train), **sizes)
-                first_state = functools.partial(start_state_of_weights, run, fitted.parameters)
-                more |= {"split": split, "steps_after": steps_after}
-                more |= {"normalisation": fitted.normalisation, "licence": fitted.licence}
-                return train(run, data, workdir, first_state, interruption, **more)
+                first_state = functools.partial(start_state, run, fitted)
+                options = {"split": split, "steps_after": steps_after, "fitted": fitted, **more}
+                return train(run, data, workdir, first_state, interruption, **options)
 
             chosen, trials = config, None
             if config.search.learning_rates:

@@ -6,7 +6,6 @@ Formulas decide, from the config, the kind of the devices and their number: all 
 import contextlib
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -58,8 +57,8 @@ def resolve_layout(
     devices: Sequence[jax.Device],
     *,
     is_standard: bool,
-) -> tuple[RunConfig, Architecture]:
-    """Return the config and its network with values in the place of `auto`; values that are set stay.
+) -> RunConfig:
+    """Return the config with values in the place of `auto`; values that are set stay.
 
     On CPUs, and for a user-defined network, of which no formula knows the memory, that is no recomputation and no
     sharding. If nothing fits, it is the layout that needs the least memory.
@@ -71,21 +70,18 @@ def resolve_layout(
       devices: of all processes.
       is_standard: False for a network that `architecture` does not describe.
     """
-    least = None
+    default = next(_layouts(config, architecture, devices, 0.0))
     if devices[0].platform == "cpu" or not (is_standard and architecture.is_standard):
-        chosen = next(_layouts(config, architecture, devices, 0.0))
-        return chosen, _with_policy(architecture, chosen)
-    share = _update_share(config, architecture, state, devices)
-    for chosen in _layouts(config, architecture, devices, share):
-        needed = _needed_bytes(chosen, architecture, state, devices)
+        return default
+    too_large: list[tuple[int, RunConfig]] = []
+    for layout in _layouts(config, architecture, devices, _update_share(config, architecture, state, devices)):
+        needed = _needed_bytes(layout, architecture, state, devices)
         if needed is not None and needed <= (1 - RESERVE) * usable_bytes(devices[0]):
-            return chosen, _with_policy(architecture, chosen)
-        if needed is not None and (least is None or needed < least[0]):
-            least = needed, chosen
-    chosen = (
-        least[1] if least else next(_layouts(config, architecture, devices, 0.0))
-    )  # impossible: rejected later, with a reason
-    return chosen, _with_policy(architecture, chosen)
+            return layout
+        if needed is not None:
+            too_large.append((needed, layout))
+    # Without a possible layout the default is rejected later, with a reason.
+    return min(too_large, key=lambda pair: pair[0])[1] if too_large else default
 
 
 def keep_layout(config: C, workdir: str, num_devices: int) -> C:
@@ -97,7 +93,7 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
     if hosts.is_first() and has_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
             stored = {name: value for name, value in flatten(read_config(folder)).items() if name in _CHOSEN}
-    stored = json.loads(hosts.gather(json.dumps(stored))[0])
+    stored = hosts.gather(stored)[0]
     remat, parts, parameters, replicas = (stored.get(name) for name in _CHOSEN)
     changed: dict[str, Any] = {}
     if config.model.remat == "auto" and remat in POLICIES:
@@ -112,7 +108,7 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
     return dataclasses.replace(config, **changed)
 
 
-def usable_bytes(device: Any) -> int:
+def usable_bytes(device: jax.Device) -> int:
     """Return the memory of a device that a program may use."""
     chip = find_chip(device.device_kind)
     if chip is None:
@@ -123,13 +119,9 @@ def usable_bytes(device: Any) -> int:
     return chip.memory_bytes if fabric is None else fabric.usable_bytes
 
 
-def _with_policy(architecture: Architecture, config: RunConfig) -> Architecture:
-    remat = config.model.remat
-    assert remat != "auto"
-    return dataclasses.replace(architecture, remat=remat)
-
-
-def _update_share(config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[Any]) -> float:
+def _update_share(
+    config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
+) -> float:
     """Return the time of the update of a state that is not split, relative to the matrix products of a step."""
     chip = find_chip(devices[0].device_kind)
     if chip is None:
@@ -173,26 +165,26 @@ def micro_batches(config: RunConfig, architecture: Architecture, devices: Sequen
 
 
 def _shardings(
-    given: ShardingConfig, devices: Sequence[jax.Device], *, is_split_first: bool
+    config: ShardingConfig, devices: Sequence[jax.Device], *, is_split_first: bool
 ) -> Iterator[ShardingConfig]:
     """Yield shardings without `auto`: from the least to the most, except that replicated parameters may come last."""
-    if given.parameters != "auto":
-        yield given
+    if config.parameters != "auto":
+        yield config
         return
-    replicated = dataclasses.replace(given, parameters="replicated")
-    is_alone = len(devices) <= (given.num_replicas or 1) * given.num_model_shards
+    replicated = dataclasses.replace(config, parameters="replicated")
+    is_alone = len(devices) <= (config.num_replicas or 1) * config.num_model_shards
     if is_alone or not is_split_first:
         yield replicated
     if is_alone:  # there is nothing to split parameters over
         return
-    split = dataclasses.replace(given, parameters="fsdp")
-    num_slices, shards = count_slices(devices), given.num_model_shards
-    if given.num_replicas is None and devices[0].platform == "tpu":
+    split = dataclasses.replace(config, parameters="fsdp")
+    num_slices, shards = count_slices(devices), config.num_model_shards
+    if config.num_replicas is None and devices[0].platform == "tpu":
         for group in GROUPS:
             if group * shards < len(devices) // num_slices and len(devices) % (group * shards) == 0:
                 yield dataclasses.replace(split, num_replicas=len(devices) // (group * shards))
     yield split
-    if given.num_replicas is None and num_slices > 1:
+    if config.num_replicas is None and num_slices > 1:
         yield dataclasses.replace(split, num_replicas=1)
     if is_split_first:
         yield replicated
@@ -202,7 +194,8 @@ def _needed_bytes(
     config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
 ) -> int | None:
     """Return the memory of a step on one device; None if the layout is not possible."""
-    sharding, parts = config.sharding, config.optimizer.accumulation_steps or 1
+    sharding, parts, policy = config.sharding, config.optimizer.accumulation_steps or 1, config.model.remat
+    assert policy != "auto"
     shards = sharding.num_model_shards
     replicas = sharding.num_replicas or count_slices(devices)
     data, rest = divmod(len(devices), replicas * shards)
@@ -215,7 +208,7 @@ def _needed_bytes(
         return None
     shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed)
     return step_memory(
-        _with_policy(architecture, config),
+        dataclasses.replace(architecture, remat=policy),
         shapes,
         global_batch=config.global_batch,
         accumulation_steps=parts,
@@ -224,5 +217,5 @@ def _needed_bytes(
     ).total
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and value > 0

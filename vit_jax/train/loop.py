@@ -5,11 +5,9 @@ It takes a run's parts and a function that gives the first state; `pretrain` and
 
 import contextlib
 import itertools
-import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
@@ -17,6 +15,7 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
 from vit_jax.config.evaluators import best_mode
+from vit_jax.files import JsonObject
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
@@ -32,9 +31,9 @@ from vit_jax.train.run_files import last_training_line, write_summary
 from vit_jax.train.start import items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.writers import Writers
-from vit_jax.weights.folding import OURS, Normalisation
+from vit_jax.weights.fit import Fitted
 
-FirstState = Callable[[CheckpointReader, dict[str, Any]], tuple[TrainState, str]]
+FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
 """From the checkpoints of the run's own workdir, and the metadata that theirs must agree with, to the state to begin
 with and a sentence on where it comes from."""
 
@@ -50,9 +49,8 @@ def train(
     steps_after: int = 0,
     pause_fraction: float | None = None,
     further: Sequence[ScheduledEvaluator] = (),
-    normalisation: Normalisation = OURS,
-    licence: str = "",
-) -> dict[str, Any]:
+    fitted: Fitted | None = None,
+) -> JsonObject:
     """Train to the last step, or until it stops early, from wherever `first_state` begins; return `summary.json`.
 
     Args:
@@ -65,8 +63,7 @@ def train(
       steps_after: of the runs that follow in the same command, for the time that is shown.
       pause_fraction: of the steps; the run is saved after the last evaluation up to there, and ends.
       further: evaluations besides those of the config, for a caller with evaluators of its own.
-      normalisation: of the pixels that the given weights were trained on, for the metadata.
-      licence: of the given weights, for the metadata.
+      fitted: the weights that a fine-tuning run starts with, whose licence and preprocessing go into the metadata.
 
     Raises:
       ValueError: something in the config, the data or the checkpoints that the user can change.
@@ -81,10 +78,10 @@ def train(
     folder, keeping, pause_step = workdir.folder, config.checkpoint, _pause_step(run.steps, pause_fraction)
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
-        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, normalisation, licence)
+        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, fitted)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
-        before: dict[str, Any] = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
+        before: JsonObject = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         run.trace_train_step()  # the last check of the user's code: a failure so far leaves no folder behind
         writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
         forget_divergence(folder)
@@ -119,7 +116,7 @@ def train(
             return before["wall_seconds"] + time.perf_counter() - began
 
         @contextlib.contextmanager
-        def between_steps() -> Any:
+        def between_steps() -> Iterator[None]:
             """Stop the clock and the watchdog, and allow transfers to the host."""
             with clock.pause(), watchdog.pause(), jax.transfer_guard("allow"):
                 workdir.check()
@@ -161,11 +158,10 @@ def train(
             return results if math.isfinite(results.get(keeping.best_metric, math.nan)) else {}
 
         def save_state(step: int, results: dict[str, float], *, owes_evaluation: bool) -> None:
-            records = [json.loads(part) for part in hosts.gather(json.dumps(unreadable.met_by(step)))]
             progress = {
                 "wall_seconds": wall_seconds(),
                 "owes_evaluation": owes_evaluation,
-                "unreadable_records": records,
+                "unreadable_records": hosts.gather(unreadable.met_by(step)),
             }
             progress |= stopping.metadata()
             writers.flush()

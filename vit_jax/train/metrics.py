@@ -1,7 +1,7 @@
 """Metrics read one step late: while the device computes step n, the host looks at those of step n - 1."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ class LateMetrics:
 
     def is_busy(self) -> bool:
         """Return whether the devices still compute the newest step."""
-        newest: list[Any] = [] if self._pending is None else list(self._pending[1].values())
+        newest: Iterable[Any] = () if self._pending is None else self._pending[1].values()  # `is_ready` has no type
         return not all(value.is_ready() for value in newest)
 
     def flush(self) -> None:
@@ -42,7 +42,7 @@ def require_finite(step: int, metrics: Mapping[str, float]) -> None:
     """Raise FloatingPointError where loss, gradient or updated parameters are infinite or not a number."""
     if all(math.isfinite(metrics[name]) for name in FINITE):
         return
-    found = ", ".join(f"the {words} is {metrics[name]:.6g}" for name, words in FINITE.items())
+    values = ", ".join(f"the {words} is {metrics[name]:.6g}" for name, words in FINITE.items())
     rate = metrics["learning_rate"]
     remedy = (
         f"A lower schedule.learning_rate (now {rate:.3g}), a longer schedule.warmup or optimizer.clip_global_norm=1.0 "
@@ -51,4 +51,4 @@ def require_finite(step: int, metrics: Mapping[str, float]) -> None:
         else "The learning rate is 0, so it is not the cause: check images, weights and loss, or "
         "try model.compute_dtype=float32."
     )
-    raise FloatingPointError(f"Step {step}: {found}. The run stops; the last checkpoint is from before. {remedy}")
+    raise FloatingPointError(f"Step {step}: {values}. The run stops; the last checkpoint is from before. {remedy}")

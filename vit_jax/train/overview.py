@@ -5,9 +5,10 @@ import dataclasses
 import importlib.metadata
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
+import numpy as np
+from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
@@ -20,6 +21,7 @@ from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
+from vit_jax.files import JsonObject
 from vit_jax.models.lora import lora_of
 from vit_jax.optim.by_name import make_is_trained, trained_leaves
 from vit_jax.tables import columns
@@ -27,13 +29,14 @@ from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe, describe_preparation
-from vit_jax.weights.folding import OURS, Normalisation
+from vit_jax.weights.fit import Fitted
+from vit_jax.weights.folding import OURS
 
 # Those whose behaviour a run depends on.
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
 
 
-def parameter_table(model: Any, *, is_folded: bool, is_trained: Callable[[str], bool] | None = None) -> str:
+def parameter_table(model: nnx.Module, *, is_folded: bool, is_trained: Callable[[str], bool] | None = None) -> str:
     """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total.
 
     The number of trained parameters follows if `is_trained` is not None.
@@ -65,7 +68,7 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     return {f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")} | excluded
 
 
-def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndarray]) -> JsonObject:
     """Return the values that must not change when a fine-tuning run resumes, in its search or after."""
     return {
         "parameters_sha256": pytree.parameters_sha256(parameters),
@@ -139,10 +142,9 @@ def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> s
     return f"step {step:>6}/{total_steps}  {values}"
 
 
-def checkpoint_metadata(
-    run: Assembly, data: Datasets, normalisation: Normalisation = OURS, licence: str = ""
-) -> dict[str, Any]:
+def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = None) -> JsonObject:
     """Return metadata of weights: model, classes, preprocessing, and what exact resuming depends on."""
+    normalisation, licence = (fitted.normalisation, fitted.licence) if fitted else (OURS, "")
     config, architecture = run.config, run.architecture
     preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
     assert config.data is not None  # or there would be no data to train on
@@ -184,7 +186,7 @@ def summary(
     train_metrics: Mapping[str, float],
     results: Mapping[str, float],
     num_missing: int,
-) -> dict[str, Any]:
+) -> JsonObject:
     """The content of `summary.json`, flat, with the last training metrics; the loop adds what depends on the run's end.
 
     `num_missing` images of the split that `results` are of could not be read.
@@ -205,7 +207,7 @@ def summary(
     }
 
 
-def machine() -> dict[str, Any]:
+def machine() -> JsonObject:
     """The devices, and the versions of what a run depends on."""
     return {
         "device_kind": jax.devices()[0].device_kind,
@@ -215,14 +217,14 @@ def machine() -> dict[str, Any]:
     }
 
 
-def closing(summary: Mapping[str, Any], folder: pathlib.Path, *, split: str) -> str:
+def closing(summary: JsonObject, folder: pathlib.Path, *, split: str) -> str:
     """Return the closing lines: results, cost and paths."""
     shares = [f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary]  # none if pixels are predicted
-    found = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
+    results = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
     missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
     of_best = f", at step {summary['best_step']:,}, the best that is kept" if "best_step" in summary else ""
     return (
-        f"{found}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
+        f"{results}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
         f"{missing if summary['unreadable_images'] else ''}"
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
         f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"

@@ -7,11 +7,12 @@ forward pass, and gradients go through that linear map. So the state, the optimi
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig
@@ -32,7 +33,7 @@ def config_in(config: C, phase: Phase) -> C:
     return dataclasses.replace(config, input=inputs, global_batch=phase.global_batch)
 
 
-def make_view(model: Any, target: T, old: tuple[int, int], new: tuple[int, int]) -> Callable[[Any], T]:
+def make_view(model: nnx.Module, target: T, old: tuple[int, int], new: tuple[int, int]) -> Callable[[nnx.Module], T]:
     """Return the function that turns a network for one grid of patches into the same network for another.
 
     Learned positions are averaged over the cells that they cover (bilinear, antialiased), so that all of them learn.
@@ -58,7 +59,7 @@ def make_view(model: Any, target: T, old: tuple[int, int], new: tuple[int, int])
     if isinstance(positions := getattr(target, "positions", None), FixedPositions):
         positions.reference_grid = old
 
-    def view(model: Any) -> T:
+    def view(model: nnx.Module) -> T:
         def resize(name: str, leaf: jax.Array) -> jax.Array:
             multiply = functools.partial(jnp.einsum, "nm,...md->...nd", precision="highest")
             return multiply(matrices[name], leaf) if name in matrices else leaf
@@ -66,7 +67,7 @@ def make_view(model: Any, target: T, old: tuple[int, int], new: tuple[int, int])
         leaves = pytree.named_leaves(model)
         return pytree.from_named_leaves(target, {name: resize(name, leaf) for name, leaf in leaves.items()})
 
-    wanted, given = (pytree.named_leaves(tree) for tree in (target, jax.eval_shape(view, model)))
-    if lines := pytree.differences(wanted, given):
+    wanted, viewed = (pytree.named_leaves(tree) for tree in (target, jax.eval_shape(view, model)))
+    if lines := pytree.differences(wanted, viewed):
         raise ValueError(f"config.phases: these parameters are not of every image size:{pytree.listed(lines)}")
     return view

@@ -1,13 +1,13 @@
 """Pre-training: from a config to a trained model in a workdir."""
 
 import functools
-from typing import Any
 
 import jax
 
 from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
+from vit_jax.files import JsonObject
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -19,7 +19,7 @@ from vit_jax.train.start import start_state
 
 
 @hosts.ends_together(Interrupted)
-def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
+def pretrain(config: PretrainConfig, workdir: str) -> JsonObject:
     """Train from the start, or resume from the workdir's last checkpoint.
 
     The workdir is shared by all processes. Returns the content of `summary.json`.
@@ -30,7 +30,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> dict[str, Any]:
     return learn(config, workdir)
 
 
-def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = None) -> dict[str, Any]:
+def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = None) -> JsonObject:
     """`pretrain` as one of several runs of a command, which sees to it that all processes end together.
 
     It raises Paused, with its state saved, when it has been trained to `pause_fraction`.
@@ -45,5 +45,5 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     shape = data.train.label_shape
     run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
     with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
-        first_state = functools.partial(start_state, run)
+        first_state = functools.partial(start_state, run, None)
         return train(run, data, claimed, first_state, interruption, pause_fraction=pause_fraction)

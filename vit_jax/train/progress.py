@@ -4,12 +4,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TypeVar
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from vit_jax.files import printable_lines
+
+T = TypeVar("T")
 
 SHOWN_WAIT_FRACTION = 0.01  # of the time; less is in the metrics alone
 ESTIMATE_AFTER_STEPS = 3
@@ -35,7 +37,7 @@ class TrainingClock:
         self._running_since = time.perf_counter()
         self._seconds = self._waited_seconds = 0.0
 
-    def next_batch(self, batches: Iterator[Any], is_busy: Callable[[], bool]) -> Any:
+    def next_batch(self, batches: Iterator[T], is_busy: Callable[[], bool]) -> T:
         """The next batch. The time until it came counts as waiting for input where the devices have no work by then.
 
         They may have ended their last step meanwhile, so the time counted is up to a step too long.
@@ -135,10 +137,8 @@ def estimate_text(seconds: float, platform: str) -> str:
         return ""
     line = f"estimate: {duration_text(seconds)} of training, from the first {ESTIMATE_AFTER_STEPS} steps"
     if platform == "cpu" and seconds > LONG_ON_CPU_SECONDS:
-        line += (
-            "; on a CPU, vit-jax probe WEIGHTS --data=DATA --output=FOLDER trains a classifier on frozen features in "
-        )
-        line += "minutes"
+        probe = "vit-jax probe WEIGHTS --data=DATA --output=FOLDER"
+        line += f"; on a CPU, {probe} trains a classifier on frozen features in minutes"
     return line
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
@@ -11,6 +10,7 @@ from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolv
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
+from vit_jax.files import JsonObject
 from vit_jax.train import series
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.lifecycle.lock import WorkdirLock
@@ -21,10 +21,10 @@ from vit_jax.train.series import run_once, say
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
 PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
 
-TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], dict[str, Any]]
+TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], JsonObject]
 """(config, data, workdir, name of the split that `data.test` is, steps of the runs that follow) -> the content of
 `summary.json`."""
-Trials = dict[float, dict[str, Any]]
+Trials = dict[float, JsonObject]
 
 
 def choose_learning_rate(
@@ -83,7 +83,7 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
     )
 
 
-def choose(results: Mapping[float, Mapping[str, Any]]) -> float:
+def choose(results: Mapping[float, JsonObject]) -> float:
     """The rate of the best validation accuracy or precision; of several that of the lowest loss, then the lowest rate.
 
     Raises:
@@ -96,7 +96,7 @@ def choose(results: Mapping[float, Mapping[str, Any]]) -> float:
     return series.choose(outcomes)
 
 
-def table(results: Mapping[float, Mapping[str, Any]], best: float) -> str:
+def table(results: Mapping[float, JsonObject], best: float) -> str:
     """Return a table with one line for each trial; the chosen one is marked."""
     name = PRECISION if any(PRECISION in summary for summary in results.values()) else ACCURACY
     title = name.replace("_", " ")

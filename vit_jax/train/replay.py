@@ -12,7 +12,6 @@ import pathlib
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +22,7 @@ from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, to_dict
 from vit_jax.config.check import validate
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import hold_out
-from vit_jax.files import expanded, printable, write_atomically
+from vit_jax.files import JsonObject, expanded, printable, write_atomically
 from vit_jax.references import StoredReference, allowed_code, mark_stored
 from vit_jax.tables import aligned
 from vit_jax.train import overview
@@ -36,11 +35,11 @@ from vit_jax.train.assemble import (
     open_train_batches,
     train_stream,
 )
-from vit_jax.train.examination import KINDS, in_forward_order
+from vit_jax.train.examination import KINDS, Figures, in_forward_order
 from vit_jax.train.lifecycle.workdir import TRIALS
 from vit_jax.train.metrics import FINITE
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGENCE_FILE, read_config, read_divergence, read_metrics
-from vit_jax.train.start import adapt, given_state, items_of, restore, state_of_parameters
+from vit_jax.train.start import adapt, given_state, items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import stored_architecture
 
@@ -53,7 +52,7 @@ def record_divergence(
     folder: pathlib.Path, run: Assembly, data: Datasets, step: int, metrics: Mapping[str, float]
 ) -> str:
     """Write `divergence.json` into the workdir; return the sentence that tells how to look into the step."""
-    found = {
+    record = {
         "step": step,
         "metrics": dict(metrics),
         "records": _records(run, data, step).tolist(),
@@ -62,7 +61,7 @@ def record_divergence(
         "config": to_dict(run.config),
     }
     if hosts.is_first():
-        write_atomically(folder / DIVERGENCE_FILE, json.dumps(found) + "\n")
+        write_atomically(folder / DIVERGENCE_FILE, json.dumps(record) + "\n")
     code = sorted({text.partition(":")[0].partition(".")[0] for _, text in references(run.config)})
     words = ["vit-jax", "replay", shlex.quote(str(folder)), *([f"--allow_code={','.join(code)}"] if code else [])]
     return f"`{' '.join(words)}` repeats the step with norms by layer and the loss of each image."
@@ -85,7 +84,7 @@ class Replay:
     start: str  # a sentence on the state from which steps were repeated
     metrics: Mapping[str, float]  # of the step
     recorded: Mapping[str, float] | None  # those that the run wrote; None if it wrote none for this step
-    figures: Mapping[str, Any]  # as from `examination`, on the host
+    figures: Figures  # as from `examination`, on the host
     record_B: np.ndarray
     name_B: Sequence[str]
     folder: pathlib.Path  # of the report, and of the state before the step
@@ -115,33 +114,36 @@ class Replay:
                 rows = zip(self.record_B, self.name_B, self.figures[kind], strict=True)
                 yield from ((f"the loss of record {record}, {name}", loss) for record, name, loss in rows)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return everything as values of JSON."""
-        layers = {
-            layer: {kind: float(self.figures[kind][layer]) for kind in KINDS if layer in self.figures[kind]}
-            for layer in in_forward_order(self.figures)
-        }
-        columns = zip(*(column.tolist() for column in self._columns()), self.name_B, strict=True)
-        examples = [dict(zip(("record", "label", "loss", "mask", "name"), row, strict=True)) for row in columns]
         return {
             "step": self.step,
             "start": self.start,
             "metrics": dict(self.metrics),
             "recorded": None if self.recorded is None else dict(self.recorded),
             "first_not_finite": self.first_cause or None,
-            "layers": layers,
-            "examples": examples,
+            "layers": self._layers(),
+            "examples": self._examples(),
         }
+
+    def _layers(self) -> dict[str, dict[str, float]]:
+        return {
+            layer: {kind: float(self.figures[kind][layer]) for kind in KINDS if layer in self.figures[kind]}
+            for layer in in_forward_order(self.figures)
+        }
+
+    def _examples(self) -> list[JsonObject]:
+        columns = (self.record_B, *(self.figures[name] for name in ("label_B", "loss_B", "mask_B")))
+        rows = zip(*(column.tolist() for column in columns), self.name_B, strict=True)
+        return [dict(zip(("record", "label", "loss", "mask", "name"), row, strict=True)) for row in rows]
 
     def to_text(self) -> str:
         """Return the report that is printed."""
-        layers = in_forward_order(self.figures)
-        rows = [[layer, *(_figure(self.figures[kind].get(layer)) for kind in KINDS)] for layer in layers]
-        record_B, label_B, loss_B, mask_B = self._columns()
-        worst = sorted(range(len(loss_B)), key=lambda row: (math.isfinite(loss_B[row]), -loss_B[row]))
+        layers = [[layer, *(_figure(values.get(kind)) for kind in KINDS)] for layer, values in self._layers().items()]
+        worst = sorted(self._examples(), key=lambda example: (math.isfinite(example["loss"]), -example["loss"]))
         examples = [
-            [str(record_B[row]), _label(label_B[row]), _figure(loss_B[row]) if mask_B[row] else "–", self.name_B[row]]
-            for row in worst[:MOST_EXAMPLES]
+            [str(one["record"]), _label(one["label"]), _figure(one["loss"] if one["mask"] else None), one["name"]]
+            for one in worst[:MOST_EXAMPLES]
         ]
         metrics = ", ".join(f"{words} {_figure(self.metrics[name])}" for name, words in FINITE.items())
         cause = self.first_cause
@@ -151,15 +153,12 @@ class Replay:
                 self._comparison(),
                 f"first value that is not finite: {printable(cause)}" if cause else "all values are finite",
                 "",
-                aligned(("layer", *KINDS), rows, words=("layer",)),
+                aligned(("layer", *KINDS), layers, words=("layer",)),
                 aligned(("record", "label", "loss", "name"), examples, words=("name",)),
                 f"{self.folder}: all figures in {REPORT_FILE}, and the state before the step: for `inspect` and other "
                 "verbs, for config.init_from, and for config.resume_from to continue from it",
             ]
         )
-
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.record_B, *(self.figures[name] for name in ("label_B", "loss_B", "mask_B"))
 
     def _comparison(self) -> str:
         if self.recorded is None:
@@ -226,7 +225,7 @@ def replay(
     figures = jax.device_get(run.in_phase(step).examination(state, batch))
     _, metrics = train_step(leaves, batch)  # last, since it takes over the memory of the state
     record_B = _records(run, data, step)
-    found = Replay(
+    result = Replay(
         step=step,
         start=origin,
         metrics={name: float(value) for name, value in jax.device_get(metrics).items()},
@@ -237,13 +236,13 @@ def replay(
         folder=into,
     )
     if hosts.is_first():
-        write_atomically(into / REPORT_FILE, json.dumps(found.to_json(), indent=1) + "\n")
-    return found
+        write_atomically(into / REPORT_FILE, json.dumps(result.to_json(), indent=1) + "\n")
+    return result
 
 
 def _open(
-    folder: pathlib.Path, reader: CheckpointReader, start: int | None, diverged: Mapping[str, Any] | None
-) -> tuple[Assembly, Datasets, TrainState, dict[str, Any], str]:
+    folder: pathlib.Path, reader: CheckpointReader, start: int | None, diverged: JsonObject | None
+) -> tuple[Assembly, Datasets, TrainState, JsonObject, str]:
     """The run's parts and data, the state of a checkpoint or the first one, its metadata, and where it is from."""
     config = _config_of(folder, reader, diverged)
     validate(config)
@@ -260,29 +259,25 @@ def _open(
         architecture = architecture_of(config, data.train.num_classes)
     shape = data.train.label_shape
     run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
-    given: dict[str, Any] = {} if fitted is None else {"normalisation": fitted.normalisation, "licence": fitted.licence}
-    metadata = overview.checkpoint_metadata(run, data, **given)
+    metadata = overview.checkpoint_metadata(run, data, fitted)
     if start is not None:
         origin = f"from the checkpoint of step {start}"
         return run, data, restore(run, reader, start, metadata), reader.metadata(start), origin
-    if fitted is not None:
-        state = state_of_parameters(run, fitted.parameters, str(config.init_from))
-        return run, data, state, metadata | {"wall_seconds": 0.0}, f"from the weights of {config.init_from}"
-    state, origin = given_state(run, metadata)
+    state, origin = given_state(run, fitted, metadata)
     return run, data, state, metadata | {"wall_seconds": 0.0}, origin
 
 
-def _config_of(folder: pathlib.Path, reader: CheckpointReader, diverged: Mapping[str, Any] | None) -> RunConfig:
+def _config_of(folder: pathlib.Path, reader: CheckpointReader, diverged: JsonObject | None) -> RunConfig:
     """The config as the run had it: after a search with the learning rate that was chosen."""
-    if diverged is not None:  # of the last start of the run, which may have changed its layout
-        values = mark_stored({"config": diverged["config"]}, str(folder / DIVERGENCE_FILE), reader.allowed)["config"]
-    else:
-        values = mark_stored({"config": read_config(folder)}, str(folder / CONFIG_FILE), reader.allowed)["config"]
+    # That of a divergence is of the last start of the run, which may have changed its layout.
+    file, stored = (DIVERGENCE_FILE, diverged["config"]) if diverged else (CONFIG_FILE, read_config(folder))
+    values = mark_stored({"config": stored}, str(folder / file), reader.allowed)["config"]
+    if diverged is None:
         for saved in reader.all_steps():  # the newest one counts
             with contextlib.suppress(DamagedCheckpoint):
                 values = reader.metadata(saved).get("config", values)
-    kind: Any = FinetuneConfig if "search" in values else PretrainConfig
-    config: RunConfig = from_dict(kind, values)
+    kind: type[RunConfig] = FinetuneConfig if "search" in values else PretrainConfig
+    config = from_dict(kind, values)
     for _, reference in references(config):
         if isinstance(reference, StoredReference):  # before weights, which may name what the config names
             reference.require_allowed()
@@ -298,7 +293,7 @@ def _records(run: Assembly, data: Datasets, step: int) -> np.ndarray:
     return train_stream(config, data.train, rows, step - 1, run.steps.total, before).records(0)
 
 
-def _save(into: pathlib.Path, step: int, state: TrainState, metadata: Mapping[str, Any]) -> None:
+def _save(into: pathlib.Path, step: int, state: TrainState, metadata: Mapping[str, object]) -> None:
     """Save a state in a folder that is a workdir for other verbs; it replaces that of an earlier replay."""
     if hosts.is_first():
         if into.parent.is_symlink():
@@ -314,9 +309,9 @@ def _is_same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
-def _figure(value: Any) -> str:
-    return "–" if value is None else f"{float(value):.4g}"
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
-def _label(label: np.ndarray) -> str:
-    return str(label) if label.ndim == 0 else ",".join(map(str, np.flatnonzero(label).tolist()))
+def _label(label: int | list[int]) -> str:
+    return str(label) if isinstance(label, int) else ",".join(map(str, np.flatnonzero(label).tolist()))

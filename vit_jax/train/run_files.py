@@ -8,11 +8,19 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
-from vit_jax.files import MAX_JSON_BYTES, parse_json, printable, read_bounded, shortened, write_atomically
+from vit_jax.files import (
+    MAX_JSON_BYTES,
+    JsonObject,
+    parse_json,
+    printable,
+    read_bounded,
+    shortened,
+    write_atomically,
+)
 
 CONFIG_FILE, START_FILE = "config.json", "start.json"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
@@ -28,36 +36,56 @@ DIVERGED = "diverged"
 """In `summary.json` the reason why a run's loss was not finite; its results are null then."""
 
 _RESULTS = ("accuracy", "_loss", *MULTILABEL_RESULTS)  # ends of names
-_AMOUNTS = {
-    *("steps", "best_step", "images", "test_images", "validation_images", "unreadable_images", "parameters"),
-    *("exaflops", "wall_seconds", "images_per_second", "num_devices", "num_processes"),
+_AMOUNTS = (
+    *("best_step", "images", "test_images", "validation_images", "unreadable_images", "parameters", "exaflops"),
+    *("wall_seconds", "images_per_second", "num_devices", "num_processes"),
+)
+_KIND_OF = {
+    **dict.fromkeys(("step", "steps", "global_batch"), "a whole number from 1"),
+    **dict.fromkeys(("parameters_sha256", "error", DIVERGED), "text"),
+    **dict.fromkeys(("model", "config"), "an object"),
+    **dict.fromkeys(_AMOUNTS, "a number from 0"),
+    "data": "text or null",
+    "fraction": "between 0 and 1",
+    "metrics": "an object of numbers",
+}
+"""Kinds of values by name, in all files."""
+
+
+def _is_number(value: object) -> bool:
+    """Return whether it is a number that a float can hold, also NaN or infinite."""
+    return type(value) is float or (type(value) is int and abs(value) <= MAX_STEP)
+
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "text": lambda value: isinstance(value, str),
+    "text or null": lambda value: isinstance(value, str | None),
+    "an object": lambda value: isinstance(value, dict),
+    "an object of numbers": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "a number": _is_number,
+    "a number or null": lambda value: value is None or _is_number(value),
+    "a number from 0": lambda value: _is_number(value) and 0 <= value < math.inf,
+    "between 0 and 1": lambda value: _is_number(value) and 0 < value < 1,
+    "a whole number from 1": lambda value: type(value) is int and 0 < value <= MAX_STEP,
 }
 
 
-def read_config(workdir: pathlib.Path) -> dict[str, Any]:
+def read_config(workdir: pathlib.Path) -> JsonObject:
     """Return the content of `config.json`, not compared with the schema: it may be of an older version.
 
     Raises:
       ValueError: it is damaged, or not the config of a run.
     """
-    values = _read_object(workdir / CONFIG_FILE)
-    with _damage(workdir / CONFIG_FILE):
-        _require(_is_count(values.get("global_batch", 1)), "global_batch must be a whole number from 1")
-        _require(isinstance(values.get("data"), str | None), "data must be text or null")
-        _require(isinstance(values.get("model", {}), dict), "model must be an object")
-    return values
+    return _read_object(workdir / CONFIG_FILE)
 
 
-def read_start(file: pathlib.Path) -> dict[str, Any]:
+def read_start(file: pathlib.Path) -> JsonObject:
     """Return what a run or a sweep started from, with the digest of the weights in "parameters_sha256".
 
     Raises:
       ValueError: the file is damaged, or lacks the digest.
     """
-    values = _read_object(file)
-    with _damage(file):
-        _require(isinstance(values.get("parameters_sha256"), str), "parameters_sha256 must be text")
-    return values
+    return _read_object(file, ("parameters_sha256",))
 
 
 def write_error(workdir: pathlib.Path, error: BaseException) -> None:
@@ -73,15 +101,11 @@ def read_error(workdir: pathlib.Path) -> str | None:
     Raises:
       ValueError: the file is damaged.
     """
-    if not (workdir / ERROR_FILE).exists():
-        return None
-    values = _read_object(workdir / ERROR_FILE)
-    with _damage(workdir / ERROR_FILE):
-        _require(isinstance(values.get("error"), str), "error must be text")
-    return str(values["error"])
+    values = _read_optional(workdir / ERROR_FILE, ("error",))
+    return None if values is None else values["error"]
 
 
-def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
     """Return the lines of `metrics.jsonl`, also while the run writes them; an empty list where there is no such file.
 
     Raises:
@@ -100,12 +124,12 @@ def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
     return next((line for line in reversed(read_metrics(workdir)) if "train_loss" in line), {})
 
 
-def write_summary(workdir: pathlib.Path, summary: Mapping[str, Any]) -> None:
+def write_summary(workdir: pathlib.Path, summary: Mapping[str, object]) -> None:
     """Write `summary.json` atomically; it exists once a run has ended."""
     write_atomically(workdir / SUMMARY_FILE, json.dumps(dict(summary), indent=2) + "\n")
 
 
-def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> dict[str, Any] | None:
+def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject | None:
     """Return the content of `summary.json`; None where no run has ended.
 
     Args:
@@ -115,54 +139,29 @@ def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> dict[str, An
     Raises:
       ValueError: it is damaged, or lacks a result.
     """
-    if not (workdir / SUMMARY_FILE).exists():
-        return None
-    values = _read_object(workdir / SUMMARY_FILE)
-    with _damage(workdir / SUMMARY_FILE):
-        _require(isinstance(values.get(DIVERGED, ""), str), f"{DIVERGED} must be text")
-        for name, value in values.items():
-            if name.endswith(_RESULTS):
-                _require(value is None or _is_number(value), f"{_shown(name)} must be a number or null")
-        _require_amounts(values)
-        for names in needs:
-            _require(any(name in values for name in names), f"it must have {' or '.join(names)}")
-    return values
+    return _read_optional(workdir / SUMMARY_FILE, *needs)
 
 
-def write_pause(workdir: pathlib.Path, pause: Mapping[str, Any]) -> None:
+def write_pause(workdir: pathlib.Path, pause: Mapping[str, float]) -> None:
     """Write `pause.json` atomically."""
     write_atomically(workdir / PAUSE_FILE, json.dumps(dict(pause)) + "\n")
 
 
-def read_pause(workdir: pathlib.Path) -> dict[str, Any] | None:
+def read_pause(workdir: pathlib.Path) -> JsonObject | None:
     """Return the "fraction" that a run was paused at, and its "steps"; None where it was not. Errors as above."""
-    if not (workdir / PAUSE_FILE).exists():
-        return None
-    values = _read_object(workdir / PAUSE_FILE)
-    with _damage(workdir / PAUSE_FILE):
-        _require(_is_number(values.get("fraction")) and 0 < values["fraction"] < 1, "fraction must be between 0 and 1")
-        _require(_is_count(values.get("steps")), "steps must be a whole number from 1")
-    return values
+    return _read_optional(workdir / PAUSE_FILE, ("fraction",), ("steps",))
 
 
-def read_divergence(workdir: pathlib.Path) -> dict[str, Any] | None:
+def read_divergence(workdir: pathlib.Path) -> JsonObject | None:
     """Return the content of `divergence.json`: "step", "records", "metrics", "config"; None where no run diverged.
 
     Raises:
       ValueError: it is damaged.
     """
-    if not (workdir / DIVERGENCE_FILE).exists():
-        return None
-    values = _read_object(workdir / DIVERGENCE_FILE)
-    with _damage(workdir / DIVERGENCE_FILE):
-        _require(_is_count(values.get("step")), "step must be a whole number from 1")
-        metrics = values.get("metrics")
-        _require(isinstance(metrics, dict) and all(map(_is_number, metrics.values())), "metrics must be numbers")
-        _require(isinstance(values.get("config"), dict), "config must be an object")
-    return values
+    return _read_optional(workdir / DIVERGENCE_FILE, ("step",), ("metrics",), ("config",))
 
 
-def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield the text and the values of each line, without a last one that is not complete."""
     path = workdir / METRICS_FILE
     if not path.exists():
@@ -171,22 +170,35 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
         *lines, _ = read_bounded(path, MAX_METRICS_BYTES).split(b"\n")  # the last one is being written, or was cut off
     for number, line in enumerate(lines, 1):
         with _damage(path, f", line {number:,}"):
-            _require(len(line) <= MAX_LINE_BYTES, f"it must not be longer than {MAX_LINE_BYTES:,} bytes")
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"it must not be longer than {MAX_LINE_BYTES:,} bytes")
             text = line.decode()
-            values = parse_json(text)
-            _require(isinstance(values, dict), "it must be an object")
-            _require(_is_count(values.get("step")), "step must be a whole number from 1")
-            for name, value in values.items():
-                _require(_is_number(value), f"{_shown(name)} must be a number")
-            _require_amounts(values)
+            values = _parse_object(text, ("step",), others="a number")
         yield text, values
 
 
-def _read_object(file: pathlib.Path) -> dict[str, Any]:
+def _read_optional(file: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject | None:
+    return _read_object(file, *needs) if file.exists() else None
+
+
+def _read_object(file: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject:
     with _damage(file):
-        values = parse_json(read_bounded(file, MAX_JSON_BYTES))
-        _require(isinstance(values, dict), "it must be an object")
-    return values  # type: ignore[no-any-return]
+        return _parse_object(read_bounded(file, MAX_JSON_BYTES), *needs)
+
+
+def _parse_object(text: str | bytes, *needs: tuple[str, ...], others: str = "") -> JsonObject:
+    """Return an object that has one name of each tuple, and values of their kinds; `others` is that of other names."""
+    values = parse_json(text)
+    if not isinstance(values, dict):
+        raise ValueError("it must be an object")
+    for name, value in values.items():
+        kind = _KIND_OF.get(name, others or ("a number or null" if name.endswith(_RESULTS) else ""))
+        if kind and not _KINDS[kind](value):
+            raise ValueError(f"{printable(shortened(name, MAX_SHOWN))} must be {kind}")
+    for names in needs:
+        if not values.keys() & {*names}:
+            raise ValueError(f"it must have {' or '.join(names)}")
+    return values
 
 
 @contextlib.contextmanager
@@ -197,26 +209,3 @@ def _damage(file: pathlib.Path, line: str = "") -> Iterator[None]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).removesuffix(".")
         raise ValueError(f"{file}{line} is damaged: {reason}. Restore the file, or use another workdir.") from error
-
-
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
-        raise ValueError(rule)
-
-
-def _shown(name: str) -> str:
-    return printable(shortened(name, MAX_SHOWN))
-
-
-def _require_amounts(values: Mapping[str, Any]) -> None:
-    for name in _AMOUNTS & values.keys():
-        _require(_is_number(values[name]) and 0 <= values[name] < math.inf, f"{name} must be a number from 0")
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether it is a number that a float can hold, also NaN or infinite."""
-    return type(value) is float or (type(value) is int and abs(value) <= MAX_STEP)
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value <= MAX_STEP

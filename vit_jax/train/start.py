@@ -21,7 +21,7 @@ from vit_jax.config.check import lengths
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
-from vit_jax.files import expanded, printable
+from vit_jax.files import JsonObject, expanded, printable, shortened
 from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
@@ -43,30 +43,29 @@ def items_of(state: TrainState) -> dict[str, Any]:
     return items if state.polyak is None else items | {"polyak": state.polyak}
 
 
-def start_state_of_weights(
-    assembly: Assembly, parameters: Mapping[str, np.ndarray], own: CheckpointReader, metadata: dict[str, Any]
+def start_state(
+    assembly: Assembly, fitted: Fitted | None, own: CheckpointReader, metadata: JsonObject
 ) -> tuple[TrainState, str]:
-    """The state a fine-tuning run begins with, from its own checkpoint or given parameters, and where it comes from."""
-    return _continue_run(assembly, own, metadata) or _begin(assembly, parameters, str(assembly.config.init_from))
+    """Return the state a run begins with, and a sentence that says where it comes from.
 
-
-def start_state(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str]:
-    """The state a pre-training run begins with, and a sentence that says where it comes from.
-
-    `own` are the checkpoints of its workdir; `metadata` is what they will say of their data, and must agree with what
-    is continued.
+    Args:
+      assembly: its parts.
+      fitted: the weights that a fine-tuning run starts with; None for pre-training.
+      own: the checkpoints of its workdir.
+      metadata: of its checkpoints; those of a continued checkpoint must agree.
 
     Raises:
       ValueError: the given checkpoint or weights do not exist or do not fit.
     """
-    return _continue_run(assembly, own, metadata) or given_state(assembly, metadata)
+    return _continue_run(assembly, own, metadata) or given_state(assembly, fitted, metadata)
 
 
-def given_state(assembly: Assembly, metadata: dict[str, Any]) -> tuple[TrainState, str]:
-    """The state that a pre-training run begins with where its workdir is empty; otherwise as `start_state`."""
+def given_state(assembly: Assembly, fitted: Fitted | None, metadata: JsonObject) -> tuple[TrainState, str]:
+    """Return the state that a run begins with where its workdir is empty; otherwise as `start_state`."""
     config = assembly.config
-    assert isinstance(config, PretrainConfig)
-    if config.resume_from is not None:
+    if fitted is not None:
+        return _begin(assembly, fitted.parameters, str(config.init_from))
+    if isinstance(config, PretrainConfig) and config.resume_from is not None:
         reader, steps = steps_to_continue(assembly)
         state, step, damage = _restore_newest(assembly, reader, metadata, steps)
         return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
@@ -159,7 +158,7 @@ def initial_weights(config: RunConfig) -> Weights:
     return load_weights(config.init_from, allow_code=[*config.allow_code, *named])
 
 
-def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: dict[str, Any]) -> tuple[TrainState, str] | None:
+def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: JsonObject) -> tuple[TrainState, str] | None:
     """The state of the newest checkpoint of the run's own workdir that is not damaged; None if there is none at all.
 
     Damaged ones that are newer are moved out of the way.
@@ -207,7 +206,7 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     parameters = {**parameters, **jax.device_get(initial)}
     _require_same_parameters(assembly, parameters, source)
 
-    def place(name: str, leaf: Any) -> jax.Array:
+    def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])
 
     return assembly.state_of(pytree.map_with_names(place, assembly.abstract_state.model))
@@ -219,7 +218,7 @@ def _require_same_parameters(assembly: Assembly, parameters: Mapping[str, np.nda
 
 
 def _restore_newest(
-    assembly: Assembly, reader: CheckpointReader, metadata: dict[str, Any], steps: Sequence[int]
+    assembly: Assembly, reader: CheckpointReader, metadata: JsonObject, steps: Sequence[int]
 ) -> tuple[TrainState, int, dict[int, str]]:
     """The state of the newest of these checkpoints that is not damaged, its step, and what is wrong with newer ones."""
     damage: dict[int, str] = {}
@@ -235,7 +234,7 @@ def _restore_newest(
     )
 
 
-def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: dict[str, Any]) -> TrainState:
+def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: JsonObject) -> TrainState:
     """The complete state of one checkpoint, whose metadata must agree with `metadata`.
 
     Raises:
@@ -248,16 +247,16 @@ def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: d
     for name in (*always, *order, *stored.keys() & {"train_files_sha256", "test_files_sha256"}):
         if stored.get(name) != metadata.get(name):
             raise ValueError(
-                f"The checkpoint in {reader.folder} was trained with {name}={_short(stored.get(name))}, this run has "
-                f"{_short(metadata.get(name))}: continuing would not see the same images. To start anew from its "
-                f"weights, use config.init_from and another workdir."
+                f"The checkpoint in {reader.folder} was trained with {name}={shortened(repr(stored.get(name)), 80)}, "
+                f"this run has {shortened(repr(metadata.get(name)), 80)}: continuing would not see the same images. To "
+                "start anew from its weights, use config.init_from and another workdir."
             )
     restored = reader.restore(step, items_of(assembly.abstract_state))
-    step_array, polyak = restored["progress"]["step"], restored.get("polyak")
-    return TrainState(step=step_array, model=restored["model"], optimizer=restored["optimizer"], polyak=polyak)
+    step_array = restored.pop("progress")["step"]
+    return TrainState(step=step_array, **{"polyak": None, **restored})
 
 
-def _images(metadata: Mapping[str, Any], step: int) -> int:
+def _images(metadata: JsonObject, step: int) -> int:
     """Return the images of the first steps: where the run is in the order of its data."""
     images, first = 0, 0
     for last, batch in (*metadata.get("phases", ()), (step, metadata["global_batch"])):
@@ -265,18 +264,13 @@ def _images(metadata: Mapping[str, Any], step: int) -> int:
     return images
 
 
-def _require_same_network(assembly: Assembly, stored: Mapping[str, Any], source: str) -> None:
+def _require_same_network(assembly: Assembly, stored: JsonObject, source: str) -> None:
     """Raise if two networks with the same shapes compute different functions."""
-    given = dataclasses.asdict(assembly.architecture)
+    here = dataclasses.asdict(assembly.architecture)
     there = {name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING}  # older ones lack some
-    if different := [name for name in MEANING if there[name] != given[name]]:
-        lines = "\n".join(f"  {name}: there {there[name]!r}, here {given[name]!r}" for name in different)
+    if different := [name for name in MEANING if there[name] != here[name]]:
+        lines = "\n".join(f"  {name}: there {there[name]!r}, here {here[name]!r}" for name in different)
         raise ValueError(f"{source} is of another network:\n{lines}")
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:

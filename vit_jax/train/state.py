@@ -1,7 +1,6 @@
 """The state of training, which a checkpoint holds for exact resuming."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ class TrainState:
 
     step: jax.Array  # int32 scalar, steps done
     model: nnx.Module  # the network, its parameters the leaves; float32
-    optimizer: Any  # optax state
+    optimizer: optax.OptState
     polyak: nnx.Module | None  # running average of the parameters; None without Polyak averaging
 
     def evaluated_model(self) -> nnx.Module:

@@ -5,13 +5,12 @@ import math
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config.check import Clock
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.config.rules import parse_duration
-from vit_jax.files import expanded, printable
+from vit_jax.files import JsonObject, expanded, printable
 from vit_jax.tables import aligned
 from vit_jax.train.lifecycle.lock import EXPIRY_SECONDS, is_abandoned
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
@@ -52,7 +51,7 @@ class Status:
     def cells(self) -> list[str]:
         """Return the cells below `HEAD`."""
 
-        def shown(value: Any, form: str) -> str:
+        def shown(value: float | None, form: str) -> str:
             return "" if value is None else format(value, form)
 
         left, ago = ("" if s is None else duration_text(s) for s in (self.seconds_left, self.seconds_since_written))
@@ -67,15 +66,15 @@ def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
     Raises:
       ValueError: there is no run in one of them.
     """
-    found: list[pathlib.Path] = []
+    workdirs: list[pathlib.Path] = []
     for name in folders:
         folder = expanded(name)
         files = [folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else sorted(folder.rglob(CONFIG_FILE))
         runs = [file.parent for file in files if "total" in read_config(file.parent)]  # weights have this file, too
         if not runs:
             raise ValueError(f"{name}: must be a workdir with {CONFIG_FILE}, or a folder of workdirs.")
-        found += runs
-    return list(dict.fromkeys(found))
+        workdirs += runs
+    return list(dict.fromkeys(workdirs))
 
 
 def read_status(workdir: pathlib.Path, now: float) -> Status:
@@ -93,7 +92,7 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     reader = CheckpointReader(workdir)
     steps = reader.all_steps()
     examples = reader.metadata(steps[-1]).get("num_examples") if steps else None
-    step, total = last.get("step"), total_steps(config, examples)
+    step, total = int(last["step"]) if lines else None, total_steps(config, examples)
     files = [file for name in (METRICS_FILE, SUMMARY_FILE) if (file := workdir / name).exists()]
     is_running = (workdir / LOCK_FILE).exists() and not is_abandoned(workdir, now, EXPIRY_SECONDS)
     error, divergence = read_error(workdir), read_divergence(workdir)
@@ -120,7 +119,7 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     )
 
 
-def total_steps(config: Mapping[str, Any], num_examples: int | None) -> int | None:
+def total_steps(config: JsonObject, num_examples: int | None) -> int | None:
     """Return the length of a run in steps; None if it has phases, or counts epochs of an unknown number of images."""
     batch, total = config.get("global_batch"), config.get("total")
     if not batch or not isinstance(total, str) or config.get("phases"):

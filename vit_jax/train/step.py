@@ -5,14 +5,15 @@ Legend: B global batch, A micro-batches, H W C image, K classes.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
+from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
 from vit_jax.evals.multilabel import score
@@ -24,6 +25,15 @@ from vit_jax.optim.by_name import make_is_trained
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
+View = Callable[[nnx.Module], nnx.Module]
+"""From the model of a run to the network that sees the images, for another size of these (`train.phases`)."""
+S = TypeVar("S")
+Total = tuple[nnx.Module, Metrics]  # gradients, and sums of the objective
+
+
+def same(model: nnx.Module) -> nnx.Module:
+    """Return the model: the `View` of images of the run's size."""
+    return model
 
 
 def make_train_step(
@@ -33,18 +43,17 @@ def make_train_step(
     objective: Objective,
     optimizer: optax.GradientTransformation,
     schedule: Callable[[jax.Array], jax.Array],
-    view: Callable[[Any], Any] = lambda model: model,
+    view: View = same,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Return (state, batch) -> (state, metrics).
 
     Randomness comes from (seed, step) alone. With accumulation, sums over micro-batches are divided once by
     the weight of the full batch, so gradients equal those of the large batch even where examples are masked.
 
-    `view` makes of the model that which sees the images, for another size of these (`train.phases`).
-
     `update_norm` is NaN after a step that is not logged, except on GPUs.
     """
-    polyak, gradients_of = config.polyak, make_gradients(config, architecture, objective, view)
+    polyak = config.polyak
+    gradients_of = make_gradients(config, architecture, objective, view, look=lambda output, targets: None)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         sums, gradients, _ = gradients_of(state, batch)
@@ -62,7 +71,7 @@ def make_train_step(
             }
         return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
 
-    def _update_norm(updates: Any, step: jax.Array) -> jax.Array:
+    def _update_norm(updates: optax.Updates, step: jax.Array) -> jax.Array:
         # XLA for TPUs fuses the other norms with the update of the parameters; this one takes two more passes.
         if steps.log_every == 1 or platform() == "gpu":  # where the host would wait for the condition
             return optax.tree.norm(updates)
@@ -70,11 +79,18 @@ def make_train_step(
         return jax.lax.cond(is_logged, optax.tree.norm, lambda _: jnp.float32(jnp.nan), updates)
 
     @jax.named_scope("average")
-    def _average(state: TrainState, model: Any, step: jax.Array) -> Any:
+    def _average(state: TrainState, model: nnx.Module, step: jax.Array) -> nnx.Module | None:
         if state.polyak is None or polyak.factor is None:
             return None
-        settings: Any = {"factor": polyak.factor, "start_step": steps.polyak_start, "warmup": polyak.warmup}
-        return ema.update(state.polyak, model, step, bias_correction=polyak.bias_correction, **settings)
+        return ema.update(
+            state.polyak,
+            model,
+            step,
+            factor=polyak.factor,
+            start_step=steps.polyak_start,
+            bias_correction=polyak.bias_correction,
+            warmup=polyak.warmup,
+        )
 
     return train_step
 
@@ -83,10 +99,10 @@ def make_gradients(
     config: RunConfig,
     architecture: Architecture,
     objective: Objective,
-    view: Callable[[Any], Any] = lambda model: model,
-    look: Callable[[ModelOutput, Targets], Any] = lambda output, targets: None,
+    view: View,
+    look: Callable[[ModelOutput, Targets], S],
     taps: tuple[str, ...] = (),
-) -> Callable[[TrainState, Batch], tuple[Metrics, Any, Any]]:
+) -> Callable[[TrainState, Batch], tuple[Metrics, nnx.Module, S]]:
     """Return (state, batch) -> (sums of the objective, gradients, values of `look`) of a training step.
 
     Args:
@@ -102,7 +118,7 @@ def make_gradients(
     class_weights = config.objective.class_weights
     num_micro_batches = config.optimizer.accumulation_steps or 1
 
-    def gradients_of(state: TrainState, batch: Batch) -> tuple[Metrics, Any, Any]:
+    def gradients_of(state: TrainState, batch: Batch) -> tuple[Metrics, nnx.Module, S]:
         mixup_key, dropout_key = step_keys(config.seed, state.step)
         image, targets = _prepare(batch, mixup_key)
         return _accumulate(state.model, image, targets, dropout_key)
@@ -115,8 +131,12 @@ def make_gradients(
             mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
         return image, objective.prepare(batch, label_BK, mask_B, jax.random.fold_in(key, 1))
 
-    def _accumulate(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[Metrics, Any, Any]:
-        def loss(model: Any, image: jax.Array, targets: Targets, key: jax.Array) -> tuple[jax.Array, Any]:
+    def _accumulate(
+        model: nnx.Module, image: jax.Array, targets: Targets, key: jax.Array
+    ) -> tuple[Metrics, nnx.Module, S]:
+        def loss(
+            model: nnx.Module, image: jax.Array, targets: Targets, key: jax.Array
+        ) -> tuple[jax.Array, tuple[Metrics, S]]:
             options = _corruption(targets) | ({"taps": taps} if taps else {})
             output = view(_freeze(model))(image, dropout_key=key if drops else None, **options)
             with jax.named_scope("loss"):
@@ -131,7 +151,7 @@ def make_gradients(
             micro_batches = jax.tree.map(_split, (image, targets))
             keys = jax.random.split(key, num_micro_batches)
 
-            def add(total: Any, micro: Any) -> tuple[Any, Any]:
+            def add(total: Total, micro: tuple[tuple[jax.Array, Targets], jax.Array]) -> tuple[Total, S]:
                 gradients, (sums, seen) = gradient(model, *micro[0], micro[1])
                 return jax.tree.map(jnp.add, total, (gradients, sums)), seen
 
@@ -145,7 +165,7 @@ def make_gradients(
         """(B, ...) to (A, B / A, ...), each micro-batch with a part of every device's examples."""
         return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
 
-    def _freeze(model: Any) -> Any:
+    def _freeze(model: nnx.Module) -> nnx.Module:
         """Stop gradients at frozen parameters."""
         if is_trained is None:
             return model
@@ -154,14 +174,14 @@ def make_gradients(
     return gradients_of
 
 
-def step_keys(seed: int, step: Any) -> tuple[jax.Array, jax.Array]:
+def step_keys(seed: int, step: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Return the keys of mixing and of dropout in one step."""
     mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
     return mixing_key, dropout_key
 
 
 def mix_batch(
-    config: RunConfig, num_classes: int, compute_dtype: Any, batch: Batch, key: jax.Array
+    config: RunConfig, num_classes: int, compute_dtype: str, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says."""
     image, label_BK = normalise(batch.image_BHWC, compute_dtype), batch.label_BK(num_classes)
@@ -188,6 +208,6 @@ def make_evaluation_step(architecture: Architecture, objective: Objective) -> Ca
     return evaluation_step
 
 
-def _corruption(targets: Targets) -> dict[str, Any]:
+def _corruption(targets: Targets) -> dict[str, Corruption]:
     """A further argument of a network that predicts patches; other networks need not know of it."""
     return {} if targets.corruption is None else {"corruption": targets.corruption}

@@ -3,9 +3,9 @@
 import math
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
+from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
@@ -44,8 +44,9 @@ def step_memory(
         kind: sum(shard_bytes(leaf, tiled=tiled) for leaf in jax.tree.leaves(getattr(state, kind)))
         for kind in ("model", "optimizer", "polyak")
     }
-    placed: Any = state.step.sharding
-    axes = placed.mesh.shape
+    sharding = state.step.sharding
+    assert isinstance(sharding, jax.sharding.NamedSharding)
+    axes = sharding.mesh.shape
     images = global_batch // math.prod(axes[axis] for axis in BATCH_AXES)
     passing = passing_bytes(
         architecture,
@@ -66,23 +67,23 @@ def step_memory(
     )
 
 
-def updated_leaves(state: TrainState, is_trained: Callable[[str], bool] | None) -> list[Any]:
+def updated_leaves(state: TrainState, is_trained: Callable[[str], bool] | None) -> list[jax.ShapeDtypeStruct]:
     """Return what the update of a step reads and writes: all of the state but frozen parameters, and gradients."""
     trained = trained_leaves(state.model, is_trained)
     return jax.tree.leaves((state.step, trained, state.optimizer, state.polyak, trained))
 
 
-def shard_bytes(leaf: Any, *, tiled: bool) -> int:
+def shard_bytes(leaf: jax.ShapeDtypeStruct, *, tiled: bool) -> int:
     """Return the bytes on one device of an abstract array with a sharding."""
     return padded_bytes(leaf.sharding.shard_shape(leaf.shape), leaf.dtype.itemsize, tiled=tiled)
 
 
-def values_of(leaf: Any, model_shards: int) -> int:
+def values_of(leaf: jax.ShapeDtypeStruct, model_shards: int) -> int:
     """Return the number of values of an array on one of the groups that share a model."""
     return math.prod(leaf.shape) // (model_shards if "model" in leaf.sharding.spec else 1)
 
 
-def _parameters(model: Any, model_shards: int) -> dict[str, int]:
+def _parameters(model: nnx.Module, model_shards: int) -> dict[str, int]:
     """Count the parameters of layers in loops on one device, and those that FSDP gathers at one time.
 
     The latter are the largest layer and everything outside of loops.

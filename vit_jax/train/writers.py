@@ -6,10 +6,10 @@ import pathlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from vit_jax.buckets import BucketPath
-from vit_jax.config import to_dict
+from vit_jax.config import RunConfig, to_dict
 from vit_jax.extras import install_command
 from vit_jax.files import is_in_bucket, read_bounded, write_atomically
 from vit_jax.train.profiling import Upload
@@ -92,7 +92,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """A run of a Weights & Biases project; continued when the workdir is."""
 
-    def __init__(self, workdir: pathlib.Path, config: Any):
+    def __init__(self, workdir: pathlib.Path, config: RunConfig):
         try:
             import wandb
         except ImportError:
@@ -125,7 +125,7 @@ class WeightsAndBiases:
 class Writers:
     """All writers of a run, as one; none in processes that do not write."""
 
-    def __init__(self, workdir: pathlib.Path, config: Any, start_step: int, *, enabled: bool):
+    def __init__(self, workdir: pathlib.Path, config: RunConfig, start_step: int, *, enabled: bool):
         self._writers: list[JsonLines | ObjectLines | TensorBoard | WeightsAndBiases] = []
         if not enabled:
             return

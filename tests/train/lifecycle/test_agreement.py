@@ -38,12 +38,12 @@ def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
     data = open_datasets(config)
     require_agreement(config, data)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    texts: list[str] = []
-    monkeypatch.setattr(hosts, "gather", lambda text: [texts.append(text) or text])
+    everyone = []
+    monkeypatch.setattr(hosts, "gather", lambda facts: [everyone.append(facts) or facts])
     require_agreement(config, data)
     other = runs.config("input.data_dir=/elsewhere", "input.num_workers=3", "logging.tensorboard=True")
-    monkeypatch.setattr(hosts, "gather", lambda text: [*texts, text])
+    monkeypatch.setattr(hosts, "gather", lambda facts: [*everyone, facts])
     require_agreement(other, data)
-    monkeypatch.setattr(hosts, "gather", lambda text: [text, text.replace('"config.seed": 0', '"config.seed": 7')])
+    monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
     with pytest.raises(ValueError, match=r"process 1: config\.seed is 7, in process 0 0"):
         require_agreement(config, data)

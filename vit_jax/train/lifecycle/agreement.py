@@ -5,10 +5,8 @@ Each compiles its own program and reads its own data: where these differ, a run 
 
 import functools
 import hashlib
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
@@ -46,12 +44,11 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
         **files_of(config, data),
         "weights": weights_sha256,
     }
-    everyone = [json.loads(text) for text in hosts.gather(json.dumps(facts))]
-    if message := describe_differences(everyone):
+    if message := describe_differences(hosts.gather(facts)):
         raise ValueError(message)
 
 
-def describe_differences(facts: Sequence[Mapping[str, Any]]) -> str:
+def describe_differences(facts: Sequence[Mapping[str, object]]) -> str:
     """Return a sentence on the differences of processes from the first; empty without any.
 
     Args:
@@ -74,7 +71,7 @@ def describe_differences(facts: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _difference(name: str, there: Any, first: Any) -> str:
+def _difference(name: str, there: object, first: object) -> str:
     if name.endswith("_files_sha256"):
         return f"the {name.removesuffix('_files_sha256')} files have other names or classes"
     if isinstance(there, list) and isinstance(first, list) and (one_sided := {*map(str, there)} ^ {*map(str, first)}):

@@ -7,8 +7,9 @@ Before the first step there is nothing to save, and either signal ends the run a
 
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import jax
 from jax.experimental import multihost_utils
@@ -39,7 +40,7 @@ class Interruption:
     def __init__(self) -> None:
         self._requested = False
         self._num_questions = 0  # over all runs of the command: the service counts them, and passes over none
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, signal.Handlers | Callable | int | None] = {}
         self._notice = Notice()
 
     def __enter__(self) -> Self:

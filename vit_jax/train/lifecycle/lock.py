@@ -22,10 +22,10 @@ import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from vit_jax.buckets import BucketPath
-from vit_jax.files import parse_json, read_bounded, write_atomically
+from vit_jax.files import JsonObject, parse_json, read_bounded, write_atomically
 
 FILE = "run.lock"
 RENEWAL_SECONDS = 5.0
@@ -92,40 +92,40 @@ class WorkdirLock:
         if self._enabled:
             self._require_owner(_read(self._path))
 
-    def _require_owner(self, found: dict[str, Any] | None) -> None:
+    def _require_owner(self, owner: JsonObject | None) -> None:
         """Raise WorkdirLost unless the lock, as it was read, is of this process."""
-        if found is None:
+        if owner is None:
             raise WorkdirLost(
                 f"workdir {str(self.folder)!r} was removed or replaced while the run used it, with all it holds. "
                 "Restore the folder and start the same command again, or start anew."
             )
-        if found["token"] != self._owner["token"]:
+        if owner["token"] != self._owner["token"]:
             raise WorkdirLost(
-                f"workdir {str(self.folder)!r} was taken over by process {found['pid']} on {found['host']} at "
-                f"{found['since']}, because this one did not renew its lock for {self._expiry_seconds:.0f} s."
+                f"workdir {str(self.folder)!r} was taken over by process {owner['pid']} on {owner['host']} at "
+                f"{owner['since']}, because this one did not renew its lock for {self._expiry_seconds:.0f} s."
             )
 
     def _acquire(self, path: pathlib.Path) -> None:
         """Create the lock or claim `path`, or replace it if it is void; raise ValueError if another process has it."""
         while not self._create(path):
-            found = _content(path)
-            if found is None:  # released since
+            content = _content(path)
+            if content is None:  # released since
                 continue
-            self._require_void(found, path)
-            if not found and self._is_filled(path):
+            self._require_void(content, path)
+            if not content and self._is_filled(path):
                 continue
-            claim = claim_of(path, found)
-            self._acquire(claim)  # only the process that has it replaces what was found
+            claim = claim_of(path, content)
+            self._acquire(claim)  # only the process that has it replaces this content
             try:
-                if _content(path) == found:
+                if _content(path) == content:
                     self._write_beside(path).replace(path)  # also a link or a pipe, which `write_atomically` would keep
                     return
             finally:
                 claim.unlink(missing_ok=True)
 
-    def _require_void(self, found: bytes, path: pathlib.Path) -> None:
+    def _require_void(self, content: bytes, path: pathlib.Path) -> None:
         """Raise ValueError if the lock at `path`, with this content, is of a run that is alive."""
-        if (other := _owner(found)) is not None and not self._is_void(other, path):
+        if (other := _owner(content)) is not None and not self._is_void(other, path):
             raise ValueError(
                 f"workdir {str(self.folder)!r} is used by another run: process {other['pid']} on {other['host']}, "
                 f"since {other['since']}. End that run first, or choose another workdir."
@@ -167,7 +167,7 @@ class WorkdirLock:
                 return True
         return False
 
-    def _is_void(self, other: dict[str, Any], path: pathlib.Path) -> bool:
+    def _is_void(self, other: JsonObject, path: pathlib.Path) -> bool:
         """Return whether the owner of the lock at `path` is gone; may wait until the lock would have been renewed."""
         if (has_ended := _has_ended(other)) is not None:
             return has_ended
@@ -188,16 +188,14 @@ class WorkdirLock:
         return json.dumps({**self._owner, "renewals": self._renewals}) + "\n"
 
     def _renew(self) -> None:
+        self.check()
         self._renewals += 1
         write_atomically(self._path, self._text())
 
     def _keep_renewing(self) -> None:
         while not self._is_closing.wait(self._renewal_seconds):
-            try:
-                self.check()
+            with contextlib.suppress(OSError, WorkdirLost):  # a full disk may have room again; the run sees a loss
                 self._renew()
-            except (OSError, WorkdirLost):  # a full disk may have room again; what is lost the run will see
-                continue
 
 
 class BucketLock(WorkdirLock):
@@ -212,18 +210,21 @@ class BucketLock(WorkdirLock):
 
     def check(self) -> None:
         if self._enabled and time.monotonic() - self._renewed > self._expiry_seconds:
-            self._require_owner(_read_object(self._path))
+            owner = None
+            with contextlib.suppress(FileNotFoundError):
+                owner = _owner(self._path.read_generation()[0])
+            self._require_owner(owner)
 
     def _acquire(self, path: pathlib.Path) -> None:
-        found, generation = b"", 0
+        generation = 0
         while True:
             with contextlib.suppress(FileExistsError):
                 self._write(generation)
                 return
-            found, generation = b"", 0
+            generation = 0
             with contextlib.suppress(FileNotFoundError):  # released since
-                found, generation = self._path.read_generation()
-                self._require_void(found, path)
+                content, generation = self._path.read_generation()
+                self._require_void(content, path)
 
     def _write(self, generation: int) -> None:
         began = time.monotonic()
@@ -232,24 +233,18 @@ class BucketLock(WorkdirLock):
 
     def _renew(self) -> None:
         self._renewals += 1
-        self._write(self._generation)
+        try:
+            self._write(self._generation)
+        except (FileExistsError, FileNotFoundError):  # taken over, or removed: let `check` see
+            self._renewed = -math.inf
 
     def _release(self) -> None:
         self._path.unlink(generation=self._generation)
 
-    def _keep_renewing(self) -> None:
-        while not self._is_closing.wait(self._renewal_seconds):
-            try:
-                self._renew()
-            except (FileExistsError, FileNotFoundError):  # taken over, or removed: let `check` see
-                self._renewed = -math.inf
-            except OSError:
-                continue
 
-
-def lock_of(folder: pathlib.Path, **options: Any) -> WorkdirLock:
-    """Return the lock of a workdir in a file system or a bucket; options are the arguments of `WorkdirLock`."""
-    return (BucketLock if isinstance(folder, BucketPath) else WorkdirLock)(folder, **options)
+def lock_of(folder: pathlib.Path, *, enabled: bool = True) -> WorkdirLock:
+    """Return the lock of a workdir in a file system or a bucket; see `WorkdirLock`."""
+    return (BucketLock if isinstance(folder, BucketPath) else WorkdirLock)(folder, enabled=enabled)
 
 
 def is_abandoned(folder: pathlib.Path, now: float, expiry_seconds: float) -> bool:
@@ -268,7 +263,7 @@ def is_abandoned(folder: pathlib.Path, now: float, expiry_seconds: float) -> boo
     return now - newest > expiry_seconds
 
 
-def _has_ended(owner: dict[str, Any]) -> bool | None:
+def _has_ended(owner: JsonObject) -> bool | None:
     """Return whether the owner of a lock has ended; None if its processes are not visible from this one."""
     here = _this_process()
     if any(owner[name] != here[name] for name in ("host", "boot", "namespace")):
@@ -276,25 +271,17 @@ def _has_ended(owner: dict[str, Any]) -> bool | None:
     return bool(_started(owner["pid"]) != owner["started"])
 
 
-def claim_of(path: pathlib.Path, found: bytes) -> pathlib.Path:
-    """Return the claim that a process needs before it replaces `path`, in which it has found this content."""
-    owner = _owner(found)
-    name = found if owner is None else str(owner["token"]).encode()  # without the number of renewals
+def claim_of(path: pathlib.Path, content: bytes) -> pathlib.Path:
+    """Return the claim that a process needs before it replaces `path`, which has this content."""
+    owner = _owner(content)
+    name = content if owner is None else str(owner["token"]).encode()  # without the number of renewals
     return path.with_name(f".{FILE}.{hashlib.sha256(name).hexdigest()[:32]}")
 
 
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
+def _read(path: pathlib.Path) -> JsonObject | None:
     """Return the owner of a lock; None if there is none, or the file is not a lock."""
-    found = _content(path)
-    return None if found is None else _owner(found)
-
-
-def _read_object(path: BucketPath) -> dict[str, Any] | None:
-    """Return the owner of a lock in a bucket; None if there is none. Raise OSError if the bucket does not answer."""
-    try:
-        return _owner(path.read_generation()[0])
-    except FileNotFoundError:
-        return None
+    content = _content(path)
+    return None if content is None else _owner(content)
 
 
 def _content(path: pathlib.Path) -> bytes | None:
@@ -305,17 +292,17 @@ def _content(path: pathlib.Path) -> bytes | None:
         return b"not a lock" if os.path.lexists(path) else None
 
 
-def _owner(found: bytes) -> dict[str, Any] | None:
+def _owner(content: bytes) -> JsonObject | None:
     """Return the owner that the content of a lock names; None if it was not written by this module."""
     try:
-        owner = parse_json(found)
+        owner = parse_json(content)
         is_complete = {"token", "since", *_this_process()} <= owner.keys()
         return owner if is_complete and type(owner["pid"]) is int and 0 < owner["pid"] < 2**31 else None
     except (ValueError, AttributeError):
         return None
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> JsonObject:
     boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
     namespace = pathlib.Path("/proc/self/ns/pid")  # containers have process numbers of their own
     return {

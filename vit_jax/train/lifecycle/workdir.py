@@ -6,16 +6,15 @@ import json
 import pathlib
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
-from vit_jax.config import to_dict
+from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import expanded, resolved, shortened, write_atomically
+from vit_jax.files import JsonObject, expanded, resolved, shortened, write_atomically
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
 from vit_jax.train.run_files import (
@@ -39,7 +38,7 @@ TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each le
 
 
 @contextlib.contextmanager
-def claim(workdir: str, config: Any) -> Iterator[WorkdirLock]:
+def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
     """Create and lock the folder, check that it belongs to this config, write `config.json`; yield the lock.
 
     Raises:
@@ -92,12 +91,10 @@ def prepare_shared(path: pathlib.Path) -> None:
 
 def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
     """Raise in every process the error of the first, or one where a process does not see the same folder."""
+    if any(hosts.gather(error is not None)):
+        raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
     if jax.process_count() > 1:
-        if any(hosts.gather("" if error is None else "cannot be used")):
-            raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
         _require_shared(path)
-    if error is not None:
-        raise error
 
 
 @contextlib.contextmanager
@@ -139,7 +136,7 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
         )
 
 
-def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str | None) -> None:
+def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: str | None) -> None:
     """Records what a run starts from when it first starts; a resumed run must find the same.
 
     A start that left no checkpoint and no trial is overwritten. `start` holds JSON values that identify the weights
@@ -169,7 +166,7 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, Any], source: str
         )
 
 
-def _take(lock: WorkdirLock, config: Any, stack: contextlib.ExitStack) -> ValueError | OSError | None:
+def _take(lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack) -> ValueError | OSError | None:
     """The part of the first process; returns its error, because all processes must learn of it before any raises."""
     path = lock.folder
     try:
@@ -215,20 +212,20 @@ def _require_own_files(path: pathlib.Path) -> None:
             )
 
 
-def require_same_config(path: pathlib.Path, config: Any) -> None:
+def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
     """Raise ValueError, which names the fields, where the folder's `config.json` is of a run of another config."""
     if not (path / CONFIG_FILE).exists():
         return
     stored = flatten(_with_defaults(read_config(path), type(config)))
-    given = flatten(json.loads(json.dumps(to_dict(config))))
-    if ("search.learning_rates" in stored) != ("search.learning_rates" in given):
+    now = flatten(json.loads(json.dumps(to_dict(config))))
+    if ("search.learning_rates" in stored) != ("search.learning_rates" in now):
         raise ValueError(
             f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: choose another "
             "workdir. To fine-tune the weights of a run, give its folder as config.init_from."
         )
-    differ = [name for name in sorted(stored.keys() | given.keys()) if stored.get(name) != given.get(name)]
+    differ = [name for name in sorted(stored.keys() | now.keys()) if stored.get(name) != now.get(name)]
     lines = [
-        f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(given, name)}\n"
+        f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(now, name)}\n"
         for name in differ
         if not any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
     ]
@@ -239,11 +236,11 @@ def require_same_config(path: pathlib.Path, config: Any) -> None:
         )
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _shown(values: Mapping[str, object], name: str) -> str:
     return shortened(repr(values.get(name, "not set")), MAX_SHOWN)
 
 
-def _with_defaults(stored: Any, kind: type) -> Any:
+def _with_defaults(stored: JsonObject, kind: type) -> JsonObject:
     """A stored config with the defaults of fields that it lacks, as those of an older version; or unchanged."""
     try:
         return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
@@ -257,7 +254,7 @@ def _require_shared(path: pathlib.Path) -> None:
     if hosts.is_first():
         shared_file.write_text("")
     hosts.wait_for_all("workdir token written")
-    seen = hosts.gather("seen" if shared_file.exists() else "")  # all have looked when this returns
+    seen = hosts.gather(shared_file.exists())  # all have looked when this returns
     if hosts.is_first():
         shared_file.unlink(missing_ok=True)
     blind = [process for process, sees in enumerate(seen) if not sees]
