@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import pytest
 
+from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax import cli
 from vit_jax.cli.loading import Reading
@@ -16,8 +17,9 @@ from vit_jax.cli.options import (
     Share,
     UsageError,
     argument,
-    given,
+    chosen,
     option,
+    reject_ineffective,
     switch,
     verb,
 )
@@ -180,18 +182,19 @@ def test_addresses_of_buckets_are_taken_where_they_are_read(verb, words):
 
 
 @pytest.mark.parametrize("name", ["sweep", "study", "vtab"])
-def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch, capsys):
+def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([name, "--config=digits", "--workdir=gs://bucket/run"])
-    assert exit_.value.code == 2
-    assert "gcsfuse BUCKET FOLDER" in capsys.readouterr().err
+    outcome = run([name, "--config=digits", "--workdir=gs://bucket/run"])
+    assert (outcome.code, "gcsfuse BUCKET FOLDER" in outcome.err) == (2, True)
     assert not list(tmp_path.iterdir())
 
 
-def test_options_with_another_value_than_their_default():
-    options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json"])
-    assert given(options, ("top", "rate", "part", "json")) == ["--rate", "--json"]
+def test_options_without_effect_are_those_with_another_value_than_their_default():
+    options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json", "--steps=1,2"])
+    assert chosen(options, "top", "rate", "part") == {"top": 3, "rate": 2.0}
+    reject_ineffective(options, ("top", "part"), "here")
+    with rejects("--steps, --rate=2.0, --json: ", "has no effect here. Leave it out."):
+        reject_ineffective(options, ("top", "rate", "part", "json", "steps"), "here")
 
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "2,1", "1,1", "0,inf", "nan,1"])

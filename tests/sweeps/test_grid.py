@@ -110,7 +110,7 @@ def test_images_are_as_large_as_patches_cover():
     ("name", "recipe", "overrides", "given", "message"),
     [
         ("pooling", DIGITS, [], {"models": ["ViT-48"]}, "pooling has no --models=; it has --pools=, --learning"),
-        ("pooling", DIGITS, ["model.pool=gap"], {}, r"sets this for each of its runs\. Use --pools="),
+        ("pooling", DIGITS, ["model.pool=gap"], {}, r"is set for each run\. Use --pools="),
         ("pooling", DIGITS, [], {"pools": ["gap", "gap"]}, "a value occurs twice"),
         ("pooling", DIGITS, [], {"pools": ["mean"]}, "pool=mean.*config.model.pool='mean': must be one of"),
         ("pooling", "finetune:ViT-B/16,pets", [], {}, "a recipe for FinetuneConfig; studies pre-train"),
