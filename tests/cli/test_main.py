@@ -187,7 +187,7 @@ def test_an_output_that_nobody_reads(words):
             "<&-",
             "predict weights.npz -",
             2,
-            "vit-jax: -: standard input must name at least one image, one name a line.\n",
+            "vit-jax: No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.\n",
         ),
         ("<&- >&- 2>&-", "recipes nothing", 2, ""),
     ],

@@ -11,22 +11,21 @@ from vit_jax.cli.loading import Reading
 from vit_jax.cli.options import (
     REQUIRED,
     AllowCode,
+    Options,
     Overrides,
     PositiveShare,
     Recipe,
     Share,
     UsageError,
     argument,
-    chosen,
     option,
-    reject_ineffective,
     switch,
     verb,
 )
 from vit_jax.config.rules import Count, Number, Positive, When
 
 
-class Options:
+class Some(Options):
     """Do nothing."""
 
     data: str = option("DATA", "input", REQUIRED)
@@ -53,11 +52,11 @@ class Run(Recipe):
     grid: list[str] = option("FIELD=A,B…", "values", [])
 
 
-VERB = verb("--data=x")(Options)
+VERB = verb("--data=x")(Some)
 
 
 def verb_of(*bases, **fields):
-    return verb()(type("Words", bases, fields | {"__doc__": "Do nothing."}))
+    return verb()(type("Words", bases or (Options,), fields | {"__doc__": "Do nothing."}))
 
 
 def words_of(*names):
@@ -113,7 +112,7 @@ def test_words_may_stand_between_options():
 @pytest.mark.parametrize(
     ("words", "parser", "rule"),
     [
-        ("--data=x --tpo=3", VERB, r"'--tpo=3'.*Did you mean --top\?.*vit-jax options --help"),
+        ("--data=x --tpo=3", VERB, r"'--tpo=3'.*Did you mean --top\?.*vit-jax some --help"),
         ("--data=x --json=yes", VERB, "--json takes no value"),
         ("--data=x --config.seed=1", VERB, "'--config.seed=1'"),
         ("--folder=photos", VERB, r"'--folder=photos'\. Did you mean --data=folder:photos\?"),
@@ -191,10 +190,10 @@ def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkey
 
 def test_options_without_effect_are_those_with_another_value_than_their_default():
     options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json", "--steps=1,2"])
-    assert chosen(options, "top", "rate", "part") == {"top": 3, "rate": 2.0}
-    reject_ineffective(options, ("top", "part"), "here")
+    assert options.chosen("top", "rate", "part") == {"top": 3, "rate": 2.0}
+    options.reject_ineffective(("top", "part"), "here")
     with rejects("--steps, --rate=2.0, --json: ", "has no effect here. Leave it out."):
-        reject_ineffective(options, ("top", "rate", "part", "json", "steps"), "here")
+        options.reject_ineffective(("top", "rate", "part", "json", "steps"), "here")
 
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "2,1", "1,1", "0,inf", "nan,1"])

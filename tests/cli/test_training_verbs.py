@@ -9,20 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from tests.integration.commands import run
+from tests.integration.commands import rejected, run
 from tests.tiny import RECIPE, ROOT, source
 from vit_jax import cli
 from vit_jax.cli import training
 from vit_jax.data.in_memory import MemorySource
 from vit_jax.hosts import exits
-
-
-def rejected(words):
-    """The message of a command whose words are wrong."""
-    outcome = run(words)
-    assert outcome.code == 2
-    assert outcome.err.startswith("vit-jax: ")
-    return outcome.err
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def contents(folder):
         ("predict w.npz a.png --class_names=a.txt", "--class_names=a.txt"),
         ("predict w.npz a.png --class_names=a.png", "--class_names=a.png"),
         ("predict w.npz a.png --num_heads=two", "--num_heads=two: must be int"),
-        ("predict w.npz a.png --image_size=9", "do not divide the image height of 9"),
+        ("predict w.npz a.png --image_size=9", "must divide the image height of 9"),
         ("predict w.npz a.png --raw", "w.npz has no Polyak average"),
         ("evaluate nowhere --data=digits", "nowhere: "),
         ("export w.npz --to=npz", "w.npz exists: "),

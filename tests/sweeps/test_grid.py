@@ -120,7 +120,7 @@ def test_images_are_as_large_as_patches_cover():
         ("data_size", DIGITS, [], {"examples": ["70", "many"]}, "--examples=many: a whole number from 1 is needed"),
         ("speed", DIGITS, [], {"image_sizes": ["1"]}, "--image_sizes=1: a whole number from 2 is needed"),
         ("optimizer", DIGITS, [], {"rate_factors": ["a"]}, "--rate_factors=a: a positive number is needed"),
-        ("optimizer", DIGITS, [], {"optimizers": ["lion"]}, "choose adam or sgd"),
+        ("optimizer", DIGITS, [], {"optimizers": ["lion"]}, "--optimizers=lion: must be one of adam, sgd"),
         ("positions", DIGITS, [], {"positions": ["none"], "layers": ["every"]}, "no run with these values"),
     ],
 )

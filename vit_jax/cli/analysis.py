@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.loading import Checkpoint, Reading
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option, reject_ineffective, verb
+from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option, verb
 from vit_jax.cli.outputs import note, output_folder
 from vit_jax.config.rules import Count, When
 from vit_jax.files import printable
@@ -52,9 +52,9 @@ class Inspect(Reading, Checkpoint):
         names = _names(self.what, list(KINDS))
         with_images = {name for name in names if KINDS[name].needs_images}
         if not with_images:
-            reject_ineffective(self, ["images"], f"on {', '.join(names)}")
+            self.reject_ineffective(["images"], f"on {', '.join(names)}")
         if "heads" not in names:
-            reject_ineffective(self, ["heads"], f"on {', '.join(names)}")
+            self.reject_ineffective(["heads"], f"on {', '.join(names)}")
         if with_images and self.images is None and self.what != "all":
             raise UsageError(f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe.")
         output = output_folder(self.output)
@@ -76,8 +76,7 @@ class Inspect(Reading, Checkpoint):
             least = {name: kind.least_images for name, kind in KINDS.items() if len(view.names) < kind.least_images}
             drawn = self._possible(drawn, {name: f"it needs at least {number} {has}" for name, number in least.items()})
         view = dataclasses.replace(view, shown=self.shown or 8, heads=self.heads)
-        for line in view.notes:
-            note(line)
+        note(*view.notes)
         _write(output, ((name, KINDS[name].draw(model, view)) for name in drawn))
 
     def _possible(self, names: Sequence[str], reasons: Mapping[str, str | None]) -> list[str]:

@@ -10,18 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Reading
-from vit_jax.cli.options import (
-    LISTED,
-    REQUIRED,
-    PositiveShare,
-    UsageError,
-    argument,
-    chosen,
-    option,
-    reject_ineffective,
-    switch,
-    verb,
-)
+from vit_jax.cli.options import LISTED, REQUIRED, PositiveShare, UsageError, argument, option, switch, verb
 from vit_jax.cli.outputs import note, output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, Positive, Range, When
@@ -56,7 +45,7 @@ class _Features(Limits, Reading):
         """Join the other processes and load the model; yield the extractor, the choice of data, and the weights."""
         self.reject_data_dir(data)
         if preprocessing == "fewshot":
-            reject_ineffective(self, _OF_IMAGES, "with --preprocessing=fewshot")
+            self.reject_ineffective(_OF_IMAGES, "with --preprocessing=fewshot")
 
         with joined():
             from vit_jax.evals.features import Extractor
@@ -82,7 +71,7 @@ class _Features(Limits, Reading):
     def reject_data_dir(self, data: str) -> None:
         """Raise UsageError for --data_dir= if all data are files that they name."""
         if all(name.partition(":")[0] in LISTED for name in data.split(",")):
-            reject_ineffective(self, ["data_dir"], f"on {data}")
+            self.reject_ineffective(["data_dir"], f"on {data}")
 
     def _cache(self) -> "Cache | None":
         """Return the cache of features, the same in all processes; None for none, or if the default is read-only."""
@@ -119,8 +108,7 @@ class _Features(Limits, Reading):
             "notes": notes,
         }
         print(json.dumps(about | dict(result), indent=2) if self.json else text, flush=True)
-        for line in notes:
-            note(line)
+        note(*notes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +126,7 @@ class _OfPairs(_Features, Checkpoint):
     @contextlib.contextmanager
     def pairs(self, preprocessing: str = "own") -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
         """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
-        splits = {"train_split": self.train_split, "test_split": self.test_split, "classes": self.classes}
+        splits = self.chosen("train_split", "test_split", "classes")
         preprocessing = self.preprocessing or preprocessing
         with self.extracting(self.checkpoint, self.data, preprocessing, **splits) as (extractor, choice, weights):
             from vit_jax.evals.splits import RELEASED, open_pair
@@ -164,7 +152,7 @@ class Fewshot(_OfPairs):
     def run(self) -> None:
         from vit_jax.evals.fewshot import FewShot
 
-        values = chosen(self, "shots", "seeds", "l2", "penalty_choice", "sampling")
+        values = self.chosen("shots", "seeds", "l2", "penalty_choice", "sampling")
         protocol = FewShot(**({"seeds": (0,)} if self.sampling == "first" else {}) | values)
 
         with self.pairs("fewshot") as (pairs, extractor, weights):
@@ -203,7 +191,7 @@ class Probe(_OfPairs):
             def measure(
                 pair: "Pair", train: "SplitFeatures", test: "SplitFeatures"
             ) -> tuple[dict[str, Any], list[str]]:
-                values = chosen(self, "method", "penalty", "folds")
+                values = self.chosen("method", "penalty", "folds")
                 classifier, result = probe(train, test, pair.train.num_classes, **values)
                 if output is None or not hosts.is_first():
                     return result, []
@@ -238,7 +226,7 @@ class Knn(_OfPairs):
         with self.pairs() as (pairs, extractor, weights):
             from vit_jax.evals.probes import measure_neighbours, run_on_pairs, to_text
 
-            measure = functools.partial(measure_neighbours, **chosen(self, "neighbours", "temperature"))
+            measure = functools.partial(measure_neighbours, **self.chosen("neighbours", "temperature"))
             results, notes = run_on_pairs(pairs, extractor, measure)
             self.say(extractor, weights, {"datasets": results}, to_text(results), notes)
 
@@ -306,13 +294,13 @@ class Duplicates(_Features):
     def run(self) -> None:
         if self.weights is None:
             of_weights = [field.name for field in dataclasses.fields(Reading)]
-            reject_ineffective(self, ["layer", "cache", "global_batch", *of_weights], "without --weights")
+            self.reject_ineffective(["layer", "cache", "global_batch", *of_weights], "without --weights")
         self.reject_data_dir(f"{self.data},{self.against}")
         by_features, distance, cosine = self.candidates == "all", self.distance, self.cosine or 0.95
         candidates = distance
         if self.weights is not None and not by_features:
             candidates = max(distance, 16 if self.candidates is None else int(self.candidates))
-        files = {name: output_file(path, f"--{name}=") for name, path in chosen(self, "output", "write").items()}
+        files = {name: output_file(path, f"--{name}=") for name, path in self.chosen("output", "write").items()}
 
         with self._perhaps_extracting() as (extractor, choice):
             from vit_jax import hosts

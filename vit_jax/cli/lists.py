@@ -5,14 +5,14 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.cli.options import UsageError, argument, entry, switch, verb
+from vit_jax.cli.options import Options, UsageError, argument, entry, switch, verb
 from vit_jax.nearest import did_you_mean
 
 _PIXELS, _NUM_CLASSES = 224, 1000  # the defaults of `vit_jax.create_model`
 
 
 @verb("'ViT-B/*'", "ViT-B/16 --weights")
-class Models:
+class Models(Options):
     """List networks by name with parameters, GFLOPs and public weights."""
 
     pattern: str = argument("PATTERN", "text in the names, or a pattern such as 'ViT-B/*'; default: all", "")
@@ -63,7 +63,7 @@ def _short(value: float) -> str:
 
 
 @verb("--list", "dinov2 --list")
-class Weights:
+class Weights(Options):
     """List current families of pre-trained ViTs by their addresses; with --list licence, pixels and accuracy."""
 
     pattern: str = argument("PATTERN", "families whose name contains this text; default: all", "")
@@ -90,7 +90,7 @@ class Weights:
 
 
 @verb("digits", "pretrain --json")
-class Recipes:
+class Recipes(Options):
     """List recipes with their data, length and arguments."""
 
     pattern: str = argument("PATTERN", "names that contain this text; default: all", "")

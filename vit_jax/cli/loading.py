@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vit_jax.cli.options import AllowCode, PositiveShare, UsageError, argument, chosen, option, switch
+from vit_jax.cli.options import AllowCode, Options, PositiveShare, UsageError, argument, option, switch
 from vit_jax.cli.outputs import note
 from vit_jax.config.rules import Count, Number, Positive
 from vit_jax.config.schema import AddedTo, Gelu, Interpolation, Rope
@@ -40,7 +40,7 @@ _OF_FILE = {  # form and meaning of facts about weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Options):
     """The batch, and the number of images that may be unreadable, as in training."""
 
     global_batch: Count = option("N", "images at a time on all devices", 128)
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Names:
+class Names(Options):
     """Names of the classes."""
 
     class_names: str | None = option("FILE", "names of the classes, one a line; default: of the weights")
@@ -80,7 +80,7 @@ class OfWeights(AllowCode):
 
     def facts(self) -> dict[str, Any]:
         """Return the options as `load_weights` takes them."""
-        facts = chosen(self, *OPTIONS, "allow_code")
+        facts = self.chosen(*OPTIONS, "allow_code")
         if (file := getattr(self, "class_names", None)) is None:
             return facts
 
@@ -132,9 +132,8 @@ class Reading(OfWeights):
 
         sharding = replicated(build_mesh(jax.devices())) if is_placed else None
         weights = load_weights(checkpoint, polyak=not self.raw, **self.facts())
-        notes = [*weights.notes, *(weights.warnings() if uses_head else [])]
-        for line in notes if hosts.is_first() else ():
-            note(line)
+        if hosts.is_first():
+            note(*weights.notes, *(weights.warnings() if uses_head else []))
         model = from_weights(
             weights,
             compute_dtype=self.compute_dtype,
@@ -153,7 +152,7 @@ class Reading(OfWeights):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Options):
     """The weights."""
 
     checkpoint: str = argument(

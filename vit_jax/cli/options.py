@@ -63,8 +63,35 @@ def argument(form: str, meaning: str, default: Any = REQUIRED) -> Any:
     return dataclasses.field(default=default, metadata={"form": form, "meaning": meaning})
 
 
+class Options:
+    """The base of all verbs; their fields are options."""
+
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """Return these options by name, without those that are None."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def reject_ineffective(self, names: Collection[str], reason: str) -> None:
+        """Raise UsageError if one of these options, which have no effect for this reason, differs from its default."""
+        shown = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name in names and value != default_of_field(field):
+                has_text = isinstance(value, str | int | float) and value is not True
+                name = field.metadata.get("flag") or field.name
+                shown.append(f"--{name}={value}" if has_text else f"--{name}")
+        if shown:
+            raise UsageError(f"{', '.join(shown)}: has no effect {reason}. Leave it out.")
+
+    def require_effect(self) -> None:
+        """Raise UsageError for an option that another one makes ineffective."""
+        for name, rules in rules_of(type(self)).items():
+            for rule in rules:
+                if isinstance(rule, When) and not rule.holds(getattr(self, rule.field)):
+                    self.reject_ineffective([name], _reason(rule))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllowCode:
+class AllowCode(Options):
     """The option that every verb with weights or a recipe has."""
 
     allow_code: str | None = option("PACKAGE,…", "run code of these packages where the weights name it; default: none")
@@ -98,7 +125,7 @@ class Recipe(Overrides):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class Share(Options):
     """The part of several runs that this machine does."""
 
     index: Annotated[int | None, Range("[0, inf)"), When("count")] = option("I", "number of this machine, from 0")
@@ -174,7 +201,7 @@ class Verb:
         if rest:
             raise _unknown(rest[0], self.name)
         options = self.options(**vars(values))
-        _require_effect(options)
+        options.require_effect()
         return options
 
     def _parser(self) -> "_Parser":
@@ -332,31 +359,6 @@ def _hint(name: str, value: str, known: Collection[str]) -> str:
     fields = fields_meant(name, dict.fromkeys(path.partition(".NAME")[0] for path in paths))
     near = " or ".join(f"--config.{field}" if "=" in field else f"--config.{field}=" for field in fields)
     return f" Did you mean {near}?" if near else did_you_mean(name, known, "--{}")
-
-
-def chosen(options: Any, *names: str) -> dict[str, Any]:
-    """Return these options by name, without those that are None."""
-    return {name: value for name in names if (value := getattr(options, name)) is not None}
-
-
-def reject_ineffective(options: Any, names: Collection[str], reason: str) -> None:
-    """Raise UsageError if one of these options, which have no effect for this reason, differs from its default."""
-    shown = []
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name in names and value != default_of_field(field):
-            has_text = isinstance(value, str | int | float) and value is not True
-            shown.append(f"--{field.name}={value}" if has_text else f"--{field.name}")
-    if shown:
-        raise UsageError(f"{', '.join(shown)}: has no effect {reason}. Leave it out.")
-
-
-def _require_effect(options: Any) -> None:
-    """Raise UsageError for an option that another one makes ineffective."""
-    for name, rules in rules_of(type(options)).items():
-        for rule in rules:
-            if isinstance(rule, When) and not rule.holds(getattr(options, rule.field)):
-                reject_ineffective(options, [name], _reason(rule))
 
 
 def _reason(rule: When, excluded: str = "with", needed: str = "without") -> str:

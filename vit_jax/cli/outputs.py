@@ -8,9 +8,10 @@ from vit_jax.cli.options import UsageError
 from vit_jax.files import expanded, printable, target_of
 
 
-def note(text: str) -> None:
-    """Print a note on standard error, as one line without control characters."""
-    print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+def note(*texts: str) -> None:
+    """Print notes on standard error, each as one line without control characters."""
+    for text in texts:
+        print(f"note: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def output_file(value: str, option: str = "--output=") -> pathlib.Path:

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Annotated
 
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, chosen, option, switch, verb
+from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch, verb
 from vit_jax.cli.outputs import output_file
 from vit_jax.config.rules import Count, NotNegative, When
 
@@ -50,7 +50,7 @@ class Plan(Recipe):
 
         topology = parse_topology(self.topology, num_slices=self.slices)
         config = self.load()
-        dataset = choose_dataset(self.config, config, **chosen(self, "num_examples", "num_classes"))
+        dataset = choose_dataset(self.config, config, **self.chosen("num_examples", "num_classes"))
         if self.search:
             layouts = search(
                 config,

@@ -5,7 +5,7 @@ import re
 import sys
 from typing import Annotated, Literal
 
-from vit_jax.cli.options import UsageError, argument, chosen, option, reject_ineffective, switch, verb
+from vit_jax.cli.options import Options, UsageError, argument, option, switch, verb
 from vit_jax.cli.outputs import output_folder
 from vit_jax.config.rules import Count, Number, Range, When
 
@@ -25,7 +25,7 @@ _NEEDED = {"tar": {"name": "my_images"}, "folder": {"short_side": "256", "output
     "folder:my-images --short_side=256 --output=my-images-256",
     "tar:winter21_whole.tar.gz --name=imagenet21k --data_dir=DATA --classes=imagenet21k_goog_synsets.txt",
 )
-class Prepare:
+class Prepare(Options):
     """Write a TFDS dataset or tars as ArrayRecord files, once, or a smaller copy of an image folder.
 
     Tars are read once, in order and without unpacking; they hold a tar or a folder for each class, or WebDataset
@@ -62,7 +62,7 @@ class Prepare:
         if kind == "TFDS" and os.path.isfile(data):
             raise UsageError(f"DATASET={data}: must not be a file. Use tar:{data} for a tar.")
         others = {name for names in _OPTIONS.values() for name in names} - {*_OPTIONS[kind]}
-        reject_ineffective(self, others, f"on {data}, of {kind}")
+        self.reject_ineffective(others, f"on {data}, of {kind}")
         if missing := [name for name in _NEEDED[kind] if getattr(self, name) is None]:
             needed = " ".join(f"--{name}={example}" for name, example in _NEEDED[kind].items())
             raise UsageError(f"--{missing[0]}: must be set for {kind}:…. Use prepare {data} {needed}.")
@@ -93,9 +93,9 @@ class Prepare:
     def _prepare_tars(self, patterns: list[str]) -> None:
         from vit_jax.data.tar_dataset import Options, list_archives, prepare_tars, read_classes
 
-        archives, files = list_archives(patterns), chosen(self, "classes", "number_names")
-        values = chosen(self, *("holdout_per_class", "short_side", "shards", "quality"))
-        values |= chosen(self, "seed", "min_side", "min_class_images")
+        archives, files = list_archives(patterns), self.chosen("classes", "number_names")
+        values = self.chosen(*("holdout_per_class", "short_side", "shards", "quality"))
+        values |= self.chosen("seed", "min_side", "min_class_images")
         values |= {name: read_classes(files, name) for name in files}
         options = Options(skips_others=self.other_classes == "skip", **values)
         folder, counts = prepare_tars(archives, str(self.name), data_dir=self.data_dir, options=options)

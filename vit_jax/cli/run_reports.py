@@ -6,14 +6,14 @@ import time
 from typing import Annotated, Any, Literal
 
 from vit_jax.cli.loading import Limits, Reading
-from vit_jax.cli.options import AllowCode, argument, option, reject_ineffective, switch, verb
+from vit_jax.cli.options import AllowCode, Options, argument, option, switch, verb
 from vit_jax.cli.outputs import note, output_file
 from vit_jax.config.rules import Positive, When
 from vit_jax.files import expanded, printable
 
 
 @verb("runs/digits", "runs --follow=60")
-class Status:
+class Status(Options):
     """Print the state of runs: step, loss, speed, time left, last checkpoint, last error.
 
     It reads the files of workdirs and no device, and can run beside the runs.
@@ -37,7 +37,7 @@ class Status:
 
 
 @verb("runs/digits", "runs/* --axis=exaflops --metrics=test_accuracy --output=compute.svg")
-class Plot:
+class Plot(Options):
     """Draw the learning curves of runs in one picture."""
 
     runs: tuple[str, ...] = argument("RUN…", "workdirs, or folders of workdirs")
@@ -73,7 +73,7 @@ class Report(Limits, AllowCode):
 
     def run(self) -> None:
         if self.without_data:
-            reject_ineffective(self, self.limits, "with --without_data")
+            self.reject_ineffective(self.limits, "with --without_data")
         output = output_file(self.output)
         folder = expanded(self.workdir).absolute()
 
@@ -96,7 +96,6 @@ class Report(Limits, AllowCode):
                 content |= page.look_at_data(model, weights, self.data_dir, **self.limits)
         else:
             content["notes"] = ["There is no checkpoint yet: the page has no predictions and no network pictures."]
-        for line in content.get("notes", ()):
-            note(line)
+        note(*content.get("notes", ()))
         write_atomically(output, page.build_page(page.Report(**content)))
         print(printable(str(output)))

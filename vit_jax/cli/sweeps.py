@@ -8,19 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vit_jax.cli.options import (
-    REQUIRED,
-    Overrides,
-    Recipe,
-    Share,
-    UsageError,
-    argument,
-    chosen,
-    option,
-    reject_ineffective,
-    switch,
-    verb,
-)
+from vit_jax.cli.options import REQUIRED, Overrides, Recipe, Share, UsageError, argument, option, switch, verb
 from vit_jax.cli.outputs import note
 from vit_jax.cli.training import preemptible, run_training
 from vit_jax.config.rules import Count, Number, Positive, Range, When
@@ -69,7 +57,7 @@ class _Runs(Share, Recipe):
         if self.dry_run:
             from vit_jax.sweeps.runs import plan_to_markdown
 
-            sizes = chosen(self, "num_examples", "num_classes")
+            sizes = self.chosen("num_examples", "num_classes")
             print(plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving), end="")
             return
 
@@ -180,16 +168,16 @@ class Study(_Runs):
         require_known("NAME", self.name, STUDIES)
         study = STUDIES[self.name]
         if study.is_trained and not self.dry_run:
-            reject_ineffective(self, ["topology"], f"on {self.name} without --dry-run")
+            self.reject_ineffective(["topology"], f"on {self.name} without --dry-run")
         if self.name != "scaling":
-            reject_ineffective(self, ["paper"], f"on {self.name}, only on scaling")
+            self.reject_ineffective(["paper"], f"on {self.name}, only on scaling")
         axes = [name for name in type(self).__annotations__ if name not in ("name", "topology", "paper")]
         if self.dry_run or self.topology is not None:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
         from vit_jax.sweeps.grid import make_grid, on_machine
 
-        grid = make_grid(study, self.config, self.overrides, chosen(self, *axes))
+        grid = make_grid(study, self.config, self.overrides, self.chosen(*axes))
         if self.topology is not None and not study.is_trained:
             grid = on_machine(grid, self.topology)
         self.perform(grid, with_paper=self.paper)
@@ -261,6 +249,7 @@ class Vtab(Share, Overrides):
         """Return the sweep; the data of every task can be opened."""
         from vit_jax import hosts
         from vit_jax.config import FinetuneConfig, load_recipe
+        from vit_jax.sweeps.grid import require_different
         from vit_jax.sweeps.suite import load_suite, select_tasks
         from vit_jax.sweeps.vtab import LEARNING_RATES, LENGTHS, Sweep, grid, unavailable
 
@@ -273,16 +262,15 @@ class Vtab(Share, Overrides):
         problems = unavailable(asked, config)
         tasks = tuple(task for task in asked if task not in problems)
         if tasks and self.available:
-            for task, problem in problems.items() if hosts.is_first() else ():
-                note(f"{task.name} is skipped. {problem}")
+            if hosts.is_first():
+                note(*(f"{task.name} is skipped. {problem}" for task, problem in problems.items()))
         elif problems:
             lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
             hint = "\nWith --available the other tasks are run." if tasks and not self.available else ""
             raise UsageError(f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}")
         rates, lengths = self.learning_rates or LEARNING_RATES, self.lengths or LENGTHS
-        for name, values in (("learning_rates", rates), ("lengths", [steps for steps, _ in lengths])):
-            if len({*values}) < len(values):
-                raise UsageError(f"--{name}: must be different values, and has {', '.join(map(str, values))}.")
+        require_different("--learning_rates=", rates)
+        require_different("--lengths=", [steps for steps, _ in lengths])
         return Sweep(
             asked=asked,
             tasks=tasks,

@@ -274,8 +274,8 @@ class Doctor(Overrides):
     json: bool = switch("print the findings of each process as JSON")
 
     def run(self) -> None:
-        if self.overrides and self.config is None:
-            raise UsageError(f"{self.overrides[0]}: has no effect without --config=RECIPE. Leave it out.")
+        if self.config is None:
+            self.reject_ineffective(["overrides"], "without --config=RECIPE")
 
         from vit_jax.config import load_recipe
 

@@ -7,18 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Names, OfWeights, Reading
-from vit_jax.cli.options import (
-    REQUIRED,
-    PositiveShare,
-    UsageError,
-    argument,
-    chosen,
-    fail,
-    option,
-    reject_ineffective,
-    switch,
-    verb,
-)
+from vit_jax.cli.options import REQUIRED, PositiveShare, UsageError, argument, fail, option, switch, verb
 from vit_jax.cli.outputs import note, output_file, output_folder, require_creatable
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, When
@@ -152,10 +141,8 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             text = to_json(values(results, absent, model.source)) if self.json else to_text(results, model.source)
             print(text, flush=True)
         for result in results.values():
-            for line in result.labelled.notes:
-                note(line)
-        for name, reason in absent.items():
-            note(f"imagenet:{name} is missing: {reason}")
+            note(*result.labelled.notes)
+        note(*(f"imagenet:{name} is missing: {reason}" for name, reason in absent.items()))
         if self.csv is not None:
             (result,) = results.values()
             _write_csv(table, to_csv(result.metrics.class_rows()))
@@ -167,16 +154,16 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
         data = self.data
         if is_family(data):
-            reject_ineffective(self, _CHOICE, f"on {data}")
+            self.reject_ineffective(_CHOICE, f"on {data}")
             opened, absent = open_family(data, weights, data_dir=self.data_dir, real=self.real)
             if self.csv is not None and len(opened) > 1:
                 raise UsageError(
                     f"--csv={self.csv}: must be of one dataset, and {data} are {len(opened)}. Use --report=FOLDER."
                 )
             return opened, absent
-        reject_ineffective(self, ["real"], f"on {data}, only on imagenet")
+        self.reject_ineffective(["real"], f"on {data}, only on imagenet")
         value_range = model.require_transform().value_range
-        choice = SplitChoice(value_range=value_range, **chosen(self, "data_dir", *_CHOICE))
+        choice = SplitChoice(value_range=value_range, **self.chosen("data_dir", *_CHOICE))
         return {"": open_labelled(data, weights, choice)}, {}
 
 
@@ -231,8 +218,7 @@ class Predict(Reading, Names, Checkpoint):
         from vit_jax.hosts import exits
 
         model = _readable(*self.load(self.checkpoint))
-        for line in survey(images, model.require_transform().value_range, "--value_range"):
-            note(line)
+        note(*survey(images, model.require_transform().value_range, "--value_range"))
         threshold = self.threshold
         if threshold is not None and not model.is_multilabel:
             raise UsageError(f"--threshold={threshold:g}: has no effect on single-label {model.source}. Use --top=N.")
@@ -263,7 +249,7 @@ class Export(_Conversion, Reading, Checkpoint):
             raise UsageError(f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz.")
         if self.to not in ("stablehlo", "onnx"):
             of_programs = [field.name for field in dataclasses.fields(Reading) if not hasattr(OfWeights, field.name)]
-            reject_ineffective(self, of_programs, "without --to=stablehlo or onnx")
+            self.reject_ineffective(of_programs, "without --to=stablehlo or onnx")
             self.convert(self.checkpoint, output, (self.names or "timm") if self.to == "safetensors" else None)
             return
 

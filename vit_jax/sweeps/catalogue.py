@@ -7,6 +7,7 @@ from typing import NamedTuple
 from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
 from vit_jax.config.parsing import flatten
 from vit_jax.config.rules import parse_duration
+from vit_jax.nearest import require_known
 from vit_jax.sweeps.grid import MODEL, Axis, Overrides, Picture, Point, Study, field_axis
 
 
@@ -96,10 +97,9 @@ def _times(size: int, factor: float, value: str) -> int:
 
 def _optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
     """Choose the recipe's Adam, or SGD with the hyper-parameters of BiT-L (BiT, sec. 3.1)."""
+    require_known("--optimizers", value, ("adam", "sgd"))
     if value == "adam":
         return ["optimizer.name=adam"]
-    if value != "sgd":
-        raise ValueError(f"--optimizers={value}: choose adam or sgd.")
     rate = 0.03 * config.global_batch / 256
     schedule = [f"learning_rate={rate!r}", "decay=staircase", "drop_at_fraction=0.25,0.575,0.75,0.925"]
     schedule += ["end_learning_rate=0.0"]

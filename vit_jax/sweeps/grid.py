@@ -177,13 +177,18 @@ def make_runs(
       ValueError: a repeated value, an override that an axis sets itself, no point, or an invalid config.
     """
     for axis, values in axes.items():
-        if len({*values}) < len(values):
-            raise ValueError(f"{study.option(axis)}{','.join(values)}: a value occurs twice.")
+        require_different(study.option(axis), values)
     reject_taken(overrides, {name: study.option(axis) for axis in axes for name in axis.takes})
     runs = tuple(_make_run(study, recipe, overrides, point, axes) for point in points)
     if not runs:
         raise ValueError(f"The study {study.name} has no run with these values.")
     return Grid(study, recipe, runs)
+
+
+def require_different(option: str, values: Sequence[object]) -> None:
+    """Raise ValueError if a value of an option "--name=" occurs twice."""
+    if len({*values}) < len(values):
+        raise ValueError(f"{option}{','.join(map(str, values))}: a value occurs twice.")
 
 
 def reject_taken(overrides: Sequence[str], options: Mapping[str, str]) -> None:

@@ -169,7 +169,7 @@ def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str
         try:
             for split in (task.train, task.validation, task.train_and_validation, task.test):
                 if open_source(task.data, split, config.input, config.seed).is_multilabel:
-                    raise ValueError(f"{task.data}: its images may have several labels, and a task has one for each.")
+                    problems[task] = f"{task.data}: its images may have several labels, and a task has one for each."
         except ValueError as error:
             problems[task] = str(error)
     return problems
