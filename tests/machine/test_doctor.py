@@ -97,7 +97,7 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
 @pytest.mark.parametrize("word", ["--config.seed=1", "--topology=v5e:1x1"])
 def test_what_needs_a_recipe(word):
     outcome = run(["doctor", word])
-    assert (outcome.code, "has no effect without --config" in outcome.err) == (2, True)
+    assert (outcome.code, f"{word}: has no effect without --config" in outcome.err) == (2, True)
 
 
 def test_a_plugin_of_another_version(tmp_path, monkeypatch):

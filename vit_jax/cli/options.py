@@ -26,6 +26,7 @@ _WIDTH = 120
 _INDENT = 32  # of the meaning of an option
 _OVERRIDE = "config.SECTION.FIELD"
 _REQUIRED = "the following arguments are required: "  # the message of argparse
+_PROBLEMS = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
 _READ = ("data", "against", "data_dir", "weights")  # options that take gs://
 _READING_VERBS = (  # whose positional words do
     *("status", "evaluate", "predict", "export", "convert", "inspect"),
@@ -72,13 +73,13 @@ class Options:
 
     def reject_ineffective(self, names: Collection[str], reason: str) -> None:
         """Raise UsageError if one of these options, which have no effect for this reason, differs from its default."""
-        shown = []
+        shown: list[str] = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if field.name in names and value != default_of_field(field):
-                has_text = isinstance(value, str | int | float) and value is not True
-                name = field.metadata.get("flag") or field.name
-                shown.append(f"--{name}={value}" if has_text else f"--{name}")
+            if field.name not in names or value == default_of_field(field):
+                continue
+            text = f"={value}" if isinstance(value, str | int | float) and value is not True else ""
+            shown += value if field.name == "overrides" else [f"--{field.name}{text}"]
         if shown:
             raise UsageError(f"{', '.join(shown)}: has no effect {reason}. Leave it out.")
 
@@ -191,12 +192,12 @@ class Verb:
         try:
             values, rest = self._parser().parse_known_intermixed_args(known)
         except argparse.ArgumentError as error:
-            if (error.message or "").startswith(_REQUIRED):  # from Python 3.13 on it does not call `error`
-                self._parser().error(str(error.message))
-            flag = (error.argument_name or "").partition("/")[0]
-            problems = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
-            problem = next((ours for theirs, ours in problems.items() if (error.message or "").startswith(theirs)), "")
-            message = f"{flag} {problem}. See vit-jax {self.name} --help." if problem else str(error.message)
+            message = str(error.message)
+            if message.startswith(_REQUIRED):  # from Python 3.13 on it does not call `error`
+                self._parser().error(message)
+            for theirs, ours in _PROBLEMS.items():
+                if message.startswith(theirs):
+                    message = f"{error.argument_name} {ours}. See vit-jax {self.name} --help."
             raise UsageError(message) from None
         if rest:
             raise _unknown(rest[0], self.name)
@@ -222,21 +223,21 @@ class Verb:
         )
         hints = typing.get_type_hints(self.options, include_extras=True)
         for field in words:
-            number: Any = "+" if typing.get_origin(hints[field.name]) is tuple else None if _is_required(field) else "?"
-            default = None if _is_required(field) else field.default
-            parser.add_argument(
-                field.name, metavar=_form(field), help=_meaning(field, ()), nargs=number, default=default
-            )
+            more: Any = {"nargs": "+"} if typing.get_origin(hints[field.name]) is tuple else {}
+            if not _is_required(field):
+                more = {"nargs": "?", "default": field.default}
+            parser.add_argument(field.name, metavar=_form(field), help=_meaning(field, ()), **more)
         for name, field in _named(self.options).items():
-            hint, default = hints[field.name], None if _is_required(field) else default_of_field(field)
-            common: dict[str, Any] = {"dest": field.name, "default": default, "help": _meaning(field, rules_in(hint))}
+            hint = hints[field.name]
+            more = {"dest": field.name, "help": _meaning(field, rules_in(hint)), "required": _is_required(field)}
+            more |= {} if _is_required(field) else {"default": default_of_field(field)}
             if _plain(hint) is bool:
-                parser.add_argument(f"--{name}", action="store_true", **common)
-                continue
-            read = functools.partial(_read, f"--{name}", hint)
-            form = _form(field) or "|".join(typing.get_args(_plain(hint)))
-            common |= {"metavar": form, "type": read, "required": _is_required(field)}
-            parser.add_argument(f"--{name}", action="append" if typing.get_origin(hint) is list else "store", **common)
+                more["action"] = "store_true"
+            else:
+                form = _form(field) or "|".join(typing.get_args(_plain(hint)))
+                more |= {"metavar": form, "type": functools.partial(_read, f"--{name}", hint)}
+                more["action"] = "append" if typing.get_origin(hint) is list else "store"
+            parser.add_argument(f"--{name}", **more)
         return parser
 
 

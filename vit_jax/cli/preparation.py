@@ -62,7 +62,7 @@ class Prepare(Options):
         if kind == "TFDS" and os.path.isfile(data):
             raise UsageError(f"DATASET={data}: must not be a file. Use tar:{data} for a tar.")
         others = {name for names in _OPTIONS.values() for name in names} - {*_OPTIONS[kind]}
-        self.reject_ineffective(others, f"on {data}, of {kind}")
+        self.reject_ineffective(others, f"on {data}")
         if missing := [name for name in _NEEDED[kind] if getattr(self, name) is None]:
             needed = " ".join(f"--{name}={example}" for name, example in _NEEDED[kind].items())
             raise UsageError(f"--{missing[0]}: must be set for {kind}:…. Use prepare {data} {needed}.")
