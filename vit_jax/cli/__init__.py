@@ -21,7 +21,7 @@ _ALL: Any = (  # in the order of the help
     *(weights.Evaluate, weights.Predict, weights.Export, weights.Convert),
     *(frozen.Fewshot, frozen.Probe, frozen.Knn, frozen.Features, frozen.Duplicates, sweeps.Vtab),
     *(sweeps.Study, run_reports.Status, run_reports.Plot, run_reports.Report, analysis.Inspect, analysis.InspectData),
-    *(lists.Models, lists.Weights, lists.Recipes, training.Show),
+    *(lists.Models, lists.Weights, lists.Recipes, lists.Show),
     *(planning.Plan, preparation.Prepare, training.Bench, training.Doctor),
 )
 VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}

@@ -1,11 +1,11 @@
-"""Verbs that list models, weights and recipes."""
+"""Verbs that list models, weights and recipes, and show a recipe."""
 
 import dataclasses
 import json
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.cli.options import Options, UsageError, argument, entry, switch, verb
+from vit_jax.cli.options import Options, Recipe, UsageError, argument, entry, fields_of_recipes, switch, verb
 from vit_jax.nearest import did_you_mean
 
 _PIXELS, _NUM_CLASSES = 224, 1000  # the defaults of `vit_jax.create_model`
@@ -111,3 +111,13 @@ class Recipes(Options):
             print(entry("", f"--config={recipe.name}:ARGUMENT, ARGUMENT is {recipe.argument}"))
             for table, rows in recipe.choices.items():
                 print(entry("", f"{table}: {' '.join(rows)}"))
+
+
+@verb("--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
+class Show(Recipe):
+    """Print every value of a recipe; with --help, describe all fields."""
+
+    def run(self) -> None:
+        from vit_jax.config import to_text
+
+        print(to_text(self.load()), end="")

@@ -1,4 +1,4 @@
-"""Verbs for training: pretrain, finetune, replay, lr-range, show, bench, doctor."""
+"""Verbs for training: pretrain, finetune, replay, lr-range, bench, doctor."""
 
 import contextlib
 import dataclasses
@@ -11,19 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from vit_jax.cli.options import (
-    REQUIRED,
-    AllowCode,
-    Overrides,
-    Recipe,
-    UsageError,
-    argument,
-    fail,
-    fields_of_recipes,
-    option,
-    switch,
-    verb,
-)
+from vit_jax.cli.options import REQUIRED, AllowCode, Overrides, Recipe, UsageError, argument, fail, option, switch, verb
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.config.rules import Count, Positive, When
@@ -225,16 +213,6 @@ class LrRange(Recipe):
             print(f"{rate:<9.2g}{reason}")
         print(f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more")
         print(f"{output}, {output.with_suffix('.json').name}")
-
-
-@verb("--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
-class Show(Recipe):
-    """Print every value of a recipe; with --help, describe all fields."""
-
-    def run(self) -> None:
-        from vit_jax.config import to_text
-
-        print(to_text(self.load()), end="")
 
 
 @verb("--config=digits --data", "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256")
