@@ -14,9 +14,8 @@ from typing import Any
 def install_command(extra: str) -> str:
     """Return the command that adds an extra: from the checkout, the wheel or the repository that was installed."""
     python = pathlib.Path(sys.executable)
-    found = shutil.which("pip")
-    is_ours = found is not None and pathlib.Path(found).parent == python.parent
-    pip = "pip" if is_ours else f"{shlex.quote(str(python))} -m pip"
+    is_on_path = pathlib.Path(shutil.which("pip") or "/").parent == python.parent
+    pip = "pip" if is_on_path else f"{shlex.quote(str(python))} -m pip"
     checkout = pathlib.Path(__file__).parents[1]
     if (checkout / "setup.py").is_file():
         return f"{pip} install -e {_quoted(f'{checkout}[{extra}]')}"
@@ -42,7 +41,6 @@ def _origin() -> dict[str, Any]:
     """Return what pip has recorded about the origin of the package; {} for a package index."""
     try:
         text = importlib.metadata.distribution("vit_jax").read_text("direct_url.json")
-        origin: dict[str, Any] = json.loads(text) if text else {}
+        return dict(json.loads(text or "{}"))
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return {}
-    return origin

@@ -1,7 +1,7 @@
 """Suggestions of names that are spelled similarly. No other module compares spellings."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def closest(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -13,3 +13,9 @@ def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}", most: int 
     """Return " Did you mean A or B?" with the closest known names in this form; "" without any."""
     near = [form.format(other) for other in closest(name, known, most, cutoff)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def require_known(field: str, value: str, known: Collection[str]) -> None:
+    """Raise ValueError, with the closest known names, if a value is none of them."""
+    if value not in known:
+        raise ValueError(f"{field}={value}: must be one of {', '.join(known)}.{did_you_mean(value, known, most=3)}")

@@ -24,8 +24,8 @@ def words(tmp_path_factory):
 
 def test_fewshot(words):
     out = succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"])
-    found = json.loads(out)
-    (dataset,) = found["datasets"].values()
+    result = json.loads(out)
+    (dataset,) = result["datasets"].values()
     assert list(dataset) == ["1", "3"]
     assert len(dataset["1"]["seeds"]) == 2
     assert dataset["1"]["test_images"] == 21
@@ -33,7 +33,7 @@ def test_fewshot(words):
     assert "the best mean accuracy of 2" in text
     text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
     assert "the best mean rank of 2" in text
-    assert found["preparation"]["value_range"] is None
+    assert result["preparation"]["value_range"] is None
     with_range = json.loads(succeed(["fewshot", *words, "--shots=2", "--json", "--value_range=0,4095"]))
     assert with_range["preparation"]["value_range"] == [0.0, 4095.0]
 
@@ -59,11 +59,11 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
     output, data = tmp_path / "probe", words[1]
     fitted = ["--method=" + method, "--penalty=2", "--folds=3", *more]
     captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
-    (found,) = json.loads(captured.out)["datasets"].values()
-    assert len(found["folds"]) == 3
+    (result,) = json.loads(captured.out)["datasets"].values()
+    assert len(result["folds"]) == 3
     assert f"vit-jax predict {output} IMAGE" in captured.err
     evaluated = json.loads(succeed(["evaluate", str(output), data, "--json"]))
-    assert evaluated["top1_accuracy"] == found["accuracy"]
+    assert evaluated["top1_accuracy"] == result["accuracy"]
     model = vit_jax.load_model(output)
     assert len(model.class_names) == 7
     assert model.architecture.image_size == ((12, 16) if more else (8, 12))

@@ -117,10 +117,10 @@ def test_images_that_cannot_be_read_are_left_out(here, quick):
 
 MISTAKES = [
     (["vit", "filter", "--output=o"], "Did you mean 'filters'?"),
-    (["vit", ",", "--output=o"], "','"),
+    (["vit", ",", "--output=o"], "WHAT=: must be one of all, "),
     (["vit", "rollout", "--output=o"], "WHAT=rollout: must have images"),
     (["vit", "rollout", "--images=images", "--split=test", "--output=o"], "--split: without effect on files"),
-    (["vit", "filters", "--images=images", "--output=o"], "--images: has no effect on filters"),
+    (["vit", "filters", "--images=images", "--output=o"], "--images=images: has no effect on filters"),
     (["vit", "filters", "--shown=3", "--output=o"], "--shown=3: has no effect without --images"),
     (["vit", "filters", "--heads=1:1", "--output=o"], "--heads: has no effect on filters"),
     (["vit", "heads", "--heads=0:1", "--images=images", "--output=o"], "LAYER:HEAD"),

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 import vit_jax
+from tests.integration.commands import run, succeed
 from vit_jax import cli
 from vit_jax.cli.options import Recipe
 from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding, Rope
@@ -26,14 +27,13 @@ DOCUMENTS = [
 ]
 
 
-def shown(capsys, *words):
-    cli.main(words)
-    return capsys.readouterr().out
+def shown(*words):
+    return succeed(words)
 
 
-def test_help_is_a_short_list_of_verbs(capsys):
-    text = shown(capsys)
-    assert text == shown(capsys, "--help") == shown(capsys, "help") == shown(capsys, "-h")
+def test_help_is_a_short_list_of_verbs():
+    text = shown()
+    assert text == shown("--help") == shown("help") == shown("-h")
     entries = dict(line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  "))
     assert entries == {name: verb.summary for name, verb in cli.VERBS.items()}
     assert all(len(line) <= 120 and line.endswith(".") for line in text.splitlines() if line)
@@ -48,9 +48,9 @@ def test_a_limit_has_one_default():
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(verb, capsys):
-    text = shown(capsys, verb, "--help")
-    assert text == shown(capsys, "help", verb) == shown(capsys, verb, "word", "-h")
+def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(verb):
+    text = shown(verb, "--help")
+    assert text == shown("help", verb) == shown(verb, "word", "-h")
     lines, examples = text.partition("\n\nFields of a recipe")[0].split("Examples:\n")
     usage, _, entries = lines.partition("\n\n")
     assert re.findall(r"^  --([\w.]+)", entries, re.MULTILINE) == cli.VERBS[verb].flags
@@ -96,33 +96,29 @@ def test_commands_of_the_documents_are_taken(document):
         cli.VERBS[verb].parse(words)
 
 
-def test_a_verb_of_two_words(capsys):
+def test_a_verb_of_two_words():
     text = cli.VERBS["inspect-data"].help()
-    assert shown(capsys, "help", "inspect", "data") == shown(capsys, "inspect", "data", "--help") == text
+    assert shown("help", "inspect", "data") == shown("inspect", "data", "--help") == text
 
 
-def test_version_and_unknown_verbs(capsys):
-    assert shown(capsys, "--version").startswith(f"vit_jax {vit_jax.__version__}, JAX ")
+def test_version_and_unknown_verbs():
+    assert shown("--version").startswith(f"vit_jax {vit_jax.__version__}, JAX ")
     for words in (["help", "pretain"], ["pretain", "--help"], ["pretain"]):
-        with pytest.raises(SystemExit) as exit_:
-            cli.main(words)
-        assert exit_.value.code == 2
-        assert "There is no verb 'pretain'. Did you mean 'pretrain'?" in capsys.readouterr().err
+        outcome = run(words)
+        assert outcome.code == 2
+        assert "There is no verb 'pretain'. Did you mean 'pretrain'?" in outcome.err
 
 
-def test_ctrl_c_is_one_line(monkeypatch, capsys):
+def test_ctrl_c_is_one_line(monkeypatch):
     def interrupted(words):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(cli.VERBS, "predict", interrupted)
     monkeypatch.setattr(os, "_exit", sys.exit)  # pytest stays
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["predict", "w.npz", "a.png"])
-    assert exit_.value.code == 128 + signal.SIGINT == 130
-    assert capsys.readouterr().err == "vit-jax: stopped\n"
+    assert run(["predict", "w.npz", "a.png"]) == (130, "", "vit-jax: stopped\n")
 
 
-def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch, capsys):
+def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch):
     """Also where a library turns it into an error."""
 
     def terminated(words):
@@ -138,10 +134,8 @@ def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch, capsys)
     before = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     for verb in (terminated, wrapped):
         monkeypatch.setitem(cli.VERBS, "predict", verb)
-        with pytest.raises(SystemExit) as exit_:
-            cli.main(["predict", "w.npz", "a.png"])
-        assert exit_.value.code == exits.PREEMPTED == 75
-        assert capsys.readouterr().err == "vit-jax: stopped by SIGTERM; the same command starts again\n"
+        message = "vit-jax: stopped by SIGTERM; the same command starts again\n"
+        assert run(["predict", "w.npz", "a.png"]) == (exits.PREEMPTED, "", message)
         assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook) == before
 
 
@@ -193,7 +187,7 @@ def test_an_output_that_nobody_reads(words):
             "<&-",
             "predict weights.npz -",
             2,
-            "vit-jax: -: standard input must name at least one image, one name a line.\n",
+            "vit-jax: No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.\n",
         ),
         ("<&- >&- 2>&-", "recipes nothing", 2, ""),
     ],
@@ -204,15 +198,13 @@ def test_closed_standard_streams(redirection, words, code, err):
     assert (result.returncode, result.stdout, result.stderr) == (code, "", err)
 
 
-def test_an_error_of_the_file_system_is_one_line(monkeypatch, capsys):
+def test_an_error_of_the_file_system_is_one_line(monkeypatch):
     def refused(words):
         raise PermissionError(13, "Permission denied", "/home/me")
 
     monkeypatch.setitem(cli.VERBS, "predict", refused)
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(["predict", "w.npz", "a.png"])
-    assert exit_.value.code == 1
-    assert capsys.readouterr().err.startswith("vit-jax: /home/me: Permission denied. ")
+    outcome = run(["predict", "w.npz", "a.png"])
+    assert (outcome.code, outcome.err.partition(". ")[0]) == (1, "vit-jax: /home/me: Permission denied")
     monkeypatch.setenv("VIT_JAX_TRACEBACK", "1")
     with pytest.raises(PermissionError):
         cli.main(["predict", "w.npz", "a.png"])

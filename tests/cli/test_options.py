@@ -4,19 +4,20 @@ from typing import Annotated, Literal
 
 import pytest
 
+from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax import cli
 from vit_jax.cli.loading import Reading
 from vit_jax.cli.options import (
     REQUIRED,
     AllowCode,
+    Options,
     Overrides,
     PositiveShare,
     Recipe,
     Share,
     UsageError,
     argument,
-    given,
     option,
     switch,
     verb,
@@ -24,7 +25,7 @@ from vit_jax.cli.options import (
 from vit_jax.config.rules import Count, Number, Positive, When
 
 
-class Options:
+class Some(Options):
     """Do nothing."""
 
     data: str = option("DATA", "input", REQUIRED)
@@ -51,11 +52,11 @@ class Run(Recipe):
     grid: list[str] = option("FIELD=A,B…", "values", [])
 
 
-VERB = verb("--data=x")(Options)
+VERB = verb("--data=x")(Some)
 
 
 def verb_of(*bases, **fields):
-    return verb()(type("Words", bases, fields | {"__doc__": "Do nothing."}))
+    return verb()(type("Words", bases or (Options,), fields | {"__doc__": "Do nothing."}))
 
 
 def words_of(*names):
@@ -111,7 +112,7 @@ def test_words_may_stand_between_options():
 @pytest.mark.parametrize(
     ("words", "parser", "rule"),
     [
-        ("--data=x --tpo=3", VERB, r"'--tpo=3'.*Did you mean --top\?.*vit-jax options --help"),
+        ("--data=x --tpo=3", VERB, r"'--tpo=3'.*Did you mean --top\?.*vit-jax some --help"),
         ("--data=x --json=yes", VERB, "--json takes no value"),
         ("--data=x --config.seed=1", VERB, "'--config.seed=1'"),
         ("--folder=photos", VERB, r"'--folder=photos'\. Did you mean --data=folder:photos\?"),
@@ -180,18 +181,19 @@ def test_addresses_of_buckets_are_taken_where_they_are_read(verb, words):
 
 
 @pytest.mark.parametrize("name", ["sweep", "study", "vtab"])
-def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch, capsys):
+def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit_:
-        cli.main([name, "--config=digits", "--workdir=gs://bucket/run"])
-    assert exit_.value.code == 2
-    assert "gcsfuse BUCKET FOLDER" in capsys.readouterr().err
+    outcome = run([name, "--config=digits", "--workdir=gs://bucket/run"])
+    assert (outcome.code, "gcsfuse BUCKET FOLDER" in outcome.err) == (2, True)
     assert not list(tmp_path.iterdir())
 
 
-def test_options_with_another_value_than_their_default():
-    options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json"])
-    assert given(options, ("top", "rate", "part", "json")) == ["--rate", "--json"]
+def test_options_without_effect_are_those_with_another_value_than_their_default():
+    options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json", "--steps=1,2"])
+    assert options.chosen("top", "rate", "part") == {"top": 3, "rate": 2.0}
+    options.reject_ineffective(("top", "part"), "here")
+    with rejects("--steps, --rate=2.0, --json: ", "has no effect here. Leave it out."):
+        options.reject_ineffective(("top", "rate", "part", "json", "steps"), "here")
 
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "2,1", "1,1", "0,inf", "nan,1"])

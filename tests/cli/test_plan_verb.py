@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.integration.commands import run, succeed
+from tests.integration.commands import rejected, run, succeed
 from tests.plan import small_plans as small
 from vit_jax import backend
 
@@ -66,7 +66,6 @@ def test_search():
 def test_options_that_do_not_fit_each_other(words, rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(backend, "plugins", dict)
-    outcome = run([*COMMAND, *words])
-    assert outcome.code == 2
-    assert re.search(rule, outcome.err)
+    err = rejected([*COMMAND, *words])
+    assert re.search(rule, err)
     assert not list(tmp_path.iterdir())

@@ -306,7 +306,7 @@ def test_nothing_is_there(here, unnamed):
     [
         (["--data=imagenet:sketsh"], "Did you mean 'sketch'? Known: validation, real, v2/"),
         (["--data=imagenet:a", "--real=r.json"], "--real=r.json: without effect on imagenet:a"),
-        (["--data=imagenet:a", "--split=test", "--seed=1"], "--split, --seed: has no effect on imagenet:a"),
+        (["--data=imagenet:a", "--split=test", "--seed=1"], "--split=test, --seed=1: has no effect on imagenet:a"),
         (["--data=digits", "--real=r.json"], "--real=r.json: has no effect on digits"),
         (["--data=imagenet:a,r", "--csv=x.csv"], "--csv="),
     ],

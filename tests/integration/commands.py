@@ -48,6 +48,14 @@ def succeed(words):
     return outcome.out
 
 
+def rejected(words):
+    """The message of a verb whose words are wrong."""
+    outcome = run(words)
+    assert outcome.code == 2
+    assert outcome.err.startswith("vit-jax: ")
+    return outcome.err
+
+
 def start(words, *, devices=8, program=("-m", "vit_jax"), **environment):
     """Any verb in a process of its own, in the background."""
     return subprocess.Popen(

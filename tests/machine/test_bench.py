@@ -32,19 +32,13 @@ def test_every_part_is_timed(data_dir, capsys):
 
 
 @pytest.mark.slow
-def test_fine_tuning_is_timed_too_and_without_data(capsys):
-    recipe = "--config=configs/finetune.py:ViT-mu/16,own,image_size=32"
-    cli.main(["bench", recipe, "--steps=1", "--config.global_batch=8"])
+@pytest.mark.parametrize(
+    ("recipe", "fields"),
+    [
+        ("finetune.py:ViT-mu/16,own,image_size=32", ["global_batch=8"]),
+        ("digits_masked.py:pretrain", [*NETWORK, "global_batch=16"]),
+    ],
+)
+def test_fine_tuning_and_masked_patches_are_timed_without_data(capsys, recipe, fields):
+    cli.main(["bench", f"--config=configs/{recipe}", "--steps=1", *flags(*fields)])
     assert [row[:16].rstrip() for row in capsys.readouterr().out.splitlines()[3:]] == ALWAYS
-
-
-@pytest.mark.slow
-def test_masked_patches_are_timed_too(capsys):
-    overrides = flags(*NETWORK, "global_batch=16")
-    cli.main(["bench", "--config=configs/digits_masked.py:pretrain", "--steps=1", "--json", *overrides])
-    assert list(json.loads(capsys.readouterr().out)["parts"]) == ALWAYS
-
-
-def test_a_number_of_steps_is_needed():
-    with pytest.raises(SystemExit):
-        cli.main(["bench", "--config=configs/digits.py", "--steps=none"])

@@ -39,7 +39,7 @@ def write(path, text):
 
 
 def install(monkeypatch, folder, *distributions):
-    """Packages as NAME-VERSION: their metadata alone, found before any others."""
+    """Packages as NAME-VERSION: their metadata alone, before all others on the path."""
     for distribution in distributions:
         text = "Name: {}\nVersion: {}\n".format(*distribution.split("-"))
         write(folder / f"{distribution}.dist-info" / "METADATA", text)
@@ -52,15 +52,15 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
     fields = flags(*RUN, *short, f"input.data_dir={data_dir}", "logging.compilation_cache=False")
     words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *fields]
     outcome = run(["doctor", *words, "--json"])
-    found = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
-    assert outcome.code == (1 if found["speed"]["remedy"] else 0), "the speed of this machine decides"
-    assert list(found) == [*ALWAYS, "checkpoint", "speed"]
-    assert [name for name, finding in found.items() if finding["remedy"] and name != "speed"] == []
-    assert found["speed"]["found"].startswith("input ")
-    assert found["devices"]["found"] == "8 x cpu in 1 process(es), 8 of each"
-    assert f"jax {jax.__version__}" in found["versions"]["found"]
+    report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    assert outcome.code == (1 if report["speed"]["remedy"] else 0), "the speed of this machine decides"
+    assert list(report) == [*ALWAYS, "checkpoint", "speed"]
+    assert [name for name, finding in report.items() if finding["remedy"] and name != "speed"] == []
+    assert report["speed"]["found"].startswith("input ")
+    assert report["devices"]["found"] == "8 x cpu in 1 process(es), 8 of each"
+    assert f"jax {jax.__version__}" in report["versions"]["found"]
     # 4,858 parameters, 4 states of 4 arrays of them.
-    assert found["disk"]["found"].endswith(", checkpoints take 0.00029")
+    assert report["disk"]["found"].endswith(", checkpoints take 0.00029")
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 
@@ -94,9 +94,10 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_overrides_need_a_recipe():
-    outcome = run(["doctor", "--config.seed=1"])
-    assert (outcome.code, "has no effect without --config=" in outcome.err) == (2, True)
+@pytest.mark.parametrize("word", ["--config.seed=1", "--topology=v5e:1x1"])
+def test_what_needs_a_recipe(word):
+    outcome = run(["doctor", word])
+    assert (outcome.code, f"{word}: has no effect without --config" in outcome.err) == (2, True)
 
 
 def test_a_plugin_of_another_version(tmp_path, monkeypatch):
@@ -107,7 +108,7 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("version", "plugins", "backend", "found", "remedy"),
+    ("version", "plugins", "backend", "text", "remedy"),
     [
         ("", "", "cpu", "neither GPU nor TPU; JAX computes on: cpu", ""),
         ("550.5", "jax_cuda12_plugin-1 jax_cuda12_pjrt-1 libtpu-1", "gpu", f"{H100}, jax-cuda12-plugin 1; JAX ", ""),
@@ -117,14 +118,14 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
         ("550.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "another program may hold it"),
     ],
 )
-def test_drivers(system, monkeypatch, version, plugins, backend, found, remedy):
+def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
     program = f"echo {version}, NVIDIA H100 80GB HBM3" if version else "exit 9"
     write(system / "nvidia-smi", f"#!/bin/sh\n{program}\n")
     (system / "nvidia-smi").chmod(0o755)
     install(monkeypatch, system, *plugins.split())
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     finding = checks.driver(system)
-    assert finding.found.startswith(f"NVIDIA {version}, {found}" if version else found)
+    assert finding.found.startswith(f"NVIDIA {version}, {text}" if version else text)
     assert (remedy in finding.remedy) if remedy else finding.is_good
 
 
@@ -164,7 +165,7 @@ def test_devices_that_compute_wrongly(monkeypatch):
     put, make = jax.device_put, jax.make_array_from_callback
     monkeypatch.setattr(jax, "device_put", lambda array, device: put(array + (device.id == 3), device))
     assert checks.compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
-    assert [findings[0].name for findings in doctor.examine(None, None)][-1] == "compilation", "the rest is left"
+    assert [name for name, _ in doctor.examine(None, None)][-1] == "compilation", "the rest is left"
 
     def made(shape, sharding, row):
         return make(shape, sharding, lambda index: row(index) + (index[0].start == 3))
@@ -177,21 +178,22 @@ def test_an_input_that_is_slower_than_the_step(monkeypatch):
     from vit_jax.machine.bench import Part
 
     parts = {"step": Part("step", [0.1], 16), "input": Part("input", [0.2], 16)}
-    monkeypatch.setattr(together, "time_input_and_step", lambda *_: parts)
-    finding = together.speed(lambda: (None, None))
+    for name, part in parts.items():
+        monkeypatch.setattr(together, f"time_{name}", lambda *_, part=part: part)
+    run = types.SimpleNamespace(compile_train_step=lambda: None)
+    finding = together.speed(lambda: (run, None))
     assert finding.found == "input 80 images/s, step 160"
     assert finding.remedy.startswith("the devices will wait")
 
 
 def test_findings_of_several_processes(monkeypatch):
-    others = [Finding("versions", "jax 1"), Finding("versions", "jax 2"), Finding("versions", "jax 1", "do this")]
-    texts = [json.dumps(vars(finding)) for finding in others]
-    monkeypatch.setattr(hosts, "gather", lambda own: texts)
-    findings = next(doctor.examine(None, None))
+    others = [Finding("jax 1"), Finding("jax 2"), Finding("jax 1", "do this")]
+    monkeypatch.setattr(hosts, "gather", lambda own: list(map(vars, others)))
+    name, findings = next(doctor.examine(None, None))
     assert [finding.is_good for finding in findings] == [True, False, False]
-    assert doctor.lines(findings)[0].startswith("wrong  versions          process 1: jax 2\n")
-    assert "process 0 has jax 1: make all processes the same" in doctor.lines(findings)[0]
-    assert len(doctor.lines(findings)) == 2
+    first, _ = doctor.lines(name, findings)
+    assert first.startswith("wrong  versions          process 1: jax 2\n")
+    assert "process 0 has jax 1: make all processes the same" in first
 
 
 def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
@@ -199,8 +201,8 @@ def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
         raise RuntimeError("the TPU is in use")
 
     monkeypatch.setattr(checks, "devices", devices)
-    found = [findings[0] for findings in doctor.examine(None, None)]
-    assert found[-1] == Finding("devices", "RuntimeError: the TPU is in use", "mend what the message names")
+    *_, (name, findings) = doctor.examine(None, None)
+    assert (name, findings) == ("devices", [Finding("RuntimeError: the TPU is in use", "mend what the message names")])
 
 
 def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
@@ -211,7 +213,7 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     monkeypatch.setattr(hosts, "start", lambda: None)
     outcome = run(["doctor"])
     assert outcome.code == 1
-    assert outcome.err.startswith("vit-jax: <lambda>: StopIteration")
+    assert outcome.err.startswith("vit-jax: all-reduce: StopIteration")
     names = [line.removeprefix("good   ")[:18].rstrip() for line in outcome.out.splitlines()]
     assert names == [*ALWAYS[:5], "compilation"], "without a workdir nothing is said of disks"
 

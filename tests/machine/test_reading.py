@@ -61,16 +61,11 @@ def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, remedy):
 
 def test_speeds_of_real_data(data_dir):
     words = [f"--config={RECIPE}", *flags(*RUN, f"input.data_dir={data_dir}"), "--topology=v5e:1x1", "--json"]
-    found = json.loads(run(["doctor", *words]).out)
-    (finding,) = next(findings for findings in found if findings[0]["name"] == "data path")
+    report = json.loads(run(["doctor", *words]).out)
+    (finding,) = next(findings for findings in report if findings[0]["name"] == "data path")
     figures = finding["figures"]
     assert figures["read_images_per_second"] > 0
     assert figures["images_per_second"] > 0
     assert bool(finding["remedy"]) == (
         min(figures["read_images_per_second"], figures["images_per_second"]) < figures["needed_images_per_second"]
     )
-
-
-def test_a_topology_needs_a_recipe():
-    outcome = run(["doctor", "--topology=v5e:1x1"])
-    assert (outcome.code, "has no effect without --config" in outcome.err) == (2, True)

@@ -66,8 +66,3 @@ def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
 def begun(out):
     """The runs that were begun, in order."""
     return re.findall(r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$", out, re.MULTILINE)
-
-
-def files_of_runs(folder):
-    """Every run's files but locks, with the time of their last change."""
-    return {path: path.stat().st_mtime_ns for path in folder.glob("*/*/*/*") if path.is_file()}

@@ -71,7 +71,7 @@ def test_all_combinations_can_be_drawn():
         ([f"{RATE}=1,1"], [], {}, f"--grid={RATE}=1,1: ", "twice"),
         ([f"{RATE}=0.1,1e-1"], [], {}, f"{RATE}=0.1 and {RATE}=1e-1", "same run"),
         ([f"{RATE}=0.1", f"{RATE}=0.2"], [], {}, f"--grid={RATE}=0.2: ", "already"),
-        ([f"{RATE}=0.1"], [f"{RATE}=0.2"], {}, f"--config.{RATE}=0.2: ", f"sweep sets.*Use --grid={RATE}="),
+        ([f"{RATE}=0.1"], [f"{RATE}=0.2"], {}, f"--config.{RATE}=0.2: ", f"is set for each run.*Use --grid={RATE}="),
         ([f"{RATE}=log(1e-3,1e-2)"], [], {}, f"--grid={RATE}=", "--random=N"),
         ([f"{RATE}=log(0,1e-2)"], [], {"num_settings": 2}, f"--grid={RATE}=log(0,1e-2): ", "LOW.*of log above 0"),
         ([f"{RATE}=uniform(2,1)"], [], {"num_settings": 2}, f"--grid={RATE}=uniform(2,1): ", "LOW.*below HIGH"),

@@ -110,7 +110,7 @@ def test_images_are_as_large_as_patches_cover():
     ("name", "recipe", "overrides", "given", "message"),
     [
         ("pooling", DIGITS, [], {"models": ["ViT-48"]}, "pooling has no --models=; it has --pools=, --learning"),
-        ("pooling", DIGITS, ["model.pool=gap"], {}, r"sets this for each of its runs\. Use --pools="),
+        ("pooling", DIGITS, ["model.pool=gap"], {}, r"is set for each run\. Use --pools="),
         ("pooling", DIGITS, [], {"pools": ["gap", "gap"]}, "a value occurs twice"),
         ("pooling", DIGITS, [], {"pools": ["mean"]}, "pool=mean.*config.model.pool='mean': must be one of"),
         ("pooling", "finetune:ViT-B/16,pets", [], {}, "a recipe for FinetuneConfig; studies pre-train"),
@@ -120,7 +120,7 @@ def test_images_are_as_large_as_patches_cover():
         ("data_size", DIGITS, [], {"examples": ["70", "many"]}, "--examples=many: a whole number from 1 is needed"),
         ("speed", DIGITS, [], {"image_sizes": ["1"]}, "--image_sizes=1: a whole number from 2 is needed"),
         ("optimizer", DIGITS, [], {"rate_factors": ["a"]}, "--rate_factors=a: a positive number is needed"),
-        ("optimizer", DIGITS, [], {"optimizers": ["lion"]}, "choose adam or sgd"),
+        ("optimizer", DIGITS, [], {"optimizers": ["lion"]}, "--optimizers=lion: must be one of adam, sgd"),
         ("positions", DIGITS, [], {"positions": ["none"], "layers": ["every"]}, "no run with these values"),
     ],
 )

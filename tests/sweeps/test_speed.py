@@ -11,9 +11,9 @@ SMALL = ["--config=digits_studies", "--image_sizes=16", "--config.model.depth=1"
 
 
 def test_the_fastest_and_the_largest_batch():
-    found = peak({1: 0.1, 2: 0.1, 4: 0.4, 8: None}.get, most=64)
-    assert (found["images_per_second"], found["fastest_batch"]) == (20, 2)
-    assert (found["largest_batch"], found["is_limited_by_memory"]) == (4, True)
+    summary = peak({1: 0.1, 2: 0.1, 4: 0.4, 8: None}.get, most=64)
+    assert (summary["images_per_second"], summary["fastest_batch"]) == (20, 2)
+    assert (summary["largest_batch"], summary["is_limited_by_memory"]) == (4, True)
     assert peak({1: 0.1, 2: 0.1}.get, most=3)["is_limited_by_memory"] is False
     with pytest.raises(ValueError, match="not even for one image"):
         peak({1: None}.get, most=4)

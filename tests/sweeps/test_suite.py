@@ -34,14 +34,14 @@ def test_names_in_the_order_of_the_suite():
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ("pet", "'pet'.*nearest.*pets"),
-        ("svhn,specialised", "'specialised'.*nearest.*specialized"),
-        ("xyz", "'xyz'.*all, natural, specialized, structured, caltech101, "),
-        (",", "no task"),
+        ("pet", "pet: .*did you mean.*'pets'"),
+        ("svhn,specialised", "specialised: .*did you mean 'specialized'"),
+        ("xyz", "xyz: .*all, natural, specialized, structured, caltech101, "),
+        ("pets,", ": must be one of all, "),
     ],
 )
 def test_names_that_there_are_not(words, rule):
-    with rejects(f"--tasks={words}", rule):
+    with rejects("--tasks=", rule):
         select_tasks(VTAB, words)
 
 

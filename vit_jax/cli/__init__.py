@@ -16,20 +16,14 @@ from vit_jax.cli import analysis, frozen, lists, planning, preparation, run_repo
 from vit_jax.cli.options import Verb, fail
 from vit_jax.nearest import did_you_mean
 
-_TRAINING = (training.Pretrain, training.Finetune, training.Replay, training.LrRange, sweeps.Sweep)
-_WEIGHTS = (weights.Evaluate, weights.Predict, weights.Export, weights.Convert)
-_TRANSFER = (frozen.Fewshot, frozen.Probe, frozen.Knn, frozen.Features, frozen.Duplicates, sweeps.Vtab)
-_PICTURES = (
-    sweeps.Study,
-    run_reports.Status,
-    run_reports.Plot,
-    run_reports.Report,
-    analysis.Inspect,
-    analysis.InspectData,
+_ALL: Any = (  # in the order of the help
+    *(training.Pretrain, training.Finetune, training.Replay, training.LrRange, sweeps.Sweep),
+    *(weights.Evaluate, weights.Predict, weights.Export, weights.Convert),
+    *(frozen.Fewshot, frozen.Probe, frozen.Knn, frozen.Features, frozen.Duplicates, sweeps.Vtab),
+    *(sweeps.Study, run_reports.Status, run_reports.Plot, run_reports.Report, analysis.Inspect, analysis.InspectData),
+    *(lists.Models, lists.Weights, lists.Recipes, lists.Show),
+    *(planning.Plan, preparation.Prepare, training.Bench, training.Doctor),
 )
-_LISTS = (lists.Models, lists.Weights, lists.Recipes, training.Show)
-_OTHERS = (planning.Plan, preparation.Prepare, training.Bench, training.Doctor)
-_ALL: Any = _TRAINING + _WEIGHTS + _TRANSFER + _PICTURES + _LISTS + _OTHERS
 VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}
 _HELP = ("help", "--help", "-h")
 

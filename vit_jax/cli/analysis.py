@@ -2,22 +2,19 @@
 
 import dataclasses
 import re
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.loading import Checkpoint, Reading
 from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option, verb
-from vit_jax.cli.outputs import output_folder
+from vit_jax.cli.outputs import note, output_folder
 from vit_jax.config.rules import Count, When
 from vit_jax.files import printable
-from vit_jax.nearest import did_you_mean
+from vit_jax.nearest import require_known
 
 if TYPE_CHECKING:
-    from vit_jax.api import Model
     from vit_jax.figures.network import Picture
-
 
 Heads = tuple[tuple[int, int], ...]  # layer and head, both from 1
 
@@ -49,69 +46,48 @@ class Inspect(Reading, Checkpoint):
 
     def run(self) -> None:
         from vit_jax.drawing import require_drawing
-        from vit_jax.figures.network import KINDS, chosen_heads
+        from vit_jax.figures.network import KINDS, available, chosen_heads
         from vit_jax.figures.view import View, read_view
 
         names = _names(self.what, list(KINDS))
         with_images = {name for name in names if KINDS[name].needs_images}
-        self._require_effect(names, needs_images=bool(with_images))
+        if not with_images:
+            self.reject_ineffective(["images"], f"on {', '.join(names)}")
+        if "heads" not in names:
+            self.reject_ineffective(["heads"], f"on {', '.join(names)}")
+        if with_images and self.images is None and self.what != "all":
+            raise UsageError(f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe.")
         output = output_folder(self.output)
         require_drawing()
         model, _ = self.load(
             self.checkpoint, needs_classes=False, needs_transform=self.images is not None, uses_head=False
         )
-        drawn = self._available(model, names)
+        drawn = self._possible(names, available(model))
         if "heads" in drawn:
             chosen_heads(model, self.heads)
         view = View()
-        if self.images is not None and with_images & {*drawn}:
+        if self.images is None:
+            drawn = self._possible(drawn, dict.fromkeys(with_images, "it needs --images="))
+        elif with_images & {*drawn}:
             view = read_view(
                 model, self.images, split=self.split, data_dir=self.data_dir, num_images=self.num_images or 128
             )
-            drawn = self._with_enough_images(drawn, len(view.names))
+            has = f"images, and --images={self.images} has {len(view.names)}"
+            least = {name: kind.least_images for name, kind in KINDS.items() if len(view.names) < kind.least_images}
+            drawn = self._possible(drawn, {name: f"it needs at least {number} {has}" for name, number in least.items()})
         view = dataclasses.replace(view, shown=self.shown or 8, heads=self.heads)
-        for note in view.notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
+        note(*view.notes)
         _write(output, ((name, KINDS[name].draw(model, view)) for name in drawn))
 
-    def _require_effect(self, names: Sequence[str], *, needs_images: bool) -> None:
-        """Check that options have an effect on these pictures, and that named pictures have their images."""
-        ineffective = {"--images": self.images and not needs_images, "--heads": self.heads and "heads" not in names}
-        for name in (name for name, is_ineffective in ineffective.items() if is_ineffective):
-            raise UsageError(f"{name}: has no effect on {', '.join(names)}. Leave it out.")
-        if needs_images and self.images is None and self.what != "all":
-            raise UsageError(f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe.")
-
-    def _with_enough_images(self, names: Sequence[str], num_images: int) -> list[str]:
-        """Return the pictures for which there are enough images; print a note on each other of "all"."""
-        from vit_jax.figures.network import KINDS
-
-        missing = {name: KINDS[name].least_images for name in names if num_images < KINDS[name].least_images}
-        for name, least in missing.items():
-            reason = f"it needs at least {least} images, and --images={self.images} has {num_images}"
-            if self.what != "all":
-                raise ValueError(f"{name}: {reason}.")
-            print(f"note: {name} is skipped: {printable(reason)}.", file=sys.stderr)
-        return [name for name in names if name not in missing]
-
-    def _available(self, model: "Model", names: Sequence[str]) -> list[str]:
-        """Return the pictures that can be drawn; print a note on each other of "all", reject one that was named."""
-        from vit_jax.figures.network import KINDS, available
-
-        reasons = available(model)
-        if self.what != "all":
-            others = ", ".join(name for name, reason in reasons.items() if not reason)
-            for name in names:
-                if reasons[name]:
-                    raise ValueError(f"{name}: {reasons[name]}. Use {others or 'another network'}.")
-            return list(names)
-        if self.images is None:
-            missing = {name: "it needs --images=" for name, kind in KINDS.items() if kind.needs_images}
-            reasons = {name: reason or missing.get(name) for name, reason in reasons.items()}
-        for name, reason in reasons.items():
+    def _possible(self, names: Sequence[str], reasons: Mapping[str, str | None]) -> list[str]:
+        """Return the pictures without a reason against them; note each other of "all", reject one that was named."""
+        for name in names:
+            if (reason := reasons.get(name)) and self.what != "all":
+                others = ", ".join(name for name, reason in reasons.items() if not reason)
+                raise ValueError(f"{name}: {reason}.{others and f' Use {others}.'}")
             if reason:
-                print(f"note: {name} is skipped: {printable(reason)}.", file=sys.stderr)
-        return [name for name in names if not reasons[name]]
+                note(f"{name} is skipped: {reason}.")
+        return [name for name in names if not reasons.get(name)]
 
 
 @verb(
@@ -151,11 +127,7 @@ def _write(folder: Path, pictures: Iterable[tuple[str, "Picture"]]) -> None:
 
 def _names(text: str, known: Sequence[str]) -> list[str]:
     """Return the pictures of "all", or of names with commas between them."""
-    if text == "all":
-        return list(known)
-    names = list(dict.fromkeys(filter(None, text.split(","))))
-    for name in names or [text]:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise UsageError(f"WHAT={name!r}: must be all, or of {', '.join(known)}.{hint}")
-    return names
+    names = list(dict.fromkeys(text.split(",")))
+    for name in names:
+        require_known("WHAT", name, ("all", *known))
+    return list(known) if "all" in names else names

@@ -6,16 +6,15 @@ import functools
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Reading
-from vit_jax.cli.options import LISTED, REQUIRED, PositiveShare, UsageError, argument, given, option, switch, verb
-from vit_jax.cli.outputs import output_file, output_folder
+from vit_jax.cli.options import LISTED, REQUIRED, PositiveShare, UsageError, argument, option, switch, verb
+from vit_jax.cli.outputs import note, output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, Positive, Range, When
-from vit_jax.files import cache_folder, expanded, printable
+from vit_jax.files import cache_folder, expanded
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -44,11 +43,9 @@ class _Features(Limits, Reading):
         self, checkpoint: str, data: str, preprocessing: str = "own", **choice: Any
     ) -> "Iterator[tuple[Extractor, SplitChoice, Weights]]":
         """Join the other processes and load the model; yield the extractor, the choice of data, and the weights."""
-        idle = given(self, _OF_IMAGES) if preprocessing == "fewshot" else []
-        idle += given(self, ("data_dir",)) if _are_listed(data) else []
-        if idle:
-            where = f"with --preprocessing={preprocessing} on {data}"
-            raise UsageError(f"{', '.join(idle)}: has no effect {where}. Leave it out.")
+        self.reject_data_dir(data)
+        if preprocessing == "fewshot":
+            self.reject_ineffective(_OF_IMAGES, "with --preprocessing=fewshot")
 
         with joined():
             from vit_jax.evals.features import Extractor
@@ -71,31 +68,25 @@ class _Features(Limits, Reading):
             )
             yield extractor, SplitChoice(data_dir=self.data_dir, value_range=transform.value_range, **choice), weights
 
+    def reject_data_dir(self, data: str) -> None:
+        """Raise UsageError for --data_dir= if all data are files that they name."""
+        if all(name.partition(":")[0] in LISTED for name in data.split(",")):
+            self.reject_ineffective(["data_dir"], f"on {data}")
+
     def _cache(self) -> "Cache | None":
         """Return the cache of features, the same in all processes; None for none, or if the default is read-only."""
+        from vit_jax import hosts
         from vit_jax.evals.feature_cache import Cache
         from vit_jax.train.lifecycle.lock import WorkdirLock, is_abandoned
 
-        folder = self._cache_folder()
-        return None if folder is None else Cache(folder, WorkdirLock, is_abandoned)
-
-    def _cache_folder(self) -> pathlib.Path | None:
-        from vit_jax import hosts
-
-        if self.cache is not None:
-            return None if self.cache == "none" else expanded(self.cache)
-        folder = cache_folder("features")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            is_writable = os.access(folder, os.W_OK)
-        except OSError:
-            is_writable = False
-        if all(hosts.gather(is_writable)):
-            return folder
-        if hosts.is_first():
-            place = printable(str(folder))
-            print(f"note: {place} is not writable: features are not kept; see --cache=.", file=sys.stderr)
-        return None
+        if self.cache == "none":
+            return None
+        folder = cache_folder("features") if self.cache is None else expanded(self.cache)
+        if self.cache is None and not all(hosts.gather(_is_writable(folder))):
+            if hosts.is_first():
+                note(f"{folder} is not writable: features are not kept; see --cache=.")
+            return None
+        return Cache(folder, WorkdirLock, is_abandoned)
 
     def say(
         self,
@@ -117,8 +108,7 @@ class _Features(Limits, Reading):
             "notes": notes,
         }
         print(json.dumps(about | dict(result), indent=2) if self.json else text, flush=True)
-        for note in notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
+        note(*notes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,15 +126,15 @@ class _OfPairs(_Features, Checkpoint):
     @contextlib.contextmanager
     def pairs(self, preprocessing: str = "own") -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
         """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
-        choice = {"train_split": self.train_split, "test_split": self.test_split, "classes": self.classes}
+        splits = self.chosen("train_split", "test_split", "classes")
         preprocessing = self.preprocessing or preprocessing
-        with self.extracting(self.checkpoint, self.data, preprocessing, **choice) as (extractor, chosen, weights):
+        with self.extracting(self.checkpoint, self.data, preprocessing, **splits) as (extractor, choice, weights):
             from vit_jax.evals.splits import RELEASED, open_pair
 
             names = list(RELEASED) if self.data == "released" else list(filter(None, self.data.split(",")))
             if repeated := [name for name in names if names.count(name) > 1]:
                 raise UsageError(f"--data={self.data}: must be different datasets, and has {repeated[0]} twice.")
-            yield [open_pair(name, chosen, weights.training) for name in names], extractor, weights
+            yield [open_pair(name, choice, weights.training) for name in names], extractor, weights
 
 
 @verb("ViT-B_16.npz --data=released", "runs/mine --data=folder:my-images --shots=10 --l2=1")
@@ -162,9 +152,8 @@ class Fewshot(_OfPairs):
     def run(self) -> None:
         from vit_jax.evals.fewshot import FewShot
 
-        names = ("shots", "seeds", "l2", "penalty_choice", "sampling")
-        chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
-        protocol = FewShot(**({"seeds": (0,)} if self.sampling == "first" else {}) | chosen)
+        values = self.chosen("shots", "seeds", "l2", "penalty_choice", "sampling")
+        protocol = FewShot(**({"seeds": (0,)} if self.sampling == "first" else {}) | values)
 
         with self.pairs("fewshot") as (pairs, extractor, weights):
             from vit_jax.evals.probes import run_few_shot
@@ -184,8 +173,6 @@ class Probe(_OfPairs):
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")
 
     def run(self) -> None:
-        chosen: dict[str, Any] = {"method": self.method, "penalty": self.penalty, "folds": self.folds}
-        chosen = {name: value for name, value in chosen.items() if value is not None}
         output = self.output
         if output is not None:
             self._require_classifier(output)
@@ -204,7 +191,8 @@ class Probe(_OfPairs):
             def measure(
                 pair: "Pair", train: "SplitFeatures", test: "SplitFeatures"
             ) -> tuple[dict[str, Any], list[str]]:
-                classifier, result = probe(train, test, pair.train.num_classes, **chosen)
+                values = self.chosen("method", "penalty", "folds")
+                classifier, result = probe(train, test, pair.train.num_classes, **values)
                 if output is None or not hosts.is_first():
                     return result, []
                 names, training = pair.train.class_names, pair.training
@@ -235,12 +223,11 @@ class Knn(_OfPairs):
     temperature: Positive | None = option("X", "of the weights of their votes; default: 0.07")
 
     def run(self) -> None:
-        chosen: dict[str, Any] = {"neighbours": self.neighbours, "temperature": self.temperature}
-        chosen = {name: value for name, value in chosen.items() if value is not None}
         with self.pairs() as (pairs, extractor, weights):
             from vit_jax.evals.probes import measure_neighbours, run_on_pairs, to_text
 
-            results, notes = run_on_pairs(pairs, extractor, functools.partial(measure_neighbours, **chosen))
+            measure = functools.partial(measure_neighbours, **self.chosen("neighbours", "temperature"))
+            results, notes = run_on_pairs(pairs, extractor, measure)
             self.say(extractor, weights, {"datasets": results}, to_text(results), notes)
 
 
@@ -305,16 +292,15 @@ class Duplicates(_Features):
     write: str | None = option("FILE", "ids of the images of DATA, for --config.input.exclude=FILE")
 
     def run(self) -> None:
-        of_weights = [field.name for field in dataclasses.fields(Reading)]
-        if self.weights is None and (idle := given(self, ("layer", "cache", "global_batch", *of_weights))):
-            raise UsageError(f"{idle[0]}: has no effect without --weights. Give --weights=CHECKPOINT.")
-        if self.data_dir is not None and _are_listed(f"{self.data},{self.against}"):
-            raise UsageError(f"--data_dir={self.data_dir}: has no effect on these data. Leave it out.")
+        if self.weights is None:
+            of_weights = [field.name for field in dataclasses.fields(Reading)]
+            self.reject_ineffective(["layer", "cache", "global_batch", *of_weights], "without --weights")
+        self.reject_data_dir(f"{self.data},{self.against}")
         by_features, distance, cosine = self.candidates == "all", self.distance, self.cosine or 0.95
         candidates = distance
         if self.weights is not None and not by_features:
             candidates = max(distance, 16 if self.candidates is None else int(self.candidates))
-        files = {name: output_file(path, f"--{name}=") for name in ("output", "write") if (path := getattr(self, name))}
+        files = {name: output_file(path, f"--{name}=") for name, path in self.chosen("output", "write").items()}
 
         with self._perhaps_extracting() as (extractor, choice):
             from vit_jax import hosts
@@ -326,13 +312,13 @@ class Duplicates(_Features):
             source = open_split(data, split, choice)
             test_splits = [self.against_split or split_to_search(name, "test", choice, [data]) for name in against]
             tests = [open_split(name, part, choice) for name, part in zip(against, test_splits, strict=True)]
-            found = find_by_hashes(source, tests, candidates, self.max_unreadable)
+            pairs = find_by_hashes(source, tests, candidates, self.max_unreadable)
             if extractor:
-                found = confirm(found, source, tests, extractor, distance, cosine)
+                pairs = confirm(pairs, source, tests, extractor, distance, cosine)
             if extractor and by_features:
-                found = merged([*found, *find_by_features(source, tests, extractor, cosine)])
+                pairs = merged([*pairs, *find_by_features(source, tests, extractor, cosine)])
             if hosts.is_first():
-                print(report(found, source, dict(zip(against, tests, strict=True)), split, files, self.json))
+                print(report(pairs, source, dict(zip(against, tests, strict=True)), split, files, self.json))
 
     @contextlib.contextmanager
     def _perhaps_extracting(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
@@ -347,9 +333,12 @@ class Duplicates(_Features):
             yield None, SplitChoice(data_dir=self.data_dir)
 
 
-def _are_listed(data: str) -> bool:
-    """Return whether all these data are files that they name, which need no --data_dir=."""
-    return all(name.partition(":")[0] in LISTED for name in data.split(","))
+def _is_writable(folder: pathlib.Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _fewshot_transform(model: "Model", values: tuple[float, float] | None) -> "EvaluationTransform":

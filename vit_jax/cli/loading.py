@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vit_jax.cli.options import AllowCode, PositiveShare, UsageError, argument, option, switch
+from vit_jax.cli.options import AllowCode, Options, PositiveShare, UsageError, argument, option, switch
+from vit_jax.cli.outputs import note
 from vit_jax.config.rules import Count, Number, Positive
 from vit_jax.config.schema import AddedTo, Gelu, Interpolation, Rope
-from vit_jax.files import expanded, printable
+from vit_jax.files import expanded
 from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ _OF_FILE = {  # form and meaning of facts about weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(Options):
     """The batch, and the number of images that may be unreadable, as in training."""
 
     global_batch: Count = option("N", "images at a time on all devices", 128)
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Names:
+class Names(Options):
     """Names of the classes."""
 
     class_names: str | None = option("FILE", "names of the classes, one a line; default: of the weights")
@@ -80,8 +80,7 @@ class OfWeights(AllowCode):
 
     def facts(self) -> dict[str, Any]:
         """Return the options as `load_weights` takes them."""
-        values = {name: getattr(self, name) for name in (*OPTIONS, "allow_code")}
-        facts = {name: value for name, value in values.items() if value is not None}
+        facts = self.chosen(*OPTIONS, "allow_code")
         if (file := getattr(self, "class_names", None)) is None:
             return facts
 
@@ -89,10 +88,8 @@ class OfWeights(AllowCode):
 
         try:
             return facts | {"class_names": read_class_names(expanded(file))}
-        except FileNotFoundError:
-            raise UsageError(f"--class_names={file}: must be a file with one name a line. Check the path.") from None
         except (OSError, ValueError) as error:
-            raise UsageError(f"--class_names={file}: must be readable UTF-8 text. {error}.") from None
+            raise UsageError(f"--class_names={file}: must be readable UTF-8 text, one name a line. {error}.") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,9 +132,8 @@ class Reading(OfWeights):
 
         sharding = replicated(build_mesh(jax.devices())) if is_placed else None
         weights = load_weights(checkpoint, polyak=not self.raw, **self.facts())
-        notes = [*weights.notes, *(weights.warnings() if uses_head else [])]
-        for note in notes if hosts.is_first() else ():
-            print(f"note: {printable(note)}", file=sys.stderr)
+        if hosts.is_first():
+            note(*weights.notes, *(weights.warnings() if uses_head else []))
         model = from_weights(
             weights,
             compute_dtype=self.compute_dtype,
@@ -156,7 +152,7 @@ class Reading(OfWeights):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Options):
     """The weights."""
 
     checkpoint: str = argument(

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 from vit_jax.config.parsing import check_value, parse_text
 from vit_jax.config.rules import Range, When, default_of_field, rules_in, rules_of
 from vit_jax.files import printable_lines, refuse_bucket
-from vit_jax.nearest import closest
+from vit_jax.nearest import closest, did_you_mean
 
 LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
 _KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
@@ -26,6 +26,7 @@ _WIDTH = 120
 _INDENT = 32  # of the meaning of an option
 _OVERRIDE = "config.SECTION.FIELD"
 _REQUIRED = "the following arguments are required: "  # the message of argparse
+_PROBLEMS = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
 _READ = ("data", "against", "data_dir", "weights")  # options that take gs://
 _READING_VERBS = (  # whose positional words do
     *("status", "evaluate", "predict", "export", "convert", "inspect"),
@@ -47,27 +48,51 @@ def option(form: str, meaning: str, default: Any = None, *, flag: str = "") -> A
 
     A tuple takes several values with commas between them, a list one value each time.
     """
-    return _field(default, {"form": form, "meaning": meaning, "flag": flag})
-
-
-def switch(meaning: str) -> Any:
-    """Declare an option without a value."""
-    return _field(False, {"form": "", "meaning": meaning, "flag": ""})
-
-
-def argument(form: str, meaning: str, default: Any = REQUIRED) -> Any:
-    """Declare a positional word; a tuple takes one or several."""
-    return _field(default, {"form": form, "meaning": meaning})
-
-
-def _field(default: Any, metadata: dict[str, str]) -> Any:
+    metadata = {"form": form, "meaning": meaning, "flag": flag}
     if default == []:
         return dataclasses.field(default_factory=list, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def switch(meaning: str) -> Any:
+    """Declare an option without a value."""
+    return option("", meaning, False)
+
+
+def argument(form: str, meaning: str, default: Any = REQUIRED) -> Any:
+    """Declare a positional word; a tuple takes one or several."""
+    return dataclasses.field(default=default, metadata={"form": form, "meaning": meaning})
+
+
+class Options:
+    """The base of all verbs; their fields are options."""
+
+    def chosen(self, *names: str) -> dict[str, Any]:
+        """Return these options by name, without those that are None."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def reject_ineffective(self, names: Collection[str], reason: str) -> None:
+        """Raise UsageError if one of these options, which have no effect for this reason, differs from its default."""
+        shown: list[str] = []
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name not in names or value == default_of_field(field):
+                continue
+            text = f"={value}" if isinstance(value, str | int | float) and value is not True else ""
+            shown += value if field.name == "overrides" else [f"--{field.name}{text}"]
+        if shown:
+            raise UsageError(f"{', '.join(shown)}: has no effect {reason}. Leave it out.")
+
+    def require_effect(self) -> None:
+        """Raise UsageError for an option that another one makes ineffective."""
+        for name, rules in rules_of(type(self)).items():
+            for rule in rules:
+                if isinstance(rule, When) and not rule.holds(getattr(self, rule.field)):
+                    self.reject_ineffective([name], _reason(rule))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AllowCode:
+class AllowCode(Options):
     """The option that every verb with weights or a recipe has."""
 
     allow_code: str | None = option("PACKAGE,…", "run code of these packages where the weights name it; default: none")
@@ -101,7 +126,7 @@ class Recipe(Overrides):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class Share(Options):
     """The part of several runs that this machine does."""
 
     index: Annotated[int | None, Range("[0, inf)"), When("count")] = option("I", "number of this machine, from 0")
@@ -167,17 +192,17 @@ class Verb:
         try:
             values, rest = self._parser().parse_known_intermixed_args(known)
         except argparse.ArgumentError as error:
-            if (error.message or "").startswith(_REQUIRED):  # from Python 3.13 on it does not call `error`
-                self._parser().error(str(error.message))
-            flag = (error.argument_name or "").partition("/")[0]
-            problems = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
-            problem = next((ours for theirs, ours in problems.items() if (error.message or "").startswith(theirs)), "")
-            message = f"{flag} {problem}. See vit-jax {self.name} --help." if problem else str(error.message)
+            message = str(error.message)
+            if message.startswith(_REQUIRED):  # from Python 3.13 on it does not call `error`
+                self._parser().error(message)
+            for theirs, ours in _PROBLEMS.items():
+                if message.startswith(theirs):
+                    message = f"{error.argument_name} {ours}. See vit-jax {self.name} --help."
             raise UsageError(message) from None
         if rest:
-            raise UsageError(f"Unknown argument {rest[0]!r}. See vit-jax {self.name} --help.")
+            raise _unknown(rest[0], self.name)
         options = self.options(**vars(values))
-        _require_effect(options)
+        options.require_effect()
         return options
 
     def _parser(self) -> "_Parser":
@@ -198,21 +223,21 @@ class Verb:
         )
         hints = typing.get_type_hints(self.options, include_extras=True)
         for field in words:
-            number: Any = "+" if typing.get_origin(hints[field.name]) is tuple else None if _is_required(field) else "?"
-            default = None if _is_required(field) else field.default
-            parser.add_argument(
-                field.name, metavar=_form(field), help=_meaning(field, ()), nargs=number, default=default
-            )
+            more: Any = {"nargs": "+"} if typing.get_origin(hints[field.name]) is tuple else {}
+            if not _is_required(field):
+                more = {"nargs": "?", "default": field.default}
+            parser.add_argument(field.name, metavar=_form(field), help=_meaning(field, ()), **more)
         for name, field in _named(self.options).items():
-            hint, default = hints[field.name], None if _is_required(field) else default_of_field(field)
-            common: dict[str, Any] = {"dest": field.name, "default": default, "help": _meaning(field, rules_in(hint))}
+            hint = hints[field.name]
+            more = {"dest": field.name, "help": _meaning(field, rules_in(hint)), "required": _is_required(field)}
+            more |= {} if _is_required(field) else {"default": default_of_field(field)}
             if _plain(hint) is bool:
-                parser.add_argument(f"--{name}", action="store_true", **common)
-                continue
-            read = functools.partial(_read, f"--{name}", hint)
-            form = _form(field) or "|".join(typing.get_args(_plain(hint)))
-            common |= {"metavar": form, "type": read, "required": _is_required(field)}
-            parser.add_argument(f"--{name}", action="append" if typing.get_origin(hint) is list else "store", **common)
+                more["action"] = "store_true"
+            else:
+                form = _form(field) or "|".join(typing.get_args(_plain(hint)))
+                more |= {"metavar": form, "type": functools.partial(_read, f"--{name}", hint)}
+                more["action"] = "append" if typing.get_origin(hint) is list else "store"
+            parser.add_argument(f"--{name}", **more)
         return parser
 
 
@@ -288,11 +313,6 @@ def _plain(hint: Any) -> Any:
     return parts[0] if typing.get_origin(hint) is list else hint
 
 
-def _refuse_buckets(word: str, value: str, *, allowed: bool) -> None:
-    for path in value.split(","):
-        refuse_bucket(path, word, allowed=allowed)
-
-
 def _known(word: str, options: type[Any], verb: str) -> str:
     """Return a word as the parser takes it: with "_" for "-", an override of the recipe as an option.
 
@@ -300,61 +320,46 @@ def _known(word: str, options: type[Any], verb: str) -> str:
       UsageError: there is no such option.
       ValueError: an address of a bucket for an option that takes none.
     """
-    if not word.startswith("--"):
-        _refuse_buckets(word, word, allowed=verb in _READING_VERBS)
-        return word
-    name, equals, value = word.removeprefix("--").partition("=")
+    is_option = word.startswith("--")
+    name, equals, value = word.removeprefix("--").partition("=") if is_option else ("", "", word)
     name, known = name.replace("-", "_"), _named(options)
-    is_read = name in _READ and verb != "prepare"  # `config.check` knows the fields of a config
-    is_used = name == "workdir" and verb in ("pretrain", "finetune")
-    _refuse_buckets(word, value, allowed=is_read or is_used or name.startswith("config."))
+    takes_buckets = (
+        (not is_option and verb in _READING_VERBS)
+        or (name in _READ and verb != "prepare")
+        or (name == "workdir" and verb in ("pretrain", "finetune"))
+        or name.startswith("config.")  # `config.check` knows these fields
+    )
+    for path in value.split(","):
+        refuse_bucket(path, word, allowed=takes_buckets)
+    if not is_option:
+        return word
     if word.startswith("--config.") and _OVERRIDE in known:
         return f"--{_OVERRIDE}={word}"
     if name not in known:
-        hint = _hint_of_data(name, value, known) or _hint(name, known)
-        raise UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
+        raise _unknown(word, verb, _hint(name, value, known))
     return f"--{name}{equals}{value}"
 
 
-def _hint_of_data(name: str, value: str, known: Collection[str]) -> str:
-    """Return a suggestion for --folder=PATH and the like, which are values of --data=."""
-    option = "data" if "data" in known else "config.data" if _OVERRIDE in known else ""
-    return f" Did you mean --{option}={name}:{value}?" if option and value and name in _KINDS_OF_DATA else ""
+def _unknown(word: str, verb: str, hint: str = "") -> UsageError:
+    return UsageError(f"Unknown argument {word!r}.{hint} See vit-jax {verb} --help.")
 
 
-def _hint(name: str, known: Collection[str]) -> str:
-    """Return a suggestion of options of similar spelling, or of fields of the config."""
-    close = closest(name, known, cutoff=0.8)
-    near = [] if close or _OVERRIDE not in known else [f"--config.{field}" for field in _fields_meant_by(name)]
-    near += [f"--{match}" for match in close or ([] if near else closest(name, known))]
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+def _hint(name: str, value: str, known: Collection[str]) -> str:
+    """Return a suggestion: --data=folder:PATH for --folder=PATH, similar options, or fields of the config."""
+    has_recipe = _OVERRIDE in known
+    if value and name in _KINDS_OF_DATA and ("data" in known or has_recipe):
+        return f" Did you mean --{'data' if 'data' in known else 'config.data'}={name}:{value}?"
+    if closest(name, known, cutoff=0.8) or not has_recipe:
+        return did_you_mean(name, known, "--{}")
 
-
-def _fields_meant_by(name: str) -> list[str]:
-    """Return fields of a recipe that are meant by a word without their sections, each with "=" at the end."""
     from vit_jax.config import FinetuneConfig, PretrainConfig
     from vit_jax.config.parsing import field_paths
     from vit_jax.config.synonyms import fields_meant
 
     paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
-    fields = dict.fromkeys(path.partition(".NAME")[0] for path in paths)
-    return [field if "=" in field else f"{field}=" for field in fields_meant(name, fields)]
-
-
-def given(options: Any, names: Collection[str]) -> list[str]:
-    """Return those of the options that have another value than their default, as "--name"."""
-    fields = {field.name: field for field in dataclasses.fields(options) if field.name in names}
-    return [f"--{name}" for name, field in fields.items() if getattr(options, name) != default_of_field(field)]
-
-
-def _require_effect(options: Any) -> None:
-    """Raise UsageError for an option that another one makes ineffective."""
-    for flag, field in _named(type(options)).items():
-        value = getattr(options, field.name)
-        for rule in rules_of(type(options))[field.name] if value != default_of_field(field) else ():
-            if isinstance(rule, When) and not rule.holds(getattr(options, rule.field)):
-                shown = f"--{flag}" if value is True else f"--{flag}={value}"
-                raise UsageError(f"{shown}: has no effect {_reason(rule)}. Leave it out.")
+    fields = fields_meant(name, dict.fromkeys(path.partition(".NAME")[0] for path in paths))
+    near = " or ".join(f"--config.{field}" if "=" in field else f"--config.{field}=" for field in fields)
+    return f" Did you mean {near}?" if near else did_you_mean(name, known, "--{}")
 
 
 def _reason(rule: When, excluded: str = "with", needed: str = "without") -> str:

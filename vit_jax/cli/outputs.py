@@ -1,13 +1,20 @@
-"""Files and folders that a verb writes: checked before anything is loaded or computed."""
+"""Output of verbs: notes, and files and folders, which are checked before anything is loaded or computed."""
 
 import pathlib
+import sys
 import tempfile
 
 from vit_jax.cli.options import UsageError
-from vit_jax.files import expanded, target_of
+from vit_jax.files import expanded, printable, target_of
 
 
-def output_file(given: str, field: str = "--output=") -> pathlib.Path:
+def note(*texts: str) -> None:
+    """Print notes on standard error, each as one line without control characters."""
+    for text in texts:
+        print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def output_file(value: str, option: str = "--output=") -> pathlib.Path:
     """Return the file that the value of an option names.
 
     Links are followed. A pipe or a device, which is written into, can be in a read-only folder.
@@ -15,45 +22,38 @@ def output_file(given: str, field: str = "--output=") -> pathlib.Path:
     Raises:
       UsageError: it is a folder or a socket, or no file can be created beside it.
     """
-    path = expanded(given)
+    path = expanded(value)
     if path.is_dir():
-        raise UsageError(f"{field}{given}: is a folder. Give the name of a file.")
+        raise UsageError(f"{option}{value}: is a folder. Give the name of a file.")
     try:
         target = target_of(path)
     except OSError as error:
-        raise UsageError(f"{field}{given}: cannot be written ({error.strerror}). Choose another.") from error
-    if target is None:
-        return path
-    folder = target.parent if path.is_symlink() else path.parent
-    if not folder.is_dir():
-        raise UsageError(f"{field}{given}: {str(folder)!r} is no folder. Create it, or choose another.")
-    _require_writable(folder, f"{field}{given}")
+        raise UsageError(f"{option}{value}: cannot be written ({error.strerror}). Choose another.") from error
+    if target is not None:
+        folder = target.parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise UsageError(f"{option}{value}: {str(folder)!r} is no folder. Create it, or choose another.")
+        require_creatable(folder, f"{option}{value}")
     return path
 
 
-def output_folder(given: str, field: str = "--output=") -> pathlib.Path:
+def output_folder(value: str, option: str = "--output=") -> pathlib.Path:
     """Return the folder that the value of an option names; it and its parents need not exist yet.
 
     Raises:
       UsageError: it is a file, or it cannot be created or written.
     """
-    path = expanded(given)
-    require_creatable(path, f"{field}{given}")
+    path = expanded(value)
+    require_creatable(path, f"{option}{value}")
     return path
 
 
-def require_creatable(folder: pathlib.Path, given: str) -> None:
-    """Raise UsageError, which begins with `given`, if a folder neither exists nor can be created, or is read-only."""
+def require_creatable(folder: pathlib.Path, word: str) -> None:
+    """Raise UsageError, which begins with `word`, if a folder neither exists nor can be created, or is read-only."""
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not nearest.is_dir():
-        raise UsageError(f"{given}: {str(nearest)!r} is no folder. Choose another.")
-    _require_writable(nearest, given)
-
-
-def _require_writable(folder: pathlib.Path, given: str) -> None:
     try:
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise UsageError(
-            f"{given}: no file can be created in {str(folder)!r} ({error.strerror}). Allow it, or choose another."
+            f"{word}: no file can be created in {str(nearest)!r} ({error.strerror}). Allow it, or choose another."
         ) from error

@@ -50,8 +50,7 @@ class Plan(Recipe):
 
         topology = parse_topology(self.topology, num_slices=self.slices)
         config = self.load()
-        sizes = {"num_examples": self.num_examples, "num_classes": self.num_classes}
-        dataset = choose_dataset(self.config, config, **{name: size for name, size in sizes.items() if size})
+        dataset = choose_dataset(self.config, config, **self.chosen("num_examples", "num_classes"))
         if self.search:
             layouts = search(
                 config,

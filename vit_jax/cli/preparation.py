@@ -1,10 +1,11 @@
 """The verb prepare: write data in the form that training reads."""
 
 import os
+import re
 import sys
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal
 
-from vit_jax.cli.options import UsageError, argument, given, option, switch, verb
+from vit_jax.cli.options import Options, UsageError, argument, option, switch, verb
 from vit_jax.cli.outputs import output_folder
 from vit_jax.config.rules import Count, Number, Range, When
 
@@ -24,7 +25,7 @@ _NEEDED = {"tar": {"name": "my_images"}, "folder": {"short_side": "256", "output
     "folder:my-images --short_side=256 --output=my-images-256",
     "tar:winter21_whole.tar.gz --name=imagenet21k --data_dir=DATA --classes=imagenet21k_goog_synsets.txt",
 )
-class Prepare:
+class Prepare(Options):
     """Write a TFDS dataset or tars as ArrayRecord files, once, or a smaller copy of an image folder.
 
     Tars are read once, in order and without unpacking; they hold a tar or a folder for each class, or WebDataset
@@ -53,30 +54,28 @@ class Prepare:
     check: bool = switch("NAME of a dataset made of tars: compare it with its manifest, and change nothing")
 
     def run(self) -> None:
-        words = self.datasets
-        kinds = {kind if kind in ("tar", "folder") and name else "TFDS" for kind, _, name in map(_parted, words)}
+        words, data = self.datasets, self.datasets[0]
+        kinds = {(re.match("(tar|folder):.", word) or ["", "TFDS"])[1] for word in words}
         kind = kinds.pop()
         if kinds or (len(words) > 1 and kind != "tar"):
             raise UsageError(f"DATASET={' '.join(words)}: must be one dataset, except for tar:FILE. Give one.")
-        if kind == "TFDS" and os.path.isfile(words[0]):
-            raise UsageError(f"DATASET={words[0]}: must not be a file. Use tar:{words[0]} for a tar.")
+        if kind == "TFDS" and os.path.isfile(data):
+            raise UsageError(f"DATASET={data}: must not be a file. Use tar:{data} for a tar.")
         others = {name for names in _OPTIONS.values() for name in names} - {*_OPTIONS[kind]}
-        if wrong := given(self, others):
-            of = " and ".join(other for other, names in _OPTIONS.items() if wrong[0][2:] in names)
-            raise UsageError(f"{wrong[0]}=: has no effect on {words[0]}, of {kind}, only on {of}. Leave it out.")
+        self.reject_ineffective(others, f"on {data}")
         if missing := [name for name in _NEEDED[kind] if getattr(self, name) is None]:
             needed = " ".join(f"--{name}={example}" for name, example in _NEEDED[kind].items())
-            raise UsageError(f"--{missing[0]}: must be set for {kind}:…. Use prepare {words[0]} {needed}.")
+            raise UsageError(f"--{missing[0]}: must be set for {kind}:…. Use prepare {data} {needed}.")
         if kind == "tar":
             self._prepare_tars([word.removeprefix("tar:") for word in words])
         elif kind == "folder":
-            self._prepare_folder(words[0])
+            self._prepare_folder(data)
         elif self.check:
-            self._check(words[0].removeprefix("tfds:"))
+            self._check(data.removeprefix("tfds:"))
         else:
             from vit_jax.data.tfds_source import prepare
 
-            print(prepare(words[0], data_dir=self.data_dir, manual_dir=self.manual_dir))
+            print(prepare(data, data_dir=self.data_dir, manual_dir=self.manual_dir))
 
     def _prepare_folder(self, data: str) -> None:
         from vit_jax.data.folder import folder_of
@@ -89,44 +88,23 @@ class Prepare:
         unreadable = f", {counts['unreadable']:,} cannot be read" if counts["unreadable"] else ""
         print(f"{output}: {counts['reduced']:,} images resized, {counts['copied']:,} copied{unreadable}")
         if unreadable:
-            _fail()
+            sys.exit(1)
 
     def _prepare_tars(self, patterns: list[str]) -> None:
         from vit_jax.data.tar_dataset import Options, list_archives, prepare_tars, read_classes
 
-        archives = list_archives(patterns)
-        files = {"classes": self.classes, "number_names": self.number_names}
-        named = {name: file for name, file in files.items() if file is not None}
-        classes, numbers_of = (read_classes(named, name) if name in named else () for name in files)
-        counts = ("holdout_per_class", "short_side", "shards")
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in counts if getattr(self, name) is not None}
-        made = Options(
-            classes=classes,
-            number_names=numbers_of,
-            skips_others=self.other_classes == "skip",
-            quality=self.quality,
-            seed=self.seed,
-            min_side=self.min_side,
-            min_class_images=self.min_class_images,
-            **chosen,
-        )
-        folder, listed = prepare_tars(archives, str(self.name), data_dir=self.data_dir, options=made)
-        print(f"{folder}: {', '.join(f'{count:,} {name}' for name, count in listed.items())}")
+        archives, files = list_archives(patterns), self.chosen("classes", "number_names")
+        values = self.chosen(*("holdout_per_class", "short_side", "shards", "quality"))
+        values |= self.chosen("seed", "min_side", "min_class_images")
+        values |= {name: read_classes(files, name) for name in files}
+        options = Options(skips_others=self.other_classes == "skip", **values)
+        folder, counts = prepare_tars(archives, str(self.name), data_dir=self.data_dir, options=options)
+        print(f"{folder}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
 
     def _check(self, name: str) -> None:
         from vit_jax.data.tar_dataset import check
 
         if problems := check(name, self.data_dir):
             print("\n".join(problems))
-            _fail()
+            sys.exit(1)
         print(f"{name}: every record is as in the manifest")
-
-
-def _parted(word: str) -> tuple[str, str, str]:
-    return word.partition(":")
-
-
-def _fail() -> NoReturn:
-    from vit_jax.hosts import exits
-
-    sys.exit(exits.FAILED)

@@ -2,19 +2,18 @@
 
 import dataclasses
 import json
-import sys
 import time
 from typing import Annotated, Any, Literal
 
 from vit_jax.cli.loading import Limits, Reading
-from vit_jax.cli.options import AllowCode, UsageError, argument, given, option, switch, verb
-from vit_jax.cli.outputs import output_file
+from vit_jax.cli.options import AllowCode, Options, argument, option, switch, verb
+from vit_jax.cli.outputs import note, output_file
 from vit_jax.config.rules import Positive, When
 from vit_jax.files import expanded, printable
 
 
 @verb("runs/digits", "runs --follow=60")
-class Status:
+class Status(Options):
     """Print the state of runs: step, loss, speed, time left, last checkpoint, last error.
 
     It reads the files of workdirs and no device, and can run beside the runs.
@@ -28,19 +27,17 @@ class Status:
         from vit_jax.train.status import read_all, to_table
 
         while True:
-            found = read_all(self.workdirs)
-            if self.json:
-                print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
-            else:
-                print(to_table(found), end="", flush=True)
-            if self.follow is None or all(one.state != "running" for one in found):
+            runs = read_all(self.workdirs)
+            text = json.dumps(list(map(dataclasses.asdict, runs)), indent=2) + "\n" if self.json else to_table(runs)
+            print(text, end="", flush=True)
+            if self.follow is None or all(run.state != "running" for run in runs):
                 return
             time.sleep(self.follow)
             print()
 
 
 @verb("runs/digits", "runs/* --axis=exaflops --metrics=test_accuracy --output=compute.svg")
-class Plot:
+class Plot(Options):
     """Draw the learning curves of runs in one picture."""
 
     runs: tuple[str, ...] = argument("RUN…", "workdirs, or folders of workdirs")
@@ -75,8 +72,8 @@ class Report(Limits, AllowCode):
     data_dir: Annotated[str | None, When("without_data", False)] = option("FOLDER", "of TFDS")
 
     def run(self) -> None:
-        if self.without_data and (idle := given(self, ("global_batch", "max_unreadable"))):
-            raise UsageError(f"{', '.join(idle)}: has no effect with --without_data. Leave it out.")
+        if self.without_data:
+            self.reject_ineffective(self.limits, "with --without_data")
         output = output_file(self.output)
         folder = expanded(self.workdir).absolute()
 
@@ -90,16 +87,15 @@ class Report(Limits, AllowCode):
         from vit_jax.files import write_atomically
         from vit_jax.train.run_files import read_summary
 
-        parts: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}
+        content: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}
         if has_checkpoints(folder):
             reading = Reading(allow_code=self.allow_code)
             model, weights = reading.load(str(folder), is_placed=True, needs_classes=False, needs_transform=False)
-            parts["model"] = model
+            content["model"] = model
             if not self.without_data:
-                parts |= page.look_at_data(model, weights, self.data_dir, **self.limits)
+                content |= page.look_at_data(model, weights, self.data_dir, **self.limits)
         else:
-            parts["notes"] = ["There is no checkpoint yet: the page has no predictions and no pictures of the network."]
-        for note in parts.get("notes", ()):
-            print(f"note: {printable(note)}", file=sys.stderr)
-        write_atomically(output, page.build_page(page.Report(**parts)))
+            content["notes"] = ["There is no checkpoint yet: the page has no predictions and no network pictures."]
+        note(*content.get("notes", ()))
+        write_atomically(output, page.build_page(page.Report(**content)))
         print(printable(str(output)))

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from traceback import walk_stack
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -102,7 +103,8 @@ def _send_again(hook: Any) -> Any:
 
         A signal that arrives just before a system call does not end that call, so it is sent until its handler runs.
         """
-        while any(frame.f_code is handle.__code__ for frame in _frames_of_main_thread()):
+        main_thread = threading.main_thread().ident or 0
+        while any(frame.f_code is handle.__code__ for frame, _ in walk_stack(sys._current_frames().get(main_thread))):
             time.sleep(0.01)
         _is_sent_again.set()
         while not _raised.is_set():
@@ -112,13 +114,6 @@ def _send_again(hook: Any) -> Any:
         _is_sent_again.clear()
 
     return handle
-
-
-def _frames_of_main_thread() -> Iterator[FrameType]:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _num_processes() -> int:

@@ -1,15 +1,19 @@
 """Verbs of several runs: sweep, study and vtab."""
 
 import dataclasses
+import functools
 import os
+import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.options import REQUIRED, Overrides, Recipe, Share, UsageError, argument, option, switch, verb
+from vit_jax.cli.outputs import note
 from vit_jax.cli.training import preemptible, run_training
 from vit_jax.config.rules import Count, Number, Positive, Range, When
 from vit_jax.files import expanded
+from vit_jax.nearest import require_known
 
 if TYPE_CHECKING:
     from vit_jax.sweeps import vtab as vtab_sweeps
@@ -19,12 +23,65 @@ if TYPE_CHECKING:
 PLANNING = When("dry_run")
 
 
+def _run_together(run: Callable[[], None], workdir: str) -> None:
+    """Call a function in every process of a run, with the exit codes of training."""
+
+    def together() -> None:
+        from vit_jax import hosts
+        from vit_jax.train.lifecycle.interruption import Interrupted
+
+        with hosts.ends_together(Interrupted):
+            hosts.start()
+            run()
+
+    with preemptible():
+        run_training(together, workdir)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Runs(Share, Recipe):
     workdir: str = option("FOLDER", "of the runs and the results; the same command resumes them", REQUIRED)
     dry_run: bool = switch("list the runs with their states and costs")
     num_examples: Annotated[Count | None, PLANNING] = option("N", "of data that the recipe does not name")
     num_classes: Annotated[Count | None, PLANNING] = option("N", "of data that the recipe does not name")
+    topology: str | None
+
+    def perform(self, grid: "Grid", halving: "Halving | None" = None, *, with_paper: bool = False) -> None:
+        """Print the plan of a grid's runs, or do this machine's share of them and print the results."""
+        index, count = self.share
+        workdir = expanded(self.workdir).absolute()
+
+        from vit_jax.plan.topology import parse_topology
+
+        topology = parse_topology(self.topology) if self.topology is not None else None
+        if self.dry_run:
+            from vit_jax.sweeps.runs import plan_to_markdown
+
+            sizes = self.chosen("num_examples", "num_classes")
+            print(plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving), end="")
+            return
+
+        def run() -> None:
+            from vit_jax import hosts
+            from vit_jax.drawing import require_drawing
+            from vit_jax.sweeps import speed
+            from vit_jax.sweeps.results import write_results
+            from vit_jax.sweeps.runs import run_grid
+            from vit_jax.train import finetune, pretrain
+
+            perform: Callable[..., object] = finetune.tune if grid.is_finetuning else pretrain.learn
+            if not grid.study.is_trained:
+                perform = functools.partial(speed.measure, topology=topology)
+            if not grid.study.is_sweep:
+                require_drawing()  # before hours of training
+            stopped = run_grid(grid, workdir, slice(index, None, count), perform, halving)
+            if hosts.is_first():
+                table = write_results(grid, workdir, with_paper=with_paper, stopped=stopped)
+                print(f"\n{table}", end="", flush=True)
+                place = "the table is" if grid.study.is_sweep else "table and picture are"
+                print(f"{grid.study.name}: {place} in {workdir}", file=sys.stderr, flush=True)
+
+        _run_together(run, self.workdir)
 
 
 @verb(
@@ -57,9 +114,21 @@ class Sweep(_Runs):
         from vit_jax.sweeps.fields import make_sweep
         from vit_jax.sweeps.runs import Halving
 
-        settings: dict[str, Any] = {"metric": self.metric, "num_settings": self.random, "seed": self.seed}
-        grid = make_sweep(self.config, self.overrides, self.grid, **settings)
-        _perform(self, grid, Halving(self.stop_after, self.keep) if self.stop_after else None)
+        grid = make_sweep(
+            self.config, self.overrides, self.grid, metric=self.metric, num_settings=self.random, seed=self.seed
+        )
+        self.perform(grid, Halving(self.stop_after, self.keep) if self.stop_after else None)
+
+
+def _read_values(text: str) -> tuple[str, ...]:
+    """Return the values of "A,B"; a word with "=" belongs to the value before, as in "L/16,epochs=7,B/32"."""
+    values = re.split(r",+(?!,|[^,]*=)", text.strip(","))
+    if values == [""]:
+        raise ValueError("must have a value. Use A,B")
+    return tuple(values)
+
+
+Values = Annotated[tuple[str, ...] | None, _read_values]
 
 
 @verb(
@@ -75,110 +144,43 @@ class Study(_Runs):
 
     name: str = argument("NAME", "data_size, scaling, positions, pooling, shape, optimizer or speed")
     topology: str | None = option("NAME", "for a dry run, as of `plan`; the TPU that speed is planned for")
-    measures: str | None = option("A,B,…", "metrics of summary.json to show")
+    measures: Values = option("A,B,…", "metrics of summary.json to show")
     paper: bool = switch("draw the paper's Table 6 too (scaling)")
-    models: str | None = option(
-        "A,B,…", "arguments of the recipe and fields: ViT-B/32,epochs=7,model.block=axial,R50x1"
-    )
-    examples: str | None = option("A,B,…", "numbers of training images (data_size)")
-    weight_decays: str | None = option("A,B,…", "searched for each number of images (data_size)")
-    dropouts: str | None = option("A,B,…", "searched for each number of images (data_size)")
-    label_smoothings: str | None = option("A,B,…", "searched for each number of images (data_size)")
-    epochs: str | None = option("A,B,…", "lengths (scaling)")
-    positions: str | None = option("A,B,…", "none, learned_1d, learned_2d, relative, sincos2d (positions)")
-    layers: str | None = option("A,B,…", "where they are added: stem, every, shared (positions)")
-    pools: str | None = option("A,B,…", "token, gap, map (pooling)")
-    learning_rates: str | None = option("A,B,…", "at the peak (pooling)")
-    shapes: str | None = option("A,B,…", "base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)")
-    optimizers: str | None = option("A,B,…", "adam, sgd (optimizer)")
-    rate_factors: str | None = option("A,B,…", "of the learning rate, searched for each optimiser (optimizer)")
-    image_sizes: str | None = option("A,B,…", "sides in pixels (speed)")
-    seeds: str | None = option("A,B,…", "of every study: their mean and extremes are shown")
+    models: Values = option("A,B,…", "arguments of the recipe and fields: ViT-B/32,epochs=7,model.block=axial,R50x1")
+    examples: Values = option("A,B,…", "numbers of training images (data_size)")
+    weight_decays: Values = option("A,B,…", "searched for each number of images (data_size)")
+    dropouts: Values = option("A,B,…", "searched for each number of images (data_size)")
+    label_smoothings: Values = option("A,B,…", "searched for each number of images (data_size)")
+    epochs: Values = option("A,B,…", "lengths (scaling)")
+    positions: Values = option("A,B,…", "none, learned_1d, learned_2d, relative, sincos2d (positions)")
+    layers: Values = option("A,B,…", "where they are added: stem, every, shared (positions)")
+    pools: Values = option("A,B,…", "token, gap, map (pooling)")
+    learning_rates: Values = option("A,B,…", "at the peak (pooling)")
+    shapes: Values = option("A,B,…", "base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)")
+    optimizers: Values = option("A,B,…", "adam, sgd (optimizer)")
+    rate_factors: Values = option("A,B,…", "of the learning rate, searched for each optimiser (optimizer)")
+    image_sizes: Values = option("A,B,…", "sides in pixels (speed)")
+    seeds: Values = option("A,B,…", "of every study: their mean and extremes are shown")
 
     def run(self) -> None:
         from vit_jax.sweeps.catalogue import STUDIES
 
-        if self.name not in STUDIES:
-            raise UsageError(f"NAME={self.name}: must be a study. Use one of {', '.join(STUDIES)}.")
-        chosen = STUDIES[self.name]
-        if self.topology is not None and chosen.is_trained and not self.dry_run:
-            raise UsageError(
-                f"--topology={self.topology}: has no effect on {self.name} without --dry-run. Leave it out."
-            )
-        if self.paper and self.name != "scaling":
-            raise UsageError(f"--paper: has no effect on {self.name}, only on scaling. Leave it out.")
+        require_known("NAME", self.name, STUDIES)
+        study = STUDIES[self.name]
+        if study.is_trained and not self.dry_run:
+            self.reject_ineffective(["topology"], f"on {self.name} without --dry-run")
+        if self.name != "scaling":
+            self.reject_ineffective(["paper"], f"on {self.name}, only on scaling")
         axes = [name for name in type(self).__annotations__ if name not in ("name", "topology", "paper")]
-        texts = {name: text for name in axes if (text := getattr(self, name)) is not None}
-        values = {name: values_of(text) for name, text in texts.items()}
-        if empty := [f"--{name}={texts[name]}" for name, found in values.items() if not found]:
-            raise UsageError(f"{empty[0]}: must have a value. Give A,B.")
         if self.dry_run or self.topology is not None:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
         from vit_jax.sweeps.grid import make_grid, on_machine
 
-        grid = make_grid(chosen, self.config, self.overrides, values)
-        if self.topology is not None and not chosen.is_trained:
+        grid = make_grid(study, self.config, self.overrides, self.chosen(*axes))
+        if self.topology is not None and not study.is_trained:
             grid = on_machine(grid, self.topology)
-        _perform(self, grid, with_paper=self.paper)
-
-
-def values_of(text: str) -> tuple[str, ...]:
-    """Return the values of "A,B"; a part with "=" belongs to the value before, as in "L/16,epochs=7,B/32"."""
-    values: list[str] = []
-    for part in filter(None, text.split(",")):
-        if "=" in part and values:
-            values[-1] += f",{part}"
-        else:
-            values.append(part)
-    return tuple(values)
-
-
-def _perform(
-    options: "Sweep | Study", grid: "Grid", halving: "Halving | None" = None, *, with_paper: bool = False
-) -> None:
-    """Print the plan of a grid's runs, or do this machine's share of them and print the results."""
-    index, count = options.share
-    workdir = expanded(options.workdir).absolute()
-
-    from vit_jax.plan.topology import parse_topology
-
-    topology = parse_topology(options.topology) if options.topology is not None else None
-    if options.dry_run:
-        from vit_jax.sweeps.runs import plan_to_markdown
-
-        both = {"num_examples": options.num_examples, "num_classes": options.num_classes}
-        sizes = {name: size for name, size in both.items() if size is not None}
-        print(plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving), end="")
-        return
-
-    def run() -> None:
-        from vit_jax import hosts
-        from vit_jax.drawing import require_drawing
-        from vit_jax.sweeps import speed
-        from vit_jax.sweeps.results import write_results
-        from vit_jax.sweeps.runs import run_grid
-        from vit_jax.train import finetune, pretrain
-        from vit_jax.train.lifecycle.interruption import Interrupted
-
-        perform: Callable[..., object]
-        if not grid.study.is_trained:
-            perform = speed.planner(topology) if topology else speed.measure
-        else:
-            perform = finetune.tune if grid.is_finetuning else pretrain.learn
-        if not grid.study.is_sweep:
-            require_drawing()  # before hours of training
-        with hosts.ends_together(Interrupted):
-            hosts.start()
-            stopped = run_grid(grid, workdir, slice(index, None, count), perform, halving)
-            if hosts.is_first():
-                table = write_results(grid, workdir, with_paper=with_paper, stopped=stopped)
-                print(f"\n{table}", end="", flush=True)
-                found = "the table is" if grid.study.is_sweep else "table and picture are"
-                print(f"{grid.study.name}: {found} in {workdir}", file=sys.stderr, flush=True)
-
-    with preemptible():
-        run_training(run, options.workdir)
+        self.perform(grid, with_paper=self.paper)
 
 
 VTAB_RECIPE = "finetune:any,vtab"
@@ -227,31 +229,27 @@ class Vtab(Share, Overrides):
     config: str = option("RECIPE", "of the fine-tuning", VTAB_RECIPE)
 
     def run(self) -> None:
-        for word in self.overrides:
-            field = word.removeprefix("--config.").partition("=")[0]
-            if field in _SET_OTHERWISE:
-                raise UsageError(f"{word}: is set for each run of a sweep. Use {_SET_OTHERWISE[field]}.")
-        with preemptible():
-            run_training(self._run, self.workdir)
+        from vit_jax.sweeps.grid import reject_taken
+
+        reject_taken(self.overrides, _SET_OTHERWISE)
+        _run_together(self._run, self.workdir)
 
     def _run(self) -> None:
         from vit_jax import hosts
         from vit_jax.sweeps.vtab import run_sweep
         from vit_jax.sweeps.vtab_table import plan_to_markdown, write_results
-        from vit_jax.train.lifecycle.interruption import Interrupted
 
-        with hosts.ends_together(Interrupted):
-            hosts.start()
-            sweep = self._tasks()
-            if not self.dry_run:
-                run_sweep(sweep)
-            if hosts.is_first():
-                print(plan_to_markdown(sweep) if self.dry_run else write_results(sweep), end="", flush=True)
+        sweep = self._tasks()
+        if not self.dry_run:
+            run_sweep(sweep)
+        if hosts.is_first():
+            print(plan_to_markdown(sweep) if self.dry_run else write_results(sweep), end="", flush=True)
 
     def _tasks(self) -> "vtab_sweeps.Sweep":
         """Return the sweep; the data of every task can be opened."""
         from vit_jax import hosts
         from vit_jax.config import FinetuneConfig, load_recipe
+        from vit_jax.sweeps.grid import require_different
         from vit_jax.sweeps.suite import load_suite, select_tasks
         from vit_jax.sweeps.vtab import LEARNING_RATES, LENGTHS, Sweep, grid, unavailable
 
@@ -264,16 +262,15 @@ class Vtab(Share, Overrides):
         problems = unavailable(asked, config)
         tasks = tuple(task for task in asked if task not in problems)
         if tasks and self.available:
-            for task, problem in problems.items() if hosts.is_first() else ():
-                print(f"note: {task.name} is skipped. {problem}", file=sys.stderr, flush=True)
+            if hosts.is_first():
+                note(*(f"{task.name} is skipped. {problem}" for task, problem in problems.items()))
         elif problems:
             lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
             hint = "\nWith --available the other tasks are run." if tasks and not self.available else ""
             raise UsageError(f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}")
         rates, lengths = self.learning_rates or LEARNING_RATES, self.lengths or LENGTHS
-        for name, values in (("learning_rates", rates), ("lengths", [steps for steps, _ in lengths])):
-            if len({*values}) < len(values):
-                raise UsageError(f"--{name}: must be different values, and has {', '.join(map(str, values))}.")
+        require_different("--learning_rates=", rates)
+        require_different("--lengths=", [steps for steps, _ in lengths])
         return Sweep(
             asked=asked,
             tasks=tasks,

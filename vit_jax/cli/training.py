@@ -1,4 +1,4 @@
-"""Verbs for training: pretrain, finetune, replay, lr-range, show, bench, doctor."""
+"""Verbs for training: pretrain, finetune, replay, lr-range, bench, doctor."""
 
 import contextlib
 import dataclasses
@@ -9,25 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from vit_jax.cli.options import (
-    REQUIRED,
-    AllowCode,
-    Overrides,
-    Recipe,
-    UsageError,
-    argument,
-    fail,
-    fields_of_recipes,
-    option,
-    switch,
-    verb,
-)
+from vit_jax.cli.options import REQUIRED, AllowCode, Overrides, Recipe, UsageError, argument, fail, option, switch, verb
 from vit_jax.cli.outputs import output_file
 from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.config.rules import Count, Positive, When
 from vit_jax.files import expanded, printable_lines
+
+if TYPE_CHECKING:
+    from vit_jax.config import RunConfig
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
@@ -47,32 +38,37 @@ class _Run(Recipe):
     remote: Annotated[str | None, CHECKING] = option("FOLDER", "that only the machines of the run have")
     doctor: bool = switch("examine the machines first, as the verb doctor does, and start only if all is well")
 
-    def train(self, verb: str, other: str, kind: type[Any]) -> None:
-        """Run this verb with a recipe for it; `other` is the verb of other recipes."""
-        self.overrides.extend(["--config.logging.parameters=True"] if self.parameters else [])
-        config = self.load()
-        if not isinstance(config, kind):
-            raise UsageError(
-                f"--config={self.config}: must be a recipe for {verb}. Use vit-jax {other} --config={self.config} …"
-            )
-        _require_effective_holdout(config, self.overrides)
-        if self.check:
-            for name in ("data", "init_from") if verb == "finetune" else ("data",):
-                if getattr(config, name) is None:
-                    raise UsageError(f"config.{name}=None: must be set for this recipe. Add --config.{name}=…")
-            self._check(config)
-            return
-        if self.doctor:
-            _examine([f"--config={self.config}", f"--workdir={self.workdir}", *self.overrides])
-        train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
-        run_training(lambda: train(config, self.workdir), self.workdir)
+    def run(self) -> None:
+        with preemptible():
+            from vit_jax.config import FinetuneConfig, PretrainConfig
 
-    def _check(self, config: Any) -> None:
+            verb = type(self).__name__.lower()
+            kinds: dict[str, type[RunConfig]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+            self.overrides.extend(["--config.logging.parameters=True"] if self.parameters else [])
+            config = self.load()
+            if not isinstance(config, kinds.pop(verb)):
+                (other,) = kinds
+                raise UsageError(
+                    f"--config={self.config}: must be a recipe for {verb}. Use vit-jax {other} --config={self.config} …"
+                )
+            _require_effective_holdout(config, self.overrides)
+            if self.check:
+                self._check(config, ("data", "init_from") if verb == "finetune" else ("data",))
+                return
+            if self.doctor:
+                _examine([f"--config={self.config}", f"--workdir={self.workdir}", *self.overrides])
+            train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
+            run_training(lambda: train(config, self.workdir), self.workdir)
+
+    def _check(self, config: "RunConfig", needed: Sequence[str]) -> None:
         """Print what a run of the recipe would start with; no device is used."""
         os.environ["JAX_PLATFORMS"] = "cpu"
 
         from vit_jax.plan.preflight import check_start
 
+        for name in needed:
+            if getattr(config, name) is None:
+                raise UsageError(f"config.{name}=None: must be set for this recipe. Add --config.{name}=…")
         remote = None if self.remote is None else Path(self.remote)
         lines = check_start(self.config, config, num_devices=self.devices, num_slices=self.slices or 1, remote=remote)
         print(printable_lines("\n".join(lines)))
@@ -85,12 +81,6 @@ class _Run(Recipe):
 class Pretrain(_Run):
     """Train from scratch, or resume from the workdir's last checkpoint."""
 
-    def run(self) -> None:
-        with preemptible():
-            from vit_jax.config import PretrainConfig
-
-            self.train("pretrain", "finetune", PretrainConfig)
-
 
 @verb(
     "--config=finetune:any,own --workdir=runs/mine --config.init_from=ViT-B_16.npz --config.data=folder:my-images",
@@ -101,12 +91,6 @@ class Finetune(_Run):
 
     --config.init_from=WEIGHTS names the weights: a workdir, .npz, .safetensors or hf://owner/name.
     """
-
-    def run(self) -> None:
-        with preemptible():
-            from vit_jax.config import FinetuneConfig
-
-            self.train("finetune", "pretrain", FinetuneConfig)
 
 
 @contextlib.contextmanager
@@ -132,15 +116,13 @@ def _examine(words: Sequence[str]) -> None:
         fail("doctor was interrupted; nothing was started", code if code > 0 else 128 - code)
 
 
-def _require_effective_holdout(config: Any, overrides: Sequence[str]) -> None:
+def _require_effective_holdout(config: "RunConfig", overrides: Sequence[str]) -> None:
     """Raise UsageError for a hold-out of the command line without effect; a recipe may set it for other data."""
-    given = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
-    if not given or config.data is None:
-        return
     from vit_jax.data.sources import holds_out
 
-    if not holds_out(config.data, config.input):
-        raise UsageError(f"{given[-1]}: has no effect on {config.data}, which has splits. Leave it out.")
+    words = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
+    if words and config.data is not None and not holds_out(config.data, config.input):
+        raise UsageError(f"{words[-1]}: has no effect on {config.data}, which has splits. Leave it out.")
 
 
 def run_training(loop: Callable[[], object], workdir: str) -> None:
@@ -191,12 +173,8 @@ class Replay(AllowCode):
     step: Count | None = option("N", "from 1; default: the step that diverged")
 
     def run(self) -> None:
-        from vit_jax import hosts
         from vit_jax.train.replay import replay
-
-        def say(line: str) -> None:
-            if hosts.is_first():
-                print(line, flush=True)
+        from vit_jax.train.series import say
 
         with joined():
             say(replay(self.workdir, self.step, allow_code=self.allow_code or "", say=say).to_text())
@@ -228,24 +206,13 @@ class LrRange(Recipe):
         from vit_jax.train import range_test
 
         test = range_test.run_range_test(config, self.low, self.high, self.steps)
-        found = test.to_json()
+        suggestions = test.suggestions()
         write_atomically(output, drawing.to_bytes(range_test.draw(test, self.config), form))
-        write_atomically(output.with_suffix(".json"), json.dumps(found, indent=2) + "\n")
-        suggestions: dict[str, float] = found["suggestions"]
+        write_atomically(output.with_suffix(".json"), json.dumps(test.to_json(), indent=2) + "\n")
         for reason, rate in suggestions.items():
             print(f"{rate:<9.2g}{reason}")
         print(f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more")
         print(f"{output}, {output.with_suffix('.json').name}")
-
-
-@verb("--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
-class Show(Recipe):
-    """Print every value of a recipe; with --help, describe all fields."""
-
-    def run(self) -> None:
-        from vit_jax.config import to_text
-
-        print(to_text(self.load()), end="")
 
 
 @verb("--config=digits --data", "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256")
@@ -285,8 +252,8 @@ class Doctor(Overrides):
     json: bool = switch("print the findings of each process as JSON")
 
     def run(self) -> None:
-        if self.overrides and self.config is None:
-            raise UsageError(f"{self.overrides[0]}: has no effect without --config=RECIPE. Leave it out.")
+        if self.config is None:
+            self.reject_ineffective(["overrides"], "without --config=RECIPE")
 
         from vit_jax.config import load_recipe
 
@@ -297,16 +264,17 @@ class Doctor(Overrides):
         from vit_jax.plan.topology import parse_topology
 
         topology = parse_topology(self.topology) if self.topology is not None else None
-        found = []
+        report, is_good = [], True
         try:
             with joined():
-                for findings in examine(self.workdir, config, topology=topology, with_hardware=self.hardware):
-                    found.append(findings)
+                for name, findings in examine(self.workdir, config, topology=topology, with_hardware=self.hardware):
+                    report.append([{"name": name} | dataclasses.asdict(finding) for finding in findings])
+                    is_good &= all(finding.is_good for finding in findings)
                     if hosts.is_first() and not self.json:
-                        print(printable_lines("\n".join(lines(findings))), flush=True)
+                        print(printable_lines("\n".join(lines(name, findings))), flush=True)
         except ExaminationError as error:
             fail(str(error), hosts.exits.FAILED)
         if hosts.is_first() and self.json:
-            print(json.dumps([[dataclasses.asdict(finding) for finding in findings] for findings in found], indent=2))
-        if not all(finding.is_good for findings in found for finding in findings):
+            print(json.dumps(report, indent=2))
+        if not is_good:
             sys.exit(hosts.exits.FAILED)

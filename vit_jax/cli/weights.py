@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Names, OfWeights, Reading
-from vit_jax.cli.options import REQUIRED, PositiveShare, UsageError, argument, fail, given, option, switch, verb
-from vit_jax.cli.outputs import output_file, output_folder, require_creatable
+from vit_jax.cli.options import REQUIRED, PositiveShare, UsageError, argument, fail, option, switch, verb
+from vit_jax.cli.outputs import note, output_file, output_folder, require_creatable
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, When
 from vit_jax.files import expanded, printable, printable_lines, write_atomically
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Library = Literal["timm", "huggingface"]
 Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
+_CHOICE = ("split", "train_split", "classes", "seed", "holdout_fraction")  # of the images to evaluate on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,10 +140,9 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         if self.csv != "-":
             text = to_json(values(results, absent, model.source)) if self.json else to_text(results, model.source)
             print(text, flush=True)
-        for note in [note for result in results.values() for note in result.labelled.notes]:
-            print(f"note: {printable(note)}", file=sys.stderr)
-        for name, reason in absent.items():
-            print(f"note: imagenet:{name} is missing: {printable(reason)}", file=sys.stderr)
+        for result in results.values():
+            note(*result.labelled.notes)
+        note(*(f"imagenet:{name} is missing: {reason}" for name, reason in absent.items()))
         if self.csv is not None:
             (result,) = results.values()
             _write_csv(table, to_csv(result.metrics.class_rows()))
@@ -154,26 +154,16 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
         data = self.data
         if is_family(data):
-            choosing = ("split", "train_split", "classes", "seed", "holdout_fraction")
-            if idle := given(self, choosing):
-                raise UsageError(f"{', '.join(idle)}: has no effect on {data}. Leave it out.")
+            self.reject_ineffective(_CHOICE, f"on {data}")
             opened, absent = open_family(data, weights, data_dir=self.data_dir, real=self.real)
             if self.csv is not None and len(opened) > 1:
                 raise UsageError(
                     f"--csv={self.csv}: must be of one dataset, and {data} are {len(opened)}. Use --report=FOLDER."
                 )
             return opened, absent
-        if self.real is not None:
-            raise UsageError(f"--real={self.real}: has no effect on {data}, only on imagenet. Leave it out.")
-        choice = SplitChoice(
-            split=self.split,
-            train_split=self.train_split,
-            classes=self.classes,
-            seed=self.seed,
-            holdout_fraction=self.holdout_fraction,
-            data_dir=self.data_dir,
-            value_range=model.require_transform().value_range,
-        )
+        self.reject_ineffective(["real"], f"on {data}, only on imagenet")
+        value_range = model.require_transform().value_range
+        choice = SplitChoice(value_range=value_range, **self.chosen("data_dir", *_CHOICE))
         return {"": open_labelled(data, weights, choice)}, {}
 
 
@@ -228,22 +218,20 @@ class Predict(Reading, Names, Checkpoint):
         from vit_jax.hosts import exits
 
         model = _readable(*self.load(self.checkpoint))
-        for line in survey(images, model.require_transform().value_range, "--value_range"):
-            print(f"note: {line}", file=sys.stderr)
+        note(*survey(images, model.require_transform().value_range, "--value_range"))
         threshold = self.threshold
         if threshold is not None and not model.is_multilabel:
             raise UsageError(f"--threshold={threshold:g}: has no effect on single-label {model.source}. Use --top=N.")
         usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
-        found = list(predict(model, images, self.top or usual_top, usual_threshold if threshold is None else threshold))
+        records = list(
+            predict(model, images, self.top or usual_top, usual_threshold if threshold is None else threshold)
+        )
         if self.csv != "-":
-            print(to_json(found) if self.json else to_table(found))
+            print(to_json(records) if self.json else to_table(records))
         if self.csv is not None:
-            _write_csv(table, to_csv(found))
-        failed = [record["image"] for record in found if "error" in record]
-        if failed:
-            names = ", ".join(map(printable, failed))
-            print(f"vit-jax: {len(failed)} of {len(found)} images cannot be read: {names}", file=sys.stderr)
-            sys.exit(exits.FAILED)
+            _write_csv(table, to_csv(records))
+        if failed := [printable(record["image"]) for record in records if "error" in record]:
+            fail(f"{len(failed)} of {len(records)} images cannot be read: {', '.join(failed)}", exits.FAILED)
 
 
 @verb("runs/mine --to=npz", "runs/mine --to=onnx --output=mine.onnx")
@@ -261,8 +249,7 @@ class Export(_Conversion, Reading, Checkpoint):
             raise UsageError(f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz.")
         if self.to not in ("stablehlo", "onnx"):
             of_programs = [field.name for field in dataclasses.fields(Reading) if not hasattr(OfWeights, field.name)]
-            if idle := given(self, of_programs):
-                raise UsageError(f"{', '.join(idle)}: has no effect without --to=stablehlo or onnx. Leave it out.")
+            self.reject_ineffective(of_programs, "without --to=stablehlo or onnx")
             self.convert(self.checkpoint, output, (self.names or "timm") if self.to == "safetensors" else None)
             return
 
@@ -283,6 +270,5 @@ def _readable(model: "Model", weights: "Weights") -> "Model":
     names = readable_names(weights)
     if weights.class_names is None:
         meaning = "their numbers are used" if names is None else "ImageNet's 1,000 names are used"
-        words = f"{meaning}; --class_names=FILE gives names, one a line"
-        print(f"note: the weights do not name their classes: {words}.", file=sys.stderr)
+        note(f"the weights do not name their classes: {meaning}; --class_names=FILE gives names, one a line.")
     return model if names is None else dataclasses.replace(model, class_names=names)

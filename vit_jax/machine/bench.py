@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import io
-import itertools
+import math
 import pathlib
 import tempfile
 import time
@@ -19,16 +19,27 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import PretrainConfig, RunConfig, validate
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
-from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets, open_train_batches
+from vit_jax.train.assemble import (
+    Assembly,
+    Datasets,
+    Leaves,
+    architecture_of,
+    assemble,
+    open_datasets,
+    open_train_batches,
+)
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
 from vit_jax.train.start import items_of
 from vit_jax.train.state import TrainState
+from vit_jax.train.step import Metrics
 
+NUM_CLASSES = 1000  # of a network without a dataset
 WARM_UP_STEPS = 3
 NUM_SAVES = 5
+TrainStep = Callable[[Leaves, Batch], tuple[Leaves, Metrics]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +50,27 @@ class Part:
     seconds: Sequence[float]
     batch: int | None
 
+    @property
+    def images_per_second(self) -> float:
+        """Speed at the median; NaN without images."""
+        return (self.batch or math.nan) / float(np.median(self.seconds))
+
     def figures(self) -> dict[str, float]:
         """Median, quartiles and extremes in milliseconds, and images/s at the median."""
         low, median, high = np.quantile(self.seconds, (0.25, 0.5, 0.75)).tolist()
         named = {"median": median, "lower_quartile": low, "upper_quartile": high}
         named |= {"least": min(self.seconds), "most": max(self.seconds)}
         figures = {f"{name}_milliseconds": 1000 * seconds for name, seconds in named.items()}
-        return figures if self.batch is None else figures | {"images_per_second": self.batch / median}
+        return figures if self.batch is None else figures | {"images_per_second": self.images_per_second}
 
 
-def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_classes: int = 1000) -> dict[str, Any]:
+def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict[str, Any]:
     """Time the parts of a recipe's run, on random images.
 
     Args:
       config: as loaded.
       num_steps: how often each part is timed, after a few times that do not count; checkpoints `NUM_SAVES` times.
       with_data: times also the parts that read the recipe's dataset: its input, and the loop.
-      num_classes: of the network, where there is no dataset to say.
 
     Returns:
       JSON values: what was timed and where, the step's memory on one device, and under "parts" the figures of each.
@@ -64,10 +79,10 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
     if isinstance(config, PretrainConfig):
         config = dataclasses.replace(config, phases={})  # the last phase is timed
     data = open_datasets(config) if with_data else None
-    num_examples = config.global_batch * 1_000_000  # enough for any duration of a recipe
-    shape: tuple[int, ...] = ()
     if data is not None:
         num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
+    else:
+        num_classes, num_examples, shape = NUM_CLASSES, config.global_batch * 1_000_000, ()  # enough for any duration
     network = architecture_of(config, num_classes)
     run = assemble(config, network, num_examples=num_examples, devices=jax.devices(), label_shape=shape)
     began = time.perf_counter()
@@ -89,22 +104,22 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False, num_cla
     return result
 
 
-def time_input_and_step(run: Assembly, source: Source, num_steps: int) -> dict[str, Part]:
-    """The input alone and the step alone, by these names; every process of a run calls it."""
-    step = time_step(run, Training(run, run.compile_train_step()), num_steps)
-    return {"step": step, "input": time_input(run, source, num_steps)}
-
-
 def time_input(run: Assembly, source: Source, num_steps: int) -> Part:
     """Time the input alone: placed batches of the training images."""
     total = max(run.steps.total, WARM_UP_STEPS + num_steps + 1)  # a run may be shorter
     longer = dataclasses.replace(run, steps=dataclasses.replace(run.steps, total=total))
     with open_train_batches(longer, source, 0) as (batches, _):
-        return Part("input", times_of(lambda: next(batches), num_steps), run.config.global_batch)
+        return time_batches(batches, num_steps, run.config.global_batch)
 
 
-def time_step(run: Assembly, train: "Training", num_steps: int) -> Part:
+def time_batches(batches: Iterator[object], num_steps: int, size: int) -> Part:
+    """Time the input alone: batches of `size` images, on the host or placed."""
+    return Part("input", times_of(lambda: next(batches), num_steps), size)
+
+
+def time_step(run: Assembly, step: TrainStep, num_steps: int) -> Part:
     """Time the training step alone, on random images that the devices hold."""
+    train = Training(run, step)
     batch = jax.device_put(random_batch(run, run.config.global_batch), run.batch_sharding)
     return Part("step", times_of(lambda: train.advance(batch), num_steps), run.config.global_batch)
 
@@ -128,12 +143,11 @@ def to_text(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _device_parts(run: Assembly, step: Callable[..., Any], num_steps: int) -> Iterator[Part]:
+def _device_parts(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Part]:
     """Time the work of the devices on a batch that they hold."""
-    train = Training(run, step)
-    yield time_step(run, train, num_steps)
+    yield time_step(run, step, num_steps)
     size = run.evaluation_batch
-    batch, state = jax.device_put(random_batch(run, size), run.batch_sharding), train.state
+    batch, state = jax.device_put(random_batch(run, size), run.batch_sharding), run.init_state()
     yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
     result = "logits_BK" if run.architecture.num_classes else "features_BD"
     infer = jax.jit(lambda model, image: getattr(model(normalise(image, run.architecture.compute_dtype)), result))
@@ -159,11 +173,11 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
     yield Part("restore", reads, None)
 
 
-def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_steps: int) -> Iterator[Part]:
+def _data_parts(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) -> Iterator[Part]:
     """Time the parts that read the dataset: the input alone, with the step, and the complete loop."""
     size, train_on = run.config.global_batch, Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
-        yield Part("input", times_of(lambda: next(batches), num_steps), size)
+        yield time_batches(batches, num_steps, size)
         yield Part("input with step", times_of(lambda: train_on.advance(next(batches)), num_steps), size)
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     stamped = _Stamped(**fields, compiled=step, stamps=[])
@@ -171,14 +185,15 @@ def _data_parts(run: Assembly, step: Callable[..., Any], data: Datasets, num_ste
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.suppress(Interrupted),
-        _silence(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
         workdirs.claim(folder, run.config) as workdir,
     ):
         train(stamped, data, workdir, lambda *_: (run.init_state(), ""), stop)
-    yield Part("loop", _differences(stamped.stamps[WARM_UP_STEPS:]), size)
+    yield Part("loop", np.diff(stamped.stamps[WARM_UP_STEPS:]).tolist(), size)
 
 
-def times_of(start: Callable[[], Any], num_steps: int) -> list[float]:
+def times_of(start: Callable[[], object], num_steps: int) -> list[float]:
     """Seconds between the ends of calls, each started before the one before has ended, as in the loop."""
     pending, ends = start(), []
     for _ in range(WARM_UP_STEPS + num_steps):
@@ -187,20 +202,16 @@ def times_of(start: Callable[[], Any], num_steps: int) -> list[float]:
         ends.append(time.perf_counter())
     jax.block_until_ready(pending)
     ends.append(time.perf_counter())
-    return _differences(ends[WARM_UP_STEPS:])
-
-
-def _differences(times: Sequence[float]) -> list[float]:
-    return [after - before for before, after in itertools.pairwise(times)]
+    return np.diff(ends[WARM_UP_STEPS:]).tolist()
 
 
 class Training:
     """A state that steps take further."""
 
-    def __init__(self, run: Assembly, step: Callable[..., Any]):
+    def __init__(self, run: Assembly, step: TrainStep):
         self._run, self._leaves, self._step = run, pytree.named_leaves(run.init_state()), step
 
-    def advance(self, batch: Batch) -> Any:
+    def advance(self, batch: Batch) -> Metrics:
         """Start a step; its metrics."""
         self._leaves, metrics = self._step(self._leaves, batch)
         return metrics
@@ -215,13 +226,13 @@ class Training:
 class _Stamped(Assembly):
     """A run that notes when each of its steps was started."""
 
-    compiled: Callable[..., Any]
+    compiled: TrainStep
     stamps: list[float]
 
-    def compile_train_step(self, start_step: int = 0) -> Callable[..., Any]:
-        def step(*arguments: Any) -> Any:
+    def compile_train_step(self, start_step: int = 0) -> TrainStep:
+        def step(leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
             self.stamps.append(time.perf_counter())
-            return self.compiled(*arguments)
+            return self.compiled(leaves, batch)
 
         return step
 
@@ -236,13 +247,6 @@ class _After(Interruption):
     def is_requested(self) -> bool:
         self._steps_left -= 1
         return self._steps_left <= 0
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Suppress the output of a run."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield
 
 
 def random_batch(run: Assembly, size: int) -> Batch:

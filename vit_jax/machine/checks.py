@@ -33,9 +33,8 @@ _SIDE = 256  # of the matrices that are multiplied
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report: the finding, a remedy if something is wrong, and figures for programs."""
+    """The result of a check in words, a remedy if something is wrong, and figures for programs."""
 
-    name: str
     found: str
     remedy: str = ""
     figures: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -45,6 +44,9 @@ class Finding:
         return not self.remedy
 
 
+Check = Callable[[], Finding]
+
+
 def versions() -> Finding:
     """Python and packages; plugins of JAX are of its own version."""
     own = f"vit_jax {vit_jax.__version__}, Python {platform.python_version()}"
@@ -52,7 +54,7 @@ def versions() -> Finding:
     of_jax = {name: version for name, version in plugins().items() if name != "libtpu"}
     wrong = [f"{name} {version}" for name, version in of_jax.items() if version != jax.lib.__version__]
     remedy = f"{', '.join(wrong)} is not of jaxlib {jax.lib.__version__}: pip install --upgrade 'jax[cuda]'"
-    return Finding("versions", found, remedy if wrong else "")
+    return Finding(found, remedy if wrong else "")
 
 
 def driver(root: pathlib.Path = _ROOT) -> Finding:
@@ -63,18 +65,18 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
     installed, backend, chosen = plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
     gpus = _gpus()
     if not gpus and not has_tpu(root):
-        return Finding("driver", f"neither GPU nor TPU; JAX computes on: {backend}")
+        return Finding(f"neither GPU nor TPU; JAX computes on: {backend}")
     kind, extra = ("gpu", "cuda") if gpus else ("tpu", "tpu")
     found = f"NVIDIA {gpus[0][0]}, {len(gpus)} x {gpus[0][1]}" if gpus else "TPU"
     found += "".join(f", {name} {version}" for name, version in installed.items() if extra in name)
     if remedy := _too_old(gpus[0][0], installed) if gpus else "":
-        return Finding("driver", found, remedy)
+        return Finding(found, remedy)
     if backend == kind or chosen:
-        return Finding("driver", f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}")
+        return Finding(f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}")
     remedy = "another program may hold it, or the container cannot see it: end that, or give it the devices"
     if not any(extra in name for name in installed):
         remedy = f"{install_command(extra)}; then start again"
-    return Finding("driver", f"{found}; JAX computes on: {backend}", remedy)
+    return Finding(f"{found}; JAX computes on: {backend}", remedy)
 
 
 def devices() -> Finding:
@@ -82,7 +84,7 @@ def devices() -> Finding:
     here, kinds = jax.local_devices(), {device.device_kind for device in jax.devices()}
     found = f"{jax.device_count()} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
     remedy = "" if len(kinds) == 1 else "use machines of one kind: a step is as slow as its slowest device"
-    return Finding("devices", f"{found}, {len(here)} of each", remedy)
+    return Finding(f"{found}, {len(here)} of each", remedy)
 
 
 def memory(root: pathlib.Path = _ROOT) -> Finding:
@@ -96,26 +98,26 @@ def memory(root: pathlib.Path = _ROOT) -> Finding:
     if "bytes_limit" in statistics:
         found += f"; {statistics['bytes_limit'] / GIB:.1f} GiB on each device"
     remedy = f"end other programs, or ask for more: a run needs {LEAST_MEMORY_BYTES / GIB:.0f} GiB at least"
-    return Finding("memory", found, remedy if free < LEAST_MEMORY_BYTES else "")
+    return Finding(found, remedy if free < LEAST_MEMORY_BYTES else "")
 
 
 def shared_memory() -> Finding:
     """Check shared memory, which workers and, within a host, NCCL use."""
     if not SHARED_MEMORY.is_dir():
-        return Finding("shared memory", f"there is no {SHARED_MEMORY}")
+        return Finding(f"there is no {SHARED_MEMORY}")
     free = shutil.disk_usage(SHARED_MEMORY).free
     remedy = "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory, mounted there"
     found = f"{free / GIB:.2f} GiB free in {SHARED_MEMORY}"
-    return Finding("shared memory", found, remedy if free < LEAST_SHARED_BYTES else "")
+    return Finding(found, remedy if free < LEAST_SHARED_BYTES else "")
 
 
-def disk(workdir: pathlib.Path, needed_bytes: Callable[[], int] = lambda: LEAST_DISK_BYTES) -> Finding:
+def disk(workdir: pathlib.Path, needed_bytes: Callable[[], int] | None = None) -> Finding:
     """Room for checkpoints, of which a run keeps `needed_bytes` at once; the folder need not exist yet."""
-    needed = needed_bytes()
+    needed = needed_bytes() if needed_bytes else LEAST_DISK_BYTES
     place = next(folder for folder in (workdir, *workdir.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     found = f"{free / GIB:,.1f} GiB free in {workdir}, checkpoints take {needed / GIB:,.2g}"
-    return Finding("disk", found, "make room, or choose another workdir" if free < needed else "")
+    return Finding(found, "make room, or choose another workdir" if free < needed else "")
 
 
 def compilation() -> Finding:
@@ -129,7 +131,7 @@ def compilation() -> Finding:
     ]
     remedy = f"{', '.join(wrong)}: a wrong result. Leave this machine out, and have it repaired" if wrong else ""
     found = f"a product of matrices on each device in {time.perf_counter() - began:.1f} s"
-    return Finding("compilation", found, remedy)
+    return Finding(found, remedy)
 
 
 @jax.jit

@@ -4,13 +4,11 @@ All devices of one process. On the CPU the same is done in small. Each check has
 compiles a network's step once; one that fails does not stop the others.
 """
 
-import contextlib
 import dataclasses
 import functools
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import cv2
 import jax
@@ -19,9 +17,9 @@ import numpy as np
 from vit_jax.config import RunConfig, load_recipe
 from vit_jax.data.sources import open_source
 from vit_jax.machine import numerics, together
-from vit_jax.machine.bench import Part, Training, random_batch, time_input, time_step
-from vit_jax.machine.checks import GIB, Finding
-from vit_jax.machine.planned import Planned, planning
+from vit_jax.machine.bench import Part, Training, TrainStep, random_batch, time_input, time_step
+from vit_jax.machine.checks import GIB, Check, Finding
+from vit_jax.machine.planned import Planned, plan
 from vit_jax.plan.dataset import IMAGENET
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
 from vit_jax.train.profiling import peak_flops, use_compilation_cache
@@ -57,11 +55,6 @@ SMALL = Scale(
 )
 
 
-def scale_of(platform: str) -> Scale:
-    """Return what is examined on devices of this platform."""
-    return SMALL if platform == "cpu" else COMPLETE
-
-
 class Trial:
     """A recipe's training step on all devices, compiled once for several checks."""
 
@@ -80,14 +73,14 @@ class Trial:
         return assemble(self.config, architecture, num_examples=IMAGENET.num_examples, devices=jax.devices())
 
     @functools.cached_property
-    def step(self) -> Callable[..., Any]:
+    def step(self) -> TrainStep:
         """The compiled step."""
         return self.run.compile_train_step()
 
     @functools.cached_property
     def part(self) -> Part:
         """The times of the step."""
-        return time_step(self.run, Training(self.run, self.step), together.STEPS)
+        return time_step(self.run, self.step, together.STEPS)
 
     def train(self) -> tuple[TrainState, float]:
         """Take `STEPS` steps from the start; return the state and the last loss."""
@@ -103,26 +96,24 @@ class Trial:
         return self.train()
 
 
-def checks(workdir: pathlib.Path | None) -> list[Callable[[], Finding]]:
+def checks(workdir: pathlib.Path | None) -> dict[str, Check]:
     """Return the checks in the order of the report; checkpoints go to the workdir, else to a temporary folder."""
-    scale = scale_of(jax.default_backend())
+    scale = SMALL if jax.default_backend() == "cpu" else COMPLETE
     use_compilation_cache(True)  # attention auto has the programs of another form
     trials = [Trial(name, scale) for name in scale.networks]
-    return [
-        functools.partial(hardware, scale),
-        *(functools.partial(numerics.attention, form, scale.num_heads) for form in numerics.FORMS),
-        numerics.layer_norm,
-        numerics.group_norm,
-        functools.partial(determinism, trials[0]),
-        functools.partial(restored_state, trials[0], workdir),
-        *(functools.partial(step, trial.name, trial) for trial in trials),
-        functools.partial(input_speed, trials),
-    ]
-
-
-def hardware(scale: Scale) -> Finding:
-    """Return the devices that the next checks examine."""
-    return Finding("hardware", scale.about)
+    forms = {
+        f"attention {form}": functools.partial(numerics.attention, form, scale.num_heads) for form in numerics.FORMS
+    }
+    return {
+        "hardware": lambda: Finding(scale.about),
+        **forms,
+        "layer norm": numerics.layer_norm,
+        "group norm": numerics.group_norm,
+        "determinism": functools.partial(determinism, trials[0]),
+        "restored state": functools.partial(restored_state, trials[0], workdir),
+        **{f"step {trial.name}": functools.partial(step, trial) for trial in trials},
+        "input": functools.partial(input_speed, trials),
+    }
 
 
 def determinism(trial: Trial) -> Finding:
@@ -130,30 +121,28 @@ def determinism(trial: Trial) -> Finding:
     (first, loss), (second, _) = trial.trained, trial.train()
     found = f"two trainings of {STEPS} steps, {trial.name}: loss {loss:.6f}"
     if not np.isfinite(loss):
-        return Finding("determinism", found, "the loss is not finite: see the errors above, and report this")
+        return Finding(found, "the loss is not finite: see the errors above, and report this")
     if changed := together.changed_arrays(first, second):
         all_arrays = len(jax.tree.leaves(first))
         remedy = "runs cannot be repeated or resumed to the bit; on GPUs XLA_FLAGS=--xla_gpu_deterministic_ops=true"
-        return Finding("determinism", f"{found}; {len(changed)} of {all_arrays} arrays differ", remedy, {"loss": loss})
-    return Finding("determinism", f"{found}, equal to the bit", figures={"loss": loss})
+        return Finding(f"{found}; {len(changed)} of {all_arrays} arrays differ", remedy, {"loss": loss})
+    return Finding(f"{found}, equal to the bit", figures={"loss": loss})
 
 
 def restored_state(trial: Trial, workdir: pathlib.Path | None) -> Finding:
     """Save the trained state as a run does, and compare what is restored."""
     state, _ = trial.trained
-    with together.folder_in(workdir) if workdir else _temporary_folder() as folder:
-        stored = together.store(folder, items_of(state), items_of(trial.run.abstract_state))
+    with together.folder_in(workdir) if workdir else tempfile.TemporaryDirectory(prefix="vit_jax_doctor_") as folder:
+        stored = together.store(pathlib.Path(folder), items_of(state), items_of(trial.run.abstract_state))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     figures = {"write_seconds": stored.write_seconds, "read_seconds": stored.read_seconds}
     same = "" if stored.changed else ", equal to the bit"
-    return Finding("restored state", f"{trial.name}: {stored.found(size)}{same}", stored.remedy, figures)
+    return Finding(f"{trial.name}: {stored.found(size)}{same}", stored.remedy, figures)
 
 
-def step(name: str, trial: Trial) -> Finding:
+def step(trial: Trial) -> Finding:
     """Time and memory of the training step, beside those of a plan for these devices."""
-    with planning(trial.recipe, trial.overrides, jax.devices()) as wait_for_plan:
-        memory = _memory(trial.step)
-        planned = wait_for_plan()  # before anything is timed
+    planned, memory = plan(trial.recipe, trial.overrides, jax.devices()), _memory(trial.step)
     figures = trial.part.figures()
     speed = figures["images_per_second"]
     if (peak := peak_flops()) is not None:
@@ -163,7 +152,7 @@ def step(name: str, trial: Trial) -> Finding:
     sizes |= {"planned_bytes": planned.num_bytes}
     figures |= {key: float(size) for key, size in sizes.items() if size is not None}
     figures |= {} if planned.seconds is None else {"planned_milliseconds": 1000 * planned.seconds}
-    return Finding(f"step {name}", describe(figures, planned), compare(figures, planned), figures)
+    return Finding(describe(figures, planned), compare(figures, planned), figures)
 
 
 def describe(figures: dict[str, float], planned: Planned) -> str:
@@ -178,8 +167,8 @@ def describe(figures: dict[str, float], planned: Planned) -> str:
         return f"{', '.join(parts)}; no figure of plan: {planned.basis}"
     ratio = figures["median_milliseconds"] / (1000 * planned.seconds)
     size = "" if planned.num_bytes is None else f", {planned.num_bytes / GIB:.2f} GiB"
-    plan = f"plan ({planned.basis}) {1000 * planned.seconds:.2f} ms{size}"
-    return f"{', '.join(parts)}; {plan}: {ratio:.2f} x the time"
+    beside = f"plan ({planned.basis}) {1000 * planned.seconds:.2f} ms{size}"
+    return f"{', '.join(parts)}; {beside}: {ratio:.2f} x the time"
 
 
 def compare(figures: dict[str, float], planned: Planned) -> str:
@@ -202,13 +191,12 @@ def input_speed(trials: Sequence[Trial]) -> Finding:
         write_images(pathlib.Path(folder))
         run = trials[0].run
         source = open_source(f"folder:{folder}", "all", run.config.input, run.config.seed)
-        given = time_input(run, source, together.STEPS).figures()["images_per_second"]
+        speed = time_input(run, source, together.STEPS).images_per_second
     height, width = JPEG_SIZE
-    found = f"{given:,.0f} images/s from JPEGs of {height}x{width} in memory"
-    needed = {trial.name: trial.part.figures()["images_per_second"] for trial in trials}
-    found += "".join(f", {name} takes {speed:,.0f}" for name, speed in needed.items())
-    figures = {"images_per_second": given}
-    return Finding("input", found, together.slow_input(given, min(needed.values())), figures)
+    needed = {trial.name: trial.part.images_per_second for trial in trials}
+    found = f"{speed:,.0f} images/s from JPEGs of {height}x{width} in memory"
+    found += "".join(f", {name} takes {least:,.0f}" for name, least in needed.items())
+    return Finding(found, together.slow_input(speed, min(needed.values())), {"images_per_second": speed})
 
 
 def write_images(folder: pathlib.Path) -> None:
@@ -225,16 +213,10 @@ def write_images(folder: pathlib.Path) -> None:
         path.write_bytes(files[number % ENCODED])
 
 
-def _memory(step: Any) -> int | None:
+def _memory(step: TrainStep) -> int | None:
     """Return the bytes that XLA gives a program on each device, counted as a plan counts them."""
-    sizes = step.memory_analysis()
+    sizes = step.memory_analysis()  # type: ignore[attr-defined]
     if sizes is None:
         return None
     used = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
     return int(used + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[pathlib.Path]:
-    with tempfile.TemporaryDirectory(prefix="vit_jax_doctor_") as folder:
-        yield pathlib.Path(folder)

@@ -32,7 +32,7 @@ FORMS: tuple[AttentionForm, ...] = ("xla", "pallas", "cudnn", "auto")
 LENGTHS = (197, 256)  # tokens: kernels pad odd lengths
 SIDES = (7, 14)  # height and width of maps
 HEAD_DIM, CHANNELS = 64, 64
-TOLERANCES = {  # the largest errors, by platform and dtype
+TOLERANCES: dict[str, dict[ComputeDtype, float]] = {  # the largest errors, by platform and dtype
     "cpu": {"float32": 1e-5, "bfloat16": 2e-2},
     "gpu": {"float32": 5e-3, "bfloat16": 2e-2},  # products of float32 may be computed in TF32, with 10 bits
     "tpu": {"float32": 2e-2, "bfloat16": 2e-2},  # or in bfloat16, with 7
@@ -58,13 +58,13 @@ class Errors:
 
 def attention(form: AttentionForm, num_heads: int) -> Finding:
     """Compare a value of `config.model.attention` with JAX's plain attention."""
-    mesh, name, rng = _mesh(), f"attention {form}", np.random.default_rng(0)
+    mesh, rng = _mesh(), np.random.default_rng(0)
     platform = Placement(mesh).platform
     if reason := _ELSEWHERE.get((form, platform)):
-        return Finding(name, f"not available: {reason}")
+        return Finding(f"not available: {reason}")
     # Scores are -8 on average. Padding has a score of 0, so it would outweigh all tokens if it were not masked.
     bias_3E = np.repeat([[1.0], [-1.0], [0.5]], num_heads * HEAD_DIM, axis=1)
-    found, taken, notes = list[Errors](), dict[str, list[str]](), list[str]()
+    errors, taken, notes = list[Errors](), dict[str, list[str]](), list[str]()
     for dtype in TOLERANCES[platform]:
         for length in LENGTHS:
             try:
@@ -75,64 +75,79 @@ def attention(form: AttentionForm, num_heads: int) -> Finding:
             taken.setdefault(core, []).append(f"{dtype} {length}")
             operands = [rng.normal(size=(2 * mesh.size, length, num_heads * HEAD_DIM)) for _ in range(3)]
             functions = functools.partial(_attend, core, num_heads), functools.partial(_attend_plainly, num_heads)
-            found.append(_compare(dtype, str(length), *functions, [*operands, bias_3E], mesh))
+            errors.append(_compare(dtype, str(length), *functions, [*operands, bias_3E], mesh))
     if form == "auto":
         notes += [f"{core} for {', '.join(cases)}" for core, cases in taken.items()] if len(taken) > 1 else [*taken]
     elif (form, platform) == ("pallas", "cpu"):
         notes.append("interpreted")
-    return _finding(name, found, notes, platform, "another --config.model.attention=")
+    return _finding(errors, notes, platform, "another --config.model.attention=")
 
 
 def layer_norm() -> Finding:
     """Compare the norm of transformers, as blocks call it, with Flax's."""
-    width = named_architecture("ViT-B/16").width
-    shapes = {str(length): (length, width) for length in LENGTHS}
-    return _norm("layer norm", shapes, _normalise_tokens, _normalise_tokens_plainly)
+    a = named_architecture("ViT-B/16")
+    plain = functools.partial(nnx.LayerNorm, a.width, epsilon=a.layer_norm_epsilon)
+    shapes = {str(length): (length, a.width) for length in LENGTHS}
+    return _norm(shapes, lambda dtype: LayerNorm(dataclasses.replace(a, compute_dtype=dtype)), plain)
 
 
 def group_norm() -> Finding:
     """Compare the norm of ResNets with Flax's."""
+    a = named_architecture("R50x1")
+    plain = functools.partial(nnx.GroupNorm, CHANNELS, NUM_GROUPS, epsilon=a.group_norm_epsilon)
     shapes = {f"{side}x{side}": (side, side, CHANNELS) for side in SIDES}
-    return _norm("group norm", shapes, _normalise_map, _normalise_map_plainly)
+    return _norm(shapes, lambda dtype: GroupNorm(CHANNELS, dataclasses.replace(a, compute_dtype=dtype)), plain)
 
 
-def _norm(name: str, shapes: Mapping[str, tuple[int, ...]], compute: Function, plain: Function) -> Finding:
-    """`shapes` are of one image, by case."""
-    mesh, rng, found = _mesh(), np.random.default_rng(0), list[Errors]()
+def _norm(
+    shapes: Mapping[str, tuple[int, ...]], make: Callable[[ComputeDtype], Any], make_plain: Callable[..., Any]
+) -> Finding:
+    """Compare norms for images of these shapes, by case."""
+    mesh, rng, errors = _mesh(), np.random.default_rng(0), list[Errors]()
     platform = Placement(mesh).platform
+
+    def normalise(norm: Any, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        norm.scale, norm.bias = nnx.Param(scale), nnx.Param(bias)
+        rows = as_rows(x) if x.ndim == 3 else x
+        return norm(rows).reshape(x.shape)
+
+    def compute(dtype: ComputeDtype, *operands: jax.Array) -> jax.Array:
+        return normalise(make(dtype), *operands)
+
+    def compute_plainly(*operands: jax.Array) -> jax.Array:
+        return normalise(make_plain(use_fast_variance=False, rngs=nnx.Rngs(0)), *operands)
+
     for dtype in TOLERANCES[platform]:
         for case, shape in shapes.items():
             x, scale, bias = (rng.normal(size=size) for size in ((2 * mesh.size, *shape), shape[-1:], shape[-1:]))
-            run = functools.partial(compute, dtype)
-            found.append(_compare(dtype, case, run, plain, [1.0 + x, 1.0 + scale, bias], mesh))
-    return _finding(name, found, [], platform, "another JAX")
+            operands = [1.0 + x, 1.0 + scale, bias]
+            errors.append(_compare(dtype, case, functools.partial(compute, dtype), compute_plainly, operands, mesh))
+    return _finding(errors, [], platform, "another JAX")
 
 
-def _finding(name: str, found: Sequence[Errors], notes: Sequence[str], platform: str, otherwise: str) -> Finding:
-    if not found:
-        return Finding(name, f"not available: {'; '.join(notes)}")
-    parts, figures, is_good = list[str](), dict[str, float](), True
+def _finding(errors: Sequence[Errors], notes: Sequence[str], platform: str, otherwise: str) -> Finding:
+    if not errors:
+        return Finding(f"not available: {'; '.join(notes)}")
+    lines, figures, is_good = ["errors of values and gradients"], dict[str, float](), True
     for dtype, tolerance in TOLERANCES[platform].items():
-        of_dtype = [errors for errors in found if errors.dtype == dtype]
-        cases = (f"{errors.case} {errors.values:.0e} {errors.gradients:.0e}" for errors in of_dtype)
-        parts += [f"{dtype} (at most {tolerance:.0e}) {', '.join(cases)}"] if of_dtype else []
-        for errors in of_dtype:
-            for kind, error in (("values", errors.values), ("gradients", errors.gradients)):
-                figures[f"{dtype}_{errors.case}_{kind}"] = error
-                is_good &= error <= tolerance  # NaN is not
-    remedy = "" if is_good else _REMEDY.format(otherwise)
-    return Finding(name, "; ".join(["errors of values and gradients", *parts, *notes]), remedy, figures)
+        cases = [one for one in errors if one.dtype == dtype]
+        texts = [f"{one.case} {one.values:.0e} {one.gradients:.0e}" for one in cases]
+        lines += [f"{dtype} (at most {tolerance:.0e}) {', '.join(texts)}"] if cases else []
+        for one in cases:
+            figures |= {f"{dtype}_{one.case}_values": one.values, f"{dtype}_{one.case}_gradients": one.gradients}
+            is_good &= one.values <= tolerance and one.gradients <= tolerance  # NaN is not
+    return Finding("; ".join([*lines, *notes]), "" if is_good else _REMEDY.format(otherwise), figures)
 
 
 def _compare(
     dtype: str, case: str, compute: Function, plain: Function, operands: Sequence[np.ndarray], mesh: Mesh
 ) -> Errors:
     """Run both on the same numbers. Operands of one dimension are parameters, which training keeps in float32."""
-    given = [x.astype(np.float32 if x.ndim == 1 else jnp.dtype(dtype)) for x in operands]
+    inputs = [x.astype(np.float32 if x.ndim == 1 else jnp.dtype(dtype)) for x in operands]
     weight = np.random.default_rng(1).normal(size=operands[0].shape).astype(np.float32)
-    results = program(compute, mesh)(*(jax.device_put(x, place_of(x, mesh)) for x in (*given, weight)))
+    results = program(compute, mesh)(*(jax.device_put(x, place_of(x, mesh)) for x in (*inputs, weight)))
     with jax.default_device(_host()), jax.default_matmul_precision("highest"):
-        expected = jax.jit(functools.partial(_with_gradients, plain))(*(x.astype(np.float32) for x in given), weight)
+        expected = jax.jit(functools.partial(_with_gradients, plain))(*(x.astype(np.float32) for x in inputs), weight)
     values, *gradients = (_error(a, b) for a, b in zip(results, expected, strict=True))
     return Errors(dtype, case, values, float(np.max(gradients)))
 
@@ -149,18 +164,18 @@ def place_of(operand: Any, mesh: Mesh) -> NamedSharding:
 
 def _with_gradients(function: Function, *operands: jax.Array) -> list[jax.Array]:
     """Return the function's values, and the gradients of their sum weighted by the last operand."""
-    *given, weight = operands
+    *inputs, weight = operands
 
-    def total(*given: jax.Array) -> tuple[jax.Array, jax.Array]:
-        values = function(*given)
+    def total(*inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        values = function(*inputs)
         return (values.astype(jnp.float32) * weight).sum(), values
 
-    gradients, values = jax.grad(total, argnums=tuple(range(len(given))), has_aux=True)(*given)
+    gradients, values = jax.grad(total, argnums=tuple(range(len(inputs))), has_aux=True)(*inputs)
     return [values, *gradients]
 
 
-def _error(found: jax.Array, expected: jax.Array) -> float:
-    a, b = (np.asarray(x).astype(np.float64) for x in (found, expected))
+def _error(result: jax.Array, expected: jax.Array) -> float:
+    a, b = (np.asarray(x).astype(np.float64) for x in (result, expected))
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
@@ -190,30 +205,3 @@ def _attend_plainly(num_heads: int, *operands: jax.Array) -> jax.Array:
     *tokens_BSE, bias_3E = operands
     heads = ((x + b).reshape(*x.shape[:2], num_heads, -1) for x, b in zip(tokens_BSE, bias_3E, strict=True))
     return jax.nn.dot_product_attention(*heads, implementation="xla").reshape(operands[0].shape)
-
-
-def _with_parameters(norm: Any, scale: jax.Array, bias: jax.Array) -> Any:
-    norm.scale, norm.bias = nnx.Param(scale), nnx.Param(bias)
-    return norm
-
-
-def _normalise_tokens(dtype: ComputeDtype, x_BSD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
-    architecture = dataclasses.replace(named_architecture("ViT-B/16"), compute_dtype=dtype)
-    return _with_parameters(LayerNorm(architecture), scale_D, bias_D)(as_rows(x_BSD)).reshape(x_BSD.shape)
-
-
-def _normalise_tokens_plainly(x_BSD: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
-    epsilon = named_architecture("ViT-B/16").layer_norm_epsilon
-    norm = nnx.LayerNorm(len(scale_D), epsilon=epsilon, use_fast_variance=False, rngs=nnx.Rngs(0))
-    return _with_parameters(norm, scale_D, bias_D)(x_BSD)
-
-
-def _normalise_map(dtype: ComputeDtype, x_BHWC: jax.Array, scale_C: jax.Array, bias_C: jax.Array) -> jax.Array:
-    architecture = dataclasses.replace(named_architecture("R50x1"), compute_dtype=dtype)
-    return _with_parameters(GroupNorm(len(scale_C), architecture), scale_C, bias_C)(x_BHWC)
-
-
-def _normalise_map_plainly(x_BHWC: jax.Array, scale_C: jax.Array, bias_C: jax.Array) -> jax.Array:
-    epsilon, rngs = named_architecture("R50x1").group_norm_epsilon, nnx.Rngs(0)
-    norm = nnx.GroupNorm(len(scale_C), NUM_GROUPS, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
-    return _with_parameters(norm, scale_C, bias_C)(x_BHWC)

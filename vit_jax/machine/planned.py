@@ -3,20 +3,17 @@
 A plan uses no device, and needs variables that libtpu reads when it is loaded, which has happened here.
 """
 
-import contextlib
 import json
 import math
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.files import first_line
 from vit_jax.plan.topology import parse_topology
 from vit_jax.sharding.fabrics import fabric_of
 
-MAX_CHARACTERS = 2**22  # of what a plan prints; a report has some thousands
 LIMIT_SECONDS = 150  # longer than any plan of the report takes on the hosts of accelerators
 
 
@@ -49,34 +46,22 @@ def topology_of(devices: Sequence[Any]) -> str | None:
         return None
 
 
-@contextlib.contextmanager
-def planning(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Iterator[Callable[[], Planned]]:
-    """Start a plan; the function waits for its figures, and the process ends with the context."""
+def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Planned:
+    """Return the figures of a plan for these devices, or the reason why there are none."""
     topology = topology_of(devices)
     if topology is None:
-        yield lambda: Planned(f"plan does not know {len(devices)} x {devices[0].device_kind}")
-        return
+        return Planned(f"plan does not know {len(devices)} x {devices[0].device_kind}")
     words = ["plan", f"--config={recipe}", *overrides, f"--topology={topology}", "--json"]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen([sys.executable, "-P", "-m", "vit_jax", *words], stdout=out, stderr=err)
-
-        def figures() -> Planned:
-            try:
-                code = process.wait(LIMIT_SECONDS)
-            except subprocess.TimeoutExpired:
-                return Planned(f"plan for {topology} took longer than {LIMIT_SECONDS} s")
-            for file in (out, err):
-                file.seek(0)
-            if code:
-                last = (err.read(MAX_CHARACTERS).strip().splitlines() or [""])[-1]
-                return Planned(f"plan for {topology} failed with code {code}: {last}")
-            plan = json.loads(out.read(MAX_CHARACTERS))
-            if plan["step_seconds"] is None:
-                return Planned(f"plan for {topology}: {first_line(plan['reason'])}", None, plan["needed_bytes"])
-            return Planned(f"{plan['basis']} for {topology}", plan["step_seconds"], plan["needed_bytes"])
-
-        try:
-            yield figures
-        finally:
-            process.kill()
-            process.wait()
+    command = [sys.executable, "-P", "-m", "vit_jax", *words]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Planned(f"plan for {topology} took longer than {LIMIT_SECONDS} s")
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [""])[-1]
+        return Planned(f"plan for {topology} failed with code {process.returncode}: {last}")
+    figures = json.loads(process.stdout)
+    seconds, num_bytes = figures["step_seconds"], figures["needed_bytes"]
+    if seconds is None:
+        return Planned(f"plan for {topology}: {first_line(figures['reason'])}", None, num_bytes)
+    return Planned(f"{figures['basis']} for {topology}", seconds, num_bytes)

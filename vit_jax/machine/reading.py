@@ -12,7 +12,7 @@ from vit_jax.config.check import validate
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.records import Source
 from vit_jax.data.workers import Parallelism, choose_parallelism
-from vit_jax.machine.bench import Part, times_of
+from vit_jax.machine.bench import time_batches
 from vit_jax.machine.checks import Finding
 from vit_jax.plan.dataset import Dataset
 from vit_jax.plan.estimate import make_plan
@@ -37,32 +37,24 @@ def data_path(config: RunConfig, topology: Topology) -> Finding:
     """
     validate(config)
     source = open_datasets(config).train
-    step_seconds, basis = step_of(config, topology, source)
+    dataset = Dataset(str(config.data), len(source), source.num_classes, "the data")
+    step_seconds = make_plan(config, topology, dataset, can_compile=False).step_seconds
+    assert step_seconds is not None  # a network without formulas is an error
     num_hosts = max(topology.num_hosts, jax.process_count())
     needed = config.global_batch / step_seconds / num_hosts
     images = min(-(-config.global_batch // num_hosts), MOST_IMAGES)
-    parallelism = _parallelism(config, images)
+    inputs, (height, width) = config.input, config.input.image_size
+    parallelism = choose_parallelism(inputs.num_workers, inputs.num_threads, batch_bytes=images * height * width * 3)
     read, read_bytes = read_speed(source, parallelism)
     decoded = decode_speed(config, source, images, parallelism)
     found = (
-        f"reads {read:,.0f} images/s ({read_bytes / 1e6:,.1f} MB/s), prepares {decoded:,.0f}; the step of "
-        f"{topology.name} ({basis}) needs {needed:,.0f} on each of {num_hosts} host(s)"
+        f"reads {read:,.0f} images/s ({read_bytes / 1e6:,.1f} MB/s), prepares {decoded:,.0f}; "
+        f"the step of {topology.name} ({1000 * step_seconds:,.1f} ms by arithmetic) needs {needed:,.0f} on each of "
+        f"{num_hosts} host(s)"
     )
     figures = {"read_images_per_second": read, "read_bytes_per_second": read_bytes}
     figures |= {"images_per_second": decoded, "needed_images_per_second": needed}
-    return Finding("data path", found, _remedy(read, decoded, needed), figures)
-
-
-def step_of(config: RunConfig, topology: Topology, source: Source) -> tuple[float, str]:
-    """Return the seconds of a step by arithmetic, and what they are based on.
-
-    Raises:
-      ValueError: the step does not fit the machine, or has no formula.
-    """
-    dataset = Dataset(str(config.data), len(source), source.num_classes, "the data")
-    seconds = make_plan(config, topology, dataset, can_compile=False).step_seconds
-    assert seconds is not None  # a network without formulas is an error
-    return seconds, f"{1000 * seconds:,.1f} ms by arithmetic"
+    return Finding(found, _remedy(read, decoded, needed), figures)
 
 
 def read_speed(source: Source, parallelism: Parallelism) -> tuple[float, float]:
@@ -92,13 +84,7 @@ def decode_speed(config: RunConfig, source: Source, images: int, parallelism: Pa
     """Return images/s of the input: read, decoded, augmented, in batches of `images`."""
     stream = train_stream(config, source, np.arange(images), 0, 10**6)
     with open_batches(stream, parallelism) as batches:
-        return Part("input", times_of(lambda: next(batches).image, STEPS), images).figures()["images_per_second"]
-
-
-def _parallelism(config: RunConfig, images: int) -> Parallelism:
-    inputs = config.input
-    height, width = inputs.image_size
-    return choose_parallelism(inputs.num_workers, inputs.num_threads, batch_bytes=images * height * width * 3)
+        return time_batches(batches, STEPS, images).images_per_second
 
 
 def _remedy(read: float, decoded: float, needed: float) -> str:

@@ -18,7 +18,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import FinetuneConfig, RunConfig
 from vit_jax.config.check import validate
 from vit_jax.data.records import Source, few
-from vit_jax.machine.bench import time_input_and_step
+from vit_jax.machine.bench import time_input, time_step
 from vit_jax.machine.checks import Finding
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -35,9 +35,9 @@ Prepare = Callable[[], tuple[Assembly, Source]]
 
 def all_reduce() -> Finding:
     """The sum over all devices of all processes, of numbers whose sum is known."""
-    sharding, count = _split(), jax.device_count()
-    rows = _array(sharding)
-    total = jax.jit(lambda array: array.sum(axis=0), out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
+    rows, count = _rows(), jax.device_count()
+    everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec())
+    total = jax.jit(lambda array: array.sum(axis=0), out_shardings=everywhere)
     seconds = []
     for _ in range(_TIMES + 1):
         began = time.perf_counter()
@@ -47,7 +47,7 @@ def all_reduce() -> Finding:
     milliseconds = 1000 * statistics.median(seconds[1:])
     found = f"{_LENGTH * 4 // 2**20} MiB of each of {count} devices in {milliseconds:.1f} ms"
     remedy = "the sum is wrong: leave out one host after another to find the device, and have it repaired"
-    return Finding("all-reduce", found, "" if is_right else remedy)
+    return Finding(found, "" if is_right else remedy)
 
 
 def checkpoint(workdir: pathlib.Path) -> Finding:
@@ -56,11 +56,11 @@ def checkpoint(workdir: pathlib.Path) -> Finding:
     Raises:
       ValueError, SaveError: the folder cannot be written, or is another one in another process.
     """
-    array = _array(_split())
+    array = _rows()
     abstract: Any = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
     with folder_in(workdir) as folder:
         stored = store(folder, {"model": {"array": array}}, {"model": {"array": abstract}})
-    return Finding("checkpoint", stored.found(array.nbytes), stored.remedy)
+    return Finding(stored.found(array.nbytes), stored.remedy)
 
 
 class Stored(NamedTuple):
@@ -106,11 +106,18 @@ def _bits(array: jax.Array) -> list[bytes]:
 
 @contextlib.contextmanager
 def folder_in(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Make a folder for a checkpoint; others may examine the same workdir."""
+    """Make a folder for a checkpoint, and remove it with the parents it needed; others may examine the same workdir."""
     folder = workdir / f"{FOLDER}.{hosts.gather(secrets.token_hex(8))[0]}"
-    with _removed(folder):
+    made = [place for place in folder.parents if not place.exists()]
+    try:
         workdirs.prepare_shared(folder)
         yield folder
+    finally:
+        if hosts.is_first():
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty
+                for place in made:
+                    place.rmdir()
 
 
 def prepared(config: RunConfig) -> tuple[Assembly, Source]:
@@ -145,43 +152,25 @@ def speed(prepare: Prepare) -> Finding:
       ValueError: as `prepared`; `LostWorker`, OSError: as of the input.
     """
     run, source = prepare()
-    parts = time_input_and_step(run, source, STEPS)
-    needed, given = (part.figures()["images_per_second"] for part in (parts["step"], parts["input"]))
-    return Finding("speed", f"input {given:,.0f} images/s, step {needed:,.0f}", slow_input(given, needed))
+    step = time_step(run, run.compile_train_step(), STEPS).images_per_second
+    inputs = time_input(run, source, STEPS).images_per_second
+    return Finding(f"input {inputs:,.0f} images/s, step {step:,.0f}", slow_input(inputs, step))
 
 
-def slow_input(given: float, needed: float) -> str:
-    """Return what to do about an input of `given` images/s, "" if it is as fast as needed."""
+def slow_input(speed: float, needed: float) -> str:
+    """Return what to do about an input of `speed` images/s, "" if it is as fast as needed."""
     remedy = (
         "the devices will wait: more cores, a faster disk (a mounted bucket: its cache), input.cache_records=True "
         "for data that fit into memory, or vit-jax prepare for images that are larger than needed"
     )
-    return remedy if given < needed else ""
+    return remedy if speed < needed else ""
 
 
-@contextlib.contextmanager
-def _removed(folder: pathlib.Path) -> Iterator[None]:
-    """Remove the folder afterwards, and its parents that were not there."""
-    made = [place for place in folder.parents if not place.exists()]
-    try:
-        yield
-    finally:
-        if hosts.is_first():
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # not empty
-                for place in made:
-                    place.rmdir()
-
-
-def _split() -> NamedSharding:
-    """Return an array with one row for each device of all processes."""
-    return NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec("device"))
-
-
-def _array(sharding: NamedSharding) -> jax.Array:
-    """Float32 (devices, _LENGTH); each row holds its own number."""
+def _rows() -> jax.Array:
+    """Return float32 (devices, _LENGTH), one row on each device of all processes, with its number everywhere."""
 
     def row(index: Any) -> np.ndarray:
         return np.full((1, _LENGTH), index[0].start or 0, np.float32)
 
+    sharding = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec("device"))
     return jax.make_array_from_callback((jax.device_count(), _LENGTH), sharding, row)

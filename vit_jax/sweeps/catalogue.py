@@ -7,6 +7,7 @@ from typing import NamedTuple
 from vit_jax.config import ModelConfig, PretrainConfig, build_architecture, to_dict
 from vit_jax.config.parsing import flatten
 from vit_jax.config.rules import parse_duration
+from vit_jax.nearest import require_known
 from vit_jax.sweeps.grid import MODEL, Axis, Overrides, Picture, Point, Study, field_axis
 
 
@@ -39,12 +40,6 @@ TABLE_6 = (
     Row("R50+ViT-L/16", 7, 86.60, 859),
     Row("R50+ViT-L/16", 14, 87.12, 1668),
 )
-WITHOUT_PLACES = ("none", "relative")  # positions that are no embeddings to add at several places
-
-
-def _nothing(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Return no overrides: values of the axis of models are arguments of the recipe."""
-    return []
 
 
 def _examples(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
@@ -102,10 +97,9 @@ def _times(size: int, factor: float, value: str) -> int:
 
 def _optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
     """Choose the recipe's Adam, or SGD with the hyper-parameters of BiT-L (BiT, sec. 3.1)."""
+    require_known("--optimizers", value, ("adam", "sgd"))
     if value == "adam":
         return ["optimizer.name=adam"]
-    if value != "sgd":
-        raise ValueError(f"--optimizers={value}: choose adam or sgd.")
     rate = 0.03 * config.global_batch / 256
     schedule = [f"learning_rate={rate!r}", "decay=staircase", "drop_at_fraction=0.25,0.575,0.75,0.925"]
     schedule += ["end_learning_rate=0.0"]
@@ -120,18 +114,20 @@ def _rate_factor(config: PretrainConfig, value: str, values: Sequence[str]) -> l
 
 def _image_size(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
     """Choose square images, without the border that patches do not cover."""
-    found = re.search(r"/(\d+)$", config.model.name)
-    patch = int(found[1]) if found and "+" not in config.model.name else 1
+    match = re.fullmatch(r"[^+]*/(\d+)", config.model.name)
+    patch = int(match[1]) if match else 1
     side = _whole("image_sizes", value, patch) // patch * patch
     return [f"input.image_size={side},{side}"]
 
 
 def _has_place(point: Point) -> bool:
-    return point["position"] not in WITHOUT_PLACES or point.get("layer", "stem") == "stem"
+    """Return False for several places of positions that are no embeddings to add."""
+    return point["position"] not in ("none", "relative") or point.get("layer", "stem") == "stem"
 
 
 def _models(*values: str) -> Axis:
-    return Axis(name=MODEL, overrides=_nothing, values=values, takes=("model.name",))
+    """Return the axis of models, whose values are arguments of the recipe instead of overrides."""
+    return Axis(name=MODEL, overrides=lambda config, value, values: (), values=values, takes=("model.name",))
 
 
 def _axis(name: str, overrides: Overrides, values: str, *takes: str) -> Axis:

@@ -1,11 +1,11 @@
 """Sweeps over any fields of a recipe: from words `FIELD=A,B,...` to settings, all or drawn at random."""
 
+import dataclasses
 import itertools
 import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from vit_jax.config import load_recipe, to_text
 from vit_jax.sweeps.grid import SEED, Axis, Grid, Study, field_axis, make_runs
@@ -14,7 +14,8 @@ _RANGE = re.compile(r"(log|uniform)\((.*),(.*)\)")
 _MOST_DRAWS = 1000  # in a row that give no new setting
 
 
-class Range(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Range:
     """A range of numbers to draw from: uniformly, or the logarithm uniformly."""
 
     is_log: bool
@@ -23,9 +24,9 @@ class Range(NamedTuple):
 
     def draw(self, rng: random.Random) -> str:
         """Return a number, rounded to three digits."""
-        ends = map(math.log, self[1:]) if self.is_log else self[1:]
-        value = rng.uniform(*ends)
-        return f"{math.exp(value) if self.is_log else value:.3g}"
+        if self.is_log:
+            return f"{math.exp(rng.uniform(math.log(self.low), math.log(self.high))):.3g}"
+        return f"{rng.uniform(self.low, self.high):.3g}"
 
 
 def make_sweep(
@@ -53,27 +54,26 @@ def make_sweep(
     """
     values: dict[str, Range | tuple[str, ...]] = {}
     for word in words:
-        field, found = _parse(word)
+        field, choices = _parse(word)
         if field in values:
             raise ValueError(f"--grid={word}: {field} has a --grid= already. Give all its values in one.")
-        values[field] = found
-    ranges = [field for field, found in values.items() if isinstance(found, Range)]
-    if ranges and num_settings is None:
-        raise ValueError(f"--grid={ranges[0]}=...: a range has no list of values. Add --random=N to draw N settings.")
+        if isinstance(choices, Range) and (num_settings is None or field == SEED.name):
+            raise ValueError(
+                f"--grid={word}: must be a list A,B. A range needs --random=N, and seeds are whole numbers."
+            )
+        values[field] = choices
+    fields = sorted(values, key=lambda field: field == SEED.name)  # the seed comes last
     seeds = values.pop(SEED.name, ())
-    if isinstance(seeds, Range):
-        raise ValueError("--grid=seed=...: must be whole numbers. Give a list: --grid=seed=0,1,2.")
-    settings: list[dict[str, str]]
+    assert not isinstance(seeds, Range)
     if num_settings is None:
-        lists = [found for found in values.values() if not isinstance(found, Range)]  # all of them
+        lists = [choices for choices in values.values() if not isinstance(choices, Range)]  # all of them
         settings = [dict(zip(values, one, strict=True)) for one in itertools.product(*lists)]
     else:
         settings = _draw(values, num_settings, random.Random(seed))
     axes: dict[Axis, Sequence[str]] = {}
-    for field, found in values.items():
+    for field, choices in values.items():
         drawn = dict.fromkeys(setting[field] for setting in settings)
-        axes[field_axis(field, field)] = tuple(drawn) if isinstance(found, Range) else found
-    fields = [*values, *([SEED.name] if seeds else [])]
+        axes[field_axis(field, field)] = tuple(drawn) if isinstance(choices, Range) else choices
     study = Study(
         name="sweep",
         title="Sweep",
@@ -96,19 +96,17 @@ def make_sweep(
 def _parse(word: str) -> tuple[str, Range | tuple[str, ...]]:
     """Return the field and its values."""
     field, _, text = word.removeprefix("config.").partition("=")
-    if not field or not text:
-        raise ValueError(f"--grid={word}: must be FIELD=VALUE,VALUE,...: schedule.learning_rate=1e-4,3e-4.")
-    if found := _RANGE.fullmatch(text):
+    if match := _RANGE.fullmatch(text):
         try:
-            ends = Range(found[1] == "log", float(found[2]), float(found[3]))
+            ends = Range(match[1] == "log", float(match[2]), float(match[3]))
         except ValueError:
             ends = Range(False, math.nan, math.nan)
         if not (0 if ends.is_log else -math.inf) < ends.low < ends.high < math.inf:
             raise ValueError(f"--grid={word}: must be two numbers, LOW below HIGH, of log above 0: log(1e-5,1e-2).")
         return field, ends
     values = tuple(text.split(";" if ";" in text else ","))
-    if "" in values:
-        raise ValueError(f"--grid={word}: a value is empty. Remove the comma.")
+    if not field or "" in values:
+        raise ValueError(f"--grid={word}: must be FIELD=VALUE,VALUE,... without an empty value.")
     return field, values
 
 

@@ -7,12 +7,11 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, load_recipe
 from vit_jax.config.parsing import load_studies
 
-Overrides = Callable[[Any, str, Sequence[str]], Sequence[str]]
+Overrides = Callable[[PretrainConfig, str, Sequence[str]], Sequence[str]]
 """Takes the config so far, a value of an axis and all values; returns overrides such as "model.pool=gap"."""
 Point = Mapping[str, str]
 """A value of each axis, by its name."""
@@ -144,30 +143,26 @@ MODEL = "model"
 """The axis whose values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,model.block=axial"."""
 
 
-def make_grid(study: Study, recipe: str, overrides: Sequence[str], given: Mapping[str, Sequence[str]]) -> Grid:
-    """Return the product of the axes' values: those `given`, else of the recipe's table `STUDIES`, else of the study.
+def make_grid(study: Study, recipe: str, overrides: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> Grid:
+    """Return the product of the axes' values: those `chosen`, else of the recipe's table `STUDIES`, else of the study.
 
     Args:
       study: of `catalogue.STUDIES`.
       recipe: "digits_studies", "configs/x.py:ARGUMENT".
       overrides: of the command, "--config.seed=1".
-      given: values by option, "models".
+      chosen: values by option, "models".
 
     Raises:
       ValueError: an option that the study does not have, a field that it sets itself, or an invalid config.
     """
-    table = dict(load_studies(recipe).get(study.name, {}))
-    study = dataclasses.replace(
-        study,
-        config=(*study.config, *table.pop("config", ())),
-        measures=tuple(given.get("measures", table.pop("measures", study.measures))),
-    )
-    values = {option: tuple(map(str, found)) for option, found in (table | dict(given)).items() if option != "measures"}
+    table = {**load_studies(recipe).get(study.name, {}), **chosen}
+    config, measures = (*study.config, *table.pop("config", ())), tuple(table.pop("measures", study.measures))
+    study = dataclasses.replace(study, config=config, measures=measures)
     known = {axis.option: axis for axis in study.all_axes}
-    if unknown := [option for option in values if option not in known]:
+    if unknown := [option for option in table if option not in known]:
         raise ValueError(f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=.")
-    axes = {axis: values.get(option, axis.values) for option, axis in known.items()}
-    axes = {axis: found for axis, found in axes.items() if found}
+    values = {axis: tuple(map(str, table.get(option, axis.values))) for option, axis in known.items()}
+    axes = {axis: choices for axis, choices in values.items() if choices}
     names = [axis.name for axis in axes]
     points = [dict(zip(names, combination, strict=True)) for combination in itertools.product(*axes.values())]
     return make_runs(study, recipe, overrides, axes, [point for point in points if study.allows(point)])
@@ -181,18 +176,26 @@ def make_runs(
     Raises:
       ValueError: a repeated value, an override that an axis sets itself, no point, or an invalid config.
     """
-    for axis, found in axes.items():
-        if len({*found}) < len(found):
-            raise ValueError(f"{study.option(axis)}{','.join(found)}: a value occurs twice.")
-    fields = {f"--config.{name}": axis for axis in axes for name in axis.takes}
-    if taken := [word for word in overrides if word.partition("=")[0] in fields]:
-        axis = fields[taken[0].partition("=")[0]]
-        subject = "the sweep" if study.is_sweep else f"the study {study.name}"
-        raise ValueError(f"{taken[0]}: {subject} sets this for each of its runs. Use {study.option(axis)}.")
+    for axis, values in axes.items():
+        require_different(study.option(axis), values)
+    reject_taken(overrides, {name: study.option(axis) for axis in axes for name in axis.takes})
     runs = tuple(_make_run(study, recipe, overrides, point, axes) for point in points)
     if not runs:
         raise ValueError(f"The study {study.name} has no run with these values.")
     return Grid(study, recipe, runs)
+
+
+def require_different(option: str, values: Sequence[object]) -> None:
+    """Raise ValueError if a value of an option "--name=" occurs twice."""
+    if len({*values}) < len(values):
+        raise ValueError(f"{option}{','.join(map(str, values))}: a value occurs twice.")
+
+
+def reject_taken(overrides: Sequence[str], options: Mapping[str, str]) -> None:
+    """Raise ValueError for an override of a field that is set for each run, by the option in `options`."""
+    for word in overrides:
+        if option := options.get(word.removeprefix("--config.").partition("=")[0]):
+            raise ValueError(f"{word}: is set for each run. Use {option}.")
 
 
 def _make_run(
@@ -217,10 +220,10 @@ def _make_run(
 def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
     """Return the recipe with the argument in a value of the axis of models, and the overrides in it."""
     path, _, argument = recipe.partition(":")
-    parts = model.split(",")
-    fields = [part for part in parts if "." in part.partition("=")[0] and "=" in part]
-    words = [part for part in parts if part not in fields]
-    return f"{path}:{','.join(filter(None, (*words, argument)))}", [f"--config.{part}" for part in fields]
+    words = model.split(",")
+    fields = [word for word in words if re.match(r"[^=]*\.[^=]*=", word)]
+    arguments = [*(word for word in words if word and word not in fields), *([argument] if argument else [])]
+    return f"{path}:{','.join(arguments)}", [f"--config.{field}" for field in fields]
 
 
 def on_machine(grid: Grid, machine: str) -> Grid:

@@ -1,5 +1,6 @@
 """The picture of a study: each measure over an axis, with a colour for each series."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ from vit_jax.sweeps.catalogue import TABLE_6
 from vit_jax.sweeps.grid import Study
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
@@ -21,6 +23,7 @@ _SIDES = (  # of a point where a label may stand: offset in typographic points, 
     (0, 7, "center", "bottom"),
     (0, -7, "center", "top"),
 )
+_KINDS = {"ViT": "ViT.*", "ResNet": "R[^+]*", "hybrid": r".*\+.*"}  # patterns of the paper's models
 FAILED = 0.5  # of the base's accuracy: a run below this share did not learn
 
 
@@ -30,7 +33,8 @@ def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_pa
     The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of their own.
     """
     drawn = [row for row in rows if study.measures[0] in row and study.picture.x in row]
-    beside = with_paper and not _meets(study, drawn)
+    cheapest = min(row.exaflops for row in TABLE_6)
+    beside = with_paper and all(float(row[study.picture.x]) < cheapest for row in drawn)
     num_panels = len(study.measures) + beside
     figure = drawing.new_figure(_WIDTH * num_panels, _HEIGHT)
     panels = figure.subplots(1, num_panels, squeeze=False)[0]
@@ -60,18 +64,19 @@ def _is_fraction(measure: str) -> bool:
 
 def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return rows by series, in the order of a numeric x; the base shape belongs to every series."""
-    column, x = study.picture.series, study.picture.x
-    shared = [row for row in rows if row.get(column) == "base"]
-    names = [name for name in dict.fromkeys(str(row.get(column, "all")) for row in rows) if name != "base"] or ["base"]
-    found = {name: [row for row in rows if str(row.get(column, "all")) == name] for name in names}
-    if names != ["base"]:
-        found = {name: [*members, *shared] for name, members in found.items()}
-    if not study.picture.is_log:
-        return found
-    return {name: sorted(members, key=lambda row: float(row[x])) for name, members in found.items()}
+    series = dict[str, list[Mapping[str, Any]]]()
+    for row in rows:
+        series.setdefault(str(row.get(study.picture.series, "all")), []).append(row)
+    if len(series) > 1:
+        shared = series.pop("base", [])
+        series = {name: [*members, *shared] for name, members in series.items()}
+    if study.picture.is_log:
+        for members in series.values():
+            members.sort(key=lambda row: float(row[study.picture.x]))
+    return series
 
 
-def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
+def _draw_measure(axes: "Axes", study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
     """Draw means with bars from the lowest to the highest; at words on the x axis, series stand side by side."""
     picture, scale = study.picture, 100 if _is_fraction(measure) else 1
     series, words = series_of(study, rows), list(dict.fromkeys(str(row[picture.x]) for row in rows))
@@ -82,10 +87,10 @@ def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], me
         y = [scale * row[measure] for row in members]
         low = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
         high = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
-        style = {"color": drawing.COLOURS[number % len(drawing.COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+        colour, marker = drawing.COLOURS[number % len(drawing.COLOURS)], MARKERS[number % len(MARKERS)]
         label = drawing.short(model_label(name), 32)
         bars = (low, high) if any((*low, *high)) else None
-        axes.errorbar(x, y, yerr=bars, capsize=3, linestyle=line, label=label, **style)
+        axes.errorbar(x, y, yerr=bars, capsize=3, linestyle=line, label=label, color=colour, marker=marker)
     if not picture.is_log:
         axes.set_xticks(range(len(words)), [drawing.short(model_label(word)) for word in words])
         axes.set_xlim(-0.6, len(words) - 0.4)
@@ -107,25 +112,25 @@ def _draw_measure(axes: Any, study: Study, rows: Sequence[Mapping[str, Any]], me
         _draw_front(axes, points, names)
 
 
-def _draw_front(axes: Any, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
+def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
     """Draw the best result for each cost, with a name at each point of this front."""
     front = pareto_front(points)
     if front:
-        style = {"color": drawing.GREY, "linewidth": 1, "zorder": 0}
-        axes.step(*zip(*front, strict=True), where="post", label="best so far", **style)
+        costs, accuracies = zip(*front, strict=True)
+        axes.step(costs, accuracies, where="post", label="best so far", color=drawing.GREY, linewidth=1, zorder=0)
     for point in front:
         _label(axes, names[points.index(point)], point)
     axes.margins(x=0.2, y=0.1)
 
 
-def _label(axes: Any, words: str, point: tuple[float, float]) -> None:
+def _label(axes: "Axes", words: str, point: tuple[float, float]) -> None:
     """Write words at a point; `_place_labels` chooses the side."""
     background = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     label = axes.annotate(words, point, xytext=(0, 0), textcoords="offset points", fontsize=7, bbox=background)
     label.set_in_layout(False)
 
 
-def _place_labels(figure: Any) -> None:
+def _place_labels(figure: "Figure") -> None:
     """Move each label to the first side of its point where it covers no point, no legend and no other label."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Annotation
@@ -135,8 +140,8 @@ def _place_labels(figure: Any) -> None:
     figure.draw_without_rendering()
     for axes in figure.axes:
         labels = [text for text in axes.texts if isinstance(text, Annotation)]
-        points = axes.transData.transform([label.xy for label in labels]) if labels else []
         legend = axes.get_legend()
+        points = [axes.transData.transform(label.xy) for label in labels]
         taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in points]
         taken += [legend.get_window_extent(renderer)] if legend else []
         for label in labels:
@@ -152,7 +157,7 @@ def _place_labels(figure: Any) -> None:
             taken.append(boxes[best])
 
 
-def _name_ticks(axes: Any, values: Sequence[float]) -> None:
+def _name_ticks(axes: "Axes", values: Sequence[float]) -> None:
     """Label a logarithmic axis at its values if they are few, else at 1, 2, 5, 10, … below two decades."""
     if not values or ((len(values) > 8 or values[0] < 1e-5) and values[-1] >= 100 * values[0]):
         return
@@ -178,18 +183,13 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return front
 
 
-def _meets(study: Study, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if our compute reaches the paper's, so that both fit one axis."""
-    return any(float(row[study.picture.x]) >= min(row.exaflops for row in TABLE_6) for row in rows)
-
-
-def _draw_paper(axes: Any, *, is_alone: bool) -> None:
+def _draw_paper(axes: "Axes", *, is_alone: bool) -> None:
     label = "ViT, Table 6: JFT-300M, then ImageNet"
-    for kind, marker in zip(("ViT", "ResNet", "hybrid"), MARKERS, strict=False):
-        rows = [row for row in TABLE_6 if _paper_kind(row.model) == kind]
+    for (kind, pattern), marker in zip(_KINDS.items(), MARKERS, strict=False):
+        rows = [row for row in TABLE_6 if re.fullmatch(pattern, row.model)]
         points = [row.exaflops for row in rows], [row.imagenet_percent for row in rows]
-        style = {"color": drawing.BLACK, "fillstyle": "none", "alpha": 0.6, "zorder": 0}
-        axes.plot(*points, marker, label=kind if is_alone else f"{kind} ({label})", **style)
+        name = kind if is_alone else f"{kind} ({label})"
+        axes.plot(*points, marker, label=name, color=drawing.BLACK, fillstyle="none", alpha=0.6, zorder=0)
     if is_alone:
         axes.set_xscale("log")
         every = [(row.exaflops, row.imagenet_percent) for row in TABLE_6]
@@ -199,7 +199,3 @@ def _draw_paper(axes: Any, *, is_alone: bool) -> None:
         axes.set_title(label, fontsize=10)
         axes.legend(fontsize=8, loc="lower right")
         axes.grid(alpha=0.3)
-
-
-def _paper_kind(model: str) -> str:
-    return "hybrid" if "+" in model else "ResNet" if model.startswith("R") else "ViT"

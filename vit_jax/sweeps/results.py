@@ -53,19 +53,19 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
     if summary is None or DIVERGED in summary:
         return summary
     chosen_by = run.config.checkpoint.best_metric
-    found = summary
+    results = summary
     if study.stops_early:
         lines = [line for line in read_metrics(folder) if chosen_by in line]
-        found = max(lines, key=lambda line: rank(line, run, chosen_by), default={})
+        results = max(lines, key=lambda line: rank(line, run, chosen_by), default={})
     needed = dict.fromkeys(study.measures, study.measure_option)
     if study.stops_early or any(axis.is_searched for axis in grid.axes):
         needed = {chosen_by: "config.checkpoint.best_metric"} | needed
-    if missing := [name for name in needed if not isinstance(found.get(name), int | float)]:
-        have = ", ".join(name for name in found if name.endswith(("_accuracy", "_loss", "_second", "_batch")))
+    if missing := [name for name in needed if not isinstance(results.get(name), int | float)]:
+        have = ", ".join(name for name in results if name.endswith(("_accuracy", "_loss", "_second", "_batch")))
         raise ValueError(f"{run.name} has no {missing[0]} ({needed[missing[0]]}); it has {have or 'no evaluation'}.")
-    values = {name: found[name] for name in study.measures} | {chosen_by: found.get(chosen_by)}
+    values = {name: results[name] for name in study.measures} | {chosen_by: results.get(chosen_by)}
     costs = {name: summary[name] for name in _COSTS if name in summary}
-    place = {"step": found.get("step", summary.get("steps")), "folder": str(folder.relative_to(workdir))}
+    place = {"step": results.get("step", summary.get("steps")), "folder": str(folder.relative_to(workdir))}
     return values | costs | place
 
 
@@ -78,8 +78,8 @@ def settings_of(grid: Grid) -> dict[tuple[str, ...], list[Run]]:
 
 
 def _shown(grid: Grid) -> list[str]:
-    names = [axis.name for axis in grid.axes if not axis.is_searched and axis.name != SEED.name]
-    return names + (["machine"] if "machine" in grid.runs[0].point else [])
+    hidden = {axis.name for axis in grid.axes if axis.is_searched or axis.name == SEED.name}
+    return [name for name in grid.runs[0].point if name not in hidden]
 
 
 def rows_of(grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | None = None) -> list[Row]:
@@ -142,17 +142,17 @@ def rank(results: Mapping[str, Any], run: Run, metric: str) -> float:
 def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
     if not outcomes:
         return {}
-    found: Row = {}
+    row: Row = {}
     for measure in grid.study.measures:
         values = [outcome[measure] for _, outcome in outcomes]
-        found |= {measure: statistics.fmean(values), f"{measure}_low": min(values), f"{measure}_high": max(values)}
+        row |= {measure: statistics.fmean(values), f"{measure}_low": min(values), f"{measure}_high": max(values)}
         if grid.study.is_sweep and len(values) > 1:
-            found[f"{measure}_deviation"] = statistics.stdev(values)
+            row[f"{measure}_deviation"] = statistics.stdev(values)
     for axis in grid.axes:
         if axis.is_searched:
-            found[axis.name] = " / ".join(dict.fromkeys(run.point[axis.name] for run, _ in outcomes))
-    found |= {name: value for name, value in outcomes[0][1].items() if name in (*_COSTS, "step")}
-    return found | {"folders": [outcome["folder"] for _, outcome in outcomes]}
+            row[axis.name] = " / ".join(dict.fromkeys(run.point[axis.name] for run, _ in outcomes))
+    row |= {name: value for name, value in outcomes[0][1].items() if name in (*_COSTS, "step")}
+    return row | {"folders": [outcome["folder"] for _, outcome in outcomes]}
 
 
 def _kind(run: Run) -> Row:
@@ -195,10 +195,8 @@ def to_markdown(grid: Grid, rows: Sequence[Row], missing: Sequence[str]) -> str:
     has_seeds = any(axis.name == SEED.name for axis in grid.axes)
     spread = "± deviation" if study.is_sweep else "lowest to highest"
     costs = [name for name in _COSTS if any(name in row for row in rows)]
-    head = [*names]
-    for measure in study.measures:
-        head += [measure, *([spread] if has_seeds else [])]
-    head += [*(["best step"] if study.stops_early else []), *costs, "runs ended"]
+    measures = [name for measure in study.measures for name in (measure, *([spread] if has_seeds else []))]
+    head = [*names, *measures, *(["best step"] if study.stops_early else []), *costs, "runs ended"]
     lines = []
     for row in rows:
         line = [str(row.get(name, "–")) for name in names]

@@ -94,12 +94,12 @@ class Halving:
             )
         (metric,), settings = grid.study.measures, settings_of(grid)
 
-        def order(point: tuple[str, ...]) -> float:
-            found = [rank({metric: values[run.name]}, run, metric) for run in settings[point]]
-            return -statistics.fmean(found) if all(map(math.isfinite, found)) else math.inf
+        def order(runs: Sequence[Run]) -> float:
+            mean = statistics.fmean(rank({metric: values[run.name]}, run, metric) for run in runs)
+            return -mean if math.isfinite(mean) else math.inf
 
-        dropped = sorted(settings, key=order)[self.num_kept(grid) :]
-        return {run.name: values[run.name] for point in dropped for run in settings[point]}
+        dropped = sorted(settings.values(), key=order)[self.num_kept(grid) :]
+        return {run.name: values[run.name] for runs in dropped for run in runs}
 
 
 def check(grid: Grid, halving: Halving | None = None) -> None:

@@ -32,27 +32,20 @@ SecondsOf = Callable[[int], float | None]
 """Takes a batch size; returns the seconds of a forward pass, or None if it does not fit."""
 
 
-def measure(config: PretrainConfig, workdir: str) -> dict[str, Any]:
-    """Time the network of a recipe on the first device; write and return the content of `summary.json`."""
-    return _record(config, workdir, _measured(architecture_of(config, NUM_CLASSES)), machine())
+def measure(config: PretrainConfig, workdir: str, topology: Topology | None = None) -> None:
+    """Time the network of a recipe and write `summary.json`.
 
-
-def planner(topology: Topology) -> Callable[[PretrainConfig, str], dict[str, Any]]:
-    """Return `measure` for one chip of a TPU, by the schedule of the compiled program."""
-
-    def plan(config: PretrainConfig, workdir: str) -> dict[str, Any]:
-        seconds_of = _planned(architecture_of(config, NUM_CLASSES), topology)
-        return _record(config, workdir, seconds_of, {"device_kind": topology.chip.name})
-
-    return plan
-
-
-def _record(config: PretrainConfig, workdir: str, seconds_of: SecondsOf, where: dict[str, Any]) -> dict[str, Any]:
+    It is timed on the first device, or for one chip of a TPU by the schedule of the compiled program.
+    """
+    architecture = architecture_of(config, NUM_CLASSES)
+    if topology is None:
+        seconds_of, where = _measured(architecture), machine()
+    else:
+        seconds_of, where = _planned(architecture, topology), {"device_kind": topology.chip.name}
     with workdirs.claim(workdir, config) as claimed:
         summary = peak(seconds_of, config.global_batch) | where
         if hosts.is_first():
             write_summary(claimed.folder, summary)
-    return summary
 
 
 def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:

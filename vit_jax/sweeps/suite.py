@@ -3,8 +3,7 @@
 import dataclasses
 
 from vit_jax.data import vtab_tasks
-from vit_jax.data.records import few
-from vit_jax.nearest import closest
+from vit_jax.nearest import require_known
 from vit_jax.references import resolve
 
 PUBLISHED = ("ViT-H/14, JFT-300M", "ViT-L/16, JFT-300M", "ViT-L/16, ImageNet-21k")
@@ -80,15 +79,15 @@ def load_suite(reference: str | None) -> tuple[Task, ...]:
     """
     if reference is None:
         return VTAB
-    found = resolve(reference, "--suite")
-    if not isinstance(found, (list, tuple)) or not found or not all(isinstance(task, Task) for task in found):
-        raise ValueError(f"--suite={reference}: give a list of vit_jax.sweeps.suite.Task.")
-    if odd := [task.name for task in found if len(task.published) not in (0, len(PUBLISHED))]:
+    tasks = resolve(reference, "--suite")
+    if not isinstance(tasks, (list, tuple)) or not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise ValueError(f"--suite={reference}: must be a list of vit_jax.sweeps.suite.Task.")
+    if odd := [task.name for task in tasks if len(task.published) not in (0, len(PUBLISHED))]:
         raise ValueError(f"--suite={reference}: {odd[0]!r} has other than {len(PUBLISHED)} published results, or none.")
-    names = [task.name for task in found]
+    names = [task.name for task in tasks]
     if wrong := [name for name in names if names.count(name) > 1 or "/" in name or name in ("", ".", "..", "all")]:
         raise ValueError(f"--suite={reference}: {wrong[0]!r} names two tasks, or cannot name a folder.")
-    return tuple(found)
+    return tuple(tasks)
 
 
 def select_tasks(suite: tuple[Task, ...], words: str) -> tuple[Task, ...]:
@@ -98,15 +97,8 @@ def select_tasks(suite: tuple[Task, ...], words: str) -> tuple[Task, ...]:
       ValueError: there is no such task or group; the nearest is named.
     """
     chosen: set[str] = set()
-    groups = dict.fromkeys(task.group for task in suite)
-    for word in filter(None, words.split(",")):
-        names = [task.name for task in suite if word in (task.name, task.group, "all")]
-        if not names:
-            known = ["all", *groups, *(task.name for task in suite)]
-            near = closest(word, known, 3)
-            hint = f"Nearest: {', '.join(near)}." if near else f"There are {', '.join(known)}."
-            raise ValueError(f"--tasks={words}: there is no task or group {word!r}. {hint}")
-        chosen |= {*names}
-    if not chosen:
-        raise ValueError(f"--tasks={words}: names no task; give all, a group, or names: {few(list(groups))}.")
+    known = ["all", *dict.fromkeys(task.group for task in suite), *(task.name for task in suite)]
+    for word in words.split(","):
+        require_known("--tasks", word, known)
+        chosen |= {task.name for task in suite if word in (task.name, task.group, "all")}
     return tuple(task for task in suite if task.name in chosen)

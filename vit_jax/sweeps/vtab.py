@@ -130,8 +130,7 @@ class Sweep:
 
     def trials(self, task: Task) -> dict[Setting, Outcome]:
         """Return the results of the trials that have ended."""
-        found = {setting: self.outcome(task, "trials", setting) for setting in self.tried}
-        return {setting: outcome for setting, outcome in found.items() if outcome is not None}
+        return {setting: outcome for setting in self.tried if (outcome := self.outcome(task, "trials", setting))}
 
     def chosen(self, task: Task) -> Setting | None:
         """Return the setting of a task's final run; None if trials are missing.
@@ -141,12 +140,12 @@ class Sweep:
         """
         if not self.tried:
             return self.settings[0]
-        ended = [self.trials(task) for task in (self.tasks if self.is_shared else (task,))]
-        if any(len(found) < len(self.tried) for found in ended):
+        trials = [self.trials(task) for task in (self.tasks if self.is_shared else (task,))]
+        if any(len(outcomes) < len(self.tried) for outcomes in trials):
             return None
-        if self.is_shared and all(outcome.accuracy is None for found in ended for outcome in found.values()):
+        if self.is_shared and all(outcome.accuracy is None for outcomes in trials for outcome in outcomes.values()):
             raise ValueError("No trial's loss stayed finite: try lower learning rates (--learning_rates=).")
-        return choose({setting: [found[setting] for found in ended] for setting in self.tried})
+        return choose({setting: [outcomes[setting] for outcomes in trials] for setting in self.tried})
 
     def choices(self) -> dict[Task, Setting | None]:
         """Return `chosen` for every task."""
@@ -156,11 +155,11 @@ class Sweep:
 
     def finals(self) -> dict[Task, tuple[Setting, Outcome]]:
         """Return settings and outcomes of the final runs that have ended."""
-        found = {}
-        for task, setting in self.choices().items():
-            if setting is not None and (outcome := self.outcome(task, "final", setting)) is not None:
-                found[task] = (setting, outcome)
-        return found
+        return {
+            task: (setting, outcome)
+            for task, setting in self.choices().items()
+            if setting and (outcome := self.outcome(task, "final", setting))
+        }
 
 
 def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str]:
@@ -170,7 +169,7 @@ def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str
         try:
             for split in (task.train, task.validation, task.train_and_validation, task.test):
                 if open_source(task.data, split, config.input, config.seed).is_multilabel:
-                    raise ValueError(f"{task.data}: its images may have several labels, and a task has one for each.")
+                    problems[task] = f"{task.data}: its images may have several labels, and a task has one for each."
         except ValueError as error:
             problems[task] = str(error)
     return problems
@@ -198,14 +197,14 @@ def run_sweep(sweep: Sweep) -> None:
 def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
     """Return the setting of a final run, as the first process chooses it."""
     setting = sweep.chosen(task)
-    found = of_first(setting and dataclasses.astuple(setting))
-    if found is None:
+    values = of_first(setting and dataclasses.astuple(setting))
+    if values is None:
         missing = [task.name for task in sweep.tasks if len(sweep.trials(task)) < len(sweep.tried)]
         raise Unfinished(
             "The trials of this machine's tasks have ended. The setting is chosen over all tasks, and trials of "
             f"{', '.join(missing)} are missing in {sweep.folder}. The same command goes on when they have ended."
         )
-    return Setting(*found)
+    return Setting(*values)
 
 
 def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:

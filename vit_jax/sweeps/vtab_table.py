@@ -73,9 +73,9 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 def trials_to_markdown(sweep: Sweep) -> str:
     """Return a table of the mean validation accuracy of each setting over the tasks."""
-    lines, chosen, ended = [], sweep.chosen(sweep.tasks[0]), [sweep.trials(task) for task in sweep.tasks]
+    lines, chosen, trials = [], sweep.chosen(sweep.tasks[0]), [sweep.trials(task) for task in sweep.tasks]
     for setting in sweep.tried:
-        accuracies = [found[setting].rank[0] for found in ended if setting in found]
+        accuracies = [outcomes[setting].rank[0] for outcomes in trials if setting in outcomes]
         mark = " (chosen)" if setting == chosen else ""
         mean = f"{100 * statistics.fmean(accuracies):.2f}{mark}" if accuracies else "–"
         lines.append([f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean])
@@ -106,8 +106,8 @@ def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     for task in sweep.tasks:
         for setting in sweep.settings:
             if trial := sweep.outcome(task, "trials", setting):
-                found = {"task": task.name, "learning_rate": setting.learning_rate, "steps": setting.num_steps}
-                trials.append(found | {"validation_accuracy": trial.accuracy})
+                row = {"task": task.name, "learning_rate": setting.learning_rate, "steps": setting.num_steps}
+                trials.append(row | {"validation_accuracy": trial.accuracy})
     return {
         "weights": read_start(sweep.folder / WEIGHTS_FILE),
         "sweep": "shared" if sweep.is_shared else "per_task",

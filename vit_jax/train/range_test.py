@@ -88,11 +88,11 @@ class RangeTest:
         smooth_P = self.smooth_P[: self.diverged]
         if len(smooth_P) < 2 * self.half_window or smooth_P.min() >= smooth_P[0]:
             raise ValueError("The loss did not fall before it diverged: lower --low=.")
-        found = {"where the loss falls fastest": float(self.rate_P[self.steepest])}
+        suggestions = {"where the loss falls fastest": float(self.rate_P[self.steepest])}
         if self.diverged is not None:
             rate = float(self.rate_P[self.diverged])
-            found[f"a tenth of {rate:.2g}, where the loss diverges"] = rate / 10
-        return found
+            suggestions[f"a tenth of {rate:.2g}, where the loss diverges"] = rate / 10
+        return suggestions
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as JSON values."""
@@ -132,19 +132,20 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
 
 def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Source, TrainState]:
     """Return the run, its training images, and its first state."""
-    data = open_datasets(config)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         return low * (high / low) ** (jnp.asarray(step, jnp.float32) / (num_steps - 1))
 
-    sizes: dict[str, Any] = {"num_examples": len(data.train), "label_shape": data.train.label_shape}
-    sizes |= {"devices": jax.devices(), "schedule": schedule}
+    train, fitted = open_datasets(config).train, None
     if isinstance(config, FinetuneConfig):
-        architecture, fitted, _ = adapt(config, data.train)
-        run = assemble(config, architecture, **sizes)
-        return run, data.train, state_of_parameters(run, fitted.parameters, str(config.init_from))
-    run = assemble(config, architecture_of(config, data.train.num_classes), **sizes)
-    return run, data.train, first_state(run)[0]
+        architecture, fitted, _ = adapt(config, train)
+    else:
+        architecture = architecture_of(config, train.num_classes)
+    options: dict[str, Any] = {"label_shape": train.label_shape, "devices": jax.devices(), "schedule": schedule}
+    run = assemble(config, architecture, num_examples=len(train), **options)
+    if fitted is None:
+        return run, train, first_state(run)[0]
+    return run, train, state_of_parameters(run, fitted.parameters, str(config.init_from))
 
 
 def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:

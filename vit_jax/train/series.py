@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
+from vit_jax.config import RunConfig
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.files import remove_tree
 from vit_jax.train.lifecycle import workdir as workdirs
@@ -71,7 +72,13 @@ def state_of(workdir: pathlib.Path) -> str:
 
 
 def run_once(
-    config: Any, folder: pathlib.Path, perform: Perform, title: str, *, split: str = "test", is_trial: bool = False
+    config: RunConfig,
+    folder: pathlib.Path,
+    perform: Perform,
+    title: str,
+    *,
+    split: str = "test",
+    is_trial: bool = False,
 ) -> dict[str, Any]:
     """Perform a run in its workdir, or resume it, unless it has ended there; one that diverged is not tried again.
 
