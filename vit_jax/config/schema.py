@@ -62,7 +62,7 @@ TRAINING_ALL = When("trained", "all")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """How a network computes: of every model."""
+    """How a network computes, also that of the weights in fine-tuning."""
 
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
@@ -79,7 +79,7 @@ class ComputeOptions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkOptions(ComputeOptions):
-    """The form of a network: of a model to train, and of `architecture.Architecture`."""
+    """The form of a network to train."""
 
     network: Reference | None = None
     """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
