@@ -188,21 +188,22 @@ def get_config(argument: str = "") -> FinetuneConfig:
         return bit_hyperrule(chosen, task)
     if chosen["examples"]:
         raise ValueError("examples=N is for rule=bit; other rules do not go by the number of images.")
-    if chosen["rule"] == "augreg":
-        return augreg(chosen, task)
     if chosen["rule"] in FAMILIES:
         changes: dict[str, Any] = LARGER.get((chosen["rule"], chosen["model"]), {})
         return family_recipe(chosen, task, dataclasses.replace(FAMILIES[chosen["rule"]], **changes))
-    is_table_2 = chosen["task"] == "imagenet" and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"]
+    is_imagenet, is_augreg = chosen["task"] == "imagenet", chosen["rule"] == "augreg"
+    is_table_2 = is_imagenet and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"] and not is_augreg
+    task = augreg(task, is_long=is_imagenet) if is_augreg else task
     pixels = chosen["image_size"] or (TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels)
+    model = adapted(chosen["model"], pixels)
     rates = (0.01,) if chosen["rule"] == "quick" else task.learning_rates
     has_search = len(rates) > 1
     return FinetuneConfig(
         data=task.data,
         total=Duration(task.total),
         global_batch=task.global_batch,
-        model=adapted(chosen["model"], pixels),
-        input=inputs(chosen, task, pixels, resize_pixels=pixels * 448 // 384),
+        model=dataclasses.replace(model, dropout_fraction=0.0) if is_augreg else model,
+        input=inputs(chosen, task, pixels, resize_pixels=256 if is_augreg and pixels == 224 else pixels * 448 // 384),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
         schedule=ScheduleConfig(
@@ -216,23 +217,16 @@ def get_config(argument: str = "") -> FinetuneConfig:
     )
 
 
-def augreg(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
-    """500 steps, 20,000 on ImageNet; crops of 384 out of 448 pixels, or 224 out of 256; no dropout."""
-    is_long, pixels = chosen["task"] == "imagenet", chosen["image_size"] or 384
-    resize_pixels = 256 if pixels == 224 else pixels * 448 // 384
-    return FinetuneConfig(
-        data=task.data,
-        total=Duration("20000 steps" if is_long else "500 steps"),
+def augreg(task: Task, *, is_long: bool) -> Task:
+    """500 steps, 20,000 on ImageNet; crops of 384 out of 448 pixels."""
+    return dataclasses.replace(
+        task,
+        total="20000 steps" if is_long else "500 steps",
+        warmup="500 steps" if is_long else "100 steps",
         global_batch=512,
-        model=dataclasses.replace(adapted(chosen["model"], pixels), dropout_fraction=0.0),
-        input=inputs(chosen | {"crop": chosen["crop"] or "resize"}, task, pixels, resize_pixels=resize_pixels),
-        objective=ObjectiveConfig(loss="softmax"),
-        optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
-        schedule=ScheduleConfig(
-            learning_rate=0.0, warmup=Duration("500 steps" if is_long else "100 steps"), decay="cosine"
-        ),
-        search=SearchConfig(learning_rates=(0.001, 0.003, 0.01, 0.03), validation_fraction=task.validation_fraction),
-        **FOLLOWED,
+        pixels=384,
+        crop="resize",
+        learning_rates=(0.001, 0.003, 0.01, 0.03),
     )
 
 

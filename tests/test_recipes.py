@@ -376,7 +376,7 @@ def test_deit3_is_as_released(row):
     inputs, optimizer, schedule, objective = config.input, config.optimizer, config.schedule, config.objective
     augmentations = {(True, 0, 0): "3a", (False, 2, 9): "rand-m9-mstd0.5-inc1"}
     crop = (inputs.train_crop, inputs.crop_area_fraction, inputs.crop_distribution)
-    found = {
+    actual = {
         "train-batch-size": config.global_batch,
         "color-jitter": inputs.color_jitter,
         "auto-augment": augmentations[inputs.three_augment, inputs.randaugment_layers, inputs.randaugment_magnitude],
@@ -405,14 +405,14 @@ def test_deit3_is_as_released(row):
     if stage == "pretrain":
         architecture = architecture_of(config, 1_000)
         learnable = {("learned_1d", "patches"): "learnable"}
-        found["layerscale"] = architecture.layer_scale
-        found["posemb"] = learnable[architecture.position_embedding, architecture.position_tokens]
-        found |= {"pooling": {"token": "cls"}[architecture.pool], "dropout": architecture.dropout_fraction}
+        actual["layerscale"] = architecture.layer_scale
+        actual["posemb"] = learnable[architecture.position_embedding, architecture.position_tokens]
+        actual |= {"pooling": {"token": "cls"}[architecture.pool], "dropout": architecture.dropout_fraction}
         assert (config.model.name, architecture.head) == (f"ViT-{model}", "linear")
     else:  # the network comes with the weights
-        found |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
+        actual |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
         assert (config.model.name, config.model.position_resize) == (f"ViT-{model}", "bicubic")
-    assert found == released
+    assert actual == released
     assert optimizer.weight_decay_meaning == "paper_kernels"
     if stage == "pretrain" and (expected := DEIT3["expected"][kind][model].get(str(epochs))):
         options = [*(["data=i21k"] if data == "i21k" else []), *([f"epochs={epochs}"] if epochs in (800, 240) else [])]

@@ -49,8 +49,8 @@ def get(config, name):
 )
 def test_override(override, value):
     name = override.partition("=")[0]
-    found = get(load(override), name)
-    assert (found, type(found)) == (value, type(value))
+    actual = get(load(override), name)
+    assert (actual, type(actual)) == (value, type(value))
 
 
 def test_what_counts_last():

@@ -133,7 +133,7 @@ def test_a_hybrid_has_use_for_all_options():
         ({"name": "R+B/15"}, r"name='R\+B/15'.*even"),
         ({"name": "R50+B/16", "image_size": (224, 230)}, r"name='R50\+B/16'.*width.*230.*224 or 240"),
         ({"width": 6, "num_heads": 1, "position_embedding": "sincos2d"}, "='sincos2d'.*divisible by 4.*6"),
-        ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "='learned_2d'.*even.*7"),
+        ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "='learned_2d'.*divisible by 2.*7"),
         ({"block": "axial", "pool": "token"}, "pool='token'.*axial.*gap or map"),
         ({"position_embedding": "none", "position_layers": "shared"}, "layers='shared'.*'none'.*'stem'"),
         ({"position_embedding": "relative", "position_layers": "every"}, "layers='every'.*relative.*'stem'"),

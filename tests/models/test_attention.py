@@ -46,8 +46,8 @@ def results(form, operands, gradient, heads):
     return [np.float32(x) for x in mixture_and_gradients(operands, gradient)]
 
 
-def distances(found, expected):
-    return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(found, expected, strict=True)]
+def distances(actual, expected):
+    return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(actual, expected, strict=True)]
 
 
 @pytest.mark.parametrize(

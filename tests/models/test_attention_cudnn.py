@@ -60,8 +60,8 @@ def _turned(x):
 @pytest.mark.parametrize("tokens", [16, 17])
 def test_values_and_gradients_are_those_of_xla(tokens, stand_in):
     operands, gradient = projections(2, tokens, 3, 8, "float32")
-    found = distances(results("cudnn", operands, gradient, 3), results("xla", operands, gradient, 3))
-    assert max(found) < 5e-6
+    actual = distances(results("cudnn", operands, gradient, 3), results("xla", operands, gradient, 3))
+    assert max(actual) < 5e-6
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -104,8 +104,8 @@ def test_devices_compute_their_images_and_heads(stand_in):
     mesh = build_mesh(jax.devices()[:4], ShardingConfig(num_model_shards=2))
     operands, gradient = projections(4, 17, 2, 8, "float32")
     with placed_by(Placement(mesh)):
-        found = results("cudnn", operands, gradient, 2)
-    assert max(distances(found, results("xla", operands, gradient, 2))) < 5e-6
+        actual = results("cudnn", operands, gradient, 2)
+    assert max(distances(actual, results("xla", operands, gradient, 2))) < 5e-6
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_products_of_one_activation_on_gpus():
 
     expected = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
     with placed_by(Place(platform="gpu", compute_capability=None)):
-        found = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
+        actual = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
         program = jax.make_jaxpr(jax.grad(loss))(x, kernels)
-    for here, there in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(here, there, rtol=0, atol=10 * TOLERANCE * float(jnp.abs(there).max()))
     made_by = {output: equation.primitive.name for equation in program.eqns for output in equation.outvars}
     sums = [e for e in program.eqns if e.primitive.name == "add" and e.outvars[0].aval.shape == x.shape]

@@ -38,33 +38,33 @@ def test_mean_colours_by_hand():
     image[0, :4, 4:8] = (31, 255, 128)
     image[0, 4:, 8:, 1] = 200
     image[0, 4, 8, 1] = 0  # the mean of 16 pixels is 187.5
-    found = objective().targets(jnp.asarray(image))[0, :, 0]
-    assert found.tolist() == [7 * 64 + 1, 0 * 64 + 7 * 8 + 4, 0, 0, 0, 5 * 8]
+    actual = objective().targets(jnp.asarray(image))[0, :, 0]
+    assert actual.tolist() == [7 * 64 + 1, 0 * 64 + 7 * 8 + 4, 0, 0, 0, 5 * 8]
 
 
 def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():
     image = np.zeros((1, 16, 24, 3), np.uint8)
     image[0, 8 + 2, 16 + 4 : 16 + 6, 2] = 255  # patch (1, 2): half of its part (1, 2)
-    found = objective("colours_4x4", patch_size=(8, 8)).targets(jnp.asarray(image))
-    assert found.shape == (1, 6, 16)
-    assert [tuple(place) for place in np.argwhere(np.asarray(found))] == [(0, 5, 1 * 4 + 2)]
-    assert int(found[0, 5, 6]) == 4  # 127.5 of 255
+    actual = objective("colours_4x4", patch_size=(8, 8)).targets(jnp.asarray(image))
+    assert actual.shape == (1, 6, 16)
+    assert [tuple(place) for place in np.argwhere(np.asarray(actual))] == [(0, 5, 1 * 4 + 2)]
+    assert int(actual[0, 5, 6]) == 4  # 127.5 of 255
 
 
 def test_pixels_are_those_of_the_patch():
     image = random_images(2)
-    found = np.asarray(objective("pixels").targets(jnp.asarray(image)))
-    assert found.shape == (2, 6, 48)
+    actual = np.asarray(objective("pixels").targets(jnp.asarray(image)))
+    assert actual.shape == (2, 6, 48)
     expected = image[1, 4:8, 8:12].reshape(-1) / 127.5 - 1
-    np.testing.assert_allclose(found[1, 5], expected, rtol=1e-6)
+    np.testing.assert_allclose(actual[1, 5], expected, rtol=1e-6)
 
 
 def test_classes_equal_numpy_at_every_edge():
     levels = np.arange(256, dtype=np.uint8)
     image = np.broadcast_to(levels[:, None, None, None], (256, 2, 4, 3))
-    found = objective(grid=(1, 2), patch_size=(2, 2)).targets(jnp.asarray(image))[:, 0, 0]
+    actual = objective(grid=(1, 2), patch_size=(2, 2)).targets(jnp.asarray(image))[:, 0, 0]
     level = np.minimum(7, np.floor(8 * levels.astype(np.float64) / 255)).astype(int)
-    assert np.array_equal(found, level * 73)
+    assert np.array_equal(actual, level * 73)
 
 
 def test_loss_and_metrics_by_hand():
@@ -73,23 +73,23 @@ def test_loss_and_metrics_by_hand():
     logits[0, 0, 9] = 3.0
     target, is_corrupted = jnp.array([[[9], [9]], [[1], [2]]]), jnp.array([[True, True], [True, False]])
     targets = Targets(None, jnp.array([1.0, 0.0]), None, target, is_corrupted)
-    found = {k: float(v) for k, v in objective().sums(ModelOutput(patches_BNO=jnp.asarray(logits)), targets).items()}
+    actual = {k: float(v) for k, v in objective().sums(ModelOutput(patches_BNO=jnp.asarray(logits)), targets).items()}
     right = np.log(np.exp(3) + 511) - 3
     expected = {"loss": right + np.log(512), "correct": 1.0, "majority": 2.0, "weight": 2.0, "images": 1.0}
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
     target, is_corrupted = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3), jnp.array([[True, False]])
     targets = Targets(None, jnp.ones(1), None, target, is_corrupted)
     logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0).reshape(1, 2, -1)
-    found = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
+    actual = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
     log_sum = np.log(np.exp(2) + 511)
-    assert float(found["loss"]) == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
-    assert (float(found["correct"]), float(found["majority"])) == pytest.approx((12 / 16, 12 / 16))
+    assert float(actual["loss"]) == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
+    assert (float(actual["correct"]), float(actual["majority"])) == pytest.approx((12 / 16, 12 / 16))
     pixels = Targets(None, jnp.ones(1), None, jnp.array([[[0.5, -0.5], [1.0, 1.0]]]), jnp.array([[True, False]]))
-    found = objective("pixels").sums(ModelOutput(patches_BNO=jnp.zeros((1, 2, 2))), pixels)
-    assert {k: float(v) for k, v in found.items()} == {"loss": 0.25, "weight": 1.0, "images": 1.0}
+    actual = objective("pixels").sums(ModelOutput(patches_BNO=jnp.zeros((1, 2, 2))), pixels)
+    assert {k: float(v) for k, v in actual.items()} == {"loss": 0.25, "weight": 1.0, "images": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -103,13 +103,13 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
     corrupted, own = np.asarray(targets.is_corrupted_BN), np.arange(196)
     moved = source != own
     number = 200 * 196
-    for found, share in (
+    for actual, share in (
         (corrupted, fraction),
         (masked, fraction * shares[0]),
         (moved, fraction * shares[1]),
         (corrupted & ~masked & ~moved, fraction * shares[2]),
     ):
-        assert abs(found.mean() - share) <= 5 * np.sqrt(share * (1 - share) / number) + 1e-12
+        assert abs(actual.mean() - share) <= 5 * np.sqrt(share * (1 - share) / number) + 1e-12
     assert not (masked & moved).any()
     assert corrupted[masked | moved].all()
     assert source.min() >= 0

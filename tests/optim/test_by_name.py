@@ -48,10 +48,10 @@ STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stag
     ],
 )
 def test_layers_between_a_parameter_and_the_head(options, expected):
-    found = {}
+    actual = {}
     for name, distance in layers_to_head(abstract(**options)).items():
-        found.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(distance.ravel().tolist())
-    assert found == expected
+        actual.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(distance.ravel().tolist())
+    assert actual == expected
 
 
 def test_a_parameter_whose_place_is_not_known_is_refused_unless_layers_do_not_count():

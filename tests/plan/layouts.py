@@ -145,18 +145,20 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     From two depths by extrapolation. From one the parts of layers count in proportion to the depth, the update to the
     parameters, and the rest once.
     """
-    full, found = FULL_DEPTH[layout.network], {int(depth): one for depth, one in figures.items() if one.get("ms")}
-    if not found:
+    full, by_depth = FULL_DEPTH[layout.network], {int(depth): one for depth, one in figures.items() if one.get("ms")}
+    if not by_depth:
         return None
-    update = max((_by_parts(layout, depth, one)[1] for depth, one in found.items() if "parts_ms" in one), default=None)
-    if full in found:
-        one = found[full]
+    update = max(
+        (_by_parts(layout, depth, one)[1] for depth, one in by_depth.items() if "parts_ms" in one), default=None
+    )
+    if full in by_depth:
+        one = by_depth[full]
         return Estimate(one["ms"] - one["waits_ms"], update, one["ms"], one["gib"])
-    depths = sorted(found)
+    depths = sorted(by_depth)
     if len(depths) == 1:
-        one = found[depths[0]]
+        one = by_depth[depths[0]]
         return Estimate(*_by_parts(layout, depths[0], one), None, None) if "parts_ms" in one else None
-    low, high = (found[depth] for depth in depths[-2:])
+    low, high = (by_depth[depth] for depth in depths[-2:])
     layers = (full - depths[-1]) / (depths[-1] - depths[-2])
     ms, waits, gib = (high[name] + layers * (high[name] - low[name]) for name in ("ms", "waits_ms", "gib"))
     return Estimate(ms - max(waits, 0.0), update, ms, gib)

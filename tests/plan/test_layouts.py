@@ -42,10 +42,10 @@ def test_extrapolation_from_the_parts_of_one_depth():
     layout = layouts.parse("B/16 v5e:4x4 none unrolled /1 x1")
     parts = {"attention": 2.0, "mlp": 3.0, "norm": 1.0, "optimizer": 0.25, "head": 0.5, "other": 4.0}
     one = {"ms": 12.0, "waits_ms": 1.0, "prefetch_ms": 0.25, "gib": 1.0, "parts_ms": parts}
-    found = layouts.at_full_depth(layout, {"1": one})
-    assert (found.ms, found.gib) == (None, None)
-    assert found.update_ms == pytest.approx(0.25 * (12 * layer + rest) / (layer + rest), rel=1e-6)
-    assert found.core_ms == pytest.approx(12 * (2 + 3 + 1 + 0.25) + 0.5 + 4 + found.update_ms)
+    actual = layouts.at_full_depth(layout, {"1": one})
+    assert (actual.ms, actual.gib) == (None, None)
+    assert actual.update_ms == pytest.approx(0.25 * (12 * layer + rest) / (layer + rest), rel=1e-6)
+    assert actual.core_ms == pytest.approx(12 * (2 + 3 + 1 + 0.25) + 0.5 + 4 + actual.update_ms)
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,5 @@ def test_one_layer_agrees_with_more(name):
     """The parts of a recorded layer, beside all 32 layers, or an extrapolation from one and two."""
     layout, figures = layouts.parse(name), layouts.load()[name]
     assert len(figures) == 2
-    one, more = (layouts.at_full_depth(layout, found) for found in ({"1": figures["1"]}, figures))
+    one, more = (layouts.at_full_depth(layout, by_depth) for by_depth in ({"1": figures["1"]}, figures))
     assert one.core_ms == pytest.approx(more.core_ms, rel=0.03)

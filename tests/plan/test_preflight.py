@@ -29,7 +29,7 @@ def test_one_line():
         ("optimizer.accumulation_steps=7", "7 micro-batches"),
         ("optimizer.frozen=nothing/here", "no parameter matches 'nothing/here'"),
         ("optimizer.learning_rate_multipliers.no/such=2", "no parameter matches 'no/such'"),
-        ("data=folder:/nowhere", "no folder '/nowhere'"),
+        ("data=folder:/nowhere", "folder:/nowhere: there is no such folder"),
         ("data=tfds:imagenet20012", "Nearest: imagenet2012"),
         ("init_from=/nowhere", "/nowhere: there is no such file or folder"),
         ("resume_from=/nowhere", "resume_from='/nowhere' is not a workdir"),

@@ -395,10 +395,8 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
         yield f"name={a.name!r}: must be a ViT without ResNet and classes, with model.head=linear, for masked patches."
     if a.has_transformer and a.width % a.num_heads:
         yield f"width={a.width} is not divisible by model.num_heads={a.num_heads}."
-    if a.position_embedding == "sincos2d" and a.width % 4:
-        yield f"position_embedding='sincos2d' needs a width divisible by 4, not {a.width}."
-    if a.position_embedding == "learned_2d" and a.width % 2:
-        yield f"position_embedding='learned_2d' needs an even width, not {a.width}."
+    if a.width % (divisor := {"sincos2d": 4, "learned_2d": 2}.get(a.position_embedding, 1)):
+        yield f"position_embedding={a.position_embedding!r}: needs a width divisible by {divisor}, not {a.width}."
     if a.block == "axial" and a.prefix_length:
         yield f"pool={a.pool!r}: a class token or register has no place in axial blocks. Use gap or map."
     if a.pool_num_heads is not None and (a.pool != "map" or a.width % a.pool_num_heads):
@@ -423,7 +421,7 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     if a.position_embedding == "relative" and is_reference(a.block):
         yield f"position_embedding='relative' needs the built-in blocks' attention, not {a.block}."
     if a.attention not in ("auto", a.block_attention):
-        yield f"attention={a.attention!r} computes no relative positions: use auto or xla."
+        yield f"attention={a.attention!r}: computes no relative positions. Use auto or xla."
 
 
 _NOT_ADDED = {

@@ -22,12 +22,10 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     for position, word in enumerate(filter(None, map(str.strip, argument.split(",")))):
         name, equals, text = word.partition("=")
         if not equals:
-            if position >= len(names):
-                raise ValueError(f"{word!r}: is one value too many. This recipe takes {taken}.")
-            name, text = names[position], word
+            name, text = names[position] if position < len(names) else word, word
         if name not in defaults:
             hint = did_you_mean(name, names)
-            raise ValueError(f"{name!r}: must be an argument of the recipe.{hint} It takes {taken}.")
+            raise ValueError(f"{name!r}: must be one of the recipe's arguments: {taken}.{hint}")
         if name in values:
             raise ValueError(f"{argument!r}: must not set {name} twice. Values without a name fill {taken}, in order.")
         kind = type(defaults[name])

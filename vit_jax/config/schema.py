@@ -62,7 +62,7 @@ TRAINING_ALL = When("trained", "all")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComputeOptions:
-    """How a network computes: of every model."""
+    """How a network computes, also that of the weights in fine-tuning."""
 
     compute_dtype: ComputeDtype = "bfloat16"
     """Dtype of activations and matrix products. Parameters, norm statistics, softmax and loss stay in float32."""
@@ -71,15 +71,15 @@ class ComputeOptions:
     outputs (attention), or each block from its input (full). Later values use less memory and more time. auto: the
     first that fits the memory of the devices."""
     scan_unroll: Count | None = None
-    """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots, blocks on
-    TPUs and GPUs, residual units on TPUs; all residual units on a CPU; else 1."""
+    """Blocks or residual units per iteration of the loop over layers. None: all where remat is none or dots (blocks on
+    TPUs and GPUs, residual units on TPUs) and all residual units on a CPU; else 1."""
     attention: AttentionForm = "auto"
     """Implementation of attention. auto: pallas on TPUs and cudnn on GPUs in bfloat16 where they can, else xla."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkOptions(ComputeOptions):
-    """The form of a network: of a model to train, and of `architecture.Architecture`."""
+    """The form of a network to train."""
 
     network: Reference | None = None
     """A user-defined network in place of the named one: called with (architecture, key), it returns a module from
@@ -92,8 +92,7 @@ class NetworkOptions(ComputeOptions):
     position_embedding: Transformer[PositionEmbedding | Reference] = "learned_1d"
     """Form of the position embedding (ViT, App. D.4). relative belongs to every block's attention."""
     position_layers: Transformer[PositionLayers] = "stem"
-    """Where positions are added: once before the blocks (stem), before every block with parameters of
-    its own (every), or before every block with the same parameters (shared) (ViT, App. D.4)."""
+    """Add positions once (stem), or before every block, each with its own (every) or the same (shared; ViT, D.4)."""
     position_stddev: Transformer[Annotated[Positive, When("position_embedding", *LEARNED_POSITIONS, Reference)]] = 0.02
     """Standard deviation of learned positions at initialisation; big_vision has width ** -0.5."""
     dropout_fraction: Transformer[Fraction] = 0.0
@@ -158,8 +157,7 @@ class ModelConfig(NetworkOptions):
     num_heads: Transformer[Count | None] = None
     """Attention heads of each block; must divide width. None: that of the name."""
     residual_unit: ResNet[UnitForm | None] = None
-    """Form of the residual unit, of a ResNet alone or under a transformer. None: preactivation (BiT) for a ResNet,
-    postactivation (ViT, sec. 4.1) for a hybrid."""
+    """Form of the residual unit. None: preactivation (BiT) for a ResNet, postactivation (ViT, 4.1) for a hybrid."""
     group_norm_epsilon: ResNet[Positive | None] = None
     """Added to the variance in each group norm. None: that of the residual unit, 1e-5 or 1e-6."""
     standardization_epsilon: ResNet[Positive | None] = None
@@ -192,8 +190,7 @@ class AdaptConfig(ComputeOptions):
     final_norm: FinalNorm | None = None
     """Change the norm after the last block: tokens, pooled (as MAE) or none. None: as in the weights."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
-    """Rule if patches do not divide input.image_size. drop: ignore the last rows and columns, as the released
-    code does for patches of 14 pixels at 384."""
+    """For an image size that patches do not divide: refuse, or drop the border, as the released code."""
     dropout_fraction: Fraction | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
@@ -430,8 +427,7 @@ class EvaluatorConfig:
     arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_KINDS, Reference)] = dataclasses.field(
         default_factory=dict
     )
-    """Arguments by name: shots, seeds, l2, sampling and layer for fewshot; neighbours, temperature and layer for knn;
-    any for a reference."""
+    """By name: shots, seeds, l2, sampling, layer (fewshot); neighbours, temperature, layer (knn); any (reference)."""
 
     @property
     def frozen(self) -> FrozenKind | None:

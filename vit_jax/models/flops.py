@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from vit_jax.config import Architecture
 from vit_jax.models import abstract_model
@@ -69,7 +70,7 @@ def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: boo
     return _macs(jax.make_jaxpr(function)(*arguments).jaxpr, count_padding)
 
 
-def _macs(jaxpr: Any, count_padding: bool) -> int:
+def _macs(jaxpr: Jaxpr, count_padding: bool) -> int:
     total = 0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
@@ -88,10 +89,10 @@ def _macs(jaxpr: Any, count_padding: bool) -> int:
     return total
 
 
-def _jaxprs(value: Any) -> Iterator[Any]:
+def _jaxprs(value: Any) -> Iterator[Jaxpr]:
     for item in value if isinstance(value, (tuple, list)) else (value,):
         jaxpr = getattr(item, "jaxpr", item)
-        if hasattr(jaxpr, "eqns"):
+        if isinstance(jaxpr, Jaxpr):
             yield jaxpr
 
 

@@ -30,9 +30,9 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
         layers = {name: len(update) for name, update in updates.items() if is_stacked(name)}
         state = jax.tree.map(
-            lambda node: _split(node, layers) if _is_dict(node) else node,
+            lambda node: _split(node, layers) if isinstance(node, dict) else node,
             state,
-            is_leaf=lambda node: _is_dict(node) and not layers.keys().isdisjoint(node),
+            is_leaf=lambda node: isinstance(node, dict) and not layers.keys().isdisjoint(node),
         )
         updates, state = optimizer.update(_unstack(updates), state, None if params is None else _unstack(params))
         return _stack(updates), _stack(state)
@@ -57,10 +57,6 @@ def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensio
 def is_stacked(name: str) -> bool:
     """Return whether the array of this name has a leading layer axis."""
     return _STACKED.match(name) is not None
-
-
-def _is_dict(node: Any) -> bool:
-    return isinstance(node, dict)
 
 
 def _unstack(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -88,7 +84,7 @@ def _stack(state: Any) -> Any:
     """
 
     def stack(node: Any) -> Any:
-        if not _is_dict(node):
+        if not isinstance(node, dict):
             return node
         stacked: dict[str, Any] = {}
         stacks: dict[str, list[tuple[int, str]]] = {}
@@ -106,7 +102,7 @@ def _stack(state: Any) -> Any:
         return stacked
 
     def has_layers(node: Any) -> bool:
-        return _is_dict(node) and any(isinstance(name, str) and _LAYER.match(name) for name in node)
+        return isinstance(node, dict) and any(isinstance(name, str) and _LAYER.match(name) for name in node)
 
     return jax.tree.map(stack, state, is_leaf=has_layers)
 

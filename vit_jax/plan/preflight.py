@@ -65,8 +65,14 @@ def check_start(
             label_shape=shape,
         )
         if isinstance(config, PretrainConfig):
-            _read_start(run, unseen)
-        _trace(run)
+            if config.init_from is not None and expanded(config.init_from) not in unseen:
+                fitting_weights(run)
+            if config.resume_from is not None and pathlib.Path(config.resume_from) not in unseen:
+                steps_to_continue(run)
+        try:
+            run.trace_train_step()
+        except TypeError as error:  # also of jax, for shapes that do not fit
+            raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
         network = _describe(run)
     where = (f"{'not visible from' if path in unseen else 'looked for'} here: {path}" for path in paths)
     return [f"checked: {network}; {about}", *where]
@@ -122,24 +128,6 @@ def _stand_ins(config: RunConfig, num_devices: int | None, num_slices: int) -> l
         StandIn(i, platform, platform, (i % per_slice, 0, 0), i // per_slice, slice_index=i // per_slice)
         for i in range(count)
     ]
-
-
-def _read_start(run: Assembly, unseen: list[pathlib.Path]) -> None:
-    """Read the weights or checkpoint that pre-training begins with, if these are here."""
-    config = run.config
-    assert isinstance(config, PretrainConfig)
-    if config.init_from is not None and expanded(config.init_from) not in unseen:
-        fitting_weights(run)
-    if config.resume_from is not None and pathlib.Path(config.resume_from) not in unseen:
-        steps_to_continue(run)
-
-
-def _trace(run: Assembly) -> None:
-    """Trace a training step: networks and losses by reference are called."""
-    try:
-        run.trace_train_step()
-    except TypeError as error:  # also of jax, for shapes that do not fit
-        raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
 
 
 def _describe(run: Assembly) -> str:

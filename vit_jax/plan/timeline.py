@@ -116,8 +116,9 @@ class _Walk:
         if opcode in ("while", "call", "conditional"):
             pass_.enter(*self._nested(instruction))
         elif opcode in _PREFETCHES:
-            bandwidth = self.topology.chip.memory_bandwidth_bytes_per_second
-            pass_.start(name, "bus", _prefetched_bytes(instruction) / bandwidth)
+            # A copy between memories lists both arrays, a slice also the complete one.
+            num_bytes = min((array.padded_bytes for array in instruction.arrays if array.dims), default=0)
+            pass_.start(name, "bus", num_bytes / self.topology.chip.memory_bandwidth_bytes_per_second)
         elif opcode == "recv":  # between slices; the matching send goes the other way at the same time
             fact = self._exchange(instruction)
             pass_.start(name, "network", fact.seconds, fact)
@@ -238,11 +239,6 @@ class _Pass:
 
 def _phase(instruction: Instruction) -> str:
     return ["other", *_PHASE.findall(instruction.source)][-1]
-
-
-def _prefetched_bytes(instruction: Instruction) -> int:
-    """Bytes of a copy between memories: source and result are both listed; of a slice, the smaller counts."""
-    return min((array.padded_bytes for array in instruction.arrays if array.dims), default=0)
 
 
 def _collective_bytes(collective: Instruction, num_devices: int) -> int:

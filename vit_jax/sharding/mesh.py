@@ -67,7 +67,12 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     num_slices = count_slices(devices)
     replicas = num_slices if config.num_replicas is None else config.num_replicas
     model = config.num_model_shards
-    _check_slices(len(devices), num_slices, replicas, model)
+    if replicas % num_slices and num_slices % replicas:
+        rule = f"must divide the {num_slices} slices, or be a multiple"
+        raise ValueError(f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}.")
+    if (len(devices) // num_slices) % model:
+        rule = f"must divide the {len(devices) // num_slices} devices of a slice, within which the network is fast"
+        raise ValueError(f"config.sharding.num_model_shards={model}: {rule}.")
     shape = (replicas, len(devices) // (replicas * model), model)
     if num_slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -136,12 +141,3 @@ class Placement:
         """Return the function as run on each device's shard, see `activations.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
-
-
-def _check_slices(num_devices: int, num_slices: int, replicas: int, model: int) -> None:
-    if replicas % num_slices and num_slices % replicas:
-        rule = f"must divide the {num_slices} slices, or be a multiple"
-        raise ValueError(f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}.")
-    if (num_devices // num_slices) % model:
-        rule = f"must divide the {num_devices // num_slices} devices of a slice, within which the network is fast"
-        raise ValueError(f"config.sharding.num_model_shards={model}: {rule}.")
