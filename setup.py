@@ -19,6 +19,7 @@ REQUIREMENTS = [
     "importlib_resources>=7.1.0",  # TFDS 4.9 imports it and does not declare it
     "jax>=0.10.2",
     "ml_dtypes>=0.6.0",
+    "ml-collections>=1.1.0",
     "numpy>=2.4",
     "opencv-python-headless>=5.0.0.93",
     "optax>=0.2.8",

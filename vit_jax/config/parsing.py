@@ -1,7 +1,7 @@
 """Parsing of recipe files and command-line overrides into a frozen config, and its text form.
 
-A recipe returns one of the dataclasses of the schema. The type of a field parses words of the command
-line, and checks values of these, of Python and of JSON.
+A recipe returns one of the dataclasses of the schema. Overrides of scalar fields go through
+ml_collections' config_flags; the type of a field checks values of the command line, of Python and of JSON.
 """
 
 import ast
@@ -123,7 +123,7 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
         raise ValueError(f"config.{name}: must not be set, as a section. Set a field, as config.{name}.{first}={text}.")
     if not equals:
         raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")
-    values[field] = parse_text(text, hint)
+    values[field] = _parse_override(text, hint)
 
 
 def _hint_inside(hint: object, field: str, name: str, kind: type) -> object:
@@ -172,6 +172,24 @@ def parse_text(text: str, hint: object) -> object:
         with contextlib.suppress(ValueError, SyntaxError):
             return read(text)
     return text
+
+
+def _parse_override(text: str, hint: object) -> object:
+    """Return the value of an override as ml_collections' config_flags parse it, else as `parse_text` does."""
+    if hint is Any or _is_list(hint) or (text == "None" and type(None) in _options(hint)):
+        return parse_text(text, hint)
+    from absl import flags  # here alone: other options and configs made in Python need neither
+    from ml_collections import config_dict, config_flags
+
+    reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
+    arguments, parsed = ["vit-jax", f"--config.value={text}"], config_dict.ConfigDict({"value": reference})
+    flag_values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", parsed, flag_values=flag_values, sys_argv=arguments)
+    try:
+        flag_values(arguments)
+    except (flags.Error, TypeError, ValueError):
+        return parse_text(text, hint)
+    return parsed.value
 
 
 def _plain_type(hint: object) -> object:
