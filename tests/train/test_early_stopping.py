@@ -10,12 +10,11 @@ from tests.integration import commands
 from tests.tiny import LENGTH
 from tests.train import small_runs as runs
 from vit_jax.checkpoint import CheckpointReader
-from vit_jax.config import StopEarlyConfig, load_recipe
+from vit_jax.config import StopEarlyConfig
 from vit_jax.pytree import parameters_sha256
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.pretrain import pretrain
-from vit_jax.train.rate_search import trial_config
 from vit_jax.weights import load_weights
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
@@ -152,27 +151,18 @@ def test_of_errors_less_is_better(metric, mode):
     assert noted([0.3, 0.1, 0.2], metric, mode, patience=1).best_of([1, 2, 3]) == 2
 
 
-def test_trials_of_a_search_run_to_their_end():
-    config = load_recipe("configs/finetune.py:any,own", ["--config.stop_early.patience=2"])
-    assert trial_config(config, 0.1).stop_early == StopEarlyConfig()
-
-
-STOPS = {  # the question that is answered yes: one follows each step and each batch of an evaluation
-    2: ("a plain step", 2, False),
-    9: ("the last step", 6, True),
-    11: ("the last evaluation", 6, True),
-}
-
-
 @pytest.fixture(scope="module")
 def interrupted_config(tiny_run):
     checkpoint = dataclasses.replace(tiny_run.config.checkpoint, every="4 steps")  # none at the first stop
     return dataclasses.replace(tiny_run.config, checkpoint=checkpoint)
 
 
-@pytest.mark.parametrize("question", STOPS, ids=[where.replace(" ", "_") for where, *_ in STOPS.values()])
-def test_goes_on_from_where_it_was_asked(question, interrupted_config, tiny_run, tmp_path, monkeypatch):
-    _, step, owes = STOPS[question]
+@pytest.mark.parametrize(
+    ("question", "step", "owes"),  # one question follows each step and each batch of an evaluation
+    [(2, 2, False), (9, 6, True), (11, 6, True)],
+    ids=["a plain step", "the last step", "the last evaluation"],
+)
+def test_goes_on_from_where_it_was_asked(question, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch):
     runs.interrupt(lambda: pretrain(interrupted_config, str(tmp_path)), question, step, monkeypatch)
     reader = CheckpointReader(tmp_path)
     assert max(reader.all_steps()) == step
