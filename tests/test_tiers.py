@@ -48,8 +48,8 @@ def test_the_fast_tier_has_the_tests_without_a_marker(tmp_path):
 
 
 FEATURES = (  # files with at least one fast test
-    "train/test_stopping.py",  # training runs, interrupted and resumed
-    "train/test_adapt.py",  # fine-tuning
+    "train/test_early_stopping.py",  # training runs, interrupted and resumed
+    "train/test_start.py",  # fine-tuning
     *(f"models/test_{family}.py" for family in ("vit", "resnet", "blocks", "attention")),
     *(f"evals/test_{part}.py" for part in ("evaluate", "report_folder")),
     *(f"api/test_{part}.py" for part in ("export", "predictions")),

@@ -2,13 +2,16 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax
 import numpy as np
+import pytest
 
 from tests.tiny import config
 from vit_jax.arrays import Batch
 from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 
 
 @functools.cache
@@ -41,6 +44,31 @@ def train(run, num_steps=20, *, masked=()):
         state, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         curve.append({name: float(value) for name, value in metrics.items()})
     return state, curve
+
+
+def first_batch(run):
+    """The first of `batches`, on the run's devices."""
+    return jax.device_put(next(batches(run, 1)), run.batch_sharding)
+
+
+def ask_to_end_at(question, monkeypatch):
+    """The run hears of its end when it asks for the n-th time, as it would after a signal."""
+    count = itertools.count(1)
+    monkeypatch.setattr(Interruption, "is_requested", lambda self: next(count) == question)
+
+
+def interrupt(train, question, step, monkeypatch):
+    """Interrupt a run at a question, after which it has done so many steps; the next run goes on undisturbed."""
+    ask_to_end_at(question, monkeypatch)
+    with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
+        train()
+    ask_to_end_at(None, monkeypatch)
+
+
+def assert_same_end(summary, expected):
+    """Parameters and results of two runs are equal to the bit."""
+    for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss"):
+        assert summary[name] == expected[name], name
 
 
 def losses(curve):

@@ -1,4 +1,4 @@
-"""A run ends when its evaluations stop improving; its best checkpoint is its result, however often it was killed."""
+"""Runs that end when evaluations stop improving, or when asked to end, and resume as if nothing had happened."""
 
 import dataclasses
 import math
@@ -9,13 +9,12 @@ import pytest
 from tests.integration import commands
 from tests.tiny import LENGTH
 from tests.train import small_runs as runs
-from tests.train.test_stopping import ask_to_end_at
-from vit_jax.config import StopEarlyConfig, load_recipe
+from vit_jax.checkpoint import CheckpointReader
+from vit_jax.config import StopEarlyConfig
 from vit_jax.pytree import parameters_sha256
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.pretrain import pretrain
-from vit_jax.train.rate_search import trial_config
 from vit_jax.weights import load_weights
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
@@ -89,10 +88,7 @@ def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, ca
 def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_path, monkeypatch):
     """In that of the best step, and in the last; a question follows each step and each batch of an evaluation."""
     for question, step in ((4, 2), (5, 4)):
-        ask_to_end_at(question, monkeypatch)
-        with pytest.raises(Interrupted, match=f"stopped after step {step} "):
-            pretrain(config, str(tmp_path))
-    ask_to_end_at(None, monkeypatch)
+        runs.interrupt(lambda: pretrain(config, str(tmp_path)), question, step, monkeypatch)
     summary = pretrain(config, str(tmp_path))
     assert_same_end(summary, tmp_path, stopped)
     assert parameters_sha256(load_weights(str(tmp_path)).parameters) == summary["parameters_sha256"]
@@ -155,6 +151,31 @@ def test_of_errors_less_is_better(metric, mode):
     assert noted([0.3, 0.1, 0.2], metric, mode, patience=1).best_of([1, 2, 3]) == 2
 
 
-def test_trials_of_a_search_run_to_their_end():
-    config = load_recipe("configs/finetune.py:any,own", ["--config.stop_early.patience=2"])
-    assert trial_config(config, 0.1).stop_early == StopEarlyConfig()
+@pytest.fixture(scope="module")
+def interrupted_config(tiny_run):
+    checkpoint = dataclasses.replace(tiny_run.config.checkpoint, every="4 steps")  # none at the first stop
+    return dataclasses.replace(tiny_run.config, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("question", "step", "owes"),  # one question follows each step and each batch of an evaluation
+    [(2, 2, False), (9, 6, True), (11, 6, True)],
+    ids=["a plain step", "the last step", "the last evaluation"],
+)
+def test_goes_on_from_where_it_was_asked(question, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch):
+    runs.interrupt(lambda: pretrain(interrupted_config, str(tmp_path)), question, step, monkeypatch)
+    reader = CheckpointReader(tmp_path)
+    assert max(reader.all_steps()) == step
+    assert reader.metadata(step)["owes_evaluation"] is owes
+    runs.assert_same_end(pretrain(interrupted_config, str(tmp_path)), tiny_run.summary)
+    assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)
+
+
+def test_an_evaluation_that_is_owed_may_be_broken_off_again(interrupted_config, tiny_run, tmp_path, monkeypatch):
+    for question, message in ((5, "stopped after step 3 of 6"), (2, "stopped while evaluating")):
+        runs.ask_to_end_at(question, monkeypatch)
+        with pytest.raises(Interrupted, match=message):
+            pretrain(interrupted_config, str(tmp_path))
+    runs.ask_to_end_at(None, monkeypatch)
+    runs.assert_same_end(pretrain(interrupted_config, str(tmp_path)), tiny_run.summary)
+    assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)

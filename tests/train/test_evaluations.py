@@ -12,7 +12,6 @@ from tests.integration import commands
 from tests.rejections import rejects
 from tests.tiny import source
 from tests.train import small_runs as runs
-from tests.train.test_stopping import ask_to_end_at
 from vit_jax.api import from_weights
 from vit_jax.config import EvaluatorConfig
 from vit_jax.config.evaluators import FROZEN_KINDS, FrozenName
@@ -23,7 +22,6 @@ from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.evaluations import FROZEN, build_evaluations
-from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -127,11 +125,8 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
 
 @pytest.mark.slow
 def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monkeypatch):
-    """Asked to end in the third of those that are due; test_stopping.py has the other places."""
-    ask_to_end_at(9, monkeypatch)
-    with pytest.raises(Interrupted, match="stopped after step 3 of 6"):
-        pretrain(tmp_path, monkeypatch)
-    ask_to_end_at(None, monkeypatch)
+    """Asked to end in the third of those that are due; test_early_stopping.py has the other places."""
+    runs.interrupt(lambda: pretrain(tmp_path, monkeypatch), 9, 3, monkeypatch)
     summary = pretrain(tmp_path, monkeypatch)
     assert results(tmp_path) == results(uninterrupted[0])
     assert summary["parameters_sha256"] == uninterrupted[1]["parameters_sha256"]

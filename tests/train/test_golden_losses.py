@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 
-import jax
 import numpy as np
 import pytest
 
@@ -30,8 +29,7 @@ RECIPE = ROOT / "configs" / "digits_transfer.py"
 def train(config):
     """On one batch again and again, which can be learnt by heart: labels are random."""
     run = runs.assemble_config(config)
-    (batch,) = runs.batches(run, 1)
-    batch, state, losses = jax.device_put(batch, run.batch_sharding), run.init_state(), []
+    batch, state, losses = runs.first_batch(run), run.init_state(), []
     for _ in range(NUM_STEPS):
         state, metrics = run.train_step(state, batch)
         losses.append(float(metrics["train_loss"]))

@@ -80,8 +80,7 @@ def test_moments_and_average_lie_with_their_parameters(model):
     for tree in (state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu):
         kernel = tree.encoder.blocks.mlp.expand.kernel[...]
         assert kernel.addressable_shards[0].data.size == kernel.size // 4  # each of the two replicas has all of it
-    (batch,) = runs.batches(run, 1)
-    image = jax.device_put(batch, run.batch_sharding).image_BHWC  # shared by model shards
+    image = runs.first_batch(run).image_BHWC  # shared by model shards
     assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 8 * model}
 
 
@@ -89,6 +88,5 @@ def test_moments_and_average_lie_with_their_parameters(model):
 def test_what_the_compiler_is_told_reaches_both_steps(monkeypatch, step):
     monkeypatch.setattr("vit_jax.train.assemble.compiler_options", lambda mesh: {"no_such_option": "1"})
     run = runs.assemble_config(runs.config())
-    (batch,) = runs.batches(run, 1)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
-        getattr(run, step)(run.init_state(), jax.device_put(batch, run.batch_sharding))
+        getattr(run, step)(run.init_state(), runs.first_batch(run))

@@ -9,10 +9,9 @@ import pytest
 from tests.data.packed_files import write_parquet, write_shard
 from tests.integration import commands
 from tests.tiny import LENGTH
-from tests.train.test_stopping import ask_to_end_at
+from tests.train import small_runs as runs
 from vit_jax.data.images import decode
 from vit_jax.data.sources import open_source
-from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.pretrain import pretrain
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
@@ -43,13 +42,8 @@ def packed(tiny_run, tmp_path_factory):
 def test_a_resumed_run_ends_with_the_bytes_of_the_run_on_the_digits(kind, packed, tiny_run, tmp_path, monkeypatch):
     inputs = dataclasses.replace(tiny_run.config.input, train_split="train", test_split="test", data_dir=None)
     config = dataclasses.replace(tiny_run.config, data=f"{kind}:{packed}/{kind}", input=inputs)
-    ask_to_end_at(2, monkeypatch)
-    with pytest.raises(Interrupted, match="stopped after step"):
-        pretrain(config, str(tmp_path))
-    ask_to_end_at(None, monkeypatch)
-    summary = pretrain(config, str(tmp_path))
-    for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss"):
-        assert summary[name] == tiny_run.summary[name], name
+    runs.interrupt(lambda: pretrain(config, str(tmp_path)), 2, 2, monkeypatch)
+    runs.assert_same_end(pretrain(config, str(tmp_path)), tiny_run.summary)
 
 
 def test_a_resumed_run_excludes_the_same_images(data_dir, tiny_run, tmp_path):

@@ -1,10 +1,22 @@
+"""Metrics on their way from a step to the console and to files."""
+
 import io
 import logging
+import math
 import re
 import sys
+import types
 
+import jax.numpy as jnp
+import pytest
+
+from tests.integration import commands
+from tests.train import small_runs as runs
 from vit_jax.train import progress
+from vit_jax.train.evaluations import Cadence
+from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import Display, TrainingClock, duration_text, estimate_text
+from vit_jax.train.writers import JsonLines, Writers
 
 METRICS = {"train_loss": 1.25, "learning_rate": 1e-3, "images_per_second": 1234.0}
 
@@ -84,3 +96,78 @@ def test_the_estimate_names_probe_for_long_runs_on_a_cpu():
     assert "probe" not in estimate_text(3600, "cpu") + estimate_text(50_640, "tpu")
     assert "14h 04m" in estimate_text(50_640, "cpu")
     assert "vit-jax probe" in estimate_text(50_640, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("every", "last", "expected"), [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (4, 8, [4, 8]), (10, 3, [3])]
+)
+def test_due_every_so_often_and_at_the_end(every, last, expected):
+    cadence = Cadence(every, last)
+    assert [step for step in range(last + 1) if cadence.is_due(step)] == expected
+
+
+def test_metrics_are_reported_one_step_late_each_once_and_in_order():
+    seen = []
+    late = LateMetrics(lambda step, metrics: seen.append((step, metrics["x"])))
+    late.push(1, {"x": jnp.float32(1)})
+    assert seen == []
+    late.push(2, {"x": jnp.float32(2)})
+    assert seen == [(1, 1.0)]
+    late.flush()
+    late.flush()
+    assert seen == [(1, 1.0), (2, 2.0)]
+
+
+@pytest.mark.parametrize("name", ["train_loss", "gradient_norm", "parameter_norm"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_raises(name, value):
+    metrics = {"train_loss": 1.0, "gradient_norm": 1.0, "parameter_norm": 1.0, "learning_rate": 0.1}
+    require_finite(5, metrics)
+    with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
+        require_finite(5, metrics | {name: value})
+    with pytest.raises(FloatingPointError, match="The learning rate is 0, so it is not the cause") as raised:
+        require_finite(5, metrics | {name: value, "learning_rate": 0.0})
+    assert "lower" not in str(raised.value)
+
+
+def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
+    first = JsonLines(tmp_path, 0)
+    for step in (1, 2, 3):
+        first.write(step, {"x": step / 2})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "x"')  # the process was killed while it wrote
+    second = JsonLines(tmp_path, 2)
+    second.write(3, {"x": 9.0})
+    second.close()
+    assert commands.metrics(tmp_path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 1.0}, {"step": 3, "x": 9.0}]
+
+
+def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
+    calls = []
+
+    class Run:
+        def log(self, metrics, step):
+            calls.append(("log", step, metrics))
+
+        def finish(self):
+            calls.append(("finish",))
+
+    def init(**options):
+        calls.append(("init", options["project"], options["config"]["logging"]["every"], options["resume"]))
+        return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    config = runs.config("logging.every=1 steps", "logging.tensorboard=False", "logging.wandb_project=p")
+    writers = Writers(tmp_path, config, 0, enabled=True)
+    writers.write(3, {"x": 1.0})
+    writers.close()
+    assert calls == [("init", "p", "1 steps", "allow"), ("log", 3, {"x": 1.0}), ("finish",)]
+
+
+def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match=r"pip install .*\[wandb\]"):
+        Writers(tmp_path, runs.config("logging.wandb_project=p"), 0, enabled=True)
+    Writers(tmp_path, runs.config(), 0, enabled=False).write(1, {"x": 1.0})  # a process that does not write
+    assert list(tmp_path.iterdir()) == []

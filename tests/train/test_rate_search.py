@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.config import SearchConfig, load_recipe, resolve
+from vit_jax.config import SearchConfig, StopEarlyConfig, load_recipe, resolve
 from vit_jax.data.in_memory import MemorySource
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.rate_search import choose, choose_learning_rate, table, trial_config, with_learning_rate
@@ -87,10 +87,13 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
 
 
 def test_a_trial_is_judged_once_at_its_end():
-    final, one = with_learning_rate(CONFIG, 0.01), trial_config(CONFIG, 0.01)
-    assert changes(CONFIG, final) == {"schedule", "search"}
+    """Also where the final run stops early."""
+    config = dataclasses.replace(CONFIG, stop_early=StopEarlyConfig(patience=2))
+    final, one = with_learning_rate(config, 0.01), trial_config(config, 0.01)
+    assert changes(config, final) == {"schedule", "search"}
     assert changes(CONFIG.schedule, final.schedule) == {"learning_rate"}
-    assert changes(final, one) == {"evaluation", "checkpoint"}
+    assert changes(final, one) == {"evaluation", "checkpoint", "stop_early"}
+    assert one.stop_early == StopEarlyConfig()
     for num_examples in (64, 100, 1_437):  # a trial has fewer images than the final run, and its epochs fewer steps
         steps = resolve(one, num_examples=num_examples, num_devices=8)
         assert steps.evaluate_every == steps.total

@@ -126,8 +126,8 @@ def test_polyak_average_is_what_is_evaluated():
     initial = jax.device_get(run.init_state().model)
     expected = jax.tree.map(lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d, initial, *models)
     assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
-    (batch,) = runs.batches(run, 1)
-    sums = run.evaluation_step(state, jax.device_put(batch, run.batch_sharding))
+    batch = runs.first_batch(run)
+    sums = run.evaluation_step(state, batch)
     logits = expected((jnp.float32(batch.image_BHWC) - 127.5) / 127.5).logits_BK
     assert float(sums["correct"]) == float((logits.argmax(-1) == batch.label_B).sum())
 
@@ -174,7 +174,7 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
 @pytest.mark.newest
 def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives():
     run = runs.build("model.dropout_fraction=0.1", devices=2)
-    (batch,) = (jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 1))
+    batch = runs.first_batch(run)
     expected, metrics = run.train_step(run.init_state(), batch)
     leaves, same_metrics = run.compile_train_step()(pytree.named_leaves(run.init_state()), batch)
     state = run.state_from(leaves)

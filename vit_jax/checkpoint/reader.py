@@ -91,14 +91,13 @@ class CheckpointReader:
         except Exception as error:
             problem = damage_of(error, self.folder / str(step))
         problem = problem if is_local else next(filter(None, hosts.gather(problem)), "")
-        if problem:
-            raise DamagedCheckpoint(self.folder / str(step), problem)
-        changed = [f"{item}/{leaf}" for item, leaves in unchecked.items() for leaf in _changed(restored[item], leaves)]
+        to_check = {} if problem else unchecked
+        changed = [f"{item}/{leaf}" for item, leaves in to_check.items() for leaf in _changed(restored[item], leaves)]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            raise DamagedCheckpoint(
-                self.folder / str(step), f"other bytes than were written in {', '.join(changed[:3])}{more}"
-            )
+            problem = f"other bytes than were written in {', '.join(changed[:3])}{more}"
+        if problem:
+            raise DamagedCheckpoint(self.folder / str(step), problem)
         return {name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()}
 
     def _restore_item(self, step: int, name: str, tree: object) -> tuple[dict[str, jax.Array], list[str]]:
@@ -201,10 +200,9 @@ def read_workdir(
         for problem in problems:
             logging.warning("%s Read instead: %s.", problem, read[2])
         return read
-    if not problems:
-        raise ValueError(f"{folder} has no checkpoint that is completely on disk.")
     advice = "Is it half written, or copied in part? Copy it again."
-    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *problems]))
+    reasons = problems or ["None is completely on disk."]
+    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *reasons]))
 
 
 def _steps_to_read(reader: CheckpointReader) -> list[int]:

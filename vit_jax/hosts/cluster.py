@@ -1,4 +1,7 @@
-"""The processes of a run, and the number of this one, from the variables that launchers set. SLURM's are in `slurm`."""
+"""The processes of a run, and the number of this one, from the variables that launchers set. SLURM's are in `slurm`.
+
+Functions raise ValueError for variables that are missing, are not valid, or contradict each other.
+"""
 
 import dataclasses
 import re
@@ -25,11 +28,7 @@ class Place:
 
 
 def explicit_place(environment: Environment) -> Place | None:
-    """The place given by our own three variables; None if not all of them are set.
-
-    Raises:
-      ValueError: a value is not valid.
-    """
+    """Return the place given by our own three variables; None if not all of them are set."""
     if any(name not in environment for name in (COORDINATOR, NUM_PROCESSES, PROCESS_ID)):
         return None
     process_id, num_processes = index_and_count(environment, PROCESS_ID, NUM_PROCESSES)
@@ -37,11 +36,7 @@ def explicit_place(environment: Environment) -> Place | None:
 
 
 def given_coordinator(environment: Environment) -> str | None:
-    """`VIT_JAX_COORDINATOR`, which may also replace the address that a cluster gives.
-
-    Raises:
-      ValueError: it is not host:port.
-    """
+    """Return `VIT_JAX_COORDINATOR` (host:port), which may also replace the address that a cluster gives."""
     address = environment.get(COORDINATOR)
     if address is not None and not re.fullmatch(r".+:\d+", address):
         raise ValueError(f"{COORDINATOR}={address}: give the first process's host and a free port there, as host:port.")
@@ -49,11 +44,7 @@ def given_coordinator(environment: Environment) -> str | None:
 
 
 def open_mpi_place(environment: Environment) -> Place | None:
-    """Processes started by Open MPI's mpirun, from its variables; JAX would need mpi4py and use one GPU a process.
-
-    Raises:
-      ValueError: variables are missing, contradict each other, or do not contain the first process's host.
-    """
+    """Return the place of a process that mpirun started; JAX would need mpi4py and use one GPU a process."""
     size, rank = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
     if size not in environment or number(environment, size) == 1:
         return None
@@ -82,9 +73,6 @@ def jobset_place(environment: Environment) -> Place | None:
     """Pods of a Kubernetes JobSet, from the variables that `launch/gke_jobset.yaml` sets.
 
     JAX would query the cluster's API, which needs a package and a permission.
-
-    Raises:
-      ValueError: variables are missing or contradict each other.
     """
     names = ("REPLICATED_JOB_NAME", "JOB_INDEX", "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB", "NUM_JOBS")
     if "JOBSET_NAME" not in environment:
@@ -127,11 +115,7 @@ def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
 
 
 def number(environment: Environment, name: str) -> int:
-    """A variable as a number from 0.
-
-    Raises:
-      ValueError: it is not set, or not such a number.
-    """
+    """Return a variable as a number from 0."""
     text = environment.get(name)
     if text is None or not text.isdecimal():
         raise ValueError(f"{name} is {'not set' if text is None else repr(text)}: a number from 0 is expected.")
@@ -139,11 +123,7 @@ def number(environment: Environment, name: str) -> int:
 
 
 def index_and_count(environment: Environment, index: str, count: str) -> tuple[int, int]:
-    """Return two variables: an index from 0, and the count.
-
-    Raises:
-      ValueError: one is not a number, or the first is not below the second.
-    """
+    """Return two variables: an index from 0, and the count."""
     this, total = number(environment, index), number(environment, count)
     if this >= total:
         raise ValueError(

@@ -72,7 +72,7 @@ Rule = Callable[[Mapping[int, Report]], Verdict | None]
 class Peers:
     """The peers of this process; a run of one process has no store.
 
-    A process without a sign of life for `lost_seconds` counts as lost. `leave` ends this one, with an exit code.
+    A process without a sign of life for `lost_seconds` counts as lost. `leave(exit_code)` ends this one at once.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Peers:
     ):
         self.process_id, self.num_processes, self._lost_seconds = process_id, num_processes, lost_seconds
         self._store = store
-        self._leave = leave or leave_at_once
+        self.leave = leave or leave_at_once
         self._host = socket.gethostname()
         self._beat, self._progress, self._step = 0, 0, None  # type: tuple[int, int, int | None]
         self._idle_since: float | None = None
@@ -169,15 +169,11 @@ class Peers:
         """Wait for the end of all; called last. Does not return if this process failed."""
         self.rest()
         if self._failure is not None:
-            self._leave(self._failure.exit_code)
+            self.leave(self._failure.exit_code)
         self._has_ended = True
         with contextlib.suppress(Exception):
             wait_for_all()
         self._is_closing.set()
-
-    def leave(self, exit_code: int) -> None:
-        """End this process at once; does not return."""
-        self._leave(exit_code)
 
     # Called by the threads.
 
@@ -287,7 +283,7 @@ class Peers:
 
     def _end_with(self, message: str, exit_code: int) -> None:
         say(message)
-        self._leave(exit_code)
+        self.leave(exit_code)
 
     # Messages, also for rules.
 

@@ -27,13 +27,10 @@ _OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and
 
 
 def slurm_place(environment: Environment, count_gpus: GpuCount, find_host: FindHost) -> Place | None:
-    """Tasks of the step that `srun` started; None outside of a step, where one process runs alone.
+    """Return the place of a task that `srun` started; None outside of a step, where one process runs alone.
 
     `count_gpus`, the number of GPUs this process can use, is called where no variable gives it; `find_host` with the
-    name of the first node.
-
-    Raises:
-      ValueError: variables are missing or contradict each other, or the first node cannot be found.
+    name of the first node. Errors are those of `cluster`.
     """
     if not _is_in_step(environment):
         return None

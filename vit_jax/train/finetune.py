@@ -4,7 +4,6 @@ With a grid of learning rates it first chooses one on a held-out part of train, 
 """
 
 import functools
-from typing import Any
 
 import jax
 
@@ -48,8 +47,8 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)
-    sizes: JsonObject = {"label_shape": data.train.label_shape, "devices": jax.devices()}
-    first = assemble(config, architecture, num_examples=len(data.train), **sizes)
+    shape, devices = data.train.label_shape, jax.devices()
+    first = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices)
     assert isinstance(first.config, FinetuneConfig)
     config, architecture = first.config, first.architecture  # one layout for all runs
     with workdirs.claim(workdir, config) as claimed:
@@ -62,17 +61,30 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
         with Interruption() as interruption:  # around all runs: what arrives between two of them is not lost
 
             def train_with(
-                config: FinetuneConfig, data: Datasets, workdir: WorkdirLock, split: str, steps_after: int, **more: Any
+                config: FinetuneConfig,
+                data: Datasets,
+                workdir: WorkdirLock,
+                split: str,
+                steps_after: int,
+                pause_fraction: float | None = None,
             ) -> JsonObject:
-                run = assemble(config, architecture, num_examples=len(data.train), **sizes)
-                first_state = functools.partial(start_state, run, fitted)
-                options = {"split": split, "steps_after": steps_after, "fitted": fitted, **more}
-                return train(run, data, workdir, first_state, interruption, **options)
+                run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices)
+                return train(
+                    run,
+                    data,
+                    workdir,
+                    functools.partial(start_state, run, fitted),
+                    interruption,
+                    split=split,
+                    steps_after=steps_after,
+                    pause_fraction=pause_fraction,
+                    fitted=fitted,
+                )
 
             chosen, trials = config, None
             if config.search.learning_rates:
                 chosen, trials = rate_search.choose_learning_rate(config, data, claimed.folder, train_with)
-            summary = train_with(chosen, data, claimed, "test", 0, pause_fraction=pause_fraction)
+            summary = train_with(chosen, data, claimed, "test", 0, pause_fraction)
         if trials and hosts.is_first():
             print(rate_search.table(trials, chosen.schedule.learning_rate), flush=True)
         return summary

@@ -6,6 +6,7 @@ names the step, and the state before it follows from a checkpoint, since a resum
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -93,7 +94,8 @@ class Replay:
     def differences(self) -> list[str]:
         """Metrics that are not equal to the bit to those that the run wrote."""
         recorded = self.recorded or {}
-        return [name for name in FINITE if name in recorded and not _is_same(recorded[name], self.metrics[name])]
+        same = functools.partial(np.array_equal, equal_nan=True)
+        return [name for name in FINITE if name in recorded and not same(recorded[name], self.metrics[name])]
 
     @property
     def first_cause(self) -> str:
@@ -303,10 +305,6 @@ def _save(into: pathlib.Path, step: int, state: TrainState, metadata: Mapping[st
     with contextlib.closing(CheckpointStore(into)) as store:
         store.save(step, items_of(state), metadata={**metadata, "owes_evaluation": False}, metrics={})
         store.wait()
-
-
-def _is_same(one: float, other: float) -> bool:
-    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def _figure(value: float | None) -> str:

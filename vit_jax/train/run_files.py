@@ -1,6 +1,7 @@
 """The files of a run that programs read, with their structure checked: config, start, metrics and summary.
 
-They may come from somebody else, or from a disk that was full. `workdir` and `writers` write them.
+They may come from somebody else, or from a disk that was full: readers raise ValueError for a damaged file, and return
+None, or no lines, for one that does not exist. `workdir` and `writers` write them.
 """
 
 import contextlib
@@ -71,20 +72,12 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def read_config(workdir: pathlib.Path) -> JsonObject:
-    """Return the content of `config.json`, not compared with the schema: it may be of an older version.
-
-    Raises:
-      ValueError: it is damaged, or not the config of a run.
-    """
+    """Return the content of `config.json`, not compared with the schema: it may be of an older version."""
     return _read_object(workdir / CONFIG_FILE)
 
 
 def read_start(file: pathlib.Path) -> JsonObject:
-    """Return what a run or a sweep started from, with the digest of the weights in "parameters_sha256".
-
-    Raises:
-      ValueError: the file is damaged, or lacks the digest.
-    """
+    """Return what a run or a sweep started from, with the digest of the weights in "parameters_sha256"."""
     return _read_object(file, ("parameters_sha256",))
 
 
@@ -96,26 +89,18 @@ def write_error(workdir: pathlib.Path, error: BaseException) -> None:
 
 
 def read_error(workdir: pathlib.Path) -> str | None:
-    """Return the error that ended a run, its type first; None if there is none.
-
-    Raises:
-      ValueError: the file is damaged.
-    """
+    """Return the error that ended a run, its type first."""
     values = _read_optional(workdir / ERROR_FILE, ("error",))
     return None if values is None else values["error"]
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
-    """Return the lines of `metrics.jsonl`, also while the run writes them; an empty list where there is no such file.
-
-    Raises:
-      ValueError: the file is damaged; the message names the line.
-    """
+    """Return the lines of `metrics.jsonl`, also while the run writes them."""
     return [values for _, values in _read_lines(workdir)]
 
 
 def metrics_up_to(workdir: pathlib.Path, step: int) -> str:
-    """Return the text of the lines up to a step; arguments and errors as for `read_metrics`."""
+    """Return the text of the lines up to a step."""
     return "".join(f"{line}\n" for line, values in _read_lines(workdir) if values["step"] <= step)
 
 
@@ -130,15 +115,7 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, object]) -> None:
 
 
 def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject | None:
-    """Return the content of `summary.json`; None where no run has ended.
-
-    Args:
-      workdir: of the run.
-      needs: names of results; the summary must have one name of each tuple.
-
-    Raises:
-      ValueError: it is damaged, or lacks a result.
-    """
+    """Return the content of `summary.json`, which must have one name of each tuple of `needs`."""
     return _read_optional(workdir / SUMMARY_FILE, *needs)
 
 
@@ -148,16 +125,12 @@ def write_pause(workdir: pathlib.Path, pause: Mapping[str, float]) -> None:
 
 
 def read_pause(workdir: pathlib.Path) -> JsonObject | None:
-    """Return the "fraction" that a run was paused at, and its "steps"; None where it was not. Errors as above."""
+    """Return the "fraction" that a run was paused at, and its "steps"."""
     return _read_optional(workdir / PAUSE_FILE, ("fraction",), ("steps",))
 
 
 def read_divergence(workdir: pathlib.Path) -> JsonObject | None:
-    """Return the content of `divergence.json`: "step", "records", "metrics", "config"; None where no run diverged.
-
-    Raises:
-      ValueError: it is damaged.
-    """
+    """Return the content of `divergence.json`: "step", "records", "metrics", "config"."""
     return _read_optional(workdir / DIVERGENCE_FILE, ("step",), ("metrics",), ("config",))
 
 

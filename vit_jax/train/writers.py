@@ -1,5 +1,6 @@
 """Writers of metrics: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
 
+import abc
 import json
 import os
 import pathlib
@@ -19,7 +20,20 @@ FLUSH_SECONDS = 10.0
 MAX_ID_BYTES = 256  # of a run of Weights & Biases
 
 
-class JsonLines:
+class Writer(abc.ABC):
+    """Writes the metrics of steps."""
+
+    @abc.abstractmethod
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def flush(self) -> None:  # noqa: B027
+        """Bring the metrics where they survive the end of the process; called before each checkpoint."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class JsonLines(Writer):
     """One JSON object a line. Lines of steps after `start_step`, left by a process that was killed, go."""
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
@@ -32,14 +46,11 @@ class JsonLines:
         self._file.flush()
         os.fsync(self._file.fileno())  # a bucket that is mounted as a folder has the line only now
 
-    def flush(self) -> None:
-        """All lines are on disk."""
-
     def close(self) -> None:
         self._file.close()
 
 
-class ObjectLines:
+class ObjectLines(Writer):
     """The same in a bucket: the object is written as a whole, at most every `FLUSH_SECONDS`, and before checkpoints.
 
     It is replaced only if nobody else has written it; then, and while the bucket does not answer, OSError is raised.
@@ -56,7 +67,6 @@ class ObjectLines:
             self.flush()
 
     def flush(self) -> None:
-        """All lines are in the bucket."""
         if not self._is_written:
             self._generation = self._path.write_bytes(self._text.encode(), self._generation)
             self._is_due_at, self._is_written = time.monotonic() + FLUSH_SECONDS, True
@@ -65,7 +75,7 @@ class ObjectLines:
         self.flush()
 
 
-class TensorBoard:
+class TensorBoard(Writer):
     """Event files in `tensorboard/`, written without TensorFlow."""
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
@@ -79,7 +89,6 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
-        """Events are in the bucket, if the workdir is in one."""
         if self._folder.is_needed:
             self._writer.flush()
             self._folder.send()
@@ -89,7 +98,7 @@ class TensorBoard:
         self._folder.send()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Writer):
     """A run of a Weights & Biases project; continued when the workdir is."""
 
     def __init__(self, workdir: pathlib.Path, config: RunConfig):
@@ -115,18 +124,15 @@ class WeightsAndBiases:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
-    def flush(self) -> None:
-        """The library sends by itself."""
-
     def close(self) -> None:
         self._run.finish()
 
 
-class Writers:
+class Writers(Writer):
     """All writers of a run, as one; none in processes that do not write."""
 
     def __init__(self, workdir: pathlib.Path, config: RunConfig, start_step: int, *, enabled: bool):
-        self._writers: list[JsonLines | ObjectLines | TensorBoard | WeightsAndBiases] = []
+        self._writers: list[Writer] = []
         if not enabled:
             return
         if config.logging.wandb_project is not None:  # first, for it is the one that may be missing
@@ -136,16 +142,13 @@ class Writers:
             self._writers.append(TensorBoard(workdir, start_step))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics of a step to every writer."""
         for writer in self._writers:
             writer.write(step, metrics)
 
     def flush(self) -> None:
-        """Call before a checkpoint is saved, with which a run that is killed begins again."""
         for writer in self._writers:
             writer.flush()
 
     def close(self) -> None:
-        """All metrics are on disk, or sent, when it returns."""
         for writer in self._writers:
             writer.close()

@@ -56,13 +56,6 @@ def test_a_process_with_the_number_of_one_that_has_ended_does_not_count(tmp_path
         pass
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.write_text("[" * 10_000)], ids=["pipe", "deep"])
-def test_a_lock_that_nobody_wrote_does_not_count(tmp_path, make):
-    make(tmp_path / FILE)
-    with WorkdirLock(tmp_path) as lock:
-        lock.check()
-
-
 def test_of_another_machine_it_expires_without_renewal(tmp_path, holder):
     holder.kill()
     pretend(tmp_path, host="elsewhere")

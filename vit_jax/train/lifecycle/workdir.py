@@ -7,8 +7,6 @@ import pathlib
 import uuid
 from collections.abc import Iterator, Mapping
 
-import jax
-
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
@@ -49,8 +47,8 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
     lock = lock_of(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
         stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
-        error = _take(lock, config, stack) if hosts.is_first() else None
-        _agree(path, error)
+        prepare_shared(path)
+        _raise_together(path, _take(lock, config, stack) if hosts.is_first() else None)
         with _recorded_error(path):
             yield lock
 
@@ -80,21 +78,37 @@ def prepare_shared(path: pathlib.Path) -> None:
       ValueError: in every process: it cannot be written, or is not shared by all processes.
       OSError: it is full, or its storage fails.
     """
-    error: ValueError | OSError | None = None
+    token = path / f".attempt_{hosts.gather(uuid.uuid4().hex)[0]}"  # a name that no link in somebody else's folder has
+    _raise_together(path, _write_token(token) if hosts.is_first() else None)
+    seen = hosts.gather(token.exists())  # all have looked when this returns
     if hosts.is_first():
-        try:
-            _require_writable(path)
-        except (ValueError, OSError) as problem:
-            error = problem
-    _agree(path, error)
+        token.unlink(missing_ok=True)
+    if blind := [process for process, sees in enumerate(seen) if not sees]:
+        raise ValueError(
+            f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
+            "With several hosts it must be on storage that all of them share."
+        )
 
 
-def _agree(path: pathlib.Path, error: ValueError | OSError | None) -> None:
-    """Raise in every process the error of the first, or one where a process does not see the same folder."""
+def _write_token(token: pathlib.Path) -> ValueError | OSError | None:
+    """Write a file into the workdir; return the error of a workdir that cannot be written."""
+    path = str(token.parent)
+    try:
+        token.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(token, "a full disk takes empty files")
+    except OSError as error:
+        if error.errno in PASSING:
+            return OSError(error.errno, error.strerror, path)
+        return ValueError(
+            f"workdir {path!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
+        )
+    return None
+
+
+def _raise_together(path: pathlib.Path, error: ValueError | OSError | None) -> None:
+    """Raise in every process if the first has an error, there that error."""
     if any(hosts.gather(error is not None)):
         raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
-    if jax.process_count() > 1:
-        _require_shared(path)
 
 
 @contextlib.contextmanager
@@ -170,7 +184,6 @@ def _take(lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack) -> 
     """The part of the first process; returns its error, because all processes must learn of it before any raises."""
     path = lock.folder
     try:
-        _require_writable(path)
         _require_own_files(path)
         stack.enter_context(lock)  # first: the config is of the run that has the folder
         if _is_begun(path):
@@ -186,20 +199,6 @@ def _is_begun(path: pathlib.Path) -> bool:
     """Return whether there is something that another config, or other weights, could spoil."""
     trials = path.glob(f"{TRIALS}/*")
     return has_checkpoints(path) or any(has_checkpoints(t) or (t / SUMMARY_FILE).exists() for t in trials)
-
-
-def _require_writable(path: pathlib.Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        attempt = path / f".attempt_{uuid.uuid4().hex}"  # a name that no link in somebody else's folder has
-        write_atomically(attempt, "a full disk takes empty files")
-        attempt.unlink()
-    except OSError as error:
-        if error.errno in PASSING:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        raise ValueError(
-            f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
-        ) from None
 
 
 def _require_own_files(path: pathlib.Path) -> None:
@@ -246,20 +245,3 @@ def _with_defaults(stored: JsonObject, kind: type) -> JsonObject:
         return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
     except ValueError:
         return stored
-
-
-def _require_shared(path: pathlib.Path) -> None:
-    """The first process leaves a token; one that cannot see it has a folder of its own."""
-    shared_file = path / f".shared-{hosts.gather(uuid.uuid4().hex)[0]}"
-    if hosts.is_first():
-        shared_file.write_text("")
-    hosts.wait_for_all("workdir token written")
-    seen = hosts.gather(shared_file.exists())  # all have looked when this returns
-    if hosts.is_first():
-        shared_file.unlink(missing_ok=True)
-    blind = [process for process, sees in enumerate(seen) if not sees]
-    if blind:
-        raise ValueError(
-            f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
-            f"With several hosts it must be on storage that all of them share."
-        )
