@@ -227,14 +227,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise too_deep from None
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [child for part in level if isinstance(part, dict | list) for child in _children(part)]
+        level = [child for parent in level if isinstance(parent, dict | list) for child in _children(parent)]
     if level:
         raise too_deep
     return value
 
 
-def _children(part: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return part.values() if isinstance(part, dict) else part
+def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def read_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr]:
@@ -324,8 +324,8 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 file.seek(0)
                 path.write_bytes(file.read())
             return
-        target = target_of(path)
-        with _open_beside(target) if target else _write_at_end(_open_stream(path)) as file:
+        target = _follow(pathlib.Path(path))
+        with _write_at_end(_open_stream(target)) if _is_stream(target) else _open_beside(target) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -380,13 +380,8 @@ def _is_stream(path: pathlib.Path) -> bool:
     return True
 
 
-def _open_stream(given: str | os.PathLike[str]) -> BinaryIO:
-    """Open a path that must not be replaced for writing.
-
-    A descriptor is duplicated: a second opening of the same file would begin at its start.
-    """
-    path = _follow(pathlib.Path(given))
-    if _is_descriptor(path):
+def _open_stream(path: pathlib.Path) -> BinaryIO:
+    if _is_descriptor(path):  # a second opening of the same file would begin at its start
         return os.fdopen(os.dup(int(path.name)), "wb")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # without a reader it would wait

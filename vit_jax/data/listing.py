@@ -142,7 +142,10 @@ def open_listing(
         source = _open_split(listing, whole, named)
     else:
         source = _open_flat(listing, whole, named, seed, held_then or {})
-    _warn_of_losses(listing, source, config, range_option)
+    listed = innermost(source)
+    assert isinstance(listed, ListedSource)
+    for line in listed.survey(config.value_range, range_option):  # all of a list without splits, for one warning
+        warn_once(f"{listing.path}: {line}")
     return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
 
 
@@ -216,14 +219,6 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
         raise ValueError(f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits.")
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
-
-
-def _warn_of_losses(listing: Listing, source: Source, config: InputConfig, range_option: str) -> None:
-    """Warn of files that lose bits or pages; check all of a list without splits, for one warning."""
-    listed = innermost(source)
-    assert isinstance(listed, ListedSource)
-    for line in listed.survey(config.value_range, range_option):
-        warn_once(f"{listing.path}: {line}")
 
 
 def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
