@@ -81,8 +81,8 @@ class _SharedRows:
         num_rows = len(batch.label)
         even_share = -(-num_rows // self._num_threads)
         at_once = max(_ROWS_AT_ONCE, min(even_share, _BYTES_AT_ONCE // batch.image[0].nbytes))
-        parts = [range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
-        for filled in [self._threads.submit(self._stream.fill, batch, i, part) for part in parts]:
+        blocks = [range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
+        for filled in [self._threads.submit(self._stream.fill, batch, i, rows) for rows in blocks]:
             filled.result()
         return batch
 

@@ -46,10 +46,10 @@ def _path_of(kind: str, name: str) -> Path:
     """Return the path in "kind:PATH"; of gs:// that in a mirror of the folder, up to the first pattern or file."""
     if not is_address(name):
         return Path(os.path.expanduser(name))
-    parts = name.rstrip("/").split("/")
-    is_whole = kind == "folder"
-    stop = next((i for i, part in enumerate(parts) if i > 2 and _FILE.search(part) and not is_whole), len(parts))
-    return mirror("/".join(parts[:stop])).joinpath(*parts[stop:])
+    words = name.rstrip("/").split("/")
+    is_file = (i > 2 and kind != "folder" and _FILE.search(word) is not None for i, word in enumerate(words))
+    stop = next((i for i, is_end in enumerate(is_file) if is_end), len(words))
+    return mirror("/".join(words[:stop])).joinpath(*words[stop:])
 
 
 def path_of(data: str, data_dir: str | None) -> Path | None:

@@ -251,10 +251,10 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
 
 def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
     """Return the records of a split by index, still serialised."""
-    parts = builder.info.splits[split].file_instructions
-    if not is_mirrored(parts[0].filename):
+    files = builder.info.splits[split].file_instructions
+    if not is_mirrored(files[0].filename):
         return builder.as_data_source(split=split).data_source
-    return BucketRecords([(part.filename, part.skip, part.take) for part in parts])
+    return BucketRecords([(file.filename, file.skip, file.take) for file in files])
 
 
 def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:
