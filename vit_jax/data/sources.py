@@ -110,7 +110,10 @@ def open_source(
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
         or examples that the config chooses do not exist; a reference is no source.
     """
-    opened = _open(data, split, config, seed, held_then, range_option)
+    if (listing := listing_of(data)) is not None:
+        opened = open_listing(listing, split, config, seed, held_then, range_option)
+    else:
+        opened = _open_other(data, split, config, seed)
     is_training = split == config.train_split
     if is_training and config.exclude is not None:
         opened = exclude(opened, config.exclude, split)
@@ -118,19 +121,15 @@ def open_source(
     return CachedSource(source) if config.cache_records else source
 
 
-def _open(
-    data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None, range_option: str
-) -> Source:
+def _open_other(data: str, split: str, config: InputConfig, seed: int) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits" or (kind in ("tfds", "vtab") and name):
         from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
 
         if data == "digits":
             return tfds_source.open_digits(split, config.data_dir)
-        opened = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
-        return opened(name, split, config.data_dir)
-    if (listing := listing_of(data)) is not None:
-        return open_listing(listing, split, config, seed, held_then, range_option)
+        open_named = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
+        return open_named(name, split, config.data_dir)
     try:
         if not is_reference(data):
             raise ValueError(

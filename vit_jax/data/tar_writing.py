@@ -35,21 +35,13 @@ _COLUMNS = pa.schema(
 
 
 class _Plan(NamedTuple):
-    """Classes and splits of the dataset, chosen when every record is known.
-
-    Attributes:
-      order: of the records.
-      class_names: by number.
-      number: int64 (classes of the archives,), the number of each class; -1 for a skipped one.
-      is_in: bool (N,) for each split: the records of `order` in it.
-      dropped: the skipped classes, and their sizes.
-    """
+    """Classes and splits of the dataset, chosen when every record is known."""
 
     order: Order
     class_names: tuple[str, ...]
-    number: np.ndarray
-    is_in: dict[str, np.ndarray]
-    dropped: dict[str, int]
+    number: np.ndarray  # of each class of the archives; -1 for a skipped one
+    is_in: dict[str, np.ndarray]  # by split: the records of `order` in it, bool (N,)
+    dropped: dict[str, int]  # sizes of skipped classes
 
 
 def plan(scatter: Scatter, options: Options) -> _Plan:
