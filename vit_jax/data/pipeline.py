@@ -9,7 +9,6 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import grain
 import numpy as np
@@ -97,7 +96,7 @@ class _SharedRows:
         weakref.finalize(lent, self._free.append, memory)
         return np.frombuffer(memoryview(lent), dtype).reshape(shape)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._stream, self._num_threads)  # a worker has threads of its own
 
     def close(self) -> None:

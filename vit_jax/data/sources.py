@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -148,13 +148,14 @@ def _open_other(data: str, split: str, config: InputConfig, seed: int) -> Source
     return _validated(opener(split, config, seed), data, split)
 
 
-def _validated(source: Any, data: str, split: str) -> Source:
+def _validated(source: object, data: str, split: str) -> Source:
     """Return the source of the user's code after checks: parts, class names, labels and the first image."""
     members = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     try:
         if missing := [name for name in members if not hasattr(source, name)]:
             kind = type(source).__name__
             raise ValueError(f"{kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
+        source = cast(Source, source)
         names, labels, shape = source.class_names, source.labels, (len(source), *source.label_shape)
         if not isinstance(names, tuple) or not 2 <= len({*names}) == len(names) == source.num_classes:
             raise ValueError(f"class_names is {names!r}; give a tuple of at least two different names.")
@@ -170,5 +171,4 @@ def _validated(source: Any, data: str, split: str) -> Source:
             decode(source[0].image)
     except ValueError as error:
         raise ValueError(f"config.data={data!r}, split {split!r}: {error}") from error
-    opened: Source = source
-    return opened
+    return source
