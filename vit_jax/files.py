@@ -27,6 +27,11 @@ JsonObject = dict[str, Any]
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_NEITHER = {  # kinds of paths that can be neither replaced nor written into
+    stat.S_IFDIR: (errno.EISDIR, os.strerror(errno.EISDIR)),
+    stat.S_IFSOCK: (errno.EINVAL, "it is a socket"),
+    stat.S_IFBLK: (errno.EINVAL, "it is a block device"),
+}
 _MOST_LINKS = 40  # as Linux
 _MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
 
@@ -117,18 +122,22 @@ def mirror(address: str, *whole: str) -> pathlib.Path:
     Raises:
       ValueError: the address cannot be listed.
     """
-    try:
+    with _readable(address):
         return buckets.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
-    except OSError as error:
-        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
 
 
 def fetch(path: pathlib.Path) -> pathlib.Path:
     """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
-    try:
+    with _readable(str(path)):
         return buckets.fetch(cast(buckets.BucketPath, path), _mirrors())
+
+
+@contextlib.contextmanager
+def _readable(address: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}. Correct the address.") from error
+        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
 
 
 def is_mirrored(path: str) -> bool:
@@ -367,17 +376,10 @@ def _is_stream(path: pathlib.Path) -> bool:
     """Return True for a path that must not be replaced, False for a regular file and a path that does not exist."""
     if _is_descriptor(path):
         return True
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        return False
-    if stat.S_ISREG(mode):
-        return False
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
-        raise OSError(errno.EINVAL, "it is a socket" if stat.S_ISSOCK(mode) else "it is a block device")
-    return True
+    kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
+    if kind in _NEITHER:
+        raise OSError(*_NEITHER[kind])
+    return kind != stat.S_IFREG
 
 
 def _open_stream(path: pathlib.Path) -> BinaryIO:
