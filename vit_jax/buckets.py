@@ -141,7 +141,7 @@ class BucketPath(pathlib.PurePosixPath):
         return self.read_generation()[0]
 
     def read_text(self) -> str:  # for orbax
-        return self.read_bytes().decode()
+        return self.read_generation()[0].decode()
 
     def read_generation(self) -> tuple[bytes, int]:
         """Return the content of an object, checked by its CRC32C, and the generation that has it."""

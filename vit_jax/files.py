@@ -376,7 +376,10 @@ def _is_stream(path: pathlib.Path) -> bool:
     """Return True for a path that must not be replaced, False for a regular file and a path that does not exist."""
     if _is_descriptor(path):
         return True
-    kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
     if kind in _NEITHER:
         raise OSError(*_NEITHER[kind])
     return kind != stat.S_IFREG
