@@ -33,7 +33,7 @@ class Folder(Listing):
     Its splits are sub-folders named like one, or as asked for, with class folders and no images directly inside.
     """
 
-    kind, unsplit = "folder", "which has no sub-folders for splits"
+    kind, classes_are, unsplit = "folder", "sub-folders", "which has no sub-folders for splits"
 
     def exists(self) -> bool:
         return self.path.is_dir()

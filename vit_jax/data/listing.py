@@ -67,12 +67,14 @@ class Listing(abc.ABC):
 
     Attributes:
       kind: in "kind:PATH".
+      classes_are: the parts of a list that make classes, for messages.
       unsplit: a relative clause on a list without splits, for messages.
       path: of the folder, the file or the pattern.
       suffix: text behind the path in the name of the data.
     """
 
     kind: str
+    classes_are = "labels"
     unsplit: str
     suffix = ""
 
@@ -226,7 +228,8 @@ def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
     names = tuple(listing.classes(split))
     if len(names) < 2:
         present = few(names, repr) or "none"
-        raise ValueError(f"{listing.place(split)}: must have images of at least two classes. It has {present}.")
+        kinds = f"at least two classes, which are its {listing.classes_are}"
+        raise ValueError(f"{listing.place(split)}: must have images of {kinds}. It has {present}.")
     _require_distinct(listing, names)
     return names
 
