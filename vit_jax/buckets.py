@@ -19,8 +19,10 @@ import os
 import pathlib
 import secrets
 import stat
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 SCHEME = "gs://"
 TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and between two pieces of a reply
@@ -139,7 +141,7 @@ class BucketPath(pathlib.PurePosixPath):
         return self.read_generation()[0]
 
     def read_text(self) -> str:  # for orbax
-        return self.read_bytes().decode()
+        return self.read_generation()[0].decode()
 
     def read_generation(self) -> tuple[bytes, int]:
         """Return the content of an object, checked by its CRC32C, and the generation that has it."""
@@ -445,6 +447,6 @@ def _status(blob: Any) -> Status:
     return Status(stat.S_IFREG, int(blob.size), blob.updated.timestamp(), int(blob.generation))
 
 
-def _in_threads(action: Any, items: list[Any]) -> None:
+def _in_threads(action: Callable[[T], object], items: Iterable[T]) -> None:
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
         list(threads.map(action, items))

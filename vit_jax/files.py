@@ -27,6 +27,11 @@ JsonObject = dict[str, Any]
 # Control characters, separators of lines, marks that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_NEITHER = {  # kinds of paths that can be neither replaced nor written into
+    stat.S_IFDIR: (errno.EISDIR, os.strerror(errno.EISDIR)),
+    stat.S_IFSOCK: (errno.EINVAL, "it is a socket"),
+    stat.S_IFBLK: (errno.EINVAL, "it is a block device"),
+}
 _MOST_LINKS = 40  # as Linux
 _MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
 
@@ -117,18 +122,22 @@ def mirror(address: str, *whole: str) -> pathlib.Path:
     Raises:
       ValueError: the address cannot be listed.
     """
-    try:
+    with _readable(address):
         return buckets.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
-    except OSError as error:
-        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
 
 
 def fetch(path: pathlib.Path) -> pathlib.Path:
     """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
-    try:
+    with _readable(str(path)):
         return buckets.fetch(cast(buckets.BucketPath, path), _mirrors())
+
+
+@contextlib.contextmanager
+def _readable(address: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}. Correct the address.") from error
+        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
 
 
 def is_mirrored(path: str) -> bool:
@@ -227,14 +236,14 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise too_deep from None
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [child for part in level if isinstance(part, dict | list) for child in _children(part)]
+        level = [child for parent in level if isinstance(parent, dict | list) for child in _children(parent)]
     if level:
         raise too_deep
     return value
 
 
-def _children(part: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return part.values() if isinstance(part, dict) else part
+def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def read_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr]:
@@ -324,8 +333,8 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 file.seek(0)
                 path.write_bytes(file.read())
             return
-        target = target_of(path)
-        with _open_beside(target) if target else _write_at_end(_open_stream(path)) as file:
+        target = _follow(pathlib.Path(path))
+        with _write_at_end(_open_stream(target)) if _is_stream(target) else _open_beside(target) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -368,25 +377,16 @@ def _is_stream(path: pathlib.Path) -> bool:
     if _is_descriptor(path):
         return True
     try:
-        mode = path.stat().st_mode
+        kind = stat.S_IFMT(path.stat().st_mode)
     except FileNotFoundError:
         return False
-    if stat.S_ISREG(mode):
-        return False
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
-        raise OSError(errno.EINVAL, "it is a socket" if stat.S_ISSOCK(mode) else "it is a block device")
-    return True
+    if kind in _NEITHER:
+        raise OSError(*_NEITHER[kind])
+    return kind != stat.S_IFREG
 
 
-def _open_stream(given: str | os.PathLike[str]) -> BinaryIO:
-    """Open a path that must not be replaced for writing.
-
-    A descriptor is duplicated: a second opening of the same file would begin at its start.
-    """
-    path = _follow(pathlib.Path(given))
-    if _is_descriptor(path):
+def _open_stream(path: pathlib.Path) -> BinaryIO:
+    if _is_descriptor(path):  # a second opening of the same file would begin at its start
         return os.fdopen(os.dup(int(path.name)), "wb")
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # without a reader it would wait

@@ -1,9 +1,9 @@
 """Small data that several tests of the input pipeline share."""
 
-import cv2
 import numpy as np
 import pytest
 
+from tests.data.packed_files import image
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.transforms import build_evaluation_transform
@@ -61,9 +61,7 @@ def make_folder(tmp_path):
         for name, content in files.items():
             path = tmp_path / "images" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, int):
-                content = cv2.imencode(".png", np.full((6, 5, 3), content, np.uint8))[1].tobytes()
-            path.write_bytes(content)
+            path.write_bytes(image(content) if isinstance(content, int) else content)
         return tmp_path / "images"
 
     return make

@@ -14,7 +14,11 @@ def png(values, used_bits=None):
     file = cv2.imencode(".png", values if values.ndim == 2 else values[..., ::-1])[1].tobytes()
     if used_bits is None:
         return file
-    chunk = b"sBIT" + bytes([used_bits] * (1 if values.ndim == 2 else 3))
+    return with_chunk(file, b"sBIT" + bytes([used_bits] * (1 if values.ndim == 2 else 3)))
+
+
+def with_chunk(file, chunk):
+    """A PNG with a further chunk, its kind and content, behind the header."""
     return file[:33] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + file[33:]
 
 

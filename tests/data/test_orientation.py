@@ -2,12 +2,12 @@
 
 import functools
 import struct
-import zlib
 
 import cv2
 import numpy as np
 import pytest
 
+from tests.data import deep_files
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.images import decode, plan_crop
 from vit_jax.data.orientation import orientation_of, tagged, turn, turn_back
@@ -77,8 +77,7 @@ def exif(order, orientation):
 
 
 def png(order, orientation):
-    file, data = cv2.imencode(".png", coloured(STORED)[..., ::-1])[1].tobytes(), b"eXIf" + exif(order, orientation)
-    return file[:33] + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data)) + file[33:]
+    return deep_files.with_chunk(deep_files.png(coloured(STORED)), b"eXIf" + exif(order, orientation))
 
 
 def webp(order, orientation):
@@ -91,21 +90,8 @@ def webp(order, orientation):
 
 
 def tiff(order, orientation, is_big=False, bits=8):
-    """An uncompressed TIFF or BigTIFF in one strip."""
-    samples = (coloured(STORED).astype(int) * (257 if bits == 16 else 1)).astype(f"{order}u{bits // 8}")
-    pixels_at, word, count = (16, "Q", "Q") if is_big else (8, "I", "H")
-    bits_at = pixels_at + samples.nbytes
-    three_bits = struct.pack(f"{order}3H", bits, bits, bits)
-    short = {256: 3, 257: 2, 259: 1, 262: 2, 273: pixels_at, 274: orientation, 277: 3, 278: 2, 279: samples.nbytes}
-    values = {tag: (1, struct.pack(f"{order}H", value)) for tag, value in short.items()}
-    values[258] = (3, three_bits if is_big else struct.pack(f"{order}I", bits_at))
-    entries = [
-        struct.pack(f"{order}HH{word}", tag, 3, size) + value.ljust(8 if is_big else 4, b"\0")
-        for tag, (size, value) in sorted(values.items())
-    ]
-    start = struct.pack(f"{order}HHHQ", 43, 8, 0, bits_at + 6) if is_big else struct.pack(f"{order}HI", 42, bits_at + 6)
-    directory = struct.pack(order + count, len(entries)) + b"".join(entries) + bytes(8)
-    return (b"MM" if order == ">" else b"II") + start + samples.tobytes() + three_bits + directory
+    samples = (coloured(STORED).astype(int) * (257 if bits == 16 else 1)).astype(f"u{bits // 8}")
+    return deep_files.tiff(samples, order, is_big=is_big, t274=("H", orientation))
 
 
 FORMATS = {

@@ -205,10 +205,6 @@ def test_numbers_without_images_keep_their_place(tmp_path, make_config):
         open_source(f"wds:{tmp_path}", "train", make_config(), 0)
 
 
-def other_columns(path, **columns):
-    return write_parquet(path, [0, 1], **columns)
-
-
 @pytest.mark.parametrize(
     ("write", "rule"),
     [

@@ -96,7 +96,7 @@ SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' e
         (["file,label", "cat/0.png,cat"], "train", "'image'.*'file', 'label'"),
         (["image,class", "cat/0.png,cat"], "train", "'label'"),
         (["image,label,label", "cat/0.png,cat,cat"], "train", "2 columns 'label'"),
-        (["image,label,labels", "cat/0.png,cat,cat"], "train", "'label' and 'labels'"),
+        (["image,label,labels", "cat/0.png,cat,cat"], "train", "2 columns 'labels'.*'label', 'labels'"),
         ([""], "train", "'image'"),
         (["image,label", "cat/0.png"], "train", "line 2.*1 cells.*2 columns"),
         (["image,label", "cat/0.png,cat, tabby"], "train", "line 2.*3 cells.*2 columns.*quotes"),

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from tests.data.archives import packed, special
+from tests.data.packed_files import packed, special
 from tests.rejections import rejects
 from vit_jax.data import tar
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python import array_record_module
 
-from tests.data.archives import by_class, packed, picture, special
+from tests.data.packed_files import by_class, packed, picture, special
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax.data import images, scatter, tar_dataset, tar_reading, tar_writing

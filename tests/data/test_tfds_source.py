@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
 from tests.rejections import rejects
-from vit_jax.data import digits, images, tfds_source
+from vit_jax.data import digits, images
 from vit_jax.data.sources import open_source
 from vit_jax.data.tfds_source import open_tfds, prepare
 
@@ -185,13 +185,6 @@ def test_split_without_examples_lists_the_known(data_dir, make_config, split, ru
         open_source("digits", split, make_config(data_dir=data_dir), 0)
 
 
-@pytest.mark.parametrize("name", ["kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"])
-def test_no_namespace_for_which_tfds_downloads_code(name, monkeypatch):
-    monkeypatch.setattr(tfds_source.tfds, "builder", None)
-    with rejects(f"data='tfds:{name}'", "must be a name"):
-        tfds_source.open_tfds(name, "train", None)
-
-
 def test_digits_in_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with rejects("input.data_dir", "cannot be written.*--data_dir=FOLDER"):
@@ -200,10 +193,13 @@ def test_digits_in_a_folder_that_cannot_be_written(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["some/config=FOLDER,version=1.0.0", "some/config=FOLDER", "some/..:1.0.0", "some/a/file_format=x", "../some"],
+    [
+        *("some/config=FOLDER,version=1.0.0", "some/config=FOLDER", "some/..:1.0.0", "some/a/file_format=x", "../some"),
+        *("kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"),
+    ],
 )
-def test_no_arguments_that_lead_tfds_to_another_folder(name, tmp_path):
-    """TFDS imports what the files of a prepared dataset name, and weights of others may state the name."""
+def test_no_names_for_which_tfds_runs_code(name, tmp_path):
+    """It imports what files of a prepared dataset name, or downloads code for a namespace; weights state names."""
     folder = tmp_path / "theirs"
     for place in (folder, folder / "1.0.0"):
         place.mkdir()

@@ -134,7 +134,7 @@ def test_unreadable_images_are_no_duplicates(folder, make_source):
     source = make_source([b"rubbish", photographs(1, sides=(40, 50))[0], b"rubbish"])
     (pair,) = find_by_hashes(source, [source], 0, 2)
     assert pair[:4] == (1, 0, 1, 0)
-    with rejects("2 images cannot be decoded"):
+    with rejects("2 images cannot be read"):
         find_by_hashes(source, [source], 0, 1)
 
 

@@ -109,14 +109,14 @@ def _index_of(file: str) -> _Index:
 
 def _without_headers(content: bytes, offset: int) -> bytes:
     """Remove the headers of blocks from bytes that begin at this offset of a file."""
-    parts, place = list[bytes](), 0
+    contents, place = list[bytes](), 0
     while place < len(content):
         if (offset + place) % _BLOCK_BYTES == 0:
             place += _BLOCK_HEADER_BYTES
         end = place + _BLOCK_BYTES - (offset + place) % _BLOCK_BYTES
-        parts.append(content[place:end])
+        contents.append(content[place:end])
         place = end
-    return b"".join(parts)
+    return b"".join(contents)
 
 
 def _records_of(chunk: bytes) -> list[bytes]:

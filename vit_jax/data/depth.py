@@ -172,10 +172,8 @@ def survey(
     count = min(len(paths), MOST_FILES)
     checked = [paths[k * len(paths) // count] for k in range(count)]
     headers = [_header_of(path) if open_file is None else _read_header(open_file, path) for path in checked]
-    found: dict[str, list[str]] = {"silent": [], "unknown": []}
-    for path, (kind, _) in zip(checked, headers, strict=True) if value_range is None else ():
-        found.get(kind, []).append(path)
-    silent, unknown = found["silent"], found["unknown"]
+    kinds = [kind for kind, _ in headers] if value_range is None else []
+    silent, unknown = ([checked[i] for i, kind in enumerate(kinds) if kind == lost] for lost in ("silent", "unknown"))
     pages = [number for _, number in headers if number > 1]
     lines = []
     if silent:
@@ -244,8 +242,8 @@ def _pnm(start: bytes) -> Depth | None:
     return Depth(8, (0, most)) if 1 < most < 255 and not is_text else None
 
 
-def _tiff(found: Mapping[int, Tag]) -> Depth | None:
-    tags = {number: tag.values for number, tag in found.items()}
+def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
+    tags = {number: tag.values for number, tag in directory.items()}
     bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
     if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):

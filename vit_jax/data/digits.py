@@ -34,8 +34,8 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        parts = zip(("train", "test"), split_indices(digits.target), strict=True)
-        return {split: self._generate_examples(digits, indices) for split, indices in parts}
+        train, test = (self._generate_examples(digits, indices) for indices in split_indices(digits.target))
+        return {"train": train, "test": test}
 
     def _generate_examples(self, digits: Any, indices: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
         for index in indices:

@@ -43,12 +43,12 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
         stated = read_json(expanded(file), MAX_BYTES)
     except ValueError as error:
         raise ValueError(f"config.input.exclude: {error}") from error
-    names = stated["ids"] if _is_exclusion(stated) else ()
-    ids = {os.fsencode(name) for name in names}
+    is_valid = _is_exclusion(stated)
+    ids = {os.fsencode(name) for name in stated["ids"]} if is_valid else set[bytes]()
     is_excluded_N = np.array([source.key_of(index) in ids for index in range(len(source))], bool)
     # As those of TFDS. A list that is written by hand has no digest.
     identifies_by_place = type(innermost(source)).key_of is Source.key_of
-    if not _is_exclusion(stated):
+    if not is_valid:
         problem = "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
     elif identifies_by_place and (stated["split"], stated["records"]) != (split, len(source)):
         problem = (

@@ -4,7 +4,7 @@ import collections
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import numpy as np
 
@@ -17,13 +17,23 @@ DESCRIPTION = "prepared.json"  # of a copy that `vit-jax prepare` makes
 MAX_DESCRIPTION_BYTES = 2**16
 
 
+class Description(TypedDict):
+    """How a copy was prepared; `complete` is False while it is being written, and `folder` is the copy."""
+
+    short_side: int
+    quality: int
+    complete: bool
+    source: str
+    folder: str
+
+
 class Folder(Listing):
     """An image folder.
 
     Its splits are sub-folders named like one, or as asked for, with class folders and no images directly inside.
     """
 
-    kind, unsplit = "folder", "which has no sub-folders for splits"
+    kind, classes_are, unsplit = "folder", "sub-folders", "which has no sub-folders for splits"
 
     def exists(self) -> bool:
         return self.path.is_dir()
@@ -72,13 +82,11 @@ def folder_of(data: str) -> Path | None:
     return Path(os.path.expanduser(name)) if kind == "folder" and name else None
 
 
-def description_of(folder: Path) -> dict[str, Any] | None:
+def description_of(folder: Path) -> Description | None:
     """Return how a copy was prepared, or the copy that a split's folder is part of; None for other folders.
 
-    "short_side" and "quality" are those of its images. "complete" is False while it is being written.
-
     Raises:
-      ValueError: the file that states them is damaged.
+      ValueError: the file that states it is damaged.
     """
     for place in (folder, folder.parent):
         if (file := place / DESCRIPTION).is_file():
@@ -87,7 +95,7 @@ def description_of(folder: Path) -> dict[str, Any] | None:
             stated = {"complete": True, "source": ""} | stated if isinstance(stated, dict) else {}
             if not all(type(stated.get(name)) is kind for name, kind in kinds.items()):
                 raise ValueError(f"{file}: must state short_side and quality as JSON. Prepare the folder again.")
-            return stated | {"folder": str(place)}
+            return cast(Description, stated | {"folder": str(place)})
     return None
 
 

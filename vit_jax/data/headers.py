@@ -133,8 +133,8 @@ def tiff_tags(file: bytes, wanted: Container[int]) -> dict[int, Tag]:
 
 def with_tag(file: bytes, tag: int, value: int) -> bytes:
     """Return a TIFF with another value of a tag that its first directory has."""
-    found, changed = tiff_tags(file, (tag,))[tag], bytearray(file)
-    struct.pack_into(found.layout, changed, found.place, value)
+    stored, changed = tiff_tags(file, (tag,))[tag], bytearray(file)
+    struct.pack_into(stored.layout, changed, stored.place, value)
     return bytes(changed)
 
 

@@ -72,10 +72,9 @@ def decode(
         pixels = _decode_pixels(without_orientation(image), value_range) if stated else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
-    if pixels is None:
-        raise UnreadableImage(_explain_unreadable(image))
-    if _has_unmarked_inks(image):
-        raise UnreadableImage("The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB")
+    if pixels is None or _has_unmarked_inks(image):
+        inks = "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB"
+        raise UnreadableImage(_explain_unreadable(image) if pixels is None else inks)
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 
@@ -104,13 +103,12 @@ def plan_crop(
     Raises:
       UnreadableImage: as for `decode`, here or in the returned function; damage outside the part may stay unnoticed.
     """
-    layout = None if isinstance(image, np.ndarray) else jpeg.layout_of(image)
-    if layout is None or isinstance(image, np.ndarray):
 
-        def decode_and_cut() -> np.ndarray:
-            pixels = decode(image, max_image_megapixels, exif_orientation, value_range)
-            return cut(pixels, choose(*pixels.shape[:2]))
+    def decode_and_cut() -> np.ndarray:
+        pixels = decode(image, max_image_megapixels, exif_orientation, value_range)
+        return cut(pixels, choose(*pixels.shape[:2]))
 
+    if isinstance(image, np.ndarray) or (layout := jpeg.layout_of(image)) is None:
         return decode_and_cut
     _require_size(layout.height * layout.width, max_image_megapixels)
     orientation, height, width = orientation_of(image) if exif_orientation else 1, layout.height, layout.width
@@ -130,11 +128,12 @@ def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | 
     depth = depth_of_file(file)
     chosen = None if depth is None else depth.range_of(value_range)
     if depth is not None and chosen is not None:
-        if depth.problem:
-            raise UnreadableImage(f"The file has {depth.problem}, which cannot be decoded: {_SAVE_DEEP}")
-        values = decode_values(file, depth)
+        values = None if depth.problem else decode_values(file, depth)
         if values is None:
-            raise UnreadableImage(f"{_explain_unreadable(file)}, or has values that cannot be decoded: {_SAVE_DEEP}")
+            problem = (
+                f"The file has {depth.problem}" if depth.problem else f"{_explain_unreadable(file)}, or has values"
+            )
+            raise UnreadableImage(f"{problem} that cannot be decoded: {_SAVE_DEEP}")
         if chosen != depth.stated or not contradicts(values, depth):
             return _to_rgb(map_values(values, depth, chosen))
     elif depth is not None and depth.needs_range:

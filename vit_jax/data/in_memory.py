@@ -1,7 +1,6 @@
 """Sources in memory: arrays, and a cache around another source."""
 
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -42,5 +41,5 @@ class CachedSource(WrappedSource):
     def __getitem__(self, index: int) -> Record:
         return self._read(index)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.source,)

@@ -98,18 +98,13 @@ def plan_crop(file: bytes, layout: Layout, box: Box, size: tuple[int, int]) -> C
 
 
 def _decode_part(file: bytes, layout: Layout, reduction: int, is_complete: bool, part: Box) -> np.ndarray | None:
-    pixels = _decode(file, layout, reduction, is_complete)
-    return None if pixels is None else cut(pixels, part)
-
-
-def _decode(file: bytes, layout: Layout, reduction: int, is_complete: bool) -> np.ndarray | None:
     if simplejpeg is None:
-        return cv2.imdecode(np.frombuffer(file, np.uint8), _FLAGS | REDUCTIONS[reduction])
+        pixels = cv2.imdecode(np.frombuffer(file, np.uint8), _FLAGS | REDUCTIONS[reduction])
+        return None if pixels is None else cut(pixels, part)
     height, width = (-(-side // reduction) for side in layout[:2])  # the sizes for which libjpeg takes this fraction
+    size = {"min_height": height, "min_width": width, "min_factor": reduction}
     try:
-        return simplejpeg.decode_jpeg(
-            file, "RGB", min_height=height, min_width=width, min_factor=reduction, strict=is_complete
-        )
+        return cut(simplejpeg.decode_jpeg(file, "RGB", strict=is_complete, **size), part)
     except ValueError:
         return None
 

@@ -67,12 +67,14 @@ class Listing(abc.ABC):
 
     Attributes:
       kind: in "kind:PATH".
+      classes_are: the parts of a list that make classes, for messages.
       unsplit: a relative clause on a list without splits, for messages.
       path: of the folder, the file or the pattern.
       suffix: text behind the path in the name of the data.
     """
 
     kind: str
+    classes_are = "labels"
     unsplit: str
     suffix = ""
 
@@ -142,7 +144,10 @@ def open_listing(
         source = _open_split(listing, whole, named)
     else:
         source = _open_flat(listing, whole, named, seed, held_then or {})
-    _warn_of_losses(listing, source, config, range_option)
+    listed = innermost(source)
+    assert isinstance(listed, ListedSource)
+    for line in listed.survey(config.value_range, range_option):  # all of a list without splits, for one warning
+        warn_once(f"{listing.path}: {line}")
     return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
 
 
@@ -218,20 +223,13 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
     return held_out if split == config.test_split else rest
 
 
-def _warn_of_losses(listing: Listing, source: Source, config: InputConfig, range_option: str) -> None:
-    """Warn of files that lose bits or pages; check all of a list without splits, for one warning."""
-    listed = innermost(source)
-    assert isinstance(listed, ListedSource)
-    for line in listed.survey(config.value_range, range_option):
-        warn_once(f"{listing.path}: {line}")
-
-
 def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
     """Return the classes to train on, at least two."""
     names = tuple(listing.classes(split))
     if len(names) < 2:
         present = few(names, repr) or "none"
-        raise ValueError(f"{listing.place(split)}: must have images of at least two classes. It has {present}.")
+        kinds = f"at least two classes, which are its {listing.classes_are}"
+        raise ValueError(f"{listing.place(split)}: must have images of {kinds}. It has {present}.")
     _require_distinct(listing, names)
     return names
 

@@ -36,8 +36,8 @@ def _exif(file: bytes) -> bytes:
     if file.startswith(TIFF_STARTS):
         return file
     chunk = {b"\x89PNG": rb"eXIf", b"RIFF": rb"EXIF.{4}(?:Exif\0\0)?"}.get(file[:4])
-    found = chunk and re.search(chunk, file, re.DOTALL)
-    return file[found.end() :] if found else b""
+    match = chunk and re.search(chunk, file, re.DOTALL)
+    return file[match.end() :] if match else b""
 
 
 def without_orientation(file: bytes) -> bytes:

@@ -7,11 +7,12 @@ memory up to `CACHE_BYTES`: images in order are read once, images in random orde
 import collections
 import concurrent.futures
 import functools
+import io
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -75,7 +76,7 @@ def _now(path: str) -> _File:
     return _File(path, status.st_size, status.st_mtime_ns)
 
 
-def _readable(path: str) -> Any:
+def _readable(path: str) -> str | io.BufferedReader:
     """Return what the library opens: a path, or a file that lies in a bucket."""
     return open_regular(path) if is_mirrored(path) else path
 
@@ -193,7 +194,7 @@ class Parquet(Packed):
         return _metadata(_now(self.files[0])).schema.to_arrow_schema()
 
     @functools.cached_property
-    def _features(self) -> Mapping[str, Any]:
+    def _features(self) -> dict[str, dict[str, object]]:
         """The columns as Hugging Face describes them; empty without its metadata."""
         try:
             info = parse_json((self._schema.metadata or {}).get(b"huggingface", b"{}"))

@@ -6,7 +6,6 @@ median. Copies differ in few bits; unrelated images in about half.
 Legend: B images, N records, Q queries, H height, W width, U and V frequencies.
 """
 
-import functools
 from collections.abc import Iterator
 
 import cv2
@@ -61,17 +60,16 @@ def near(hash_N: np.ndarray, query_Q: np.ndarray, distance: int, num_threads: in
 
     All pairs are compared: 1.5 billion a second on one core, which buckets of equal bits do not beat beyond few bits.
     """
-    of_part = functools.partial(_near_in_part, hash_N, query_Q, distance)
-    for found in in_threads(of_part, range(0, len(hash_N), _AT_ONCE), num_threads):
-        yield from found
 
+    def near_in_block(start: int) -> list[tuple[int, int, int]]:
+        block = hash_N[start : start + _AT_ONCE]
+        different, bits, pairs = np.empty_like(block), np.empty(len(block), np.uint8), list[tuple[int, int, int]]()
+        for number, query in enumerate(query_Q):
+            np.bitwise_xor(block, query, out=different)
+            np.bitwise_count(different, out=bits)
+            if bits.min() <= distance:
+                pairs += [(start + int(index), number, int(bits[index])) for index in np.flatnonzero(bits <= distance)]
+        return pairs
 
-def _near_in_part(hash_N: np.ndarray, query_Q: np.ndarray, distance: int, start: int) -> list[tuple[int, int, int]]:
-    part = hash_N[start : start + _AT_ONCE]
-    different, bits, found = np.empty_like(part), np.empty(len(part), np.uint8), list[tuple[int, int, int]]()
-    for number, query in enumerate(query_Q):
-        np.bitwise_xor(part, query, out=different)
-        np.bitwise_count(different, out=bits)
-        if bits.min() <= distance:
-            found += [(start + int(index), number, int(bits[index])) for index in np.flatnonzero(bits <= distance)]
-    return found
+    for pairs in in_threads(near_in_block, range(0, len(hash_N), _AT_ONCE), num_threads):
+        yield from pairs

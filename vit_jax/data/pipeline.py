@@ -9,7 +9,6 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import grain
 import numpy as np
@@ -81,8 +80,8 @@ class _SharedRows:
         num_rows = len(batch.label)
         even_share = -(-num_rows // self._num_threads)
         at_once = max(_ROWS_AT_ONCE, min(even_share, _BYTES_AT_ONCE // batch.image[0].nbytes))
-        parts = [range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
-        for filled in [self._threads.submit(self._stream.fill, batch, i, part) for part in parts]:
+        blocks = [range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
+        for filled in [self._threads.submit(self._stream.fill, batch, i, rows) for rows in blocks]:
             filled.result()
         return batch
 
@@ -97,7 +96,7 @@ class _SharedRows:
         weakref.finalize(lent, self._free.append, memory)
         return np.frombuffer(memoryview(lent), dtype).reshape(shape)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self._stream, self._num_threads)  # a worker has threads of its own
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray:
     """Return the rows of the global batch on devices of this process, (R,), sorted, each once."""
-    parts = sharding.addressable_devices_indices_map((global_batch,)).values()
-    return np.unique(np.concatenate([np.arange(global_batch)[index] for index in parts]))
+    slices = sharding.addressable_devices_indices_map((global_batch,)).values()
+    return np.unique(np.concatenate([np.arange(global_batch)[index] for index in slices]))
 
 
 def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:

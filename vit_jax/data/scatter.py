@@ -56,16 +56,14 @@ class Scatter:
             committed = {_JOURNAL: 0, NOTES: 0}
             self.is_begun = (folder / PROGRESS).exists()
             if self.is_begun:
-                found = read_json(folder / PROGRESS)
-                self.state, committed = found["state"], found["bytes"]
+                progress = read_json(folder / PROGRESS)
+                self.state, committed = progress["state"], progress["bytes"]
             for name, size in committed.items():
                 self._shorten(folder / name, size)
-        except BlockingIOError:
+        except (BlockingIOError, ValueError) as error:
             self._lock.close()
-            raise ValueError(f"{folder}: another process is writing it. Wait for its end.") from None
-        except ValueError:
-            self._lock.close()
-            raise
+            locked = f"{folder}: another process is writing it. Wait for its end."
+            raise ValueError(locked if isinstance(error, BlockingIOError) else error) from None
         self._files = {name: open(folder / name, "ab") for name in committed}  # noqa: SIM115
         self.num_rows = committed[_JOURNAL] // _ROW.itemsize
 
@@ -77,10 +75,12 @@ class Scatter:
             self._shorten(self.bucket(bucket), size)
 
     def _shorten(self, path: Path, size: int) -> None:
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
-            raise ValueError(f"{path}: has {found:,} bytes instead of {size:,}. Remove {self.folder} and begin again.")
-        if found > size:
+        current = path.stat().st_size if path.exists() else 0
+        if current < size:
+            raise ValueError(
+                f"{path}: has {current:,} bytes instead of {size:,}. Remove {self.folder} and begin again."
+            )
+        if current > size:
             os.truncate(path, size)
 
     def close(self) -> None:
@@ -100,11 +100,10 @@ class Scatter:
         """Append a record."""
         encoded = name.encode()
         key = int.from_bytes(hashlib.blake2b(self._seed + encoded, digest_size=8).digest(), "big")
-        header = _HEADER.pack(len(encoded), len(image), sha256)
-        parts = (header, encoded, image)
+        record = _HEADER.pack(len(encoded), len(image), sha256) + encoded + image
         with open(self.bucket((key >> 32) * self.num_buckets >> 32), "ab", buffering=0) as file:
-            file.write(b"".join(parts))
-        self._files[_JOURNAL].write(struct.pack("<QII", key, label, sum(map(len, parts))))
+            file.write(record)
+        self._files[_JOURNAL].write(struct.pack("<QII", key, label, len(record)))
         self.num_rows += 1
 
     def note(self, line: str) -> None:

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -46,10 +46,10 @@ def _path_of(kind: str, name: str) -> Path:
     """Return the path in "kind:PATH"; of gs:// that in a mirror of the folder, up to the first pattern or file."""
     if not is_address(name):
         return Path(os.path.expanduser(name))
-    parts = name.rstrip("/").split("/")
-    is_whole = kind == "folder"
-    stop = next((i for i, part in enumerate(parts) if i > 2 and _FILE.search(part) and not is_whole), len(parts))
-    return mirror("/".join(parts[:stop])).joinpath(*parts[stop:])
+    words = name.rstrip("/").split("/")
+    is_file = (i > 2 and kind != "folder" and _FILE.search(word) is not None for i, word in enumerate(words))
+    stop = next((i for i, is_end in enumerate(is_file) if is_end), len(words))
+    return mirror("/".join(words[:stop])).joinpath(*words[stop:])
 
 
 def path_of(data: str, data_dir: str | None) -> Path | None:
@@ -110,7 +110,10 @@ def open_source(
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
         or examples that the config chooses do not exist; a reference is no source.
     """
-    opened = _open(data, split, config, seed, held_then, range_option)
+    if (listing := listing_of(data)) is not None:
+        opened = open_listing(listing, split, config, seed, held_then, range_option)
+    else:
+        opened = _open_other(data, split, config, seed)
     is_training = split == config.train_split
     if is_training and config.exclude is not None:
         opened = exclude(opened, config.exclude, split)
@@ -118,19 +121,15 @@ def open_source(
     return CachedSource(source) if config.cache_records else source
 
 
-def _open(
-    data: str, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str] | None, range_option: str
-) -> Source:
+def _open_other(data: str, split: str, config: InputConfig, seed: int) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits" or (kind in ("tfds", "vtab") and name):
         from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
 
         if data == "digits":
             return tfds_source.open_digits(split, config.data_dir)
-        opened = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
-        return opened(name, split, config.data_dir)
-    if (listing := listing_of(data)) is not None:
-        return open_listing(listing, split, config, seed, held_then, range_option)
+        open_named = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
+        return open_named(name, split, config.data_dir)
     try:
         if not is_reference(data):
             raise ValueError(
@@ -149,13 +148,14 @@ def _open(
     return _validated(opener(split, config, seed), data, split)
 
 
-def _validated(source: Any, data: str, split: str) -> Source:
+def _validated(source: object, data: str, split: str) -> Source:
     """Return the source of the user's code after checks: parts, class names, labels and the first image."""
     members = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
     try:
         if missing := [name for name in members if not hasattr(source, name)]:
             kind = type(source).__name__
             raise ValueError(f"{kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
+        source = cast(Source, source)
         names, labels, shape = source.class_names, source.labels, (len(source), *source.label_shape)
         if not isinstance(names, tuple) or not 2 <= len({*names}) == len(names) == source.num_classes:
             raise ValueError(f"class_names is {names!r}; give a tuple of at least two different names.")
@@ -171,5 +171,4 @@ def _validated(source: Any, data: str, split: str) -> Source:
             decode(source[0].image)
     except ValueError as error:
         raise ValueError(f"config.data={data!r}, split {split!r}: {error}") from error
-    opened: Source = source
-    return opened
+    return source

@@ -166,10 +166,7 @@ def _short_hash(source: Source, index: int, seed: int) -> str:
 
 
 def _groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Return the groups of records for choices: names, the number of each record's group (N,), and sizes.
-
-    Groups are classes; multi-label records are one group, named "".
-    """
+    """Return names of groups, the group of each record (N,), and sizes: classes, or one group if multi-label."""
     if source.is_multilabel:
         return ("",), np.zeros(len(source), np.int64), np.array([len(source)])
     labels = checked_labels(source)
@@ -185,14 +182,9 @@ def classes_without_examples(source: Source) -> list[str]:
 def _first_by_hash(
     source: Source, indices: np.ndarray, labels: np.ndarray, counts: np.ndarray, salt: bytes
 ) -> np.ndarray:
-    """Return which candidates, bool (N,), are the first `counts[label]` of their class, in the order of their hash.
+    """Return which of some records, bool (N,), are the first `counts[label]` of their class by their hash.
 
-    Args:
-      source: of the records.
-      indices: integers (N,), the candidates.
-      labels: integers (N,), their classes.
-      counts: integers (num_classes,).
-      salt: hashed with each record's key: the seed, and the purpose of the choice.
+    The hash is of the record's key and the salt: the seed, and the purpose of the choice.
     """
     keys = [hashlib.sha256(salt + source.key_of(index)).digest() for index in indices.tolist()]
     by_hash = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)

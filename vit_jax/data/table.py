@@ -96,13 +96,12 @@ class Table(Listing):
         """
         header, lines = _read(self.path)
         is_multilabel, has_split = LABELS in header, "split" in header
-        if is_multilabel and "label" in header:
-            raise ValueError(f"{str(self.path)!r} has both columns 'label' and {LABELS!r}. Keep one.")
         columns = ("image", LABELS if is_multilabel else "label", *["split"] * has_split)
         for name in columns:
-            if (found := header.count(name)) != 1:
+            count = header.count(name) + (header.count("label") if name == LABELS else 0)
+            if count != 1:
                 raise ValueError(
-                    f"{str(self.path)!r} has {found or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
+                    f"{str(self.path)!r} has {count or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
                     f"It names the columns: image, label (or {LABELS}, with {BETWEEN!r} between), and perhaps split."
                 )
         places, rows = [header.index(name) for name in columns], []
@@ -120,10 +119,8 @@ class Table(Listing):
         self._reject([row for row in rows if not row.split and has_split], "have no split, and others have one")
         files = [os.path.normpath(self.path.absolute().parent / row.image) for row in rows]
         times = collections.Counter(files)
-        self._reject(
-            [row for row, file in zip(rows, files, strict=True) if times[file] > 1],
-            "name an image that another line names too",
-        )
+        repeated = [row for row, file in zip(rows, files, strict=True) if times[file] > 1]
+        self._reject(repeated, "name an image that another line names too")
         return _Content(rows, is_multilabel)
 
     def _reject(self, wrong: list[Row], words: str, column: str = "image") -> None:

@@ -35,21 +35,13 @@ _COLUMNS = pa.schema(
 
 
 class _Plan(NamedTuple):
-    """Classes and splits of the dataset, chosen when every record is known.
-
-    Attributes:
-      order: of the records.
-      class_names: by number.
-      number: int64 (classes of the archives,), the number of each class; -1 for a skipped one.
-      is_in: bool (N,) for each split: the records of `order` in it.
-      dropped: the skipped classes, and their sizes.
-    """
+    """Classes and splits of the dataset, chosen when every record is known."""
 
     order: Order
     class_names: tuple[str, ...]
-    number: np.ndarray
-    is_in: dict[str, np.ndarray]
-    dropped: dict[str, int]
+    number: np.ndarray  # of each class of the archives; -1 for a skipped one
+    is_in: dict[str, np.ndarray]  # by split: the records of `order` in it, bool (N,)
+    dropped: dict[str, int]  # sizes of skipped classes
 
 
 def plan(scatter: Scatter, options: Options) -> _Plan:
@@ -61,10 +53,10 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     Raises:
       ValueError: fewer than two classes have images.
     """
-    order, found = order_of(scatter), [label for label, _ in scatter.state["classes"]]
-    sizes = np.bincount(order.label[order.is_first], minlength=len(found))
+    order, labels = order_of(scatter), [label for label, _ in scatter.state["classes"]]
+    sizes = np.bincount(order.label[order.is_first], minlength=len(labels))
     is_kept = sizes >= max(options.min_class_images, 1)
-    kept = [label for label, keep in zip(found, is_kept.tolist(), strict=True) if keep]
+    kept = [label for label, keep in zip(labels, is_kept.tolist(), strict=True) if keep]
     if len(kept) < 2:
         raise ValueError(
             f"{len(kept)} classes have {options.min_class_images} images or more, of {scatter.num_rows:,} images that "
@@ -73,11 +65,11 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     if options.classes:
         class_names = options.classes
     elif isinstance(kept[0], int):
-        class_names = tuple(map(str, range(max(found) + 1)))
+        class_names = tuple(map(str, range(max(labels) + 1)))
     else:
         class_names = tuple(sorted(kept))
     numbers = {name: number for number, name in enumerate(class_names)}
-    number = np.array([numbers[str(label)] if keep else -1 for label, keep in zip(found, is_kept, strict=True)])
+    number = np.array([numbers[str(label)] if keep else -1 for label, keep in zip(labels, is_kept, strict=True)])
     used = np.flatnonzero(order.is_first & is_kept[order.label])
     counts = np.minimum(options.holdout_per_class, sizes // 2)
     is_in = {split: np.zeros(len(order.label), bool) for split in options.splits}
@@ -85,7 +77,7 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     if options.holdout_per_class:
         held = used[first_of_class(order.label[used], counts)]
         is_in[VALIDATION][held], is_in[TRAIN][held] = True, False
-    dropped = {str(label): int(size) for label, keep, size in zip(found, is_kept, sizes, strict=True) if not keep}
+    dropped = {str(label): int(size) for label, keep, size in zip(labels, is_kept, sizes, strict=True) if not keep}
     return _Plan(order, class_names, number, is_in, dropped)
 
 
@@ -162,8 +154,8 @@ def _write_bucket(
     order = planned.order
     begin, end = map(int, order.bounds[number : number + 2])
     unfinished = [file.with_name(f"{file.name}.tmp") for file in files]
-    parts = zip(starts, unfinished, strict=False)
-    writers = {split: array_record_module.ArrayRecordWriter(str(file), _FORMAT) for split, file in parts}
+    files_of = dict(zip(starts, unfinished, strict=False))
+    writers = {split: array_record_module.ArrayRecordWriter(str(file), _FORMAT) for split, file in files_of.items()}
     serializer = ExampleSerializer(features.get_serialized_info())
     next_index, rows = dict(starts), list[dict[str, Any]]()
     with scatter.open_bucket(number) if begin < end else io.BytesIO() as bucket:
@@ -217,8 +209,8 @@ def check_shard(
                     problems.append(f"{paths[split]}: {named} is damaged, or another image or label")
                 sizes[split] += 1
         for split, reader in readers.items():
-            if (found := reader.num_records()) != sizes[split]:
-                problems.append(f"{paths[split]}: has {found:,} records instead of {sizes[split]:,}")
+            if (count := reader.num_records()) != sizes[split]:
+                problems.append(f"{paths[split]}: has {count:,} records instead of {sizes[split]:,}")
             reader.close()
     except (OSError, KeyError, RuntimeError, ValueError) as error:
         problems.append(f"{file} or its shards: cannot be read ({error})")

@@ -7,9 +7,9 @@ import functools
 import importlib.util
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -40,6 +40,14 @@ def tfds_folder(data_dir: str | None, dataset: str = "") -> Path:
     if data_dir is not None and is_address(data_dir):
         return mirror(f"{data_dir.rstrip('/')}/{dataset}", *READ_WHOLE).parent
     return expanded(data_dir or tfds.core.constants.DATA_DIR)
+
+
+class _Records(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> bytes: ...
+
+    def __getitems__(self, indices: range) -> Sequence[bytes]: ...
 
 
 class TfdsSource(Source):
@@ -249,12 +257,12 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
             raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
 
 
-def _records(builder: tfds.core.DatasetBuilder, split: str) -> Any:
+def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
     """Return the records of a split by index, still serialised."""
-    parts = builder.info.splits[split].file_instructions
-    if not is_mirrored(parts[0].filename):
-        return builder.as_data_source(split=split).data_source
-    return BucketRecords([(part.filename, part.skip, part.take) for part in parts])
+    files = builder.info.splits[split].file_instructions
+    if not is_mirrored(files[0].filename):
+        return cast(_Records, builder.as_data_source(split=split).data_source)
+    return BucketRecords([(file.filename, file.skip, file.take) for file in files])
 
 
 def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:

@@ -174,8 +174,8 @@ def build_fewshot_transform(
 def _resolved(reference: str) -> Augmentation:
     augmentation = resolve(reference, "config.input.augmentations")
     if not callable(augmentation):
-        found = f"{reference!r} is {type(augmentation).__name__}"
-        raise ValueError(f"config.input.augmentations: {found}; give a function of an image and a numpy Generator.")
+        kind = type(augmentation).__name__
+        raise ValueError(f"config.input.augmentations={reference}: must be a function of (image, rng). It is {kind}.")
     return augmentation
 
 
@@ -195,6 +195,6 @@ def _augmented(reference: str, image: np.ndarray, rng: np.random.Generator) -> n
     result = _resolved(reference)(image.copy(), rng)  # a copy, because the image may be part of the stored record
     is_array = isinstance(result, np.ndarray)
     if not is_array or (result.dtype, result.shape) != (image.dtype, image.shape):
-        found = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
-        raise ValueError(f"The augmentation {reference} returned {found}; return uint8 {image.shape}.")
+        kind = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
+        raise ValueError(f"The augmentation {reference} returned {kind}; return uint8 {image.shape}.")
     return result

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker, shared_memory, util
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from vit_jax.backend import forbid_cuda
 from vit_jax.files import clean_up_at_once
@@ -42,7 +42,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too
 class _NoCuda:
     """A value that forbids the CUDA plugin in the process that unpickles it: no worker uses a device."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return forbid_cuda, ()
 
 
@@ -94,7 +94,7 @@ def in_threads(function: Callable[[T], R], items: Iterable[T], num_threads: int 
         threads.shutdown(cancel_futures=True)
 
 
-def start_workers(batches: Any) -> None:
+def start_workers(batches: object) -> None:
     """Start the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves.
 
     They and Python's resource tracker import nothing from the working directory, which may be somebody else's folder.
@@ -161,9 +161,9 @@ def _living_run() -> str:
     return digits
 
 
-def _shared_with_workers() -> dict[str, Any]:
+def _shared_with_workers() -> dict[str, object]:
     """Return the values that every process that Python's multiprocessing starts gets first."""
-    config: dict[str, Any] = getattr(multiprocessing.current_process(), _FIRST_OF_PROCESSES)
+    config: dict[str, object] = getattr(multiprocessing.current_process(), _FIRST_OF_PROCESSES)
     return config
 
 
