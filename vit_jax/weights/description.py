@@ -31,14 +31,10 @@ def describe(
     training: TrainingData | None,
     licence: str = "",
 ) -> dict[str, Any]:
-    """Return the metadata that weights carry.
+    """Return the metadata that weights carry; None, or "" for the licence, is unknown.
 
-    Args:
-      a: the network.
-      class_names: in the order of the logits; None if they are not known, as for the next arguments.
-      preprocessing: as from `describe_preparation`.
-      training: the data of the run that made the weights.
-      licence: of the pre-trained weights that they were made of; "" if it is not known.
+    Class names are in the order of the logits, preprocessing is as from `describe_preparation`, and the licence is that
+    of the pre-trained weights that these were made of.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -58,12 +54,7 @@ def stored_licence(metadata: Mapping[str, Any]) -> str:
 
 
 def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, Any]:
-    """Describe how images are prepared, as the metadata of weights have it.
-
-    Args:
-      how: from a stored image to pixels in [-1, 1].
-      normalisation: of the library that the weights come from, which is folded into them.
-    """
+    """Describe how images are prepared, to pixels in [-1, 1], and the normalisation that is folded into the weights."""
     return {
         "image_size": list(how.image_size),
         "resize": how.resize,

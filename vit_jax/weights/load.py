@@ -161,11 +161,8 @@ def _fetch(path: pathlib.Path) -> pathlib.Path:
 def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:
     """Return the same network for images of another size, with a note for each table of positions that is resized.
 
-    Args:
-      weights: as loaded; with its head.
-      image_size: height and width in pixels.
-      position_resize: a value of `PositionResize`. "library" also scales the rotary positions of Perception Encoder to
-        the grid of the weights, as timm does.
+    `position_resize` is a value of `PositionResize`; "library" also scales the rotary positions of Perception Encoder
+    to the grid of the weights, as timm does.
 
     Raises:
       ValueError: patches do not divide the image size, or an unknown method.

@@ -4,17 +4,16 @@ The file decides most fields; a format fixes its defaults (GELU form, epsilons);
 caller's options give the rest. An unknown value is an error that names the option. No data is read here.
 """
 
-import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
-from vit_jax.weights.formats import StoredArray
+from vit_jax.weights.formats import StoredArray, naming
 from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens
 from vit_jax.weights.overrides import OPTIONS
 
@@ -89,12 +88,8 @@ def recognise(
 ) -> Recognised:
     """Find the format and the network of a file.
 
-    Args:
-      arrays: headers of the file.
-      metadata: written by this package; empty for a file from elsewhere.
-      stated: fields of the architecture that a configuration beside the file gives, and its `pool`.
-      options: fields of the architecture, from `vit_jax.weights.OPTIONS`, that the caller gives; they take precedence
-        over `stated`.
+    Fields of the architecture that the arrays and our metadata do not have are `stated` by a configuration beside the
+    file, or `options` of the caller, from `vit_jax.weights.OPTIONS`, which take precedence.
 
     Raises:
       ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts it.
@@ -103,7 +98,7 @@ def recognise(
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    with _naming_format(name):
+    with naming(f"the file has the names of {name}"):
         facts = FORMATS[name].facts(shapes)
         facts = tokens.with_tokens(facts, arrays) if facts.is_radio else facts
     if metadata:
@@ -161,7 +156,7 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
         if odd := next((name for kind, name in kinds.items() if re.match(pattern, kind)), None):
             raise ValueError(f"the file is of {family}: it has {feature} ({odd}), which are not read: {remedy}")
     for name, format_ in FORMATS.items():
-        with _naming_format(name):
+        with naming(f"the file has the names of {name}"):
             if names := format_.canonical(arrays):
                 return name, names
     if any(re.match(_OF_TEXT, name) for name in arrays):
@@ -171,14 +166,6 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
         "released ViT, big_vision, Big Transfer, timm (VisionTransformer and its hybrids, ResNetV2) and Hugging Face "
         "(ViT), and the families that docs/pretrained.md lists. Give a file of one of these"
     )
-
-
-@contextlib.contextmanager
-def _naming_format(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"the file has the names of {name}, but {error}") from error
 
 
 def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[Architecture, list[str]]:

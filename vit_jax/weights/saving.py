@@ -34,16 +34,10 @@ LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  
 def save_weights(
     weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
 ) -> tuple[list[ArrayStatus], list[str]]:
-    """Write weights, completely or not at all, replacing existing ones.
+    """Write weights, completely or not at all, replacing existing ones; return the use of every parameter, and notes.
 
-    Args:
-      weights: of any network that the format can hold.
-      path: a file; a folder for "vit_jax", and for "timm" and "huggingface" too, which then get config.json.
-      format_name: one of `WRITABLE`.
-      without_head: omit classifier and hidden layer: the network then ends in its features.
-
-    Returns:
-      How every parameter is used, and notes.
+    A folder for "timm" or "huggingface" also gets their configuration. Without the head the network ends in its
+    features.
 
     Raises:
       ValueError: the format cannot hold this network (the message has all reasons), or the system cannot write.
@@ -204,24 +198,7 @@ def convert(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Report:
-    """Read weights and write them in another format.
-
-    Args:
-      source: as in `load_weights`.
-      destination: a .npz or .safetensors file, or a folder.
-      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
-        folder is ours. A .safetensors file, and a folder for a library, need it.
-      without_head: omit classifier and hidden layer.
-      polyak: take the Polyak average of a workdir, if there is one.
-      overwrite: replace files at the destination.
-      class_names: for a file that does not state them.
-      allow_code: packages whose code the source may name, as in `load_weights`.
-      **options: fields that the source does not state: image_size, num_heads, gelu, ...
-
-    Raises:
-      ValueError: the source cannot be read, the destination exists or does not match the format, or the format cannot
-        hold the network.
-    """
+    """Read weights and write them in another format; arguments and errors as for `load_weights` and `save`."""
     require_destination(destination, to, overwrite)
     weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options)
     return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
@@ -230,7 +207,19 @@ def convert(
 def save(
     weights: Weights, destination: str, *, to: str | None = None, without_head: bool = False, overwrite: bool = False
 ) -> Report:
-    """Write weights in memory; arguments and errors as for `convert`."""
+    """Write weights, and describe the use of every array.
+
+    Args:
+      weights: of any network that the format can hold.
+      destination: a .npz or .safetensors file, or a folder.
+      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
+        folder is ours. A .safetensors file, and a folder for a library, need it.
+      without_head: omit classifier and hidden layer.
+      overwrite: replace files at the destination.
+
+    Raises:
+      ValueError: the destination exists or does not match the format, or the format cannot hold the network.
+    """
     path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
     format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")

@@ -5,7 +5,7 @@ network that a format cannot hold is an error.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -55,13 +55,9 @@ class Format(NamedTuple):
         return make_entries(self.rules(a, shapes or {}), ours)
 
 
-def _released_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
-    return released.rules(released.style_of(shapes))
-
-
 FORMATS = {
-    "released": Format(released.canonical, released.facts, _released_rules, ".npz"),
-    "bit": Format(bit.canonical, bit.facts, lambda *_: bit.rules(), ".npz"),
+    "released": Format(released.canonical, released.facts, released.rules_of, ".npz"),
+    "bit": Format(bit.canonical, bit.facts, bit.rules, ".npz"),
     "timm": Format(timm.canonical, timm.facts, timm.rules, ".safetensors"),
     "huggingface": Format(
         huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.added
@@ -77,21 +73,16 @@ def require_standard(a: Architecture, format_name: str) -> None:
         raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
 
 
-def _lacking(name: str, a: Architecture) -> dict[str, Any]:
-    """Return the parts of a network that no model of a library computes, or that a format has no place for."""
-    if name == "timm":
-        return timm_model(a).lacking(a)
-    if name == "huggingface" and a.family == "vit":
-        return {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
-    return a.components
-
-
 def refuse_unwritable(name: str, a: Architecture) -> None:
     """Raise ValueError, with all reasons, if a format cannot hold a network.
 
     Every format has room for a table of positions, so their form is no reason.
     """
-    reasons = []
+    reasons, lacking = [], a.components
+    if name == "timm":
+        lacking = timm_model(a).lacking(a)
+    elif name == "huggingface" and a.family == "vit":
+        lacking = {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
     is_pooler = name == "huggingface" and a.num_classes == 0
     if a.head == "mlp" and name != "released" and not is_pooler:
         reasons.append(
@@ -106,7 +97,7 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets of pre-activation units only")
     if name == "huggingface" and a.family != "vit":
         reasons.append("it holds pure ViTs only")
-    if lacking := _lacking(name, a):
+    if lacking:
         parts = ", ".join(f"{part}={value!r}" for part, value in lacking.items())
         hint = ": leave the head out (without_head)" if list(lacking) == ["num_classes"] else ""
         reasons.append(f"it is not written with {parts}{hint}")

@@ -157,14 +157,11 @@ def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) ->
 def transformer_rules(
     block: str, layers: Mapping[str, str], arrays: Mapping[str, str], layouts: Mapping[str, str], prefix: str = ""
 ) -> list[Rule]:
-    """Return rules for a transformer in PyTorch's layouts; a name that begins with a dot is in a block.
+    """Return rules for a transformer in PyTorch's layouts.
 
-    Args:
-      block: the beginning of the names of a block, before its number.
-      layers: our name, a regular expression, → the file's.
-      arrays: the same for single arrays.
-      layouts: of single arrays, by our name; the same as ours if not stated.
-      prefix: of all names in the file.
+    `block` begins the names of a block, before its number. `layers` and single `arrays` map our names, regular
+    expressions, to the file's, without `prefix`; a name that begins with a dot is in a block. `layouts` are those of
+    single arrays.
     """
 
     def ours(name: str) -> str:

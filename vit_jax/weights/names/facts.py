@@ -79,18 +79,9 @@ def vit_facts(
     head: str = "linear",
     **others: Any,
 ) -> Facts:
-    """Return the facts about a ViT in PyTorch's layouts; not the number of heads.
+    """Return the facts about a ViT in PyTorch's layouts, whose names have these rules; not the number of heads.
 
-    Args:
-      shapes: of the file, by the names of the rules.
-      rules: names of our parameters in this file.
-      num_classes: of the head; 0 for none.
-      defaults: fields of the architecture that the format fixes, such as epsilons.
-      head: "linear" or "mlp".
-      **others: further fields of `Facts`, of hybrids.
-
-    Raises:
-      ValueError: as for `shape_of`.
+    Further arguments are fields of `Facts`. ValueError as for `shape_of`.
     """
 
     def find(ours: str) -> Shape | None:

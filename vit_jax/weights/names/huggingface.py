@@ -148,13 +148,9 @@ FAMILIES = {
 
 
 def rules(family: str, *, prefix: str = "", is_packed: bool = False, distilled: str = "") -> list[Rule]:
-    """Return the names of a family.
+    """Return the names of a family, with the prefix of the network and our name of a distillation token.
 
-    Args:
-      family: of `FAMILIES`.
-      prefix: of the names of the network.
-      is_packed: gate and hidden layer of the MLP are one array.
-      distilled: our name of a distillation token, as `_distillation` gives it.
+    With `is_packed` gate and hidden layer of the MLP are one array.
     """
     names = FAMILIES[family]
     layers = {"embedding": names.patches, **names.layers}
