@@ -6,7 +6,7 @@ and learning rate act on it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def unfold(
     return {name: array for name, array in result.items() if name != BIAS}
 
 
-def stored_normalisation(preprocessing: Mapping[str, Any] | None) -> Normalisation:
+def stored_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisation:
     """Return the normalisation that the preprocessing of weights states; ours if it states none.
 
     Raises:
@@ -78,7 +78,7 @@ def stored_normalisation(preprocessing: Mapping[str, Any] | None) -> Normalisati
     return OURS if stated == [None, None] else parse_normalisation(*stated)
 
 
-def describe_normalisation(normalisation: Normalisation) -> dict[str, Any]:
+def describe_normalisation(normalisation: Normalisation) -> dict[str, object]:
     """Return the fields of the preprocessing of weights that state it; none for ours."""
     return {} if normalisation == OURS else {name: list(value) for name, value in normalisation._asdict().items()}
 

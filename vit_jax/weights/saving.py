@@ -119,7 +119,7 @@ def names_folder(path: str | pathlib.Path) -> bool:
     return str(path).endswith("/") or not pathlib.Path(path).suffix or expanded(path).is_dir()
 
 
-def describe_weights(weights: Weights) -> dict[str, Any]:
+def describe_weights(weights: Weights) -> dict[str, object]:
     """Return the metadata that weights carry, in any format."""
     return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training, weights.licence)
 
@@ -143,7 +143,7 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
     return notes
 
 
-def _has_room(metadata: Mapping[str, Any]) -> bool:
+def _has_room(metadata: Mapping[str, object]) -> bool:
     with contextlib.suppress(ValueError):
         to_comment(metadata)
         return True
