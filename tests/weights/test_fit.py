@@ -59,9 +59,9 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
     names = collections.Counter(status.name for status in fitted.statuses)
     assert names == collections.Counter(stacked_shapes(source).keys() | stacked_shapes(target).keys())
     for name, words in words_of(fitted).items():
-        given, made = weights.parameters.get(name), fitted.parameters.get(name)
+        source_array, made = weights.parameters.get(name), fitted.parameters.get(name)
         if words == "copied":
-            assert made.tobytes() == given.tobytes()
+            assert made.tobytes() == source_array.tobytes()
         elif words == "replaced":
             assert name in HEAD
             assert not made.any()
@@ -75,7 +75,7 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
             grids = f"{height}x{width} to {new_height}x{new_width}"
             assert name != "positions/table" or words == f"resized from {grids} (corners, as the released code)"
             resized = made[0] if name == "positions/table" else made
-            old = given[0] if name == "positions/table" else given
+            old = source_array[0] if name == "positions/table" else source_array
             grids = {"row": ((height, 1), (new_height, 1)), "column": ((width, 1), (new_width, 1))}
             grid = grids.get(name.removeprefix("positions/").removesuffix("_table"), (source.grid, target.grid))
             assert resized.tobytes() == resize_rows(old, *grid, "corners").tobytes()
@@ -151,13 +151,13 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
 @pytest.mark.parametrize("network", OURS)
 def test_positions_in_blocks_are_resized_block_by_block(network):
     a, target = OURS[network], doubled(OURS[network])
-    given, fitted = weights_of(a).parameters, fit(weights_of(a), target)
+    before, fitted = weights_of(a).parameters, fit(weights_of(a), target)
     assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
     resized = {name: words for name, words in words_of(fitted).items() if words != "copied"}
-    tables = {name for name in given if "positions/" in name and not name.endswith("class_row")}
+    tables = {name for name in before if "positions/" in name and not name.endswith("class_row")}
     assert resized.keys() == tables
     if network == "every":
-        for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (given, fitted.parameters)), strict=True):
+        for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (before, fitted.parameters)), strict=True):
             np.testing.assert_array_equal(new[0], resize_rows(old[0], a.grid, target.grid, "corners"))
     if network == "axial_relative":
         assert {words.partition(" (")[0] for words in resized.values()} == {

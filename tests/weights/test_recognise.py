@@ -63,7 +63,7 @@ SAID = {"image_size": (8, 12), "num_heads": 2}
 
 
 @pytest.mark.parametrize(
-    ("a", "format_name", "given", "expected"),
+    ("a", "format_name", "arguments", "expected"),
     [
         *((a, "released", {"options": {"image_size": (8, 12)}}, {}) for a in POOLS),
         (VIT, "released", {"options": {"image_size": [12, 8]}}, {"image_size": (12, 8)}),
@@ -77,8 +77,8 @@ SAID = {"image_size": (8, 12), "num_heads": 2}
         (dataclasses.replace(TIMM_VIT, num_classes=0), "timm", {"stated": OF_VIT, "options": SAID}, {}),
     ],
 )
-def test_what_the_file_does_not_tell_is_taken_from_what_is_said(a, format_name, given, expected):
-    known = recognise(headers(a, format_name), {}, **given)
+def test_what_the_file_does_not_tell_is_taken_from_what_is_said(a, format_name, arguments, expected):
+    known = recognise(headers(a, format_name), {}, **arguments)
     assert known.architecture == dataclasses.replace(a, **expected)
     is_guess = a is NO_TABLE and not expected
     assert any("'sincos2d' is assumed" in text for text in known.assumptions) == is_guess
@@ -92,7 +92,7 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
 
 
 @pytest.mark.parametrize(
-    ("a", "format_name", "given", "words"),
+    ("a", "format_name", "options", "words"),
     [
         *((a, "released", {}, r"not a square grid of patches: give image_size.*multiples of 4 and 4") for a in POOLS),
         (VIT, "released", {"image_size": (16, 12)}, r"\(16, 12\) has 12 patches of 4x4 pixels, .* positions for 6"),
@@ -106,9 +106,9 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
         (SQUARE, "timm", SAID | {"image_size": (3, 15)}, r"\(3, 15\): must be a multiple .* such as 4,12"),
     ],
 )
-def test_options_that_are_missing_or_contradict_are_refused(a, format_name, given, words):
+def test_options_that_are_missing_or_contradict_are_refused(a, format_name, options, words):
     with pytest.raises(ValueError, match=words):
-        recognise(headers(a, format_name), {}, options=given)
+        recognise(headers(a, format_name), {}, options=options)
 
 
 @pytest.mark.parametrize(

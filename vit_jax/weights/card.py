@@ -111,11 +111,11 @@ def _preparation(prepared: Mapping[str, object]) -> str:
 
 
 def _details(a: Architecture) -> str:
-    parts = [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
+    terms = [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
     if a.has_resnet:
         standardization = f"weight standardisation {a.standardization_epsilon:g}"
-        parts.append(f"group norm epsilon {a.group_norm_epsilon:g}, {standardization}")
-    return "; ".join(parts)
+        terms.append(f"group norm epsilon {a.group_norm_epsilon:g}, {standardization}")
+    return "; ".join(terms)
 
 
 def _classes(names: Sequence[str] | None) -> str:

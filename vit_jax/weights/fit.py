@@ -32,16 +32,16 @@ class Fitted:
     licence: str = ""  # of the weights
 
     def summary(self) -> str:
-        """Return the number of copied parameters, and the names of the others, of large parts as one."""
-        parts: dict[tuple[str, str], list[str]] = {}
+        """Return the number of copied parameters, and the names of the others, of large groups as one."""
+        groups: dict[tuple[str, str], list[str]] = {}
         for name, _, _, _, how in self.statuses:
-            parts.setdefault((name.partition("/")[0], how), []).append(name)
-        num_copied = sum(len(names) for (_, how), names in parts.items() if how == "copied")
+            groups.setdefault((name.partition("/")[0], how), []).append(name)
+        num_copied = sum(len(names) for (_, how), names in groups.items() if how == "copied")
         others = [
             f"{name} {how}"
-            for (part, how), names in parts.items()
+            for (group, how), names in groups.items()
             if how != "copied"
-            for name in (names if len(names) < 5 else [f"{part}/* ({len(names)} parameters)"])
+            for name in (names if len(names) < 5 else [f"{group}/* ({len(names)} parameters)"])
         ]
         return ", ".join([f"{num_copied} parameters copied", *others])
 

@@ -72,7 +72,7 @@ def huggingface_config(
     """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = list(class_names or [f"LABEL_{number}" for number in range(a.num_classes)])
     model = huggingface_model(a)
-    parts = _huggingface_parts(a, model.model_type, stored_normalisation(preprocessing))
+    arguments = _huggingface_arguments(a, model.model_type, stored_normalisation(preprocessing))
     return {
         "architectures": [huggingface_class(a)],
         "model_type": model.model_type,
@@ -82,14 +82,14 @@ def huggingface_config(
         **{theirs: getattr(a, ours) for ours, theirs in HUGGINGFACE_SIZES.items() if ours != "mlp_dim"},
         "hidden_act": "silu" if a.mlp == "swiglu" and model.family != "dinov2" else _ACTIVATIONS[a.gelu],
         "rms_norm_eps" if a.norm == "rms" else "layer_norm_eps": a.layer_norm_epsilon,
-        **({} if "mlp_ratio" in parts else {HUGGINGFACE_SIZES["mlp_dim"]: a.mlp_dim}),
-        **parts,
+        **({} if "mlp_ratio" in arguments else {HUGGINGFACE_SIZES["mlp_dim"]: a.mlp_dim}),
+        **arguments,
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
 
 
-def _huggingface_parts(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, object]:
+def _huggingface_arguments(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, object]:
     """Return the arguments of a class that not all classes have; "mlp_ratio" replaces the width of the MLP."""
     has_qkv_bias = a.qkv_bias == "all"
     match model_type:
@@ -152,7 +152,7 @@ def timm_config(
     elif a.family == "hybrid":
         name, arguments = _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None, _timm_arguments(a)
     else:
-        name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_parts(a)
+        name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_component_arguments(a)
     if name is None:
         return None
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
@@ -173,7 +173,7 @@ def timm_config(
     }
 
 
-def _timm_parts(a: Architecture) -> dict[str, object]:
+def _timm_component_arguments(a: Architecture) -> dict[str, object]:
     """Return the arguments of timm's classes for parts that the paper's ViT does not have."""
     common: dict[str, object] = {"init_values": a.layer_scale, "qkv_bias": a.qkv_bias != "none"}
     if a.rope is None:

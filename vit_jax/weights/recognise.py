@@ -14,7 +14,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray, naming
-from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens
+from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens, with_shape
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.published import blocks
 
@@ -94,17 +94,14 @@ def recognise(
     if architecture.position_tokens == "patches" and facts.position_rows is not None:
         folded = max(0, facts.position_rows - math.prod(architecture.grid))
     entries = FORMATS[name].entries(architecture, shapes, facts.absent, is_distilled=facts.is_distilled)
-    entries = with_rows(entries, architecture, folded)
-    entries = tokens.with_all_tokens(entries, architecture.prefix_length) if facts.is_radio else entries
+    if folded:
+        shape = (1, math.prod(architecture.grid) + folded, architecture.width)
+        entries = with_shape(entries, "positions/table", shape)
+    if facts.is_radio:
+        entries = with_shape(entries, "class_token", (1, architecture.prefix_length, architecture.width))
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
     return Recognised(label, architecture, entries, names, ignored, folded, facts, assumptions)
-
-
-def with_rows(entries: Sequence[Entry], a: Architecture, rows: int) -> list[Entry]:
-    """Return the entries with as many more rows in the table of positions, before those of patches."""
-    long = (1, math.prod(a.grid) + rows, a.width)
-    return [dataclasses.replace(e, part=long) if rows and e.ours == ("positions/table",) else e for e in entries]
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,7 +222,7 @@ def format_defaults(facts: Facts) -> dict[str, Any]:
         **{name: value for name, value in defaults.items() if value is not dataclasses.MISSING},
         **vars(RESIDUAL_UNITS[facts.defaults.get("residual_unit", "postactivation")]),
         **facts.defaults,
-        **facts.parts,
+        **facts.components,
         **{name: getattr(facts, name) for name in names},
         "width_factor": facts.root_channels / ROOT_CHANNELS,
     }
@@ -266,8 +263,8 @@ def _image_size(
     elif facts.position_rows is None:
         size = stated or chosen
     else:
-        tokens = facts.parts.get("class_tokens", 0)
-        possible = facts.prefix_rows or {0, tokens, tokens + facts.parts.get("registers", 0)}
+        tokens = facts.components.get("class_tokens", 0)
+        possible = facts.prefix_rows or {0, tokens, tokens + facts.components.get("registers", 0)}
         lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
         fitting = [size for size in (stated, chosen) if size and (size[0] // height) * (size[1] // width) in lengths]
         size = fitting[0] if fitting else stated

@@ -20,9 +20,9 @@ from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
 from vit_jax.weights.load_report import ArrayStatus, Report
-from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack, with_shape
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
-from vit_jax.weights.recognise import format_defaults, with_rows
+from vit_jax.weights.recognise import format_defaults
 from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
@@ -93,12 +93,12 @@ def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, 
     apart = unstack(weights.parameters, a.num_heads)
     if is_radio:
         apart = tokens.join_tokens(apart)
-        entries = tokens.with_all_tokens(entries, a.prefix_length)
+        entries = with_shape(entries, "class_token", (1, a.prefix_length, a.width))
     elif is_distilled:
         apart = tokens.split_distilled(apart)
     elif model and a.position_tokens == "patches":  # the class token has a row there
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
-        entries = with_rows(entries, a, 1)
+        entries = with_shape(entries, "positions/table", apart["positions/table"].shape)
     arrays = {entry.name: entry.write(apart) for entry in entries}
     return entries, arrays | format_.added(a, stored_normalisation(weights.preprocessing))
 

@@ -252,9 +252,9 @@ def test_places_that_are_no_files(tmp_path, monkeypatch):
         read_all(tmp_path / "forbidden")
 
 
-@pytest.mark.parametrize("given", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."])
-def test_tensorflow_checkpoints_are_named(tmp_path, given):
+@pytest.mark.parametrize("checkpoint", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."])
+def test_tensorflow_checkpoints_are_named(tmp_path, checkpoint):
     for name in ("model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"):
         (tmp_path / name).write_bytes(b"\0\1\2")
     with pytest.raises(ValueError, match="a TensorFlow checkpoint"):
-        read_all(tmp_path / given)
+        read_all(tmp_path / checkpoint)

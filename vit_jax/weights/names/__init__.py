@@ -13,13 +13,13 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import bit, huggingface, released, timm, tokens
-from vit_jax.weights.names.entry import Entry, Rule, make_entries
+from vit_jax.weights.names.entry import Entry, Rule, make_entries, with_shape
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
 __all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
-__all__ += ["stack", "stacked_shapes", "tokens", "unstack"]
+__all__ += ["stack", "stacked_shapes", "tokens", "unstack", "with_shape"]
 
 TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
 """Position embeddings that are a table, or can be written as one."""
@@ -69,8 +69,8 @@ def require_standard(a: Architecture, format_name: str) -> None:
     """Raise ValueError if a network has parts, ours or the user's, for which other formats have no names."""
     names = ("network", "block", "position_embedding", "position_layers", "pool", "head")
     held = (*TABULAR, "stem", None, *get_args(Pool), *get_args(HeadForm))
-    if parts := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
-        raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
+    if custom := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
+        raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {custom}: write vit_jax instead.")
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
@@ -98,8 +98,8 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
     if name == "huggingface" and a.family != "vit":
         reasons.append("it holds pure ViTs only")
     if lacking:
-        parts = ", ".join(f"{part}={value!r}" for part, value in lacking.items())
+        missing = ", ".join(f"{field}={value!r}" for field, value in lacking.items())
         hint = ": leave the head out (without_head)" if list(lacking) == ["num_classes"] else ""
-        reasons.append(f"it is not written with {parts}{hint}")
+        reasons.append(f"it is not written with {missing}{hint}")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")
