@@ -56,7 +56,7 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
         ("out.npz", "timm", "a file of the format timm must end in .safetensors"),
         ("out.safetensors", "bit", "a file of the format bit must end in .npz"),
         ("new/out.npz", "bit", "bit cannot hold"),
-        ("hf://owner/name", None, "name: must be a path on this machine. Give a local file or folder"),
+        ("hf://owner/name", None, "name: must be a path on this machine. Give a local path"),
         ("gs://bucket/out.npz", None, "out.npz: must be a path on this machine"),
     ],
 )

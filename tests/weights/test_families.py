@@ -51,16 +51,17 @@ WRITTEN = {
 FAST = ("timm/dinov3", "timm/clip", "huggingface/dinov2", "huggingface/siglip_both")
 
 
-def write(case, folder):
-    """Write the files that a user downloads."""
+def write(case, folder, **changes):
+    """Write the files that a user downloads into a folder, which is made, with changes of the configuration."""
     golden = GOLDEN[case]
+    folder.mkdir(exist_ok=True)
     arrays = {name: values(name, shape) for name, shape in full_names(golden["shapes"], depth=2).items()}
     arrays |= {name: np.array(array) for name, array in golden.get("stored", {}).items()}
     if "config" not in golden:
         np.savez(folder / "weights.npz", **arrays)
         return folder / "weights.npz"
     save_file(arrays, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(golden["config"]))
+    (folder / "config.json").write_text(json.dumps(golden["config"] | changes))
     return folder
 
 
@@ -73,9 +74,7 @@ def apply(weights, images):
 
 @pytest.mark.parametrize("name", ["vit_small_patch16_rope_224", "vit_base_patch16_rope_mixed_ape_224"])
 def test_a_rope_vit_is_refused_by_the_name_beside_its_file(name, tmp_path):
-    write("timm/dinov3", tmp_path)
-    config = GOLDEN["timm/dinov3"]["config"] | {"architecture": name}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write("timm/dinov3", tmp_path, architecture=name)
     with pytest.raises(ValueError, match=rf"config\.json.*{name}.* is a RoPE-ViT, .*: take DINOv3 or EVA-02"):
         load_weights(tmp_path)
 
@@ -142,7 +141,6 @@ def require_equal(output, golden):
 @pytest.mark.parametrize(("library", "case"), [(library, case) for library in WRITTEN for case in WRITTEN[library]])
 def test_a_network_written_for_a_library_reads_back_equal(library, case, tmp_path):
     """With our metadata, and as the library reads it: from its configuration alone."""
-    (tmp_path / "theirs").mkdir()
     weights = load_weights(write(case, tmp_path / "theirs"))
     save_weights(weights, tmp_path / "ours", library)
     config = json.loads((tmp_path / "ours/config.json").read_text())
@@ -194,7 +192,6 @@ def without_masks(names, written):
 
 @pytest.mark.parametrize(("case", "part"), UNWRITTEN.items())
 def test_what_no_class_of_transformers_computes_is_rejected_by_its_part(case, part, tmp_path):
-    (tmp_path / "theirs").mkdir()
     weights = load_weights(write(case, tmp_path / "theirs"))
     with pytest.raises(ValueError, match=part):
         save_weights(weights, tmp_path / "ours", "huggingface")
@@ -202,7 +199,6 @@ def test_what_no_class_of_transformers_computes_is_rejected_by_its_part(case, pa
 
 
 def test_a_trained_patch_bias_that_timm_lacks_is_rejected(tmp_path):
-    (tmp_path / "theirs").mkdir()
     weights = load_weights(write("timm/clip", tmp_path / "theirs"))
     trained = {**weights.parameters, "embedding/bias": weights.parameters["embedding/bias"] + np.float32(1e-3)}
     with pytest.raises(ValueError, match=r"patch_bias=True: .* Write vit_jax instead"):
@@ -294,24 +290,19 @@ def test_class_tokens_that_c_radio_does_not_have_are_rejected(tmp_path):
 
 
 def test_the_border_that_no_patch_covers_is_left_out_of_so400m(tmp_path):
-    write("huggingface/siglip", tmp_path)
-    config = GOLDEN["huggingface/siglip"]["config"] | {"image_size": 54}  # 3x3 patches of 16 pixels, as 384 are 27x27
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    weights = load_weights(tmp_path)
+    # 3x3 patches of 16 pixels, as 384 are 27x27.
+    weights = load_weights(write("huggingface/siglip", tmp_path, image_size=54))
     assert weights.architecture.image_size == (48, 48)
     assert any("54x54 images, where patches of 16x16 pixels leave out a border" in note for note in weights.notes)
 
 
 @pytest.mark.parametrize(("activation", "gelu"), [("quick_gelu", "quick"), ("gelu", "exact")])
 def test_the_gelu_of_clip_is_that_of_its_config(activation, gelu, tmp_path):
-    write("huggingface/clip", tmp_path)
-    config = GOLDEN["huggingface/clip"]["config"] | {"hidden_act": activation}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert load_weights(tmp_path).architecture.gelu == gelu
+    weights = load_weights(write("huggingface/clip", tmp_path, hidden_act=activation))
+    assert weights.architecture.gelu == gelu
 
 
 def test_the_licence_of_a_known_family_is_in_the_card_of_what_is_made_of_it(tmp_path):
-    (tmp_path / "theirs").mkdir()
     weights = load_weights(write("timm/dinov3", tmp_path / "theirs"))
     save_weights(weights, tmp_path / "ours", "vit_jax")
     own = dataclasses.replace(weights, licence="")  # of a network with the same parts that was trained from scratch
@@ -324,7 +315,6 @@ def test_the_licence_of_a_known_family_is_in_the_card_of_what_is_made_of_it(tmp_
 
 def test_fine_tuned_and_loaded_networks_keep_the_pixels_of_their_library(tmp_path):
     """CLIP has no patch bias in timm, so that it cannot be written without them."""
-    (tmp_path / "theirs").mkdir()
     weights = load_weights(write("timm/clip", tmp_path / "theirs"))
     mean = GOLDEN["timm/clip"]["config"]["pretrained_cfg"]["mean"]
     weights = dataclasses.replace(weights, licence="mit")

@@ -242,13 +242,11 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
       ValueError: the format is not determined or does not fit the kind of destination, or files would be overwritten.
     """
     if "://" in destination:
-        fix = "Give a local file or folder, and copy that there"
-        raise ValueError(f"{destination}: must be a path on this machine. {fix}.")
-    path, is_folder = expanded(destination), names_folder(destination)
-    suffix = FORMATS[to].suffix if to in FORMATS else ""
-    problem = ""
-    if to is not None and to not in WRITABLE:
+        raise ValueError(f"{destination}: must be a path on this machine. Give a local path, and copy that there.")
+    if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
+    path, is_folder, problem = expanded(destination), names_folder(destination), ""
+    suffix = FORMATS[to].suffix if to in FORMATS else ""
     if to is None and not is_folder and path.suffix != ".npz":
         names = " or ".join(f"--to={name}" for name in LIBRARIES)
         problem = f"does not determine whose names are wanted. Give {names}; or a .npz or a folder"
