@@ -59,9 +59,9 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
     names = collections.Counter(status.name for status in fitted.statuses)
     assert names == collections.Counter(stacked_shapes(source).keys() | stacked_shapes(target).keys())
     for name, words in words_of(fitted).items():
-        given, made = weights.parameters.get(name), fitted.parameters.get(name)
+        source_array, made = weights.parameters.get(name), fitted.parameters.get(name)
         if words == "copied":
-            assert made.tobytes() == given.tobytes()
+            assert made.tobytes() == source_array.tobytes()
         elif words == "replaced":
             assert name in HEAD
             assert not made.any()
@@ -75,7 +75,7 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
             grids = f"{height}x{width} to {new_height}x{new_width}"
             assert name != "positions/table" or words == f"resized from {grids} (corners, as the released code)"
             resized = made[0] if name == "positions/table" else made
-            old = given[0] if name == "positions/table" else given
+            old = source_array[0] if name == "positions/table" else source_array
             grids = {"row": ((height, 1), (new_height, 1)), "column": ((width, 1), (new_width, 1))}
             grid = grids.get(name.removeprefix("positions/").removesuffix("_table"), (source.grid, target.grid))
             assert resized.tobytes() == resize_rows(old, *grid, "corners").tobytes()
@@ -137,10 +137,10 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
 )
 def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, layer):
     weights = weights_of(changed(VIT, **options))
-    found = ending_in(weights, layer)
-    assert {name: array.shape for name, array in found.parameters.items()} == stacked_shapes(found.architecture)
+    ended = ending_in(weights, layer)
+    assert {name: array.shape for name, array in ended.parameters.items()} == stacked_shapes(ended.architecture)
     pixels = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
-    of_layer, of_network = (model_of(w.architecture, w.parameters)(pixels) for w in (weights, found))
+    of_layer, of_network = (model_of(w.architecture, w.parameters)(pixels) for w in (weights, ended))
     token = of_layer.prefix_BPD[:, : weights.architecture.num_class_tokens].reshape(2, -1)
     mean = of_layer.tokens_BND.mean(axis=1)
     expected = {"token": token, "mean": mean, "token_mean": np.concatenate([token, mean], axis=1)}
@@ -151,13 +151,13 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
 @pytest.mark.parametrize("network", OURS)
 def test_positions_in_blocks_are_resized_block_by_block(network):
     a, target = OURS[network], doubled(OURS[network])
-    given, fitted = weights_of(a).parameters, fit(weights_of(a), target)
+    before, fitted = weights_of(a).parameters, fit(weights_of(a), target)
     assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
     resized = {name: words for name, words in words_of(fitted).items() if words != "copied"}
-    tables = {name for name in given if "positions/" in name and not name.endswith("class_row")}
+    tables = {name for name in before if "positions/" in name and not name.endswith("class_row")}
     assert resized.keys() == tables
     if network == "every":
-        for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (given, fitted.parameters)), strict=True):
+        for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (before, fitted.parameters)), strict=True):
             np.testing.assert_array_equal(new[0], resize_rows(old[0], a.grid, target.grid, "corners"))
     if network == "axial_relative":
         assert {words.partition(" (")[0] for words in resized.values()} == {
@@ -210,8 +210,8 @@ def table(*shape, seed=0):
 def test_three_by_two_becomes_five_by_four():
     """New rows lie at 0, 1/2, 1, 3/2, 2 of the old ones, new columns at 0, 1/3, 2/3, 1."""
     expected = [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9], [18, 19, 20, 21], [30, 31, 32, 33]]
-    found = resize_grid(np.array([[0, 3], [6, 9], [30, 33]], np.float32)[..., None], (5, 4))
-    np.testing.assert_allclose(found[..., 0], expected, rtol=1e-6)
+    resized = resize_grid(np.array([[0, 3], [6, 9], [30, 33]], np.float32)[..., None], (5, 4))
+    np.testing.assert_allclose(resized[..., 0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -225,15 +225,15 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     old_hwD = table(*old, 3)
     zoom = (new[0] / old[0], new[1] / old[1], 1)
     expected = scipy.ndimage.zoom(old_hwD.astype(np.float64), zoom, order=1)
-    found = resize_grid(old_hwD, new)
-    assert found.shape == (*new, 3)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=5e-7)  # the last bit of float32 below 4 is worth 2.4e-7
+    resized = resize_grid(old_hwD, new)
+    assert resized.shape == (*new, 3)
+    assert resized.dtype == np.float32
+    np.testing.assert_allclose(resized, expected, rtol=0, atol=5e-7)  # the last bit of float32 below 4 is worth 2.4e-7
     for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)) if min(*old, *new) > 1 else ():
-        assert found[corner].tobytes() == old_hwD[corner].tobytes()
+        assert resized[corner].tobytes() == old_hwD[corner].tobytes()
     flat_SD = np.concatenate([table(1, 3), old_hwD.reshape(-1, 3)])  # the row of a class token stays
-    found_SD = resize_rows(flat_SD, old, new, "corners")
-    np.testing.assert_array_equal(found_SD, np.concatenate([flat_SD[:1], found.reshape(-1, 3)]))
+    resized_SD = resize_rows(flat_SD, old, new, "corners")
+    np.testing.assert_array_equal(resized_SD, np.concatenate([flat_SD[:1], resized.reshape(-1, 3)]))
 
 
 def test_offsets_in_a_row_of_two_become_those_of_three():
@@ -278,10 +278,10 @@ def test_other_filters(old, new, method):
     old_hwD = table(*old, 3)
     rows, columns = (by_filter(*sizes, method) for sizes in zip(old, new, strict=True))
     expected = np.stack([rows @ channel @ columns.T for channel in np.moveaxis(old_hwD.astype(np.float64), -1, 0)], -1)
-    found = resize_grid(old_hwD, new, method)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)  # weights and sums are float32 there
-    assert np.abs(found - resize_grid(old_hwD, new)).max() > 1e-2
+    resized = resize_grid(old_hwD, new, method)
+    assert resized.dtype == np.float32
+    np.testing.assert_allclose(resized, expected, rtol=0, atol=2e-5)  # weights and sums are float32 there
+    assert np.abs(resized - resize_grid(old_hwD, new)).max() > 1e-2
     assert resize_grid(old_hwD, old, method).tobytes() == old_hwD.tobytes()
 
 

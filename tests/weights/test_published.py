@@ -50,17 +50,16 @@ def test_names_of_a_family_give_its_licence(family):
 
 
 @pytest.mark.parametrize(
-    ("names", "licence"),
+    ("name", "licence"),
     [
-        (("", "dinov3_vit"), "dinov3-license"),  # a folder of transformers
-        (("vit_small_patch16_dinov3.lvd1689m",), "dinov3-license"),
-        (("vit_small_patch16_dinov3_qkvb.lvd1689m",), "dinov3-license"),
-        (("vit_small_patch16_dinov3_qkvb.eupe_lvd1689m",), "fair-noncommercial-research-license"),
-        (("openai/clip-vit-base-patch32", "clip"), "mit"),
-        (("", "clip_vision_model"), ""),  # of OpenAI, LAION, Apple or Meta
-        (("", "vit"), ""),
-        (("someone/vit-base", "vit_base_patch16_224.augreg_in21k"), ""),
+        ("dinov3_vit", "dinov3-license"),  # a folder of transformers
+        ("vit_small_patch16_dinov3.lvd1689m", "dinov3-license"),
+        ("vit_small_patch16_dinov3_qkvb.lvd1689m", "dinov3-license"),
+        ("vit_small_patch16_dinov3_qkvb.eupe_lvd1689m", "fair-noncommercial-research-license"),
+        ("openai/clip-vit-base-patch32", "mit"),
+        ("clip_vision_model", ""),  # of OpenAI, LAION, Apple or Meta
+        *((name, "") for name in ("", "vit", "someone/vit-base", "vit_base_patch16_224.augreg_in21k")),
     ],
 )
-def test_the_licence_is_that_of_the_family_or_unknown(names, licence):
-    assert licence_of(*names) == licence
+def test_the_licence_is_that_of_the_family_or_unknown(name, licence):
+    assert licence_of(name) == licence

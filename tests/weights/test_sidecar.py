@@ -50,8 +50,8 @@ TIMM = {
 def test_hugging_face(tmp_path):
     processor = {"size": {"height": 384, "width": 384}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
     assert read_sidecar(tmp_path) == Sidecar()
-    found = read(tmp_path, HUGGINGFACE, processor)
-    assert found.fields == {
+    sidecar = read(tmp_path, HUGGINGFACE, processor)
+    assert sidecar.fields == {
         "image_size": (384, 384),
         "patch_size": (16, 16),
         "num_classes": 2,
@@ -62,9 +62,9 @@ def test_hugging_face(tmp_path):
         "layer_norm_epsilon": 1e-12,
         "gelu": "exact",
     }
-    assert found.class_names == ("cat", "dog")
-    assert found.preprocessing == prepared((384, 384))
-    assert found.notes == ()
+    assert sidecar.class_names == ("cat", "dog")
+    assert sidecar.preprocessing == prepared((384, 384))
+    assert sidecar.notes == ()
     made_up = {**HUGGINGFACE, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}}
     assert read(tmp_path, made_up).class_names is None
     with pytest.raises(ValueError, match="activation 'relu'; our networks have GELU only"):
@@ -72,8 +72,8 @@ def test_hugging_face(tmp_path):
 
 
 def test_timm(tmp_path):
-    found = read(tmp_path, TIMM)
-    assert found.fields == {
+    sidecar = read(tmp_path, TIMM)
+    assert sidecar.fields == {
         "image_size": (224, 256),
         "patch_size": (16, 8),
         "num_classes": 2,
@@ -84,17 +84,17 @@ def test_timm(tmp_path):
         "gelu": "tanh",
         "pool": "gap",
     }
-    assert found.class_names == ("cat", "dog")
-    assert found.preprocessing == prepared((224, 256), "short_side", 0.9, "bicubic", "timm")
-    assert not found.notes
-    assert found.normalisation == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert sidecar.class_names == ("cat", "dog")
+    assert sidecar.preprocessing == prepared((224, 256), "short_side", 0.9, "bicubic", "timm")
+    assert not sidecar.notes
+    assert sidecar.normalisation == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
     config = {**TIMM, "architecture": "vit_base_patch32_siglip_256"}
-    found = read(tmp_path, {**config, "model_args": {}})
-    assert found.fields["gelu"] == "tanh"
-    assert any("SigLIP was trained with the tanh GELU" in note for note in found.notes)
+    sidecar = read(tmp_path, {**config, "model_args": {}})
+    assert sidecar.fields["gelu"] == "tanh"
+    assert any("SigLIP was trained with the tanh GELU" in note for note in sidecar.notes)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'])
@@ -133,12 +133,12 @@ def test_odd_values_are_passed_over(tmp_path):
                 names = ("size", "crop_size", "do_center_crop", "do_resize", "resample", "rescale_factor", "image_mean")
                 processor = {"image_std": value} | {name: chance.choice(odd) for name in names}
                 try:
-                    found = read(tmp_path, {**base, name: value}, processor)
+                    sidecar = read(tmp_path, {**base, name: value}, processor)
                 except ValueError as error:
                     assert "activation 'x'" in str(error) or "three finite" in str(error)  # noqa: PT017
                     continue
-                assert found.class_names is None or all(isinstance(label, str) for label in found.class_names)
-                assert all(isinstance(note, str) for note in found.notes)
+                assert sidecar.class_names is None or all(isinstance(label, str) for label in sidecar.class_names)
+                assert all(isinstance(note, str) for note in sidecar.notes)
 
 
 # The preparation of images.
@@ -151,8 +151,8 @@ SMALL, LARGE = {"height": 32, "width": 48}, {"height": 40, "width": 60}
 
 
 def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear", library=None):
-    found = {"image_size": list(size), "resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
-    return found | RANGE | ({} if library is None else {"resize_library": library})
+    how = {"image_size": list(size), "resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
+    return how | RANGE | ({} if library is None else {"resize_library": library})
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_what_a_processor_says_and_ours_does(processor, expected):
     ],
 )
 def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
-    found, (note,) = of_huggingface({"image_size": [32, 48]}, HALF | processor)
-    assert found is None
+    preprocessing, (note,) = of_huggingface({"image_size": [32, 48]}, HALF | processor)
+    assert preprocessing is None
     assert said in note
     assert "which ours cannot do, so their preprocessing is left unknown" in note
 
@@ -204,8 +204,8 @@ def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
     ],
 )
 def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
-    found = read(tmp_path, HUGGINGFACE, HALF | processor).normalisation
-    np.testing.assert_allclose(found, [[mean] * 3, [std] * 3], rtol=1e-12)
+    normalisation = read(tmp_path, HUGGINGFACE, HALF | processor).normalisation
+    np.testing.assert_allclose(normalisation, [[mean] * 3, [std] * 3], rtol=1e-12)
 
 
 def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
@@ -222,11 +222,11 @@ def test_a_normalisation_that_is_not_three_numbers_is_rejected(mean, tmp_path):
 
 def test_another_interpolation_is_told():
     for resample, theirs, ours in ((1, "lanczos", "bicubic"), (0, "nearest", "bilinear")):
-        found, (note,) = of_huggingface({"image_size": 32}, HALF | {"resample": resample})
-        assert found == prepared((32, 32), interpolation=ours)
+        preprocessing, (note,) = of_huggingface({"image_size": 32}, HALF | {"resample": resample})
+        assert preprocessing == prepared((32, 32), interpolation=ours)
         assert f"resized with {theirs} interpolation; ours is {ours}" in note
-    found, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "lanczos"}, (32, 32))
-    assert found == prepared((32, 32), "short_side", 0.9, "bicubic", "timm")
+    preprocessing, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "lanczos"}, (32, 32))
+    assert preprocessing == prepared((32, 32), "short_side", 0.9, "bicubic", "timm")
     assert "resized with lanczos interpolation; ours is bicubic" in note
 
 
@@ -257,6 +257,6 @@ def test_what_timm_says_and_ours_does(config, expected):
 
 @pytest.mark.parametrize("config", [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}])
 def test_what_timm_does_and_ours_cannot(config):
-    found, (note,) = of_timm(config, (32, 48))
-    assert found is None
+    preprocessing, (note,) = of_timm(config, (32, 48))
+    assert preprocessing is None
     assert f"prepared by crop_pct={config['crop_pct']}, crop_mode={config['crop_mode']}, which ours cannot do" in note

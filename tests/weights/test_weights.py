@@ -195,8 +195,8 @@ def test_a_kernel_of_the_head_under_another_name_is_missed(a, format_name, suffi
         load_weights(write(tmp_path, arrays, f"w{suffix}"), **options)
     shape = str(arrays[renamed].shape)
     lines = [f"missing: {kernel} {shape} (nearest: {renamed})", f"left over: {renamed} {shape} (nearest: {kernel})"]
-    found = [line.strip() for line in str(error.value).splitlines()[1:]]
-    assert sorted(found) == sorted(lines)
+    listed = [line.strip() for line in str(error.value).splitlines()[1:]]
+    assert sorted(listed) == sorted(lines)
 
 
 def test_class_names_are_taken_from_the_caller(tmp_path):

@@ -23,7 +23,7 @@ _USE = {  # {} is the folder
     "huggingface": "import transformers\n\nmodel = transformers.CLASS.from_pretrained({})",
     "vit_jax": 'import vit_jax\n\nmodel = vit_jax.load_model({})\nmodel.predict(["image.jpg"])  # probabilities',
 }
-_PHOTOGRAPHS = {  # by `exif_orientation`
+_PHOTOGRAPHS: dict[object, str] = {  # by `exif_orientation`
     True: "were turned upright as their Exif data say, before the preparation: `PIL.ImageOps.exif_transpose`",
     False: "were taken as they are stored; their orientation in Exif data was ignored",
     None: "not known whether they were turned upright as their Exif data say",
@@ -47,7 +47,7 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     count = sum(array.size for array in weights.parameters.values())
     height, width = a.image_size
     head = f"{a.num_classes:,} classes" if a.num_classes else "no classifier: it ends in its features"
-    front: dict[str, Any] = {}
+    front: dict[str, object] = {}
     if licence:  # the Hub knows some licences by name
         front = {"license": licence} if licence in HUB_LICENCES else {"license": "other", "license_name": licence}
     front["pipeline_tag"] = "image-classification" if a.num_classes else "image-feature-extraction"
@@ -100,7 +100,7 @@ def _data(data: str) -> str:
     return markdown_code(data, in_table=True)
 
 
-def _preparation(prepared: Mapping[str, Any]) -> str:
+def _preparation(prepared: Mapping[str, object]) -> str:
     if "resize" not in prepared:
         return "not known"
     filter_name = prepared.get("interpolation")
@@ -111,11 +111,11 @@ def _preparation(prepared: Mapping[str, Any]) -> str:
 
 
 def _details(a: Architecture) -> str:
-    parts = [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
+    terms = [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
     if a.has_resnet:
         standardization = f"weight standardisation {a.standardization_epsilon:g}"
-        parts.append(f"group norm epsilon {a.group_norm_epsilon:g}, {standardization}")
-    return "; ".join(parts)
+        terms.append(f"group norm epsilon {a.group_norm_epsilon:g}, {standardization}")
+    return "; ".join(terms)
 
 
 def _classes(names: Sequence[str] | None) -> str:

@@ -27,18 +27,14 @@ MOST_LAYERS, MOST_STAGES = 10_000, 8
 def describe(
     a: Architecture,
     class_names: Sequence[str] | None,
-    preprocessing: Mapping[str, Any] | None,
+    preprocessing: Mapping[str, object] | None,
     training: TrainingData | None,
     licence: str = "",
-) -> dict[str, Any]:
-    """Return the metadata that weights carry.
+) -> dict[str, object]:
+    """Return the metadata that weights carry; None, or "" for the licence, is unknown.
 
-    Args:
-      a: the network.
-      class_names: in the order of the logits; None if they are not known, as for the next arguments.
-      preprocessing: as from `describe_preparation`.
-      training: the data of the run that made the weights.
-      licence: of the pre-trained weights that they were made of; "" if it is not known.
+    Class names are in the order of the logits, preprocessing is as from `describe_preparation`, and the licence is that
+    of the pre-trained weights that these were made of.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -51,19 +47,14 @@ def describe(
     }
 
 
-def stored_licence(metadata: Mapping[str, Any]) -> str:
+def stored_licence(metadata: Mapping[str, object]) -> str:
     """Return the licence in metadata; "" if there is none."""
     licence = metadata.get("licence")
     return licence if isinstance(licence, str) and re.fullmatch(r"[\w.-]{1,60}", licence) else ""
 
 
-def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, Any]:
-    """Describe how images are prepared, as the metadata of weights have it.
-
-    Args:
-      how: from a stored image to pixels in [-1, 1].
-      normalisation: of the library that the weights come from, which is folded into them.
-    """
+def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, object]:
+    """Describe how images are prepared, to pixels in [-1, 1], and the normalisation that is folded into the weights."""
     return {
         "image_size": list(how.image_size),
         "resize": how.resize,
@@ -77,12 +68,12 @@ def describe_preparation(how: "EvaluationTransform", normalisation: Normalisatio
     }
 
 
-def _counts(a: Architecture) -> dict[str, Any]:
+def _counts(a: Architecture) -> dict[str, object]:
     """Return numbers that follow from the network, for readers who do not build it; we validate them on reading."""
     return {"grid": list(a.grid), "num_class_tokens": a.num_class_tokens}
 
 
-def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
+def stored_architecture(metadata: Mapping[str, object]) -> Architecture:
     """Return the architecture in metadata; ValueError if it is from a newer version, absent or contradictory."""
     version = metadata.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version > FORMAT_VERSION:
@@ -100,7 +91,7 @@ def stored_architecture(metadata: Mapping[str, Any]) -> Architecture:
     return a
 
 
-def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
+def bounded_architecture(fields: Mapping[str, object]) -> Architecture:
     """Return the architecture with these fields, whose numbers are not trusted but bounded.
 
     Raises:
@@ -118,7 +109,7 @@ def bounded_architecture(fields: Mapping[str, Any]) -> Architecture:
     return a
 
 
-def stored_training_data(metadata: Mapping[str, Any]) -> TrainingData | None:
+def stored_training_data(metadata: Mapping[str, object]) -> TrainingData | None:
     """Return the training data in metadata; None if there is none, or none that we understand."""
     stored, config = metadata.get("training"), metadata.get("config")
     if stored is None and isinstance(config, dict) and isinstance(config.get("input"), dict):

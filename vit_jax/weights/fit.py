@@ -32,16 +32,16 @@ class Fitted:
     licence: str = ""  # of the weights
 
     def summary(self) -> str:
-        """Return the number of copied parameters, and the names of the others, of large parts as one."""
-        parts: dict[tuple[str, str], list[str]] = {}
+        """Return the number of copied parameters, and the names of the others, of large groups as one."""
+        groups: dict[tuple[str, str], list[str]] = {}
         for name, _, _, _, how in self.statuses:
-            parts.setdefault((name.partition("/")[0], how), []).append(name)
-        num_copied = sum(len(names) for (_, how), names in parts.items() if how == "copied")
+            groups.setdefault((name.partition("/")[0], how), []).append(name)
+        num_copied = sum(len(names) for (_, how), names in groups.items() if how == "copied")
         others = [
             f"{name} {how}"
-            for (part, how), names in parts.items()
+            for (group, how), names in groups.items()
             if how != "copied"
-            for name in (names if len(names) < 5 else [f"{part}/* ({len(names)} parameters)"])
+            for name in (names if len(names) < 5 else [f"{group}/* ({len(names)} parameters)"])
         ]
         return ", ".join([f"{num_copied} parameters copied", *others])
 
@@ -54,14 +54,11 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     classes remove it first (`without_head`). If the target pools otherwise, attention pooling is dropped, and the last
     norm moves between the tokens and the pooled features; a new norm begins at a scale of 1.
 
-    Args:
-      weights: of a network that differs from the target in image size, pooling, place of the last norm and head only.
-      target: the network that gets the parameters.
-      position_resize: how learned positions change their grid, a value of `PositionResize`.
+    `position_resize`, a value of `PositionResize`, is how learned positions change their grid. Fields without effect on
+    names and shapes, such as the GELU form, are not compared.
 
     Raises:
-      ValueError: names or shapes of parameters differ otherwise; differences are listed. Fields without effect on
-        them, such as the GELU form, are not compared.
+      ValueError: names or shapes of parameters differ in more than image size, pooling, last norm and head.
     """
     source = weights.architecture
     expected, parameters = stacked_shapes(target), dict(weights.parameters)
@@ -134,9 +131,7 @@ LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}
 def ending_in(weights: Weights, layer: str) -> Weights:
     """Return the network without its head, whose feature "pre_logits" is a layer of this one.
 
-    Args:
-      weights: of any network.
-      layer: "pre_logits", of which the hidden layer of the head stays, "pooled" or one of `LAYER_POOLS`.
+    The layer is "pre_logits", which keeps the hidden layer of the head, "pooled" or one of `LAYER_POOLS`.
 
     Raises:
       ValueError: the network has no class token.
@@ -153,13 +148,7 @@ def ending_in(weights: Weights, layer: str) -> Weights:
 def with_classifier(
     weights: Weights, kernel_DK: np.ndarray, bias_K: np.ndarray, class_names: tuple[str, ...]
 ) -> Weights:
-    """Return the weights with a new last layer, whose input is the feature "pre_logits" of the network.
-
-    Args:
-      weights: of any network; its classes or patch outputs are replaced.
-      kernel_DK: of the linear layer; converted to float32.
-      bias_K: of the same layer; converted to float32.
-      class_names: in the order of the logits.
+    """Return the weights with a new last layer, in float32, whose input is the feature "pre_logits" of the network.
 
     Raises:
       ValueError: the kernel does not fit the network.

@@ -6,7 +6,7 @@ and learning rate act on it.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,9 +31,7 @@ OURS = Normalisation()
 def fold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> dict[str, np.ndarray]:
     """Return parameters for pixels in [-1, 1]; the input has those for normalised pixels.
 
-    Args:
-      parameters: with the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
-      normalisation: of the pixels that the parameters were trained on.
+    They hold the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
     """
     mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
     scale_C, shift_C = 1 / (2 * std_C), (0.5 - mean_C) / std_C  # of pixels in [-1, 1] to normalised ones
@@ -48,25 +46,20 @@ def unfold(
 ) -> dict[str, np.ndarray]:
     """Return parameters for normalised pixels; the input has those for pixels in [-1, 1]. The inverse of `fold`.
 
-    Where the input of `fold` had no bias, the result's is zero up to the rounding of the folded bias.
-
-    Args:
-      parameters: with the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
-      normalisation: of the pixels that the result takes.
-      has_bias: of the result; False drops a bias that is zero up to rounding.
+    Without `has_bias` the bias is dropped: it is zero up to rounding if the input of `fold` had none.
 
     Raises:
       ValueError: a bias that is not zero would be dropped.
     """
     mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
     kernel_hwCD = parameters[KERNEL].astype(np.float64)
-    given_D = parameters.get(BIAS, np.zeros(kernel_hwCD.shape[-1]))
-    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + given_D
+    stored_D = parameters.get(BIAS, np.zeros(kernel_hwCD.shape[-1]))
+    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + stored_D
     dtype = parameters[KERNEL].dtype
     result = {**parameters, KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
     if has_bias:
         return result
-    terms_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(2 * mean_C - 1)) + np.abs(given_D)
+    terms_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(2 * mean_C - 1)) + np.abs(stored_D)
     if (np.abs(bias_D) > np.finfo(np.float32).eps * terms_D).any():
         raise ValueError(
             "patch_bias=True: the class of the library has no patch bias, and this one is not zero "
@@ -75,7 +68,7 @@ def unfold(
     return {name: array for name, array in result.items() if name != BIAS}
 
 
-def stored_normalisation(preprocessing: Mapping[str, Any] | None) -> Normalisation:
+def stored_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisation:
     """Return the normalisation that the preprocessing of weights states; ours if it states none.
 
     Raises:
@@ -85,7 +78,7 @@ def stored_normalisation(preprocessing: Mapping[str, Any] | None) -> Normalisati
     return OURS if stated == [None, None] else parse_normalisation(*stated)
 
 
-def describe_normalisation(normalisation: Normalisation) -> dict[str, Any]:
+def describe_normalisation(normalisation: Normalisation) -> dict[str, object]:
     """Return the fields of the preprocessing of weights that state it; none for ours."""
     return {} if normalisation == OURS else {name: list(value) for name, value in normalisation._asdict().items()}
 

@@ -33,7 +33,7 @@ def write_library_config(
     format_name: str,
     a: Architecture,
     class_names: Sequence[str] | None,
-    preprocessing: Mapping[str, Any] | None,
+    preprocessing: Mapping[str, object] | None,
 ) -> tuple[str, ...]:
     """Write the configuration of a network whose weights are in `folder`; return notes for the report.
 
@@ -61,18 +61,18 @@ def write_library_config(
     return tuple(notes)
 
 
-def is_known(preprocessing: Mapping[str, Any] | None) -> bool:
+def is_known(preprocessing: Mapping[str, object] | None) -> bool:
     """Return True if it is stated how images are resized and cropped."""
     return {"resize", "crop_fraction"} <= (preprocessing or {}).keys()
 
 
 def huggingface_config(
-    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, object] | None
+) -> dict[str, object]:
     """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = list(class_names or [f"LABEL_{number}" for number in range(a.num_classes)])
     model = huggingface_model(a)
-    parts = _huggingface_parts(a, model.model_type, stored_normalisation(preprocessing))
+    arguments = _huggingface_arguments(a, model.model_type, stored_normalisation(preprocessing))
     return {
         "architectures": [huggingface_class(a)],
         "model_type": model.model_type,
@@ -82,19 +82,19 @@ def huggingface_config(
         **{theirs: getattr(a, ours) for ours, theirs in HUGGINGFACE_SIZES.items() if ours != "mlp_dim"},
         "hidden_act": "silu" if a.mlp == "swiglu" and model.family != "dinov2" else _ACTIVATIONS[a.gelu],
         "rms_norm_eps" if a.norm == "rms" else "layer_norm_eps": a.layer_norm_epsilon,
-        **({} if "mlp_ratio" in parts else {HUGGINGFACE_SIZES["mlp_dim"]: a.mlp_dim}),
-        **parts,
+        **({} if "mlp_ratio" in arguments else {HUGGINGFACE_SIZES["mlp_dim"]: a.mlp_dim}),
+        **arguments,
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
     }
 
 
-def _huggingface_parts(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, Any]:
+def _huggingface_arguments(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, object]:
     """Return the arguments of a class that not all classes have; "mlp_ratio" replaces the width of the MLP."""
     has_qkv_bias = a.qkv_bias == "all"
     match model_type:
         case "dinov2" | "dinov2_with_registers":
-            sizes: dict[str, Any] = {
+            sizes: dict[str, object] = {
                 "mlp_ratio": whole_ratio(a),
                 "use_swiglu_ffn": a.mlp == "swiglu",
                 "qkv_bias": has_qkv_bias,
@@ -119,7 +119,7 @@ def _huggingface_parts(a: Architecture, model_type: str, pixels: Normalisation) 
     return {"qkv_bias": has_qkv_bias, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, Any] | None:
+def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, object] | None:
     """Return the `preprocessor_config.json` of known preprocessing; None for other."""
     if not is_known(preprocessing):
         return None
@@ -143,8 +143,8 @@ def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) ->
 
 
 def timm_config(
-    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
+    a: Architecture, class_names: Sequence[str] | None, preprocessing: Mapping[str, object] | None
+) -> dict[str, object] | None:
     """Return the `config.json` of a model that timm knows by name, with every number; None if timm has none."""
     name: str | None
     if a.family == "resnet":
@@ -152,11 +152,11 @@ def timm_config(
     elif a.family == "hybrid":
         name, arguments = _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None, _timm_arguments(a)
     else:
-        name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_parts(a)
+        name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_component_arguments(a)
     if name is None:
         return None
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
-    pretrained: dict[str, Any] = {"input_size": [3, *a.image_size], "mean": [*pixels.mean], "std": [*pixels.std]}
+    pretrained: dict[str, object] = {"input_size": [3, *a.image_size], "mean": [*pixels.mean], "std": [*pixels.std]}
     pretrained["num_classes"] = a.num_classes
     if preprocessing and is_known(preprocessing):
         pretrained["interpolation"] = preprocessing.get("interpolation") or "bilinear"
@@ -173,9 +173,9 @@ def timm_config(
     }
 
 
-def _timm_parts(a: Architecture) -> dict[str, Any]:
+def _timm_component_arguments(a: Architecture) -> dict[str, object]:
     """Return the arguments of timm's classes for parts that the paper's ViT does not have."""
-    common = {"init_values": a.layer_scale, "qkv_bias": a.qkv_bias != "none"}
+    common: dict[str, object] = {"init_values": a.layer_scale, "qkv_bias": a.qkv_bias != "none"}
     if a.rope is None:
         return common | {
             "reg_tokens": a.registers,
@@ -211,7 +211,7 @@ def _ratio(a: Architecture) -> float:
     return ratio if int(a.width * ratio) == mlp_dim else (mlp_dim + 0.5) / a.width
 
 
-def _timm_arguments(a: Architecture) -> dict[str, Any]:
+def _timm_arguments(a: Architecture) -> dict[str, object]:
     plain = {"pos_embed": "learn", "act_layer": _TIMM_ACTIVATIONS[a.gelu]} if a.mlp == "gelu" else {}
     return {
         "img_size": list(a.image_size),

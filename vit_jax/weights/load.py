@@ -52,7 +52,7 @@ class Weights:
     architecture: Architecture
     parameters: Mapping[str, np.ndarray]  # float32 by the names of our model's leaves, in its order
     class_names: tuple[str, ...] | None = None  # in the order of the logits
-    preprocessing: Mapping[str, Any] | None = None  # of the images, as checkpoints have it
+    preprocessing: Mapping[str, object] | None = None  # of the images, as checkpoints have it
     source: str = ""  # "PATH (format)"
     statuses: Sequence[ArrayStatus] = ()  # how each array that was read is used
     notes: Sequence[str] = ()  # sentences: assumptions, and odd values
@@ -144,12 +144,11 @@ def _fetch(path: pathlib.Path) -> pathlib.Path:
       ValueError: there are none, or they cannot be read.
     """
     if path.is_dir():
-        found = [file for file in path.iterdir() if any(fnmatch.fnmatchcase(file.name, name) for name in hub.PATTERNS)]
-        if not found:
+        files = [file for file in path.iterdir() if any(fnmatch.fnmatchcase(file.name, name) for name in hub.PATTERNS)]
+        if not files:
             raise ValueError(f"{path}: must have checkpoints of ours or a .safetensors. Give the folder of weights.")
-        for file in found:
-            local = fetch(file)
-        return local.parent
+        fetched = [fetch(file) for file in files]
+        return fetched[0].parent
     local = fetch(path)
     names = [class_names_file(path).name, *([CONFIG, "preprocessor_config.json"] if path.name == WEIGHTS else [])]
     for beside in (path.with_name(name) for name in names):
@@ -161,11 +160,8 @@ def _fetch(path: pathlib.Path) -> pathlib.Path:
 def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:
     """Return the same network for images of another size, with a note for each table of positions that is resized.
 
-    Args:
-      weights: as loaded; with its head.
-      image_size: height and width in pixels.
-      position_resize: a value of `PositionResize`. "library" also scales the rotary positions of Perception Encoder to
-        the grid of the weights, as timm does.
+    `position_resize` is a value of `PositionResize`; "library" also scales the rotary positions of Perception Encoder
+    to the grid of the weights, as timm does.
 
     Raises:
       ValueError: patches do not divide the image size, or an unknown method.
@@ -193,13 +189,13 @@ def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights
     return dataclasses.replace(weights, class_names=class_names)
 
 
-def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, Any], allowed: tuple[str, ...]) -> Weights:
-    def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]) -> Weights:
+    def architecture_of(metadata: Mapping[str, object]) -> Architecture:
         architecture = description.stored_architecture(metadata)
         refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
         return architecture
 
-    def shapes_of(metadata: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    def shapes_of(metadata: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
         with naming(str(path)):
             shapes, factors = stacked_shapes(architecture_of(metadata)), description.stored_lora(metadata)
             return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
@@ -244,15 +240,18 @@ def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
     return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
 
 
-def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any], allowed: tuple[str, ...]) -> Weights:
+def _load_file(
+    path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, object], allowed: tuple[str, ...]
+) -> Weights:
     with open_arrays(path, allowed=allowed) as file:
         with naming(str(path)):
-            sidecar = Sidecar() if file.metadata else sidecar
+            sidecar = _carried(file) if file.metadata else sidecar
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
-            class_names, preprocessing, lost = _carried(file, sidecar, known.architecture.image_size)
-            normalisation = sidecar.normalisation
+            preprocessing, normalisation = sidecar.preprocessing, sidecar.normalisation
+            if preprocessing and not file.metadata:
+                preprocessing = {**preprocessing, "image_size": list(known.architecture.image_size)}
             # Only arrays of libraries take normalised pixels in files of ours; the others are folded.
             if file.metadata and known.format in ("timm", "huggingface"):
                 normalisation = folding.stored_normalisation(preprocessing)
@@ -275,19 +274,19 @@ def _load_file(path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, Any],
     weights = Weights(
         known.architecture,
         stack(apart, shapes),
-        class_names,
+        sidecar.class_names,
         preprocessing,
         source=f"{path} ({known.format})",
         statuses=statuses,
-        notes=[*known.assumptions, *sidecar.notes, *lost, *notes],
+        notes=[*known.assumptions, *sidecar.notes, *notes],
         training=description.stored_training_data(file.metadata),
         format=known.format,
-        licence=description.stored_licence(file.metadata) if file.metadata else licence_of(sidecar.model),
+        licence=sidecar.licence,
     )
     weights = weights if normalisation == OURS else _folded(weights, normalisation)
-    classes = weights.architecture.num_classes
-    if class_names and len(class_names) != classes:
-        note = f"The {len(class_names)} class names beside it are not those of its {classes} classes."
+    names, classes = weights.class_names, weights.architecture.num_classes
+    if names and len(names) != classes:
+        note = f"The {len(names)} class names beside it are not those of its {classes} classes."
         weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
     return weights
 
@@ -331,24 +330,23 @@ def _require_all(known: Recognised, file: ArrayFile) -> None:
         raise ValueError(f"these arrays are not of floating point: {', '.join(odd[:10])}")
 
 
-def _carried(
-    file: ArrayFile, sidecar: Sidecar, image_size: tuple[int, int]
-) -> tuple[tuple[str, ...] | None, Mapping[str, Any] | None, list[str]]:
-    """Return class names and preprocessing, from the file or beside it; a note if the names were lost."""
-    if not file.metadata:
-        preprocessing = sidecar.preprocessing and {**sidecar.preprocessing, "image_size": list(image_size)}
-        return sidecar.class_names, preprocessing, []
+def _carried(file: ArrayFile) -> Sidecar:
+    """Return class names and preprocessing from our metadata, and a note if the names are lost."""
     names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
-    beside, lost = class_names_file(file.path), []
+    beside, notes = class_names_file(file.path), tuple[str, ...]()
     if names is None and file.metadata.get("class_names_beside"):
         if beside.exists():
             with naming(str(beside)):
                 names = read_class_names(beside)
         else:
-            lost = [f"Its class names should be in {beside}, which does not exist: bring it, or give class_names."]
+            notes = (f"Its class names should be in {beside}, which does not exist: bring it, or give class_names.",)
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    preprocessing = preprocessing if isinstance(preprocessing, dict) else None
-    return tuple(names) if is_list and names else None, preprocessing, lost
+    return Sidecar(
+        class_names=tuple(names) if is_list and names else None,
+        preprocessing=preprocessing if isinstance(preprocessing, dict) else None,
+        notes=notes,
+        licence=description.stored_licence(file.metadata),
+    )
 
 
 def _read(file: ArrayFile, known: Recognised) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:

@@ -42,8 +42,8 @@ class Report(NamedTuple):
         """Return the report for a terminal, with each array or their numbers; notes come last, where they are seen."""
         show = table if is_complete else counted
         read, written = f"Read from {printable(self.source)}:", f"Written to {printable(self.destination)}:"
-        parts = [read, show(self.read), written, show(self.written), printable(self.network)]
-        return "\n".join([*parts, *(f"- {printable(note)}" for note in self.notes)])
+        sections = [read, show(self.read), written, show(self.written), printable(self.network)]
+        return "\n".join([*sections, *(f"- {printable(note)}" for note in self.notes)])
 
 
 def counted(statuses: Iterable[ArrayStatus]) -> str:

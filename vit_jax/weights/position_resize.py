@@ -61,10 +61,7 @@ def _corner_weights(old: int, new: int) -> np.ndarray:
 def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
     """Return weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
 
-    Args:
-      old: number of samples.
-      new: number of samples.
-      offset: added to `new` in the scale, as DINOv2 does.
+    DINOv2 adds an offset to `new` in the scale.
     """
     centre = (np.arange(new) + 0.5) * (old / (new + offset)) - 0.5
     place = np.floor(centre).astype(int)[:, None] + np.arange(-1, 3)
@@ -126,16 +123,9 @@ def _offsets(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
 def resize_positions(
     parameters: Mapping[str, np.ndarray], old: tuple[int, int], new: tuple[int, int], method: str
 ) -> tuple[dict[str, np.ndarray], list[ArrayStatus]]:
-    """Resize every table of positions among the parameters of a network.
+    """Resize every table of positions from one grid of patches (rows, columns) to another, by a method of `EQUALS`.
 
-    Args:
-      parameters: by our names, those of all layers stacked.
-      old: rows and columns of patches that they have positions for.
-      new: those of the result.
-      method: one of `EQUALS`.
-
-    Returns:
-      All parameters, in the same order; and how each of the tables was resized.
+    Return all parameters, stacked and in the same order; and how each table was resized.
     """
     result, statuses = dict(parameters), []
     for name, array in parameters.items():

@@ -24,7 +24,7 @@ def expanded(address: str) -> list[str]:
     return [f"{start}{word}{after}" for word in words.split(",") for after in expanded(end)] if brace else [address]
 
 
-def _blocks(text: str) -> list[str]:
+def blocks(text: str) -> list[str]:
     """Return the blocks of a table: each begins with a line that is not indented."""
     return re.split(r"\n(?=\S)", text.strip())
 
@@ -95,7 +95,7 @@ R50+ViT-L/32
 """
 PUBLISHED = {
     name: tuple(address for short in addresses for address in expanded(short))
-    for name, *addresses in map(str.split, _blocks(_ADDRESSES))
+    for name, *addresses in map(str.split, blocks(_ADDRESSES))
 }
 for _name in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"):
     PUBLISHED[_name] = (
@@ -215,7 +215,7 @@ def _read_family(block: str) -> Family:
     return Family(name, addresses, pattern, use, licence, pixels, *(measured[0] if measured else ()))
 
 
-FAMILIES = tuple(map(_read_family, _blocks(_FAMILIES)))
+FAMILIES = tuple(map(_read_family, blocks(_FAMILIES)))
 """Current families of pre-trained ViTs that are read, with facts of their authors."""
 
 FAMILY_HEAD = ("family", "good for", "licence", "pixels", "accuracy", "source")
@@ -226,11 +226,10 @@ def family_cells(family: Family) -> tuple[str, ...]:
     return (family.name, family.use, family.licence, family.pixels, family.accuracy, family.source)
 
 
-def licence_of(*names: str) -> str:
-    """Return the licence of the family that one of these names is of; "" if none or several families have it.
+def licence_of(name: str) -> str:
+    """Return the licence of the family of a Hub name, a timm model with its tag, or a model type of transformers.
 
-    Args:
-      *names: Hub names, timm's models with their tag, or model types of transformers.
+    "" if no or several families have it.
     """
-    licences = {family.licence for family in FAMILIES for name in names if name and re.search(family.pattern, name)}
+    licences = {family.licence for family in FAMILIES if name and re.search(family.pattern, name)}
     return licences.pop() if len(licences) == 1 else ""

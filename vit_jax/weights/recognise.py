@@ -4,65 +4,48 @@ The file decides most fields; a format fixes its defaults (GELU form, epsilons);
 caller's options give the rest. An unknown value is an error that names the option. No data is read here.
 """
 
-import contextlib
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
-from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens
+from vit_jax.weights.formats import StoredArray, naming
+from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens, with_shape
 from vit_jax.weights.overrides import OPTIONS
+from vit_jax.weights.published import blocks
 
 _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
 _FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
+# Regular expression of an array, "name:axes:kind" with the kind of its dtype | family | what is not read | remedy if it
+# is not to take weights of another family.
+_UNREAD = r"""
+embeddings\.cls_register_token: | C-RADIO in transformers' names of memory | all prefix tokens in one array
+    | save it by save_pretrained, which writes C-RADIO's own names
+(.*\.)?head\.output_proj\. | AIMv2 with attention pooling (lit, native) | a pooling head
+(.*\.)?(detection_tokens|mid_position_embeddings):|(class_labels_classifier|bbox_predictor)\.
+    | a detector (YOLOS, DETR) | tokens or heads for boxes | take weights for classification, such as DeiT's
+(.*\.)?relative_position_bias\.|beit\. | BEiT | relative positions
+.*encoder\.(layers\.\d+\.ls1|layer\.\d+\.lambda_1): | InternViT or BEiT of Hugging Face | names that are not known
+    | take weights of a family that docs/pretrained.md lists, such as timm's InternViT
+.*\.[qk]_norm\. | a ViT with qk-norm | norms of queries and keys
+.*(relative_position|\.rel_pos[_:]) | Swin, BEiT or a similar network | relative positions
+.*running_mean: | a network with convolutions | batch norm
+.*stem\.conv1\. | a ResNet of timm's (D) | a root of several convolutions | take Big Transfer's
+.*norm\d?\.weight_g: | a network with weight norm | directions and lengths of weights
+(freqs(_t_[xy])?|(.*\.)?rope\.freqs): | RoPE-ViT | learned or mixed rotary frequencies
+    | take weights of a family that docs/pretrained.md lists, such as DINOv3
+.*\.(SCB|absmax|nested_absmax|quant_map|weight_format):|.*\.quant_state\.|.*weight:\d+:[iu]
+    | a quantised network | integers, with scales, in place of weights
+    | take the file in float32, float16 or bfloat16
+embeds\.proj\.weight:2|(.*/)?embedding/kernel:2|(.*\.)?embeddings\.patch_embedding\.weight:2
+    | a NaFlex model | a linear patch embedding for images of any aspect ratio
+    | take weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224
+"""
 _REMEDY = "take weights of a family that docs/pretrained.md lists"
-_WHOLE = "take the file in float32, float16 or bfloat16"
-_RELATIVE = "relative positions"
-# Regular expression of an array, as "name axes kind" with the kind of its dtype → family, what is not read, remedy.
-_UNREAD: dict[str, tuple[str, str, str]] = {
-    r"embeddings\.cls_register_token ": (
-        "C-RADIO in transformers' names of memory",
-        "all prefix tokens in one array",
-        "save it by save_pretrained, which writes C-RADIO's own names",
-    ),
-    r"(.*\.)?head\.output_proj\.": ("AIMv2 with attention pooling (lit, native)", "a pooling head", _REMEDY),
-    r"(.*\.)?(detection_tokens|mid_position_embeddings) |(class_labels_classifier|bbox_predictor)\.": (
-        "a detector (YOLOS, DETR)",
-        "tokens or heads for boxes",
-        "take weights for classification, such as DeiT's",
-    ),
-    r"(.*\.)?relative_position_bias\.|beit\.": ("BEiT", _RELATIVE, _REMEDY),
-    r".*encoder\.(layers\.\d+\.ls1|layer\.\d+\.lambda_1) ": (
-        "InternViT or BEiT of Hugging Face",
-        "names that are not known",
-        f"{_REMEDY}, such as timm's InternViT",
-    ),
-    r".*\.[qk]_norm\.": ("a ViT with qk-norm", "norms of queries and keys", _REMEDY),
-    r".*(relative_position|\.rel_pos[_ ])": ("Swin, BEiT or a similar network", _RELATIVE, _REMEDY),
-    r".*running_mean ": ("a network with convolutions", "batch norm", _REMEDY),
-    r".*stem\.conv1\.": ("a ResNet of timm's (D)", "a root of several convolutions", "take Big Transfer's"),
-    r".*norm\d?\.weight_g ": ("a network with weight norm", "directions and lengths of weights", _REMEDY),
-    r"(freqs(_t_[xy])?|(.*\.)?rope\.freqs) ": (
-        "RoPE-ViT",
-        "learned or mixed rotary frequencies",
-        f"{_REMEDY}, such as DINOv3",
-    ),
-    r".*\.(SCB|absmax|nested_absmax|quant_map|weight_format) |.*\.quant_state\.|.*weight \d+ [iu]": (
-        "a quantised network",
-        "integers, with scales, in place of weights",
-        _WHOLE,
-    ),
-    r"embeds\.proj\.weight 2|(.*/)?embedding/kernel 2|(.*\.)?embeddings\.patch_embedding\.weight 2": (
-        "a NaFlex model",
-        "a linear patch embedding for images of any aspect ratio",
-        "take weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224",
-    ),
-}
 _OF_TEXT = r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
 
 
@@ -82,19 +65,15 @@ class Recognised:
 
 def recognise(
     arrays: Mapping[str, StoredArray],
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     *,
-    stated: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    stated: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Recognised:
     """Find the format and the network of a file.
 
-    Args:
-      arrays: headers of the file.
-      metadata: written by this package; empty for a file from elsewhere.
-      stated: fields of the architecture that a configuration beside the file gives, and its `pool`.
-      options: fields of the architecture, from `vit_jax.weights.OPTIONS`, that the caller gives; they take precedence
-        over `stated`.
+    Fields of the architecture that the arrays and our metadata do not have are `stated` by a configuration beside the
+    file, or `options` of the caller, from `vit_jax.weights.OPTIONS`, which take precedence.
 
     Raises:
       ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts it.
@@ -103,7 +82,7 @@ def recognise(
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
-    with _naming_format(name):
+    with naming(f"the file has the names of {name}"):
         facts = FORMATS[name].facts(shapes)
         facts = tokens.with_tokens(facts, arrays) if facts.is_radio else facts
     if metadata:
@@ -115,17 +94,14 @@ def recognise(
     if architecture.position_tokens == "patches" and facts.position_rows is not None:
         folded = max(0, facts.position_rows - math.prod(architecture.grid))
     entries = FORMATS[name].entries(architecture, shapes, facts.absent, is_distilled=facts.is_distilled)
-    entries = with_rows(entries, architecture, folded)
-    entries = tokens.with_all_tokens(entries, architecture.prefix_length) if facts.is_radio else entries
+    if folded:
+        shape = (1, math.prod(architecture.grid) + folded, architecture.width)
+        entries = with_shape(entries, "positions/table", shape)
+    if facts.is_radio:
+        entries = with_shape(entries, "class_token", (1, architecture.prefix_length, architecture.width))
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
     return Recognised(label, architecture, entries, names, ignored, folded, facts, assumptions)
-
-
-def with_rows(entries: Sequence[Entry], a: Architecture, rows: int) -> list[Entry]:
-    """Return the entries with as many more rows in the table of positions, before those of patches."""
-    long = (1, math.prod(a.grid) + rows, a.width)
-    return [dataclasses.replace(e, part=long) if rows and e.ours == ("positions/table",) else e for e in entries]
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -148,7 +124,7 @@ def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def refuse_contradictions(options: Mapping[str, Any], known: Mapping[str, Any], source: str) -> None:
+def refuse_contradictions(options: Mapping[str, object], known: Mapping[str, object], source: str) -> None:
     """Raise ValueError for an option whose value is known, if it is another; the image size may change."""
     for name, value in options.items():
         if name != "image_size" and known.get(name) is not None and known[name] != value:
@@ -156,38 +132,29 @@ def refuse_contradictions(options: Mapping[str, Any], known: Mapping[str, Any], 
 
 
 def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]]:
-    kinds = {f"{name} {len(array.shape)} {array.dtype.kind}": name for name, array in arrays.items()}
-    for pattern, (family, feature, remedy) in _UNREAD.items():
+    kinds = {f"{name}:{len(array.shape)}:{array.dtype.kind}": name for name, array in arrays.items()}
+    for pattern, family, feature, *remedy in (re.split(r"\s+\|\s", row) for row in blocks(_UNREAD)):
         if odd := next((name for kind, name in kinds.items() if re.match(pattern, kind)), None):
-            raise ValueError(f"the file is of {family}: it has {feature} ({odd}), which are not read: {remedy}")
+            fix = remedy[0] if remedy else _REMEDY
+            raise ValueError(f"the file is of {family}: it has {feature} ({odd}), which are not read: {fix}")
     for name, format_ in FORMATS.items():
-        with _naming_format(name):
+        with naming(f"the file has the names of {name}"):
             if names := format_.canonical(arrays):
                 return name, names
-    if any(re.match(_OF_TEXT, name) for name in arrays):
-        raise ValueError("the file is of a text tower alone, which is no image network: take the file with both towers")
+    is_of_text = any(re.match(_OF_TEXT, name) for name in arrays)
     raise ValueError(
-        f"its {len(arrays)} arrays have names of no known format ({', '.join(list(arrays)[:4])}, ...). Known are the "
-        "released ViT, big_vision, Big Transfer, timm (VisionTransformer and its hybrids, ResNetV2) and Hugging Face "
-        "(ViT), and the families that docs/pretrained.md lists. Give a file of one of these"
+        "the file is of a text tower alone, which is no image network: take the file with both towers"
+        if is_of_text
+        else f"its {len(arrays)} arrays have names of no known format ({', '.join(list(arrays)[:4])}, ...). Known are "
+        "the released ViT, big_vision, Big Transfer, timm and Hugging Face, and the families that docs/pretrained.md "
+        "lists. Give a file of one of these"
     )
-
-
-@contextlib.contextmanager
-def _naming_format(name: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"the file has the names of {name}, but {error}") from error
 
 
 def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[Architecture, list[str]]:
     """Return the architecture, and the assumptions."""
-    pool = stated.get("pool", facts.pool)
-    if pool != facts.pool and not {pool, facts.pool} <= {"token", "gap", "token_gap"}:
-        raise ValueError(f"the configuration beside it states the pooling {pool}, the file's parameters {facts.pool}")
-    facts = dataclasses.replace(facts, pool=pool)
     _require_same_network(facts, stated)
+    facts = dataclasses.replace(facts, pool=stated.get("pool", facts.pool))
     known = {"num_heads": facts.num_heads, "position_embedding": facts.position_rows and "learned_1d"}
     refuse_contradictions(chosen, known, "the file")
     for name in chosen.keys() - {"image_size"}:
@@ -228,16 +195,17 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     return a, assumptions
 
 
-def _require_same_network(facts: Facts, stated: Mapping[str, Any]) -> None:
+def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:
     """Raise ValueError if the configuration beside a file is of another network.
 
-    If it has more layers, the file may be incomplete. Either side may have no head.
+    If it has more layers, the file may be incomplete. Either side may have no head. Poolings without parameters agree.
     """
-    headless = facts.num_classes == 0 or stated.get("num_classes") == 0
+    same = set() if facts.num_classes and stated.get("num_classes") != 0 else {"num_classes"}
+    same |= {"pool"} if "map" not in (facts.pool, stated.get("pool")) else set()
     different = [
         f"{name} {stated[name]} there, {getattr(facts, name)} in the file"
         for name in stated
-        if name in _DECIDED and stated[name] != getattr(facts, name) and not (name == "num_classes" and headless)
+        if name in (*_DECIDED, "pool") and name not in same and stated[name] != getattr(facts, name)
     ]
     if different:
         raise ValueError(
@@ -254,7 +222,7 @@ def format_defaults(facts: Facts) -> dict[str, Any]:
         **{name: value for name, value in defaults.items() if value is not dataclasses.MISSING},
         **vars(RESIDUAL_UNITS[facts.defaults.get("residual_unit", "postactivation")]),
         **facts.defaults,
-        **facts.parts,
+        **facts.components,
         **{name: getattr(facts, name) for name in names},
         "width_factor": facts.root_channels / ROOT_CHANNELS,
     }
@@ -289,33 +257,34 @@ def _image_size(
     height, width = patch = facts.patch_size[0] * divisor, facts.patch_size[1] * divisor
     chosen = chosen and _multiple(chosen, patch, None)
     stated = stated and _multiple(stated, patch, assumptions)
-    if facts.position_rows is None or facts.is_radio:  # C-RADIO's file has positions for any size
-        size = (chosen or stated) if facts.is_radio else (stated or chosen)
-        if size is None:
-            raise ValueError("the file does not state the image size: give image_size, height and width in pixels")
-        return size, 0
-    tokens = facts.parts.get("class_tokens", 0)
-    possible = {0, tokens, tokens + facts.parts.get("registers", 0)} if facts.prefix_rows is None else facts.prefix_rows
-    lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
-    fitting = [size for size in (stated, chosen) if size and (size[0] // height) * (size[1] // width) in lengths]
-    size = fitting[0] if fitting else stated
-    side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
-    if size is None and side is not None:
-        size = (side * height, side * width)
-        assumptions.append(f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images.")
-    size = size or chosen
+    lengths: dict[int, int] = {}  # number of patches → rows of prefix tokens before their positions
+    if facts.is_radio:  # the file has positions for any size
+        size = chosen or stated
+    elif facts.position_rows is None:
+        size = stated or chosen
+    else:
+        tokens = facts.components.get("class_tokens", 0)
+        possible = facts.prefix_rows or {0, tokens, tokens + facts.components.get("registers", 0)}
+        lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
+        fitting = [size for size in (stated, chosen) if size and (size[0] // height) * (size[1] // width) in lengths]
+        size = fitting[0] if fitting else stated
+        side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
+        if size is None and side is not None:
+            size = (side * height, side * width)
+            assumptions.append(f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images.")
+        size = size or chosen
     if size is None:
         raise ValueError(
-            f"its {facts.position_rows} positions are not a square grid of patches: give image_size, height and "
-            f"width in pixels, multiples of {height} and {width}"
+            "the file does not state the image size, and its positions are not a square grid of patches: give "
+            f"image_size, height and width in pixels, multiples of {height} and {width}"
         )
     patches = (size[0] // height) * (size[1] // width)
-    if patches not in lengths:
+    if lengths and patches not in lengths:
         raise ValueError(
             f"image_size={size} has {patches} patches of {height}x{width} pixels, the file has positions for "
             f"{' or '.join(map(str, lengths))}"
         )
-    return size, lengths[patches]
+    return size, lengths.get(patches, 0)
 
 
 def _multiple(size: tuple[int, int], patch: tuple[int, int], assumptions: list[str] | None) -> tuple[int, int]:

@@ -20,9 +20,9 @@ from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
 from vit_jax.weights.load_report import ArrayStatus, Report
-from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack
+from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack, with_shape
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
-from vit_jax.weights.recognise import format_defaults, with_rows
+from vit_jax.weights.recognise import format_defaults
 from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
@@ -34,16 +34,10 @@ LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  
 def save_weights(
     weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
 ) -> tuple[list[ArrayStatus], list[str]]:
-    """Write weights, completely or not at all, replacing existing ones.
+    """Write weights, completely or not at all, replacing existing ones; return the use of every parameter, and notes.
 
-    Args:
-      weights: of any network that the format can hold.
-      path: a file; a folder for "vit_jax", and for "timm" and "huggingface" too, which then get config.json.
-      format_name: one of `WRITABLE`.
-      without_head: omit classifier and hidden layer: the network then ends in its features.
-
-    Returns:
-      How every parameter is used, and notes.
+    A folder for "timm" or "huggingface" also gets their configuration. Without the head the network ends in its
+    features.
 
     Raises:
       ValueError: the format cannot hold this network (the message has all reasons), or the system cannot write.
@@ -99,12 +93,12 @@ def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, 
     apart = unstack(weights.parameters, a.num_heads)
     if is_radio:
         apart = tokens.join_tokens(apart)
-        entries = tokens.with_all_tokens(entries, a.prefix_length)
+        entries = with_shape(entries, "class_token", (1, a.prefix_length, a.width))
     elif is_distilled:
         apart = tokens.split_distilled(apart)
     elif model and a.position_tokens == "patches":  # the class token has a row there
         apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
-        entries = with_rows(entries, a, 1)
+        entries = with_shape(entries, "positions/table", apart["positions/table"].shape)
     arrays = {entry.name: entry.write(apart) for entry in entries}
     return entries, arrays | format_.added(a, stored_normalisation(weights.preprocessing))
 
@@ -125,7 +119,7 @@ def names_folder(path: str | pathlib.Path) -> bool:
     return str(path).endswith("/") or not pathlib.Path(path).suffix or expanded(path).is_dir()
 
 
-def describe_weights(weights: Weights) -> dict[str, Any]:
+def describe_weights(weights: Weights) -> dict[str, object]:
     """Return the metadata that weights carry, in any format."""
     return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training, weights.licence)
 
@@ -149,7 +143,7 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
     return notes
 
 
-def _has_room(metadata: Mapping[str, Any]) -> bool:
+def _has_room(metadata: Mapping[str, object]) -> bool:
     with contextlib.suppress(ValueError):
         to_comment(metadata)
         return True
@@ -204,24 +198,7 @@ def convert(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Report:
-    """Read weights and write them in another format.
-
-    Args:
-      source: as in `load_weights`.
-      destination: a .npz or .safetensors file, or a folder.
-      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
-        folder is ours. A .safetensors file, and a folder for a library, need it.
-      without_head: omit classifier and hidden layer.
-      polyak: take the Polyak average of a workdir, if there is one.
-      overwrite: replace files at the destination.
-      class_names: for a file that does not state them.
-      allow_code: packages whose code the source may name, as in `load_weights`.
-      **options: fields that the source does not state: image_size, num_heads, gelu, ...
-
-    Raises:
-      ValueError: the source cannot be read, the destination exists or does not match the format, or the format cannot
-        hold the network.
-    """
+    """Read weights and write them in another format; arguments and errors as for `load_weights` and `save`."""
     require_destination(destination, to, overwrite)
     weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options)
     return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
@@ -230,7 +207,19 @@ def convert(
 def save(
     weights: Weights, destination: str, *, to: str | None = None, without_head: bool = False, overwrite: bool = False
 ) -> Report:
-    """Write weights in memory; arguments and errors as for `convert`."""
+    """Write weights, and describe the use of every array.
+
+    Args:
+      weights: of any network that the format can hold.
+      destination: a .npz or .safetensors file, or a folder.
+      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
+        folder is ours. A .safetensors file, and a folder for a library, need it.
+      without_head: omit classifier and hidden layer.
+      overwrite: replace files at the destination.
+
+    Raises:
+      ValueError: the destination exists or does not match the format, or the format cannot hold the network.
+    """
     path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
     format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
@@ -253,13 +242,11 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
       ValueError: the format is not determined or does not fit the kind of destination, or files would be overwritten.
     """
     if "://" in destination:
-        fix = "Give a local file or folder, and copy that there"
-        raise ValueError(f"{destination}: must be a path on this machine. {fix}.")
-    path, is_folder = expanded(destination), names_folder(destination)
-    suffix = FORMATS[to].suffix if to in FORMATS else ""
-    problem = ""
-    if to is not None and to not in WRITABLE:
+        raise ValueError(f"{destination}: must be a path on this machine. Give a local path, and copy that there.")
+    if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
+    path, is_folder, problem = expanded(destination), names_folder(destination), ""
+    suffix = FORMATS[to].suffix if to in FORMATS else ""
     if to is None and not is_folder and path.suffix != ".npz":
         names = " or ".join(f"--to={name}" for name in LIBRARIES)
         problem = f"does not determine whose names are wanted. Give {names}; or a .npz or a folder"

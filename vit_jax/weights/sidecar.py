@@ -3,6 +3,7 @@
 A value of an unexpected type is ignored. Preparation of images that ours cannot do is left unknown, with a note.
 """
 
+import contextlib
 import math
 import pathlib
 import re
@@ -14,6 +15,7 @@ from vit_jax.files import read_json
 from vit_jax.references import mark_stored
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, shown
+from vit_jax.weights.published import licence_of
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
@@ -30,7 +32,7 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
     "quick_gelu": "quick",
 }
-_TIMM_PARTS: dict[str, dict[str, Any]] = {  # in the name of timm's model → fields that its file does not show
+_TIMM_PARTS: dict[str, dict[str, object]] = {  # in the name of timm's model → fields that its file does not show
     r"_dinov3": {"rope": "centred", "layer_norm_epsilon": 1e-5},
     r"^eva02_": {"rope": "grid"},
     r"^vit_pe_core_": {"rope": "index", "layer_norm_epsilon": 1e-5, "pool_num_heads": 8},
@@ -46,19 +48,19 @@ _SIGLIP_NOTE = (
 )
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 _OF_SHORT_SIDES = ("CLIP", "Bit")  # processors in which one number is the short side, not both sides
-Prepared = tuple[dict[str, Any] | None, tuple[str, ...]]
+Prepared = tuple[dict[str, object] | None, tuple[str, ...]]
 """Preprocessing as our checkpoints have it, and notes."""
 
 
 class Sidecar(NamedTuple):
     """Facts beside a file of weights."""
 
-    fields: Mapping[str, Any] = {}  # of the architecture, and those that the file decides, to compare
+    fields: Mapping[str, object] = {}  # of the architecture, and those that the file decides, to compare
     class_names: tuple[str, ...] | None = None  # in the order of the logits
-    preprocessing: Mapping[str, Any] | None = None  # as our checkpoints have it
+    preprocessing: Mapping[str, object] | None = None  # as our checkpoints have it
     notes: tuple[str, ...] = ()  # sentences for the report
     normalisation: Normalisation = OURS  # of the pixels that the file's parameters take
-    model: str = ""  # timm's model with its tag, or the model type of transformers
+    licence: str = ""  # of the family that the configuration names
 
 
 def read_sidecar(folder: pathlib.Path) -> Sidecar:
@@ -72,16 +74,14 @@ def read_sidecar(folder: pathlib.Path) -> Sidecar:
         return _from_timm(config) if is_timm else _from_huggingface(config, processor)
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    value = read_json(path, MAX_BYTES)
+def _read(path: pathlib.Path) -> dict[str, object]:
+    value = read_json(path, MAX_BYTES) if path.exists() else {}
     if not isinstance(value, dict):
         raise ValueError(f"{path} is no JSON object but {type(value).__name__}.")
     return mark_stored(value, str(path), ())  # type: ignore[no-any-return]
 
 
-def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Sidecar:
+def _from_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Sidecar:
     config = {**config, **(typed(config, "vision_config", dict) or {})}  # of a model with a text tower
     labels, activation = config.get("id2label"), typed(config, "hidden_act", str)
     is_gated = activation in ("silu", "swish") or config.get("use_swiglu_ffn") is True
@@ -97,11 +97,11 @@ def _from_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -
         **_HUGGINGFACE_PARTS.get(str(config.get("model_type")), {}),
     }
     normalisation = _normalisation(processor, "image_mean", "image_std")
-    model = str(config.get("model_type", ""))
-    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor), normalisation, model)
+    licence = licence_of(str(config.get("model_type", "")))
+    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor), normalisation, licence)
 
 
-def _from_timm(config: Mapping[str, Any]) -> Sidecar:
+def _from_timm(config: Mapping[str, object]) -> Sidecar:
     pretrained = typed(config, "pretrained_cfg", dict) or config
     arguments = typed(config, "model_args", dict) or {}
     name = str(config.get("architecture"))
@@ -126,16 +126,15 @@ def _from_timm(config: Mapping[str, Any]) -> Sidecar:
     notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in parts else ()
     labels = config.get("label_names", pretrained.get("label_names"))
     normalisation = _normalisation(pretrained, "mean", "std")
-    tagged = f"{name}.{pretrained.get('tag', '')}"
-    return Sidecar(parts | _known(fields), _names(labels), preprocessing, notes, normalisation, tagged)
+    licence = licence_of(f"{name}.{pretrained.get('tag', '')}")
+    return Sidecar(parts | _known(fields), _names(labels), preprocessing, notes, normalisation, licence)
 
 
 def _product(width: int | None, ratio: float | None) -> int | None:
     """Return the product rounded down, as timm does; a ratio is written with rounding errors."""
-    try:
+    with contextlib.suppress(OverflowError, ValueError):  # of numbers that are not finite
         return None if width is None or ratio is None else int(width * ratio + 1e-6)
-    except (OverflowError, ValueError):  # of numbers that are not finite
-        return None
+    return None
 
 
 def _gelu(activation: str | None) -> str | None:
@@ -147,7 +146,7 @@ def _gelu(activation: str | None) -> str | None:
     return _ACTIVATIONS.get(str(activation))
 
 
-def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _known(fields: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -164,7 +163,7 @@ def _names(labels: object) -> tuple[str, ...] | None:
 # How images are prepared: resized directly, or the middle cropped; pixels in [-1, 1].
 
 
-def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Prepared:
+def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Prepared:
     """Return the preparation that `preprocessor_config.json` states; `config.json` has the image size."""
     if not processor:  # the network takes images of some size; how they are brought to it is not stated
         return None, ()
@@ -193,7 +192,7 @@ def of_huggingface(config: Mapping[str, Any], processor: Mapping[str, Any]) -> P
     return prepared, (*notes, *told)
 
 
-def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prepared:
+def of_timm(pretrained: Mapping[str, object], size: tuple[int, int] | None) -> Prepared:
     """Return the preparation that timm's `pretrained_cfg` states."""
     crop, mode = typed(pretrained, "crop_pct", float, int), typed(pretrained, "crop_mode", str) or "center"
     prepared = None
@@ -205,7 +204,7 @@ def of_timm(pretrained: Mapping[str, Any], size: tuple[int, int] | None) -> Prep
 
 
 def _finished(
-    prepared: dict[str, Any] | None, filter_name: str, values: Mapping[str, Any], names: tuple[str, ...]
+    prepared: dict[str, object] | None, filter_name: str, values: Mapping[str, object], names: tuple[str, ...]
 ) -> Prepared:
     """Add the interpolation, or the closest of ours and a note; without a preparation, note the stated values."""
     if prepared is None:
@@ -222,7 +221,7 @@ def _finished(
     return prepared, () if ours == filter_name else (note,)
 
 
-def typed(values: Mapping[str, Any], name: str, *kinds: type) -> Any:
+def typed(values: Mapping[str, object], name: str, *kinds: type) -> Any:
     """Return a value of one of these types, or None."""
     value = values.get(name)
     return value if isinstance(value, kinds) and not isinstance(value, bool) else None
@@ -238,7 +237,7 @@ def pair(size: object) -> tuple[int, int] | None:
     return (size[0], size[1]) if is_pair else None  # type: ignore[index]
 
 
-def _normalisation(values: Mapping[str, Any], mean: str, std: str) -> Normalisation:
+def _normalisation(values: Mapping[str, object], mean: str, std: str) -> Normalisation:
     """Return mean and standard deviation of pixels in [0, 1]; ours if nothing is stated.
 
     Raises:

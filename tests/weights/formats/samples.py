@@ -35,13 +35,13 @@ def a_few():
     return {name: random_bits(shape, np.dtype(dtype)) for name, (shape, dtype) in kinds.items()}
 
 
-def same(found, expected):
+def same(read, expected):
     """Shape, dtype and bits."""
     return (
-        found.shape == expected.shape
-        and found.dtype == expected.dtype
-        and found.dtype.isnative
-        and found.tobytes() == expected.tobytes()
+        read.shape == expected.shape
+        and read.dtype == expected.dtype
+        and read.dtype.isnative
+        and read.tobytes() == expected.tobytes()
     )
 
 
@@ -52,10 +52,10 @@ def read_all(path):
 
 def assert_read(path, arrays, metadata):
     """The file holds exactly these arrays, and this metadata."""
-    found = read_all(path)
-    assert found[0].keys() == arrays.keys()
-    assert [name for name, array in arrays.items() if not same(found[0][name], array)] == []
-    assert found[1] == metadata
+    read = read_all(path)
+    assert read[0].keys() == arrays.keys()
+    assert [name for name, array in arrays.items() if not same(read[0][name], array)] == []
+    assert read[1] == metadata
 
 
 def npy(header, data=b"", version=1, length=None):

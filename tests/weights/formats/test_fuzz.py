@@ -85,11 +85,11 @@ def test_damaged_archives(tmp_path, method, seed):
     refused = 0
     for _ in range(NUM_CASES):
         changed = damage(rng, content)
-        found = outcome(path, changed)
-        if found is None:
+        contents = outcome(path, changed)
+        if contents is None:
             refused += 1
             continue
-        arrays, metadata = found
+        arrays, metadata = contents
         assert arrays.keys() == a_few().keys()
         assert all(same(arrays[name], array) for name, array in a_few().items())
         # With its marker gone the comment is a stranger's.
@@ -113,15 +113,15 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
     read = 0
     for _ in range(NUM_CASES):
         content = npy(damage_text(rng, header), table.tobytes(), version=rng.choice((1, 2, 3)))
-        found = outcome(path, archive([("x.npy", content)]))
-        if found is not None:
+        contents = outcome(path, archive([("x.npy", content)]))
+        if contents is not None:
             read += 1
             stream = io.BytesIO(content)
             expected = np.lib.format.read_array(stream, allow_pickle=False)
             assert stream.read() == b""
             if expected.dtype == "V2":
                 expected = expected.view(BFLOAT16)
-            assert same(found[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C"))
+            assert same(contents[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C"))
     assert 0 < read < NUM_CASES / 2
 
 
@@ -146,8 +146,8 @@ def test_damaged_safetensors(tmp_path):
             changed = struct.pack("<Q", len(header)) + header + content[8 + length :]
         else:
             changed = damage(rng, content)
-        found = outcome(path, changed, read_safetensors)
-        if found is not None:
+        contents = outcome(path, changed, read_safetensors)
+        if contents is not None:
             read += 1
-            assert all(stored == (array.shape, array.dtype) for stored, array in found.values())
+            assert all(stored == (array.shape, array.dtype) for stored, array in contents.values())
     assert 0 < read < NUM_CASES

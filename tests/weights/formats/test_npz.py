@@ -51,10 +51,10 @@ def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):
 def test_numpy_reads_what_we_write_and_we_what_it_writes(path, save):
     arrays = every_kind()
     write_npz(path, arrays, {"grid": [3, 5]})
-    with np.load(path, allow_pickle=False) as found:
-        assert set(found.files) == set(arrays)
+    with np.load(path, allow_pickle=False) as read:
+        assert set(read.files) == set(arrays)
         for name, array in arrays.items():
-            assert same(found[name], array.view("V2") if array.dtype == BFLOAT16 else array)
+            assert same(read[name], array.view("V2") if array.dtype == BFLOAT16 else array)
     save(path, **arrays)
     assert_read(path, arrays, {})
 
@@ -65,9 +65,9 @@ def test_versions_byte_orders_and_layouts(path, dtype):
     for version in ((1, 0), (2, 0), (3, 0)):
         for order in "CF":
             path.write_bytes(archive([("x.npy", numbers(np.asarray(values, order=order), version=version))]))
-            found = read_all(path)[0]["x"]
-            assert found.flags.c_contiguous
-            assert same(found, values.astype(values.dtype.newbyteorder("=")))
+            read = read_all(path)[0]["x"]
+            assert read.flags.c_contiguous
+            assert same(read, values.astype(values.dtype.newbyteorder("=")))
 
 
 @pytest.mark.parametrize(

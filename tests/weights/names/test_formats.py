@@ -29,7 +29,7 @@ def shapes(a, format_name):
 
 
 def test_the_released_vit():
-    found = shapes(published("ViT-B/16", head="mlp"), "released")
+    names = shapes(published("ViT-B/16", head="mlp"), "released")
     block = {
         **{f"LayerNorm_{number}/{leaf}": (768,) for number in (0, 2) for leaf in ("scale", "bias")},
         **{f"MultiHeadDotProductAttention_1/{name}/kernel": (768, 12, 64) for name in ("query", "key", "value")},
@@ -41,7 +41,7 @@ def test_the_released_vit():
         "MlpBlock_3/Dense_1/kernel": (3072, 768),
         "MlpBlock_3/Dense_1/bias": (768,),
     }
-    assert found == {
+    assert names == {
         "cls": (1, 1, 768),
         "embedding/kernel": (16, 16, 3, 768),
         "embedding/bias": (768,),
@@ -57,7 +57,7 @@ def test_the_released_vit():
 
 
 def test_the_stem_of_the_released_hybrid():
-    found = shapes(published("R50+ViT-B/16"), "released")
+    names = shapes(published("R50+ViT-B/16"), "released")
     expected = {"conv_root/kernel": (7, 7, 3, 64), "gn_root/scale": (1, 1, 1, 64), "gn_root/bias": (1, 1, 1, 64)}
     inputs = 64
     for block, (units, width) in enumerate([(3, 64), (4, 128), (9, 256)], start=1):
@@ -73,14 +73,14 @@ def test_the_stem_of_the_released_hybrid():
             if unit == 1:
                 expected[f"{name}/conv_proj/kernel"] = (1, 1, inputs, 4 * width)
             inputs = 4 * width
-    is_of_stem = {name for name in found if name.startswith(("conv_root", "gn_root", "block"))}
-    assert {name: found[name] for name in is_of_stem} == expected
-    assert found["embedding/kernel"] == (1, 1, 1024, 768)
+    is_of_stem = {name for name in names if name.startswith(("conv_root", "gn_root", "block"))}
+    assert {name: names[name] for name in is_of_stem} == expected
+    assert names["embedding/kernel"] == (1, 1, 1024, 768)
     assert shapes(published("R+ViT-Ti/16"), "released")["embedding/kernel"] == (8, 8, 64, 192)
 
 
 def test_big_transfer():
-    found = shapes(published("R50x1"), "bit")
+    names = shapes(published("R50x1"), "bit")
     expected = {
         "root_block/standardized_conv2d/kernel": (7, 7, 3, 64),
         "block1/unit01/a/proj/standardized_conv2d/kernel": (1, 1, 64, 256),
@@ -92,21 +92,21 @@ def test_big_transfer():
         "head/conv2d/kernel": (1, 1, 2048, 1000),
         "head/conv2d/bias": (1000,),
     }
-    assert {name: found[f"resnet/{name}"] for name in expected} == expected
-    assert len(found) == 1 + 16 * 9 + 4 + 4
+    assert {name: names[f"resnet/{name}"] for name in expected} == expected
+    assert len(names) == 1 + 16 * 9 + 4 + 4
     assert "resnet/block3/unit36/a/group_norm/gamma" in shapes(published("R152x2"), "bit")
 
 
 @pytest.mark.parametrize(("name", "network"), PAIRS)
 def test_a_format_tells_the_network_back(name, network):
     a = NETWORKS[network]
-    found = shapes(a, name)
-    canonical = FORMATS[name].canonical(found)
-    assert set(canonical.values()) == found.keys()  # all but the prefix of a class of transformers
-    assert name == "huggingface" or canonical.keys() == found.keys()
-    others = [other for other, format_ in FORMATS.items() if other != name and format_.canonical(found) is not None]
+    names = shapes(a, name)
+    canonical = FORMATS[name].canonical(names)
+    assert set(canonical.values()) == names.keys()  # all but the prefix of a class of transformers
+    assert name == "huggingface" or canonical.keys() == names.keys()
+    others = [other for other, format_ in FORMATS.items() if other != name and format_.canonical(names) is not None]
     assert others == []
-    facts = FORMATS[name].facts({own: found[array] for own, array in canonical.items()})
+    facts = FORMATS[name].facts({own: names[array] for own, array in canonical.items()})
     for field in ("family", "patch_size", "width", "depth", "mlp_dim", "units", "pool", "head", "num_classes"):
         assert getattr(facts, field) == getattr(a, field), field
     assert facts.root_channels == (a.root_channels if a.has_resnet else 64)

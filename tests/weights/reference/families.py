@@ -21,8 +21,8 @@ def pixels(height: int, width: int | None = None) -> np.ndarray:
 
 def full_names(shapes: dict[str, list[int]], depth: int) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every array; `{n}` stands for the number of a block."""
-    found = {}
+    full = {}
     for name, shape in shapes.items():
         for number in range(depth if "{n}" in name else 1):
-            found[name.replace("{n}", str(number))] = tuple(shape)
-    return found
+            full[name.replace("{n}", str(number))] = tuple(shape)
+    return full

@@ -50,7 +50,7 @@ def main(path: pathlib.Path) -> None:
     from PIL import Image
     from run_families import build_huggingface, build_timm
 
-    picture, found = Image.fromarray(photograph()), {}
+    picture, recorded = Image.fromarray(photograph()), {}
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         for case, (name, arguments) in PROCESSORS.items():
             processor = getattr(transformers, name)(**arguments)
@@ -61,22 +61,22 @@ def main(path: pathlib.Path) -> None:
             names = ("logits", "image_embeds", "summary", "pooler_output")
             features = next(output[name] for name in names if name in output)
             mean, std = ([0.0] * 3, [1.0] * 3) if case == "radio" else (processor.image_mean, processor.image_std)
-            add(found, f"huggingface/{case}", x, mean, std, features)
-            found[f"huggingface/{case} processor"] = np.array(json.dumps(stated))
+            add(recorded, f"huggingface/{case}", x, mean, std, features)
+            recorded[f"huggingface/{case} processor"] = np.array(json.dumps(stated))
         for case in TIMM:
             model, arguments = build_timm(case)
             sizes = (3, arguments["img_size"], arguments["img_size"])
             config = timm.data.resolve_data_config({"input_size": sizes}, model=model)
             x = timm.data.create_transform(**config)(picture)[None]
             features = model.forward_head(model.forward_features(x), pre_logits=True)
-            add(found, f"timm/{case}", x, config["mean"], config["std"], features)
-    np.savez_compressed(path, **found)
+            add(recorded, f"timm/{case}", x, config["mean"], config["std"], features)
+    np.savez_compressed(path, **recorded)
 
 
-def add(found: dict, case: str, x: object, mean: list[float], std: list[float], features: object) -> None:
+def add(recorded: dict, case: str, x: object, mean: list[float], std: list[float], features: object) -> None:
     grey = (x[0].numpy().transpose(1, 2, 0) * std + mean) * 255
-    found[f"{case} pixels"] = np.round(grey).astype(np.uint8)
-    found[f"{case} features"] = features.numpy()[0]
+    recorded[f"{case} pixels"] = np.round(grey).astype(np.uint8)
+    recorded[f"{case} features"] = features.numpy()[0]
 
 
 if __name__ == "__main__":

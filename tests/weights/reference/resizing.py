@@ -35,26 +35,26 @@ def images_of_libraries() -> dict[str, np.ndarray]:
     from timm.data.transforms_factory import transforms_imagenet_eval
     from transformers import CLIPImageProcessor, DINOv3ViTImageProcessor, ViTImageProcessor
 
-    found = {}
+    recorded = {}
     for name, number in zip(FILTERS, (2, 3), strict=True):
         for size in SIZES:
             resized = Image.fromarray(image(IMAGE)).resize(size[::-1], number)
-            found[key("pillow", name, size)] = np.asarray(resized)
+            recorded[key("pillow", name, size)] = np.asarray(resized)
         photograph = Image.fromarray(image(PHOTOGRAPH))
         for size in NETWORKS:
             for fraction in CROP_FRACTIONS:
                 timm = transforms_imagenet_eval(size, fraction, interpolation=name, normalize=False)
-                found[key("timm", name, size, fraction)] = np.asarray(timm(photograph)).transpose(1, 2, 0)
+                recorded[key("timm", name, size, fraction)] = np.asarray(timm(photograph)).transpose(1, 2, 0)
         asis = {"do_rescale": False, "do_normalize": False, "resample": number}
         crop = CLIPImageProcessor(size={"shortest_edge": 11}, crop_size={"height": 10, "width": 10}, **asis)
         squash = ViTImageProcessor(size={"height": 12, "width": 8}, **asis)
         for word, processor in (("crop", crop), ("squash", squash)):
             pixels = processor(photograph, return_tensors="np")["pixel_values"][0]
-            found[key("huggingface", name, word)] = pixels.transpose(1, 2, 0).astype(np.uint8)
+            recorded[key("huggingface", name, word)] = pixels.transpose(1, 2, 0).astype(np.uint8)
     dinov3 = DINOv3ViTImageProcessor(size={"height": 12, "width": 8}, do_normalize=False)  # resizes floating point
     pixels = np.asarray(dinov3(photograph, return_tensors="np")["pixel_values"][0])
-    found["dinov3"] = (pixels.transpose(1, 2, 0) * 255).astype(np.float32)
-    return found
+    recorded["dinov3"] = (pixels.transpose(1, 2, 0) * 255).astype(np.float32)
+    return recorded
 
 
 def positions_of_libraries() -> dict[str, np.ndarray]:

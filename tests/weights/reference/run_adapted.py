@@ -32,8 +32,8 @@ def record(path: pathlib.Path) -> None:
             new = (size // 3 * 4, size // 3 * 2)
             model.set_input_size(new)
             rescaled[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
-    found = {"versions": {"timm": timm.__version__}, "rescaled": rescaled, "gap": gap}
-    path.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+    outputs = {"versions": {"timm": timm.__version__}, "rescaled": rescaled, "gap": gap}
+    path.write_text(json.dumps(outputs, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

@@ -184,10 +184,10 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
     networks = r"(?:vision_(?:model|encoder)|radio_model\.model|vit|deit|dinov2|ijepa)\."
     blocks = rf"^((?:{networks})?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
-    found = {name: re.match(blocks, name) for name in shapes}
+    blocks_of = {name: re.match(blocks, name) for name in shapes}
     return {
         re.sub(blocks, r"\1.{n}.", name): shapes[name]
-        for name, block in found.items()
+        for name, block in blocks_of.items()
         if block is None or block[2] == "0"
     }
 
@@ -202,23 +202,23 @@ def run(
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
             features = model.forward_head(model.forward_features(x), pre_logits=True)
-            found = {} if hasattr(model, "head_dist") else {"features": features}  # the mean of two tokens
-            found |= {"logits": model(x)} if model.num_classes else {}
+            outputs = {} if hasattr(model, "head_dist") else {"features": features}  # the mean of two tokens
+            outputs |= {"logits": model(x)} if model.num_classes else {}
         elif case.endswith("_both"):
             output = model.get_image_features(x, **is_resized)
             output = getattr(output, "pooler_output", output)
-            found = {"logits" if case.startswith("clip") else "features": output}
+            outputs = {"logits" if case.startswith("clip") else "features": output}
         elif case == "mae":
             order = torch.arange(float(images[0, ::16, ::16, 0].size))[None].repeat(len(x), 1)  # no patch moves
-            found = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
+            outputs = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
         else:
             output = model(x, **is_resized)
             pooled = "hidden" if case.endswith("_pooler") else "features"  # behind a layer with tanh
             names = {"logits": "logits", "image_embeds": "logits", "pooler_output": pooled, "summary": "features"}
             if case == "aimv2":
                 output["pooler_output"] = output.last_hidden_state.mean(1)
-            found = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
-    rows = {name: array.tolist() for name, array in found.items()}
+            outputs = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
+    rows = {name: array.tolist() for name, array in outputs.items()}
     return {name: [[float(f"{number:.7g}") for number in row] for row in array] for name, array in rows.items()}
 
 

@@ -74,8 +74,8 @@ def run_timm(folder: pathlib.Path, case: str, a: dict, images: np.ndarray) -> tu
 def run_huggingface(folder: pathlib.Path, case: str, a: dict, images: np.ndarray) -> tuple[dict, np.ndarray]:
     """Loads by config.json alone, with no key missing or unexpected, and writes the library's own file names down."""
     kind = transformers.ViTForImageClassification if a["num_classes"] else transformers.ViTModel
-    model, found = kind.from_pretrained(folder / case, output_loading_info=True)
-    wrong = {kind: keys for kind, keys in found.items() if keys}
+    model, info = kind.from_pretrained(folder / case, output_loading_info=True)
+    wrong = {kind: keys for kind, keys in info.items() if keys}
     assert not wrong, f"{case}: {wrong}"
     assert not a["num_classes"] or model.config.id2label[0] == "class 0"
     model.save_pretrained(folder / f"{case}_saved")

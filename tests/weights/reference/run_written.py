@@ -1,4 +1,4 @@
-"""Builds networks from the folders of `write_families.py` with their library, and compares them with `families.json`.
+"""Builds networks from the folders of `write_files.py` with their library, and compares them with `families.json`.
 
 Needs torch, timm and transformers, and nothing of vit_jax. It fails if a difference is above 1e-5 of the largest value:
 
@@ -31,8 +31,8 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
     options = (
         {"add_pooling_layer": "hidden" in golden} if config["architectures"][0] in ("ViTModel", "DeiTModel") else {}
     )
-    model, found = architecture.from_pretrained(folder, output_loading_info=True, **options)
-    assert not any(found.values()), found
+    model, info = architecture.from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(info.values()), info
     mean, std = ([0.0] * 3, [1.0] * 3) if config["model_type"] == "radio" else ([0.5] * 3, [0.5] * 3)
     if (folder / "preprocessor_config.json").exists():
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
@@ -58,13 +58,13 @@ if __name__ == "__main__":
     worst = 0.0
     for folder in sorted(pathlib.Path(sys.argv[1]).glob("*/*")):
         golden = cases[folder.name.replace("_", "/", 1)]
-        found = (of_timm if folder.parent.name == "timm" else of_huggingface)(folder, golden)
-        names = found.keys() & golden.keys()
-        assert names, (folder, found.keys())
+        outputs = (of_timm if folder.parent.name == "timm" else of_huggingface)(folder, golden)
+        names = outputs.keys() & golden.keys()
+        assert names, (folder, outputs.keys())
         line = f"{folder.parent.name} {folder.name}"
         for name in sorted(names):
             expected = np.array(golden[name])
-            difference = np.abs(np.asarray(found[name]) - expected).max() / np.abs(expected).max()
+            difference = np.abs(np.asarray(outputs[name]) - expected).max() / np.abs(expected).max()
             worst = max(worst, difference)
             line += f" {name} {difference:.1e}"
         print(line)

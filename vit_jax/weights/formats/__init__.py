@@ -52,24 +52,19 @@ _TENSORFLOW = "a TensorFlow checkpoint. Convert it to .npz with TensorFlow (tf.t
 
 
 @contextlib.contextmanager
-def open_arrays(
-    path: str | os.PathLike[str], *, memory_bytes: int | None = None, allowed: tuple[str, ...] = ()
-) -> Iterator[ArrayFile]:
+def open_arrays(path: str | os.PathLike[str], *, allowed: tuple[str, ...] = ()) -> Iterator[ArrayFile]:
     """Open a file of weights, of whichever format its content is, and read its headers; close it at the end.
 
-    Args:
-      path: the file; its suffix does not matter.
-      memory_bytes: the arrays must not need more; None for the physical memory of this machine.
-      allowed: packages whose code the metadata may name, from `references.allowed_code`.
+    `allowed` are packages whose code the metadata may name, from `references.allowed_code`.
 
     Raises:
-      ValueError: the file is of another kind (the message names it), damaged or too large.
+      ValueError: the file is of another kind (the message names it), damaged, or larger than the physical memory.
     """
     path = pathlib.Path(path)
     with contextlib.ExitStack() as resources:
         with naming(str(path)):
             opened = _find_reader(path)(path, resources)
-            check_fits(opened.arrays.values(), memory_bytes)
+            check_fits(opened.arrays.values())
             mark_stored(opened.metadata, str(path), allowed)
         yield opened
 

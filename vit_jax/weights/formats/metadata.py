@@ -8,7 +8,6 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 from vit_jax.files import parse_json
 from vit_jax.weights.formats.stored import DAMAGED
@@ -18,7 +17,7 @@ MAX_COMMENT_BYTES = 65_535
 _MARKER = re.compile(rb"vit_jax metadata (json|zlib) ([0-9a-f]{8})\n")
 
 
-def encode(metadata: Mapping[str, Any]) -> str:
+def encode(metadata: Mapping[str, object]) -> str:
     """Return JSON text in ASCII, equal for equal metadata; ValueError if it is not JSON, or too long."""
     try:
         text = json.dumps(dict(metadata), sort_keys=True, allow_nan=False, separators=(",", ":"))
@@ -28,7 +27,7 @@ def encode(metadata: Mapping[str, Any]) -> str:
     return text
 
 
-def decode(text: str) -> dict[str, Any]:
+def decode(text: str) -> dict[str, object]:
     """Return the inverse of `encode`; ValueError if it is not a JSON object of finite numbers, or too long."""
 
     def reject_constant(constant: str) -> None:
@@ -41,7 +40,7 @@ def decode(text: str) -> dict[str, Any]:
     return value
 
 
-def to_comment(metadata: Mapping[str, Any]) -> bytes:
+def to_comment(metadata: Mapping[str, object]) -> bytes:
     """Return the comment of an archive that carries the metadata, empty for none; ValueError if it is too long."""
     if not metadata:
         return b""
@@ -58,7 +57,7 @@ def to_comment(metadata: Mapping[str, Any]) -> bytes:
     )
 
 
-def from_comment(comment: bytes) -> dict[str, Any]:
+def from_comment(comment: bytes) -> dict[str, object]:
     """Return the inverse of `to_comment`, empty for any other comment; ValueError if it is damaged."""
     marker = _MARKER.match(comment)
     if not marker:

@@ -11,7 +11,7 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
 
 
 def write_npz(
-    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, object] | None = None
 ) -> None:
     """Write arrays, ordered by name and not compressed, completely or not at all; equal input gives equal bytes.
 

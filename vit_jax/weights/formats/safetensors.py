@@ -10,7 +10,6 @@ import os
 import pathlib
 import struct
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -59,7 +58,7 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
 
 
 def write_safetensors(
-    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, object] | None = None
 ) -> None:
     """Write arrays, completely or not at all; equal input gives equal bytes.
 

@@ -109,13 +109,12 @@ def check_name(name: str) -> None:
         )
 
 
-def check_fits(arrays: Iterable[StoredArray], memory_bytes: int | None) -> None:
-    """Raise ValueError if the arrays together exceed the memory; None: the physical memory of this machine."""
-    if memory_bytes is None:
-        try:
-            memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (AttributeError, OSError, ValueError):  # not every system states it
-            return
+def check_fits(arrays: Iterable[StoredArray]) -> None:
+    """Raise ValueError if the arrays together exceed the physical memory of this machine."""
+    try:
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not every system states it
+        return
     total_bytes = sum(array.num_bytes for array in arrays)
     if total_bytes > memory_bytes:
         raise ValueError(

@@ -5,7 +5,7 @@ network that a format cannot hold is an error.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import bit, huggingface, released, timm, tokens
-from vit_jax.weights.names.entry import Entry, Rule, make_entries
+from vit_jax.weights.names.entry import Entry, Rule, make_entries, with_shape
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 
 __all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
-__all__ += ["stack", "stacked_shapes", "tokens", "unstack"]
+__all__ += ["stack", "stacked_shapes", "tokens", "unstack", "with_shape"]
 
 TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
 """Position embeddings that are a table, or can be written as one."""
@@ -55,13 +55,9 @@ class Format(NamedTuple):
         return make_entries(self.rules(a, shapes or {}), ours)
 
 
-def _released_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
-    return released.rules(released.style_of(shapes))
-
-
 FORMATS = {
-    "released": Format(released.canonical, released.facts, _released_rules, ".npz"),
-    "bit": Format(bit.canonical, bit.facts, lambda *_: bit.rules(), ".npz"),
+    "released": Format(released.canonical, released.facts, released.rules_of, ".npz"),
+    "bit": Format(bit.canonical, bit.facts, bit.rules, ".npz"),
     "timm": Format(timm.canonical, timm.facts, timm.rules, ".safetensors"),
     "huggingface": Format(
         huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.added
@@ -73,17 +69,8 @@ def require_standard(a: Architecture, format_name: str) -> None:
     """Raise ValueError if a network has parts, ours or the user's, for which other formats have no names."""
     names = ("network", "block", "position_embedding", "position_layers", "pool", "head")
     held = (*TABULAR, "stem", None, *get_args(Pool), *get_args(HeadForm))
-    if parts := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
-        raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {parts}: write vit_jax instead.")
-
-
-def _lacking(name: str, a: Architecture) -> dict[str, Any]:
-    """Return the parts of a network that no model of a library computes, or that a format has no place for."""
-    if name == "timm":
-        return timm_model(a).lacking(a)
-    if name == "huggingface" and a.family == "vit":
-        return {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
-    return a.components
+    if custom := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
+        raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {custom}: write vit_jax instead.")
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
@@ -91,7 +78,11 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
 
     Every format has room for a table of positions, so their form is no reason.
     """
-    reasons = []
+    reasons, lacking = [], a.components
+    if name == "timm":
+        lacking = timm_model(a).lacking(a)
+    elif name == "huggingface" and a.family == "vit":
+        lacking = {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
     is_pooler = name == "huggingface" and a.num_classes == 0
     if a.head == "mlp" and name != "released" and not is_pooler:
         reasons.append(
@@ -106,9 +97,9 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         reasons.append("it holds ResNets of pre-activation units only")
     if name == "huggingface" and a.family != "vit":
         reasons.append("it holds pure ViTs only")
-    if lacking := _lacking(name, a):
-        parts = ", ".join(f"{part}={value!r}" for part, value in lacking.items())
+    if lacking:
+        missing = ", ".join(f"{field}={value!r}" for field, value in lacking.items())
         hint = ": leave the head out (without_head)" if list(lacking) == ["num_classes"] else ""
-        reasons.append(f"it is not written with {parts}{hint}")
+        reasons.append(f"it is not written with {missing}{hint}")
     if reasons:
         raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")

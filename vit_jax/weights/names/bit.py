@@ -6,6 +6,7 @@ Some files end the names of layers in a number and some lack the leading `resnet
 import re
 from collections.abc import Iterable, Mapping
 
+from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names.entry import Rule, invert
 from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of
 from vit_jax.weights.names.ours import Shape
@@ -19,8 +20,8 @@ def _unit(match: re.Match[str]) -> str:
     return f"resnet/block{match[1]}/unit{int(match[2]):02}/{_PARTS[match[3]]}"
 
 
-def rules() -> list[Rule]:
-    """Return the names of pre-activation ResNets."""
+def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """Return the names of pre-activation ResNets, which are the same for all."""
     unit = r"body/stage(\d+)/unit(\d+)"
     return [
         Rule(r"body/root/conv/kernel", ROOT),

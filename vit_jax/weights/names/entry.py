@@ -41,7 +41,7 @@ class Entry:
     name: str  # there
     ours: tuple[str, ...]  # the parameters that it holds, in their order along its first axis, layers taken apart
     layout: str  # as in `Rule`
-    part: Shape  # of one of `ours`; all have the same
+    parameter_shape: Shape  # of one of `ours`; all have the same
 
     @property
     def shape(self) -> Shape:
@@ -51,35 +51,40 @@ class Entry:
 
     def read(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return our parameters from the array of the file."""
-        order, _ = _parse(self.layout, len(self.part))
-        permuted = [self.part[axis] for axis in order]
+        order, _ = _parse(self.layout, len(self.parameter_shape))
+        permuted = [self.parameter_shape[axis] for axis in order]
         pieces = np.split(array, len(self.ours)) if len(self.ours) > 1 else [array]
         ours = [piece.reshape(permuted).transpose(np.argsort(order)) for piece in pieces]
         return {name: np.ascontiguousarray(one) for name, one in zip(self.ours, ours, strict=True)}
 
     def write(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the array of the file from our parameters."""
-        order, _ = _parse(self.layout, len(self.part))
+        order, _ = _parse(self.layout, len(self.parameter_shape))
         pieces = [parameters[name].transpose(order).reshape(self._piece()) for name in self.ours]
         return np.ascontiguousarray(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
 
     def status(self, *, reading: bool) -> str:
         """Return how the array is changed on its way into or out of our parameters."""
-        order, _ = _parse(self.layout, len(self.part))
+        order, _ = _parse(self.layout, len(self.parameter_shape))
         words = []
         if self.layout != STACKED and len(self.ours) > 1:
             words.append("split" if reading else "joined")
         if list(order) != sorted(order):
             words.append("transposed")
-        elif self.layout != STACKED and self._piece() != self.part:
+        elif self.layout != STACKED and self._piece() != self.parameter_shape:
             words.append("reshaped")
         if self.layout != STACKED and stacked_name(self.ours[0])[1] is not None:
             words.append("stacked" if reading else "unstacked")
         return ", ".join(words) or "copied"
 
     def _piece(self) -> Shape:
-        _, groups = _parse(self.layout, len(self.part))
-        return tuple(math.prod(self.part[axis] for axis in group) for group in groups)
+        _, groups = _parse(self.layout, len(self.parameter_shape))
+        return tuple(math.prod(self.parameter_shape[axis] for axis in group) for group in groups)
+
+
+def with_shape(entries: Sequence[Entry], name: str, shape: Shape) -> list[Entry]:
+    """Return the entries with another shape of one of our parameters, which has an array of its own."""
+    return [dataclasses.replace(entry, parameter_shape=shape) if entry.ours == (name,) else entry for entry in entries]
 
 
 def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Entry]:
@@ -115,8 +120,8 @@ def name_of(rules: Sequence[Rule], ours: str) -> str:
 
 def _place_in_projection(name: str) -> int:
     """Return a number to sort parts of a projection by: query, key, value; gate, expand; others keep their order."""
-    parts = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
-    return next((place for place, part in enumerate(parts) if part in name), 0)
+    layers = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
+    return next((place for place, layer in enumerate(layers) if layer in name), 0)
 
 
 @functools.cache
@@ -157,14 +162,11 @@ def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) ->
 def transformer_rules(
     block: str, layers: Mapping[str, str], arrays: Mapping[str, str], layouts: Mapping[str, str], prefix: str = ""
 ) -> list[Rule]:
-    """Return rules for a transformer in PyTorch's layouts; a name that begins with a dot is in a block.
+    """Return rules for a transformer in PyTorch's layouts.
 
-    Args:
-      block: the beginning of the names of a block, before its number.
-      layers: our name, a regular expression, → the file's.
-      arrays: the same for single arrays.
-      layouts: of single arrays, by our name; the same as ours if not stated.
-      prefix: of all names in the file.
+    `block` begins the names of a block, before its number. `layers` and single `arrays` map our names, regular
+    expressions, to the file's, without `prefix`; a name that begins with a dot is in a block. `layouts` are those of
+    single arrays.
     """
 
     def ours(name: str) -> str:

@@ -30,7 +30,7 @@ class Facts:
     # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Fields of the architecture that the arrays decide: registers, biases, norms.
-    parts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    components: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
     is_distilled: bool = False  # the file has a distillation token with a head, as `distilled` describes
     is_radio: bool = False  # the arrays are as `radio` describes
@@ -79,18 +79,9 @@ def vit_facts(
     head: str = "linear",
     **others: Any,
 ) -> Facts:
-    """Return the facts about a ViT in PyTorch's layouts; not the number of heads.
+    """Return the facts about a ViT in PyTorch's layouts, whose names have these rules; not the number of heads.
 
-    Args:
-      shapes: of the file, by the names of the rules.
-      rules: names of our parameters in this file.
-      num_classes: of the head; 0 for none.
-      defaults: fields of the architecture that the format fixes, such as epsilons.
-      head: "linear" or "mlp".
-      **others: further fields of `Facts`, of hybrids.
-
-    Raises:
-      ValueError: as for `shape_of`.
+    Further arguments are fields of `Facts`. ValueError as for `shape_of`.
     """
 
     def find(ours: str) -> Shape | None:
@@ -108,7 +99,7 @@ def vit_facts(
     pooled_norm = has("pooled_norm/scale")
     biases = [has(f"{_BLOCK}/attention/{name}/bias") for name in ("query", "key")]
     gated = "swiglu_norm" if has(f"{_BLOCK}/mlp/norm/scale") else "swiglu"
-    parts = {
+    components = {
         "class_tokens": tokens,
         "registers": registers[-2] if registers is not None and len(registers) > 1 else 0,
         "layer_scale": 1.0 if has(f"{_BLOCK}/attention_scale") else None,
@@ -133,7 +124,7 @@ def vit_facts(
         num_classes=num_classes,
         position_rows=shapes[positions][-2] if len(shapes.get(positions, ())) > 1 else None,
         defaults=defaults,
-        parts=parts,
+        components=components,
         is_distilled=is_distilled,
         **others,
     )

@@ -148,13 +148,9 @@ FAMILIES = {
 
 
 def rules(family: str, *, prefix: str = "", is_packed: bool = False, distilled: str = "") -> list[Rule]:
-    """Return the names of a family.
+    """Return the names of a family, with the prefix of the network and our name of a distillation token.
 
-    Args:
-      family: of `FAMILIES`.
-      prefix: of the names of the network.
-      is_packed: gate and hidden layer of the MLP are one array.
-      distilled: our name of a distillation token, as `_distillation` gives it.
+    With `is_packed` gate and hidden layer of the MLP are one array.
     """
     names = FAMILIES[family]
     layers = {"embedding": names.patches, **names.layers}
@@ -263,5 +259,5 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     width = shapes.get(f"{head}.weight", (0, 0))[-1]
     pool = "token_gap" if family == "dinov2" and width == 2 * vit.width else vit.pool
     absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
-    parts = vit.parts | ({"embedding_norm": "patches"} if family == "aimv2" else {})
-    return dataclasses.replace(vit, pool=pool, absent=absent, parts=parts)
+    components = vit.components | ({"embedding_norm": "patches"} if family == "aimv2" else {})
+    return dataclasses.replace(vit, pool=pool, absent=absent, components=components)

@@ -1,11 +1,11 @@
 """Models of timm and of transformers for which networks are written, by the parts that they compute."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.config.architecture import Architecture
 
-Held = Mapping[str, tuple[Any, ...] | Callable[[Architecture], bool]]
+Held = Mapping[str, tuple[object, ...] | Callable[[Architecture], bool]]
 ANY = ()
 
 
@@ -21,7 +21,7 @@ class LibraryModel(NamedTuple):
     classifier: str = ""  # the class with a classifier
     epsilon: float = 1e-6  # of norms, of timm's model
 
-    def lacking(self, a: Architecture) -> dict[str, Any]:
+    def lacking(self, a: Architecture) -> dict[str, object]:
         """Return the parts of a network that this model does not compute, by field."""
         return {field: getattr(a, field) for field in {**self.held, **a.components} if not self._holds(field, a)}
 

@@ -8,6 +8,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names.entry import STACKED, Rule
 from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
 from vit_jax.weights.names.ours import Shape
@@ -66,6 +67,11 @@ def rules(style: Style) -> list[Rule]:
         Rule(r"head/hidden/(\w+)", r"pre_logits/\1"),
         Rule(r"head/linear/(\w+)", r"head/\1"),
     ]
+
+
+def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """Return the names of a file with these shapes."""
+    return rules(style_of(shapes))
 
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
@@ -129,5 +135,5 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         position_rows=shape_of(shapes, style.positions, 3)[1] if style.positions in shapes else None,
         prefix_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
-        parts={"class_tokens": int(pool == "token")},
+        components={"class_tokens": int(pool == "token")},
     )

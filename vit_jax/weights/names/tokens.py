@@ -17,7 +17,6 @@ import numpy as np
 from vit_jax.config.architecture import Architecture
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.formats import StoredArray
-from vit_jax.weights.names.entry import Entry
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.ours import Shape
 
@@ -34,8 +33,8 @@ def split_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the parameters of our network, taken apart, as a file of a distilled one has them."""
     (_, _, width), (_, classes) = shapes[TOKENS[0]], shapes[KERNELS[0]]
     token, kernel = (1, 1, width), (width, classes)
-    parts = {TOKENS: token, KERNELS: kernel, BIASES: (classes,)}
-    return {**shapes, **{name: shape for names, shape in parts.items() for name in names}}
+    shapes_of = {TOKENS: token, KERNELS: kernel, BIASES: (classes,)}
+    return {**shapes, **{name: shape for names, shape in shapes_of.items() for name in names}}
 
 
 def split_distilled(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -69,20 +68,12 @@ RADIO_NOTE = (
 
 def with_tokens(facts: Facts, arrays: Mapping[str, StoredArray]) -> Facts:
     """Return the facts with as many class tokens as the file chooses; the first one if it states no choice."""
-    tokens = facts.parts["class_tokens"] + facts.parts["registers"]
+    tokens = facts.components["class_tokens"] + facts.components["registers"]
     chosen = arrays[CHOICE].shape[0] if CHOICE in arrays and len(arrays[CHOICE].shape) == 1 else 1
     if not 0 < chosen <= tokens:
         raise ValueError(f"it chooses {chosen} of {tokens} prefix tokens: {CHOICE}")
-    parts = facts.parts | {"class_tokens": chosen, "registers": tokens - chosen}
-    return dataclasses.replace(facts, parts=parts)
-
-
-def with_all_tokens(entries: list[Entry], tokens: int) -> list[Entry]:
-    """Return the entries of a file, in which the array of the class token has all prefix tokens."""
-    return [
-        dataclasses.replace(entry, part=(1, tokens, entry.part[-1])) if entry.ours == ("class_token",) else entry
-        for entry in entries
-    ]
+    components = facts.components | {"class_tokens": chosen, "registers": tokens - chosen}
+    return dataclasses.replace(facts, components=components)
 
 
 _OWN = {  # timm's names → C-RADIO's, below the prefix
