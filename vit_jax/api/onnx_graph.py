@@ -182,7 +182,7 @@ class _Graph:
                 steps = params["strides"] or [1] * len(shape)
                 axes = [axis for axis, size in enumerate(shape) if type(size) is int]
                 bounds = (params["start_indices"], params["limit_indices"], range(len(shape)), steps)
-                return self.add("Slice", x, *(np.array([part[axis] for axis in axes]) for part in bounds), shape=shape)
+                return self.add("Slice", x, *(np.array([ends[axis] for axis in axes]) for ends in bounds), shape=shape)
             case "gather":
                 return self._cut(x, inputs[1], shape, **params)
             case "dot_general":
@@ -227,8 +227,8 @@ class _Graph:
         if not isinstance(start, np.ndarray) or start.shape != (len(axes),):
             raise _unknown("gather of several places")
         last = start + [slice_sizes[axis] for axis in axes]
-        part = self.add("Slice", x, start.astype(np.int64), last.astype(np.int64), np.array(axes), shape=slice_sizes)
-        return self._reshape(part, shape)
+        cut = self.add("Slice", x, start.astype(np.int64), last.astype(np.int64), np.array(axes), shape=slice_sizes)
+        return self._reshape(cut, shape)
 
     def _multiply(self, x: Value, y: Value, shape: Any, dimension_numbers: Any) -> Value:
         (summed_x, summed_y), (same_x, same_y) = dimension_numbers

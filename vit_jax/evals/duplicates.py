@@ -157,15 +157,9 @@ def report(
     files: Mapping[str, pathlib.Path],
     as_json: bool,
 ) -> str:
-    """Write the files "output" and "write" that are asked for, and return a summary as text or JSON.
+    """Return a summary as text, or as JSON with the pairs.
 
-    Args:
-      pairs: duplicates.
-      source: of the images.
-      tests: by name.
-      split: of the source.
-      files: by name; "output" is of the pairs, "write" of the ids of images.
-      as_json: return JSON, with the pairs.
+    `files` may have paths to write: "output" for the pairs, "write" for the ids of images in `split` of the source.
     """
     opened = list(tests.items())
     rows = [

@@ -29,8 +29,7 @@ class EvaluationResult:
     """Results on one dataset.
 
     Attributes:
-      labelled: the images.
-      metrics: of their predictions.
+      labelled, metrics: the images, and metrics of their predictions.
       unreadable: number of images that were skipped.
       images_per_second: from opening the data to the last prediction, including decoding, without compilation.
       gflops_per_image: of the forward pass, 2 for each multiply-add; None if unknown.
@@ -82,17 +81,8 @@ def make_evaluate(
 ) -> Evaluate:
     """Compile the step of an evaluation on all devices of all processes, for any number of datasets.
 
-    Args:
-      module: a network with classes; its parameters lie complete on every device of all processes.
-      architecture: of the network.
-      transform: prepares the images.
-      source: where the network comes from, for messages.
-      is_multilabel: images may have several labels.
-      global_batch: examples of one step, rounded up to a multiple of the devices.
-      max_unreadable: images of a dataset that may be unreadable, over all processes.
-
-    Returns:
-      A function of labelled images.
+    The network `module` has classes. `source` says where it comes from, for messages. Other arguments are as for
+    `Runner`.
     """
     runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
     num_outputs, everywhere = architecture.num_classes, replicated(runner.mesh)

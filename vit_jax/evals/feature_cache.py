@@ -151,25 +151,23 @@ class Entry:
         return array
 
 
-def write_rows(path: pathlib.Path, parts: Iterable[np.ndarray], num_rows: int) -> dict[str, Any]:
-    """Write an array file, one part of its rows after another; return dtype, shape and SHA-256 for the record.
-
-    The digest is computed from the parts, so that what is read later is compared with what was computed.
+def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) -> dict[str, Any]:
+    """Write an array file, chunk by chunk; return dtype, shape and SHA-256 of the computed rows, for the record.
 
     Raises:
-      RuntimeError: the parts do not have `num_rows` rows in all.
+      RuntimeError: the chunks do not have `num_rows` rows in all.
     """
     digest, described, written = hashlib.sha256(), dict[str, Any](), 0
     with open(path, "xb") as file:
-        for part in parts:
-            pieces = [np.ascontiguousarray(part)]
+        for chunk in chunks:
+            pieces = [np.ascontiguousarray(chunk)]
             if not described:
-                described = {"dtype": part.dtype.name, "shape": [num_rows, *part.shape[1:]]}
-                pieces.insert(0, _header(part.dtype, tuple(described["shape"])))
+                described = {"dtype": chunk.dtype.name, "shape": [num_rows, *chunk.shape[1:]]}
+                pieces.insert(0, _header(chunk.dtype, tuple(described["shape"])))
             for piece in pieces:
                 digest.update(piece.data)
                 file.write(piece.data)
-            written += len(part)
+            written += len(chunk)
     if written != num_rows:
         raise RuntimeError(f"{path.name}: {written:,} of {num_rows:,} rows were computed.")
     return described | {"sha256": digest.hexdigest()}

@@ -70,12 +70,8 @@ def by_image(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
 def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[str, np.ndarray]:
     """Return the results of `reduce` on the model's output with attention weights, joined over images.
 
-    Weights are reduced before the next images are run, so memory does not grow with the number of images.
-
-    Args:
-      model: that has attention weights.
-      images_NHWC: uint8, prepared.
-      reduce: from the `ModelOutput` of some images to arrays whose first dimension is the image.
+    `reduce` maps the `ModelOutput` of some images to arrays whose first dimension is the image. Weights are reduced
+    before the next images are run, so memory does not grow with the number of images.
     """
     a = model.architecture
     per_image = a.depth * a.num_heads * a.sequence_length**2

@@ -181,13 +181,10 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
 
     Runs are told apart by colour, metrics of a panel by the line: training metrics thin, others by dashes and points.
 
-    Args:
-      runs: to compare.
-      asked: names of `PANELS`, or of metrics.
-      axis: one of `AXES`.
+    `asked` has names of `PANELS` or of metrics; `axis` is one of `AXES`.
 
     Raises:
-      ValueError: a metric, or what the axis needs, was not written.
+      ValueError: a metric, or the values of the axis, were not written.
     """
     panels = select_panels(runs, asked)
     figure = new_figure(4.2 * len(panels) + 0.4, 3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0))

@@ -62,11 +62,8 @@ def build_evaluations(
 ) -> list[ScheduledEvaluator]:
     """Build the evaluators of `data.test` and `config.evaluation.evaluators`.
 
-    Args:
-      run: the parts of the run.
-      data: its splits.
-      split: prefix of `data.test`: "test", or in a search "validation".
-      after_batch: called after each batch of any evaluator; may raise, which ends the evaluation.
+    `split` is the prefix of results on `data.test`: "test", or in a search "validation". `after_batch` is called after
+    each batch of any evaluator; it may raise, which ends the evaluation.
 
     Raises:
       ValueError: arguments that an evaluator does not take; a referenced one that cannot be built or has no method
