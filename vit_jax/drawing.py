@@ -11,13 +11,16 @@ import pathlib
 import re
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
 import cv2
 import numpy as np
 
 from vit_jax.extras import install_command
 from vit_jax.files import expanded, printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
@@ -61,7 +64,7 @@ def output_of(name: str) -> tuple[pathlib.Path, str]:
     return output, form
 
 
-def new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> "Figure":
     """Return a figure with this size in inches."""
     require_drawing()
     from matplotlib.figure import Figure
@@ -69,11 +72,13 @@ def new_figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
 
 
-def to_bytes(figure: Any, form: str = "png") -> bytes:
+def to_bytes(figure: "Figure", form: str = "png") -> bytes:
     """Return a file of one of `FORMS`; other installed fonts supply letters that a font lacks."""
     content, missing = _drawn(figure, form)
     if missing and (families := _families_with(missing)):
-        for text in figure.findobj(lambda artist: hasattr(artist, "set_fontfamily")):
+        from matplotlib.text import Text
+
+        for text in cast(list[Text], figure.findobj(Text)):
             text.set_fontfamily([*text.get_fontfamily(), *families])
         content, missing = _drawn(figure, form)
     if new := missing - _said_to_be_missing:
@@ -83,7 +88,7 @@ def to_bytes(figure: Any, form: str = "png") -> bytes:
     return content
 
 
-def _drawn(figure: Any, form: str) -> tuple[bytes, set[str]]:
+def _drawn(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
     """Return the file, and the letters that are drawn as boxes."""
     file, missing = io.BytesIO(), set[str]()
     with warnings.catch_warnings(record=True) as caught:

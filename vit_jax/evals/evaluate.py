@@ -41,7 +41,7 @@ class EvaluationResult:
     images_per_second: float
     gflops_per_image: float | None
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Return everything by name, for JSON."""
         return {
             "data": self.labelled.words,
@@ -136,12 +136,12 @@ def _gflops(module: Module, a: Architecture) -> float | None:
     return FLOPS_PER_MAC * macs / 1e9
 
 
-def to_json(values: Mapping[str, Any]) -> str:
+def to_json(values: Mapping[str, object]) -> str:
     """Return JSON in ASCII, which every terminal and every file name allows."""
     return json.dumps(values, indent=2, allow_nan=False)
 
 
-def values(results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str) -> dict[str, Any]:
+def values(results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str) -> dict[str, object]:
     """Return everything for JSON: values of the one dataset, or those of several by name under "sets"."""
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}

@@ -46,7 +46,7 @@ class FewShotTable:
     l2: Mapping[int, float]
     notes: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return for JSON, by dataset and number of shots, the accuracy of each seed, their mean and spread."""
         datasets = {
             name: {str(shots): self._details(result, shots) for shots in self.protocol.shots}
@@ -73,7 +73,7 @@ class FewShotTable:
             text += f"\npenalty {used}: the best {rule} of {len(self.protocol.l2)} over these datasets"
         return text
 
-    def _details(self, result: FewShotResult, shots: int) -> dict[str, Any]:
+    def _details(self, result: FewShotResult, shots: int) -> dict[str, object]:
         values = result.of(shots, self.l2[shots])
         return {
             "seeds": values.tolist(),

@@ -113,6 +113,8 @@ class Mistake(NamedTuple):
 
 Confusion = TypedDict("Confusion", {"class": str, "answer": str, "images": int, "of": int})
 """A class, a predicted class, the number of its images with this prediction, and of all its images."""
+NamedMistake = TypedDict("NamedMistake", {"image": str, "class": str, "answer": str, "probability": float})
+"""The image of a mistake, its class, the predicted class and its probability."""
 
 
 class ClassMetrics:
@@ -192,7 +194,7 @@ class ClassMetrics:
         beside = {name: f"  (95 %: {low:.2%} to {high:.2%})" for name, (low, high) in intervals.items()}
         return {name: words + beside.get(name, "") for name, words in text.items()}
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """Return metrics of classes and images by name."""
         return {
             "most_confused": self.confused(CONFUSED_KEPT),
@@ -227,7 +229,7 @@ class ClassMetrics:
             for label, place, count in zip(*(x[chosen].tolist() for x in (labels, places, counts)), strict=True)
         ]
 
-    def mistakes(self) -> list[dict[str, Any]]:
+    def mistakes(self) -> list[NamedMistake]:
         """Return the most confident mistakes, the worst first."""
         source, output_names = self.labelled.source, self.labelled.label_map.output_names
         return [
