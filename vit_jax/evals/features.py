@@ -13,6 +13,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +70,27 @@ class Features:
     def readable(self) -> "Features":
         """Return the readable images; the same object if all are."""
         return self if self.is_read_N.all() else self.take(np.flatnonzero(self.is_read_N))
+
+
+MeasureFeatures = Callable[[Features, Features], Iterator[tuple[str, float]]]
+"""Yields names and values of metrics, from the features of the training and the test images."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenEvaluator:
+    """Measures frozen features of a training state.
+
+    Attributes:
+      extract: from a state to the features of the training and the test images.
+      measure: what to measure on them.
+    """
+
+    extract: Callable[[Any], tuple[Features, Features]]
+    measure: MeasureFeatures
+
+    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+        """Yield names and values of the metrics."""
+        return self.measure(*self.extract(state))
 
 
 def readable_sides(train: Features, test: Features) -> tuple[Features, Features]:
