@@ -91,9 +91,6 @@ def make_evaluate(
         logits_BK = module(normalise(batch.image_BHWC, architecture.compute_dtype)).logits_BK
         return score(logits_BK, batch) if is_multilabel else predict(logits_BK, batch, is_allowed_K, output_K)
 
-    def place(array: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(array.shape, everywhere, lambda index: array[index])
-
     abstract = [jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=everywhere) for dtype in (bool, np.int32)]
     label_shape = (num_outputs,) if is_multilabel else ()
     batch = abstract_batch(runner.global_batch, transform.image_size, batch_sharding(runner.mesh), label_shape)
@@ -103,7 +100,7 @@ def make_evaluate(
     def evaluate(labelled: Labelled, write_images: WriteRows | None = None) -> EvaluationResult:
         images = labelled.source
         metrics = MultilabelMetrics(images.class_names) if is_multilabel else ClassMetrics(labelled)
-        arguments = [place(array) for array in labelled.label_map.arguments()]
+        arguments = [runner.place(array) for array in labelled.label_map.arguments()]
         if write_images:
             write_images([("image", *metrics.image_columns)])
         began = time.perf_counter()
@@ -153,6 +150,7 @@ def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     if len(results) > 1:
         return _to_table(results, weights)
     (result,) = results.values()
+    worst = result.metrics.worst()
     unreadable = f", and {result.unreadable:,} that cannot be read" if result.unreadable else ""
     lines = {
         "weights": weights,
@@ -163,7 +161,7 @@ def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     }
     if result.gflops_per_image is not None:
         lines["gflops_per_image"] = f"{result.gflops_per_image:,.3g}"
-    return columns((lines | result.metrics.worst()).items(), "<<", gap=" ", least=(18,))
+    return columns((lines | worst).items(), "<<", gap=" ", least=(18,))
 
 
 def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:

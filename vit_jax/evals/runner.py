@@ -87,6 +87,10 @@ class Runner:
         """Return the jitted step (module, batch, ...) -> results, which are replicated."""
         return jax.jit(placed_by(Placement(self.mesh))(step), out_shardings=replicated(self.mesh))
 
+    def place(self, array: np.ndarray) -> jax.Array:
+        """Return an array, the same in all processes, complete on every device."""
+        return jax.make_array_from_callback(array.shape, replicated(self.mesh), lambda index: array[index])
+
     def rows(
         self, source: Source, step: Callable[[Module, Batch], Results], *, shortens_batch: bool = False
     ) -> Iterator[Rows]:
