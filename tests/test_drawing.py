@@ -66,7 +66,7 @@ def test_letters_of_no_font_are_named_once(installed, caplog):
     caplog.set_level(logging.WARNING)
     for form in ("png", "svg"):
         assert drawing.to_bytes(figure_of(WORD, OTHER, OTHER), form)
-    assert caplog.messages == [f"Pictures show boxes for {OTHER}: install a font that has them."]
+    assert caplog.messages == [f"Figures show boxes for {OTHER}: install a font that has them."]
 
 
 def test_usual_letters_keep_their_font(caplog):

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any, TextIO
+from typing import TextIO
 
 from vit_jax.files import printable
 
@@ -64,14 +64,14 @@ def markdown_code(name: str, *, in_table: bool = False) -> str:
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def to_csv(rows: Iterable[Sequence[Any]]) -> str:
+def to_csv(rows: Iterable[Sequence[object]]) -> str:
     """Return rows as CSV; text cells as for `write_csv`."""
     text = io.StringIO(newline="")
     write_csv(text, rows)
     return text.getvalue()
 
 
-def write_csv(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
+def write_csv(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
     """Write rows as CSV. A text cell that a spreadsheet would take for a formula gets a single quote in front."""
     line = io.StringIO(newline="")
     writer = csv.writer(line, lineterminator="\r\n")  # or a carriage return in a cell would get no quotes
@@ -82,6 +82,6 @@ def write_csv(file: TextIO, rows: Iterable[Sequence[Any]]) -> None:
         file.write(line.getvalue().removesuffix("\r\n") + "\n")
 
 
-def _guarded(cell: Any) -> Any:
+def _guarded(cell: object) -> object:
     is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
     return f"'{cell}" if is_formula else cell

@@ -45,7 +45,7 @@ def quick(monkeypatch):
 
     def draw_nothing(model, view):
         size = 0 if view.images_NHWC is None else len(view.images_NHWC)
-        return network.Picture(b"png", {"size": np.array(size), "heads": np.array(view.heads)})
+        return network.Figure(b"png", {"size": np.array(size), "heads": np.array(view.heads)})
 
     kinds = {name: kind._replace(draw=draw_nothing) for name, kind in network.KINDS.items()}
     monkeypatch.setattr(network, "KINDS", kinds)
@@ -119,7 +119,7 @@ MISTAKES = [
     (["vit", "filter", "--output=o"], "Did you mean 'filters'?"),
     (["vit", ",", "--output=o"], "WHAT=: must be one of all, "),
     (["vit", "rollout", "--output=o"], "WHAT=rollout: must have images"),
-    (["vit", "rollout", "--images=images", "--split=test", "--output=o"], "--split: without effect on files"),
+    (["vit", "rollout", "--images=images", "--split=test", "--output=o"], "--split: has no effect on files"),
     (["vit", "filters", "--images=images", "--output=o"], "--images=images: has no effect on filters"),
     (["vit", "filters", "--shown=3", "--output=o"], "--shown=3: has no effect without --images"),
     (["vit", "filters", "--heads=1:1", "--output=o"], "--heads: has no effect on filters"),

@@ -182,7 +182,6 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
         ({"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}}, "f.*train_split.*'test'"),
         ({"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN}, "few_5.*few_10.*near_20nn"),
         ({"checkpoint.best_mode": "min"}, "'min'.*no effect.*test_accuracy"),
-        ({"checkpoint.best_mode": "auto", "checkpoint.best_metric": "c_ece", "evaluation.evaluators": CUSTOM}, "c_ece"),
         ({"checkpoint.best_metric": "test_a"}, "='test_a'.*test_accuracy, test_loss"),
         (
             {"checkpoint.best_metric": "test_accuracy", **MASKED, "objective.patch_target": "pixels"},

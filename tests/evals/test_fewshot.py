@@ -3,8 +3,16 @@
 import numpy as np
 import pytest
 
-from vit_jax.evals.features import Features
-from vit_jax.evals.fewshot import FewShot, FewShotEvaluator, FewShotResult, choose_examples, choose_l2, few_shot, spread
+from vit_jax.evals.features import Features, FrozenEvaluator
+from vit_jax.evals.fewshot import (
+    FewShot,
+    FewShotResult,
+    choose_examples,
+    choose_l2,
+    few_shot,
+    make_few_shot_measure,
+    spread,
+)
 
 LABELS = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0, 0], np.int32)  # five, two and three images
 
@@ -114,8 +122,8 @@ def test_mean_rank_of_equal_accuracies_follows_the_order_given():
 
 def test_evaluator_yields_mean_and_spread():
     support, test = features(LABELS, noise=1.0), features(LABELS, 1, noise=1.0)
-    evaluator = FewShotEvaluator(lambda state: (support, test), 3, shots=(1, 2), seeds=(0, 1, 2))
-    found = dict(evaluator.run(None))
+    measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
+    found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
     values = few_shot(FewShot(shots=(1, 2)), support, test, 3).of(2, 1024.0)
     assert list(found) == ["1shot_accuracy", "1shot_spread", "2shot_accuracy", "2shot_spread"]
     assert found["2shot_accuracy"] == pytest.approx(values.mean())

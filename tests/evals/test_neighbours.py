@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.evals.features import Features
-from vit_jax.evals.neighbours import QUERIES, NeighbourEvaluator, nearest, neighbour_accuracy, vote
+from vit_jax.evals.neighbours import QUERIES, make_neighbour_measure, nearest, neighbour_accuracy, vote
 
 
 def features(num, seed, num_classes=5, width=16):
@@ -58,5 +58,5 @@ def test_too_few_images():
 
 def test_evaluator():
     train, test = features(60, 0), features(20, 1)
-    evaluator = NeighbourEvaluator(lambda state: (train, test), 5, neighbours=3)
-    assert dict(evaluator.run(None)) == {"3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]}
+    measure = make_neighbour_measure(5, neighbours=(3,))
+    assert dict(measure(train, test)) == {"3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]}

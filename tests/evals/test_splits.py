@@ -191,7 +191,7 @@ def test_classes_that_the_weights_do_not_know(make):
 
 
 def test_a_folder_that_does_not_exist(make):
-    with rejects("nowhere", "give a folder"):
+    with rejects("folder:nowhere", "give a folder"):
         open_labelled("folder:nowhere", sample_weights())
 
 

@@ -107,7 +107,7 @@ def test_the_verb(here):
     ("words", "message"),
     [
         ([], "Missing: RUN…"),
-        (["nowhere"], "nowhere: there is no metrics.jsonl in it or below: give workdirs of runs."),
+        (["nowhere"], "nowhere: must have metrics.jsonl in it or below. Give workdirs of runs."),
         (["study/a", "--axis=epochs"], "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'."),
         (["study/a", "--output=x.bmp"], "must end in one of .png, .svg, .pdf"),
         (["study/a", "--metrics=losss"], "no run has written it. Did you mean loss?"),

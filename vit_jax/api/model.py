@@ -224,8 +224,9 @@ class Model:
         """Yield batches of prepared images."""
         images_NHWC = self._validated(images_NHWC)
         for first in range(0, len(images_NHWC), size):
-            part = np.asarray(images_NHWC[first : first + size])
-            yield np.pad(part, ((0, size - len(part)), (0, 0), (0, 0), (0, 0))), [None] * len(part)
+            image_BHWC = np.asarray(images_NHWC[first : first + size])
+            padding = ((0, size - len(image_BHWC)), (0, 0), (0, 0), (0, 0))
+            yield np.pad(image_BHWC, padding), [None] * len(image_BHWC)
 
     def _read(self, source: Images, size: int) -> Iterator[Padded]:
         """Yield batches of images that threads prepare ahead."""

@@ -4,13 +4,13 @@ Values that do not depend on the images become constants; the loop over layers i
 read the graph. `export.py` writes and checks files.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 import onnx
-from jax.extend.core import Literal
+from jax.extend import core
 from onnx import helper, numpy_helper
 
 OPSET = 18  # the first in which every reduction takes its axes as an input
@@ -35,17 +35,23 @@ _ELEMENTWISE = {
 }
 
 
+Dimension = Any  # an int, or a symbolic dimension of JAX
+Shape = Sequence[Dimension]
+Equation = Any  # a `JaxprEqn`; JAX does not type the shapes of its values
+Params = Mapping[str, Any]  # of an operation
+
+
 class Tensor(NamedTuple):
     """Output of a node."""
 
     name: str
-    shape: tuple[Any, ...]  # with 1 where a variable repeats its values: ONNX broadcasts as NumPy does
+    shape: tuple[Dimension, ...]  # with 1 where a variable repeats its values: ONNX broadcasts as NumPy does
 
 
 Value = np.ndarray | Tensor
 
 
-def to_onnx(program: Callable[[Any], jax.Array], image_size: tuple[int, int]) -> onnx.ModelProto:
+def to_onnx(program: Callable[[jax.Array], jax.Array], image_size: tuple[int, int]) -> onnx.ModelProto:
     """Return the graph of a function from "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K).
 
     Raises:
@@ -72,11 +78,11 @@ class _Graph:
     """Nodes and constants, added in the order of the program."""
 
     def __init__(self, images: Tensor):
-        self.nodes, self.initializers = list[Any](), list[Any]()
+        self.nodes, self.initializers = list[onnx.NodeProto](), list[onnx.TensorProto]()
         self.images, self.batch = images, images.shape[0]
         self._constants: dict[int, tuple[str, np.ndarray]] = {}  # by identity; kept, so that identities are unique
 
-    def add(self, kind: str, *inputs: Value, shape: Sequence[Any] = (), name: str = "", **attributes: Any) -> Tensor:
+    def add(self, kind: str, *inputs: Value, shape: Shape = (), name: str = "", **attributes: Any) -> Tensor:
         name = name or f"{kind}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(kind, [self._name(value) for value in inputs], [name], name, **attributes))
         return Tensor(name, tuple(shape))
@@ -90,20 +96,21 @@ class _Graph:
             self._constants[id(value)] = name, value
         return self._constants[id(value)][0]
 
-    def run(self, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
-        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
+    def run(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
+        values: dict[core.Var, Value] = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
         values |= zip(jaxpr.invars, inputs, strict=True)
 
-        def read(variable: Any) -> Value:
-            is_literal = isinstance(variable, Literal)
-            return np.asarray(variable.val, variable.aval.dtype) if is_literal else values[variable]
+        def read(variable: core.Var | core.Literal) -> Value:
+            if isinstance(variable, core.Literal):
+                return np.asarray(variable.val, cast(jax.core.ShapedArray, variable.aval).dtype)
+            return values[variable]
 
         for equation in jaxpr.eqns:
             results = self._apply(equation, [read(variable) for variable in equation.invars])
             values |= zip(equation.outvars, results, strict=True)
         return [read(variable) for variable in jaxpr.outvars]
 
-    def _apply(self, equation: Any, inputs: list[Value]) -> list[Value]:
+    def _apply(self, equation: Equation, inputs: list[Value]) -> list[Value]:
         name, params, shapes = equation.primitive.name, equation.params, [v.aval.shape for v in equation.invars]
         if inner := params.get("jaxpr") or params.get("call_jaxpr"):  # a function that is called, or the body of a loop
             body, constants = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
@@ -126,7 +133,7 @@ class _Graph:
         whole = [self.full(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
         return [self._arranged(name, whole, result.shape, params)]
 
-    def _unroll(self, equation: Any, body: Any, constants: Any, inputs: list[Value]) -> list[Value]:
+    def _unroll(self, equation: Equation, body: Any, constants: Sequence[Any], inputs: list[Value]) -> list[Value]:
         """Unroll a loop over constants, such as the parameters of layers, that returns only its carry."""
         pairs = zip(equation.invars, body.invars, strict=True)
         first = sum(outside.aval.ndim == inside.aval.ndim for outside, inside in pairs)  # unstacked inputs are last
@@ -141,7 +148,7 @@ class _Graph:
             carry = self.run(body, constants, [*inputs[:carried], *carry, *layer])
         return carry
 
-    def _elementwise(self, name: str, inputs: list[Value], params: Any) -> Value | None:
+    def _elementwise(self, name: str, inputs: list[Value], params: Params) -> Value | None:
         """Add an elementwise operation, which broadcasts its inputs; return None for another operation."""
         length = max(len(x.shape) for x in inputs)
         sizes = zip(*((1,) * (length - len(x.shape)) + x.shape for x in inputs), strict=True)
@@ -165,7 +172,7 @@ class _Graph:
                 return self.add("Cast", *inputs, shape=shape, to=kind)
         return None
 
-    def _arranged(self, name: str, inputs: list[Value], shape: tuple[Any, ...], params: Any) -> Value:
+    def _arranged(self, name: str, inputs: list[Value], shape: Shape, params: Params) -> Value:
         """Add an operation that moves or joins values; its inputs have their full shape."""
         x = inputs[0]
         match name:
@@ -182,7 +189,7 @@ class _Graph:
                 steps = params["strides"] or [1] * len(shape)
                 axes = [axis for axis, size in enumerate(shape) if type(size) is int]
                 bounds = (params["start_indices"], params["limit_indices"], range(len(shape)), steps)
-                return self.add("Slice", x, *(np.array([part[axis] for axis in axes]) for part in bounds), shape=shape)
+                return self.add("Slice", x, *(np.array([ends[axis] for axis in axes]) for ends in bounds), shape=shape)
             case "gather":
                 return self._cut(x, inputs[1], shape, **params)
             case "dot_general":
@@ -195,7 +202,7 @@ class _Graph:
 
     # Parts of these operations.
 
-    def full(self, value: Value, shape: Sequence[Any]) -> Value:
+    def full(self, value: Value, shape: Shape) -> Value:
         """Broadcast a value to a shape."""
         if value.shape == tuple(shape):
             return value
@@ -204,11 +211,11 @@ class _Graph:
         sizes = [np.array([d]) if type(d) is int else self._multiple_of_batch(d) for d in shape]
         return self.add("Expand", value, self.add("Concat", *sizes, axis=0), shape=shape)
 
-    def _multiple_of_batch(self, size: Any) -> Tensor:
+    def _multiple_of_batch(self, size: Dimension) -> Tensor:
         batch = self.add("Shape", self.images, start=0, end=1)
         return batch if size == self.batch else self.add("Mul", batch, np.array([int(size // self.batch)]))
 
-    def _reshape(self, x: Value, shape: Sequence[Any]) -> Value:
+    def _reshape(self, x: Value, shape: Shape) -> Value:
         if x.shape == tuple(shape):
             return x
         if isinstance(x, np.ndarray):
@@ -221,16 +228,18 @@ class _Graph:
             return x.transpose(order)
         return self.add("Transpose", x, shape=[x.shape[axis] for axis in order], perm=list(order))
 
-    def _cut(self, x: Value, start: Value, shape: Any, *, dimension_numbers: Any, slice_sizes: Any, **_: Any) -> Value:
+    def _cut(
+        self, x: Value, start: Value, shape: Shape, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
+    ) -> Value:
         """Slice x at a constant place: JAX traces slices of arrays of unknown size as gather."""
         axes = dimension_numbers.start_index_map
         if not isinstance(start, np.ndarray) or start.shape != (len(axes),):
             raise _unknown("gather of several places")
         last = start + [slice_sizes[axis] for axis in axes]
-        part = self.add("Slice", x, start.astype(np.int64), last.astype(np.int64), np.array(axes), shape=slice_sizes)
-        return self._reshape(part, shape)
+        cut = self.add("Slice", x, start.astype(np.int64), last.astype(np.int64), np.array(axes), shape=slice_sizes)
+        return self._reshape(cut, shape)
 
-    def _multiply(self, x: Value, y: Value, shape: Any, dimension_numbers: Any) -> Value:
+    def _multiply(self, x: Value, y: Value, shape: Shape, dimension_numbers: Any) -> Value:
         (summed_x, summed_y), (same_x, same_y) = dimension_numbers
         if len(y.shape) == 2 and tuple(summed_x) == (len(x.shape) - 1,) and tuple(summed_y) == (0,):
             return self.add("MatMul", x, y, shape=shape)
@@ -244,7 +253,7 @@ class _Graph:
         words = f"{''.join(of_x)},{''.join(of_y)}->{''.join(result)}"
         return self.add("Einsum", x, y, shape=shape, equation=words)
 
-    def _convolve(self, x: Value, kernel: Value, shape: Any, **params: Any) -> Value:
+    def _convolve(self, x: Value, kernel: Value, shape: Shape, **params: Any) -> Value:
         orders = params["dimension_numbers"]
         if any(d != 1 for d in params["lhs_dilation"]) or params["batch_group_count"] != 1:
             raise _unknown("a transposed convolution")
@@ -262,7 +271,7 @@ class _Graph:
         return self._turn(result, np.argsort(orders.out_spec).tolist())
 
     def _pool(
-        self, x: Value, shape: Any, *, window_dimensions: Any, window_strides: Any, padding: Any, **_: Any
+        self, x: Value, shape: Shape, *, window_dimensions: Any, window_strides: Any, padding: Any, **_: Any
     ) -> Value:
         """Return the maximum of windows of a map (B, H, W, C)."""
         order = (0, 3, 1, 2)

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Required, TypedDict
 
 import numpy as np
 
@@ -13,8 +13,18 @@ from vit_jax.evals.runner import require_finite
 from vit_jax.tables import columns
 from vit_jax.tables import to_csv as rows_to_csv
 
+Likely = TypedDict("Likely", {"class": str, "probability": float})
 
-def predict(model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0) -> Iterator[dict[str, Any]]:
+
+class Record(TypedDict, total=False):
+    """An image, and its most probable classes or why it is unreadable."""
+
+    image: Required[str]
+    error: str
+    predictions: list[Likely]
+
+
+def predict(model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0) -> Iterator[Record]:
     """Yield a record for each file, in their order: its most probable classes, or why it is unreadable.
 
     The classes are the first `top`, or all, with a probability of at least `threshold`.
@@ -29,16 +39,18 @@ def predict(model: Model, images: Sequence[str], top: int | None, threshold: flo
         require_finite(probability_K[None], model.source, [image].__getitem__)
         order = np.argsort(-probability_K, kind="stable")[:top]  # of equals the lower number first
         likely = order[probability_K[order] >= threshold]
-        classes = [{"class": model.class_names[k], "probability": float(probability_K[k])} for k in likely]
+        classes: list[Likely] = [
+            {"class": model.class_names[k], "probability": float(probability_K[k])} for k in likely
+        ]
         yield {"image": image, "predictions": classes}
 
 
-def to_json(records: Sequence[dict[str, Any]]) -> str:
+def to_json(records: Sequence[Record]) -> str:
     """Return a JSON array with one image a line, in ASCII, which every terminal and every file name allows."""
     return "[\n" + ",\n".join(json.dumps(record, allow_nan=False) for record in records) + "\n]"
 
 
-def to_csv(records: Sequence[dict[str, Any]]) -> str:
+def to_csv(records: Sequence[Record]) -> str:
     """Return CSV with a line for each image: name, why it is unreadable, classes, the most probable first."""
     most = max(len(record.get("predictions", ())) for record in records)
     rows = [["image", "error", *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability"))]]
@@ -49,10 +61,10 @@ def to_csv(records: Sequence[dict[str, Any]]) -> str:
     return rows_to_csv(rows)
 
 
-def to_table(records: Sequence[dict[str, Any]]) -> str:
+def to_table(records: Sequence[Record]) -> str:
     """Return a line for each image: its classes, the most probable first."""
 
-    def classes(record: dict[str, Any]) -> str:
+    def classes(record: Record) -> str:
         if "error" in record:
             return f"cannot be read: {record['error']}"
         return "   ".join(f"{one['class']} {one['probability']:.1%}" for one in record["predictions"]) or "none"

@@ -14,7 +14,7 @@ from vit_jax.files import printable
 from vit_jax.nearest import require_known
 
 if TYPE_CHECKING:
-    from vit_jax.figures.network import Picture
+    from vit_jax.figures.network import Figure
 
 Heads = tuple[tuple[int, int], ...]  # layer and head, both from 1
 
@@ -114,7 +114,7 @@ class InspectData(Recipe):
         _write(output, draw_data(config, self.shown).items())
 
 
-def _write(folder: Path, pictures: Iterable[tuple[str, "Picture"]]) -> None:
+def _write(folder: Path, pictures: Iterable[tuple[str, "Figure"]]) -> None:
     """Write each picture, by name, when it is drawn; print its files."""
     from vit_jax.files import make_folder, write_atomically
 

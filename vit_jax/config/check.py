@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.evaluators import MULTILABEL_RESULTS, best_mode, metric_of
+from vit_jax.config.evaluators import MULTILABEL_RESULTS, metric_of
 from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
 from vit_jax.config.schema import (
@@ -398,10 +398,6 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
         return
     if metric_of(metric) is not None and config.checkpoint.best_mode != "auto":
         yield f"checkpoint.best_mode={config.checkpoint.best_mode!r}: has no effect on {metric}. Use auto."
-    try:
-        best_mode(metric, config.checkpoint.best_mode)
-    except ValueError as error:
-        yield str(error)
 
 
 def _wrong_arguments(field: str, config: EvaluatorConfig, allowed: tuple[str, ...]) -> Iterator[str]:

@@ -68,16 +68,12 @@ def metric_of(name: str) -> Metric | None:
 def best_mode(name: str, configured: BestMode = "auto") -> Mode:
     """Return the direction of a result; `configured`, of `checkpoint.best_mode`, is for names that are not known.
 
-    Raises:
-      ValueError: an unknown name without a configured direction.
+    "auto" means that lower is better for unknown names that end in "loss", else higher.
     """
     if metric := metric_of(name):
         return metric.mode
     if configured == "auto":
-        raise ValueError(
-            f"checkpoint.best_mode='auto': must say which values of {name} are better. Use max or min; names that end "
-            f"in {', '.join(METRICS)} need none."
-        )
+        return "min" if name.endswith("loss") else "max"
     return configured
 
 

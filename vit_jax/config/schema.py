@@ -471,7 +471,7 @@ class CheckpointConfig:
     """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy means the mean average
     precision."""
     best_mode: BestMode = "auto"
-    """Which values of best_metric are better. auto: known by the end of its name, such as accuracy or loss."""
+    """Better values of best_metric. auto: the lower ones of losses and calibration errors, else the higher."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

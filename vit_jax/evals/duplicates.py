@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from vit_jax.data.exclusion import write_exclusion
 from vit_jax.data.images import decode
 from vit_jax.data.perceptual import Reduction, hashes, near
 from vit_jax.data.pipeline import open_batches
-from vit_jax.data.records import Source
+from vit_jax.data.records import Record, Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import EvaluationTransform
@@ -62,7 +62,7 @@ class MirroredSource(SubsetSource):
         super().__init__(source, np.arange(len(source)))
         self._decoding = transform.max_image_megapixels, transform.exif_orientation, transform.value_range
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Record:
         record = super().__getitem__(index)
         return record._replace(image=np.ascontiguousarray(decode(record.image, *self._decoding)[:, ::-1]))
 
@@ -157,15 +157,9 @@ def report(
     files: Mapping[str, pathlib.Path],
     as_json: bool,
 ) -> str:
-    """Write the files "output" and "write" that are asked for, and return a summary as text or JSON.
+    """Return a summary as text, or as JSON with the pairs.
 
-    Args:
-      pairs: duplicates.
-      source: of the images.
-      tests: by name.
-      split: of the source.
-      files: by name; "output" is of the pairs, "write" of the ids of images.
-      as_json: return JSON, with the pairs.
+    `files` may have paths to write: "output" for the pairs, "write" for the ids of images in `split` of the source.
     """
     opened = list(tests.items())
     rows = [
@@ -184,7 +178,7 @@ def report(
         write_atomically(files["output"], to_csv([HEAD, *rows]))
     if "write" in files:
         write_exclusion(files["write"], split, source, images)
-    result: dict[str, Any] = {"images": len(source), "duplicates": len(images), "pairs": len(pairs)}
+    result: dict[str, object] = {"images": len(source), "duplicates": len(images), "pairs": len(pairs)}
     for test, (name, of_test) in enumerate(opened):
         copied = {one.test_record for one in pairs if one.test == test}
         result[f"{name}: copied test images"] = f"{len(copied):,} of {len(of_test):,}"

@@ -29,8 +29,7 @@ class EvaluationResult:
     """Results on one dataset.
 
     Attributes:
-      labelled: the images.
-      metrics: of their predictions.
+      labelled, metrics: the images, and metrics of their predictions.
       unreadable: number of images that were skipped.
       images_per_second: from opening the data to the last prediction, including decoding, without compilation.
       gflops_per_image: of the forward pass, 2 for each multiply-add; None if unknown.
@@ -42,7 +41,7 @@ class EvaluationResult:
     images_per_second: float
     gflops_per_image: float | None
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Return everything by name, for JSON."""
         return {
             "data": self.labelled.words,
@@ -82,17 +81,8 @@ def make_evaluate(
 ) -> Evaluate:
     """Compile the step of an evaluation on all devices of all processes, for any number of datasets.
 
-    Args:
-      module: a network with classes; its parameters lie complete on every device of all processes.
-      architecture: of the network.
-      transform: prepares the images.
-      source: where the network comes from, for messages.
-      is_multilabel: images may have several labels.
-      global_batch: examples of one step, rounded up to a multiple of the devices.
-      max_unreadable: images of a dataset that may be unreadable, over all processes.
-
-    Returns:
-      A function of labelled images.
+    The network `module` has classes. `source` says where it comes from, for messages. Other arguments are as for
+    `Runner`.
     """
     runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
     num_outputs, everywhere = architecture.num_classes, replicated(runner.mesh)
@@ -100,9 +90,6 @@ def make_evaluate(
     def run(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
         logits_BK = module(normalise(batch.image_BHWC, architecture.compute_dtype)).logits_BK
         return score(logits_BK, batch) if is_multilabel else predict(logits_BK, batch, is_allowed_K, output_K)
-
-    def place(array: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(array.shape, everywhere, lambda index: array[index])
 
     abstract = [jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=everywhere) for dtype in (bool, np.int32)]
     label_shape = (num_outputs,) if is_multilabel else ()
@@ -113,7 +100,7 @@ def make_evaluate(
     def evaluate(labelled: Labelled, write_images: WriteRows | None = None) -> EvaluationResult:
         images = labelled.source
         metrics = MultilabelMetrics(images.class_names) if is_multilabel else ClassMetrics(labelled)
-        arguments = [place(array) for array in labelled.label_map.arguments()]
+        arguments = [runner.place(array) for array in labelled.label_map.arguments()]
         if write_images:
             write_images([("image", *metrics.image_columns)])
         began = time.perf_counter()
@@ -146,12 +133,12 @@ def _gflops(module: Module, a: Architecture) -> float | None:
     return FLOPS_PER_MAC * macs / 1e9
 
 
-def to_json(values: Mapping[str, Any]) -> str:
+def to_json(values: Mapping[str, object]) -> str:
     """Return JSON in ASCII, which every terminal and every file name allows."""
     return json.dumps(values, indent=2, allow_nan=False)
 
 
-def values(results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str) -> dict[str, Any]:
+def values(results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str) -> dict[str, object]:
     """Return everything for JSON: values of the one dataset, or those of several by name under "sets"."""
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}
@@ -163,6 +150,7 @@ def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     if len(results) > 1:
         return _to_table(results, weights)
     (result,) = results.values()
+    worst = result.metrics.worst()
     unreadable = f", and {result.unreadable:,} that cannot be read" if result.unreadable else ""
     lines = {
         "weights": weights,
@@ -173,7 +161,7 @@ def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     }
     if result.gflops_per_image is not None:
         lines["gflops_per_image"] = f"{result.gflops_per_image:,.3g}"
-    return columns((lines | result.metrics.worst()).items(), "<<", gap=" ", least=(18,))
+    return columns((lines | worst).items(), "<<", gap=" ", least=(18,))
 
 
 def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:

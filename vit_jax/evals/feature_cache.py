@@ -15,7 +15,7 @@ import secrets
 import shutil
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -26,6 +26,14 @@ STALE_SECONDS = 24 * 3600.0  # without renewal, of an unfinished folder of anoth
 _UNFINISHED = ".unfinished_"
 _MOST_RECORD_BYTES = 2**20
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, OverflowError, tokenize.TokenError)
+
+
+class ArrayRecord(TypedDict):
+    """An array file in the record of its folder."""
+
+    dtype: str
+    shape: list[int]
+    sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +98,7 @@ class Entry:
             raise ValueError(f"{RECORD} describes other arrays")
         return {file: self._read_array(folder / file, record["arrays"][file]) for file in self.files}
 
-    def write_record(self, folder: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+    def write_record(self, folder: pathlib.Path, arrays: Mapping[str, ArrayRecord]) -> None:
         """Write the record of a folder whose array files are complete; `arrays` is by file, from `write_rows`."""
         record = {"about": json.loads(self.about), "arrays": dict(arrays)}
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
@@ -139,7 +147,7 @@ class Entry:
         finally:
             _remove(replaced)
 
-    def _read_array(self, path: pathlib.Path, expected: Mapping[str, Any]) -> np.ndarray:
+    def _read_array(self, path: pathlib.Path, expected: ArrayRecord) -> np.ndarray:
         with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != expected["sha256"]:
@@ -151,28 +159,26 @@ class Entry:
         return array
 
 
-def write_rows(path: pathlib.Path, parts: Iterable[np.ndarray], num_rows: int) -> dict[str, Any]:
-    """Write an array file, one part of its rows after another; return dtype, shape and SHA-256 for the record.
-
-    The digest is computed from the parts, so that what is read later is compared with what was computed.
+def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) -> ArrayRecord:
+    """Write an array file, chunk by chunk; return dtype, shape and SHA-256 of the computed rows, for the record.
 
     Raises:
-      RuntimeError: the parts do not have `num_rows` rows in all.
+      RuntimeError: the chunks do not have `num_rows` rows in all.
     """
-    digest, described, written = hashlib.sha256(), dict[str, Any](), 0
+    digest, dtype, shape, written = hashlib.sha256(), "", list[int](), 0
     with open(path, "xb") as file:
-        for part in parts:
-            pieces = [np.ascontiguousarray(part)]
-            if not described:
-                described = {"dtype": part.dtype.name, "shape": [num_rows, *part.shape[1:]]}
-                pieces.insert(0, _header(part.dtype, tuple(described["shape"])))
+        for chunk in chunks:
+            pieces = [np.ascontiguousarray(chunk)]
+            if not dtype:
+                dtype, shape = chunk.dtype.name, [num_rows, *chunk.shape[1:]]
+                pieces.insert(0, _header(chunk.dtype, tuple(shape)))
             for piece in pieces:
                 digest.update(piece.data)
                 file.write(piece.data)
-            written += len(part)
+            written += len(chunk)
     if written != num_rows:
         raise RuntimeError(f"{path.name}: {written:,} of {num_rows:,} rows were computed.")
-    return described | {"sha256": digest.hexdigest()}
+    return {"dtype": dtype, "shape": shape, "sha256": digest.hexdigest()}
 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -13,6 +13,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +72,27 @@ class Features:
         return self if self.is_read_N.all() else self.take(np.flatnonzero(self.is_read_N))
 
 
+MeasureFeatures = Callable[[Features, Features], Iterator[tuple[str, float]]]
+"""Yields names and values of metrics, from the features of the training and the test images."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenEvaluator:
+    """Measures frozen features of a training state.
+
+    Attributes:
+      extract: from a state to the features of the training and the test images.
+      measure: what to measure on them.
+    """
+
+    extract: Callable[[Any], tuple[Features, Features]]
+    measure: MeasureFeatures
+
+    def run(self, state: Any) -> Iterator[tuple[str, float]]:
+        """Yield names and values of the metrics."""
+        return self.measure(*self.extract(state))
+
+
 def readable_sides(train: Features, test: Features) -> tuple[Features, Features]:
     """Return the readable images of both sides; raise ValueError if one side has none."""
     train, test = train.readable(), test.readable()
@@ -82,12 +104,8 @@ def readable_sides(train: Features, test: Features) -> tuple[Features, Features]
 def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], Results]:
     """Return (module, batch) -> "feature_BD" in float32, "hash_B2" in uint32, "mask_B" of the batch.
 
-    Args:
-      layer: one of `LAYERS`, with a number for N.
-      a: of the network.
-
     Raises:
-      ValueError: an unknown layer, or one that this network does not have.
+      ValueError: a layer that is not one of `LAYERS`, or that this network does not have.
     """
     kind, number = _parse(layer, a)
     taps = {"block": ("blocks",), "stage": ("stages",)}.get(kind, ())
@@ -128,17 +146,10 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
 def collect(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, label_N: np.ndarray
 ) -> Features:
-    """Return the features of a split, in memory.
-
-    Args:
-      open_batches: of the split.
-      step: (evaluated, batch) -> the results of `make_feature_step`.
-      evaluated: what the step takes.
-      label_N: of the images.
+    """Return the features of a split with these labels, in memory; other arguments and errors as for `rows_of`.
 
     Raises:
       ValueError: features that are not finite.
-      RuntimeError: as `rows_of`.
     """
     batches = [_finite(rows) for rows in rows_of(open_batches, step, evaluated, len(label_N))]
     joined = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
@@ -152,11 +163,7 @@ def _finite(rows: Rows) -> Rows:
 
 
 class Extractor:
-    """Computes features of a network, or reads them from the cache.
-
-    Attributes:
-      transform: prepares the images.
-    """
+    """Computes features of a network, or reads them from the cache."""
 
     def __init__(
         self,
@@ -169,17 +176,7 @@ class Extractor:
         max_unreadable: int,
         cache: Cache | None,
     ):
-        """Compile nothing yet.
-
-        Args:
-          module: the network; its parameters lie complete on every device of all processes.
-          architecture: of the network.
-          transform: of the images.
-          layer: one of `LAYERS`.
-          global_batch: images at a time on all devices; rounded up to a multiple of them.
-          max_unreadable: images of a split that may be unreadable, over all processes.
-          cache: keeps features; None keeps none.
-        """
+        """Compile nothing yet. `layer` is one of `LAYERS`; other arguments are as for `Runner`."""
         self.transform, self._architecture, self._layer, self._cache = transform, architecture, layer, cache
         self._runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
         self._step = self._runner.jit(make_feature_step(layer, architecture))

@@ -8,13 +8,13 @@ Legend: N images, D numbers of a feature.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
 from vit_jax.config.schema import as_tuple
-from vit_jax.evals.features import Features, readable_sides
+from vit_jax.evals.features import Features, MeasureFeatures, readable_sides
 from vit_jax.evals.least_squares import L2, LeastSquares
 
 SHOTS = (1, 5, 10, 25)
@@ -120,39 +120,30 @@ def few_shot(protocol: FewShot, support: Features, test: Features, num_classes: 
     return FewShotResult(accuracy, len(test), short)
 
 
-class FewShotEvaluator:
-    """Few-shot accuracy of a training state.
+def make_few_shot_measure(
+    num_classes: int,
+    *,
+    shots: Sequence[int],
+    seeds: int | Sequence[int] | None = None,
+    l2: float = L2,
+    sampling: Sampling = "random",
+) -> MeasureFeatures:
+    """Return a measure that yields "5shot_accuracy", the mean over the seeds, "5shot_spread", their deviation, ...
 
-    Args:
-      extract: from a state to the features of the training and the test images.
-      num_classes: of both.
-      shots: one or several.
-      **options: as for `FewShot`; one penalty.
+    Other arguments are those of `FewShot`, with one penalty.
     """
+    if seeds is None:
+        seeds = SEEDS if sampling == "random" else SEEDS[:1]
+    protocol = FewShot(shots=tuple(shots), seeds=as_tuple(seeds), l2=(l2,), sampling=sampling)
 
-    def __init__(
-        self,
-        extract: Callable[[Any], tuple[Features, ...]],
-        num_classes: int,
-        *,
-        shots: int | Sequence[int],
-        seeds: int | Sequence[int] | None = None,
-        l2: float = L2,
-        sampling: Sampling = "random",
-    ):
-        self._extract, self._num_classes = extract, num_classes
-        if seeds is None:
-            seeds = SEEDS if sampling == "random" else SEEDS[:1]
-        self._protocol = FewShot(shots=as_tuple(shots), seeds=as_tuple(seeds), l2=(l2,), sampling=sampling)
+    def measure(support: Features, test: Features) -> Iterator[tuple[str, float]]:
+        result = few_shot(protocol, support, test, num_classes)
+        for number in protocol.shots:
+            values = result.of(number, l2)
+            yield f"{number}shot_accuracy", float(values.mean())
+            yield f"{number}shot_spread", spread(values)
 
-    def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yield "5shot_accuracy", the mean over the seeds, "5shot_spread", their standard deviation, and so on."""
-        support, test = self._extract(state)
-        result = few_shot(self._protocol, support, test, self._num_classes)
-        for shots in self._protocol.shots:
-            values = result.of(shots, self._protocol.l2[0])
-            yield f"{shots}shot_accuracy", float(values.mean())
-            yield f"{shots}shot_spread", spread(values)
+    return measure
 
 
 def spread(values: Sequence[float] | np.ndarray) -> float:

@@ -14,16 +14,7 @@ from vit_jax.data.subset import TrainingData
 
 
 class WeightsInfo(Protocol):
-    """Facts about weights that evaluations use; `vit_jax.weights.Weights` has them.
-
-    Attributes:
-      source: where they come from, for messages.
-      architecture: of the network.
-      class_names: in the order of the logits; None if unknown.
-      is_multilabel: images may have several labels.
-      training: data of the run that made them; None if unknown.
-      format: of a file of another library.
-    """
+    """The fields of `vit_jax.weights.Weights` that evaluations use, described there."""
 
     @property
     def source(self) -> str: ...
@@ -85,10 +76,9 @@ class Labelled(NamedTuple):
     """Images to evaluate.
 
     Attributes:
-      source: the images.
+      source, label_map: the images, and the map of their classes to outputs.
       words: split, data and number of images, for people.
       notes: remarks for readers of the result.
-      label_map: of the data and the network.
     """
 
     source: Source

@@ -70,12 +70,7 @@ class LeastSquares:
     """A summary of examples; each penalty then takes one factorisation."""
 
     def __init__(self, feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int):
-        """Read the features, in chunks if there are more examples than numbers of a feature.
-
-        Args:
-          feature_ND: float32.
-          label_N: integers, 0 to num_classes - 1.
-          num_classes: including those without examples.
+        """Read float32 features, in chunks if there are more examples than numbers of a feature.
 
         Raises:
           ValueError: the matrices would not fit into the memory.

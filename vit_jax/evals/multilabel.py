@@ -3,6 +3,7 @@
 Legend: B global batch, K classes, N images that count.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -152,16 +153,17 @@ def average_precisions(is_true_NK: np.ndarray, score_NK: np.ndarray) -> np.ndarr
     return average_K
 
 
+@dataclasses.dataclass(frozen=True)
 class MultilabelEvaluator:
     """Mean average precision, F1 and mean loss over a split.
 
-    Args:
+    Attributes:
       split: the examples.
       step: (state, batch) -> the objective's sums "loss" and "weight", and the results of `score`.
     """
 
-    def __init__(self, split: Split, step: Callable[[Any, Batch], Results]):
-        self._split, self._step = split, step
+    split: Split
+    step: Callable[[Any, Batch], Results]
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yield the values of `MultilabelMetrics`, with the objective's loss, and "images", the number of examples.
@@ -169,11 +171,11 @@ class MultilabelEvaluator:
         Raises:
           ValueError: no image of the split is readable, or none has a label.
         """
-        metrics, loss = MultilabelMetrics(self._split.class_names), 0.0
-        for results in results_of(self._split.open_batches, self._step, state):
+        metrics, loss = MultilabelMetrics(self.split.class_names), 0.0
+        for results in results_of(self.split.open_batches, self.step, state):
             loss += float(results["loss"])
             metrics.add(counted(results))
-        require_images(metrics.images, self._split.name)
+        require_images(metrics.images, self.split.name)
         first = {"loss": loss / metrics.images}
         yield from (first | metrics.values() | first).items()
         yield "images", float(metrics.images)

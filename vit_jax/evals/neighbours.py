@@ -7,15 +7,13 @@ with exp(similarity / temperature). Sources: instance discrimination (Wu et al.,
 Legend: N training images, Q test images, C of them at a time, D numbers of a feature, K classes, k neighbours.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config.schema import as_tuple
-from vit_jax.evals.features import Features, chunks_of, readable_sides
+from vit_jax.evals.features import Features, MeasureFeatures, chunks_of, readable_sides
 from vit_jax.evals.fewshot import require_counts, require_positive
 
 NUM_NEIGHBOURS = (10, 20, 100)
@@ -84,28 +82,17 @@ def neighbour_accuracy(
     return {k: count / len(test) for k, count in correct.items()}
 
 
-class NeighbourEvaluator:
-    """The accuracy of nearest neighbours of a training state; arguments as for `FewShotEvaluator` and above."""
+def make_neighbour_measure(
+    num_classes: int, *, neighbours: Sequence[int], temperature: float = TEMPERATURE
+) -> MeasureFeatures:
+    """Return a measure that yields "20nn_accuracy" and so on; arguments as for `neighbour_accuracy`."""
+    _validate(neighbours, temperature)
 
-    def __init__(
-        self,
-        extract: Callable[[Any], tuple[Features, ...]],
-        num_classes: int,
-        *,
-        neighbours: int | Sequence[int],
-        temperature: float = TEMPERATURE,
-    ):
-        self._extract, self._num_classes, self._temperature = extract, num_classes, temperature
-        self._neighbours = as_tuple(neighbours)
-        _validate(self._neighbours, temperature)
-
-    def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yield "20nn_accuracy" and so on."""
-        train, test = self._extract(state)
-        accuracies = neighbour_accuracy(
-            train, test, self._num_classes, neighbours=self._neighbours, temperature=self._temperature
-        )
+    def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
+        accuracies = neighbour_accuracy(train, test, num_classes, neighbours=neighbours, temperature=temperature)
         yield from ((f"{k}nn_accuracy", accuracy) for k, accuracy in accuracies.items())
+
+    return measure
 
 
 def _validate(neighbours: Sequence[int], temperature: float) -> None:

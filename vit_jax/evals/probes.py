@@ -46,7 +46,7 @@ class FewShotTable:
     l2: Mapping[int, float]
     notes: list[str]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return for JSON, by dataset and number of shots, the accuracy of each seed, their mean and spread."""
         datasets = {
             name: {str(shots): self._details(result, shots) for shots in self.protocol.shots}
@@ -73,7 +73,7 @@ class FewShotTable:
             text += f"\npenalty {used}: the best {rule} of {len(self.protocol.l2)} over these datasets"
         return text
 
-    def _details(self, result: FewShotResult, shots: int) -> dict[str, Any]:
+    def _details(self, result: FewShotResult, shots: int) -> dict[str, object]:
         values = result.of(shots, self.l2[shots])
         return {
             "seeds": values.tolist(),
@@ -108,15 +108,10 @@ def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot)
 def fit_probe(
     train: Features, num_classes: int, method: Method, penalty: float | None, seed: int = 0
 ) -> tuple[Classifier, dict[str, Any]]:
-    """Fit a linear classifier.
+    """Fit a linear classifier on readable images.
 
-    Args:
-      train: to fit on; all readable.
-      num_classes: of the classifier.
-      method: "logistic" regression, or "least_squares" in closed form.
-      penalty: of the weights; None: of logistic regression the one that is best on `VALIDATION_FRACTION` of each class,
-        of least squares that of few-shot evaluation.
-      seed: of that part.
+    Without a penalty, least squares takes that of few-shot evaluation, and logistic regression the one that is best on
+    `VALIDATION_FRACTION` of each class, chosen by the seed.
 
     Returns:
       The classifier; and "method", "penalty", of a search "validation": the accuracies by penalty.
@@ -145,7 +140,7 @@ def probe(
 
     Returns:
       The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", and with `folds`
-      "folds": the accuracy of each part of the training images for a classifier of the other parts.
+      "folds": the held-out accuracy of each fold.
     """
     train, test = readable_sides(train, test)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
@@ -160,12 +155,12 @@ def probe(
 def _cross_validate(
     train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
 ) -> Iterator[float]:
-    """Yield the accuracy on each of `folds` parts, which have the same share of every class, by the other parts."""
+    """Yield the accuracy on each fold for a classifier of the other folds; folds have equal shares of every class."""
     if folds > len(train):
         raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
     members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
-    for part in range(folds):
-        rest, held = np.delete(members, np.s_[part::folds]), members[part::folds]
+    for fold in range(folds):
+        rest, held = np.delete(members, np.s_[fold::folds]), members[fold::folds]
         classifier, _ = fit_probe(train.take(np.sort(rest)), num_classes, method, penalty, seed)
         yield _accuracy(classifier, train.take(held))
 

@@ -19,12 +19,7 @@ def write_report(
 ) -> EvaluationResult:
     """Evaluate and write the results into a folder. The first process calls this, the others `evaluate`.
 
-    Args:
-      folder: need not exist.
-      labelled: the images.
-      evaluate: evaluates the network.
-      transform: decodes images for the figures.
-      weights: where the network comes from.
+    The folder need not exist; `transform` decodes images for the figures; `weights` says where the network comes from.
 
     Raises:
       ValueError: the folder cannot be written; as `evaluate`.

@@ -74,12 +74,11 @@ class Runner:
       module: the network; its parameters lie complete on every device.
       transform: prepares the images.
       mesh: all devices.
-      global_batch: examples of one step, a multiple of the devices.
-      max_unreadable: images of a source that may be unreadable, over all processes.
+      global_batch: examples of one step, rounded up to a multiple of the devices.
+      max_unreadable: largest number of unreadable images of a source, over all processes.
     """
 
     def __init__(self, module: Module, transform: EvaluationTransform, *, global_batch: int, max_unreadable: int):
-        """Rounds `global_batch` up to a multiple of the devices."""
         self.module, self.transform, self.max_unreadable = module, transform, max_unreadable
         self.mesh = build_mesh(jax.devices())
         self.global_batch = self._rounded(global_batch)
@@ -88,15 +87,16 @@ class Runner:
         """Return the jitted step (module, batch, ...) -> results, which are replicated."""
         return jax.jit(placed_by(Placement(self.mesh))(step), out_shardings=replicated(self.mesh))
 
+    def place(self, array: np.ndarray) -> jax.Array:
+        """Return an array, the same in all processes, complete on every device."""
+        return jax.make_array_from_callback(array.shape, replicated(self.mesh), lambda index: array[index])
+
     def rows(
         self, source: Source, step: Callable[[Module, Batch], Results], *, shortens_batch: bool = False
     ) -> Iterator[Rows]:
-        """Yield what `rows_of` does for a source.
+        """Yield the results of `rows_of` for a source and a jitted or compiled step.
 
-        Args:
-          source: the records.
-          step: a jitted or compiled step.
-          shortens_batch: use a smaller batch for a source that is smaller than one.
+        With `shortens_batch` a source smaller than a batch makes a smaller one.
 
         Raises:
           ValueError: after the last batch, if more images than `max_unreadable` are unreadable.
@@ -117,12 +117,9 @@ class Runner:
 def results_of(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Yield the results of a step for every batch of a split, on the host, one batch late so that devices never wait.
+    """Yield the results of a step (evaluated, batch) for every batch, on the host.
 
-    Args:
-      open_batches: as in `Split`.
-      step: (evaluated, batch) -> results.
-      evaluated: what the step measures.
+    They are one batch late, so that devices never wait.
     """
     pending: Results = {}
     with open_batches() as batches:

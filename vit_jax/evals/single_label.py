@@ -7,6 +7,7 @@ Legend: B global batch, K outputs of the network, A outputs that may be predicte
 batch that count, T most probable outputs: five, or all of fewer.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypedDict
@@ -45,14 +46,7 @@ def wilson(correct: float, images: float) -> tuple[float, float]:
 
 
 class Bin(NamedTuple):
-    """Predictions of similar confidence.
-
-    Attributes:
-      low, high: confidences above `low`, up to `high`.
-      images: their number; the two below are 0 without any.
-      confidence: their mean.
-      accuracy: fraction of right predictions.
-    """
+    """Predictions with confidences above `low`, up to `high`; mean confidence and accuracy are 0 without images."""
 
     low: float
     high: float
@@ -92,11 +86,8 @@ def predict(logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_
     "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number; "probability_BT" has
     their softmax probabilities, float32, not finite if a logit is not; "loss_B" is the cross-entropy.
 
-    Args:
-      logits_BK: float32.
-      batch: their images.
-      is_allowed_K: bool; other outputs are ignored, as if the network did not have them.
-      output_L: the output of each class of the data, for the loss.
+    Outputs that are not allowed are ignored, as if the network did not have them. `output_L` is the output of each
+    class of the data, for the loss.
     """
     allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
     log_BK = jax.nn.log_softmax(allowed_BK)
@@ -122,6 +113,8 @@ class Mistake(NamedTuple):
 
 Confusion = TypedDict("Confusion", {"class": str, "answer": str, "images": int, "of": int})
 """A class, a predicted class, the number of its images with this prediction, and of all its images."""
+NamedMistake = TypedDict("NamedMistake", {"image": str, "class": str, "answer": str, "probability": float})
+"""The image of a mistake, its class, the predicted class and its probability."""
 
 
 class ClassMetrics:
@@ -201,7 +194,7 @@ class ClassMetrics:
         beside = {name: f"  (95 %: {low:.2%} to {high:.2%})" for name, (low, high) in intervals.items()}
         return {name: words + beside.get(name, "") for name, words in text.items()}
 
-    def details(self) -> dict[str, Any]:
+    def details(self) -> dict[str, object]:
         """Return metrics of classes and images by name."""
         return {
             "most_confused": self.confused(CONFUSED_KEPT),
@@ -236,7 +229,7 @@ class ClassMetrics:
             for label, place, count in zip(*(x[chosen].tolist() for x in (labels, places, counts)), strict=True)
         ]
 
-    def mistakes(self) -> list[dict[str, Any]]:
+    def mistakes(self) -> list[NamedMistake]:
         """Return the most confident mistakes, the worst first."""
         source, output_names = self.labelled.source, self.labelled.label_map.output_names
         return [
@@ -285,17 +278,18 @@ class ClassMetrics:
             yield [self.labelled.source.class_names[label], *counts_LA[label].tolist()]
 
 
+@dataclasses.dataclass(frozen=True)
 class ClassificationEvaluator:
     """Accuracy and mean loss over a split.
 
-    Args:
+    Attributes:
       split: the examples.
       step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count, as objectives return
         them; over patches if patches are predicted.
     """
 
-    def __init__(self, split: Split, step: Callable[[Any, Batch], Results]):
-        self._split, self._step = split, step
+    split: Split
+    step: Callable[[Any, Batch], Results]
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yield "loss" and "accuracy", both per example, and "images", the number of examples.
@@ -303,7 +297,7 @@ class ClassificationEvaluator:
         Raises:
           ValueError: no image of the split is readable.
         """
-        totals = sum_over(self._split.open_batches, self._step, state)
-        require_images(float(totals.get("weight", 0)), self._split.name)
+        totals = sum_over(self.split.open_batches, self.step, state)
+        require_images(float(totals.get("weight", 0)), self.split.name)
         yield from means_of(totals).items()
         yield "images", float(totals.get("images", totals["weight"]))

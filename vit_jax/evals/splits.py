@@ -1,4 +1,4 @@
-"""The one choice of split: which images of which data, split how, given the data that the weights were trained on.
+"""The one choice of split: which images of which data, split how, by the data that the weights were trained on.
 
 Data that the weights were trained on are split as in training, even if images were added or removed since. Of other
 data the split "test" is evaluated, but all images of a folder or a table without splits.
@@ -241,16 +241,16 @@ def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
     split = choice.split or plan.config.test_split
     listing = listing_of(data)
     if listing is None:
-        _reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
+        reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
         return split, plan, []
     if not listing.exists():
         return split, plan, []  # opening it raises
-    _reject_idle(data, choice, "data_dir")
+    reject_idle(data, choice, "data_dir")
     train_split = plan.config.train_split
     splits = listing.splits(train_split, split, choice.train_split or "")
     if not splits:
         return _choose_flat(f"{data}, {listing.unsplit}", choice, weights, plan)
-    _reject_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
+    reject_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
     usual = train_split if plan.was_trained_on or train_split in splits else split  # no training images are needed
     notes = [f"{data} had no splits in training: its {split} may hold images of then."] if plan.held_up_to else []
     config = dataclasses.replace(plan.config, train_split=choice.train_split or usual, test_split=split)
@@ -259,16 +259,16 @@ def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
 
 def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan) -> _Chosen:
     """Choose of files without splits: the hold-out of the training run, the rest, or all."""
-    _reject_idle(words, choice, "train_split")
+    reject_idle(words, choice, "train_split")
     data, known, config = plan.data, weights.training, plan.config
-    parts = {"train": config.train_split, "test": config.test_split, WHOLE: WHOLE}
-    parts |= {name: name for name in (config.train_split, config.test_split)}
+    splits = {"train": config.train_split, "test": config.test_split, WHOLE: WHOLE}
+    splits |= {name: name for name in (config.train_split, config.test_split)}
     is_chosen = choice.seed is not None or choice.holdout_fraction is not None
     split = choice.split or (config.test_split if plan.was_trained_on or is_chosen else WHOLE)
-    if split not in parts:
-        raise ValueError(f"--split={split}: {words}; choose one of {', '.join(parts)}.")
-    if parts[split] == WHOLE:
-        _reject_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
+    if split not in splits:
+        raise ValueError(f"--split={split}: {words}. Use one of {', '.join(splits)}.")
+    if splits[split] == WHOLE:
+        reject_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
         trained_on = "" if known is None else known.data
         note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
         if plan.was_trained_on:
@@ -286,7 +286,7 @@ def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Pl
         "images that the weights were trained on."
     )
     notes = [note] if plan.was_trained_on and not is_as_then else []
-    return parts[split], plan._replace(config=config, seed=seed, held_up_to=held), notes
+    return splits[split], plan._replace(config=config, seed=seed, held_up_to=held), notes
 
 
 def _has_changed(source: Source, plan: Plan) -> bool:
@@ -297,13 +297,14 @@ def _has_changed(source: Source, plan: Plan) -> bool:
     return now.records_sha256 != then.records_sha256
 
 
-def _reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
+def reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
+    """Raise ValueError if one of these options is set, which have no effect on the data described by `where`."""
     if idle := [f"--{name}" for name in names if getattr(choice, name) is not None]:
-        raise ValueError(f"{', '.join(idle)}: without effect on {where}; leave it out.")
+        raise ValueError(f"{', '.join(idle)}: has no effect on {where}. Leave it out.")
 
 
 def _whole(source: Source) -> Source:
-    """Return the source before parts and classes were chosen."""
+    """Return the source before splits and classes were chosen."""
     while isinstance(source, SubsetSource):
         source = source.source
     return source

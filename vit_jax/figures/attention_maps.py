@@ -17,7 +17,7 @@ from flax import nnx
 
 from vit_jax.api import Model
 from vit_jax.arrays import ModelOutput
-from vit_jax.figures.view import finite
+from vit_jax.figures.view import in_batches
 
 MOST_WEIGHTS = 2**27  # held at once, 0.5 GiB, unless those of one image are more
 MOST_IMAGES = 64  # at once
@@ -25,7 +25,7 @@ Reduce = Callable[[ModelOutput], dict[str, jax.Array]]
 
 
 def token_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.ndarray:
-    """Euclidean distances between the patches of an image in pixels, float32 (N, N); arguments as (rows, columns)."""
+    """Return Euclidean distances between patches in pixels, float32 (N, N); arguments as (rows, columns)."""
     rows, columns = np.indices(grid).reshape(2, -1) * np.array(patch_size)[:, None]
     return np.hypot(rows[:, None] - rows, columns[:, None] - columns).astype(np.float32)
 
@@ -70,24 +70,15 @@ def by_image(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
 def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[str, np.ndarray]:
     """Return the results of `reduce` on the model's output with attention weights, joined over images.
 
-    Weights are reduced before the next images are run, so memory does not grow with the number of images.
-
-    Args:
-      model: that has attention weights.
-      images_NHWC: uint8, prepared.
-      reduce: from the `ModelOutput` of some images to arrays whose first dimension is the image.
+    `reduce` maps the `ModelOutput` of some images to arrays whose first dimension is the image. Weights are reduced
+    before the next images are run, so memory does not grow with the number of images.
     """
     a = model.architecture
     per_image = a.depth * a.num_heads * a.sequence_length**2
-    size = max(1, min(MOST_IMAGES, len(images_NHWC), MOST_WEIGHTS // per_image))
+    size = max(1, min(MOST_IMAGES, MOST_WEIGHTS // per_image))
 
     @jax.jit
     def step(module: nnx.Module, images_BHWC: jax.Array) -> dict[str, jax.Array]:
         return reduce(dataclasses.replace(model, module=module)(images_BHWC, taps=("attention",)))
 
-    found = []
-    for first in range(0, len(images_NHWC), size):
-        part = images_NHWC[first : first + size]
-        padded = np.pad(part, ((0, size - len(part)), (0, 0), (0, 0), (0, 0)))  # one shape, compiled once
-        found.append({name: np.asarray(array)[: len(part)] for name, array in step(model.module, padded).items()})
-    return {name: finite(model, np.concatenate([one[name] for one in found])) for name in found[0]}
+    return in_batches(model, images_NHWC, size, lambda image_BHWC: step(model.module, image_BHWC))

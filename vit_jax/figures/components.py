@@ -22,12 +22,12 @@ class Components(NamedTuple):
     explained_K: np.ndarray
 
     def project(self, row_RV: np.ndarray) -> np.ndarray:
-        """Coordinates of rows, (..., K)."""
+        """Return coordinates of rows, (..., K)."""
         return (row_RV - self.mean_V) @ self.component_KV.T
 
 
 def principal_components(row_RV: np.ndarray, count: int) -> Components:
-    """The first `count` components, or as many as R rows of V numbers have."""
+    """Return the first `count` components, or all if there are fewer."""
     row_RV = np.asarray(row_RV, np.float32)
     mean_V = row_RV.mean(axis=0)
     _, deviation, component_KV = np.linalg.svd(row_RV - mean_V, full_matrices=False)

@@ -38,19 +38,18 @@ class RunLog:
     lines: Sequence[Mapping[str, float]]
 
     def metrics(self) -> list[str]:
-        """The names of everything that was written."""
+        """Return the names of all values that were written."""
         return [name for name in dict.fromkeys(name for line in self.lines for name in line) if name != "step"]
 
     @property
     def last(self) -> dict[str, float]:
-        """The last value of everything that was written, and the last step."""
+        """The last value of each name, and the last step."""
         return {name: value for line in self.lines for name, value in line.items()}
 
     def curve(self, metric: str) -> Curve:
         """Return a metric where it was written as a finite number of float32, as metrics are."""
-        found = [(line["step"], line[metric]) for line in self.lines if abs(line.get(metric, math.nan)) <= LARGEST]
-        steps, values = zip(*found, strict=True) if found else ((), ())
-        return Curve(np.array(steps, float), np.array(values, float))
+        points = [(line["step"], line[metric]) for line in self.lines if abs(line.get(metric, math.nan)) <= LARGEST]
+        return Curve(*np.array(points, float).reshape(-1, 2).T)
 
     def over(self, axis: str, step_P: np.ndarray) -> np.ndarray:
         """Return positions of steps on an axis, time in seconds, interpolated between two lines of training metrics.
@@ -73,7 +72,7 @@ class RunLog:
 
 
 class Axis(NamedTuple):
-    """Against what a metric is drawn."""
+    """A horizontal axis."""
 
     label: str
     metric: str  # that tells where a step is, "" where none is needed
@@ -122,40 +121,36 @@ def read_run(folder: pathlib.Path, name: str) -> RunLog:
 
 
 def read_runs(folders: Sequence[str]) -> list[RunLog]:
-    """Read workdirs, and all that lie in a folder which is none itself, as those of a study; not one just begun.
+    """Read workdirs, or all workdirs below a folder such as that of a study; runs without metrics are skipped.
 
     Runs are named by the parts of their paths in which they differ.
 
     Raises:
       ValueError: a folder holds no run, or as `read_run`.
     """
-    found = list[pathlib.Path]()
-    for given in folders:
-        folder = expanded(given)
-        inside = [folder] if (folder / METRICS_FILE).is_file() else []
-        inside = inside or _workdirs_below(folder)
+    workdirs = list[pathlib.Path]()
+    for name in folders:
+        folder = expanded(name)
+        inside = [folder] if (folder / METRICS_FILE).is_file() else _workdirs_below(folder)
         if not inside:
-            raise ValueError(f"{given}: there is no {METRICS_FILE} in it or below: give workdirs of runs.")
-        found += [path for path in inside if path not in found]
-    shared = os.path.commonpath([path.absolute().parent for path in found])
-    return [read_run(path, os.path.relpath(path.absolute(), shared)) for path in found]
+            raise ValueError(f"{name}: must have {METRICS_FILE} in it or below. Give workdirs of runs.")
+        workdirs += [path for path in inside if path not in workdirs]
+    shared = os.path.commonpath([path.absolute().parent for path in workdirs])
+    return [read_run(path, os.path.relpath(path.absolute(), shared)) for path in workdirs]
 
 
 def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
     """Return workdirs of runs that have written metrics, without the trials inside them."""
-    found = list[pathlib.Path]()
-    for path in sorted(path.parent for path in folder.rglob(METRICS_FILE) if _is_begun(path)):
-        if not any(outer in path.parents for outer in found):
-            found.append(path)
-    return found
-
-
-def _is_begun(path: pathlib.Path) -> bool:
-    return os.path.exists(path) and path.stat().st_size > 0
+    files = (path for path in folder.rglob(METRICS_FILE) if path.exists() and path.stat().st_size > 0)
+    workdirs = list[pathlib.Path]()
+    for path in sorted(path.parent for path in files):
+        if not any(outer in path.parents for outer in workdirs):
+            workdirs.append(path)
+    return workdirs
 
 
 def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tuple[Panel, list[str]]]:
-    """The panels by title, each with its metrics: of `PANELS` those of that kind, else a metric by its own name.
+    """Return panels by name, each with its metrics: one of `PANELS`, or a single metric.
 
     Raises:
       ValueError: no run has written a metric that was asked for.
@@ -182,17 +177,14 @@ def _own_panel(metric: str) -> Panel:
 
 
 def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:
-    """A figure with a panel for each kind of metric.
+    """Return a figure with a panel for each kind of metric.
 
     Runs are told apart by colour, metrics of a panel by the line: training metrics thin, others by dashes and points.
 
-    Args:
-      runs: to compare.
-      asked: names of `PANELS`, or of metrics.
-      axis: one of `AXES`.
+    `asked` has names of `PANELS` or of metrics; `axis` is one of `AXES`.
 
     Raises:
-      ValueError: a metric, or what the axis needs, was not written.
+      ValueError: a metric, or the values of the axis, were not written.
     """
     panels = select_panels(runs, asked)
     figure = new_figure(4.2 * len(panels) + 0.4, 3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0))
@@ -237,7 +229,7 @@ def _unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
 
 
 def _styles(metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Lines for the metrics of a panel: those of training continuous, the others broken, each in its own way."""
+    """Return styles of the metrics of a panel: continuous lines for training, different broken lines for others."""
     broken, styles = ["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))], list[dict[str, Any]]()
     num_broken = 0
     for number, metric in enumerate(metrics):

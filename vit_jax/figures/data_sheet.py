@@ -13,7 +13,7 @@ from vit_jax.data.stream import EvaluationStream, HostBatch
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.drawing import short
-from vit_jax.figures.network import Picture
+from vit_jax.figures.network import Figure
 from vit_jax.figures.sheets import draw_sheet
 from vit_jax.figures.view import spread
 from vit_jax.objectives.classification import build_classification
@@ -25,8 +25,8 @@ COLUMNS = 8
 LEAST_SHARE = 0.02  # of a label that a caption names
 
 
-def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
-    """Return pictures of the first step's training images, "train", and of evaluation images, "test".
+def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
+    """Return figures of the first step's training images, "train", and of evaluation images, "test".
 
     Their numbers are `image` float32 (N, H, W, 3) from 0 to 1, `label` float32 (N, K), of training images after mixing
     and smoothing, `mask` float32 (N,), 0 for an unreadable image, and `record` int64 (N,), the number in the split.
@@ -56,7 +56,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
     subset, transform = SubsetSource(datasets.test, chosen), build_evaluation_transform(own.input)
     tested = EvaluationStream(subset, transform, len(chosen), np.arange(len(chosen)))[0]
     return {
-        "train": _picture(
+        "train": _figure(
             f"Training images of step 0: {config.data}, {config.input.train_split}",
             names,
             np.asarray(image, np.float32)[1:],
@@ -64,7 +64,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Picture]:
             trained.mask[1:],
             trained.record_index[1:],
         ),
-        "test": _picture(
+        "test": _figure(
             f"Evaluation images: {config.data}, {config.input.test_split}",
             names,
             np.asarray(normalise(jnp.asarray(tested.image), dtype), np.float32),
@@ -79,9 +79,9 @@ def _batch(host: HostBatch) -> Batch:
     return Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
 
 
-def _picture(
+def _figure(
     title: str, names: tuple[str, ...], image: np.ndarray, label: np.ndarray, mask: np.ndarray, record: np.ndarray
-) -> Picture:
+) -> Figure:
     image = np.clip((image + 1) / 2, 0, 1)
     captions = [caption(label_K, names) if mask else "unreadable" for label_K, mask in zip(label, mask, strict=True)]
     starts = range(0, len(image), COLUMNS)
@@ -90,7 +90,7 @@ def _picture(
         title,
         captions=[captions[start : start + COLUMNS] for start in starts],
     )
-    return Picture(png, {"image": image, "label": label, "mask": mask, "record": np.asarray(record, np.int64)})
+    return Figure(png, {"image": image, "label": label, "mask": mask, "record": np.asarray(record, np.int64)})
 
 
 def caption(label_K: np.ndarray, names: tuple[str, ...]) -> str:

@@ -11,19 +11,19 @@ import numpy as np
 
 from vit_jax.api import Model
 from vit_jax.arrays import normalise
-from vit_jax.figures.view import finite
+from vit_jax.figures.view import in_batches
 
 MOST_IMAGES = 16  # at once
 
 
 def class_activation(map_BHWC: jax.Array, gradient_BHWC: jax.Array) -> jax.Array:
-    """The sum of the channels, each weighted by the mean of its gradient, where it is positive, (B, H, W)."""
+    """Return the sum of the channels, each weighted by the mean of its gradient, where it is positive, (B, H, W)."""
     weight_B11C = gradient_BHWC.mean(axis=(1, 2), keepdims=True)
     return jax.nn.relu((map_BHWC * weight_B11C).sum(axis=-1))
 
 
 def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.ndarray]:
-    """Grad-CAM of the most probable class of each image, at the map that the ResNet of the network ends in.
+    """Return Grad-CAM of the most probable class of each image, at the map that the ResNet of the network ends in.
 
     Returns:
       "activation" (N, H, W), "label" (N,), "probability" (N,).
@@ -47,6 +47,4 @@ def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.nda
         activation = class_activation(map_BHWC.astype(jnp.float32), gradient_BHWC.astype(jnp.float32))
         return {"activation": activation, "label": logits_BK.argmax(-1), "probability": probability_BK.max(-1)}
 
-    parts = [images_NHWC[first : first + MOST_IMAGES] for first in range(0, len(images_NHWC), MOST_IMAGES)]
-    found = [jax.device_get(step(model.module, part)) for part in parts]
-    return {name: finite(model, np.concatenate([one[name] for one in found])) for name in found[0]}
+    return in_batches(model, images_NHWC, MOST_IMAGES, lambda image_BHWC: step(model.module, image_BHWC))

@@ -1,4 +1,4 @@
-"""The pictures of a model, each with the numbers that it shows; which of them a network has, and why not.
+"""The figures of a model, each with the numbers that it shows; which of them a network has, and why not.
 
 Arithmetic is in `attention`, `components`, `grad_cam` and `reconstructions`.
 """
@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,46 +30,46 @@ NUM_NEIGHBOURS = 6
 MOST_HEADS = 8  # of a sheet, where none are chosen
 MOST_ROWS = 10_000  # tokens from which directions of colours are found
 MOST_TICKS = 14
-MOST_TABLES = 4  # of a picture, where every block has positions of its own
+MOST_TABLES = 4  # of a figure, where every block has positions of its own
 TILE_CELLS = 24  # of a side of a tile at least, between which one is left out
 
 
-class Picture(NamedTuple):
-    """A picture as a PNG file, and the numbers it shows by their names."""
+class Figure(NamedTuple):
+    """A figure as a PNG file, and the numbers that it shows by name."""
 
     png: bytes
     data: Mapping[str, np.ndarray]
 
     def files(self, path: Path) -> dict[Path, bytes]:
-        """The contents of the files `path` with .png and .npz at its end."""
+        """Return the contents of the files `path` with the suffixes .png and .npz."""
         numbers, arrays = io.BytesIO(), dict[str, Any](self.data)
         np.savez_compressed(numbers, **arrays)
         return {path.with_suffix(".png"): self.png, path.with_suffix(".npz"): numbers.getvalue()}
 
 
-def draw_filters(model: Model, view: View) -> Picture:
+def draw_filters(model: Model, view: View) -> Figure:
     """Principal components of the patch embedding (ViT, Fig. 7 left); of a ResNet or hybrid the kernels of its root."""
     del view
-    a, module = model.architecture, _parts(model)
+    a, module = model.architecture, cast(Any, model.module)
     if a.has_resnet:
         root = module.stem.root if a.has_transformer else module.body.root
         filters = np.moveaxis(np.asarray(root.conv.kernel[...]), -1, 0)
         data, title = {"filters": filters}, f"{len(filters)} kernels of the root of {a.name}"
     else:
         kernel_HWCD = np.asarray(module.embedding.kernel[...])
-        found = principal_components(kernel_HWCD.reshape(-1, a.width).T, NUM_FILTERS)
-        filters = found.component_KV.reshape(-1, *kernel_HWCD.shape[:3])
-        data = {"filters": filters, "explained": found.explained_K}
+        components = principal_components(kernel_HWCD.reshape(-1, a.width).T, NUM_FILTERS)
+        filters = components.component_KV.reshape(-1, *kernel_HWCD.shape[:3])
+        data = {"filters": filters, "explained": components.explained_K}
         title = (
             f"{len(filters)} principal components of the embedding filters of {a.name} "
-            f"({found.explained_K.sum():.0%} of the variance of {a.width})"
+            f"({components.explained_K.sum():.0%} of the variance of {a.width})"
         )
     times = max(1, 32 // filters.shape[1])
     tiles = np.stack([sheets.full_range(one).repeat(times, 0).repeat(times, 1) for one in filters])
-    return Picture(sheets.draw_sheet([[sheets.montage(sheets.in_rows(tiles, 1.0), 1.0, 3)]], title), data)
+    return Figure(sheets.draw_sheet([[sheets.montage(sheets.in_rows(tiles, 1.0), 1.0, 3)]], title), data)
 
 
-def draw_positions(model: Model, view: View) -> Picture:
+def draw_positions(model: Model, view: View) -> Figure:
     """Cosine similarity of the position embedding of each patch with that of every other (ViT, Fig. 7 centre, 10)."""
     del view
     a, (rows, columns) = model.architecture, model.architecture.grid
@@ -82,19 +82,19 @@ def draw_positions(model: Model, view: View) -> Picture:
     times = max(1, TILE_CELLS // max(rows, columns))
     for axes, layer in zip(every := figure.subplots(1, len(layers), squeeze=False)[0], layers, strict=True):
         tiles = similar[layer].repeat(times, axis=2).repeat(times, axis=3)
-        picture = axes.imshow(sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
+        mapped = axes.imshow(sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
         for axis, count in ((axes.yaxis, rows), (axes.xaxis, columns)):
             places, side = spread(count, MOST_TICKS // len(layers)), count * times
             axis.set_ticks(places * (side + 1) + (side - 1) / 2, [str(place + 1) for place in places])
         axes.set_title(f"layer {layer + 1}" if len(similar) > 1 else "", fontsize=9)
     every[0].set_ylabel("row of the patch")
     figure.supxlabel("column of the patch that a tile compares with all others", fontsize="medium")
-    figure.colorbar(picture, ax=list(every), label="cosine similarity", shrink=0.8)
+    figure.colorbar(mapped, ax=list(every), label="cosine similarity", shrink=0.8)
     figure.suptitle(f"positions ({a.position_embedding}) of {a.name}, grid {rows}x{columns}", fontsize=9)
-    return Picture(to_bytes(figure), {"similarity": similar[0] if len(similar) == 1 else similar})
+    return Figure(to_bytes(figure), {"similarity": similar[0] if len(similar) == 1 else similar})
 
 
-def draw_distance(model: Model, view: View) -> Picture:
+def draw_distance(model: Model, view: View) -> Figure:
     """Mean attention distance of each head (ViT, Fig. 7 right, 11), and the entropy of its attention."""
     a, cell = model.architecture, cell_size(model.architecture)
 
@@ -103,8 +103,8 @@ def draw_distance(model: Model, view: View) -> Picture:
         distances = attention_maps.mean_distances(weights, a.grid, cell)
         return {"distance_pixels": distances, "entropy_nats": attention_maps.mean_entropies(weights)}
 
-    found = attention_maps.over_images(model, view.all_images, reduce)
-    means = {name: array.astype(np.float64).mean(axis=0) for name, array in found.items()}
+    statistics = attention_maps.over_images(model, view.all_images, reduce)
+    means = {name: array.astype(np.float64).mean(axis=0) for name, array in statistics.items()}
     length, layers = a.sequence_length, len(means["distance_pixels"])
     uniform = float(attention_maps.token_distances(a.grid, cell).sum()) / math.prod(a.grid) / length
     panels = [("distance_pixels", "attention distance", "mean distance (pixels)", uniform)]
@@ -121,10 +121,10 @@ def draw_distance(model: Model, view: View) -> Picture:
         axes.set_ylim(0, 1.08 * max(of_uniform, means[name].max()))
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return Picture(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, *_, value in panels})
+    return Figure(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, *_, value in panels})
 
 
-def draw_rollout(model: Model, view: View) -> Picture:
+def draw_rollout(model: Model, view: View) -> Figure:
     """Attention from the representation of an image back to its patches (ViT, Fig. 6, 14)."""
     a = model.architecture
     num_patches = math.prod(a.grid)
@@ -137,7 +137,7 @@ def draw_rollout(model: Model, view: View) -> Picture:
     return _over_images(model, view, maps, "rollout", title, _captions(model, view.shown_images))
 
 
-def draw_heads(model: Model, view: View) -> Picture:
+def draw_heads(model: Model, view: View) -> Figure:
     """Raw attention of single heads, with the predicted class of each image."""
     a = model.architecture
     chosen = chosen_heads(model, view.heads)
@@ -154,19 +154,19 @@ def draw_heads(model: Model, view: View) -> Picture:
     names = [f"layer {layer}, head {head}" for layer, head in chosen]
     captions = [[caption or "image", *names] for caption in _captions(model, images)]
     png = sheets.draw_sheet(cells, f"attention in {a.name}{_queries(a)}, bright: most", captions=captions)
-    return Picture(png, {"attention": maps, "heads": np.array(chosen), **_named(view)})
+    return Figure(png, {"attention": maps, "heads": np.array(chosen), **_named(view)})
 
 
-def draw_gradcam(model: Model, view: View) -> Picture:
+def draw_gradcam(model: Model, view: View) -> Figure:
     """Draw Grad-CAM of a ResNet's last map for the predicted class."""
-    found = class_activations(model, view.shown_images)
-    captions = _caption_each(model, found["label"], found["probability"])
+    activations = class_activations(model, view.shown_images)
+    captions = _caption_each(model, activations["label"], activations["probability"])
     title = f"Grad-CAM of {model.architecture.name} for its most probable class"
-    picture = _over_images(model, view, found.pop("activation"), "activation", title, captions)
-    return Picture(picture.png, {**picture.data, **found})
+    figure = _over_images(model, view, activations.pop("activation"), "activation", title, captions)
+    return Figure(figure.png, {**figure.data, **activations})
 
 
-def draw_similar(model: Model, view: View) -> Picture:
+def draw_similar(model: Model, view: View) -> Figure:
     """Draw the nearest neighbours of some images by the cosine of their features."""
     images = view.all_images
     if len(images) < 2:
@@ -180,10 +180,10 @@ def draw_similar(model: Model, view: View) -> Picture:
     captions = [["image", *(f"{value:.3f}" for value in row)] for row in values]
     title = f"the most similar of {len(images)} images by the cosine of their features ({model.architecture.name})"
     png = sheets.draw_sheet(cells, title, captions=captions)
-    return Picture(png, {"images": queries, "nearest": nearest, "cosine": values, "names": np.array(view.names)})
+    return Figure(png, {"images": queries, "nearest": nearest, "cosine": values, "names": np.array(view.names)})
 
 
-def draw_pca(model: Model, view: View) -> Picture:
+def draw_pca(model: Model, view: View) -> Figure:
     """Patches coloured by the first three principal components of their features, the same for all images."""
     a, images = model.architecture, view.all_images
     every = -(-len(images) * math.prod(a.grid) // MOST_ROWS)
@@ -193,36 +193,36 @@ def draw_pca(model: Model, view: View) -> Picture:
         rows.append(tokens_ND[index % every :: every])
         if index in shown:
             of_shown.append(tokens_ND)
-    found = principal_components(np.concatenate(rows), 3)
-    values = found.project(np.stack(of_shown)).reshape(len(shown), *a.grid, -1)
+    components = principal_components(np.concatenate(rows), 3)
+    values = components.project(np.stack(of_shown)).reshape(len(shown), *a.grid, -1)
     low, high = np.percentile(values, (1, 99), axis=(0, 1, 2))
     colours = np.zeros((*values.shape[:3], 3))
     colours[..., : values.shape[-1]] = np.clip((values - low) / np.where(high > low, high - low, 1), 0, 1)
     title = (
         f"features of the patches of {a.name} in red, green and blue: "
-        f"{found.explained_K.sum():.0%} of their variance over {len(images)} images"
+        f"{components.explained_K.sum():.0%} of their variance over {len(images)} images"
     )
     png = sheets.draw_sheet([list(view.shown_images), list(colours)], title, row_names=("image", "components"))
-    return Picture(png, {"components": values, "explained": found.explained_K, **_named(view)})
+    return Figure(png, {"components": values, "explained": components.explained_K, **_named(view)})
 
 
-def draw_reconstructions(model: Model, view: View) -> Picture:
+def draw_reconstructions(model: Model, view: View) -> Figure:
     """Draw what a network predicts for masked patches (ViT, sec. 4.6)."""
-    found = reconstruct(model, view.shown_images)
+    images = reconstruct(model, view.shown_images)
     rows = {"original": "original", "seen": "what it sees", "predicted": "prediction", "target": "best possible"}
     title = f"half of the patches hidden from {model.architecture.name}, and predicted"
-    png = sheets.draw_sheet([list(found[name]) for name in rows], title, row_names=list(rows.values()))
-    return Picture(png, {**found, **_named(view)})
+    png = sheets.draw_sheet([list(images[name]) for name in rows], title, row_names=list(rows.values()))
+    return Figure(png, {**images, **_named(view)})
 
 
 def cell_size(a: Architecture) -> tuple[int, int]:
-    """Height and width in pixels of what one token stands for."""
+    """Return height and width of the pixels that one token stands for."""
     times = resnet_downsampling(a.units) if a.has_resnet else 1
     return a.patch_size[0] * times, a.patch_size[1] * times
 
 
 def chosen_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """The heads to draw; ValueError for one that the network does not have."""
+    """Return the heads to draw; raise ValueError for one that the network does not have."""
     a = model.architecture
     layers = (_shape(model, "attention_LBTQS", "attention") or (0,))[0]
     for layer, head in heads:
@@ -233,7 +233,7 @@ def chosen_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
 
 def position_tables(model: Model) -> np.ndarray:
     """Return position embeddings (1, S, D), of each block (L, S, D), or without any (0, S, D)."""
-    a, module = model.architecture, _parts(model)
+    a, module = model.architecture, cast(Any, model.module)
     tables: Any = np.zeros((0, 0, 0))
     if callable(getattr(module, "positions", None)):
         tables = np.asarray(module.positions())
@@ -241,11 +241,6 @@ def position_tables(model: Model) -> np.ndarray:
         tables = np.asarray(jax.vmap(lambda positions: positions()[0])(of_blocks))
     has_rows = tables.shape[1:] == (a.sequence_length, a.width) and tables.any()
     return tables if has_rows else np.zeros((0, a.sequence_length, a.width))
-
-
-def _parts(model: Model) -> Any:
-    """The module, whose parts only the kind of network tells."""
-    return model.module
 
 
 def _queries(a: Architecture) -> str:
@@ -277,19 +272,19 @@ def _named(view: View) -> dict[str, np.ndarray]:
 
 def _over_images(
     model: Model, view: View, maps: np.ndarray, name: str, title: str, captions: list[str] | None = None
-) -> Picture:
-    """Images, maps of their patches, and images that are dark where the map is low."""
+) -> Figure:
+    """Draw images, maps of their patches, and images that are dark where the map is low."""
     images, cell = view.shown_images, cell_size(model.architecture)
     over = [sheets.lit(image, one, cell) for image, one in zip(images, maps, strict=True)]
     cells = [list(images), list(maps), over]
     png = sheets.draw_sheet(cells, title, row_names=("image", name, "both"), column_names=captions or ())
-    return Picture(png, {name: maps, **_named(view)})
+    return Figure(png, {name: maps, **_named(view)})
 
 
-# Which network has which picture.
+# Which network has which figure.
 
 
-def _without_parts(model: Model) -> str | None:
+def _is_custom(model: Model) -> str | None:
     return None if model.architecture.network is None else f"{model.architecture.network} is a network of its own kind"
 
 
@@ -297,7 +292,7 @@ def _without_positions(model: Model) -> str | None:
     a = model.architecture
     if not a.has_transformer:
         return f"{a.name} has no transformer, and no positions"
-    if reason := _without_parts(model):
+    if reason := _is_custom(model):
         return reason
     return None if len(position_tables(model)) else f"{a.position_embedding} positions add no row to each token"
 
@@ -320,7 +315,7 @@ def _without_map(model: Model) -> str | None:
         return "the weights have no classes"
     if math.prod(a.map_size) == 1:
         return f"the last map of {a.name} is one cell for an image of {a.image_size[0]}x{a.image_size[1]}"
-    return _without_parts(model)
+    return _is_custom(model)
 
 
 def _without_features(model: Model) -> str | None:
@@ -336,7 +331,7 @@ def _without_tokens(model: Model) -> str | None:
 def _without_prediction(model: Model) -> str | None:
     a = model.architecture
     if a.patch_outputs:
-        return _without_parts(model)
+        return _is_custom(model)
     return f"{a.name} predicts no patches; a run with config.objective.kind=masked_patch trains one that does"
 
 
@@ -344,21 +339,21 @@ def _shape(model: Model, field: str, *taps: str) -> tuple[int, ...] | None:
     """Return the shape of an output's field for one image without computing it; None if the network lacks it."""
     image = jax.ShapeDtypeStruct((1, *model.architecture.image_size, 3), jnp.uint8)
     try:
-        found = getattr(jax.eval_shape(lambda images: model(images, taps=taps), image), field, None)
+        output = jax.eval_shape(lambda images: model(images, taps=taps), image)
     except (TypeError, ValueError):
         return None
-    return getattr(found, "shape", None)
+    return getattr(getattr(output, field, None), "shape", None)
 
 
 class _Kind(NamedTuple):
-    draw: Callable[[Model, View], Picture]
+    draw: Callable[[Model, View], Figure]
     why_not: Callable[[Model], str | None]
     needs_images: bool = True
     least_images: int = 1
 
 
 KINDS: Mapping[str, _Kind] = {
-    "filters": _Kind(draw_filters, _without_parts, needs_images=False),
+    "filters": _Kind(draw_filters, _is_custom, needs_images=False),
     "positions": _Kind(draw_positions, _without_positions, needs_images=False),
     "distance": _Kind(draw_distance, _without_attention),
     "rollout": _Kind(draw_rollout, _without_attention),

@@ -35,10 +35,10 @@ class Report:
 
     Attributes:
       run: the log of the run.
-      summary: the content of its `summary.json`; None of a run that has not ended.
-      model: the weights of its newest checkpoint; None where there is none.
-      evaluation: of the images it is tested on; None where they were not evaluated.
-      view: images for the pictures.
+      summary: the content of its `summary.json`; None if the run has not ended.
+      model: the weights of its newest checkpoint; None without one.
+      evaluation: on the test split; None if it was not evaluated.
+      view: input images of the figures.
       notes: why something is missing.
     """
 
@@ -56,7 +56,7 @@ def look_at_data(
     """Return the fields of a `Report` that need test images, or a note why these cannot be read."""
     if weights.training is None:  # as of converted weights
         return {"notes": ["The images could not be looked at. The checkpoint does not state the data of the run."]}
-    data, found, notes = weights.training.data, dict[str, Any](), list[str]()
+    data, fields, notes = weights.training.data, dict[str, Any](), list[str]()
     try:
         if model.architecture.num_classes:
             values = model.require_transform().value_range
@@ -70,11 +70,11 @@ def look_at_data(
                 global_batch=global_batch,
                 max_unreadable=max_unreadable,
             )
-            found["evaluation"] = evaluate(labelled, None)
-        found["view"] = read_view(model, data, data_dir=data_dir)
+            fields["evaluation"] = evaluate(labelled)
+        fields["view"] = read_view(model, data, data_dir=data_dir)
     except ValueError as error:
         notes.append(f"The images could not be looked at. {error}")
-    return found | {"notes": notes}
+    return fields | {"notes": notes}
 
 
 def build_page(report: Report) -> str:
@@ -114,12 +114,12 @@ def _name(report: Report) -> str:
 
 
 def _results(report: Report) -> dict[str, str]:
-    found: Mapping[str, Any] = report.summary or report.run.last
-    state = DIVERGED if DIVERGED in found else "ended" if report.summary else "not ended"
+    last: Mapping[str, Any] = report.summary or report.run.last
+    state = DIVERGED if DIVERGED in last else "ended" if report.summary else "not ended"
     cards = {"state": f"{state}, step {report.run.last['step']:,}"}
-    if DIVERGED in found:
-        cards["reason"] = found[DIVERGED]
-    for name, value in found.items():
+    if DIVERGED in last:
+        cards["reason"] = last[DIVERGED]
+    for name, value in last.items():
         if value is None:  # a run that diverged has no results
             continue
         if name.endswith("_loss") or (name.endswith(SHARES) and report.evaluation is None):
@@ -198,6 +198,6 @@ def _base64(png: bytes) -> str:
 
 
 def _svg(figure: Any) -> markupsafe.Markup:
-    """Return the drawing as a part of the page: without the head of a file."""
+    """Return the drawing as an element of the page: without the head of a file."""
     text = to_bytes(figure, "svg").decode()
     return markupsafe.Markup(text[text.index("<svg") :])

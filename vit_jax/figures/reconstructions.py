@@ -30,7 +30,7 @@ def target_of(a: Architecture) -> PatchTarget:
 
 
 def to_colours(class_BNT: np.ndarray) -> np.ndarray:
-    """The middle of each class's range of red, green and blue, uint8 (B, N, T, 3)."""
+    """Return the middle of each class's range of red, green and blue, uint8 (B, N, T, 3)."""
     levels = np.stack(np.unravel_index(class_BNT, (LEVELS,) * 3), axis=-1)
     return np.round((levels + 0.5) * 255 / LEVELS).astype(np.uint8)
 
@@ -38,16 +38,16 @@ def to_colours(class_BNT: np.ndarray) -> np.ndarray:
 def to_image(
     patch_BNT: np.ndarray, kind: PatchTarget, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> np.ndarray:
-    """Images (B, H, W, 3) of targets for every patch: classes of colours, or pixels in [-1, 1]; uint8."""
+    """Return images (B, H, W, 3) of targets for every patch: classes of colours, or pixels in [-1, 1]; uint8."""
     (rows, columns), (height, width) = grid, patch_size
     if kind == "pixels":
         values = np.clip(np.round((patch_BNT + 1) * 127.5), 0, 255).astype(np.uint8)
-        part = values.reshape(-1, rows, columns, height, width, 3)
+        pixels = values.reshape(-1, rows, columns, height, width, 3)
     else:
         side = 1 if kind == "mean_colour" else SIDE
         colours = to_colours(patch_BNT).reshape(-1, rows, columns, side, side, 3)
-        part = colours.repeat(height // side, axis=3).repeat(width // side, axis=4)
-    return part.transpose(0, 1, 3, 2, 4, 5).reshape(-1, rows * height, columns * width, 3)
+        pixels = colours.repeat(height // side, axis=3).repeat(width // side, axis=4)
+    return pixels.transpose(0, 1, 3, 2, 4, 5).reshape(-1, rows * height, columns * width, 3)
 
 
 def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[str, np.ndarray]:
@@ -65,7 +65,7 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
 
     @jax.jit
     def step(module: Any, image_BHWC: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        batch = Batch(image_BHWC, None, None)  # nobody looks at labels, and every image counts
+        batch = Batch(image_BHWC, None, None)  # labels are not used, and every image counts
         targets = objective.prepare(batch, None, jnp.ones(len(image_BHWC)), jax.random.key(seed))
         output = module(normalise(image_BHWC, a.compute_dtype), corruption=targets.corruption)
         predicted_BNT = output.patches_BNO
@@ -78,7 +78,7 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
     original = images_NHWC[:, : rows * height, : columns * width]
     is_hidden = is_hidden_BN.reshape(-1, rows, columns)
     where = is_hidden.repeat(height, axis=1).repeat(width, axis=2)[..., None]
-    found = {"original": original, "seen": np.where(where, np.uint8(HIDDEN), original)}
+    images = {"original": original, "seen": np.where(where, np.uint8(HIDDEN), original)}
     for name, patch_BNT in (("predicted", predicted), ("target", target)):
-        found[name] = np.where(where, to_image(patch_BNT, kind, a.grid, a.patch_size), original)
-    return found | {"is_hidden": is_hidden}
+        images[name] = np.where(where, to_image(patch_BNT, kind, a.grid, a.patch_size), original)
+    return images | {"is_hidden": is_hidden}

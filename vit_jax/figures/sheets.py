@@ -10,7 +10,7 @@ import numpy as np
 from vit_jax.drawing import TILE_PIXELS, new_figure, to_bytes
 
 INCHES = 0.9  # of a cell of a sheet
-LEAST_INCHES, MOST_INCHES = 4.5, 7.5  # of a sheet, and of other pictures
+LEAST_INCHES, MOST_INCHES = 4.5, 7.5  # of a sheet, and of other figures
 LETTERS_PER_INCH = 14  # of a title
 
 
@@ -22,7 +22,7 @@ def draw_sheet(
     column_names: Sequence[str] = (),
     captions: Sequence[Sequence[str]] = (),
 ) -> bytes:
-    """A PNG of images in rows: (H, W, 3), or maps (h, w) from dark, 0, to bright, the largest of the map."""
+    """Return a PNG of images in rows: (H, W, 3), or maps (h, w) from dark, 0, to bright, the largest of the map."""
     rows, columns = len(cells), max(map(len, cells))
     width = max(INCHES * columns + 0.2, LEAST_INCHES)
     side = width / columns
@@ -47,7 +47,7 @@ def draw_sheet(
 
 
 def montage(tiles: np.ndarray, fill: float, gap: int = 1) -> np.ndarray:
-    """Tiles (rows, columns, h, w, ...) as one array (H, W, ...) with `fill` between them."""
+    """Return tiles (rows, columns, h, w, ...) as one array (H, W, ...) with `fill` between them."""
     rows, columns, height, width, *rest = tiles.shape
     padded = np.pad(tiles, [(0, 0), (0, 0), (0, gap), (0, gap), *[(0, 0)] * len(rest)], constant_values=fill)
     joined = padded.swapaxes(1, 2).reshape(rows * (height + gap), columns * (width + gap), *rest)
@@ -55,7 +55,7 @@ def montage(tiles: np.ndarray, fill: float, gap: int = 1) -> np.ndarray:
 
 
 def in_rows(tiles: np.ndarray, fill: float) -> np.ndarray:
-    """Tiles (count, ...) as (rows, columns, ...), about as wide again as high; the last ones may be `fill`."""
+    """Return tiles (count, ...) as (rows, columns, ...), wider than high; the last ones may be `fill`."""
     columns = math.ceil(math.sqrt(1.75 * len(tiles)))
     missing = -len(tiles) % columns
     padded = np.concatenate([tiles, np.full((missing, *tiles.shape[1:]), fill, tiles.dtype)])
@@ -63,19 +63,19 @@ def in_rows(tiles: np.ndarray, fill: float) -> np.ndarray:
 
 
 def full_range(tile: np.ndarray) -> np.ndarray:
-    """Scaled so that the smallest number is 0 and the largest 1."""
+    """Scale the smallest number to 0 and the largest to 1."""
     low, high = tile.min(), tile.max()
     return (tile - low) / (high - low if high > low else 1)
 
 
 def large(image_HWC: np.ndarray) -> tuple[np.ndarray, int]:
-    """A small image with every pixel repeated, so that what is laid over it is smooth; and how often."""
+    """Repeat the pixels of a small image, so that maps over it are smooth; return the image and the factor."""
     times = max(1, TILE_PIXELS // max(image_HWC.shape[:2]))
     return image_HWC.repeat(times, axis=0).repeat(times, axis=1), times
 
 
 def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
-    """A map of patches at the resolution of the image, from 0 to 1, float32 (H, W).
+    """Return a map of patches at the resolution of the image, from 0 to 1, float32 (H, W).
 
     As the authors of ViT drew it: enlarged by Lanczos, blurred by about a patch, and scaled to the full range. What no
     patch covers, at the bottom and on the right, repeats the last values.
@@ -96,7 +96,7 @@ def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> 
 
 
 def lit(image_HWC: np.ndarray, map_hw: np.ndarray, cell: tuple[int, int]) -> np.ndarray:
-    """The image, dark where the map is low; uint8."""
+    """Return the image, dark where the map is low; uint8."""
     shown, times = large(image_HWC)
     mask_HW = smooth(map_hw, (cell[0] * times, cell[1] * times), shown.shape[:2])
     return (shown * mask_HW[..., None]).astype(np.uint8)

@@ -30,7 +30,7 @@ def folder_of(workdir: pathlib.Path, run: Run) -> pathlib.Path:
 
 
 def require_measures(grid: Grid) -> None:
-    """Raise ValueError if a run will not have a measure, or of a sweep one with a direction, before any has trained."""
+    """Raise ValueError if a run will not have a measure, before any has trained."""
     for run in grid.runs if grid.study.is_trained else ():
         known, own = result_names(run.config)
         known += () if grid.study.stops_early else _OF_SUMMARY
@@ -38,8 +38,6 @@ def require_measures(grid: Grid) -> None:
             if name not in known and not name.startswith(own):
                 have = ", ".join([*known, *(["results of custom evaluators"] if own else [])])
                 raise ValueError(f"{run.name} will have no {name} ({grid.study.measure_option}); it will have {have}.")
-            if grid.study.is_sweep:
-                best_mode(name, run.config.checkpoint.best_mode)
 
 
 def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | None:

@@ -17,17 +17,20 @@ from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
-from vit_jax.evals.features import Features, collect, make_feature_step, notes_on
-from vit_jax.evals.fewshot import FewShotEvaluator
-from vit_jax.evals.neighbours import NeighbourEvaluator
+from vit_jax.evals.features import Features, FrozenEvaluator, MeasureFeatures, collect, make_feature_step, notes_on
+from vit_jax.evals.fewshot import make_few_shot_measure
+from vit_jax.evals.neighbours import make_neighbour_measure
 from vit_jax.models.activations import placed_by
 from vit_jax.references import called, is_reference, resolve
 from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
 from vit_jax.train.state import TrainState
 
-FROZEN: Mapping[FrozenName, Callable[..., Evaluator]] = {"fewshot": FewShotEvaluator, "knn": NeighbourEvaluator}
-"""Evaluators of `config.evaluators.FROZEN_KINDS`: built from a feature extractor, number of classes, options."""
+FROZEN: Mapping[FrozenName, Callable[..., MeasureFeatures]] = {
+    "fewshot": make_few_shot_measure,
+    "knn": make_neighbour_measure,
+}
+"""Measures of `config.evaluators.FROZEN_KINDS`, built from the number of classes and options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +65,8 @@ def build_evaluations(
 ) -> list[ScheduledEvaluator]:
     """Build the evaluators of `data.test` and `config.evaluation.evaluators`.
 
-    Args:
-      run: the parts of the run.
-      data: its splits.
-      split: prefix of `data.test`: "test", or in a search "validation".
-      after_batch: called after each batch of any evaluator; may raise, which ends the evaluation.
+    `split` is the prefix of results on `data.test`: "test", or in a search "validation". `after_batch` is called after
+    each batch of any evaluator; it may raise, which ends the evaluation.
 
     Raises:
       ValueError: arguments that an evaluator does not take; a referenced one that cannot be built or has no method
@@ -117,10 +117,10 @@ def build_evaluations(
         splits = [(open_split(name, side, transform), side.labels) for side in (train, test)]
         with called(field, arguments):
             extract = _make_extract(run, splits, options.pop("layer"))
-            evaluator = FROZEN[cast(FrozenName, config.kind)](extract, test.num_classes, **options)
+            measure = FROZEN[cast(FrozenName, config.kind)](test.num_classes, **options)
         if config.kind == "knn" and (largest := max(config.numbers)) > len(train):
             raise ValueError(f"{field}: {largest} neighbours of {len(train)} training images. Use fewer neighbours.")
-        return evaluator
+        return FrozenEvaluator(extract, measure)
 
     built = {split: classify(split, data.test)} | {name: build(name, config) for name, config in further.items()}
     every = {split: run.steps.evaluate_every, **run.steps.evaluators_every}
@@ -129,7 +129,7 @@ def build_evaluations(
 
 def _make_extract(
     run: Assembly, splits: Sequence[tuple[Split, np.ndarray]], layer: str
-) -> Callable[[TrainState], tuple[Features, ...]]:
+) -> Callable[[TrainState], tuple[Features, Features]]:
     """Return a function from a training state to the features of splits, which come with their labels."""
     mesh = cast(jax.sharding.Mesh, run.batch_sharding.mesh)
     step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
@@ -137,7 +137,7 @@ def _make_extract(
 
     logged: set[str] = set()
 
-    def extract(state: TrainState) -> tuple[Features, ...]:
+    def extract(state: TrainState) -> tuple[Features, Features]:
         support, test = (collect(split.open_batches, jitted, state, labels) for split, labels in splits)
         name, class_names = splits[0][0].name, splits[0][0].class_names
         for note in notes_on(name, class_names, support, test) if hosts.is_first() else ():
