@@ -127,7 +127,7 @@ def test_a_resnet_has_no_such_parts():
 
 
 def test_the_papers_network_has_no_parts():
-    assert SMALL.components == {}
-    assert EVERYTHING.components.keys() >= {"registers", "rope", "mlp", "norm"}
+    assert SMALL.modern_options == {}
+    assert EVERYTHING.modern_options.keys() >= {"registers", "rope", "mlp", "norm"}
     names = pytree.named_leaves(abstract(SMALL)).keys()
     assert not [name for name in names if "scale" in name.rpartition("/")[2] and "norm" not in name]

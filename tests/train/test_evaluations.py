@@ -14,14 +14,14 @@ from tests.tiny import source
 from tests.train import small_runs as runs
 from vit_jax.api import from_weights
 from vit_jax.config import EvaluatorConfig
-from vit_jax.config.evaluators import FROZEN_KINDS, FrozenName
+from vit_jax.config.evaluators import FROZEN_EVALUATORS, FrozenKind
 from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
 from vit_jax.evals.fewshot import FewShot, few_shot
 from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets, open_datasets
-from vit_jax.train.evaluations import FROZEN, build_evaluations
+from vit_jax.train.evaluations import FROZEN_MEASURES, build_evaluations
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -145,7 +145,7 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
 )
 def test_what_is_no_evaluator_is_rejected(options, rule):
     run = runs.build(*(f"evaluation.evaluators.mine.{option}" for option in options))
-    both = dataclasses.replace(DATA, supports={"mine": DATA.others["mine"]})
+    both = dataclasses.replace(DATA, train_sources={"mine": DATA.others["mine"]})
     with rejects("", rule):
         build_evaluations(run, both, "test", lambda: None)
 
@@ -158,14 +158,14 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     transform = build_fewshot_transform((8, 8))
     model = dataclasses.replace(model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))))
     extractor = extractor_of(model, transform=transform, global_batch=16)
-    sides = [extractor.extract(source) for source in (DATA.supports["few"], DATA.others["few"])]
+    sides = [extractor.extract(source) for source in (DATA.train_sources["few"], DATA.others["few"])]
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
     for shots in (1, 2):
         assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(result.of(shots, 1024.0).mean())
 
 
 def test_kinds_on_frozen_features_are_those_of_the_schema():
-    assert list(FROZEN) == list(FROZEN_KINDS) == list(get_args(FrozenName))
+    assert list(FROZEN_MEASURES) == list(FROZEN_EVALUATORS) == list(get_args(FrozenKind))
 
 
 def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
@@ -173,7 +173,7 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
     config = runs.config(f"input.data_dir={data_dir}")
     evaluation = dataclasses.replace(config.evaluation, evaluators={"few": EvaluatorConfig(**few)})
     data = open_datasets(dataclasses.replace(config, evaluation=evaluation))
-    assert (len(data.supports["few"]), len(data.others["few"])) == (718, 360)
+    assert (len(data.train_sources["few"]), len(data.others["few"])) == (718, 360)
     other = EvaluatorConfig(kind="fewshot", data=f"{__name__}:open_splits_that_differ")
     with rejects("splits", "different classes"):
         open_datasets(dataclasses.replace(config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})))
@@ -182,7 +182,7 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
 def test_frozen_features_are_of_all_images_whatever_part_is_trained_on(data_dir):
     few = ("input.train_examples=100", "evaluation.evaluators.few.kind=fewshot")
     data = open_datasets(runs.config(f"input.data_dir={data_dir}", *few))
-    assert (len(data.train), len(data.supports["few"]), len(data.test)) == (100, 1437, 360)
+    assert (len(data.train), len(data.train_sources["few"]), len(data.test)) == (100, 1437, 360)
 
 
 def open_splits_that_differ(split, config, seed):

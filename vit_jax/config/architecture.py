@@ -22,7 +22,7 @@ from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
 from vit_jax.references import is_reference
 
-_COMPONENTS = (
+_MODERN_OPTIONS = (
     *("class_tokens", "pool_num_heads", "registers", "position_tokens", "rope", "layer_scale", "mlp", "norm"),
     *("embedding_norm", "final_norm", "attention_norm", "patch_bias", "qkv_bias", "linear_bias"),
 )
@@ -64,9 +64,9 @@ class Architecture(schema.NetworkOptions):
         return {field: getattr(self, field) for field in fields if is_reference(getattr(self, field))}
 
     @property
-    def components(self) -> dict[str, Any]:
+    def modern_options(self) -> dict[str, Any]:
         """Components of current pre-trained ViTs that the paper's does not have, by field."""
-        values = {name: getattr(self, name) for name in _COMPONENTS}
+        values = {name: getattr(self, name) for name in _MODERN_OPTIONS}
         others = {name: value for name, value in values.items() if value != getattr(Architecture, name)}
         return others | ({"gelu": "quick"} if self.gelu == "quick" else {})
 

@@ -374,7 +374,7 @@ def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
             own.append(f"{name}_")
         else:
             frozen = evaluator.frozen
-            results = [f"{number}{frozen.result}" for number in evaluator.numbers] if frozen else usual
+            results = [f"{number}{frozen.result_suffix}" for number in evaluator.numbers] if frozen else usual
             known += [f"{name}_{result}" for result in results]
     return tuple(known), tuple(own)
 
@@ -385,7 +385,9 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
         if not name.isidentifier() or name in ("test", "validation", "train"):
             yield f"{field}: must be a prefix of results: letters, digits and _, but not test, validation or train."
         if evaluator.frozen:
-            yield from _wrong_arguments(field, evaluator, (evaluator.frozen.numbers, *evaluator.frozen.others))
+            yield from _wrong_arguments(
+                field, evaluator, (evaluator.frozen.number_argument, *evaluator.frozen.arguments)
+            )
             train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
             if train == test:
                 yield f"{field}: split and train_split must differ, and are both {test!r}."

@@ -3,28 +3,28 @@
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-FrozenName = Literal["fewshot", "knn"]
+FrozenKind = Literal["fewshot", "knn"]
 
 
-class FrozenKind(NamedTuple):
-    """A kind of evaluator on frozen features.
+class FrozenEvaluatorSpec(NamedTuple):
+    """An evaluator on frozen features.
 
     Attributes:
-      numbers: argument with one or several numbers; each has its own result.
-      usual: its default.
-      result: name of a result, after its number.
-      others: further arguments.
+      number_argument: argument with one or several numbers; each has its own result.
+      default: its default.
+      result_suffix: end of the name of a result, after its number.
+      arguments: names of further arguments.
     """
 
-    numbers: str
-    usual: tuple[int, ...]
-    result: str
-    others: tuple[str, ...]
+    number_argument: str
+    default: tuple[int, ...]
+    result_suffix: str
+    arguments: tuple[str, ...]
 
 
-FROZEN_KINDS: Mapping[FrozenName, FrozenKind] = {
-    "fewshot": FrozenKind("shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")),
-    "knn": FrozenKind("neighbours", (20,), "nn_accuracy", ("temperature", "layer")),
+FROZEN_EVALUATORS: Mapping[FrozenKind, FrozenEvaluatorSpec] = {
+    "fewshot": FrozenEvaluatorSpec("shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")),
+    "knn": FrozenEvaluatorSpec("neighbours", (20,), "nn_accuracy", ("temperature", "layer")),
 }
 
 Mode = Literal["max", "min"]

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NewType, get_args
 
-from vit_jax.config.evaluators import FROZEN_KINDS, BestMode, FrozenKind, FrozenName
+from vit_jax.config.evaluators import FROZEN_EVALUATORS, BestMode, FrozenEvaluatorSpec, FrozenKind
 from vit_jax.config.rules import (
     Count,
     Fraction,
@@ -413,31 +413,31 @@ class ShardingConfig:
 class EvaluatorConfig:
     """A further evaluation beside that of the test split; its name is the prefix of its results."""
 
-    kind: Literal["classification", FrozenName] | Reference = "classification"
+    kind: Literal["classification", FrozenKind] | Reference = "classification"
     """classification of another split; fewshot or knn on frozen features of train_split; a reference is called with
     (split, run, **arguments)."""
     data: str | None = None
     """Dataset, written as config.data. None: that of the run."""
     split: str | None = None
     """Split to evaluate. None: input.test_split."""
-    train_split: Annotated[str | None, When("kind", *FROZEN_KINDS)] = None
+    train_split: Annotated[str | None, When("kind", *FROZEN_EVALUATORS)] = None
     """Split to learn from. None: input.train_split."""
     every: Duration | None = None
     """Time between evaluations. None: evaluation.every."""
-    arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_KINDS, Reference)] = dataclasses.field(
+    arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_EVALUATORS, Reference)] = dataclasses.field(
         default_factory=dict
     )
     """By name: shots, seeds, l2, sampling, layer (fewshot); neighbours, temperature, layer (knn); any (reference)."""
 
     @property
-    def frozen(self) -> FrozenKind | None:
+    def frozen(self) -> FrozenEvaluatorSpec | None:
         """The kind on frozen features; None for others."""
-        return next((kind for name, kind in FROZEN_KINDS.items() if name == self.kind), None)
+        return next((kind for name, kind in FROZEN_EVALUATORS.items() if name == self.kind), None)
 
     @property
     def numbers(self) -> tuple[Any, ...]:
         """The shots of fewshot or the neighbours of knn; () for other kinds."""
-        return as_tuple(self.arguments.get(self.frozen.numbers, self.frozen.usual)) if self.frozen else ()
+        return as_tuple(self.arguments.get(self.frozen.number_argument, self.frozen.default)) if self.frozen else ()
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:

@@ -281,23 +281,23 @@ def hashes(hash_B2: np.ndarray) -> np.ndarray:
     return (wide[:, 0] << np.uint64(32)) | wide[:, 1]
 
 
-def notes_on(name: str, class_names: Sequence[str], support: Features, test: Features) -> list[str]:
+def notes_on(name: str, class_names: Sequence[str], train: Features, test: Features) -> list[str]:
     """Return remarks for readers of a result on the data `name`: unreadable and common images, missing classes."""
     notes = []
-    for side, images in (("training", support), ("test", test)):
+    for side, images in (("training", train), ("test", test)):
         if missing := int((~images.is_read_N).sum()):
             notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
-    if same := num_in_both(support, test):
+    if same := num_in_both(train, test):
         notes.append(f"{name}: {same:,} of {len(test):,} test images are among the training images too.")
-    sizes = np.bincount(support.label_N[support.is_read_N], minlength=len(class_names))
+    sizes = np.bincount(train.label_N[train.is_read_N], minlength=len(class_names))
     if absent := [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]:
         notes.append(f"{name}: no training image of {few(absent)}; their test images count as wrong.")
     return notes
 
 
-def num_in_both(support: Features, test: Features) -> int:
-    """Return how many readable images of `test` have the pixels of a readable image of `support`."""
-    known = np.unique(support.hash_N[support.is_read_N])
+def num_in_both(train: Features, test: Features) -> int:
+    """Return how many readable images of `test` have the pixels of a readable image of `train`."""
+    known = np.unique(train.hash_N[train.is_read_N])
     return int(np.isin(test.hash_N[test.is_read_N], known).sum())
 
 

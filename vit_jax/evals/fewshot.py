@@ -99,20 +99,20 @@ def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> 
     return [rng.permutation(indices) for indices in members]
 
 
-def few_shot(protocol: FewShot, support: Features, test: Features, num_classes: int) -> FewShotResult:
+def few_shot(protocol: FewShot, train: Features, test: Features, num_classes: int) -> FewShotResult:
     """Measure the accuracy of every choice of examples and every penalty.
 
     Raises:
       ValueError: no readable image on one of the sides, or too little memory.
     """
-    support, test = readable_sides(support, test)
-    sizes = np.bincount(support.label_N, minlength=num_classes)
+    train, test = readable_sides(train, test)
+    sizes = np.bincount(train.label_N, minlength=num_classes)
     accuracy = {}
     for seed in protocol.seeds:
-        members = choose_examples(support.label_N, num_classes, None if protocol.sampling == "first" else seed)
+        members = choose_examples(train.label_N, num_classes, None if protocol.sampling == "first" else seed)
         for shots in protocol.shots:
             chosen = np.concatenate([indices[:shots] for indices in members])
-            examples = LeastSquares(support.feature_ND[chosen], support.label_N[chosen], num_classes)
+            examples = LeastSquares(train.feature_ND[chosen], train.label_N[chosen], num_classes)
             for l2 in protocol.l2:
                 is_correct = examples.solve(l2).predict(test.feature_ND) == test.label_N
                 accuracy[shots, seed, l2] = float(is_correct.mean())
@@ -136,8 +136,8 @@ def make_few_shot_measure(
         seeds = SEEDS if sampling == "random" else SEEDS[:1]
     protocol = FewShot(shots=tuple(shots), seeds=as_tuple(seeds), l2=(l2,), sampling=sampling)
 
-    def measure(support: Features, test: Features) -> Iterator[tuple[str, float]]:
-        result = few_shot(protocol, support, test, num_classes)
+    def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
+        result = few_shot(protocol, train, test, num_classes)
         for number in protocol.shots:
             values = result.of(number, l2)
             yield f"{number}shot_accuracy", float(values.mean())

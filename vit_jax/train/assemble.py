@@ -326,13 +326,13 @@ def _in_phase(config: RunConfig, architecture: Architecture, phase: Phase) -> tu
 class Datasets:
     """The splits of a run, open: for training, for testing, and of each further evaluator by its name.
 
-    `supports` are what evaluators on frozen features learn from.
+    `train_sources` are what evaluators on frozen features learn from.
     """
 
     train: Source
     test: Source
     others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
-    supports: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    train_sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
 
 
 def open_datasets(config: RunConfig) -> Datasets:
@@ -357,20 +357,20 @@ def open_datasets(config: RunConfig) -> Datasets:
         for name, evaluator in evaluators.items()
     }
     complete = dataclasses.replace(inputs, train_examples=None)  # a smaller training set is measured as a larger one is
-    supports = {
+    train_sources = {
         name: open_source(evaluator.data or config.data, evaluator.train_split or inputs.train_split, complete, seed)
         for name, evaluator in evaluators.items()
         if evaluator.frozen
     }
-    same = {name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"} | supports
+    same = {name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"} | train_sources
     _require_same_classes(config.data, inputs.train_split, train, inputs.test_split, test)
     for name, source in same.items():
         data = evaluators[name].data or config.data
         _require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
-    frozen = {name: source.is_multilabel or others[name].is_multilabel for name, source in supports.items()}
+    frozen = {name: source.is_multilabel or others[name].is_multilabel for name, source in train_sources.items()}
     require_labels(config, is_multilabel=train.is_multilabel, frozen=frozen)
     check_augmentations(inputs, train[0])
-    return Datasets(train, test, others, supports)
+    return Datasets(train, test, others, train_sources)
 
 
 def _require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig, RunConfig
-from vit_jax.config.evaluators import MULTILABEL_RESULTS, FrozenName
+from vit_jax.config.evaluators import MULTILABEL_RESULTS, FrozenKind
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
@@ -26,11 +26,11 @@ from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
 from vit_jax.train.state import TrainState
 
-FROZEN: Mapping[FrozenName, Callable[..., MeasureFeatures]] = {
+FROZEN_MEASURES: Mapping[FrozenKind, Callable[..., MeasureFeatures]] = {
     "fewshot": make_few_shot_measure,
     "knn": make_neighbour_measure,
 }
-"""Measures of `config.evaluators.FROZEN_KINDS`, built from the number of classes and options."""
+"""Measures of `config.evaluators.FROZEN_EVALUATORS`, built from the number of classes and options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,16 +108,16 @@ def build_evaluations(
                 raise ValueError(f"{field}.kind={config.kind!r}: must give an object with a method run, not {kind}.")
             return cast(Evaluator, evaluator)
         assert config.frozen is not None
-        train, options = data.supports[name], {"layer": "pre_logits"} | dict(config.arguments)
+        train, options = data.train_sources[name], {"layer": "pre_logits"} | dict(config.arguments)
         transform = None
         if config.kind == "fewshot":
             megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
             transform = build_fewshot_transform(inputs.image_size, megapixels, is_upright, inputs.value_range)
-        options[config.frozen.numbers] = config.numbers
+        options[config.frozen.number_argument] = config.numbers
         splits = [(open_split(name, side, transform), side.labels) for side in (train, test)]
         with called(field, arguments):
             extract = _make_extract(run, splits, options.pop("layer"))
-            measure = FROZEN[cast(FrozenName, config.kind)](test.num_classes, **options)
+            measure = FROZEN_MEASURES[cast(FrozenKind, config.kind)](test.num_classes, **options)
         if config.kind == "knn" and (largest := max(config.numbers)) > len(train):
             raise ValueError(f"{field}: {largest} neighbours of {len(train)} training images. Use fewer neighbours.")
         return FrozenEvaluator(extract, measure)
@@ -138,13 +138,13 @@ def _make_extract(
     logged: set[str] = set()
 
     def extract(state: TrainState) -> tuple[Features, Features]:
-        support, test = (collect(split.open_batches, jitted, state, labels) for split, labels in splits)
+        train, test = (collect(split.open_batches, jitted, state, labels) for split, labels in splits)
         name, class_names = splits[0][0].name, splits[0][0].class_names
-        for note in notes_on(name, class_names, support, test) if hosts.is_first() else ():
+        for note in notes_on(name, class_names, train, test) if hosts.is_first() else ():
             if note not in logged:
                 logging.getLogger(__name__).warning("%s", note)
                 logged.add(note)
-        return support, test
+        return train, test
 
     return extract
 

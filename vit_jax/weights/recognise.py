@@ -186,7 +186,7 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     if fields.get("class_tokens") == int(facts.pool in ("token", "token_gap")):
         fields["class_tokens"] = None  # as the pooling has it
     a = bounded_architecture(fields | choice)
-    if a.components.keys() - {"position_tokens"} and not stated:
+    if a.modern_options.keys() - {"position_tokens"} and not stated:
         assumptions.append(
             f"WARNING: without the config.json of these weights, gelu={a.gelu}, layer_norm_epsilon="
             f"{a.layer_norm_epsilon:g} and pixels in [-1, 1] are assumed, which other families do not have. Give the "
@@ -222,7 +222,7 @@ def format_defaults(facts: Facts) -> dict[str, Any]:
         **{name: value for name, value in defaults.items() if value is not dataclasses.MISSING},
         **vars(RESIDUAL_UNITS[facts.defaults.get("residual_unit", "postactivation")]),
         **facts.defaults,
-        **facts.components,
+        **facts.modern_options,
         **{name: getattr(facts, name) for name in names},
         "width_factor": facts.root_channels / ROOT_CHANNELS,
     }
@@ -263,8 +263,8 @@ def _image_size(
     elif facts.position_rows is None:
         size = stated or chosen
     else:
-        tokens = facts.components.get("class_tokens", 0)
-        possible = facts.prefix_rows or {0, tokens, tokens + facts.components.get("registers", 0)}
+        tokens = facts.modern_options.get("class_tokens", 0)
+        possible = facts.prefix_rows or {0, tokens, tokens + facts.modern_options.get("registers", 0)}
         lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
         fitting = [size for size in (stated, chosen) if size and (size[0] // height) * (size[1] // width) in lengths]
         size = fitting[0] if fitting else stated

@@ -30,7 +30,7 @@ class Facts:
     # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Fields of the architecture that the arrays decide: registers, biases, norms.
-    components: dict[str, Any] = dataclasses.field(default_factory=dict)
+    modern_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
     is_distilled: bool = False  # the file has a distillation token with a head, as `distilled` describes
     is_radio: bool = False  # the arrays are as `radio` describes
@@ -99,7 +99,7 @@ def vit_facts(
     pooled_norm = has("pooled_norm/scale")
     biases = [has(f"{_BLOCK}/attention/{name}/bias") for name in ("query", "key")]
     gated = "swiglu_norm" if has(f"{_BLOCK}/mlp/norm/scale") else "swiglu"
-    components = {
+    modern_options = {
         "class_tokens": tokens,
         "registers": registers[-2] if registers is not None and len(registers) > 1 else 0,
         "layer_scale": 1.0 if has(f"{_BLOCK}/attention_scale") else None,
@@ -124,7 +124,7 @@ def vit_facts(
         num_classes=num_classes,
         position_rows=shapes[positions][-2] if len(shapes.get(positions, ())) > 1 else None,
         defaults=defaults,
-        components=components,
+        modern_options=modern_options,
         is_distilled=is_distilled,
         **others,
     )

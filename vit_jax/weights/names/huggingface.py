@@ -259,5 +259,5 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     width = shapes.get(f"{head}.weight", (0, 0))[-1]
     pool = "token_gap" if family == "dinov2" and width == 2 * vit.width else vit.pool
     absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
-    components = vit.components | ({"embedding_norm": "patches"} if family == "aimv2" else {})
-    return dataclasses.replace(vit, pool=pool, absent=absent, components=components)
+    modern_options = vit.modern_options | ({"embedding_norm": "patches"} if family == "aimv2" else {})
+    return dataclasses.replace(vit, pool=pool, absent=absent, modern_options=modern_options)

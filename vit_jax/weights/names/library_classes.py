@@ -23,7 +23,7 @@ class LibraryModel(NamedTuple):
 
     def lacking(self, a: Architecture) -> dict[str, object]:
         """Return the parts of a network that this model does not compute, by field."""
-        return {field: getattr(a, field) for field in {**self.held, **a.components} if not self._holds(field, a)}
+        return {field: getattr(a, field) for field in {**self.held, **a.modern_options} if not self._holds(field, a)}
 
     def _holds(self, field: str, a: Architecture) -> bool:
         held = self.held.get(field)

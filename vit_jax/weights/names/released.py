@@ -135,5 +135,5 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         position_rows=shape_of(shapes, style.positions, 3)[1] if style.positions in shapes else None,
         prefix_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
-        components={"class_tokens": int(pool == "token")},
+        modern_options={"class_tokens": int(pool == "token")},
     )

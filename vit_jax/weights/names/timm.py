@@ -187,10 +187,10 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
     )
     gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * vit.mlp_dim
-    if vit.components["mlp"] == "swiglu_norm" and not style.splits_gate:
+    if vit.modern_options["mlp"] == "swiglu_norm" and not style.splits_gate:
         raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
     changes: dict[str, Any] = (
-        {"mlp": "gelu"} if vit.components["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+        {"mlp": "gelu"} if vit.modern_options["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
     )
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
@@ -202,7 +202,11 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         changes["registers"] = shape_of(shapes, "cls_token", 2)[0] - 1
         absent = frozenset(["register_tokens"])
     return dataclasses.replace(
-        vit, components={**vit.components, **changes}, needs_rope=has_rope, absent=absent, is_radio=style.is_radio
+        vit,
+        modern_options={**vit.modern_options, **changes},
+        needs_rope=has_rope,
+        absent=absent,
+        is_radio=style.is_radio,
     )
 
 

@@ -68,12 +68,12 @@ RADIO_NOTE = (
 
 def with_tokens(facts: Facts, arrays: Mapping[str, StoredArray]) -> Facts:
     """Return the facts with as many class tokens as the file chooses; the first one if it states no choice."""
-    tokens = facts.components["class_tokens"] + facts.components["registers"]
+    tokens = facts.modern_options["class_tokens"] + facts.modern_options["registers"]
     chosen = arrays[CHOICE].shape[0] if CHOICE in arrays and len(arrays[CHOICE].shape) == 1 else 1
     if not 0 < chosen <= tokens:
         raise ValueError(f"it chooses {chosen} of {tokens} prefix tokens: {CHOICE}")
-    components = facts.components | {"class_tokens": chosen, "registers": tokens - chosen}
-    return dataclasses.replace(facts, components=components)
+    modern_options = facts.modern_options | {"class_tokens": chosen, "registers": tokens - chosen}
+    return dataclasses.replace(facts, modern_options=modern_options)
 
 
 _OWN = {  # timm's names → C-RADIO's, below the prefix
