@@ -25,6 +25,7 @@ from vit_jax.files import (
     read_bounded,
     read_json,
     read_lines,
+    read_range,
     write_atomically,
 )
 
@@ -229,6 +230,7 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b"12345")
     assert read_bounded(path, 5) == b"12345"
+    assert (read_range(path, 1, 3), read_range(path, 1, -1)) == (b"234", b"")
     with pytest.raises(ValueError, match="larger than 4 bytes"):
         read_bounded(path, 4)
     (tmp_path / "link").symlink_to("/dev/zero")

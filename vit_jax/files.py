@@ -189,7 +189,7 @@ def read_range(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
     with open_regular(path) as file:
         raw = cast(io.RawIOBase, file.raw)  # without a buffer, which would read ahead
         raw.seek(offset)
-        return raw.read(size) or b""
+        return raw.read(max(size, 0)) or b""  # a negative size would read to the end
 
 
 def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:

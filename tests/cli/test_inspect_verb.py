@@ -117,7 +117,8 @@ def test_images_that_cannot_be_read_are_left_out(here, quick):
 
 MISTAKES = [
     (["vit", "filter", "--output=o"], "Did you mean 'filters'?"),
-    (["vit", ",", "--output=o"], "WHAT=: must be one of all, "),
+    (["vit", ",", "--output=o"], "WHAT=: must be one of "),
+    (["vit", "all,filters", "--output=o"], "WHAT=all: must be one of "),
     (["vit", "rollout", "--output=o"], "WHAT=rollout: must have images"),
     (["vit", "rollout", "--images=images", "--split=test", "--output=o"], "--split: has no effect on files"),
     (["vit", "filters", "--images=images", "--output=o"], "--images=images: has no effect on filters"),

@@ -110,6 +110,19 @@ def test_predict_names_on_standard_input(weights, here, monkeypatch):
     assert (code, [one["image"] for one in json.loads(out)]) == (0, ["002.png", "000.png", odd.name])
 
 
+def test_predict_reads_nothing_without_end(weights, here):
+    """A pipe, a device and a file of 60 GB are images that cannot be read; the others are answered."""
+    write_pngs(here, sample_pixels(1))
+    os.mkfifo(here / "pipe.png")
+    (here / "large.png").touch()
+    os.truncate(here / "large.png", 60 * 10**9)
+    code, out, _ = run("predict", "w.npz", "pipe.png", "/dev/zero", "large.png", "000.png")
+    reasons = [line.partition("cannot be read: ")[2] for line in out.splitlines()]
+    expected = ["The file is not read: it is not a regular file"] * 2
+    assert (code, reasons[:2]) == (1, expected)
+    assert reasons[2:] == ["The file is not read: it is larger than 1,073,741,824 bytes", ""]
+
+
 def test_predict_a_table_of_three_classes_unless_told(weights, here):
     write_pngs(here, sample_pixels(2))
     row = softmax(logits_of(from_weights(weights).module, sample_pixels(2)))[1]

@@ -32,7 +32,7 @@ def test_values_by_position_and_by_name(argument, changed):
     [
         ("epoch=14", "'epoch'", "model, epochs, rate, average.*did you mean 'epochs'"),
         ("zzz=14", "'zzz'", "model, epochs, rate, average"),
-        ("a,1,2,true,extra", "'extra'", "arguments: model, epochs, rate, average"),
+        ("a,1,2,true,extra", "'extra'", "too many.*model, epochs, rate, average"),
         ("epochs=1.5", "epochs=1.5", "int"),
         ("rate=fast", "rate='fast'", "float"),
         ("average=yes", "average='yes'", "true or false"),

@@ -71,6 +71,16 @@ def test_places_of_other_data_are_rejected(tmp_path):
         exclude(source_of([b"a", b"c", b"b"]), str(file), "train")
 
 
+def test_a_list_without_a_digest_reads_no_image(tmp_path):
+    file, held = tmp_path / "x.json", source_of([b"a", b"b", b"c"])
+    write_exclusion(file, "train", held, [2])
+    stated = json.loads(file.read_text())
+    del stated["images_sha256"]
+    file.write_text(json.dumps(stated))
+    held.image_of = None
+    assert exclude(held, str(file), "train").num_excluded == 1
+
+
 def source_of(images):
     class Images(Source):
         class_names = ("cat", "dog")

@@ -129,7 +129,7 @@ def test_rows_and_columns_are_two_attentions_of_a_block():
 def test_a_network_that_is_damaged_is_refused():
     model = from_weights(weights_of(VIT))
     model.module.encoder.norm.scale[...] = np.full(VIT.width, np.nan, np.float32)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="image 0 are not finite"):
         draw_pca(model, View(images_NHWC=sample_pixels(2)))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -47,6 +48,34 @@ def test_each_machine_does_its_share_and_the_last_collects_all(studied):
     for row, name in zip(rows(folder), NAMES, strict=True):
         summary = commands.summary(folder / "runs" / name)
         assert (row["test_accuracy"], row["folders"]) == (summary["test_accuracy"], [f"runs/{name}"])
+
+
+@pytest.mark.slow
+def test_the_same_command_again_trains_nothing_and_another_config_is_refused(studied):
+    folder, _ = studied
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
+    assert "run 1" not in succeed(words_of(folder, *POOLS))
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")} == before
+    outcome = run(words_of(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
+    assert outcome.code == 2
+    assert re.search(r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there", outcome.err)
+
+
+@pytest.mark.slow
+def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path):
+    """What a kill leaves: no summary of the run in progress, nor its last checkpoint, nor the results."""
+    folder = tmp_path / "pooling"
+    shutil.copytree(studied[0], folder)
+    unfinished = folder / "runs" / NAMES[1]
+    (unfinished / "summary.json").unlink()
+    shutil.rmtree(unfinished / "checkpoints" / "4")
+    for file in folder.glob("study.*"):
+        file.unlink()
+    out = succeed(words_of(folder, *POOLS))
+    assert re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE) == [("2 of 2", NAMES[1])]
+    resumed, expected = (commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0]))
+    assert resumed["parameters_sha256"] == expected["parameters_sha256"]
+    assert [row["test_accuracy"] for row in rows(folder)] == [row["test_accuracy"] for row in rows(studied[0])]
 
 
 def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_path):

@@ -57,6 +57,36 @@ def test_trials_come_first_and_then_the_final_run_on_their_splits(swept):
 
 
 @pytest.mark.slow
+def test_the_same_command_again_repeats_nothing(swept, weights):
+    folder, out = swept
+    before = {path: path.stat().st_mtime_ns for path in folder.glob(f"{REAL}/**/*.json*")}
+    table = succeed(words_of(weights, folder, tasks=REAL))
+    assert out.endswith(table)
+    assert begun(table) == []
+    assert {path: path.stat().st_mtime_ns for path in folder.glob(f"{REAL}/**/*.json*")} == before
+
+
+def hashes(folder):
+    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
+
+
+@pytest.mark.slow
+def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
+    """A kill leaves no summary of the run in progress, nothing of later runs, and no results."""
+    folder = tmp_path / "vtab"
+    shutil.copytree(swept[0], folder)
+    shutil.rmtree(folder / REAL / "final")
+    for file in folder.glob("results.*"):
+        file.unlink()
+    (unfinished,) = folder.glob(f"{REAL}/trials/*0.2*")
+    (unfinished / "summary.json").unlink()
+    out = succeed(words_of(weights, folder, tasks=REAL))
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
+    assert hashes(folder) == hashes(swept[0])
+    assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
+
+
+@pytest.mark.slow
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     folder, _ = swept
     err = rejected(words_of(weights, folder, "--config.seed=1", tasks=REAL))

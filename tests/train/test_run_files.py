@@ -57,6 +57,7 @@ def test_a_last_line_that_is_not_complete_is_skipped(workdir):
         ('{"x": 1}', "must have step"),
         *((f'{{"step": {step}}}', "step must be") for step in ("0", "-1", "1.0", "true", '"1"', "null", "1" * 30)),
         *((f'{{"step": 1, "x": {x}}}', "x must be a number") for x in ("null", "true", '"1"', "[]", "{}", "1" * 400)),
+        *((f'{{"step": 1, "{name}": "x"}}', f"{name} must be a number") for name in ("data", "error", "diverged")),
         *((f'{{"step": 1, "wall_seconds": {x}}}', "wall_seconds must be .* 0") for x in ("NaN", "Infinity", "-1")),
         ('{"step": 1, "x\\u001b[2J": null}', r"x\\x1b\[2J must be a number"),
         ('{"step": 1}' + " " * 2**20, "longer than 1,048,576"),

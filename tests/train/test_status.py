@@ -89,7 +89,8 @@ def test_a_diverged_run_names_the_step(workdir, monkeypatch):
 def test_the_verb(workdir, tmp_path):
     other = shutil.copytree(workdir, tmp_path / "runs" / "deep" / "two")
     (tmp_path / "runs" / "weights").mkdir()
-    (tmp_path / "runs" / "weights" / "config.json").write_text('{"architecture": "vit"}')
+    theirs = {"architecture": "vit", "norm_pix_loss": False, "auxiliary_loss": False, "error": 1, "metrics": {"a": "b"}}
+    (tmp_path / "runs" / "weights" / "config.json").write_text(json.dumps(theirs))
     assert find_runs([str(tmp_path / "runs")]) == [other, workdir]
     assert find_runs([str(workdir), str(tmp_path / "runs")]) == [workdir, other]
     table = succeed(["status", str(tmp_path / "runs"), "--follow=9"])  # nothing runs: it ends

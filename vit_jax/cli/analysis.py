@@ -129,5 +129,5 @@ def _names(text: str, known: Sequence[str]) -> list[str]:
     """Return the pictures of "all", or of names with commas between them."""
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
-        require_known("WHAT", name, ("all", *known))
-    return list(known) if "all" in names else names
+        require_known("WHAT", name, ("all", *known) if text == name else known)
+    return list(known) if text == "all" else names

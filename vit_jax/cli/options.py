@@ -78,7 +78,9 @@ class Options:
             value = getattr(self, field.name)
             if field.name not in names or value == default_of_field(field):
                 continue
-            text = f"={value}" if isinstance(value, str | int | float) and value is not True else ""
+            values = value if isinstance(value, tuple) else (value,)
+            is_word = value is not True and all(isinstance(one, str | int | float) for one in values)
+            text = f"={','.join(map(str, values))}" if is_word else ""
             shown += value if field.name == "overrides" else [f"--{field.name}{text}"]
         if shown:
             raise UsageError(f"{', '.join(shown)}: has no effect {reason}. Leave it out.")

@@ -22,7 +22,9 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     for position, word in enumerate(filter(None, map(str.strip, argument.split(",")))):
         name, equals, text = word.partition("=")
         if not equals:
-            name, text = names[position] if position < len(names) else word, word
+            if position >= len(names):
+                raise ValueError(f"{word!r}: is one value too many. This recipe takes {taken}.")
+            name, text = names[position], word
         if name not in defaults:
             hint = did_you_mean(name, names)
             raise ValueError(f"{name!r}: must be one of the recipe's arguments: {taken}.{hint}")

@@ -213,8 +213,8 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     if steps.phases and (last := steps.phases[-1].last_step) >= steps.total:
         yield f"phases: must end before the run, and the last one ends at step {last} of {steps.total}. Shorten it."
     if after_warmup <= 0:
-        share = f"{steps.warmup} of {steps.total} steps"
-        yield f"schedule.warmup={schedule.warmup!r}: is {share} and must end before the run. Shorten it."
+        rule = f"is {steps.warmup} of {steps.total} steps and must end before the run"
+        yield f"schedule.warmup={schedule.warmup!r}: {rule}. Shorten it, or lengthen config.total."
     if schedule.decay == "wsd" and not 1 <= steps.cooldown <= after_warmup:
         share = f"{steps.cooldown} of {steps.total} steps"
         yield f"schedule.cooldown={schedule.cooldown!r}: is {share} and must be 1 to {after_warmup}, after the warm-up."
@@ -243,7 +243,8 @@ def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     num_evaluations = -(-steps.total // every)
     if patience is not None and num_evaluations < patience + 2:
         evaluations = f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps"
-        yield f"stop_early.patience={patience}: must be at most {num_evaluations - 2}, for {evaluations}."
+        rule = f"must be at most {num_evaluations - 2}, for {evaluations}"
+        yield f"stop_early.patience={patience}: {rule}. Lower it, or evaluate more often."
 
 
 def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:

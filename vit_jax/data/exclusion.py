@@ -57,7 +57,11 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
         )
     elif ids and not is_excluded_N.any():
         problem = f"none of its {len(ids):,} ids is a record of {split!r}. Give another file."
-    elif identifies_by_place and stated.get("images_sha256") not in (None, _images_sha256(source, is_excluded_N)):
+    elif (
+        identifies_by_place
+        and "images_sha256" in stated
+        and stated["images_sha256"] != _images_sha256(source, is_excluded_N)  # reads the images
+    ):
         problem = f"is of other data: other images have its places in {split!r}. Write it anew."
     else:
         return ExcludingSource(source, is_excluded_N)

@@ -68,8 +68,8 @@ class ShardSource(PackedSource):
 
     def image_of(self, index: int) -> bytes:
         (shard, _), offset, size = self._place_of(index), int(self._offsets[index]), int(self._sizes[index])
-        if size > MAX_IMAGE_BYTES:
-            raise UnreadableImage(f"It is larger than {MAX_IMAGE_BYTES:,} bytes")
+        if not 0 <= size <= MAX_IMAGE_BYTES:
+            raise UnreadableImage(f"It has {size:,} bytes, and must have 0 to {MAX_IMAGE_BYTES:,}")
         try:
             image = read_range(self.files[shard], offset, size)
         except NoAnswer:

@@ -226,11 +226,13 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     indices = np.arange(len(source)) if source.is_multilabel else np.flatnonzero(labels >= 0)
     sizes, needed = class_sizes(labels[indices], len(class_names)).tolist(), per_class or 1
     short = [f"{name!r} has {size}" for name, size in zip(class_names, sizes, strict=True) if size < needed]
-    if (training and short) or not len(indices):
+    if training and short:
         raise ValueError(
-            f"This split needs {needed} example(s) of each class; {few(short)}. Lower "
+            f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
             "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
         )
+    if not len(indices):
+        raise ValueError(f"config.input.classes={','.join(class_names)}: this split has no image of them.")
     if per_class is not None:
         counts = np.full(len(class_names), per_class)
         indices = indices[_first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
@@ -246,7 +248,7 @@ def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
     """Return for each known class its number among the chosen ones, or -1."""
     numbers = {name: number for number, name in enumerate(chosen)}
     problem = "" if 1 < len(numbers) == len(chosen) else "must be at least two different classes"
-    if unknown := next((name for name in chosen if name not in known), None):
+    if (unknown := next((name for name in chosen if name not in known), None)) is not None:
         near = closest(unknown, known, 3)
         hint = f"Nearest: {few(near, repr)}" if near else f"It has {few(known, repr)}"
         problem = f"the data have no class {unknown!r}. {hint}"

@@ -49,6 +49,8 @@ class FewShot:
             raise ValueError(f"sampling={self.sampling!r}: must be random or first.")
         if self.sampling == "first" and len(self.seeds) > 1:
             raise ValueError(f"seeds={self.seeds}: have no effect with sampling='first'. Give one.")
+        if self.penalty_choice not in ("mean_accuracy", "mean_rank"):
+            raise ValueError(f"penalty_choice={self.penalty_choice!r}: must be mean_accuracy or mean_rank.")
         if self.penalty_choice == "mean_rank" and len(self.l2) == 1:
             raise ValueError(f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give several.")
 
@@ -60,8 +62,8 @@ def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
 
 
 def require_positive(name: str, values: Sequence[float]) -> None:
-    """Raise ValueError unless the values of an argument are positive."""
-    for value in values:
+    """Raise ValueError unless the values of an argument are positive, at least one."""
+    for value in values or (None,):
         if not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{name}={value!r}: must be a positive number.")
 

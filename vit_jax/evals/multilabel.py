@@ -114,10 +114,7 @@ class MultilabelMetrics:
     def image_rows(self, rows: Rows) -> Iterator[list[object]]:
         """Yield for each image labels, predicted labels, whether they are equal, and probabilities of all classes."""
         for is_true_K, probability_K in zip(rows["label_BK"] > 0, rows["probability_BK"], strict=True):
-            sides = is_true_K, probability_K >= THRESHOLD
-            true, predicted = (
-                BETWEEN.join(self._class_names[k] for k in np.flatnonzero(side).tolist()) for side in sides
-            )
+            true, predicted = self._joined(is_true_K), self._joined(probability_K >= THRESHOLD)
             yield [true, predicted, int(true == predicted), *(f"{p:.6f}" for p in probability_K)]
 
     def _joined(self, is_class_K: np.ndarray) -> str:

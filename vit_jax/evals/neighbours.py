@@ -96,7 +96,7 @@ def make_neighbour_measure(
 
 
 def _validate(neighbours: Sequence[int], temperature: float) -> None:
-    require_counts("neighbours", neighbours, lowest=1)
+    require_counts("neighbours", tuple(dict.fromkeys(neighbours)), lowest=1)
     require_positive("temperature", (temperature,))
 
 

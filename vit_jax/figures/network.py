@@ -248,9 +248,9 @@ def _queries(a: Architecture) -> str:
 
 
 def _rows(model: Model, images_NHWC: np.ndarray, field: str) -> Iterator[np.ndarray]:
-    for row in model.stream(images_NHWC, field):
+    for index, row in enumerate(model.stream(images_NHWC, field)):
         assert isinstance(row, np.ndarray), "prepared images can be read"
-        yield finite(model, row)
+        yield finite(model, row[None], index)[0]
 
 
 def _captions(model: Model, images_NHWC: np.ndarray) -> list[str]:

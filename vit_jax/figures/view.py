@@ -73,9 +73,9 @@ def in_batches(
     return {name: finite(model, np.concatenate([batch[name] for batch in batches])) for name in batches[0]}
 
 
-def finite(model: Model, array: np.ndarray) -> np.ndarray:
-    """Return the outputs of a network, a row for each image. Raise ValueError if they are not finite."""
-    return require_finite(array, model.source, "image {}".format)
+def finite(model: Model, array: np.ndarray, first: int = 0) -> np.ndarray:
+    """Return the outputs of a network, one row an image from `first` on. Raise ValueError if one is not finite."""
+    return require_finite(array, model.source, lambda row: f"image {first + row}")
 
 
 def read_view(

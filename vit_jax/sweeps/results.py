@@ -134,7 +134,9 @@ def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[
 
 def rank(results: Mapping[str, Any], run: Run, metric: str) -> float:
     """Return a result of a run, negated if lower is better."""
-    return results[metric] * (1 if best_mode(metric, run.config.checkpoint.best_mode) == "max" else -1)
+    checkpoint = run.config.checkpoint
+    mode = best_mode(metric, checkpoint.best_mode if metric == checkpoint.best_metric else "auto")
+    return results[metric] * (1 if mode == "max" else -1)
 
 
 def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:

@@ -374,12 +374,14 @@ def open_datasets(config: RunConfig) -> Datasets:
 
 
 def _require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:
-    if (train.class_names, train.is_multilabel) != (source.class_names, source.is_multilabel):
-        of_both = [
-            f"{split!r} has {list(one.class_names)}, {'several' if one.is_multilabel else 'one'} for each image"
-            for split, one in ((train_name, train), (name, source))
-        ]
-        raise ValueError(f"The splits of {data!r} have different classes: {'; '.join(of_both)}.")
+    if train.class_names != source.class_names:
+        raise ValueError(
+            f"The splits of {data!r} have different classes: {train_name!r} has {list(train.class_names)}, "
+            f"{name!r} has {list(source.class_names)}."
+        )
+    if train.is_multilabel != source.is_multilabel:
+        several = train_name if train.is_multilabel else name
+        raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
 
 
 def train_stream(

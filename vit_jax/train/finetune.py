@@ -8,7 +8,7 @@ import functools
 import jax
 
 from vit_jax import hosts
-from vit_jax.config import FinetuneConfig
+from vit_jax.config import FinetuneConfig, resolve
 from vit_jax.config.check import validate
 from vit_jax.files import JsonObject
 from vit_jax.train import overview, rate_search
@@ -44,6 +44,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
+    resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before weights are fetched
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)

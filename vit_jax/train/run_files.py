@@ -41,16 +41,18 @@ _AMOUNTS = (
     *("best_step", "images", "test_images", "validation_images", "unreadable_images", "parameters", "exaflops"),
     *("wall_seconds", "images_per_second", "num_devices", "num_processes"),
 )
-_KIND_OF = {
-    **dict.fromkeys(("step", "steps", "global_batch"), "a whole number from 1"),
-    **dict.fromkeys(("parameters_sha256", "error", DIVERGED), "text"),
-    **dict.fromkeys(("model", "config"), "an object"),
-    **dict.fromkeys(_AMOUNTS, "a number from 0"),
-    "data": "text or null",
-    "fraction": "between 0 and 1",
-    "metrics": "an object of numbers",
+_COUNT = "a whole number from 1"
+_KIND_OF_AMOUNTS = dict.fromkeys(_AMOUNTS, "a number from 0")
+_KINDS_BY_FILE: Mapping[str, Mapping[str, str]] = {
+    CONFIG_FILE: {"global_batch": _COUNT, "data": "text or null", "model": "an object"},
+    START_FILE: {"parameters_sha256": "text"},
+    METRICS_FILE: {"step": _COUNT, **_KIND_OF_AMOUNTS},
+    SUMMARY_FILE: {DIVERGED: "text", **_KIND_OF_AMOUNTS},
+    PAUSE_FILE: {"fraction": "between 0 and 1", "steps": _COUNT},
+    ERROR_FILE: {"error": "text"},
+    DIVERGENCE_FILE: {"step": _COUNT, "metrics": "an object of numbers", "config": "an object"},
 }
-"""Kinds of values by name, in all files."""
+"""Kinds of values by name. Other values of metrics are numbers, and results of a summary are numbers or null."""
 
 
 def _is_number(value: object) -> bool:
@@ -73,12 +75,13 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
 
 def read_config(workdir: pathlib.Path) -> JsonObject:
     """Return the content of `config.json`, not compared with the schema: it may be of an older version."""
-    return _read_object(workdir / CONFIG_FILE)
+    return _read_object(workdir, CONFIG_FILE)
 
 
 def read_start(file: pathlib.Path) -> JsonObject:
     """Return what a run or a sweep started from, with the digest of the weights in "parameters_sha256"."""
-    return _read_object(file, ("parameters_sha256",))
+    with _damage(file):
+        return _parse_object(read_bounded(file, MAX_JSON_BYTES), START_FILE, ("parameters_sha256",))
 
 
 def write_error(workdir: pathlib.Path, error: BaseException) -> None:
@@ -90,7 +93,7 @@ def write_error(workdir: pathlib.Path, error: BaseException) -> None:
 
 def read_error(workdir: pathlib.Path) -> str | None:
     """Return the error that ended a run, its type first."""
-    values = _read_optional(workdir / ERROR_FILE, ("error",))
+    values = _read_optional(workdir, ERROR_FILE, ("error",))
     return None if values is None else values["error"]
 
 
@@ -116,7 +119,7 @@ def write_summary(workdir: pathlib.Path, summary: Mapping[str, object]) -> None:
 
 def read_summary(workdir: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject | None:
     """Return the content of `summary.json`, which must have one name of each tuple of `needs`."""
-    return _read_optional(workdir / SUMMARY_FILE, *needs)
+    return _read_optional(workdir, SUMMARY_FILE, *needs)
 
 
 def write_pause(workdir: pathlib.Path, pause: Mapping[str, float]) -> None:
@@ -126,12 +129,12 @@ def write_pause(workdir: pathlib.Path, pause: Mapping[str, float]) -> None:
 
 def read_pause(workdir: pathlib.Path) -> JsonObject | None:
     """Return the "fraction" that a run was paused at, and its "steps"."""
-    return _read_optional(workdir / PAUSE_FILE, ("fraction",), ("steps",))
+    return _read_optional(workdir, PAUSE_FILE, ("fraction",), ("steps",))
 
 
 def read_divergence(workdir: pathlib.Path) -> JsonObject | None:
     """Return the content of `divergence.json`: "step", "records", "metrics", "config"."""
-    return _read_optional(workdir / DIVERGENCE_FILE, ("step",), ("metrics",), ("config",))
+    return _read_optional(workdir, DIVERGENCE_FILE, ("step",), ("metrics",), ("config",))
 
 
 def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
@@ -146,32 +149,38 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"it must not be longer than {MAX_LINE_BYTES:,} bytes")
             text = line.decode()
-            values = _parse_object(text, ("step",), others="a number")
+            values = _parse_object(text, METRICS_FILE, ("step",))
         yield text, values
 
 
-def _read_optional(file: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject | None:
-    return _read_object(file, *needs) if file.exists() else None
+def _read_optional(workdir: pathlib.Path, name: str, *needs: tuple[str, ...]) -> JsonObject | None:
+    return _read_object(workdir, name, *needs) if (workdir / name).exists() else None
 
 
-def _read_object(file: pathlib.Path, *needs: tuple[str, ...]) -> JsonObject:
-    with _damage(file):
-        return _parse_object(read_bounded(file, MAX_JSON_BYTES), *needs)
+def _read_object(workdir: pathlib.Path, name: str, *needs: tuple[str, ...]) -> JsonObject:
+    with _damage(workdir / name):
+        return _parse_object(read_bounded(workdir / name, MAX_JSON_BYTES), name, *needs)
 
 
-def _parse_object(text: str | bytes, *needs: tuple[str, ...], others: str = "") -> JsonObject:
-    """Return an object that has one name of each tuple, and values of their kinds; `others` is that of other names."""
+def _parse_object(text: str | bytes, file: str, *needs: tuple[str, ...]) -> JsonObject:
+    """Return an object of a file that has one name of each tuple, and values of the kinds of the file."""
     values = parse_json(text)
     if not isinstance(values, dict):
         raise ValueError("it must be an object")
     for name, value in values.items():
-        kind = _KIND_OF.get(name, others or ("a number or null" if name.endswith(_RESULTS) else ""))
+        kind = _KINDS_BY_FILE[file].get(name) or _kind_of_others(file, name)
         if kind and not _KINDS[kind](value):
             raise ValueError(f"{printable(shortened(name, MAX_SHOWN))} must be {kind}")
     for names in needs:
         if not values.keys() & {*names}:
             raise ValueError(f"it must have {' or '.join(names)}")
     return values
+
+
+def _kind_of_others(file: str, name: str) -> str | None:
+    if file == METRICS_FILE:
+        return "a number"
+    return "a number or null" if file == SUMMARY_FILE and name.endswith(_RESULTS) else None
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from vit_jax.files import WriteError
 from vit_jax.train import rate_search
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.lock import WorkdirLock
-from vit_jax.train.lifecycle.workdir import claim, refuse_as_source, require_same_start
+from vit_jax.train.lifecycle.workdir import claim, prepare_shared, refuse_as_source, require_same_start
 from vit_jax.train.run_files import write_summary
 
 FINETUNING = load_recipe("configs/finetune.py:any,own")
@@ -218,6 +218,17 @@ def test_links_in_a_circle_are_no_folder(tmp_path):
     refuse_as_source(str(tmp_path / "loop"), str(tmp_path / "run"))
     with rejects(f"workdir {str(tmp_path / 'loop')!r}", "cannot be written"):
         take(tmp_path / "loop", FINETUNING)
+
+
+def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
+    """As a bucket whose account may only create."""
+
+    def deny(path, missing_ok=False):
+        raise PermissionError(errno.EACCES, "access is denied", str(path))
+
+    monkeypatch.setattr(pathlib.Path, "unlink", deny)
+    with rejects(f"workdir {str(tmp_path)!r} cannot be written", "access is denied"):
+        prepare_shared(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"])

@@ -5,7 +5,7 @@ import errno
 import json
 import pathlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
@@ -79,10 +79,9 @@ def prepare_shared(path: pathlib.Path) -> None:
       OSError: it is full, or its storage fails.
     """
     token = path / f".attempt_{hosts.gather(uuid.uuid4().hex)[0]}"  # a name that no link in somebody else's folder has
-    _raise_together(path, _write_token(token) if hosts.is_first() else None)
+    _raise_together(path, _change_workdir(path, lambda: _write_token(token)) if hosts.is_first() else None)
     seen = hosts.gather(token.exists())  # all have looked when this returns
-    if hosts.is_first():
-        token.unlink(missing_ok=True)
+    _raise_together(path, _change_workdir(path, token.unlink) if hosts.is_first() else None)
     if blind := [process for process, sees in enumerate(seen) if not sees]:
         raise ValueError(
             f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
@@ -90,17 +89,20 @@ def prepare_shared(path: pathlib.Path) -> None:
         )
 
 
-def _write_token(token: pathlib.Path) -> ValueError | OSError | None:
-    """Write a file into the workdir; return the error of a workdir that cannot be written."""
-    path = str(token.parent)
+def _write_token(token: pathlib.Path) -> None:
+    token.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(token, "a full disk takes empty files")
+
+
+def _change_workdir(path: pathlib.Path, change: Callable[[], None]) -> ValueError | OSError | None:
+    """Call a function that changes the workdir; return the error of a workdir that cannot be written."""
     try:
-        token.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(token, "a full disk takes empty files")
+        change()
     except OSError as error:
         if error.errno in PASSING:
-            return OSError(error.errno, error.strerror, path)
+            return OSError(error.errno, error.strerror, str(path))
         return ValueError(
-            f"workdir {path!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
+            f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
         )
     return None
 
