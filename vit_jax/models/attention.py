@@ -93,7 +93,7 @@ class Attention(nnx.Module):
     def _form_of(self, projections: Projections) -> str:
         """Return the form of the core. Queries that are not the tokens, as a pooling's probe, are few."""
         tokens = projections.key_BSE
-        if projections.query_BQE.shape != tokens.shape:
+        if projections.query_BQE.shape != tokens.shape or projections.offset_key_QSh is not None:
             return "xla"
         _, length, width = tokens.shape
         head_dim = width // self.num_heads
