@@ -84,6 +84,18 @@ class Source:
         return digest.hexdigest()
 
 
+def require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:
+    """Raise ValueError unless two splits of some data have the same classes and the same kind of labels."""
+    if train.class_names != source.class_names:
+        raise ValueError(
+            f"The splits of {data!r} have different classes: {train_name!r} has {list(train.class_names)}, "
+            f"{name!r} has {list(source.class_names)}."
+        )
+    if train.is_multilabel != source.is_multilabel:
+        several = train_name if train.is_multilabel else name
+        raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
+
+
 def files_digest(words: str, files: Iterable[str]) -> str:
     """Return a digest of words, and of the name, size and times of change of each file's content and inode.
 

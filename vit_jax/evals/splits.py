@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax.config import InputConfig
 from vit_jax.data.listing import WHOLE
-from vit_jax.data.records import Source, few
+from vit_jax.data.records import Source, few, require_same_classes
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
 from vit_jax.evals.label_map import Labelled, WeightsInfo, identity_map
@@ -137,11 +137,7 @@ def open_pair(name: str, choice: SplitChoice, training: TrainingData | None = No
     train, test = plan.source(train_split), plan.source(test_split)
     if train.is_multilabel or test.is_multilabel:
         raise ValueError(f"--data={name}: images may have several labels. Classifiers of features need one label.")
-    if train.class_names != test.class_names:
-        raise ValueError(
-            f"The splits of {name} have different classes: {train_split!r} {list(train.class_names)}, "
-            f"{test_split!r} {list(test.class_names)}."
-        )
+    require_same_classes(name, train_split, train, test_split, test)
     return Pair(name, train, test, plan.described(test))
 
 

@@ -30,7 +30,7 @@ from vit_jax.config.check import Phase, RunSteps, require_fit, require_labels, r
 from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.data.placement import local_rows, open_placed
-from vit_jax.data.records import Source
+from vit_jax.data.records import Source, require_same_classes
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import (
@@ -363,25 +363,14 @@ def open_datasets(config: RunConfig) -> Datasets:
         if evaluator.frozen
     }
     same = {name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"} | train_sources
-    _require_same_classes(config.data, inputs.train_split, train, inputs.test_split, test)
+    require_same_classes(config.data, inputs.train_split, train, inputs.test_split, test)
     for name, source in same.items():
         data = evaluators[name].data or config.data
-        _require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
+        require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
     frozen = {name: source.is_multilabel or others[name].is_multilabel for name, source in train_sources.items()}
     require_labels(config, is_multilabel=train.is_multilabel, frozen=frozen)
     check_augmentations(inputs, train[0])
     return Datasets(train, test, others, train_sources)
-
-
-def _require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:
-    if train.class_names != source.class_names:
-        raise ValueError(
-            f"The splits of {data!r} have different classes: {train_name!r} has {list(train.class_names)}, "
-            f"{name!r} has {list(source.class_names)}."
-        )
-    if train.is_multilabel != source.is_multilabel:
-        several = train_name if train.is_multilabel else name
-        raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
 
 
 def train_stream(
