@@ -140,7 +140,7 @@ def test_evaluator_yields_mean_and_spread():
         ({"l2": (0.0,)}, "positive"),
         ({"sampling": "last"}, "random or first"),
         ({"sampling": "first"}, "seeds=.*no effect"),
-        ({"l2": ()}, "l2=None.*positive"),
+        ({"l2": ()}, r"l2=\(\).*positive"),
         ({"penalty_choice": "median", "l2": (1.0, 2.0)}, "penalty_choice='median'.*mean_accuracy or mean_rank"),
         ({"penalty_choice": "mean_rank"}, "penalty_choice='mean_rank'.*one penalty.*Give several"),
     ],

@@ -168,7 +168,7 @@ def test_a_hidden_layer_stays_where_the_config_asks(save):
 
 @pytest.mark.parametrize("names", [("a", "b", "c"), None])
 def test_a_whole_head_stays_where_the_config_asks(save, names):
-    """Of the same classes, or of as many where nobody knows their names."""
+    """Heads of the same classes, or of as many where nobody knows their names."""
     _, fitted, _ = adapt(config(save(VIT, class_names=names), head="keep"), source("a", "b", "c"))
     for name, array in head_of(fitted).items():
         assert array.tobytes() == weights_of(VIT).parameters[name].tobytes()

@@ -63,7 +63,7 @@ def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
 
 def require_positive(name: str, values: Sequence[float]) -> None:
     """Raise ValueError unless the values of an argument are positive, at least one."""
-    for value in values or (None,):
+    for value in values or (values,):  # () is no number
         if not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{name}={value!r}: must be a positive number.")
 
