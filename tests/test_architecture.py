@@ -33,8 +33,6 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one loop, and apart
 LOOP = "vit_jax.train.loop"
 REPEATS = "vit_jax.train.replay"  # steps up to one, with nothing that is due between them
-VERB_LINES = 99
-RAISES = 14.5  # per thousand lines of vit_jax/; lower it with the code
 NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # recipes load on any machine
 BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
@@ -111,7 +109,7 @@ def rank_violations(sources: Sources) -> list[str]:
 
 
 def loop_violations(sources: Sources) -> list[str]:
-    """Verbs that import each other, do not train by the loop, or grow; and a loop over training steps beside the loop.
+    """Verbs that import each other or do not train by the loop, and a loop over training steps beside the loop.
 
     Wherever a statement inside a `for` or `while` calls the train step, it is such a loop.
     """
@@ -122,7 +120,6 @@ def loop_violations(sources: Sources) -> list[str]:
             others = [name for name in names for verb in VERBS - {module} if f"{name}.".startswith(f"{verb}.")]
             found += [f"{path}: imports {name}" for name in others]
             found += [] if any(f"{name}.".startswith(f"{LOOP}.") for name in names) else [f"{path}: imports no loop"]
-            found += [f"{path}: over {VERB_LINES} lines"] if len(source.splitlines()) > VERB_LINES else []
         if module.startswith("vit_jax.train.") and module not in (LOOP, REPEATS) and has_step_loop(source):
             found.append(f"{path}: a loop over training steps")
     return found
@@ -172,14 +169,6 @@ def second_spelling_helpers(sources: Sources) -> list[str]:
     """Modules beside vit_jax/nearest.py that compare spellings."""
     others = {path: source for path, source in sources.items() if path != "vit_jax/nearest.py"}
     return [f"{path}: imports difflib" for path, source in others.items() if "difflib" in set(imports(path, source))]
-
-
-def too_many_raises(sources: Sources) -> list[str]:
-    """More `raise` statements per thousand lines than the code base has had."""
-    lines = sum(len(source.splitlines()) for source in sources.values())
-    raises = sum(isinstance(node, ast.Raise) for source in sources.values() for node in ast.walk(ast.parse(source)))
-    density = 1000 * raises / lines
-    return [f"{density:.1f} raises per thousand lines, at most {RAISES}"] if density > RAISES else []
 
 
 def unbounded_reads(sources: Sources) -> list[str]:
@@ -305,7 +294,6 @@ COMPLAINTS = {
     "recipes": lambda: recipe_violations(read_sources("configs/**/*.py")),
     "reads": lambda: unbounded_reads(PACKAGE),
     "spelling": lambda: second_spelling_helpers(PACKAGE),
-    "raises": lambda: too_many_raises(PACKAGE),
     "foreign": lambda: foreign_violations(PACKAGE),
     "shared names": lambda: shared_names(PACKAGE),
     "small folders": lambda: small_folders(PACKAGE),
@@ -378,7 +366,6 @@ CASES = [  # a check, sources, and how many complaints
         1,
     ),
     (loop_violations, {"vit_jax/train/finetune.py": "import jax"}, 1),
-    (loop_violations, {"vit_jax/train/finetune.py": f"{LOOP_IMPORT}\n" + "x = 1\n" * VERB_LINES}, 1),
     (
         loop_violations,
         {"vit_jax/train/rate_search.py": "for step in steps:\n    state = run.train_step(state, batch)"},
@@ -420,8 +407,6 @@ CASES = [  # a check, sources, and how many complaints
         {"vit_jax/data/x.py": "def f():\n    import difflib", "vit_jax/nearest.py": "import difflib"},
         1,
     ),
-    (too_many_raises, {"vit_jax/x.py": "raise ValueError\n" + "x = 1\n" * 49}, 1),
-    (too_many_raises, {"vit_jax/x.py": "raise ValueError\n" + "x = 1\n" * 99}, 0),
     (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
     (shared_names, ["vit_jax/a/x.py", "vit_jax/b/x.py", "vit_jax/a/__init__.py", "vit_jax/b/__init__.py"], 2),
