@@ -379,7 +379,7 @@ def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
 
 def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
     """Convert by the coefficients of Rec. 601 with all 8 bits, as JPEG does."""
-    luma, blue, red = np.moveaxis(pixels.astype(np.float32) - np.float32([0, 128, 128]), -1, 0)
+    luma, blue, red = np.moveaxis(pixels.astype(np.float32) - np.array([0, 128, 128], np.float32), -1, 0)
     rgb = np.stack([luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], axis=-1)
     return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
 
