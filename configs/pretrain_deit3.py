@@ -101,7 +101,7 @@ def _pretraining(model: str, row: Row, epochs: int, *, is_21k: bool) -> Pretrain
             head="linear",
             position_tokens="patches",
             layer_scale=1e-4,
-            stochastic_depth_fraction=row.depths[epochs],
+            **_stochastic_depth(row.depths[epochs]),
         ),
         input=_inputs(
             row.pixels,
@@ -127,7 +127,7 @@ def _finetuning(model: str, row: Row, epochs: int, *, is_21k: bool) -> FinetuneC
             name=f"ViT-{model}",
             head="zero" if is_21k else "keep",
             position_resize="bicubic",
-            stochastic_depth_fraction=row.depths[epochs] if row.tuned_depth is None else row.tuned_depth,
+            **_stochastic_depth(row.depths[epochs] if row.tuned_depth is None else row.tuned_depth),
         ),
         input=_inputs(224, is_21k=is_21k, **(LIGHT if is_21k else RANDAUGMENT)),
         objective=SMOOTHED,
@@ -148,6 +148,13 @@ def _inputs(pixels: int, *, is_21k: bool, **others: Any) -> InputConfig:
         test_crop_fraction=1.0,
         **others,
     )
+
+
+def _stochastic_depth(fraction: float) -> dict[str, Any]:
+    """Return the options of one rate for all blocks."""
+    if fraction == 0:
+        return {}
+    return {"stochastic_depth_fraction": fraction, "stochastic_depth_form": "constant"}
 
 
 def _lamb(decay: float) -> OptimizerConfig:

@@ -236,6 +236,7 @@ def adapt_architecture(
             head_bias_init=0.0,
             dropout_fraction=dropout,
             stochastic_depth_fraction=config.stochastic_depth_fraction,
+            stochastic_depth_form=config.stochastic_depth_form,
             **_execution(config),
         ),
         drops_border=drops_border,

@@ -45,6 +45,7 @@ FinalNorm = Literal["tokens", "pooled", "none"]
 QkvBias = Literal["all", "query_value", "none"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
+StochasticDepthForm = Literal["linear", "constant"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Policy = Literal["none", "dots", "attention", "full"]
 Remat = Literal["auto", "none", "dots", "attention", "full"]
@@ -98,7 +99,9 @@ class NetworkOptions(ComputeOptions):
     dropout_fraction: Transformer[Fraction] = 0.0
     """Fraction of activations that dropout sets to 0 (ViT, Table 3)."""
     stochastic_depth_fraction: Transformer[Fraction] = 0.0
-    """Fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
+    """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too (AugReg)."""
+    stochastic_depth_form: Transformer[Annotated[StochasticDepthForm, When("stochastic_depth_fraction")]] = "linear"
+    """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
     gelu: Transformer[Gelu] = "tanh"
     """GELU: exact, its tanh approximation, as the released code, or x * sigmoid(1.702 x) (quick), as CLIP."""
     layer_norm_epsilon: Transformer[Positive] = 1e-6
@@ -194,7 +197,9 @@ class AdaptConfig(ComputeOptions):
     dropout_fraction: Fraction | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
-    """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
+    """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too."""
+    stochastic_depth_form: Annotated[StochasticDepthForm, When("stochastic_depth_fraction")] = "linear"
+    """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
 
     def __post_init__(self) -> None:
         if self.name is not None:

@@ -22,6 +22,7 @@ _WORDS = {  # our field: the words of other systems
     "model.compute_dtype": "dtype precision mixed_precision amp fp16 bf16",
     "model.remat": "gradient_checkpointing grad_checkpointing",
     "model.dropout_fraction": "dropout drop_rate dropout_rate hidden_dropout_prob",
+    "model.stochastic_depth_form": "drop_path_uniform drop_path_decay",
     "model.stochastic_depth_fraction": "drop_path drop_path_rate stochastic_depth stochdepth",
     "input.image_size": "img_size input_size resolution size res crop_size",
     "input.flip": "hflip horizontal_flip",
