@@ -255,6 +255,7 @@ def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> Finetun
             resize,
             **({"crop_area_fraction": (0.08, 1.0), "crop_distribution": "torchvision"} if is_inception else {}),
             **({"test_crop_fraction": 224 / 256} if how == "short_side" else {}),
+            train_interpolation="bicubic",
             test_interpolation="bicubic",
             randaugment_layers=2,
             randaugment_magnitude=9,

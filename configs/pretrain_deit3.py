@@ -145,7 +145,9 @@ def _inputs(pixels: int, *, is_21k: bool, **others: Any) -> InputConfig:
         **({"train_crop": "simple"} if is_21k else INCEPTION),
         mixup_alpha=0.0 if is_21k else 0.8,
         cutmix_alpha=1.0,
+        train_interpolation="bicubic",
         test_crop_fraction=1.0,
+        test_interpolation="bicubic",
         **others,
     )
 

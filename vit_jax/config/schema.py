@@ -240,6 +240,9 @@ class InputConfig:
     """Least and largest fraction of the image's area in an inception crop."""
     crop_distribution: Annotated[Literal["tf", "torchvision"], When("train_crop", "inception")] = "tf"
     """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as torchvision."""
+    train_interpolation: Interpolation | None = None
+    """Antialiased filter of resizing in training, as Pillow and torchvision (DeiT III, MAE: bicubic). None: sample
+    without antialiasing; average areas where the short side is resized."""
     shift_pixels: Annotated[Number, When("train_crop", "shift")] = 0
     """Largest shift in pixels in each direction."""
     flip: bool = True

@@ -35,6 +35,7 @@ _WORDS = {  # our field: the words of other systems
     "input.augmentations": "cutout hue gaussian_blur grayscale",
     "input.crop_area_fraction": "crop_scale random_resized_crop rrc_scale",
     "input.test_interpolation": "interpolation resample val_interpolation",
+    "input.train_interpolation": "train_resample",
     "input.test_crop_fraction": "crop_pct crop_ratio crop_percent",
     "input.sampling": "weighted_sampler class_balanced balanced_sampling oversample",
     "input.randaugment_layers": "randaugment randaug rand_augment aa auto_augment autoaugment trivial_augment",
