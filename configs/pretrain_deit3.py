@@ -101,6 +101,7 @@ def _pretraining(model: str, row: Row, epochs: int, *, is_21k: bool) -> Pretrain
             head="linear",
             position_tokens="patches",
             layer_scale=1e-4,
+            initial_values="truncated_normal",
             **_stochastic_depth(row.depths[epochs]),
         ),
         input=_inputs(
@@ -125,7 +126,7 @@ def _finetuning(model: str, row: Row, epochs: int, *, is_21k: bool) -> FinetuneC
         global_batch=2048 if is_21k else 512,
         model=AdaptConfig(
             name=f"ViT-{model}",
-            head="zero" if is_21k else "keep",
+            head="select" if is_21k else "keep",
             position_resize="bicubic",
             **_stochastic_depth(row.depths[epochs] if row.tuned_depth is None else row.tuned_depth),
         ),

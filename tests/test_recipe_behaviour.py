@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax import pytree
 from vit_jax.config import load_recipe
 from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture
 from vit_jax.config.schema import FinetuneConfig, ModelConfig
@@ -83,3 +84,46 @@ def test_drop_rate_of_each_block(family):
     rates = np.asarray(DROP_RATES[family])[1:]  # the tap has no input of the first block
     np.testing.assert_allclose(unchanged, np.square(rates), atol=0.02)
     assert np.all(unchanged[rates > 0.09] > 0)
+
+
+def initial_parameters(family: str) -> dict[str, np.ndarray]:
+    """Return the parameters of a recipe's network before the first step, wider and so with exact deviations."""
+    architecture = dataclasses.replace(tiny_architecture(family), width=64, mlp_dim=96)
+    model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
+    return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(model).items()}
+
+
+XAVIER = (2 / (64 + 64)) ** 0.5
+XAVIER_MLP = (2 / (64 + 96)) ** 0.5
+LECUN = (1 / (8 * 8 * 3)) ** 0.5
+PAPER_STDDEVS = {
+    "embedding/kernel": LECUN,
+    "encoder/blocks/attention/query/kernel": XAVIER,
+    "encoder/blocks/attention/out/kernel": XAVIER,
+    "encoder/blocks/mlp/expand/kernel": XAVIER_MLP,
+    "encoder/blocks/mlp/contract/kernel": XAVIER_MLP,
+    "encoder/blocks/mlp/expand/bias": 1e-6,
+    "positions/table": 0.02,
+    "class_token": 0.0,
+    "head/linear/kernel": 0.0,
+}
+DEIT3_STDDEVS = {name: 0.02 for name in PAPER_STDDEVS if name.endswith(("kernel", "table", "token"))}
+INITIAL_STDDEVS = {
+    "paper": PAPER_STDDEVS,
+    "AugReg": PAPER_STDDEVS,
+    "DeiT III": DEIT3_STDDEVS | {"encoder/blocks/mlp/expand/bias": 0.0, "encoder/blocks/attention/query/bias": 0.0},
+    "baseline S/16": {n: s for n, s in PAPER_STDDEVS.items() if n not in ("positions/table", "class_token")},
+}
+
+
+@pytest.mark.parametrize("family", INITIAL_STDDEVS)
+def test_standard_deviations_of_initial_values(family):
+    parameters = initial_parameters(family)
+    for name, stddev in INITIAL_STDDEVS[family].items():
+        tolerance = 5 * stddev / np.sqrt(2 * parameters[name].size)  # of an estimated deviation
+        assert parameters[name].std() == pytest.approx(stddev, abs=tolerance), name
+        assert abs(parameters[name].mean()) <= 5 * stddev / np.sqrt(parameters[name].size), name
+    if family == "DeiT III":
+        largest = 2 * 0.02 / 0.8796
+        assert all(np.abs(parameters[name]).max() <= largest + 1e-6 for name in DEIT3_STDDEVS)
+        assert np.unique(parameters["encoder/blocks/attention_scale"]).tolist() == [np.float32(1e-4)]

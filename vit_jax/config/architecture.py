@@ -392,6 +392,8 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
             drop = ", or in fine-tuning model.uncovered_border=drop" if a.family == "vit" else ""
             rule = f"patches of {patch} pixels must divide the image {axis} of {image}"
             yield f"name={a.name!r}: {rule}. Use an input.image_size of {sizes}, or another patch size{drop}."
+    if a.network is not None and a.initial_values != "paper":
+        yield f"initial_values={a.initial_values!r}: has no effect on the custom network {a.network}. Use paper."
     if a.patch_outputs and (a.num_classes or a.family != "vit" or a.head != "linear"):
         yield f"name={a.name!r}: must be a ViT without ResNet and classes, with model.head=linear, for masked patches."
     if a.has_transformer and a.width % a.num_heads:

@@ -45,6 +45,7 @@ FinalNorm = Literal["tokens", "pooled", "none"]
 QkvBias = Literal["all", "query_value", "none"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
+InitialValues = Literal["paper", "truncated_normal"]
 StochasticDepthForm = Literal["linear", "constant"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Policy = Literal["none", "dots", "attention", "full"]
@@ -87,6 +88,9 @@ class NetworkOptions(ComputeOptions):
     images to a ModelOutput. None: the named network."""
     head_bias_init: float = 0.0
     """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
+    initial_values: Transformer[InitialValues] = "paper"
+    """Initial parameters: those of the released code, with a head of zeros (paper), or all kernels and the class token
+    from a truncated normal of 0.02, with biases of zero (truncated_normal, DeiT III)."""
     block: Transformer[BlockForm | Reference | None] = None
     """Axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
     is a class that replaces `models.block.Block`. None: the standard block."""
@@ -178,9 +182,11 @@ class AdaptConfig(ComputeOptions):
 
     name: str | None = None
     """The network that init_from must hold, such as "ViT-B/16". None: any."""
-    head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"
+    head: Literal["zero", "zero_keep_hidden", "keep", "select"] = "zero"
     """The last layer: zero replaces it by zeros and removes a hidden layer (ViT, sec. 3.2), zero_keep_hidden keeps the
-    hidden layer, keep changes nothing."""
+    hidden layer, keep changes nothing, select keeps the outputs of the data's classes, found by name (DeiT III)."""
+    head_stddev: Annotated[NotNegative, When("head", "zero", "zero_keep_hidden")] = 0.0
+    """Standard deviation of a new last layer, from a truncated normal (MAE: 2e-5). 0: zeros."""
     position_resize: PositionResize = "corners"
     """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code;
     bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic without antialiasing, as Hugging
