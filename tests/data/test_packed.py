@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from tests.rejections import rejects
-from vit_jax.data import parquet, shards
+from vit_jax.data import parquet
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.packed import _expanded
 from vit_jax.data.sources import holds_out, located, open_source
@@ -96,37 +96,6 @@ def test_patterns(tmp_path, make_config):
         open_source("wds:a-{0..999999999}.tar", "train", config, 0)
     with rejects("", r"more than 100,000 files"):
         open_source("wds:a-{0..999}-{0..999}.tar", "train", config, 0)
-
-
-def test_an_index_is_made_once_for_a_state_of_a_shard(tmp_path, make_config, monkeypatch, cache):
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
-    made = []
-    monkeypatch.setattr(shards, "read_index", lambda *how, read=shards.read_index: made.append(how) or read(*how))
-
-    def opened(data=f"wds:{path}"):
-        shards._valid_index.cache_clear()  # as another process
-        return open_source(data, "all", make_config(), 0)
-
-    assert opened().labels.tolist() == opened().labels.tolist() == [0, 1] * 5
-    assert len(made) == 1
-    write_shard(path, samples([1, 0] * 5))
-    os.utime(path, ns=(1, 1))
-    assert opened().labels.tolist() == [1, 0] * 5
-    (tmp_path / "a.tar.index").write_bytes(b"{damaged")
-    assert opened().labels.tolist() == [1, 0] * 5
-    assert len(made) == 3
-    monkeypatch.setattr(
-        shards,
-        "write_atomically",
-        lambda place, content, write=shards.write_atomically: write(
-            tmp_path / "none" / "x" if place.parent == tmp_path else place, content
-        ),
-    )  # beside the shards it fails
-    os.utime(path, ns=(2, 2))
-    for _ in range(2):
-        assert opened().labels.tolist() == [1, 0] * 5
-    assert len(made) == 4
-    assert len(list(cache.iterdir())) == 1
 
 
 @pytest.mark.parametrize(
