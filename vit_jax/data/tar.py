@@ -276,6 +276,22 @@ def sample_key(name: str) -> str:
     return folder + slash + base.partition(".")[0]
 
 
+def suffix_of(name: str) -> str:
+    """Return the part of a name behind the first dot of its last part, in lower case."""
+    return name.rpartition("/")[2].partition(".")[2].lower()
+
+
+def image_order(name: str) -> tuple[int, int, str]:
+    """Return the place of an image among those of its sample; the lowest is the sample's image.
+
+    Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before `.seg.jpg`.
+    """
+    suffix = suffix_of(name)
+    kind = extension(name)
+    place = IMAGE_EXTENSIONS.index(kind) if kind in IMAGE_EXTENSIONS else len(IMAGE_EXTENSIONS)
+    return suffix.count("."), place, suffix
+
+
 def samples(entries: Iterable[tuple[str, T]]) -> Iterator[Sample[T]]:
     """Yield the images of an archive with their labels, from names and contents in the order of the archive.
 
