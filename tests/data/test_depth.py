@@ -114,6 +114,14 @@ GIVEN = {
 }
 
 
+GIVEN |= {
+    "TIFF of float16": (tiff((GREY // 16).astype(np.float16)), GREY // 16),
+    "TIFF of two bands": (tiff(RGB[..., :2], t262=("H", 1)), RGB[..., 0]),
+    "TIFF of three bands that are not called RGB": (tiff(RGB, t262=("H", 1)), RGB),
+    "TIFF of four bands": (tiff(np.dstack([RGB, GREY]), t262=("H", 1)), RGB),
+}
+
+
 @pytest.mark.parametrize("kind", GIVEN)
 def test_the_range_that_is_given_wins(kind):
     file, values = GIVEN[kind]
@@ -158,9 +166,9 @@ def test_what_needs_a_range_names_the_option(values):
 @pytest.mark.parametrize(
     ("file", "rule"),
     [
-        (tiff(UNIT.astype(np.float16)), "floating point of 16 bits"),
-        (tiff(RGB, t284=("H", 2)), "separate planes"),
-        (tiff(RGB[..., :2], t262=("H", 1)), "values that cannot be decoded"),
+        (tiff(UNIT.astype(np.complex64).view(np.float32), t339=("H", 6)), "complex numbers of 32 bits"),
+        (tiff(RGB, t284=("H", 2)), "1 of 3 strips or tiles are listed"),
+        (tiff(np.dstack([RGB, RGB]), t262=("H", 1)), "6 bands"),
         (tiff(GREY)[:60], "cut off"),
     ],
 )

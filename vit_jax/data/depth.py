@@ -11,10 +11,10 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-import cv2
 import numpy as np
 
-from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories, with_tag
+from vit_jax.data import rasters, tiff
+from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories
 from vit_jax.files import open_regular
 
 ValueRange = tuple[float, float]
@@ -24,13 +24,12 @@ MOST_FILES = 256  # that `survey` checks
 CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
 HEADER_BYTES = 4096  # read at once
 _MOST_CHUNKS = 64  # of a PNG, before its pixels
-_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT = 254, 258, 262, 277, 284, 339
+_SUBFILE, _BITS, _PHOTOMETRIC, _FORMAT = 254, 258, 262, 339
 _LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
-_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
+_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK = 0, 1, 2, 4
 _UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
 _THUMBNAIL = 1 | 4  # a smaller copy, a mask
-_VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 class Depth(NamedTuple):
@@ -42,7 +41,6 @@ class Depth(NamedTuple):
       is_float: values are floating point.
       is_inverted: the lowest value is white.
       form: "TIFF", "PNG" or another, which is not named.
-      problem: why OpenCV cannot decode the values; empty where it can.
     """
 
     bits: int
@@ -50,7 +48,6 @@ class Depth(NamedTuple):
     is_float: bool = False
     is_inverted: bool = False
     form: str = ""
-    problem: str = ""
 
     @property
     def needs_range(self) -> bool:
@@ -95,21 +92,16 @@ def is_deep(file: bytes) -> bool:
 
 
 def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
-    """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where OpenCV cannot decode them.
+    """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where they cannot be decoded.
 
     Raises:
+      UndecodableTiff, UndecodableRaster: the layout is not supported; the message names it.
       cv2.error: the file states more pixels than OpenCV takes.
     """
     if depth.form != "TIFF":
-        return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
-    if depth.is_inverted:  # OpenCV inverts some depths and not others
-        file = with_tag(file, _PHOTOMETRIC, _BLACK_IS_ZERO)
-    # With flags for colours, OpenCV 5 mixes up the channels of a TIFF, and rejects floating point.
-    values: Any = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
-    if values is None or values.dtype == np.uint8:
-        return None
-    values = values[..., 2::-1] if values.ndim == 3 else values
-    return values >> (16 - depth.bits) if depth.bits < 16 else values  # packed values come scaled to 16 bits
+        return rasters.decode_stored_values(file)
+    values, _ = tiff.read_values(file)
+    return values
 
 
 def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.ndarray:
@@ -239,14 +231,15 @@ def _pnm(start: bytes) -> Depth | None:
     if 255 < most <= 65535:
         return Depth(16, (0, most) if most < 65535 else None)
     is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
-    return Depth(8, (0, most)) if 1 < most < 255 and not is_text else None
+    least = 0 if start.startswith(b"P7") else 1  # OpenCV scales black and white of the others
+    return Depth(8, (0, most)) if least < most < 255 and not is_text else None
 
 
 def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     tags = {number: tag.values for number, tag in directory.items()}
     bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
-    if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
+    if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK):
         return None
     low, is_float = 0.0, form == _FLOAT
     if form != _UNSIGNED:
@@ -256,9 +249,4 @@ def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     if not is_float and not high < full:
         high = full if bits < 16 else math.nan
     stated = (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
-    problem = ""
-    if is_float and bits not in (32, 64):
-        problem = f"floating point of {bits} bits"
-    elif int(tags.get(_PLANES, (1,))[0]) == 2 and tags.get(_SAMPLES, (1,))[0] > 1:
-        problem = "colours in separate planes"
-    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF", problem)
+    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF")
