@@ -113,9 +113,7 @@ class Tag(NamedTuple):
     values: tuple[float, ...]
 
 
-def tiff_directories(
-    read: Read, wanted: Container[int], most_values: int = _MOST_VALUES
-) -> Iterator[dict[int, Tag]]:
+def tiff_directories(read: Read, wanted: Container[int], most_values: int = _MOST_VALUES) -> Iterator[dict[int, Tag]]:
     """Yield the wanted tags with numbers of each directory of a TIFF, which is a page; of equal tags the first.
 
     At most `most_values` numbers of a tag are read.
@@ -225,9 +223,11 @@ def _jpeg_xl(file: bytes) -> int:
 
 
 def _lerc(file: bytes) -> int:
+    """Return the number of samples: a pixel may have several."""
     (version,) = struct.unpack_from("<i", file, 6)
     rows, columns = struct.unpack_from("<ii", file, 10 if version < 3 else 14)
-    return rows * columns
+    samples = struct.unpack_from("<i", file, 22)[0] if version > 3 else 1
+    return rows * columns * samples
 
 
 _READERS: tuple[tuple[bytes, Callable[[bytes], int]], ...] = (

@@ -90,9 +90,7 @@ def decode(
     if pixels is None:
         raise UnreadableImage(_explain_unreadable(image))
     if _has_unmarked_inks(image):
-        raise UnreadableImage(
-            "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB"
-        )
+        raise UnreadableImage("The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB")
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 

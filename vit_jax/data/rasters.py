@@ -139,7 +139,9 @@ def _decode_pam(file: bytes) -> np.ndarray:
         raise UndecodableRaster("The file starts as PAM but its header lacks WIDTH, HEIGHT, DEPTH or MAXVAL")
     width, height, bands, most = (int(fields[name]) for name in (b"WIDTH", b"HEIGHT", b"DEPTH", b"MAXVAL"))
     if not 1 <= bands <= MOST_BANDS:
-        raise UndecodableRaster(f"The file is a PAM of {bands} bands, and images have 1 to {MOST_BANDS}: save it as RGB")
+        raise UndecodableRaster(
+            f"The file is a PAM of {bands} bands, and images have 1 to {MOST_BANDS}: save it as RGB"
+        )
     if kind is not None and kind[1].startswith(b"CMYK"):
         raise UndecodableRaster("The file is a PAM of CMYK: save it as RGB")
     if not 1 <= most <= 65535:

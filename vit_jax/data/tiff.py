@@ -33,14 +33,11 @@ _COLOR_MAP, _INK_SET, _FORMAT, _JPEG_TABLES = 320, 332, 339, 347
 _YCBCR_SUBSAMPLING = 530
 _IMAGE_DEPTH, _TILE_DEPTH = 32997, 32998
 # Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
-_PASSED_ON = (266, 292, 293, 317, 338, _FORMAT, _BITS, _PLANES, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT)
-_SMALL_TAGS = frozenset(
-    (
-        *_PASSED_ON,
-        *(_WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET),
-        *(_YCBCR_SUBSAMPLING, _IMAGE_DEPTH, _TILE_DEPTH),
-    )
+_PASSED_ON = (
+    *(266, 292, 293, 317, 338),
+    *(_BITS, _FORMAT, _PLANES, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _YCBCR_SUBSAMPLING),
 )
+_SMALL_TAGS = frozenset((*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH))
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
 
 # Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be larger than the page.
@@ -265,19 +262,22 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
         allowed = 2 * layout.height * layout.width * (layout.bands if layout.is_planar else 1) + _SPARE_PIXELS
         if count * segment_pixels > allowed:
             raise ValueError("its tiles are much larger than the page")
+        allowed_samples = allowed * layout.bands
         arguments = {"jpegtables": _read_jpeg_tables(file)} if layout.compression in JPEGS else {}
         values = np.empty(page.shaped, page.dtype)
-        for index, data in enumerate(_read_segments(file, layout, count)):
+        for index, data in enumerate(_read_segments(file, count)):
+            if index == 0:
+                page.is_jfif = data[6:10] == b"JFIF"  # then colours are YCbCr whatever the tags say
             if layout.compression == LERC:
                 data = _unwrap_lerc(data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096)
             if jpeg_scans(data) > MAX_JPEG_SCANS:
                 raise ValueError(f"a strip or tile is a JPEG of more than {MAX_JPEG_SCANS} scans")
             if layout.compression in _IMAGE_CODECS:
-                allowed -= _codec_pixels(data)
-            if allowed < 0:
+                allowed_samples -= _codec_pixels(data) * (1 if layout.compression == LERC else layout.bands)
+            if allowed_samples < 0:
                 raise ValueError("its strips or tiles state more pixels than the page")
             segment, (plane, _, top, left, _), _ = page.decode(data, index, **arguments)
-            if segment is None or segment.dtype != page.dtype:
+            if segment is None or (segment.dtype != page.dtype and layout.bits > 1):  # CCITT: integers
                 raise ValueError(f"its data are not {page.dtype}")
             part = values[plane, 0, top : top + segment.shape[1], left : left + segment.shape[2]]
             part[...] = segment[0, : part.shape[0], : part.shape[1]]
@@ -309,7 +309,7 @@ def _unwrap_lerc(data: bytes, most: int) -> bytes:
     return zlib.decompressobj().decompress(data, most)
 
 
-def _read_segments(file: bytes, layout: Layout, count: int) -> Iterator[bytes]:
+def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
     """Yield the encoded bytes of each strip or tile."""
     tags = tiff_tags(file, _OFFSET_TAGS, most_values=count)
     is_tiled = _TILE_OFFSETS in tags
@@ -343,8 +343,6 @@ def _describe_page(file: bytes, layout: Layout) -> tifffile.TiffPage:
     numbers[_HEIGHT] = (layout.height,)
     numbers[_COMPRESSION] = (layout.compression,)
     numbers[_PHOTOMETRIC] = (layout.photometric,)
-    if layout.compression in JPEGS and _YCBCR_SUBSAMPLING in layout.tags:
-        numbers[_YCBCR_SUBSAMPLING] = layout.tags[_YCBCR_SUBSAMPLING].values
     if layout.format == _UNDEFINED:
         numbers[_FORMAT] = (_UNSIGNED,)
     is_tiled = _TILE_WIDTH in numbers
@@ -402,7 +400,7 @@ def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
 
 def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
     """Convert by the coefficients of Rec. 601 with all 8 bits, as JPEG does."""
-    luma, blue, red = np.moveaxis(pixels.astype(np.float32) - np.float32([0, 128, 128]), -1, 0)
+    luma, blue, red = np.moveaxis(pixels.astype(np.float32) - np.array([0, 128, 128], np.float32), -1, 0)
     rgb = np.stack([luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], axis=-1)
     return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
 
@@ -411,9 +409,7 @@ def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
 def _explain_damage(layout: Layout) -> Iterator[None]:
     try:
         yield
-    except MemoryError:
-        raise
-    except Exception as error:  # codecs have no one class for damage
+    except Exception as error:  # codecs have no one class for damage, and may ask for memory that no page needs
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UndecodableTiff(
             f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an unknown kind: {reason}"
@@ -435,6 +431,6 @@ def _name(names: Callable[[int], Any], value: int) -> str:
 
 def _unsupported(reason: str, description: str) -> UndecodableTiff:
     return UndecodableTiff(
-        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as PNG, or as TIFF in grey "
-        "or RGB with compression LZW, deflate or none"
+        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as PNG, or as TIFF in "
+        "grey or RGB with compression LZW, deflate or none"
     )
