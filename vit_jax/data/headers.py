@@ -1,7 +1,8 @@
 """Read headers of image files without decoding: the number of pixels, the directories of a TIFF.
 
 Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to
-PAM, Sun raster; and of those that a TIFF may contain: JPEG XL, JPEG XR, LERC. Pillow 13 takes 6 to 10 times as long for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
+PAM, Sun raster; and of those that a TIFF may contain: JPEG XL, JPEG XR, LERC. Pillow 13 takes 6 to 10 times as long
+for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Read boxes of AVIF and JPEG 2000, and of AVIF how the image is turned and its Exif and XMP data (ISO 14496-12, 23008-12).
+"""Read boxes of AVIF and JPEG 2000; of AVIF the turns of the image, Exif and XMP (ISO 14496-12, 23008-12).
 
 Offsets and counts of the file are limits only: nothing is allocated by them.
 """

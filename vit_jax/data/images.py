@@ -66,9 +66,9 @@ def decode(
 
     Returns:
       uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range that the file states
-      (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they are rounded). Of an animation or several pages this is the first. CMYK becomes RGB
-      by (1 - ink) x (1 - black), without colour profiles. Alpha and any other fourth band are dropped; colours stay as
-      they are stored. Two bands are grey and one that is dropped.
+      (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they are rounded). Of an animation or several
+      pages this is the first. CMYK becomes RGB by (1 - ink) x (1 - black), without colour profiles. Alpha and any other
+      fourth band are dropped; colours stay as they are stored. Two bands are grey and one that is dropped.
 
     Raises:
       UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a range of values, or

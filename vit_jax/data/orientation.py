@@ -1,7 +1,8 @@
 """Turn photographs upright by the orientation that their file states.
 
-In Exif data: JPEG, PNG, WebP, TIFF, AVIF, JPEG 2000. In XMP data, where Exif states none: these and GIF. By irot and imir:
-AVIF, where they come first. Pillow 13 takes 4 to 10 times as long for a JPEG, and may decode a PNG for it.
+Exif data state it in JPEG, PNG, WebP, TIFF, AVIF and JPEG 2000; where they do not, XMP data in these formats and GIF.
+The properties irot and imir of an AVIF come first. Pillow 13 takes 4 to 10 times as long for a JPEG, and may decode a
+PNG for it.
 """
 
 import re
