@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.buckets import NoAnswer
-from vit_jax.data.depth import CAN_BE_DEEP
+from vit_jax.data.depth import SURVEYED
 from vit_jax.data.image_files import MAX_IMAGE_BYTES
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.listing import warn_once
@@ -57,7 +57,7 @@ class ShardSource(PackedSource):
         return b"%b/%b" % (self._names[self._place_of(index)[0]], bytes(self._members[index]))
 
     def surveyed(self) -> Sequence[int]:
-        suffixes = tuple(map(str.encode, CAN_BE_DEEP))
+        suffixes = tuple(map(str.encode, SURVEYED))
         return [index for index, name in enumerate(self._members.tolist()) if name.lower().endswith(suffixes)]
 
 

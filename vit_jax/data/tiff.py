@@ -10,13 +10,15 @@ import io
 import logging
 import math
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import imagecodecs
 import numpy as np
 import tifffile
 
-from vit_jax.data.headers import Tag, lerc_pixels, stated_pixels, tiff_tags
+from vit_jax.data.headers import MAX_JPEG_SCANS, Tag, jpeg_scans, stated_pixels, tiff_tags
 
 # It would log damage that the exceptions of this module name.
 logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
@@ -31,14 +33,11 @@ _COLOR_MAP, _INK_SET, _FORMAT, _JPEG_TABLES = 320, 332, 339, 347
 _YCBCR_SUBSAMPLING = 530
 _IMAGE_DEPTH, _TILE_DEPTH = 32997, 32998
 # Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
-_PASSED_ON = (266, 292, 293, 317, 338, _FORMAT, _BITS, _PLANES, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT)
-_SMALL_TAGS = frozenset(
-    (
-        *_PASSED_ON,
-        *(_WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET),
-        *(_YCBCR_SUBSAMPLING, _IMAGE_DEPTH, _TILE_DEPTH),
-    )
+_PASSED_ON = (
+    *(266, 292, 293, 317, 338),
+    *(_BITS, _FORMAT, _PLANES, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _YCBCR_SUBSAMPLING),
 )
+_SMALL_TAGS = frozenset((*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH))
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
 
 # Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be larger than the page.
@@ -46,6 +45,9 @@ _SPARE_PIXELS = 2**24
 _LARGEST_TABLES = 2**16  # bytes of JPEG tables
 
 JPEGS = (7, 33007, 34892)
+LERC = 34887
+_LERC_START = b"Lerc2 "
+_ZSTD_START = b"\x28\xb5\x2f\xfd"
 COMPRESSIONS: Mapping[int, str] = {
     1: "none",
     2: "CCITT RLE",
@@ -54,6 +56,7 @@ COMPRESSIONS: Mapping[int, str] = {
     5: "LZW",
     7: "JPEG",
     8: "deflate",
+    22610: "JPEG XR",
     32773: "PackBits",
     32946: "deflate",
     33003: "JPEG 2000",
@@ -67,11 +70,14 @@ COMPRESSIONS: Mapping[int, str] = {
     34926: "zstd",
     34927: "WebP",
     34933: "PNG",
+    34934: "JPEG XR",
     50000: "zstd",
     50001: "WebP",
+    50002: "JPEG XL",
+    52546: "JPEG XL",
 }
 """Compressions that are decoded, by the value of tag 259."""
-_IMAGE_CODECS = frozenset((*JPEGS, 33003, 33004, 33005, 34712, 34887, 34927, 34933, 50001))
+_IMAGE_CODECS = frozenset((*JPEGS, 22610, 33003, 33004, 33005, 34712, LERC, 34927, 34933, 34934, 50001, 50002, 52546))
 
 FORMATS: Mapping[int, str] = {
     1: "unsigned integers",
@@ -194,7 +200,9 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
 
 
 def decode_page(file: bytes) -> np.ndarray:
-    """Return the first page as uint8 (H, W) or (H, W, 3), RGB; of 16 bits the lower 8 are dropped.
+    """Return the first page as uint8 (H, W) or (H, W, 3), RGB.
+
+    Of 16 bits the lower 8 are dropped; colours are rounded.
 
     Raises:
       UndecodableTiff: as `read_values`.
@@ -223,8 +231,6 @@ def _is_known_sample(sample_format: int, bits: int) -> bool:
 def _require_known_colours(layout: Layout) -> None:
     """Raise UndecodableTiff for colours that cannot be converted to RGB."""
     description = layout.describe()
-    if layout.photometric is Photometric.MASK and layout.bits > 8:
-        raise _unsupported(f"a mask of {layout.bits} bits", description)
     if layout.photometric is Photometric.PALETTE and layout.bits > 8:
         raise _unsupported(f"a palette for {layout.bits} bits", description)
     if layout.photometric is Photometric.CMYK:
@@ -256,15 +262,22 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
         allowed = 2 * layout.height * layout.width * (layout.bands if layout.is_planar else 1) + _SPARE_PIXELS
         if count * segment_pixels > allowed:
             raise ValueError("its tiles are much larger than the page")
+        allowed_samples = allowed * layout.bands
         arguments = {"jpegtables": _read_jpeg_tables(file)} if layout.compression in JPEGS else {}
         values = np.empty(page.shaped, page.dtype)
-        for index, data in enumerate(_read_segments(file, layout, count)):
+        for index, data in enumerate(_read_segments(file, count)):
+            if index == 0:
+                page.is_jfif = data[6:10] == b"JFIF"  # then colours are YCbCr whatever the tags say
+            if layout.compression == LERC:
+                data = _unwrap_lerc(data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096)
+            if jpeg_scans(data) > MAX_JPEG_SCANS:
+                raise ValueError(f"a strip or tile is a JPEG of more than {MAX_JPEG_SCANS} scans")
             if layout.compression in _IMAGE_CODECS:
-                allowed -= _codec_pixels(data, layout)
-                if allowed < 0:
-                    raise ValueError("its strips or tiles state more pixels than the page")
+                allowed_samples -= _codec_pixels(data) * (1 if layout.compression == LERC else layout.bands)
+            if allowed_samples < 0:
+                raise ValueError("its strips or tiles state more pixels than the page")
             segment, (plane, _, top, left, _), _ = page.decode(data, index, **arguments)
-            if segment is None or segment.dtype != page.dtype:
+            if segment is None or (segment.dtype != page.dtype and layout.bits > 1):  # CCITT: integers
                 raise ValueError(f"its data are not {page.dtype}")
             part = values[plane, 0, top : top + segment.shape[1], left : left + segment.shape[2]]
             part[...] = segment[0, : part.shape[0], : part.shape[1]]
@@ -279,17 +292,24 @@ def _segment_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
     return min(page.rowsperstrip, layout.height) * layout.width
 
 
-def _codec_pixels(data: bytes, layout: Layout) -> int:
+def _codec_pixels(data: bytes) -> int:
     """Return the pixels that a strip or tile states in its own header, which its decoder believes."""
-    if layout.compression == 34887:
-        return lerc_pixels(data)
     pixels = stated_pixels(data)
-    if not pixels:
+    if pixels <= 0:
         raise ValueError("a strip or tile states no size")
     return pixels
 
 
-def _read_segments(file: bytes, layout: Layout, count: int) -> Iterator[bytes]:
+def _unwrap_lerc(data: bytes, most: int) -> bytes:
+    """Return LERC without its second compression, deflate or zstd, of at most so many bytes."""
+    if data.startswith(_ZSTD_START):
+        return bytes(imagecodecs.zstd_decode(data, out=most))
+    if data.startswith(_LERC_START):
+        return data
+    return zlib.decompressobj().decompress(data, most)
+
+
+def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
     """Yield the encoded bytes of each strip or tile."""
     tags = tiff_tags(file, _OFFSET_TAGS, most_values=count)
     is_tiled = _TILE_OFFSETS in tags
@@ -323,8 +343,6 @@ def _describe_page(file: bytes, layout: Layout) -> tifffile.TiffPage:
     numbers[_HEIGHT] = (layout.height,)
     numbers[_COMPRESSION] = (layout.compression,)
     numbers[_PHOTOMETRIC] = (layout.photometric,)
-    if layout.compression in JPEGS and _YCBCR_SUBSAMPLING in layout.tags:
-        numbers[_YCBCR_SUBSAMPLING] = layout.tags[_YCBCR_SUBSAMPLING].values
     if layout.format == _UNDEFINED:
         numbers[_FORMAT] = (_UNSIGNED,)
     is_tiled = _TILE_WIDTH in numbers
@@ -352,7 +370,10 @@ def _to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
     if layout.bits == 8:
         return values
     if layout.bits == 16:
-        return (np.maximum(values, 0) >> 8).astype(np.uint8)
+        positive = np.maximum(values, 0)
+        if values.ndim == 2:
+            return (positive >> 8).astype(np.uint8)
+        return ((positive.astype(np.uint32) + 128) // 257).astype(np.uint8)  # as libtiff: rounded
     assert layout.bits < 8, "a range is needed, or stated, for all others"
     most = (1 << layout.bits) - 1
     table = np.rint(np.arange(most + 1) * (255 / most)).astype(np.uint8)
@@ -388,9 +409,7 @@ def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
 def _explain_damage(layout: Layout) -> Iterator[None]:
     try:
         yield
-    except MemoryError:
-        raise
-    except Exception as error:  # codecs have no one class for damage
+    except Exception as error:  # codecs have no one class for damage, and may ask for memory that no page needs
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UndecodableTiff(
             f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an unknown kind: {reason}"
@@ -412,6 +431,6 @@ def _name(names: Callable[[int], Any], value: int) -> str:
 
 def _unsupported(reason: str, description: str) -> UndecodableTiff:
     return UndecodableTiff(
-        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): "
-        "save it as PNG, or as TIFF in grey or RGB with compression LZW, deflate or none"
+        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as PNG, or as TIFF in "
+        "grey or RGB with compression LZW, deflate or none"
     )
