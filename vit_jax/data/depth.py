@@ -240,8 +240,8 @@ def has_extra_band(read: Read) -> bool:
     if start.startswith(b"\x89PNG"):
         return start[25:26] in (b"\4", b"\6")
     if start.startswith(b"RIFF"):
-        is_extended = start[12:16] == b"VP8X"
-        return is_extended and bool(start[20:21]) and bool(start[20] & 0x10)
+        flags = {b"VP8X": (20, 0x10), b"VP8L": (24, 0x10)}.get(start[12:16])
+        return flags is not None and len(start) > flags[0] and bool(start[flags[0]] & flags[1])
     if start[4:8] == b"ftyp":
         return b"auxiliary:alpha" in start or b"aux:hevc:2015:auxid:1" in start
     if start.startswith(TIFF_STARTS):

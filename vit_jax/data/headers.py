@@ -73,6 +73,15 @@ def jpeg_scans(file: bytes) -> int:
     return 0
 
 
+def jpeg_2000_bands(file: bytes) -> int | None:
+    """Return the number of bands of a JPEG 2000; None for any other file."""
+    if not file.startswith((b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")):
+        return None
+    place = file.find(b"\xff\x4f\xff\x51")
+    bands = file[place + 40 : place + 42]
+    return int.from_bytes(bands, "big") if place >= 0 and len(bands) == 2 else None
+
+
 def jpeg_frame(file: bytes) -> tuple[int, int, int]:
     """Return height, width and number of components of a JPEG; zeros if it has no frame."""
     place = next((place for marker, place in jpeg_segments(file) if marker in JPEG_FRAMES), None)

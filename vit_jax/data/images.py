@@ -9,7 +9,15 @@ from vit_jax.config.schema import InputConfig
 from vit_jax.data import jpeg, rasters, tiff
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.depth import Depth, ValueRange, contradicts, decode_values, depth_of_file, map_values
-from vit_jax.data.headers import MAX_JPEG_SCANS, TIFF_STARTS, jpeg_frame, jpeg_scans, jpeg_segments, stated_pixels
+from vit_jax.data.headers import (
+    MAX_JPEG_SCANS,
+    TIFF_STARTS,
+    jpeg_2000_bands,
+    jpeg_frame,
+    jpeg_scans,
+    jpeg_segments,
+    stated_pixels,
+)
 from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
@@ -205,6 +213,10 @@ def _explain_unreadable(file: bytes) -> str:
         return "The file is empty"
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
         return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
+    if (bands := jpeg_2000_bands(file)) is not None:
+        return (
+            f"The file starts as JPEG 2000 of {bands} bands but is cut off, damaged or has a layout that is not decoded"
+        )
     for signature, name in _SIGNATURES:
         if file.startswith(signature):
             return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"

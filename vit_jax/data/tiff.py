@@ -30,12 +30,13 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES = 256, 257, 258, 25
 _STRIP_OFFSETS, _STRIP_ROWS, _STRIP_BYTES, _PLANES = 273, 278, 279, 284
 _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 322, 323, 324, 325
 _COLOR_MAP, _INK_SET, _FORMAT, _JPEG_TABLES = 320, 332, 339, 347
+_PREDICTOR = 317
 _YCBCR_SUBSAMPLING = 530
 _IMAGE_DEPTH, _TILE_DEPTH = 32997, 32998
 # Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
 _PASSED_ON = (
-    *(266, 292, 293, 317, 338),
-    *(_BITS, _FORMAT, _PLANES, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _YCBCR_SUBSAMPLING),
+    *(266, 292, 293, 338),
+    *(_BITS, _FORMAT, _PLANES, _PREDICTOR, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _YCBCR_SUBSAMPLING),
 )
 _SMALL_TAGS = frozenset((*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH))
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
@@ -168,6 +169,8 @@ def read_layout(file: bytes) -> Layout:
         raise _unsupported(f"{kind} of {words} bits", description)
     if photometric not in [*Photometric]:
         raise _unsupported(f"colours as {_name(tifffile.PHOTOMETRIC, photometric)} ({photometric})", description)
+    if compression == LERC and first(_PREDICTOR, 1) == 3:  # no longer lossless, and wrong in tifffile
+        raise _unsupported("a predictor for floating point", description)
     if first(_IMAGE_DEPTH, 1) > 1 or first(_TILE_DEPTH, 1) > 1:
         raise _unsupported("volumes", description)
 
