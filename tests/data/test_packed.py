@@ -224,9 +224,9 @@ def test_row_groups_are_read_once_and_forgotten(tmp_path, make_config, monkeypat
     )
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
     reads.clear()
-    size = sum(len(image(number)) for number in range(4))
-    stated = parquet._chunk(parquet._now(str(path)), 0, "image.bytes").uncompressed
-    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(size + stated))
+    sizes = [sum(len(image(number)) for number in range(first, first + 4)) for first in range(0, 20, 4)]
+    stated = [parquet._chunk(parquet._now(str(path)), group, "image.bytes").uncompressed for group in range(5)]
+    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(max(sizes) + max(stated)))
     assert levels(source) == list(range(20))
     assert reads == [0, 1, 2, 3, 4]
     assert (levels(source)[16:], reads[5:]) == ([16, 17, 18, 19], [0, 1, 2, 3, 4])

@@ -98,7 +98,7 @@ def test_long_labels_are_not_read_to_their_end(opened, tmp_path, monkeypatch):
     images = pa.array([{"bytes": image(0), "path": None}] * 300, IMAGE)
     with rejects(f"{tmp_path}/a.parquet", "row 0 has a label of 100,000 bytes"):
         opened(image=images, label=["x" * 10**5] * 300)
-    monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10**6)
+    monkeypatch.setattr(parquet, "MAX_LABEL_BYTES", 10**6)
     with rejects(f"{tmp_path}/a.parquet", "column 'label' cannot be read .its pages hold more than 1 MiB"):
         opened(image=IMAGES, label=[str(number) * 500_000 for number in range(4)])
 

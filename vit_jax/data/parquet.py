@@ -36,6 +36,8 @@ CACHE_BYTES = 2**28
 MAX_GROUP_BYTES = 2**30
 """Limit of the images of one row group. The Hub writes groups of 100 images."""
 _LABELS = ("label", "labels", "fine_label")  # the first that there is
+MAX_LABEL_BYTES = 2**30
+"""Limit of the labels of one row group."""
 _HUGGING_FACE = b"huggingface"  # metadata of the columns
 _SCHEMA_COPY = b"ARROW:schema"  # which pyarrow writes, with all metadata
 _LABELS_AT_ONCE = 2**13  # rows
@@ -137,7 +139,7 @@ def _explain_damage(file: str, part: str) -> Iterator[None]:
         raise
     except _DAMAGE as error:
         reason = printable(first_line(error)).rstrip(".")
-        raise ValueError(f"{file}: {part} cannot be read ({reason}). Copy the file again.") from error
+        raise ValueError(f"{file}: {part} cannot be read ({reason}). Copy the file again, or write it anew.") from error
 
 
 class _Description(NamedTuple):
@@ -418,7 +420,7 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
     with contextlib.ExitStack() as stack:
         with _explain_damage(file.path, place):
             for chunk in chunks:
-                measure_pages(file.path, chunk, MAX_GROUP_BYTES)
+                measure_pages(file.path, chunk, MAX_LABEL_BYTES)
             # As a dictionary, a text that many rows repeat is read once.
             source = _readable(file.path)
             opened = pq.ParquetFile(

@@ -213,8 +213,17 @@ def _parse(content: bytes, file: str, about: dict[str, Any]) -> Index | None:
     with open_regular(file) as opened:
         if _digest_ranges(opened, checks.ranges) != checks.sha256:
             return None
-    notes = {name: tuple(value) if isinstance(value, list) else value for name, value in stated["notes"].items()}
-    return Index(rows, Notes(**notes))
+    return Index(rows, _parse_notes(stated["notes"]))
+
+
+def _parse_notes(stated: dict[str, Any]) -> Notes:
+    return Notes(
+        num_several=stated["num_several"],
+        read=tuple(stated["read"]),
+        skipped=tuple(stated["skipped"]),
+        num_without=stated["num_without"],
+        without=tuple(stated["without"]),
+    )
 
 
 def _are_inside(rows: np.ndarray, num_bytes: int) -> bool:
