@@ -180,6 +180,8 @@ def test_a_whole_head_stays_where_the_config_asks(save, names):
         (("a", "b", "c"), ("a", "b"), r"3 .*\['a', 'b', 'c'\].*2 .*\['a', 'b'\].*head=zero"),
         (("a", "b", "c"), ("a", "c", "b"), r"3 .*3 .*\['a', 'c', 'b'\].*head=zero"),
         (None, ("a", "b"), "3 .*not named.*2 .*head=zero"),
+        (None, ("0", "10", "2"), r"another order \(\['0', '10', '2'\]\).*head=zero"),
+        (None, ("1", "2", "3"), "another order.*leading zeros.*head=zero"),
     ],
 )
 def test_a_head_of_other_classes_cannot_stay(save, names, here, rule):

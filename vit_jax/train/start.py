@@ -324,3 +324,10 @@ def _require_same_classes(weights: Weights, train: Source) -> None:
             f"config.model.head='keep', but {weights.source} has {weights.architecture.num_classes} classes ({known}) "
             f"and the data {len(here)} ({list(here)[:10]}). For other classes use config.model.head=zero."
         )
+    numbers = [int(name) if name.isdecimal() else -1 for name in here]
+    if there is None and min(numbers) >= 0 and numbers != list(range(len(here))):
+        raise ValueError(
+            f"config.model.head='keep': {weights.source} does not name its classes, and the data's names are numbers "
+            f"in another order ({list(here)[:10]}), so its outputs would be exchanged. Name the folders with leading "
+            "zeros from 0, or use config.model.head=zero."
+        )
