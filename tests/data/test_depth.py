@@ -169,6 +169,8 @@ def test_what_needs_a_range_names_the_option(values):
     [
         (tiff(UNIT.astype(np.complex64).view(np.float32), t339=("H", 6)), "complex numbers of 32 bits"),
         (tiff(RGB, t284=("H", 2)), "1 of 3 strips or tiles are listed"),
+        (tiff(RGB, t259=("H", 34661)), r"compression 34661 \(JBIG\)"),
+        (tiff(np.dstack([RGB, RGB[..., :2]])), "5 bands"),
         (tiff(np.dstack([RGB, RGB]), t262=("H", 1)), "6 bands"),
         (tiff(GREY)[:60], "cut off"),
     ],

@@ -186,6 +186,13 @@ def test_jpeg_in_tiff(subsampling, layout):
     assert_close(file, by_pillow(file))
 
 
+def test_jpeg_planes_without_jfif():
+    """As GDAL writes them: tifffile takes each plane for RGB."""
+    file = written(np.moveaxis(SMOOTH, -1, 0), photometric="rgb", planarconfig="separate", compression="jpeg")
+    assert file.count(b"JFIF") == 3
+    assert_close(file.replace(b"JFIF", b"JFXX"), decode(file))
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 6, 8, 10, 12, 14, 16])
 @pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
 def test_bits_of_a_grey_tiff(bits, photometric):

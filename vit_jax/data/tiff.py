@@ -270,7 +270,8 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
         values = np.empty(page.shaped, page.dtype)
         for index, data in enumerate(_read_segments(file, count)):
             if index == 0:
-                page.is_jfif = data[6:10] == b"JFIF"  # then colours are YCbCr whatever the tags say
+                # Then the file's own marks tell the colours, whatever the tags say; a plane is grey.
+                page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
             if layout.compression == LERC:
                 data = _unwrap_lerc(data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096)
             if jpeg_scans(data) > MAX_JPEG_SCANS:
