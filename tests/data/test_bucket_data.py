@@ -111,9 +111,11 @@ def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_im
 
 
 def test_the_index_of_a_shard_is_kept_on_this_machine(local, make_config, cache, monkeypatch):
+    """It is of a generation: a mirror that is made again has files with other times."""
     config = make_config(train_split="train", test_split="train[90%:]")
     open_source(f"wds:{ROOT}/data/wds", "train", config, 0)
     assert (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar.index").is_file()
+    (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar").unlink()
     shard_index._find_valid.cache_clear()
     files.mirror.cache_clear()
     monkeypatch.delattr(shard_index, "read_index")
