@@ -289,7 +289,8 @@ def test_weights_of_a_repository(library):
     assert weights.architecture.width == SQUARE.width
     load_weights("hf://owner/name@refs/pr/1", num_heads=2)
     assert [call[:2] for call in library] == [("owner/a-name_1.0", None), ("owner/name", "refs/pr/1")]
-    assert library[0][2] == ["*.safetensors", "config.json", "preprocessor_config.json"]
+    configurations = ["config.json", "preprocessor_config.json", "adapter_config.json"]
+    assert library[0][2] == ["*.safetensors", "*.safetensors.index.json", *configurations]
 
 
 @pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"])
