@@ -8,7 +8,7 @@ import math
 import pathlib
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -118,27 +118,40 @@ def read_adapter(folder: pathlib.Path) -> Adapter:
 
 def _find_problem(config: Mapping[str, object]) -> str:
     """Return the field of a configuration that is not covered, with its value; "" if all are."""
-    if config.get("peft_type") != "LORA":
-        return f"peft_type={shown(str(config.get('peft_type')))}"
-    if config.get("bias") not in (None, "none"):
-        return f"bias={shown(str(config['bias']))}"
-    if config.get("init_lora_weights") not in _INITIAL:
-        return f"init_lora_weights={shown(str(config['init_lora_weights']))} (it changes the base)"
-    for field, default in _DEFAULTS.items():
-        value = config.get(field, default)
-        is_number = type(value) is int or (field == "lora_alpha" and type(value) is float and math.isfinite(value))
-        if not is_number or (field == "r" and value < 1):  # type: ignore[operator]
+    for field, is_covered in _COVERED.items():
+        value = config.get(field, _DEFAULTS.get(field))
+        if not is_covered(value):
             return f"{field}={shown(str(value))}"
-    alphas = config.get("alpha_pattern") or {}
-    if not isinstance(alphas, dict) or not all(map(_is_plain_alpha, alphas, alphas.values())):
-        return "alpha_pattern with regular expressions"
     unknown = [field for field, value in config.items() if value and value != "none" and field not in _NEUTRAL]
     return f"{shown(unknown[0])[1:-1]}={shown(str(config[unknown[0]]))}" if unknown else ""
+
+
+def _are_plain(alphas: object) -> bool:
+    """Return True for numbers by the ends of layers' names."""
+    return not alphas or (isinstance(alphas, dict) and all(map(_is_plain_alpha, alphas, alphas.values())))
 
 
 def _is_plain_alpha(ending: str, alpha: object) -> bool:
     """Return True for the end of a layer's name with a number: expressions of others could take forever."""
     return re.fullmatch(r"[\w.]+", ending) is not None and type(alpha) in (int, float)
+
+
+def _is_rank(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_alpha(value: object) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+_COVERED: Mapping[str, Callable[[object], bool]] = {  # field → True for values that are read
+    "peft_type": lambda value: value == "LORA",
+    "bias": lambda value: value in (None, "none"),
+    "init_lora_weights": lambda value: value in _INITIAL,
+    "r": _is_rank,
+    "lora_alpha": _is_alpha,
+    "alpha_pattern": _are_plain,
+}
 
 
 def base_address(adapter: Adapter, *, is_local: bool) -> str:
@@ -165,18 +178,7 @@ def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merg
     Raises:
       ValueError: layers that the base does not have, factors without their pair, or of other shapes.
     """
-    names = {name: name.removeprefix(_PREFIX) for name in factors.arrays}
-    odd = [name for name, short in names.items() if not name.startswith(_PREFIX) or _is_of_other_method(short)]
-    if odd:
-        raise ValueError(f"its array {shown(odd[0])} is of no part of LoRA that is read. Merge the adapter with peft.")
-    pairs: dict[str, dict[str, str]] = {}
-    whole: dict[str, str] = {}  # name in the network → in the file of the adapter
-    for name, short in names.items():
-        match = _FACTOR.fullmatch(short)
-        if match is None:
-            whole[short] = name
-        else:
-            pairs.setdefault(match["layer"], {})[match["factor"]] = name
+    pairs, whole = _sort_arrays(factors.arrays)
     kernels = {layer: f"{layer}.weight" for layer in pairs}
     places = find_places([*kernels.values(), *whole], base.arrays)
     if missing := [layer for layer, kernel in kernels.items() if kernel not in places]:
@@ -209,6 +211,24 @@ def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merg
     return Merged(ArrayFile(base.path, arrays, {}, read), note, frozenset(replaced))
 
 
+def _sort_arrays(arrays: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the factors of each layer, and other arrays by their name in the network; ValueError for other methods."""
+    pairs: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for name in arrays:
+        short = name.removeprefix(_PREFIX)
+        match = _FACTOR.fullmatch(short)
+        if short == name or (match is None and "lora_" in short):
+            raise ValueError(
+                f"its array {shown(name)} is of no part of LoRA that is read. Merge the adapter with peft."
+            )
+        if match is None:
+            whole[short] = name
+        else:
+            pairs.setdefault(match["layer"], {})[match["factor"]] = name
+    return pairs, whole
+
+
 def find_places(names: Iterable[str], in_base: Iterable[str]) -> dict[str, str]:
     """Return names of an adapter → names in the base, for those it has, also under another generation of names."""
     names, in_base = list(names), set(in_base)
@@ -217,10 +237,6 @@ def find_places(names: Iterable[str], in_base: Iterable[str]) -> dict[str, str]:
         found |= {name: name.removeprefix(wrapper) for name in names if name.removeprefix(wrapper) in in_base}
     others = [name for name in names if name not in found]
     return {**huggingface.find_names(others, in_base), **found} if others else found
-
-
-def _is_of_other_method(name: str) -> bool:
-    return "lora_" in name and _FACTOR.fullmatch(name) is None
 
 
 def _check_pair(

@@ -101,8 +101,9 @@ def load_weights(
     """Read weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
     Args:
-      source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
-        of ours; or "hf://owner/name". All but the last also at gs://..., from where files are downloaded and kept.
+      source: a .npz or .safetensors file; a folder with one .safetensors, model.safetensors among several, or shards
+        with their index; a folder with an adapter of PEFT (LoRA), which names its base; a workdir of ours; or
+        "hf://owner/name". All but the last also at gs://..., from where files are downloaded and kept.
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
@@ -167,7 +168,8 @@ def _load_adapter(address: str, path: pathlib.Path, options: Mapping[str, object
             f"{folder} is a PEFT adapter of {adapter.base}: {error} To name another place of the base, set "
             f"base_model_name_or_path in a local copy of {folder / ADAPTER_CONFIG}."
         ) from error
-    return _load_file(file, _beside(base_path, file), options, allowed, (adapter, factors))
+    weights = _load_file(file, _beside(base_path, file), options, allowed, (adapter, factors))
+    return dataclasses.replace(weights, licence=weights.licence or licence_of(base.removeprefix("hf://")))
 
 
 def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:

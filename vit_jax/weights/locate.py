@@ -108,20 +108,26 @@ def _find_in_folder(folder: pathlib.Path) -> pathlib.Path:
     names = sorted(file.name for file in folder.iterdir())
     files = [name for name in names if name.endswith(".safetensors")]
     indexes = [name for name in names if name.endswith(f".safetensors{SUFFIX}")]
-    chosen = [name for name in files if name == WEIGHTS] or [name for name in indexes if name == INDEX]
-    chosen = chosen or indexes or files
-    if len(chosen) == 1 and not is_shard(chosen[0]):
-        return folder / chosen[0]
+    for usual in (WEIGHTS, INDEX):
+        if usual in names:
+            return folder / usual
+    candidates = indexes or files
+    if len(candidates) == 1 and not is_shard(candidates[0]):
+        return folder / candidates[0]
+    raise ValueError(_describe_folder(folder, names, files, indexes))
+
+
+def _describe_folder(folder: pathlib.Path, names: list[str], files: list[str], indexes: list[str]) -> str:
+    """Return why a folder without exactly one network is not read, and the remedy."""
     if any(map(is_shard, files)) and not indexes:
-        raise ValueError(f"{folder} holds shards ({files[0]}, ...) and no index ({INDEX}). Fetch the index, too.")
-    if not files and not indexes and (pickles := choose_pickles(names)):
-        raise ValueError(f"{folder}: holds {pickles[0]}, {_advise_folder(folder, pickles)}")
+        return f"{folder} holds shards ({files[0]}, ...) and no index ({INDEX}). Fetch the index, too."
+    pickles = choose_pickles(names)
+    if pickles and not (files or indexes):
+        return f"{folder}: holds {pickles[0]}, {_advise_folder(folder, pickles)}"
     present = ", ".join(files) or "none"
     inside = next((parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)), None)
     wanted = f"give the workdir, {inside}" if inside else "give a file"
-    raise ValueError(
-        f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {present}): {wanted}."
-    )
+    return f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {present}): {wanted}."
 
 
 def _advise_folder(folder: pathlib.Path, pickles: list[str]) -> str:
