@@ -21,8 +21,8 @@ from vit_jax.config.check import lengths
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
-from vit_jax.files import JsonObject, expanded, printable, shortened
 from vit_jax.evals.imagenet_classes import match_outputs
+from vit_jax.files import JsonObject, expanded, printable, shortened
 from vit_jax.models.initial_values import truncated_normal
 from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
