@@ -133,7 +133,8 @@ def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarra
         missing = few([class_names[place] for place in absent])
         raise ValueError(
             f"config.model.head='select': {weights.source} must have outputs of the {len(class_names):,} classes "
-            f"of the data, and {len(absent):,} were not found by name: {missing}. Use zero with config.model.head_stddev=0.02."
+            f"of the data, and {len(absent):,} were not found by name: {missing}. Use zero with "
+            "config.model.head_stddev=0.02."
         )
     return output_L
 
