@@ -327,7 +327,8 @@ class OptimizerConfig:
 
     name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
     """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
-    momentum, or a reference such as "optax:lion"."""
+    momentum, or a reference such as "optax:lion". A parameter that begins at zero has the steps of one with a standard
+    deviation of 0.02 under lamb, optax:lamb, optax:lars, optax:fromage and optax:adafactor."""
     arguments: Annotated[Mapping[str, Any], When("name", Reference)] = dataclasses.field(default_factory=dict)
     """Arguments by name: --config.optimizer.arguments.b1=0.95."""
     momentum: Annotated[Fraction, When("name", "sgd")] = 0.9

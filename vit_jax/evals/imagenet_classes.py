@@ -130,11 +130,11 @@ def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarra
             output_L[number_of] = outputs_of(weights)
     absent = np.flatnonzero(output_L < 0)
     if len(absent) > MOST_ABSENT or len(absent) == len(class_names):
-        missing = few([class_names[place] for place in absent.tolist()])
+        missing = few([class_names[int(place)] for place in absent])
         raise ValueError(
-            f"config.model.head='select': {weights.source} must have outputs of the data's "
-            f"{len(class_names):,} classes, and {len(absent):,} were not found by name: {missing}. "
-            "Use zero with config.model.head_stddev=0.02."
+            f"config.model.head='select': {weights.source} must have outputs of the {len(class_names):,} classes "
+            f"of the data, and {len(absent):,} were not found by name: {missing}. Use zero with "
+            "config.model.head_stddev=0.02."
         )
     return output_L
 

@@ -22,8 +22,8 @@ M = TypeVar("M", bound=nnx.Module)
 def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
     """Return the network with new kernels, tokens and learned positions, and biases of zero.
 
-    Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches stays as it is, and
-    so do norms and LayerScale.
+    Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches, norms and LayerScale
+    stay as they are.
     """
     leaves = pytree.named_leaves(model)
     place_of = {name: place for place, name in enumerate(sorted(leaves))}
