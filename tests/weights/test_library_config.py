@@ -5,9 +5,19 @@ import json
 
 import pytest
 
-from tests.weights.small_networks import HYBRID, PREPROCESSING, RESNET, ROOT_HYBRID, VIT, assert_same, weights_of
+from tests.weights.small_networks import (
+    HYBRID,
+    PREPROCESSING,
+    RESNET,
+    ROOT_HYBRID,
+    TRAINING,
+    VIT,
+    assert_same,
+    weights_of,
+)
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
+from vit_jax.weights.fit import without_head
 from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.library_config import timm_config
 from vit_jax.weights.saving import save_weights
@@ -43,6 +53,32 @@ def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
         processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
         assert processor["size"] == {"height": 8, "width": 12}
         assert processor["image_mean"] == processor["image_std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+@pytest.mark.parametrize("is_multilabel", [True, False])
+def test_the_folder_tells_whether_images_have_several_labels(format_name, is_multilabel, tmp_path):
+    """With our metadata and without them, for weights of a library and of a run, and through each format of ours."""
+    training = dataclasses.replace(TRAINING, is_multilabel=is_multilabel)
+    stated = weights_of(VIT, class_names=NAMES, has_several_labels=is_multilabel)
+    for number, written in enumerate((stated, weights_of(VIT, class_names=NAMES, training=training))):
+        folder = tmp_path / str(number)
+        save_weights(written, folder, format_name)
+        kind = "multi" if is_multilabel else "single"
+        assert json.loads((folder / "config.json").read_text())["problem_type"] == f"{kind}_label_classification"
+        assert load_weights(folder).is_multilabel == is_multilabel
+        forget_metadata(folder)
+        read = load_weights(folder)
+        assert read.is_multilabel == is_multilabel
+        for path, other in ((tmp_path / "one.npz", "released"), (tmp_path / "ours", "vit_jax")):
+            save_weights(read, path, other)
+            assert load_weights(path).is_multilabel == is_multilabel
+        assert not without_head(read).is_multilabel
+
+
+def test_networks_without_classes_have_no_problem_type(tmp_path):
+    save_weights(weights_of(dataclasses.replace(VIT, num_classes=0)), tmp_path / "out", "huggingface")
+    assert "problem_type" not in json.loads((tmp_path / "out/config.json").read_text())
 
 
 @pytest.mark.parametrize(

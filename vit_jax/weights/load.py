@@ -59,6 +59,7 @@ class Weights:
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
+    has_several_labels: bool = False  # images may have several labels, as their configuration states
 
     def resize_method(self, position_resize: str = "library") -> str:
         """Return how positions are resized: "library" is the method of the library whose names the file has."""
@@ -70,8 +71,8 @@ class Weights:
 
     @property
     def is_multilabel(self) -> bool:
-        """Return True if the run that made them was multi-label."""
-        return self.training is not None and self.training.is_multilabel
+        """Return True if images may have several labels, by their configuration or the run that made them."""
+        return self.has_several_labels or (self.training is not None and self.training.is_multilabel)
 
     def with_network(self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any) -> "Weights":
         """Return the weights with another network, whose parameters are chosen and ordered by its names."""
@@ -215,6 +216,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object
         notes,
         description.stored_training_data(metadata),
         licence=description.stored_licence(metadata),
+        has_several_labels=description.states_several_labels(metadata),
     )
 
 
@@ -282,6 +284,7 @@ def _load_file(
         training=description.stored_training_data(file.metadata),
         format=known.format,
         licence=sidecar.licence,
+        has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
     )
     weights = weights if normalisation == OURS else _folded(weights, normalisation)
     names, classes = weights.class_names, weights.architecture.num_classes
@@ -346,6 +349,7 @@ def _carried(file: ArrayFile) -> Sidecar:
         preprocessing=preprocessing if isinstance(preprocessing, dict) else None,
         notes=notes,
         licence=description.stored_licence(file.metadata),
+        is_multilabel=description.states_several_labels(file.metadata),
     )
 
 

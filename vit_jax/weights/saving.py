@@ -67,7 +67,14 @@ def save_weights(
     notes = _differences(format_name, entries, weights.architecture, stated)
     if into_folder:
         path.mkdir(parents=True, exist_ok=True)
-        notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
+        notes += write_library_config(
+            path,
+            format_name,
+            a,
+            written.class_names,
+            written.preprocessing,
+            is_multilabel=written.is_multilabel,
+        )
         write_card(written, format_name, path)
     notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
     used = {entry.name for entry in entries}
@@ -121,7 +128,14 @@ def names_folder(path: str | pathlib.Path) -> bool:
 
 def describe_weights(weights: Weights) -> dict[str, object]:
     """Return the metadata that weights carry, in any format."""
-    return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training, weights.licence)
+    return describe(
+        weights.architecture,
+        weights.class_names,
+        weights.preprocessing,
+        weights.training,
+        weights.licence,
+        is_multilabel=weights.is_multilabel,
+    )
 
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
