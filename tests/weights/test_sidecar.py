@@ -304,8 +304,8 @@ def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear",
 def test_what_a_processor_says_and_ours_does(processor, expected):
     size = list(expected[0])
     assert of_huggingface({"image_size": size}, HALF | processor) == (prepared(*expected), ())
-    _, (note, *_) = of_huggingface({"image_size": 99}, HALF | {"size": 32} | processor)
-    assert note.endswith("but config.json says [99, 99], which counts.")
+    stated = HALF | {"size": {"height": size[0], "width": size[1]}} | processor
+    assert of_huggingface({"image_size": 99}, stated) == (prepared(*expected), ())
 
 
 @pytest.mark.parametrize(

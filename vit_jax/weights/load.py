@@ -287,11 +287,33 @@ def _load_file(
         has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
     )
     weights = weights if normalisation == OURS else _folded(weights, normalisation)
+    if sidecar.fields and options.get("image_size") is None:
+        weights = _made_for_processor(weights, sidecar)
     names, classes = weights.class_names, weights.architecture.num_classes
     if names and len(names) != classes:
         note = f"The {len(names)} class names beside it are not those of its {classes} classes."
         weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
     return weights
+
+
+def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
+    """Return the network for the images that Hugging Face's processor makes, with a note if config.json has others."""
+    there = sidecar.fields.get("image_size")
+    stated = (sidecar.preprocessing or {}).get("image_size")
+    if weights.format != "huggingface" or there is None or not isinstance(stated, list):
+        return weights
+    here = (stated[0], stated[1])
+    if here == weights.architecture.image_size:
+        return weights
+
+    made, known = ("x".join(map(str, size)) for size in (here, weights.architecture.image_size))
+    sizes = f"preprocessor_config.json makes images of {made} pixels, config.json says {known}"
+    patches = weights.architecture.patch_size
+    if here[0] % patches[0] or here[1] % patches[1]:
+        note = f"{sizes}, which is taken, since patches of {'x'.join(map(str, patches))} do not divide the other."
+        return dataclasses.replace(weights, notes=[*weights.notes, note])
+    note = f"{sizes}: {made} is taken. For another size set image_size."
+    return resized(dataclasses.replace(weights, notes=[*weights.notes, note]), here)
 
 
 def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:

@@ -24,7 +24,7 @@ from vit_jax.weights.typed_values import (
     read_object,
     read_positive,
     read_size,
-    read_text,
+    read_string,
     require_three_channels,
     wrong_value,
 )
@@ -112,11 +112,11 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     config = {**config, **read_object(config, "vision_config")}  # of a model with a text tower
     require_three_channels("num_channels", config.get("num_channels"))
     labels = read_class_names(config, "id2label")
-    activation = read_text(config, "hidden_act")
+    activation = read_string(config, "hidden_act")
     is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
     if read_flag(config, "use_gated_mlp") is True and not is_gated:
         raise ValueError(f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only.")
-    model_type = read_text(config, "model_type") or ""
+    model_type = read_string(config, "model_type") or ""
     fields = {
         "image_size": read_size(config, "image_size"),
         "patch_size": read_size(config, "patch_size"),
@@ -140,7 +140,7 @@ def read_problem_type(config: Mapping[str, object]) -> bool:
     Raises:
       ValueError: it states a regression, or is unknown.
     """
-    stated = read_text(config, "problem_type")
+    stated = read_string(config, "problem_type")
     if stated not in (None, SINGLE_LABEL, MULTI_LABEL):
         raise ValueError(
             f"problem_type={shown(stated)}: must be {SINGLE_LABEL} or {MULTI_LABEL}, since outputs are classes. For "
@@ -152,7 +152,7 @@ def read_problem_type(config: Mapping[str, object]) -> bool:
 def _from_timm(config: Mapping[str, object]) -> Sidecar:
     pretrained = read_object(config, "pretrained_cfg") or config
     arguments = read_object(config, "model_args")
-    name = read_text(config, "architecture") or ""
+    name = read_string(config, "architecture") or ""
     if re.match(r"vit_\w+_rope_", name):  # an axial one has the arrays of other networks
         raise ValueError(f"{shown(name)} is a RoPE-ViT, whose rotary positions are not read: take DINOv3 or EVA-02.")
 
@@ -168,8 +168,8 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
         **{ours: read_count(arguments, theirs) for ours, theirs in TIMM_SIZES.items()},
         # The ratio of packed SwiGLU counts gate and value as one: the file decides.
         "mlp_dim": None if "_giant_patch14_" in name else _product(width, ratio),
-        "gelu": _gelu(read_text(arguments, "act_layer")),
-        "pool": POOLS.get(read_text(config, "global_pool") or ""),
+        "gelu": _gelu(read_string(arguments, "act_layer")),
+        "pool": POOLS.get(read_string(config, "global_pool") or ""),
         "pool_num_heads": read_count(arguments, "attn_pool_num_heads"),
     }
     preprocessing, notes = of_timm(pretrained, size)
@@ -229,13 +229,13 @@ def _given_names(labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Prepared:
-    """Return the preparation that `preprocessor_config.json` states; `config.json` has the image size."""
+    """Return the preparation that `preprocessor_config.json` states, to its image size or that of `config.json`."""
     if not processor:  # the network takes images of some size; how they are brought to it is not stated
         return None, ()
     stated_size = processor.get("size")
     size = read_size(processor, "size") if stated_size is not None else read_size(config, "image_size")
     edge = read_count(stated_size, "shortest_edge") if isinstance(stated_size, dict) else None
-    kind = read_text(processor, "image_processor_type") or read_text(processor, "feature_extractor_type") or ""
+    kind = read_string(processor, "image_processor_type") or read_string(processor, "feature_extractor_type") or ""
     if kind.startswith(_OF_SHORT_SIDES) and type(stated_size) is int:
         edge = stated_size
         size = None
@@ -251,15 +251,9 @@ def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]
             if crop[0] / fraction < edge:  # rounding would lose a pixel
                 fraction = math.nextafter(fraction, 0.0)
             prepared = {"image_size": list(crop), "resize": "short_side", "crop_fraction": fraction}
-    network = read_size(config, "image_size")
-    notes = tuple[str, ...]()
-    if prepared and network and prepared["image_size"] != list(network):
-        made = prepared["image_size"]
-        notes = (f"Their images were made {made}, but config.json says {list(network)}, which counts.",)
     stated = ("do_resize", "size", "do_center_crop", "crop_size")
     filter_name = _read_resampling(processor)
-    prepared, told = _finished(prepared, filter_name, processor, stated)
-    return prepared, (*notes, *told)
+    return _finished(prepared, filter_name, processor, stated)
 
 
 def _read_resampling(processor: Mapping[str, object]) -> str:
@@ -274,12 +268,12 @@ def _read_resampling(processor: Mapping[str, object]) -> str:
 def of_timm(pretrained: Mapping[str, object], size: tuple[int, int] | None) -> Prepared:
     """Return the preparation that timm's `pretrained_cfg` states."""
     crop = read_positive(pretrained, "crop_pct")
-    mode = read_text(pretrained, "crop_mode") or "center"
+    mode = read_string(pretrained, "crop_mode") or "center"
     prepared = None
     if size and crop and 0 < crop <= 1 and (mode == "center" or (mode == "squash" and crop == 1)):
         resize = "direct" if mode == "squash" else "short_side"
         prepared = {"image_size": list(size), "resize": resize, "crop_fraction": float(crop), "resize_library": "timm"}
-    filter_name = read_text(pretrained, "interpolation") or "bicubic"
+    filter_name = read_string(pretrained, "interpolation") or "bicubic"
     return _finished(prepared, filter_name, pretrained, ("crop_pct", "crop_mode") if crop else ())
 
 

@@ -53,7 +53,7 @@ def read_flag(values: Values, name: str) -> bool | None:
     return value
 
 
-def read_text(values: Values, name: str) -> str | None:
+def read_string(values: Values, name: str) -> str | None:
     """Return a text."""
     value = values.get(name)
     if value is not None and not isinstance(value, str):
