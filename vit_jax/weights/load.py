@@ -303,7 +303,7 @@ def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
     if weights.format != "huggingface" or there is None or not isinstance(stated, list):
         return weights
     here = (stated[0], stated[1])
-    if here == weights.architecture.image_size:
+    if here in (there, weights.architecture.image_size):
         return weights
 
     made, known = ("x".join(map(str, size)) for size in (here, weights.architecture.image_size))
