@@ -95,7 +95,8 @@ FULL = {
 def test_all_16_bits_are_converted_as_by_opencv(kind):
     file = FULL[kind]
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
-    np.testing.assert_array_equal(decode(file), cv2.imdecode(np.frombuffer(file, np.uint8), flags))
+    difference = decode(file).astype(int) - cv2.imdecode(np.frombuffer(file, np.uint8), flags)
+    assert np.abs(difference).max() <= 1  # of a TIFF in RGB, OpenCV rounds instead of dropping the lower bits
 
 
 GIVEN = {
@@ -158,9 +159,9 @@ def test_what_needs_a_range_names_the_option(values):
 @pytest.mark.parametrize(
     ("file", "rule"),
     [
-        (tiff(UNIT.astype(np.float16)), "floating point of 16 bits"),
-        (tiff(RGB, t284=("H", 2)), "separate planes"),
-        (tiff(RGB[..., :2], t262=("H", 1)), "values that cannot be decoded"),
+        (tiff(RGB, t284=("H", 2)), "1 of 3 strips or tiles are listed"),
+        (tiff(RGB, t259=("H", 34661)), r"compression 34661 \(JBIG\)"),
+        (tiff(np.dstack([RGB, RGB[..., :2]])), "5 bands"),
         (tiff(GREY)[:60], "cut off"),
     ],
 )

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, NamedTuple
 import cv2
 import numpy as np
 
-from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories, with_tag
+from vit_jax.data import tiff
+from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories
 from vit_jax.files import open_regular
 
 ValueRange = tuple[float, float]
@@ -24,9 +25,9 @@ MOST_FILES = 256  # that `survey` checks
 CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
 HEADER_BYTES = 4096  # read at once
 _MOST_CHUNKS = 64  # of a PNG, before its pixels
-_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT = 254, 258, 262, 277, 284, 339
+_SUBFILE, _BITS, _PHOTOMETRIC, _FORMAT = 254, 258, 262, 339
 _LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
-_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
 _THUMBNAIL = 1 | 4  # a smaller copy, a mask
@@ -42,7 +43,6 @@ class Depth(NamedTuple):
       is_float: values are floating point.
       is_inverted: the lowest value is white.
       form: "TIFF", "PNG" or another, which is not named.
-      problem: why OpenCV cannot decode the values; empty where it can.
     """
 
     bits: int
@@ -50,7 +50,6 @@ class Depth(NamedTuple):
     is_float: bool = False
     is_inverted: bool = False
     form: str = ""
-    problem: str = ""
 
     @property
     def needs_range(self) -> bool:
@@ -99,17 +98,12 @@ def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
 
     Raises:
       cv2.error: the file states more pixels than OpenCV takes.
+      UndecodableTiff: as `tiff.read_values`.
     """
-    if depth.form != "TIFF":
-        return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
-    if depth.is_inverted:  # OpenCV inverts some depths and not others
-        file = with_tag(file, _PHOTOMETRIC, _BLACK_IS_ZERO)
-    # With flags for colours, OpenCV 5 mixes up the channels of a TIFF, and rejects floating point.
-    values: Any = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
-    if values is None or values.dtype == np.uint8:
-        return None
-    values = values[..., 2::-1] if values.ndim == 3 else values
-    return values >> (16 - depth.bits) if depth.bits < 16 else values  # packed values come scaled to 16 bits
+    if depth.form == "TIFF":
+        values, _ = tiff.read_values(file)
+        return values
+    return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
 
 
 def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.ndarray:
@@ -256,9 +250,4 @@ def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     if not is_float and not high < full:
         high = full if bits < 16 else math.nan
     stated = (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
-    problem = ""
-    if is_float and bits not in (32, 64):
-        problem = f"floating point of {bits} bits"
-    elif int(tags.get(_PLANES, (1,))[0]) == 2 and tags.get(_SAMPLES, (1,))[0] > 1:
-        problem = "colours in separate planes"
-    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF", problem)
+    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF")

@@ -17,9 +17,10 @@ JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
 JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
-_TIFF_NUMBERS = {1: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 16: "Q", 17: "q"}
+_TIFF_NUMBERS = {1: "B", 7: "B", 3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 16: "Q", 17: "q"}
 _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
 _MOST_ENTRIES, _MOST_VALUES = 4096, 16  # of a directory and of a tag, that are read
+_LERC_START = b"Lerc2 "
 PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
 
 
@@ -95,8 +96,10 @@ class Tag(NamedTuple):
     place: int
 
 
-def tiff_directories(read: Read, wanted: Container[int]) -> Iterator[dict[int, Tag]]:
-    """Yield the wanted tags with numbers of each directory of a TIFF, which is a page; of equal tags the first.
+def tiff_directories(read: Read, wanted: Container[int], most_values: int = _MOST_VALUES) -> Iterator[dict[int, Tag]]:
+    """Yield the wanted tags with numbers of each directory of a TIFF, which is a page.
+
+    Of equal tags the first counts. Of a tag at most `most_values` numbers are read.
 
     Raises:
       struct.error: the file is cut off.
@@ -116,7 +119,7 @@ def tiff_directories(read: Read, wanted: Container[int]) -> Iterator[dict[int, T
         for entry in range(0, len(table) - size + 1, size):
             tag, kind, number = struct.unpack_from(f"{order}HH{word}", table, entry)
             if tag in wanted and tag not in tags and kind in _TIFF_NUMBERS and number:
-                layout = f"{order}{min(number, _MOST_VALUES)}{_TIFF_NUMBERS[kind]}"
+                layout = f"{order}{min(number, most_values)}{_TIFF_NUMBERS[kind]}"
                 at = place + head + entry + size - inline
                 if struct.calcsize(order + _TIFF_NUMBERS[kind]) * number > inline:
                     (at,) = struct.unpack(order + word, read(at, inline))
@@ -126,16 +129,23 @@ def tiff_directories(read: Read, wanted: Container[int]) -> Iterator[dict[int, T
         (place,) = struct.unpack(order + word, read(place + head + entries * size, inline))
 
 
-def tiff_tags(file: bytes, wanted: Container[int]) -> dict[int, Tag]:
+def tiff_tags(file: bytes, wanted: Container[int], most_values: int = _MOST_VALUES) -> dict[int, Tag]:
     """Return the wanted tags of the first directory of a TIFF; raises as `tiff_directories`."""
-    return next(tiff_directories(lambda place, size: file[place : place + size], wanted), {})
+
+    def read(place: int, size: int) -> bytes:
+        return file[place : place + size]
+
+    return next(tiff_directories(read, wanted, most_values), {})
 
 
-def with_tag(file: bytes, tag: int, value: int) -> bytes:
-    """Return a TIFF with another value of a tag that its first directory has."""
-    stored, changed = tiff_tags(file, (tag,))[tag], bytearray(file)
-    struct.pack_into(stored.layout, changed, stored.place, value)
-    return bytes(changed)
+def lerc_pixels(data: bytes) -> int:
+    """Return the pixels that a LERC blob states; raise ValueError if it does not start as one."""
+    if not data.startswith(_LERC_START):
+        raise ValueError("it is no LERC, or has a further compression")
+    (version,) = struct.unpack_from("<i", data, len(_LERC_START))
+    checksum_bytes = 4 if version >= 3 else 0
+    rows, columns = struct.unpack_from("<ii", data, len(_LERC_START) + 4 + checksum_bytes)
+    return rows * columns
 
 
 def _tiff(file: bytes) -> int:

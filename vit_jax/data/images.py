@@ -1,4 +1,4 @@
-"""Decode and resize images by OpenCV, uint8 (H, W, 3) in RGB."""
+"""Decode and resize images, uint8 (H, W, 3) in RGB: TIFF by `tiff`, other formats by OpenCV."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,11 @@ import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import jpeg
+from vit_jax.data import jpeg, tiff
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.depth import ValueRange, contradicts, decode_values, depth_of_file, map_values
-from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
-from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back, without_orientation
+from vit_jax.data.headers import TIFF_STARTS, jpeg_frame, jpeg_segments, stated_pixels
+from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
@@ -26,8 +26,7 @@ _SIGNATURES = (
     (b"\x89PNG\r\n", "PNG"),
     (b"GIF8", "GIF"),
     (b"BM", "BMP"),
-    (b"II*\0", "TIFF"),
-    (b"MM\0*", "TIFF"),
+    *((start, "TIFF") for start in TIFF_STARTS),
     (b"RIFF", "WebP"),
 )
 _SAVE_DEEP = "save it with integers of 16 bits or floating point of 32, grey or RGB"
@@ -57,8 +56,8 @@ def decode(
     Returns:
       uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range that the file states
       (see `depth`); else 16 bits lose their low 8. Of an animation or several pages this is the first. CMYK becomes RGB
-      by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF without a range is blended with
-      black, and a GIF shows its background colour where it is transparent.
+      by (1 - ink) x (1 - black), without colour profiles. Alpha, and the band after grey or RGB of a TIFF, are
+      dropped; a GIF shows its background colour where it is transparent.
 
     Raises:
       UnreadableImage: the bytes cannot be decoded, are too large, lack a range of values, or their colours are
@@ -69,9 +68,11 @@ def decode(
     stated = stated_pixels(image)
     _require_size(stated, max_image_megapixels)
     try:
-        pixels = _decode_pixels(without_orientation(image), value_range) if stated else None
+        pixels = _decode_pixels(image, value_range) if stated else None
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
+    except tiff.UndecodableTiff as error:
+        raise UnreadableImage(str(error)) from error
     if pixels is None or _has_unmarked_inks(image):
         inks = "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB"
         raise UnreadableImage(_explain_unreadable(image) if pixels is None else inks)
@@ -128,20 +129,19 @@ def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | 
     depth = depth_of_file(file)
     chosen = None if depth is None else depth.range_of(value_range)
     if depth is not None and chosen is not None:
-        values = None if depth.problem else decode_values(file, depth)
+        values = decode_values(file, depth)
         if values is None:
-            problem = (
-                f"The file has {depth.problem}" if depth.problem else f"{_explain_unreadable(file)}, or has values"
-            )
-            raise UnreadableImage(f"{problem} that cannot be decoded: {_SAVE_DEEP}")
+            raise UnreadableImage(f"{_explain_unreadable(file)}, or has values that cannot be decoded: {_SAVE_DEEP}")
         if chosen != depth.stated or not contradicts(values, depth):
             return _to_rgb(map_values(values, depth, chosen))
     elif depth is not None and depth.needs_range:
+        kind = "floating-point values" if depth.is_float else f"values of {depth.bits} bits"
         raise UnreadableImage(
-            f"The file has {'floating-point values' if depth.is_float else f'values of {depth.bits} bits'} and states "
-            "no range: give the values that are black and white, --config.input.value_range=0,1 (verbs that load "
-            "weights: --value_range=0,1)"
+            f"The file has {kind} and states no range: give the values that are black and white, "
+            "--config.input.value_range=0,1 (verbs that load weights: --value_range=0,1)"
         )
+    if file.startswith(TIFF_STARTS):
+        return _to_rgb(tiff.decode_page(file))
     return cv2.imdecode(np.frombuffer(file, np.uint8), _DECODE_FLAGS)
 
 

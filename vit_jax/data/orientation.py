@@ -9,7 +9,7 @@ import struct
 import numpy as np
 
 from vit_jax.data.crops import Box
-from vit_jax.data.headers import TIFF_STARTS, jpeg_segments, tiff_tags, with_tag
+from vit_jax.data.headers import TIFF_STARTS, jpeg_segments, tiff_tags
 
 _ORIENTATION = 274  # tag
 _JPEG_EXIF, _EXIF = 0xE1, b"Exif\0\0"
@@ -38,16 +38,6 @@ def _exif(file: bytes) -> bytes:
     chunk = {b"\x89PNG": rb"eXIf", b"RIFF": rb"EXIF.{4}(?:Exif\0\0)?"}.get(file[:4])
     match = chunk and re.search(chunk, file, re.DOTALL)
     return file[match.end() :] if match else b""
-
-
-def without_orientation(file: bytes) -> bytes:
-    """Set the orientation of a TIFF to upright; return any other file unchanged.
-
-    OpenCV turns a TIFF by this tag, also with `IMREAD_IGNORE_ORIENTATION`.
-    """
-    if not file.startswith(TIFF_STARTS) or orientation_of(file) == 1:
-        return file
-    return with_tag(file, _ORIENTATION, 1)
 
 
 def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
