@@ -20,7 +20,7 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
     Links are followed. A pipe or a device, which is written into, can be in a read-only folder.
 
     Raises:
-      UsageError: it is a folder or a socket, or no file can be created beside it.
+      UsageError: it is a folder or a socket, no file can be created beside it, or it is a file of a run.
     """
     path = expanded(value)
     if path.is_dir():
@@ -34,6 +34,7 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
         if not folder.is_dir():
             raise UsageError(f"{option}{value}: {str(folder)!r} is no folder. Create it, or choose another.")
         require_creatable(folder, f"{option}{value}")
+    reject_runs(path, f"{option}{value}")
     return path
 
 
@@ -41,11 +42,25 @@ def output_folder(value: str, option: str = "--output=") -> pathlib.Path:
     """Return the folder that the value of an option names; it and its parents need not exist yet.
 
     Raises:
-      UsageError: it is a file, or it cannot be created or written.
+      UsageError: it is a file, it cannot be created or written, or it is the workdir of a run.
     """
     path = expanded(value)
     require_creatable(path, f"{option}{value}")
+    reject_runs(path, f"{option}{value}")
     return path
+
+
+def reject_runs(path: pathlib.Path, word: str) -> None:
+    """Raise UsageError, which begins with `word`, if writing a file or folder would change a run."""
+    if not path.parent.is_dir():
+        return  # a new folder is no run, and the check takes long to load
+
+    from vit_jax.checkpoint.run_folders import require_outside_runs
+
+    try:
+        require_outside_runs(path, word)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def require_creatable(folder: pathlib.Path, word: str) -> None:

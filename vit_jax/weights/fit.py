@@ -120,7 +120,7 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
     notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
-    weights = dataclasses.replace(weights, class_names=None, notes=notes)
+    weights = dataclasses.replace(weights, class_names=None, notes=notes, has_several_labels=False)
     return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty)
 
 

@@ -63,6 +63,7 @@ class Weights:
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
+    has_several_labels: bool = False  # images may have several labels, as their configuration states
 
     def resize_method(self, position_resize: str = "library") -> str:
         """Return how positions are resized: "library" is the method of the library whose names the file has."""
@@ -74,8 +75,8 @@ class Weights:
 
     @property
     def is_multilabel(self) -> bool:
-        """Return True if the run that made them was multi-label."""
-        return self.training is not None and self.training.is_multilabel
+        """Return True if images may have several labels, by their configuration or the run that made them."""
+        return self.has_several_labels or (self.training is not None and self.training.is_multilabel)
 
     def with_network(self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any) -> "Weights":
         """Return the weights with another network, whose parameters are chosen and ordered by its names."""
@@ -230,6 +231,7 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object
         notes,
         description.stored_training_data(metadata),
         licence=description.stored_licence(metadata),
+        has_several_labels=description.states_several_labels(metadata),
     )
 
 
@@ -348,13 +350,36 @@ def _load_file(
         training=description.stored_training_data(file.metadata),
         format=known.format,
         licence=sidecar.licence,
+        has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
     )
     weights = weights if normalisation == OURS else _folded(weights, normalisation)
+    if sidecar.fields and options.get("image_size") is None:
+        weights = _made_for_processor(weights, sidecar)
     names, classes = weights.class_names, weights.architecture.num_classes
     if names and len(names) != classes:
         note = f"The {len(names)} class names beside it are not those of its {classes} classes."
         weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
     return weights
+
+
+def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
+    """Return the network for the images that Hugging Face's processor makes, with a note if config.json has others."""
+    there = sidecar.fields.get("image_size")
+    stated = (sidecar.preprocessing or {}).get("image_size")
+    if weights.format != "huggingface" or there is None or not isinstance(stated, list):
+        return weights
+    here = (stated[0], stated[1])
+    if here in (there, weights.architecture.image_size):
+        return weights
+
+    made, known = ("x".join(map(str, size)) for size in (here, weights.architecture.image_size))
+    sizes = f"preprocessor_config.json makes images of {made} pixels, config.json says {known}"
+    patches = weights.architecture.patch_size
+    if here[0] % patches[0] or here[1] % patches[1]:
+        note = f"{sizes}, which is taken, since patches of {'x'.join(map(str, patches))} do not divide the other."
+        return dataclasses.replace(weights, notes=[*weights.notes, note])
+    note = f"{sizes}: {made} is taken. For another size set image_size."
+    return resized(dataclasses.replace(weights, notes=[*weights.notes, note]), here)
 
 
 def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:
@@ -412,6 +437,7 @@ def _carried(file: ArrayFile) -> Sidecar:
         preprocessing=preprocessing if isinstance(preprocessing, dict) else None,
         notes=notes,
         licence=description.stored_licence(file.metadata),
+        is_multilabel=description.states_several_labels(file.metadata),
     )
 
 
