@@ -268,3 +268,14 @@ def test_a_path_that_cannot_hold_checkpoints_is_rejected_before_anything_is_writ
         with pytest.raises(ValueError, match=r"^workdir='[^\n]* Choose another folder\.$"):
             use()
     assert not list(tmp_path.iterdir())
+
+
+def test_too_many_open_files_do_not_blame_the_workdir(tmp_path, monkeypatch):
+    def fail(*_):
+        raise WriteError(errno.EMFILE, os.strerror(errno.EMFILE), str(tmp_path))
+
+    monkeypatch.setattr(workdirs, "write_atomically", fail)
+    with pytest.raises(OSError, match="Too many open files") as raised:
+        prepare_shared(tmp_path / "run")
+    assert not isinstance(raised.value, ValueError)
+    assert str(WriteError(errno.EMFILE, "", "runs/a")).startswith("too many open files")

@@ -13,7 +13,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import JsonObject, expanded, resolved, shortened, write_atomically
+from vit_jax.files import OUT_OF_FILES, JsonObject, expanded, resolved, shortened, write_atomically
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
 from vit_jax.train.run_files import (
@@ -102,7 +102,7 @@ def _change_workdir(path: pathlib.Path, change: Callable[[], None]) -> ValueErro
     try:
         change()
     except OSError as error:
-        if error.errno in PASSING:
+        if error.errno in (*PASSING, *OUT_OF_FILES):
             return OSError(error.errno, error.strerror, str(path))
         return ValueError(
             f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
