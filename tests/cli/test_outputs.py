@@ -184,3 +184,26 @@ def test_nothing_is_left_behind(tmp_path):
     assert not list(tmp_path.iterdir())
     with rejects(f"--csv={tmp_path}", "is a folder"):
         output_file(str(tmp_path), "--csv=")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EMFILE, "Too many open files", "runs/a"), "too many open files"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "too many open files"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a/config.json"), "runs/a/config.json: No space left"),
+        (OSError(errno.EIO, "Input/output error"), "runs/a: Input/output error"),
+    ],
+)
+def test_a_system_error_names_the_file_or_the_limit(error, message):
+    assert outputs.describe_system_error(error, "runs/a").startswith(message)
+
+
+def test_a_full_standard_output_is_named_and_then_discarded(monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(outputs.sys, "stdout", full)
+        with pytest.raises(OSError, match="No space left") as raised:
+            print("a line", flush=True, file=full)
+        message = outputs.describe_system_error(raised.value, "runs/a")
+        assert message == "standard output: No space left on device"
+        full.flush()  # discarded

@@ -1,11 +1,12 @@
 """Output of verbs: notes, and files and folders, which are checked before anything is loaded or computed."""
 
+import os
 import pathlib
 import sys
 import tempfile
 
 from vit_jax.cli.options import UsageError
-from vit_jax.files import expanded, printable, target_of
+from vit_jax.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, printable, target_of
 
 
 def note(*texts: str) -> None:
@@ -72,3 +73,27 @@ def require_creatable(folder: pathlib.Path, word: str) -> None:
         raise UsageError(
             f"{word}: no file can be created in {str(nearest)!r} ({error.strerror}). Allow it, or choose another."
         ) from error
+
+
+def describe_system_error(error: OSError, place: str) -> str:
+    """Return the file that an error of the system is about, or the limit that was reached, and the error's words.
+
+    Args:
+      error: without the name of a file where Python's output failed, or a library does not know one.
+      place: named then, unless it is the standard output that cannot be written.
+    """
+    if error.errno in OUT_OF_FILES:
+        return TOO_MANY_FILES.rstrip(".")
+    if error.filename is None and _discard_failed_output():
+        return f"standard output: {error.strerror}"
+    return f"{error.filename or place}: {error.strerror}"
+
+
+def _discard_failed_output() -> bool:
+    """Return whether the standard output cannot be written; discard it then, or it would fail again at the exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

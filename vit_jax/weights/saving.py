@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.checkpoint.run_folders import require_outside_runs
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
@@ -274,6 +275,8 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         problem = f"a file of the format {to} must end in {suffix}"
     if problem:
         raise ValueError(f"{destination}: {problem}.")
+    if is_folder and to in (None, OWN):
+        require_exact_path(path.absolute())
     require_outside_runs(path, destination)
     files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
     taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
