@@ -221,8 +221,14 @@ def _predict(classifier: Classifier, test: Features) -> _Predictions:
 
 def _join(parts: Sequence[_Predictions]) -> _Predictions:
     """Return the predictions of several parts as one."""
-    columns = [[getattr(part, field.name) for part in parts] for field in dataclasses.fields(_Predictions)]
-    return _Predictions(*(None if column[0] is None else np.concatenate(column) for column in columns))
+    confidences = [part.confidence_N for part in parts if part.confidence_N is not None]
+    losses = [part.loss_N for part in parts if part.loss_N is not None]
+    return _Predictions(
+        label_N=np.concatenate([part.label_N for part in parts]),
+        class_N=np.concatenate([part.class_N for part in parts]),
+        confidence_N=np.concatenate(confidences) if confidences else None,
+        loss_N=np.concatenate(losses) if losses else None,
+    )
 
 
 def _cross_validate(
