@@ -471,7 +471,8 @@ class CheckpointConfig:
     """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy means the mean average
     precision."""
     best_mode: BestMode = "auto"
-    """Better values of best_metric. auto: the lower ones of losses and calibration errors, else the higher."""
+    """Better values of best_metric. auto: as its evaluator states, the lower of losses, errors and costs, the higher of
+    other built-in metrics; any other result needs max or min."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
