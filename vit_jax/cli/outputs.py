@@ -77,7 +77,7 @@ def describe_system_error(error: OSError, place: str) -> str:
 def _discard_failed_output() -> bool:
     """Return whether the standard output cannot be written; discard it then, or it would fail again at the exit."""
     try:
-        sys.stdout.flush()
+        print(flush=True)  # an empty line: after a failure the buffer may be empty
     except OSError:
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())
