@@ -62,3 +62,15 @@ def test_probabilities_are_scikit_learns(monkeypatch):
     found = fit_logistic(features, labels, CLASSES, 10.0).log_probabilities(features)
     reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(features.astype(np.float64), labels)
     np.testing.assert_allclose(found, reference.predict_log_proba(features), atol=2e-3)
+
+
+def test_several_labels_are_fitted_one_against_the_rest(monkeypatch):
+    monkeypatch.setattr(logistic, "CHUNK", 64)
+    features, labels = examples()
+    several = np.stack([labels == 0, labels < 2, features[:, 0] + features[:, 1] > 0], axis=1).astype(np.int32)
+    found = fit_logistic(features, several, 3, 10.0)
+    assert found.has_several_labels
+    for number in range(3):
+        reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(features, several[:, number])
+        expected = reference.decision_function(features)
+        np.testing.assert_allclose(found.logits(features)[:, number], expected, atol=2e-3)

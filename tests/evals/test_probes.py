@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, log_loss
 
 from tests.evals.test_fewshot import features
 from tests.rejections import rejects
@@ -139,6 +140,33 @@ def test_metrics_of_out_of_fold_predictions():
     lines = to_text({"x": found}).splitlines()
     errors = [line for line in lines if "calibration error" in line]
     assert ["test" in errors[0], "held-out" in errors[1], len(errors)] == [True, True, 2]
+
+
+def several(num, seed):
+    """Features of three classes that do not exclude each other, hidden by noise."""
+    rng = np.random.default_rng(seed)
+    label_NK = rng.integers(0, 2, size=(num, 3)).astype(np.int32)
+    feature_ND = np.pad(label_NK, ((0, 0), (0, 5))) + 0.6 * rng.normal(size=(num, 8))
+    found = features(np.zeros(num, np.int32))
+    return dataclasses.replace(found, label_N=label_NK, feature_ND=feature_ND.astype(np.float32))
+
+
+def test_several_labels():
+    train, test = several(120, seed=1), several(400, seed=2)
+    classifier, found = probe(train, test, 3, "logistic", folds=3)
+    probability_NK = 1 / (1 + np.exp(-classifier.logits(test.feature_ND)))
+    precision = average_precision_score(test.label_N, probability_NK, average="macro")
+    assert found["mean_average_precision"] == pytest.approx(precision, abs=1e-3)
+    loss = sum(log_loss(test.label_N[:, k], probability_NK[:, k]) for k in range(3))
+    assert found["log_loss"] == pytest.approx(loss, rel=1e-4)
+    assert found["calibration_error"] < 0.06
+    metrics = found["out_of_fold"]
+    assert [one["images"] for one in metrics["classes"]] == train.label_N.sum(axis=0).tolist()
+    lines = to_text({"x": found}).splitlines()
+    assert "test mean average precision" in lines[0]
+    assert "held-out mean average precision" in lines[1]
+    with rejects("--method=least_squares", "must be logistic"):
+        probe(train, test, 3, "least_squares")
 
 
 def test_folds():

@@ -181,7 +181,7 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
     (tmp_path / "one.csv").write_text("\n".join(["image,label,split", *lines]))
     of_one, cache = f"csv:{tmp_path}/one.csv", f"--cache={tmp_path}/cache"
     evaluation = (["evaluate", str(trained), f"--data={of_one}"], "several labels")
-    features = (["fewshot", str(trained), f"--data={data}", cache], "Classifiers of features need one label")
+    features = (["fewshot", str(trained), f"--data={data}", cache], "Use vit-jax probe")
     for words, message in (evaluation, features):
         outcome = run(words)
         assert outcome.code == 2
@@ -190,6 +190,17 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
     validate(config)
     with rejects("config.checkpoint.best_metric='test_f1_macro'", "single-label"):
         open_datasets(config)
+
+
+@pytest.mark.slow
+def test_a_saved_probe_has_sigmoids(trained, data, tmp_path):
+    words = ["probe", str(trained), f"--data={data}", f"--cache={tmp_path}/cache", "--penalty=1"]
+    out = succeed([*words, f"--output={tmp_path}/probe", "--json"])
+    result = json.loads(out)["datasets"][data]
+    assert load_weights(tmp_path / "probe").is_multilabel
+    evaluated = json.loads(succeed(["evaluate", f"{tmp_path}/probe", f"--data={data}", "--json"]))
+    assert evaluated["mean_average_precision"] == pytest.approx(result["mean_average_precision"], abs=1e-5)
+    assert evaluated["loss"] == pytest.approx(result["log_loss"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -214,7 +214,10 @@ def with_probe(
     base = ending_in(weights, layer)
     preparation = describe_preparation(transform, stored_normalisation(weights.preprocessing))
     fitted = with_classifier(base, *classifier.to_linear(), class_names)
-    return dataclasses.replace(fitted, preprocessing=preparation, training=training)
+    has_several_labels = isinstance(classifier, LogisticClassifier) and classifier.has_several_labels
+    return dataclasses.replace(
+        fitted, preprocessing=preparation, training=training, has_several_labels=has_several_labels
+    )
 
 
 def stored_transform(

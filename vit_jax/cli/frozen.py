@@ -124,7 +124,9 @@ class _OfPairs(_Features, Checkpoint):
     preprocessing: Preprocessing | None = option("", "as released (default of fewshot), or as the weights were trained")
 
     @contextlib.contextmanager
-    def pairs(self, preprocessing: str = "own") -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
+    def pairs(
+        self, preprocessing: str = "own", *, allows_several_labels: bool = False
+    ) -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
         """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
         splits = self.chosen("train_split", "test_split", "classes")
         preprocessing = self.preprocessing or preprocessing
@@ -134,7 +136,8 @@ class _OfPairs(_Features, Checkpoint):
             names = list(RELEASED) if self.data == "released" else list(filter(None, self.data.split(",")))
             if repeated := [name for name in names if names.count(name) > 1]:
                 raise UsageError(f"--data={self.data}: must be different datasets, and has {repeated[0]} twice.")
-            yield [open_pair(name, choice, weights.training) for name in names], extractor, weights
+            options = {"allows_several_labels": allows_several_labels}
+            yield [open_pair(name, choice, weights.training, **options) for name in names], extractor, weights
 
 
 @verb("ViT-B_16.npz --data=released", "runs/mine --data=folder:my-images --shots=10 --l2=1")
@@ -182,7 +185,7 @@ class Probe(_OfPairs):
 
             require_destination(output, None, overwrite=self.overwrite)
 
-        with self.pairs() as (pairs, extractor, weights):
+        with self.pairs(allows_several_labels=True) as (pairs, extractor, weights):
             from vit_jax import hosts
             from vit_jax.api.build import with_probe
             from vit_jax.evals.probes import probe, run_on_pairs, to_text

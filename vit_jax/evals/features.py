@@ -51,7 +51,7 @@ class Features:
 
     Attributes:
       feature_ND: float32, in memory or mapped from a file; zeros for unreadable images.
-      label_N: int32.
+      label_N: int32, of images that may have several labels (N, K), 0 or 1.
       is_read_N: bool; False for unreadable images.
       hash_N: uint64 of the prepared pixels: equal images have equal hashes.
     """
@@ -291,10 +291,17 @@ def notes_on(name: str, class_names: Sequence[str], train: Features, test: Featu
             notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
     if same := num_in_both(train, test):
         notes.append(f"{name}: {same:,} of {len(test):,} test images are among the training images too.")
-    sizes = np.bincount(train.label_N[train.is_read_N], minlength=len(class_names))
+    sizes = count_by_class(train.label_N[train.is_read_N], len(class_names))
     if absent := [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]:
         notes.append(f"{name}: no training image of {few(absent)}; their test images count as wrong.")
     return notes
+
+
+def count_by_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the number of images of each class, from labels (N,), or 0 and 1 for each class, (N, K)."""
+    if labels.ndim == 2:
+        return np.asarray(labels.sum(axis=0))
+    return np.bincount(labels, minlength=num_classes)
 
 
 def num_in_both(train: Features, test: Features) -> int:

@@ -1,4 +1,6 @@
-"""Multinomial logistic regression on frozen features by L-BFGS, with the penalty chosen on held-out examples.
+"""Logistic regression on frozen features by L-BFGS, with the penalty chosen on held-out examples.
+
+It is multinomial, or one-vs-rest where examples may have several labels.
 
 The grid is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no augmentation, the penalty
 from 1e-6 to 1e6. The search tries one value every second power of ten, and halves the step around the best one until it
@@ -9,6 +11,7 @@ Legend: N examples, C of them at a time, D numbers of a feature, K classes.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 
@@ -37,11 +40,13 @@ class LogisticClassifier:
     Attributes:
       weight_DK, bias_K: float32.
       iterations: of L-BFGS; `MAX_ITERATIONS` if it did not converge.
+      has_several_labels: probabilities are sigmoids of the logits, not their softmax.
     """
 
     weight_DK: np.ndarray
     bias_K: np.ndarray
     iterations: int
+    has_several_labels: bool = False
 
     def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the kernel (D, K) and bias (K,) of a linear layer with these logits."""
@@ -52,27 +57,40 @@ class LogisticClassifier:
         chunks = [logits_CK.argmax(axis=1) for logits_CK in self._logits(feature_ND)]
         return np.concatenate(chunks)
 
+    def logits(self, feature_ND: np.ndarray) -> np.ndarray:
+        """Return the logits, (N, K) float64."""
+        return np.concatenate([logits_CK.astype(np.float64) for logits_CK in self._logits(feature_ND)])
+
     def log_probabilities(self, feature_ND: np.ndarray) -> np.ndarray:
-        """Return the logarithm of the probability of each class, (N, K) float64."""
-        chunks = [
-            scipy.special.log_softmax(logits_CK.astype(np.float64), axis=1) for logits_CK in self._logits(feature_ND)
-        ]
-        return np.concatenate(chunks)
+        """Return the logarithm of the softmax of each class, (N, K) float64."""
+        log_NK: np.ndarray = scipy.special.log_softmax(self.logits(feature_ND), axis=1)
+        return log_NK
 
     def _logits(self, feature_ND: np.ndarray) -> Iterator[np.ndarray]:
         for feature_CD in chunks_of(feature_ND, CHUNK):
             yield feature_CD @ self.weight_DK + self.bias_K
 
 
-def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
+def fit_logistic(feature_ND: np.ndarray, labels: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
     """Minimise the cross-entropy, summed over the examples, plus penalty / 2 times the squares of the weights.
 
-    That is scikit-learn's `LogisticRegression(C=1 / penalty)`. The bias is free of the penalty.
+    That is scikit-learn's `LogisticRegression(C=1 / penalty)`, and for several labels the same for each class against
+    the others. The bias is free of the penalty.
+
+    Args:
+      feature_ND: float32.
+      labels: of the examples, (N,), or 0 and 1 for each class, (N, K).
+      num_classes: K.
+      penalty: more than 0.
     """
-    batches = _chunked(feature_ND, label_N)
+    has_several_labels = labels.ndim == 2
+    batches = _chunked(feature_ND, labels)
     start = jnp.zeros((feature_ND.shape[1], num_classes)), jnp.zeros(num_classes)
-    (weight_DK, bias_K), iterations = _minimise(start, batches, penalty / len(label_N), len(label_N))
-    return LogisticClassifier(np.asarray(weight_DK), np.asarray(bias_K), int(iterations))
+    num = len(labels)
+    (weight_DK, bias_K), iterations = _minimise(
+        start, batches, penalty / num, num, has_several_labels=has_several_labels
+    )
+    return LogisticClassifier(np.asarray(weight_DK), np.asarray(bias_K), int(iterations), has_several_labels)
 
 
 def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
@@ -107,29 +125,43 @@ def _find_best(tried: Mapping[float, float]) -> float:
     return min(tried, key=lambda penalty: (tried[penalty], -penalty))
 
 
-def _chunked(feature_ND: np.ndarray, label_N: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Return features (chunks, C, D) and labels (chunks, C), padded with the label -1.
+def _chunked(feature_ND: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    """Return features (chunks, C, D) and labels (chunks, C) or (chunks, C, K), padded with the label -1.
 
     Sizes are powers of two, so that folds of about equal sizes share a compiled program.
     """
-    size = min(CHUNK, max(LEAST_CHUNK, 1 << (len(label_N) - 1).bit_length()))
-    padding = -len(label_N) % size
+    size = min(CHUNK, max(LEAST_CHUNK, 1 << (len(labels) - 1).bit_length()))
+    padding = -len(labels) % size
     features = np.pad(feature_ND, ((0, padding), (0, 0))).reshape(-1, size, feature_ND.shape[1])
-    return jnp.asarray(features), jnp.asarray(np.pad(label_N, (0, padding), constant_values=-1).reshape(-1, size))
+    widths = [(0, padding)] + [(0, 0)] * (labels.ndim - 1)
+    padded = np.pad(labels.astype(np.int32), widths, constant_values=-1)
+    return jnp.asarray(features), jnp.asarray(padded.reshape(-1, size, *labels.shape[1:]))
 
 
-@jax.jit
+def _losses(logits_CK: jax.Array, labels: jax.Array) -> jax.Array:
+    """Return the cross-entropy of each example, for several labels summed over the classes, (C,)."""
+    if labels.ndim == 1:
+        return optax.softmax_cross_entropy_with_integer_labels(logits_CK, jnp.maximum(labels, 0))
+    return optax.sigmoid_binary_cross_entropy(logits_CK, labels.astype(jnp.float32)).sum(axis=1)
+
+
+@functools.partial(jax.jit, static_argnames="has_several_labels")
 def _minimise(
-    start: Parameters, batches: tuple[jax.Array, jax.Array], penalty: float, num: int
+    start: Parameters,
+    batches: tuple[jax.Array, jax.Array],
+    penalty: float,
+    num: int,
+    *,
+    has_several_labels: bool,
 ) -> tuple[Parameters, jax.Array]:
     def mean_loss(parameters: Parameters) -> jax.Array:
         weight_DK, bias_K = parameters
 
         @jax.checkpoint  # the logits of all examples need not be kept
-        def chunk_loss(feature_CD: jax.Array, label_C: jax.Array) -> jax.Array:
+        def chunk_loss(feature_CD: jax.Array, labels: jax.Array) -> jax.Array:
             logits_CK = jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
-            losses_C = optax.softmax_cross_entropy_with_integer_labels(logits_CK, jnp.maximum(label_C, 0))
-            return jnp.sum(jnp.where(label_C >= 0, losses_C, 0.0))
+            is_padding_C = labels[:, 0] < 0 if has_several_labels else labels < 0
+            return jnp.sum(jnp.where(is_padding_C, 0.0, _losses(logits_CK, labels)))
 
         total, _ = jax.lax.scan(lambda total, chunk: (total + chunk_loss(*chunk), None), jnp.zeros(()), batches)
         return total / num + penalty / 2 * jnp.sum(jnp.square(weight_DK))

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import scipy.special
 
 from vit_jax.data.records import few
-from vit_jax.evals.features import Extractor, Features, notes_on, readable_sides
+from vit_jax.evals.features import Extractor, Features, count_by_class, notes_on, readable_sides
 from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choose_l2, few_shot, spread
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
+from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.evals.single_label import Calibration, wilson
 from vit_jax.evals.splits import Pair
@@ -123,6 +125,10 @@ def fit_probe(
       ValueError: there are too few images for a search.
     """
     results: dict[str, Any] = {"method": method}
+    if method == "least_squares" and train.label_N.ndim == 2:
+        raise ValueError(
+            "--method=least_squares: must be logistic for images that may have several labels. Leave it out."
+        )
     if method == "least_squares":
         penalty = L2 if penalty is None else penalty
         least_squares = LeastSquares(train.feature_ND, train.label_N, num_classes)
@@ -148,20 +154,19 @@ def probe(
     Returns:
       The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", of logistic regression
       "log_loss" and "calibration_error", and with `folds` "folds": the held-out accuracy of each fold, and
-      "out_of_fold": metrics of the predictions of all folds.
+      "out_of_fold": metrics of the predictions of all folds. For several labels "mean_average_precision", "f1_micro"
+      and "f1_macro" take the place of "accuracy" and "interval", and "log_loss" is summed over the classes.
     """
     train, test = readable_sides(train, test)
+    if folds is not None and folds > len(train):
+        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
-    predictions = _predict(classifier, test)
-    accuracy = predictions.accuracy
     if folds is not None:
         parts = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
-        results["folds"] = [part.accuracy for part in parts]
+        results["folds"] = [part.headline for part in parts]
         results["training_images"] = len(train)
         results["out_of_fold"] = _join(parts).describe(num_classes)
-    interval = wilson(accuracy * len(test), len(test))
-    results |= {"accuracy": accuracy, "interval": interval, "test_images": len(test)}
-    return classifier, results | predictions.probability_metrics()
+    return classifier, results | _predict(classifier, test).test_metrics()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +186,16 @@ class _Predictions:
     loss_N: np.ndarray | None
 
     @property
-    def accuracy(self) -> float:
-        """Fraction of right predictions."""
+    def headline(self) -> float:
+        """Accuracy: the fraction of right predictions."""
         return float((self.class_N == self.label_N).mean())
+
+    def test_metrics(self) -> dict[str, Any]:
+        """Return "accuracy", "interval" and "test_images", and the metrics of probabilities."""
+        num_images = len(self.label_N)
+        interval = wilson(self.headline * num_images, num_images)
+        metrics = {"accuracy": self.headline, "interval": interval, "test_images": num_images}
+        return metrics | self.probability_metrics()
 
     def probability_metrics(self) -> dict[str, float]:
         """Return "log_loss" and "calibration_error"; {} of a classifier without probabilities."""
@@ -201,7 +213,7 @@ class _Predictions:
         confusion_KK = np.zeros((num_classes, num_classes), np.int64)
         np.add.at(confusion_KK, (self.label_N, self.class_N), 1)
         return {
-            "accuracy": self.accuracy,
+            "accuracy": self.headline,
             **self.probability_metrics(),
             "images": confusion_KK.sum(axis=1).tolist(),
             "correct": confusion_KK.diagonal().tolist(),
@@ -209,9 +221,56 @@ class _Predictions:
         }
 
 
-def _predict(classifier: Classifier, test: Features) -> _Predictions:
+@dataclasses.dataclass(frozen=True)
+class _SeveralLabels:
+    """Predictions of images that may have several labels.
+
+    Attributes:
+      label_NK: 0 or 1.
+      logit_NK: logits of the classes.
+    """
+
+    label_NK: np.ndarray
+    logit_NK: np.ndarray
+
+    @property
+    def loss_N(self) -> np.ndarray:
+        """Cross-entropy of each image, summed over the classes."""
+        losses_NK = np.logaddexp(0.0, self.logit_NK) - self.logit_NK * self.label_NK
+        return np.asarray(losses_NK.sum(axis=1))
+
+    @property
+    def headline(self) -> float:
+        """Mean average precision."""
+        return float(self._metrics().values()["mean_average_precision"])
+
+    def test_metrics(self) -> dict[str, Any]:
+        """Return the metrics of `MultilabelMetrics`, with "log_loss", "calibration_error" and "test_images"."""
+        metrics: dict[str, Any] = self._metrics().values()
+        metrics["log_loss"] = metrics.pop("loss")
+        calibration = Calibration()
+        probability_NK = scipy.special.expit(self.logit_NK)
+        calibration.add(probability_NK.ravel(), self.label_NK.ravel())
+        return metrics | {"calibration_error": calibration.error, "test_images": len(self.label_NK)}
+
+    def describe(self, num_classes: int) -> dict[str, Any]:
+        """Return the metrics, and "classes": those of each class, in the order of the classes."""
+        metrics = self.test_metrics()
+        del metrics["test_images"]
+        return metrics | {"classes": self._metrics().details()["classes"][:num_classes]}
+
+    def _metrics(self) -> MultilabelMetrics:
+        metrics = MultilabelMetrics([str(number) for number in range(self.label_NK.shape[1])])
+        probability_NK = scipy.special.expit(self.logit_NK).astype(np.float32)
+        metrics.add({"probability_BK": probability_NK, "label_BK": self.label_NK, "loss_B": self.loss_N})
+        return metrics
+
+
+def _predict(classifier: Classifier, test: Features) -> _Predictions | _SeveralLabels:
     if isinstance(classifier, LinearClassifier):
         return _Predictions(test.label_N, classifier.predict(test.feature_ND), None, None)
+    if classifier.has_several_labels:
+        return _SeveralLabels(test.label_N, classifier.logits(test.feature_ND))
     log_NK = classifier.log_probabilities(test.feature_ND)
     rows = np.arange(len(test))
     class_N = log_NK.argmax(axis=1)
@@ -219,13 +278,18 @@ def _predict(classifier: Classifier, test: Features) -> _Predictions:
     return _Predictions(test.label_N, class_N, confidence_N, -log_NK[rows, test.label_N])
 
 
-def _join(parts: Sequence[_Predictions]) -> _Predictions:
+def _join(parts: Sequence[_Predictions | _SeveralLabels]) -> _Predictions | _SeveralLabels:
     """Return the predictions of several parts as one."""
-    confidences = [part.confidence_N for part in parts if part.confidence_N is not None]
-    losses = [part.loss_N for part in parts if part.loss_N is not None]
+    several = [part for part in parts if isinstance(part, _SeveralLabels)]
+    if several:
+        label_NK = np.concatenate([part.label_NK for part in several])
+        return _SeveralLabels(label_NK, np.concatenate([part.logit_NK for part in several]))
+    single = [part for part in parts if isinstance(part, _Predictions)]
+    confidences = [part.confidence_N for part in single if part.confidence_N is not None]
+    losses = [part.loss_N for part in single if part.loss_N is not None]
     return _Predictions(
-        label_N=np.concatenate([part.label_N for part in parts]),
-        class_N=np.concatenate([part.class_N for part in parts]),
+        label_N=np.concatenate([part.label_N for part in single]),
+        class_N=np.concatenate([part.class_N for part in single]),
         confidence_N=np.concatenate(confidences) if confidences else None,
         loss_N=np.concatenate(losses) if losses else None,
     )
@@ -233,18 +297,22 @@ def _join(parts: Sequence[_Predictions]) -> _Predictions:
 
 def _cross_validate(
     train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
-) -> Iterator[_Predictions]:
+) -> Iterator[_Predictions | _SeveralLabels]:
     """Yield the predictions on each fold by a classifier of the other folds."""
-    if folds > len(train):
-        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
     for fitted, held in _split_folds(train, num_classes, folds, seed):
         classifier, _ = fit_probe(fitted, num_classes, method, penalty, seed)
         yield _predict(classifier, held)
 
 
 def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> Iterator[tuple[Features, Features]]:
-    """Yield for each fold the other images and its own; folds have equal shares of every class."""
-    members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
+    """Yield for each fold the other images and its own.
+
+    Folds have equal shares of every class; those of images that may have several labels are random.
+    """
+    if train.label_N.ndim == 2:
+        members = np.random.default_rng(seed).permutation(len(train))
+    else:
+        members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
     for fold in range(folds):
         rest = np.delete(members, np.s_[fold::folds])
         yield train.take(np.sort(rest)), train.take(members[fold::folds])
@@ -252,8 +320,7 @@ def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> It
 
 def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
     """Choose by the mean log-loss of held-out images whose classes are fitted."""
-    largest_class = np.bincount(train.label_N, minlength=num_classes).max()
-    if len(train) < SEARCH_FOLDS or largest_class < 2:
+    if len(train) < SEARCH_FOLDS or count_by_class(train.label_N, num_classes).max() < 2:
         raise ValueError(
             f"{len(train)} training images: no class has enough images to hold one out for a search of the penalty. "
             "Give --penalty=."
@@ -273,6 +340,8 @@ def _held_out_losses(fitted: Features, held: Features, num_classes: int, penalty
     classifier = fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty)
     losses = _predict(classifier, held).loss_N
     assert losses is not None
+    if classifier.has_several_labels:
+        return losses
     is_known = np.isin(held.label_N, fitted.label_N)
     return losses[is_known]
 
@@ -296,7 +365,12 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
     """Return a line for each dataset and classifier: the test accuracy with its 95 % interval."""
     rows = []
     for name, result in results.items():
-        accuracy, interval = result["accuracy"], result["interval"]
+        if "mean_average_precision" in result:
+            classifier = f"{result['method']}, penalty {result['penalty']:.4g}"
+            of = f" of {result['test_images']:,} images"
+            precision = f"{result['mean_average_precision']:.2%}"
+            rows.append([name, classifier, "test mean average precision", precision, of])
+        accuracy, interval = result.get("accuracy", {}), result.get("interval", {})
         if not isinstance(accuracy, dict):
             classifier = f"{result['method']}, penalty {result['penalty']:.4g}"
             accuracy, interval = {classifier: accuracy}, {classifier: interval}
@@ -309,7 +383,8 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
         if folds := result.get("folds"):
             deviation = np.std(folds, ddof=1)
             of = f" standard deviation {deviation:.2%}, of {result['training_images']:,} training images"
-            rows.append([name, f"mean of {len(folds)} folds", "held-out accuracy", f"{np.mean(folds):.2%}", of])
+            measure = "accuracy" if "accuracy" in result else "mean average precision"
+            rows.append([name, f"mean of {len(folds)} folds", f"held-out {measure}", f"{np.mean(folds):.2%}", of])
         for place, metrics in (("test", result), ("held-out", result.get("out_of_fold", {}))):
             if "log_loss" in metrics:
                 log_loss = f" log-loss {metrics['log_loss']:.4g}"

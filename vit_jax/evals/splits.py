@@ -96,6 +96,7 @@ class Plan(NamedTuple):
             test_split=config.test_split,
             classes=config.classes,
             held_up_to=(self.held_up_to or held_up_to(test, self.seed)) if is_held_out else {},
+            is_multilabel=test.is_multilabel,
         )
 
 
@@ -127,25 +128,32 @@ class Pair(NamedTuple):
     training: TrainingData | None = None  # for weights that are trained on `train`
 
 
-def open_pair(name: str, choice: SplitChoice, training: TrainingData | None = None) -> Pair:
+def open_pair(
+    name: str,
+    choice: SplitChoice,
+    training: TrainingData | None = None,
+    *,
+    allows_several_labels: bool = False,
+) -> Pair:
     """Open both sides of a dataset.
 
     Args:
       name: one of `RELEASED`, or data as in a recipe.
       choice: of splits and classes.
       training: data of the run that made the weights.
+      allows_several_labels: images may have several labels.
 
     Raises:
-      ValueError: an unknown name, equal sides, sides of different classes, images of several labels, or as
-        `open_source`.
+      ValueError: an unknown name, equal sides, sides of different classes, images of several labels that are not
+        allowed, or as `open_source`.
     """
     plan = _plan_named(name, choice, training)
     train_split, test_split = plan.config.train_split, plan.config.test_split
     if train_split == test_split:
         raise ValueError(f"{name}: the training and the test split are both {train_split!r}. Choose two.")
     train, test = plan.source(train_split), plan.source(test_split)
-    if train.is_multilabel or test.is_multilabel:
-        raise ValueError(f"--data={name}: images may have several labels. Classifiers of features need one label.")
+    if (train.is_multilabel or test.is_multilabel) and not allows_several_labels:
+        raise ValueError(f"--data={name}: images must have one label, and may have several. Use vit-jax probe.")
     require_same_classes(name, train_split, train, test_split, test)
     return Pair(name, train, test, plan.described(test))
 
