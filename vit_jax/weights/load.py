@@ -29,7 +29,7 @@ from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
-from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
+from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
 
 HEAD = "head/linear/kernel"
 _IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
@@ -127,7 +127,8 @@ def load_weights(
         file = _weights_file(path) if path.is_dir() else path
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        weights = _load_file(file, _beside(path, file), options, allowed_code(allow_code))
+        sidecar = _beside(path, file, options.get("architecture"))
+        weights = _load_file(file, sidecar, options, allowed_code(allow_code))
         if hub.is_hub_address(address) and not weights.licence:
             weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
         if is_address(address):
@@ -190,6 +191,9 @@ def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights
 
 
 def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]) -> Weights:
+    if options.get("architecture") is not None:
+        raise ValueError(f"architecture: must not be set, as {path} states its network. Omit the option.")
+
     def architecture_of(metadata: Mapping[str, object]) -> Architecture:
         architecture = description.stored_architecture(metadata)
         refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
@@ -231,10 +235,16 @@ def _weights_file(folder: pathlib.Path) -> pathlib.Path:
     )
 
 
-def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
-    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name."""
+def _beside(source: pathlib.Path, file: pathlib.Path, architecture: str | None) -> Sidecar:
+    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name.
+
+    `architecture` is the name that the caller gives to the network.
+    """
+    validated_options({"architecture": architecture})
     if source.is_dir() or file.name == WEIGHTS:
-        return read_sidecar(file.parent)
+        return read_sidecar(file.parent, architecture)
+    if architecture is not None:
+        return name_sidecar(architecture)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
         return Sidecar()
     return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
@@ -247,6 +257,8 @@ def _load_file(
         with naming(str(path)):
             sidecar = _carried(file) if file.metadata else sidecar
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
+            if options.get("architecture") and (file.metadata or known.format not in ("timm", "huggingface")):
+                raise ValueError("architecture: must not be set, as the file states its network. Omit the option.")
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
             preprocessing, normalisation = sidecar.preprocessing, sidecar.normalisation

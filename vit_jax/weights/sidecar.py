@@ -6,20 +6,20 @@ A value of an unexpected type is ignored. Preparation of images that ours cannot
 import contextlib
 import math
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.files import read_json
 from vit_jax.references import mark_stored
+from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, shown
 from vit_jax.weights.published import licence_of
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
-POOLS = {"token": "token", "avg": "gap", "map": "map"}  # timm's → ours
+POOLS = {"token": "token", "avg": "gap", "map": "map"}  # timm's → ours; "" is stated for features of all tokens
 HUGGINGFACE_SIZES = {  # ours → transformers'
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -32,16 +32,6 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
     "quick_gelu": "quick",
 }
-_TIMM_PARTS: dict[str, dict[str, object]] = {  # in the name of timm's model → fields that its file does not show
-    r"_dinov3": {"rope": "centred", "layer_norm_epsilon": 1e-5},
-    r"^eva02_": {"rope": "grid"},
-    r"^vit_pe_core_": {"rope": "index", "layer_norm_epsilon": 1e-5, "pool_num_heads": 8},
-    r"^vit_pe_": {"rope": "index", "layer_norm_epsilon": 1e-5},
-    r"_clip_quickgelu": {"gelu": "quick", "layer_norm_epsilon": 1e-5},
-    r"_clip_|^aimv2_": {"layer_norm_epsilon": 1e-5},
-    r"_siglip_": {"gelu": "tanh"},  # as in the original code; timm has the exact GELU in most of its models
-}
-_HUGGINGFACE_PARTS = {"dinov3_vit": {"rope": "centred"}, "ijepa": {"pool": "gap"}}
 _SIGLIP_NOTE = (
     "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the "
     "exact GELU: its logits differ a little there."
@@ -63,15 +53,33 @@ class Sidecar(NamedTuple):
     licence: str = ""  # of the family that the configuration names
 
 
-def read_sidecar(folder: pathlib.Path) -> Sidecar:
-    """Read the files of a folder, if any; ValueError if one is no JSON object, or names an unknown activation."""
+def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidecar:
+    """Read the files of a folder, if any, with another name of the network than config.json has, if given.
+
+    Raises:
+      ValueError: a file is no JSON object, or names a network or an activation that is not read.
+    """
     config = _read(folder / CONFIG)
     if not config:
-        return Sidecar()
+        return Sidecar() if architecture is None else name_sidecar(architecture)
     is_timm = "pretrained_cfg" in config or "architecture" in config
     processor = {} if is_timm else _read(folder / PREPROCESSOR)
+    if architecture is not None:
+        config = {**config, "architecture" if is_timm else "model_type": architecture}
     with naming(str(folder / CONFIG)):
         return _from_timm(config) if is_timm else _from_huggingface(config, processor)
+
+
+def name_sidecar(architecture: str) -> Sidecar:
+    """Return the facts that the name of a network states, for weights without a configuration."""
+    note = (
+        "WARNING: there is no config.json, so pixels in [-1, 1] are assumed, which other families do not have. Give "
+        "the folder with both files."
+    )
+    if architecture in architectures.MODEL_TYPES:
+        return Sidecar(architectures.huggingface_fields({"model_type": architecture}), notes=(note,))
+    name = architectures.current_name(architecture)
+    return Sidecar(architectures.timm_fields(name, {}), notes=(note,), licence=licence_of(architecture))
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -82,7 +90,9 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 
 
 def _from_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Sidecar:
-    config = {**config, **(typed(config, "vision_config", dict) or {})}  # of a model with a text tower
+    vision_config = typed(config, "vision_config", dict) or {}  # of a model with a text tower
+    named = architectures.huggingface_fields({**config, **vision_config, "model_type": config.get("model_type")})
+    config = {**config, **vision_config}
     labels, activation = config.get("id2label"), typed(config, "hidden_act", str)
     is_gated = activation in ("silu", "swish") or config.get("use_swiglu_ffn") is True
     if config.get("use_gated_mlp") is True and not is_gated:
@@ -94,7 +104,7 @@ def _from_huggingface(config: Mapping[str, object], processor: Mapping[str, obje
         **{ours: typed(config, theirs, int) for ours, theirs in HUGGINGFACE_SIZES.items()},
         "layer_norm_epsilon": typed(config, "layer_norm_eps", float, int) or typed(config, "rms_norm_eps", float, int),
         "gelu": None if is_gated else _gelu(activation),
-        **_HUGGINGFACE_PARTS.get(str(config.get("model_type")), {}),
+        **named,
     }
     normalisation = _normalisation(processor, "image_mean", "image_std")
     licence = licence_of(str(config.get("model_type", "")))
@@ -104,13 +114,11 @@ def _from_huggingface(config: Mapping[str, object], processor: Mapping[str, obje
 def _from_timm(config: Mapping[str, object]) -> Sidecar:
     pretrained = typed(config, "pretrained_cfg", dict) or config
     arguments = typed(config, "model_args", dict) or {}
-    name = str(config.get("architecture"))
-    if re.match(r"vit_\w+_rope_", name):  # an axial one has the arrays of other networks
-        raise ValueError(f"{shown(name)} is a RoPE-ViT, whose rotary positions are not read: take DINOv3 or EVA-02.")
+    name = architectures.current_name(str(config.get("architecture")))
+    named = architectures.timm_fields(name, arguments)
     input_size = typed(pretrained, "input_size", list)
     size = pair(arguments.get("img_size")) or pair(input_size[-2:] if input_size else None)
     width, ratio = typed(arguments, "embed_dim", int), typed(arguments, "mlp_ratio", float, int)
-    parts = next((parts for pattern, parts in _TIMM_PARTS.items() if re.search(pattern, name)), {})
     fields = {
         "image_size": size,
         "patch_size": pair(arguments.get("patch_size")),
@@ -119,15 +127,24 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
         # The ratio of packed SwiGLU counts gate and value as one: the file decides.
         "mlp_dim": None if "_giant_patch14_" in name else _product(width, ratio),
         "gelu": _gelu(typed(arguments, "act_layer", str)),
-        "pool": POOLS.get(str(config.get("global_pool"))),
+        "pool": _pool(config.get("global_pool", arguments.get("global_pool"))),
         "pool_num_heads": typed(arguments, "attn_pool_num_heads", int),
     }
     preprocessing, notes = of_timm(pretrained, size)
-    notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in parts else ()
+    notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in named else ()
     labels = config.get("label_names", pretrained.get("label_names"))
     normalisation = _normalisation(pretrained, "mean", "std")
     licence = licence_of(f"{name}.{pretrained.get('tag', '')}")
-    return Sidecar(parts | _known(fields), _names(labels), preprocessing, notes, normalisation, licence)
+    return Sidecar(named | _known(fields), _names(labels), preprocessing, notes, normalisation, licence)
+
+
+def _pool(pool: object) -> str | None:
+    """Return our pooling for timm's; None where it is not stated, or the weights give all tokens."""
+    if pool in (None, ""):
+        return None
+    if str(pool) not in POOLS:
+        raise ValueError(f"global_pool={shown(str(pool))}: must be one of {', '.join(POOLS)}. Take other weights.")
+    return POOLS[str(pool)]
 
 
 def _product(width: int | None, ratio: float | None) -> int | None:
