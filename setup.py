@@ -16,6 +16,7 @@ REQUIREMENTS = [
     "flatbuffers>=25.12.19",  # the form in which jax.export writes programs
     "flax>=0.12.8",
     "grain>=0.2.18",
+    "imagecodecs>=2026.3.6",  # compressions of TIFF files: 26 MB
     "importlib_resources>=7.1.0",  # TFDS 4.9 imports it and does not declare it
     "jax>=0.10.2",
     "ml_dtypes>=0.6.0",
@@ -31,6 +32,7 @@ REQUIREMENTS = [
     "simplejpeg>=1.9.0",  # libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
     "tensorboardX>=2.6.5",
     "tensorflow-datasets>=4.9.10",
+    "tifffile>=2026.3.3",
     "tqdm>=4.70",
 ]
 
@@ -68,6 +70,7 @@ EXTRAS = {
         "mypy==2.4.1",
         "onnx==1.23.2",
         "onnxruntime==1.32.0",
+        "pillow==13.0.0",  # the reference of decoded images
         "pytest==9.2.0",
         "pytest-xdist==3.8.0",
         "PyYAML==6.0.3",

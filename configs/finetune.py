@@ -120,6 +120,7 @@ class Family:
     erasing: float = 0.0  # random erasing
     pool: Pool | None = None  # None: as in the weights
     final_norm: FinalNorm | None = None
+    head_stddev: float = 0.0
 
 
 FAMILIES = {
@@ -135,6 +136,7 @@ FAMILIES = {
         erasing=0.25,
         pool="gap",
         final_norm="pooled",
+        head_stddev=2e-5,
     ),
     # DINOv2, DINOv3: uncertain. Their authors publish no values for fine-tuning (DINOv2 took DeiT III's). These are
     # usual for strong features; the class token and the mean of patches are what DINOv2's linear probe sees.
@@ -247,6 +249,7 @@ def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> Finetun
             adapted(chosen["model"], pixels),
             pool=family.pool,
             final_norm=family.final_norm,
+            head_stddev=family.head_stddev,
             position_resize="library",
             dropout_fraction=0.0,
             stochastic_depth_fraction=family.stochastic_depth,
@@ -255,6 +258,7 @@ def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> Finetun
             resize,
             **({"crop_area_fraction": (0.08, 1.0), "crop_distribution": "torchvision"} if is_inception else {}),
             **({"test_crop_fraction": 224 / 256} if how == "short_side" else {}),
+            train_interpolation="bicubic",
             test_interpolation="bicubic",
             randaugment_layers=2,
             randaugment_magnitude=9,

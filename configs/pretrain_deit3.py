@@ -101,7 +101,8 @@ def _pretraining(model: str, row: Row, epochs: int, *, is_21k: bool) -> Pretrain
             head="linear",
             position_tokens="patches",
             layer_scale=1e-4,
-            stochastic_depth_fraction=row.depths[epochs],
+            initial_values="truncated_normal",
+            **_stochastic_depth(row.depths[epochs]),
         ),
         input=_inputs(
             row.pixels,
@@ -125,9 +126,9 @@ def _finetuning(model: str, row: Row, epochs: int, *, is_21k: bool) -> FinetuneC
         global_batch=2048 if is_21k else 512,
         model=AdaptConfig(
             name=f"ViT-{model}",
-            head="zero" if is_21k else "keep",
+            head="select" if is_21k else "keep",
             position_resize="bicubic",
-            stochastic_depth_fraction=row.depths[epochs] if row.tuned_depth is None else row.tuned_depth,
+            **_stochastic_depth(row.depths[epochs] if row.tuned_depth is None else row.tuned_depth),
         ),
         input=_inputs(224, is_21k=is_21k, **(LIGHT if is_21k else RANDAUGMENT)),
         objective=SMOOTHED,
@@ -145,9 +146,18 @@ def _inputs(pixels: int, *, is_21k: bool, **others: Any) -> InputConfig:
         **({"train_crop": "simple"} if is_21k else INCEPTION),
         mixup_alpha=0.0 if is_21k else 0.8,
         cutmix_alpha=1.0,
+        train_interpolation="bicubic",
         test_crop_fraction=1.0,
+        test_interpolation="bicubic",
         **others,
     )
+
+
+def _stochastic_depth(fraction: float) -> dict[str, Any]:
+    """Return the options of one rate for all blocks."""
+    if fraction == 0:
+        return {}
+    return {"stochastic_depth_fraction": fraction, "stochastic_depth_form": "constant"}
 
 
 def _lamb(decay: float) -> OptimizerConfig:

@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from vit_jax.data.image_files import DECODED
 from vit_jax.data.vtab_tasks import TASKS
 from vit_jax.evals.splits import RELEASED
 from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
@@ -62,6 +63,12 @@ def released_datasets() -> str:
     return table(("name", "data", "learns from", "tested on"), lines)
 
 
+def image_formats() -> str:
+    """Return the table of formats and layouts of images."""
+    lines = ([row.format, row.decoded, row.rejected or "–"] for row in DECODED)
+    return table(("format", "decoded", "unreadable, with a message that names it"), lines)
+
+
 def examples() -> str:
     """Return the table of docs/examples: the first line of each docstring, and its sentence "`option` takes ..."."""
     lines = []
@@ -80,4 +87,5 @@ PAGES = {  # page: the functions of its blocks, by name
     "docs/vtab.md": {"VTAB tasks": vtab_tasks},
     "docs/frozen_features.md": {"few-shot datasets": released_datasets},
     "docs/extend.md": {"examples": examples},
+    "docs/custom_images.md": {"image formats": image_formats},
 }

@@ -42,6 +42,7 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
     *("vit_jax/cli/__init__.py", "vit_jax/backend.py", "vit_jax/extras.py"),
     "vit_jax/weights/formats/npz.py",  # members of an archive
     "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular
+    "vit_jax/checkpoint/workarounds.py",  # the index of arrays that this process has written
 }
 READ_THROUGH = {"class_tokens": "num_class_tokens"}  # a field, and the property that replaces its None
 PRIVATE = ("vit_jax/hosts/internals.py", "vit_jax/checkpoint/workarounds.py")  # with a test of each name

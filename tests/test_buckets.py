@@ -3,6 +3,7 @@ import errno
 import io
 import os
 import stat
+import threading
 
 import pytest
 
@@ -177,3 +178,17 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
     if os.getuid():
         with pytest.raises(PermissionError), contextlib.closing(open(local / "b.bin", "rb")):
             pass
+
+
+def test_requests_after_one_without_an_answer_do_not_wait_as_long_again(monkeypatch):
+    exceptions = pytest.importorskip("google.api_core.exceptions")
+    monkeypatch.setattr(buckets, "_is_silent", threading.Event())
+    path = BucketPath(f"{ROOT}/x")
+    with pytest.raises(buckets.NoAnswer), buckets._system_errors(path):
+        raise exceptions.RetryError("timeout", cause=exceptions.ServiceUnavailable("gone"))
+    later = buckets._options()
+    assert later["retry"].timeout == buckets.LATER_RETRY_SECONDS
+    assert max(later["timeout"]) <= buckets.LATER_RETRY_SECONDS
+    with buckets._system_errors(path):
+        pass  # answered
+    assert buckets._options()["retry"].timeout == buckets.RETRY_SECONDS

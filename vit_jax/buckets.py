@@ -4,7 +4,8 @@ A bucket has objects and no folders: a folder is what names before a "/" have in
 below it. An object is written as a whole or not at all. Each version of it has a number, its generation; a write that
 names the generation which it replaces fails if another process has written in between.
 
-Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to `RETRY_SECONDS`.
+Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to `RETRY_SECONDS`. After one
+that never got an answer, a process does not wait as long again: requests on its way out get `LATER_RETRY_SECONDS`.
 """
 
 import atexit
@@ -19,6 +20,7 @@ import os
 import pathlib
 import secrets
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +29,7 @@ T = TypeVar("T")
 SCHEME = "gs://"
 TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and between two pieces of a reply
 RETRY_SECONDS = 120.0
+LATER_RETRY_SECONDS = 2.0  # after a request got no answer for `RETRY_SECONDS`, until one is answered
 READ_AHEAD_BYTES = 2**20
 _NOTHING = "there is no such object or bucket"
 _CONNECTIONS = 64  # kept open by a process; more threads than this open a connection for each request
@@ -400,9 +403,15 @@ def _release(reply: Any, **options: Any) -> None:
         _ = reply.content
 
 
+_is_silent = threading.Event()  # the last request got no answer
+
+
 def _options() -> dict[str, Any]:
     from google.cloud.storage.retry import DEFAULT_RETRY
 
+    if _is_silent.is_set():
+        timeout = (LATER_RETRY_SECONDS, LATER_RETRY_SECONDS)
+        return {"timeout": timeout, "retry": DEFAULT_RETRY.with_timeout(LATER_RETRY_SECONDS)}
     return {"timeout": TIMEOUT_SECONDS, "retry": DEFAULT_RETRY.with_timeout(RETRY_SECONDS)}
 
 
@@ -422,6 +431,7 @@ def _system_errors(path: BucketPath) -> Iterator[None]:
     failures = _exceptions()
     try:
         yield
+        _is_silent.clear()
     except failures.NotFound as error:
         raise FileNotFoundError(errno.ENOENT, _NOTHING, str(path)) from error
     except (failures.Forbidden, failures.Unauthorized) as error:
@@ -433,6 +443,8 @@ def _system_errors(path: BucketPath) -> Iterator[None]:
         reason = f"there are no valid credentials ({_reason(error)}): run `gcloud auth application-default login`"
         raise PermissionError(errno.EACCES, reason, str(path)) from error
     except (failures.GoogleAPIError, GoogleAuthError, DataCorruption, requests.RequestException) as error:
+        if isinstance(error, failures.RetryError):
+            _is_silent.set()
         raise NoAnswer(errno.EIO, f"Cloud Storage does not answer ({_reason(error)})", str(path)) from error
 
 

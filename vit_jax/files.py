@@ -274,11 +274,16 @@ def clean_up() -> None:
 
 # Writing.
 
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)  # of a process and of a machine; they say nothing about a path
+TOO_MANY_FILES = "too many open files: the limit of this process or machine is reached. Raise it (ulimit -n 65536)."
+
 
 class WriteError(OSError, ValueError):
     """A file cannot be written: an error of the system, and a value that a user can change, its path."""
 
     def __str__(self) -> str:
+        if self.errno in OUT_OF_FILES:
+            return TOO_MANY_FILES
         return (
             f"{self.filename} cannot be written: {self.strerror}. "
             "No file was changed; choose a path in an existing folder with free space and write permission."

@@ -2,7 +2,8 @@
 
 `evaluation.evaluators.NAME.kind` takes `(split, run, **arguments)` with a method `run(state)`.
 
-It has its cadence and split. Its results start with its name ("trust_sure_accuracy") and may be `best_metric`.
+It has its cadence and split. Its results start with its name ("trust_sure_accuracy") and may be `best_metric`:
+`directions` states for each whether higher ("max") or lower ("min") values are better.
 
 Run it:
 
@@ -12,7 +13,7 @@ Run it:
         --config.evaluation.evaluators.trust.arguments.threshold=0.9
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from vit_jax.train.assemble import Assembly
 
 class Confidence:
     """Built once with its split; `run` is called as often as it is due."""
+
+    directions: Mapping[str, str] = {"sure_fraction": "max", "sure_accuracy": "max"}
 
     def __init__(self, split: Split, run: Assembly, *, threshold: float = 0.9):
         def sums(state: Any, batch: Batch) -> dict[str, jax.Array]:

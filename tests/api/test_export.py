@@ -11,17 +11,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.tree_util import Partial
 
 from tests.data.test_images import areas, bilinear, resized
-from tests.evals.samples import CROPPED, DIRECT, NAMES, SEVEN, sample_pixels, sample_weights, to_png, write_pngs
+from tests.evals.samples import (
+    CROPPED,
+    DIRECT,
+    NAMES,
+    SEVEN,
+    logits_of,
+    sample_pixels,
+    sample_weights,
+    softmax,
+    to_png,
+    write_pngs,
+)
 from tests.rejections import rejects
 from tests.weights.small_networks import HYBRID, RESNET
-from vit_jax.api import from_weights
+from vit_jax.api import from_weights, load_model
 from vit_jax.api.export import export_onnx, export_stablehlo
 from vit_jax.api.predictions import predict
 from vit_jax.arrays import ModelOutput
 from vit_jax.data.records import Record
+from vit_jax.weights.formats import open_arrays, write_safetensors
+from vit_jax.weights.saving import save_weights
 
 NETWORKS = {
     "vit": SEVEN,
@@ -30,6 +44,7 @@ NETWORKS = {
     "resnet": dataclasses.replace(RESNET, num_classes=len(NAMES)),
     "axial": dataclasses.replace(SEVEN, block="axial", pool="gap"),
 }
+SQUARE = dataclasses.replace(SEVEN, image_size=(12, 12))
 IN_ONNX = NETWORKS | {
     "positions": dataclasses.replace(SEVEN, position_embedding="learned_2d", position_layers="every", head="mlp"),
     "relative": dataclasses.replace(SEVEN, position_embedding="relative", pool="gap"),
@@ -188,7 +203,7 @@ def test_the_description_beside_it_prepares_images(tmp_path):
     (expected,) = probabilities(from_weights(weights), [str(tmp_path / "a.png")])
     prepared = image[4:12, 6:18]  # the middle half of an image that is twice the network's size
     assert np.array_equal(prepared, from_weights(weights).transform(Record(to_png(image), 0)))
-    program = jax.export.deserialize(files[0].read_bytes())
+    program = export.deserialize(files[0].read_bytes())
     assert program.call(prepared[None])[0] == pytest.approx(expected, abs=1e-5)
 
     for image in (np.zeros((1, 12, 8, 3), np.uint8), np.zeros((1, 8, 12, 3), np.float32)):
@@ -240,6 +255,24 @@ def test_an_onnx_file_describes_itself(tmp_path):
     beside = json.loads(export_stablehlo(model, tmp_path / "net")[1].read_text())
     stored = {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
     assert stored | {"platforms": ["cpu", "cuda", "tpu"]} == beside
+
+
+def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(tmp_path):
+    """The folder's config.json alone states it; the program and its description follow."""
+    save_weights(sample_weights(SQUARE, DIRECT | {"image_size": [12, 12]}), tmp_path / "folder", "huggingface")
+    with open_arrays(tmp_path / "folder/model.safetensors") as file:
+        write_safetensors(file.path, {name: file.read(name) for name in file.arrays}, {})
+    config = json.loads((tmp_path / "folder/config.json").read_text())
+    pixels = sample_pixels(2, size=(12, 12))
+    for kind, normalise in (("single", softmax), ("multi", lambda logits: 1 / (1 + np.exp(-logits)))):
+        stated = config | {"problem_type": f"{kind}_label_classification"}
+        (tmp_path / "folder/config.json").write_text(json.dumps(stated))
+        model = load_model(tmp_path / "folder")
+        program, beside = export_stablehlo(model, tmp_path / f"{kind}.stablehlo")
+        probabilities = export.deserialize(program.read_bytes()).call(pixels)
+        np.testing.assert_allclose(probabilities, normalise(logits_of(model.module, pixels)), atol=1e-6)
+        word = "sigmoid" if kind == "multi" else "softmax"
+        assert word in json.loads(beside.read_text())["output"]["meaning"]
 
 
 def test_what_cannot_be_written_right_as_onnx_is_rejected(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from orbax.checkpoint.utils import to_shape_dtype_struct
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, workarounds
 from vit_jax.checkpoint.reader import has_checkpoints
-from vit_jax.config.evaluators import best_mode
+from vit_jax.config.evaluators import METRICS
 from vit_jax.sharding import build_mesh
 
 
@@ -72,7 +72,7 @@ def test_saving_asks_nothing_of_the_service_that_counts_a_runs_questions(open_st
     [("accuracy", (0.5, 0.9, None, 0.1, 0.2, 0.3), [2, 5, 6]), ("loss", (0.5, 0.1, 0.9, None, 0.8, 0.7), [2, 5, 6])],
 )
 def test_keeps_the_latest_and_the_best(open_store, tmp_path, name, values, kept):
-    store = open_store(keep_latest=2, keep_best=1, best_metric=f"test_{name}", best_mode=best_mode(name))
+    store = open_store(keep_latest=2, keep_best=1, best_metric=f"test_{name}", best_mode=METRICS[name].mode)
     for step, value in enumerate(values, start=1):
         save(store, step, **({} if value is None else {f"test_{name}": value}))
     store.wait()

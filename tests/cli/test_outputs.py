@@ -54,6 +54,51 @@ def test_outputs_come_first(verb, words, option, tmp_path, monkeypatch):
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["file"]
 
 
+def make_run():
+    """Makes the workdir of a run; returns its files by their content."""
+    pathlib.Path("mine/checkpoints/7").mkdir(parents=True)
+    for name in ("config.json", "start.json", "metrics.jsonl"):
+        pathlib.Path("mine", name).write_text(name)
+    return {str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("verb", "words", "option"), CASES)
+def test_outputs_that_would_change_a_run_are_rejected_first(verb, words, option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = make_run()
+    name, _, output = option.partition("=")
+    suffix = pathlib.Path(output).suffix
+    targets = ["mine", "mine/checkpoints/7"] if output.endswith("/") else [f"mine/checkpoints/a{suffix}"]
+    for target in targets:
+        err = rejected([verb, *words, f"--{name}={target}"])
+        assert f"--{name}={target}: '{tmp_path}/mine' is the workdir of a run" in err
+    assert {str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["convert", WEIGHTS, "mine", "--to=huggingface", "--overwrite"],
+        ["convert", WEIGHTS, "mine/", "--to=timm", "--overwrite"],
+        ["convert", WEIGHTS, "mine/checkpoints/a.npz"],
+        ["convert", WEIGHTS, "mine", "--overwrite"],
+        ["export", WEIGHTS, "--to=onnx", "--output=mine/config.json", "--overwrite"],
+        ["export", WEIGHTS, "--to=stablehlo", "--output=mine/config", "--overwrite"],
+        ["export", WEIGHTS, "--to=safetensors", "--output=mine", "--overwrite"],
+        ["lr-range", "--config=no-such-recipe", "--output=mine/summary.png"],
+        ["probe", WEIGHTS, "--data=digits", "--output=mine", "--overwrite"],
+        ["evaluate", WEIGHTS, "--data=digits", "--csv=mine/start.json"],
+    ],
+)
+def test_files_of_a_run_are_never_replaced(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = make_run()
+    err = rejected(words)
+    assert f"'{tmp_path}/mine' is the workdir of a run" in err
+    assert WEIGHTS not in err
+    assert {str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()} == files
+
+
 @pytest.mark.parametrize(
     "words", [["convert", WEIGHTS, "file/a.npz"], ["export", WEIGHTS, "--to=npz", "--output=/proc/a.npz"]]
 )
@@ -139,3 +184,26 @@ def test_nothing_is_left_behind(tmp_path):
     assert not list(tmp_path.iterdir())
     with rejects(f"--csv={tmp_path}", "is a folder"):
         output_file(str(tmp_path), "--csv=")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EMFILE, "Too many open files", "runs/a"), "too many open files"),
+        (OSError(errno.ENFILE, "Too many open files in system"), "too many open files"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a/config.json"), "runs/a/config.json: No space left"),
+        (OSError(errno.EIO, "Input/output error"), "runs/a: Input/output error"),
+    ],
+)
+def test_a_system_error_names_the_file_or_the_limit(error, message):
+    assert outputs.describe_system_error(error, "runs/a").startswith(message)
+
+
+def test_a_full_standard_output_is_named_and_then_discarded(monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(outputs.sys, "stdout", full)
+        with pytest.raises(OSError, match="No space left") as raised:
+            print("a line", flush=True, file=full)
+        message = outputs.describe_system_error(raised.value, "runs/a")
+        assert message == "standard output: No space left on device"
+        full.flush()  # discarded

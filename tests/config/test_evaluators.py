@@ -1,8 +1,8 @@
-"""Directions of metrics and their form as text."""
+"""Metrics by the end of the name of a result, and their form as text."""
 
 import pytest
 
-from vit_jax.config.evaluators import best_mode, metric_text
+from vit_jax.config.evaluators import metric_of, metric_text
 
 
 @pytest.mark.parametrize(
@@ -14,16 +14,17 @@ from vit_jax.config.evaluators import best_mode, metric_text
         ("loss", "min"),
         ("mine_loss", "min"),
         ("mine_calibration_error", "min"),
-        ("mine_floss", "min"),
-        ("mine_f2", "max"),
+        ("mine_absolute_error", "min"),
+        ("parameters", "min"),
     ],
 )
 def test_direction_by_the_end_of_a_name(name, mode):
-    assert best_mode(name) == mode
+    assert metric_of(name).mode == mode
 
 
-def test_direction_of_unknown_names_can_be_configured():
-    assert best_mode("mine_ece", "min") == "min"
+@pytest.mark.parametrize("name", ["mine_floss", "mine_f2", "mine_ece", "brier_score"])
+def test_other_names_have_no_direction(name):
+    assert metric_of(name) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests import gcs
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from vit_jax import buckets, files
-from vit_jax.data import shards
+from vit_jax.data import shard_index
 from vit_jax.data.sources import located, open_source
 
 TWENTY = [number % 2 for number in range(20)]
@@ -111,10 +111,12 @@ def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_im
 
 
 def test_the_index_of_a_shard_is_kept_on_this_machine(local, make_config, cache, monkeypatch):
+    """It is of a generation: a mirror that is made again has files with other times."""
     config = make_config(train_split="train", test_split="train[90%:]")
     open_source(f"wds:{ROOT}/data/wds", "train", config, 0)
     assert (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar.index").is_file()
-    shards._valid_index.cache_clear()
+    (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar").unlink()
+    shard_index._find_valid.cache_clear()
     files.mirror.cache_clear()
-    monkeypatch.delattr(shards, "read_index")
+    monkeypatch.delattr(shard_index, "read_index")
     assert len(open_source(f"wds:{ROOT}/data/wds", "train", config, 0)) == 20

@@ -8,6 +8,7 @@ import struct
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.deep_files import packed, png, pnm, tiff
 from tests.data.test_orientation import UPRIGHT
@@ -114,6 +115,14 @@ GIVEN = {
 }
 
 
+GIVEN |= {
+    "TIFF of float16": (tiff((GREY // 16).astype(np.float16)), GREY // 16),
+    "TIFF of two bands": (tiff(RGB[..., :2], t262=("H", 1)), RGB[..., 0]),
+    "TIFF of three bands that are not called RGB": (tiff(RGB, t262=("H", 1)), RGB),
+    "TIFF of four bands": (tiff(np.dstack([RGB, GREY]), t262=("H", 1)), RGB),
+}
+
+
 @pytest.mark.parametrize("kind", GIVEN)
 def test_the_range_that_is_given_wins(kind):
     file, values = GIVEN[kind]
@@ -158,9 +167,11 @@ def test_what_needs_a_range_names_the_option(values):
 @pytest.mark.parametrize(
     ("file", "rule"),
     [
-        (tiff(UNIT.astype(np.float16)), "floating point of 16 bits"),
-        (tiff(RGB, t284=("H", 2)), "separate planes"),
-        (tiff(RGB[..., :2], t262=("H", 1)), "values that cannot be decoded"),
+        (tiff(UNIT.astype(np.complex64).view(np.float32), t339=("H", 6)), "complex numbers of 32 bits"),
+        (tiff(RGB, t284=("H", 2)), "1 of 3 strips or tiles are listed"),
+        (tiff(RGB, t259=("H", 34661)), r"compression 34661 \(JBIG\)"),
+        (tiff(np.dstack([RGB, RGB[..., :2]])), "5 bands"),
+        (tiff(np.dstack([RGB, RGB]), t262=("H", 1)), "6 bands"),
         (tiff(GREY)[:60], "cut off"),
     ],
 )
@@ -236,6 +247,32 @@ def test_losses_are_counted(tmp_path):
     assert pages == "1 of 13 checked files have several pages: page 1 of 3 is used."
     assert survey(paths, (0, 4095), "input.value_range") == [pages.replace("13", "12")]
     assert survey(paths[4:6], None, "input.value_range") == []
+
+
+def test_bands_that_are_ignored_are_noted(tmp_path):
+    """Once, whatever the format."""
+    rgba = np.dstack([RGB // 16, GREY // 16]).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
+    of_avif = io.BytesIO()
+    Image.fromarray(rgba).save(of_avif, "AVIF")
+    files = {
+        "rgba.png": cv2.imencode(".png", rgba)[1].tobytes(),
+        "infrared.tif": tiff(rgba, t262=("H", 1)),
+        "infrared16.tif": tiff(rgba.astype(np.uint16) * 257, t262=("H", 1), t281=("H", 65535)),
+        "two.tif": tiff(rgba[..., :2], t262=("H", 1)),
+        "rgba.webp": cv2.imencode(".webp", rgba)[1].tobytes(),
+        "rgba.avif": of_avif.getvalue(),
+        "rgba.jp2": cv2.imencode(".jp2", rgba)[1].tobytes(),
+        "rgb.png": png(RGB.astype(np.uint8)),
+        "rgb.webp": cv2.imencode(".webp", rgba[..., :3])[1].tobytes(),
+        "rgb.avif": cv2.imencode(".avif", rgba[..., :3])[1].tobytes(),
+        "rgb.jp2": cv2.imencode(".jp2", rgba[..., :3])[1].tobytes(),
+        "grey.tif": tiff(rgba[..., 0]),
+        "cmyk.tif": tiff(rgba, t262=("H", 5)),
+    }
+    paths = write(tmp_path, files)
+    (line,) = survey(paths, (0, 65535), "--value_range")
+    assert line.startswith(f"7 of {len(files)} checked files have a band beyond grey or RGB")
+    assert f"(first: {paths[0]})" in line
 
 
 def test_few_files_are_read_and_little_of_each(tmp_path, monkeypatch):

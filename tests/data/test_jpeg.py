@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vit_jax.data import images, jpeg
+from vit_jax.data import headers, images, jpeg
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import Record
@@ -131,3 +131,18 @@ def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
         return
     assert found.dtype == np.uint8
     assert found.shape[1:] == (1, 3)
+
+
+@pytest.mark.parametrize("is_progressive", [False, True])
+def test_a_jpeg_of_very_many_scans_is_unreadable(is_progressive):
+    """In its first scan all colours, or some: only then do decoders read on."""
+    file = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, int(is_progressive))
+    last = file[file.rfind(b"\xff\xda") : -2]
+    many = file[:-2] + last * 1000 + file[-2:]
+    assert headers.jpeg_scans(file) == (10 if is_progressive else 1)
+    if not is_progressive:
+        assert headers.jpeg_scans(many) == 1
+        return
+    for read in (images.decode, lambda file: images.plan_crop(file, lambda *sides: Box(0, 0, 8, 8), (8, 8))):
+        with pytest.raises(UnreadableImage, match="JPEG of 1,010 scans, and at most 128 are decoded"):
+            read(many)

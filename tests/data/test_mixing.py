@@ -82,4 +82,22 @@ def test_boxes_of_cutmix():
     heights, widths = inside.any(axis=2).sum(axis=1), inside.any(axis=1).sum(axis=1)
     free = ~(inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))) & (heights > 0)
     assert free.sum() > 200
-    assert np.abs(heights[free] / 64 - widths[free] / 96).max() < 2 / 64  # sides are even numbers of pixels
+    assert np.abs(heights[free] / 64 - widths[free] / 96).max() < 1 / 64 + 1e-9  # rounded down
+    assert (heights[free] % 2 == 1).any()
+
+
+def test_boxes_of_odd_sides_keep_their_last_pixel():
+    """The mean area of a box on 16 pixels, as the sum over all its sides and centres."""
+    pixels = 16
+    side = np.floor(pixels * np.sqrt(np.linspace(0, 1, 100_001)[1:])).astype(int)  # of a uniform area
+    sides, counts = np.unique(side, return_counts=True)
+    covered = [np.mean([_covered(centre, side, pixels) for centre in range(pixels)]) for side in sides]
+    expected = np.average(np.square(np.asarray(covered) / pixels), weights=counts)
+    draw = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, pixels, pixels).mean()))
+    weights = draw(jax.random.split(jax.random.key(1), 40_000))
+    assert 1 - expected == pytest.approx(0.700, abs=1e-3)
+    assert float(weights.mean()) == pytest.approx(1 - expected, abs=0.005)
+
+
+def _covered(centre, side, pixels):
+    return min(centre + (side + 1) // 2, pixels) - max(centre - side // 2, 0)

@@ -1,13 +1,16 @@
 """Photographs that are stored turned, against OpenCV's reading (JPEG) and against pixels written by hand."""
 
 import functools
+import io
 import struct
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image, ImageOps, PngImagePlugin
 
 from tests.data import deep_files
+from vit_jax.data import heif
 from vit_jax.data.crops import Box, cut
 from vit_jax.data.images import decode, plan_crop
 from vit_jax.data.orientation import orientation_of, tagged, turn, turn_back
@@ -114,6 +117,106 @@ def test_other_formats_by_hand(kind, order):
         np.testing.assert_array_equal(decode(file, exif_orientation=True), coloured(upright))
         planned = plan_crop(file, lambda height, width: Box(0, 0, height, width), (1, 1), exif_orientation=True)
         np.testing.assert_array_equal(planned(), coloured(upright))
+
+
+XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
+<rdf:Description rdf:about="" xmlns:tiff="http://ns.adobe.com/tiff/1.0/"{}>{}</rdf:Description></rdf:RDF></x:xmpmeta>"""
+
+
+def xmp(orientation, is_attribute):
+    if is_attribute:
+        return XMP.format(f' tiff:Orientation="{orientation}"', "").encode()
+    return XMP.format("", f"<tiff:Orientation>{orientation}</tiff:Orientation>").encode()
+
+
+def by_pillow(kind, orientation, way):
+    """A file of the photograph that states the orientation in Exif or XMP data; of AVIF Exif becomes irot and imir."""
+    pixels = cv2.resize(PIXELS[:6, :10], (80, 48))
+    options = {}
+    if way == "exif":
+        tags = Image.Exif()
+        tags[0x0112] = orientation
+        options["exif"] = tags
+    elif kind == "PNG":
+        options["pnginfo"] = PngImagePlugin.PngInfo()
+        text = xmp(orientation, is_attribute=way == "attribute").decode()
+        options["pnginfo"].add_itxt("XML:com.adobe.xmp", text, zip=way == "element")
+    elif kind == "TIFF":
+        options["tiffinfo"] = {700: xmp(orientation, is_attribute=way == "attribute")}
+    else:
+        options["xmp"] = xmp(orientation, is_attribute=way == "attribute")
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("way", ["exif", "attribute", "element"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_upright_as_by_pillow(kind, way):
+    for orientation in ORIENTATIONS:
+        file = by_pillow(kind, orientation, way)
+        assert orientation_of(file) == orientation
+        upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(file))))
+        assert np.abs(decode(file, exif_orientation=True) - upright.astype(int)).max() <= 2
+        assert decode(file).shape == (48, 80, 3)
+
+
+@pytest.mark.parametrize("way", ["exif", "attribute", "element"])
+def test_jpeg_2000_states_it_in_a_box(way):
+    """Pillow reads none there."""
+    file = cv2.imencode(".jp2", PIXELS)[1].tobytes()
+    identifiers = {"exif": b"JpgTiffExif->JP2"}
+    identifier = identifiers.get(way, bytes.fromhex("be7acfcb97a942e89c71999491e3afac"))
+    for orientation in ORIENTATIONS:
+        data = exif("<", orientation) if way == "exif" else xmp(orientation, is_attribute=way == "attribute")
+        box = struct.pack(">I4s", 24 + len(data), b"uuid") + identifier + data
+        at = file.index(b"jp2c") - 4
+        assert orientation_of(file[:at] + box + file[at:]) == orientation
+
+
+def test_irot_and_imir_come_first_and_exif_before_xmp():
+    file = io.BytesIO()
+    tags = Image.Exif()
+    tags[0x0112] = 6
+    Image.fromarray(PIXELS).save(file, "AVIF", exif=tags, xmp=xmp(3, is_attribute=True))
+    both = file.getvalue()
+    assert orientation_of(both) == 6
+    at = both.index(b"irot") + 4
+    assert orientation_of(both[:at] + b"\1" + both[at + 1 :]) == 8
+    without = both.replace(b"irot", b"free")
+    assert orientation_of(without) in (1, 3, 6)
+    file = io.BytesIO()
+    tags[0x0112] = 6  # Pillow removed it
+    Image.fromarray(PIXELS).save(file, "JPEG", exif=tags, xmp=xmp(3, is_attribute=True))
+    assert orientation_of(file.getvalue()) == 6
+
+
+@pytest.mark.parametrize("quarters", range(4))
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("is_mirrored_first", [False, True])
+def test_turns_of_avif_are_composed_in_their_order(quarters, axis, is_mirrored_first):
+    """ISO 23008-12: irot turns to the left; imir swaps top and bottom (0), or left and right (1)."""
+    turns = [(b"irot", quarters)] + ([(b"imir", axis)] if axis is not None else [])
+    turns = turns[::-1] if is_mirrored_first else turns
+    expected = STORED
+    for kind, value in turns:
+        expected = np.rot90(expected, value) if kind == b"irot" else np.flip(expected, value)
+    file = bytes(value for _, value in turns)
+    boxes = [heif.Box(kind, place, place + 1) for place, (kind, _) in enumerate(turns)]
+    orientation = heif._compose(file, boxes)
+    np.testing.assert_array_equal(turn(coloured(STORED), orientation), coloured(expected))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_damaged_metadata_state_a_number(kind):
+    rng = np.random.default_rng(0)
+    for way in ("exif", "attribute", "element"):
+        file = by_pillow(kind, 6, way)
+        for _ in range(40):
+            damaged = bytearray(file)
+            for place in rng.integers(4, len(file), 8):
+                damaged[place] = rng.integers(256)
+            assert orientation_of(bytes(damaged[: rng.integers(20, 2 * len(file))])) in ORIENTATIONS
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from tests.rejections import rejects
-from vit_jax.data import parquet, shards
+from vit_jax.data import parquet
 from vit_jax.data.images import UnreadableImage, decode
 from vit_jax.data.packed import _expanded
 from vit_jax.data.sources import holds_out, located, open_source
@@ -98,37 +98,6 @@ def test_patterns(tmp_path, make_config):
         open_source("wds:a-{0..999}-{0..999}.tar", "train", config, 0)
 
 
-def test_an_index_is_made_once_for_a_state_of_a_shard(tmp_path, make_config, monkeypatch, cache):
-    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
-    made = []
-    monkeypatch.setattr(shards, "read_index", lambda *how, read=shards.read_index: made.append(how) or read(*how))
-
-    def opened(data=f"wds:{path}"):
-        shards._valid_index.cache_clear()  # as another process
-        return open_source(data, "all", make_config(), 0)
-
-    assert opened().labels.tolist() == opened().labels.tolist() == [0, 1] * 5
-    assert len(made) == 1
-    write_shard(path, samples([1, 0] * 5))
-    os.utime(path, ns=(1, 1))
-    assert opened().labels.tolist() == [1, 0] * 5
-    (tmp_path / "a.tar.index").write_bytes(b"{damaged")
-    assert opened().labels.tolist() == [1, 0] * 5
-    assert len(made) == 3
-    monkeypatch.setattr(
-        shards,
-        "write_atomically",
-        lambda place, content, write=shards.write_atomically: write(
-            tmp_path / "none" / "x" if place.parent == tmp_path else place, content
-        ),
-    )  # beside the shards it fails
-    os.utime(path, ns=(2, 2))
-    for _ in range(2):
-        assert opened().labels.tolist() == [1, 0] * 5
-    assert len(made) == 4
-    assert len(list(cache.iterdir())) == 1
-
-
 @pytest.mark.parametrize(
     ("members", "rule"),
     [
@@ -209,7 +178,7 @@ def test_numbers_without_images_keep_their_place(tmp_path, make_config):
     ("write", "rule"),
     [
         (lambda path: write_parquet(path, [0, 1], label="class"), "no column of labels.*'class'.*#COLUMN"),
-        (lambda path: write_parquet(path, [0, None]), "1 rows have no label"),
+        (lambda path: write_parquet(path, [0, None]), "row 1 has no label"),
         (lambda path: write_parquet(path, [0, 1, -1]), "has the label -1"),
         (lambda path: write_parquet(path, [0, 5], names=["cat", "dog"]), "not among the 2 classes.*: 5"),
         (lambda path: path.write_bytes(b"PAR1" + b"0" * 99), "no complete parquet file"),
@@ -255,8 +224,9 @@ def test_row_groups_are_read_once_and_forgotten(tmp_path, make_config, monkeypat
     )
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
     reads.clear()
-    size = parquet._column_bytes(parquet._metadata(parquet._now(str(path))), 0, "image.bytes")
-    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(2 * size + size // 2))
+    sizes = [sum(len(image(number)) for number in range(first, first + 4)) for first in range(0, 20, 4)]
+    stated = [parquet._chunk(parquet._now(str(path)), group, "image.bytes").uncompressed for group in range(5)]
+    monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(max(sizes) + max(stated)))
     assert levels(source) == list(range(20))
     assert reads == [0, 1, 2, 3, 4]
     assert (levels(source)[16:], reads[5:]) == ([16, 17, 18, 19], [0, 1, 2, 3, 4])
@@ -265,12 +235,6 @@ def test_row_groups_are_read_once_and_forgotten(tmp_path, make_config, monkeypat
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10)
     with rejects(str(path), "row group 0 holds.*row_group_size"):
         open_source(f"parquet:{path}", "all", make_config(), 0)
-
-
-def test_an_image_without_bytes_is_unreadable(tmp_path, make_config):
-    path = write_parquet(tmp_path / "a.parquet", [0, 1], images=[{"bytes": None, "path": "x.png"}] * 2)
-    with pytest.raises(UnreadableImage, match="no bytes"):
-        open_source(f"parquet:{path}", "all", make_config(), 0)[0]
 
 
 def test_deep_images_are_noticed(tmp_path, make_config, caplog):

@@ -218,3 +218,9 @@ def test_special_files_in_a_table_are_unreadable_images(make_table, make_config)
     transform = build_evaluation_transform(make_config())
     with open_batches(EvaluationStream(source, transform, 4, np.arange(4))) as batches:
         assert [batch.mask.tolist() for batch in batches] == [[0, 0, 0, 1]]
+
+
+def test_a_pipe_is_named_as_one(tmp_path):
+    os.mkfifo(tmp_path / "images.csv")
+    with pytest.raises(ValueError, match="must be a regular file"):
+        table.Table(tmp_path / "images.csv").require()

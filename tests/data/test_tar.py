@@ -154,6 +154,68 @@ def test_samples_of_a_shard():
     ]
 
 
+def test_one_image_of_a_sample_with_labels():
+    """The first by the order of suffixes, wherever the label is; without labels all images."""
+    for names in (["x.seg.png", "x.cls", "x.png", "x.jpg"], ["x.jpg", "x.png", "x.seg.png", "x.cls"]):
+        (sample,) = tar.samples((name, name.upper()) for name in names)
+        assert (sample.name, sample.image, dict(sample.labels)) == ("x.jpg", "X.JPG", {"cls": "X.CLS"})
+        assert {*sample.skipped} == {("x.png", "X.PNG"), ("x.seg.png", "X.SEG.PNG")}
+    found = list(tar.samples((name, 0) for name in ("d/x.1.jpg", "d/x.2.jpg", "d/x.3.jpg")))
+    assert [(sample.name, sample.labels) for sample in found] == [(f"d/x.{number}.jpg", {}) for number in (1, 2, 3)]
+
+
+def test_images_without_a_label_do_not_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(tar, "_MOST_WAITING_BYTES", 10)
+    waiting = []
+
+    def entries(*names):
+        for name in names:
+            waiting.append(name)
+            yield name, b"1234"
+
+    for sample in tar.samples(entries(*(f"x.{number}.jpg" for number in range(9))), size_of=len):
+        assert len(waiting) <= 3 * (1 + int(sample.name[2]) // 3)
+    with rejects("x.cls", "too many images"):
+        list(tar.samples(entries("x.1.jpg", "x.2.jpg", "x.3.jpg", "x.cls"), size_of=len))
+
+
+@pytest.mark.parametrize(
+    ("names", "rule"),
+    [
+        ("a.jpg a.cls b.cls b.txt b.jpg", ""),
+        ("n1/a.jpg n1/b.jpg n2/a.jpg meta.json", ""),
+        ("a.jpg b.jpg a.cls b.cls", "'a'"),
+        ("a.json b.json b.jpg a.jpg", "'a'"),
+        ("d/a.jpg d/b.jpg d/b.cls d/a.json", "'d/a'"),
+    ],
+)
+def test_members_that_are_apart(names, rule):
+    order = tar.SampleOrder("a.tar")
+
+    def see_all():
+        for name in names.split():
+            if not name.endswith(".txt"):
+                order.see(name)
+        order.end()
+
+    if not rule:
+        see_all()
+        return
+    with rejects("a.tar", f"image and label of {rule} are apart.*--sort=name"):
+        see_all()
+
+
+def test_keys_of_incomplete_samples_are_forgotten(monkeypatch):
+    monkeypatch.setattr(tar, "_MOST_KEYS", 3)
+    order = tar.SampleOrder("a.tar")
+    for number in range(9):
+        order.see(f"{number}.jpg")
+        assert len(order._incomplete["image"]) <= 3
+    order.see("0.cls")
+    with rejects("a.tar", "image and label of '8' are apart"):
+        [order.see(name) for name in ("8.cls", "x.jpg")]
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [

@@ -213,6 +213,7 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
         (packed(("a.jpg", picture(0))), "0 classes"),
         (packed(("train/a/0.jpg", picture(0)), ("val/a/0.jpg", picture(1))), "as if they were splits"),
         (packed(("0.jpg", picture(0)), ("0.cls", b"a"), ("1.jpg", picture(1)), ("1.cls", b"1")), "names or numbers"),
+        (packed(*((f"{n}.jpg", picture(n)) for n in range(3)), ("0.cls", b"a")), "image and label of '0' are apart"),
     ],
 )
 def test_archives_that_are_rejected(prepare, tmp_path, archive, rule):
@@ -313,6 +314,28 @@ def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
     folder, _ = prepare(archive, shards=3)
     assert content(folder) == expected
     assert listed(folder) == []
+
+
+def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
+    """The others are listed, each once, also after an interruption."""
+    members = []
+    for number in range(12):
+        mask = (f"{number:02}.seg.png", picture(100 + number, ".png"))
+        members += [mask, (f"{number:02}.cls", b"ab"[number % 2 :][:1]), (f"{number:02}.jpg", picture(number))]
+    archive = packed(*members)
+    folder, counts = prepare(archive, "whole", shards=1)
+    assert {image for _, image in records(folder)} == {sha(picture(number)) for number in range(12)}
+    skipped = [("other", f"{number:02}.seg.png") for number in range(12)]
+    assert (listed(folder), counts["other"]) == (skipped, 12)
+
+    monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(scatter.Scatter, "add", killing(scatter.Scatter.add, 5))
+        with pytest.raises(Kill):
+            prepare(archive, shards=1)
+    again, _ = prepare(archive, shards=1)
+    assert content(again) == content(folder)
+    assert listed(again) == skipped
 
 
 def test_the_standard_input_begins_again(tmp_path, monkeypatch):

@@ -4,13 +4,14 @@ import pickle
 
 import cv2
 import numpy as np
+import PIL.Image
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rejections import rejects
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import randaugment
+from vit_jax.data import crops, randaugment
 from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 
@@ -26,6 +27,8 @@ CROPS = [
     {"train_crop": "resize", "train_resize_pixels": 24},
     {"train_crop": "resize_short_side", "train_resize_pixels": 31},
     {"train_crop": "simple"},
+    *({"train_interpolation": "bicubic", "train_crop": crop} for crop in ("inception", "simple", "none")),
+    {"train_interpolation": "bicubic", "train_crop": "resize_short_side", "train_resize_pixels": 31},
 ]
 
 
@@ -178,3 +181,32 @@ def test_own_augmentations_are_checked(augmented, name, rule):
 def test_own_augmentations_are_resolved_at_the_start(make_config):
     with rejects("config.input.augmentations", "'missing'"):
         TrainTransform(make_config(augmentations=("math:missing",)))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("size", [(24, 24), (90, 31)])
+def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation, size):
+    """Of arrays and of JPEG files, which are then not decoded at a fraction of their size."""
+    image = cv2.GaussianBlur(np.random.default_rng(1).integers(256, size=(201, 280, 3), dtype=np.uint8), (0, 0), 1.2)
+    image = cv2.normalize(image, None, 0, 255, cv2.NORM_MINMAX)
+    file = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+    decoded = cv2.cvtColor(cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    resampling = PIL.Image.Resampling[interpolation.upper()]
+    fields = {"crop_area_fraction": (0.3, 1.0), "crop_distribution": "torchvision", "flip": False}
+    fields |= {"train_interpolation": interpolation, "image_size": size}
+    for stored, pixels in ((image, image), (file, decoded)):
+        for seed in range(4):
+            box = crops.sample_inception_box(np.random.default_rng(seed), 201, 280, (0.3, 1.0), "torchvision")
+            cropped = PIL.Image.fromarray(np.ascontiguousarray(crops.cut(pixels, box)))
+            expected = np.asarray(cropped.resize(size[::-1], resampling))
+            found = train(stored, seed, **fields)
+            assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_the_simple_crop_is_cut_from_pillows_image(train):
+    """DeiT III: the short side is resized, bicubic with antialiasing, and 4 pixels are mirrored at each border."""
+    image = cv2.GaussianBlur(np.random.default_rng(2).integers(256, size=(97, 130, 3), dtype=np.uint8), (0, 0), 1.5)
+    resized = PIL.Image.fromarray(image).resize((int(32 * 130 / 97), 32), PIL.Image.Resampling.BICUBIC)
+    expected = crops.simple_crop(np.random.default_rng(5), np.asarray(resized), (32, 32))
+    fields = {"train_crop": "simple", "train_interpolation": "bicubic", "image_size": (32, 32), "flip": False}
+    assert np.abs(train(image, 5, **fields).astype(int) - expected).max() <= 1

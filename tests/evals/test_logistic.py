@@ -40,15 +40,25 @@ def test_reaches_the_minimum_of_scikit_learn(penalty, monkeypatch):
 def test_search_finds_the_best_penalty(best):
     calls = []
 
-    def accuracy(penalty):
+    def loss(penalty):
         calls.append(penalty)
-        return -abs(np.log(penalty / best))
+        return abs(np.log(penalty / best))
 
-    found, tried = choose_penalty(accuracy)
+    found, tried = choose_penalty(loss)
     assert abs(np.log10(found / best)) <= 1 / 16 + 1e-9  # half of the finest step
     assert len(calls) == len(tried) <= len(PENALTIES) + 8
-    assert set(PENALTIES) <= set(tried)
+    coarse = [penalty for penalty in tried if penalty in PENALTIES]
+    assert coarse == [*PENALTIES[-len(coarse) :]]  # the largest, down to two rises behind the best
+    assert coarse[0] <= max(best / 100, PENALTIES[0])
 
 
-def test_of_equal_accuracies_the_larger_penalty():
+def test_of_equal_losses_the_larger_penalty():
     assert choose_penalty(lambda penalty: 0.5)[0] == PENALTIES[-1]
+
+
+def test_probabilities_are_scikit_learns(monkeypatch):
+    monkeypatch.setattr(logistic, "CHUNK", 64)
+    features, labels = examples()
+    found = fit_logistic(features, labels, CLASSES, 10.0).log_probabilities(features)
+    reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(features.astype(np.float64), labels)
+    np.testing.assert_allclose(found, reference.predict_log_proba(features), atol=2e-3)

@@ -5,10 +5,12 @@ import functools
 
 import numpy as np
 import pytest
+from sklearn.linear_model import LogisticRegression
 
 from tests.evals.test_fewshot import features
 from tests.rejections import rejects
 from vit_jax.data.in_memory import MemorySource
+from vit_jax.evals import probes
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.probes import measure_neighbours, probe, run_few_shot, run_on_pairs, to_text
 from vit_jax.evals.splits import Pair
@@ -83,11 +85,60 @@ def test_probes():
     _, searched = probe(train, test, 4, "logistic")
     assert (closed["penalty"], fixed["penalty"]) == (1024.0, 0.5)
     assert closed["accuracy"] == fixed["accuracy"] == searched["accuracy"] == 1.0  # the classes lie far apart
-    assert "validation" not in fixed
-    assert len(searched["validation"]) > 7
+    assert "validation_loss" not in fixed
+    assert len(searched["validation_loss"]) > 7
+    assert "log_loss" not in closed  # least squares has no probabilities
     few = features(np.array([0, 1, 2, 3], np.int32))
     with rejects("", "enough images.*--penalty="):
         probe(few, test, 4, "logistic")
+
+
+def noisy(num, seed):
+    """Features of overlapping clusters, one for each class."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(num) % 4
+    found = features(labels)
+    feature_ND = np.eye(8)[labels] + 0.8 * rng.normal(size=(num, 8))
+    return dataclasses.replace(found, feature_ND=feature_ND.astype(np.float32))
+
+
+def reference(train, test, penalty):
+    """Log-losses of the test images by scikit-learn."""
+    fitted = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=3000).fit(train.feature_ND, train.label_N)
+    log_NK = fitted.predict_log_proba(test.feature_ND)
+    return -log_NK[np.arange(len(test)), test.label_N]
+
+
+def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkeypatch):
+    monkeypatch.setattr(probes, "SEARCH_FOLDS", 3)
+    train, test = noisy(120, seed=1), noisy(2000, seed=2)
+    _, found = probe(train, test, 4, "logistic", seed=3)
+    splits = list(probes._split_folds(train, 4, 3, 3))
+    tried = {float(penalty): loss for penalty, loss in found["validation_loss"].items()}
+    expected = {penalty: np.concatenate([reference(*split, penalty) for split in splits]).mean() for penalty in tried}
+    assert tried == pytest.approx(expected, rel=1e-3)
+    assert found["penalty"] == pytest.approx(min(expected, key=expected.get), rel=1e-3)
+    others = [0.1, 1.0, 10.0, 100.0]
+    assert found["log_loss"] <= 1.02 * min(reference(train, test, penalty).mean() for penalty in others)
+    assert found["calibration_error"] < 0.06
+
+
+def test_metrics_of_out_of_fold_predictions():
+    train, test = noisy(80, seed=1), noisy(80, seed=2)
+    _, found = probe(train, test, 4, "logistic", 1.0, folds=4)
+    splits = list(probes._split_folds(train, 4, 4, 0))
+    expected = np.concatenate([reference(*split, 1.0) for split in splits]).mean()
+    metrics = found["out_of_fold"]
+    assert metrics["log_loss"] == pytest.approx(expected, rel=1e-3)
+    assert metrics["accuracy"] == pytest.approx(np.mean(found["folds"]))  # folds of equal sizes
+    assert metrics["images"] == [20] * 4
+    confusion = np.array(metrics["confusion"])
+    assert confusion.sum() == 80
+    assert metrics["correct"] == confusion.diagonal().tolist()
+    assert confusion.trace() / 80 == pytest.approx(metrics["accuracy"])
+    lines = to_text({"x": found}).splitlines()
+    errors = [line for line in lines if "calibration error" in line]
+    assert ["test" in errors[0], "held-out" in errors[1], len(errors)] == [True, True, 2]
 
 
 def test_folds():

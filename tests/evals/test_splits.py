@@ -202,13 +202,72 @@ def test_names_that_weights_have_twice(make):
     assert open_labelled(make("else", ["cat/0.png", "dog/0.png"]), weights).source.labels.tolist() == [2, 3]
 
 
-def test_weights_without_names_are_matched_by_number_and_that_is_told(make):
-    weights = dataclasses.replace(sample_weights(), class_names=None)
-    source, _, notes, _ = open_labelled(make("seven", [f"{name}/0.png" for name in "gfedcba"]), weights)
-    assert source.labels.tolist() == list(range(7))
-    assert notes == ["the weights do not name their classes: matched by number with the data's."]
-    with rejects("folder:two", "2 classes.*7.*names"):
-        open_labelled(make("two"), weights)
+UNNAMED = dataclasses.replace(sample_weights(), class_names=None)
+
+
+def labels_by_folder(data, **details):
+    """The output of each folder, and the only note."""
+    source, _, notes, _ = open_labelled(data, dataclasses.replace(UNNAMED, **details))
+    (note,) = notes
+    folders = [source.name_of(index).split("/")[-2] for index in range(len(source))]
+    return dict(zip(folders, source.labels.tolist(), strict=True)), note
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"0": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5": 5, "6": 6},
+        {"06": 6, "3": 3, "0004": 4, "1": 1, "+2": 2, "00": 0},
+        {"5": 5, "2": 2},
+    ],
+)
+def test_integer_names_match_outputs_of_weights_without_names_by_value(make, outputs):
+    found, note = labels_by_folder(make("numbers", [f"{name}/0.png" for name in outputs]))
+    assert found == outputs
+    pairs = [f"{name!r} is output {outputs[name]}" for name in sorted(outputs)]
+    assert ", ".join(pairs[:5]) in note
+    assert ("and 2 more" in note) == (len(pairs) == 7)
+
+
+def test_outputs_beyond_nine_are_not_in_alphabetical_order(make):
+    twelve = dataclasses.replace(UNNAMED.architecture, num_classes=12)
+    data = make("twelve", [f"{number}/0.png" for number in range(12)])
+    assert labels_by_folder(data, architecture=twelve)[0] == {str(number): number for number in range(12)}
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["1", "7"], "classes 7 are no outputs.*0 to 6.*--class_names="),
+        (["-1", "2"], "classes -1 are no outputs.*0 to 6.*--class_names="),
+        (["3", "003", "4"], "classes 003, 3 are not unique.*--class_names="),
+        (["1", "bee"], "classes bee cannot be matched.*--class_names="),
+        (["a", "b", "c", "d", "e", "f", "g"], "classes a, b, c.*cannot be matched.*--class_names="),
+        (["1.0", "²"], "classes 1.0, ² cannot be matched.*--class_names="),
+    ],
+)
+def test_other_names_need_a_label_map(make, names, reason):
+    with rejects("folder:others", reason):
+        open_labelled(make("others", [f"{name}/0.png" for name in names]), UNNAMED)
+
+
+def test_imagenet_names_match_outputs_of_weights_without_names(make):
+    thousand = dataclasses.replace(UNNAMED.architecture, num_classes=1000)
+    weights = {"architecture": thousand, "format": "timm"}
+    by_id, note = labels_by_folder(make("ids", ["n01440764/0.png", "n15075141/0.png"]), **weights)
+    assert by_id == {"n01440764": 0, "n15075141": 999}
+    assert "ImageNet's names" in note
+    by_name, _ = labels_by_folder(make("names", ["goldfish/0.png", "tench/0.png"]), **weights)
+    assert by_name == {"goldfish": 1, "tench": 0}
+
+
+def test_a_dataset_that_numbers_its_classes_is_matched_by_these_numbers():
+    ten = dataclasses.replace(UNNAMED.architecture, num_classes=10)
+    source, _, notes, _ = open_labelled("digits", dataclasses.replace(UNNAMED, architecture=ten))
+    assert source.class_names == tuple("0123456789")
+    assert "numbers of the data's classes: '0' is output 0" in notes[0]
+    with rejects("digits has 10 classes", "7.*--class_names="):
+        open_labelled("digits", UNNAMED)
 
 
 def test_a_table_is_judged_as_a_folder_is(make, tmp_path):

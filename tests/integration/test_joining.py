@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from tests.data.packed_files import image
 from tests.integration.commands import finish, pretraining, start, start_all
 from tests.integration.launchers import explicit
 
@@ -37,6 +38,24 @@ def test_a_workdir_that_is_not_shared_is_noticed(data_dir, tmp_path):
     for outcome in finish([start(words, devices=1, **own) for words, own in zip(commands, explicit(2), strict=True)]):
         assert outcome.code == 2, outcome.err
         assert "is not the same folder in every process" in outcome.err
+
+
+def test_other_images_under_the_same_names_are_noticed(data_dir, tmp_path):
+    """As two hosts whose copies of a dataset differ: names, sizes and labels are equal."""
+    commands = []
+    for host in (0, 1):
+        for number in range(20):
+            path = tmp_path / str(host) / "photos" / str(number % 10) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(image(10 * host + number))
+            path.with_name(f"{number + 100}.png").write_bytes(image(50))
+    words = pretraining(data_dir, tmp_path / "run", "data=folder:~/photos", "input.holdout_fraction=0.5")
+    for host, own in enumerate(explicit(2)):
+        commands.append(start(words, devices=1, **own, HOME=str(tmp_path / str(host))))
+    for outcome in finish(commands):
+        assert outcome.code == 2, outcome.err
+        assert "compared training images have other bytes or labels: " in outcome.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_workdir_that_the_first_process_rejects_ends_both(data_dir, tmp_path):

@@ -90,9 +90,9 @@ def kernels(arrays):
 
 @pytest.mark.parametrize("trained", ["all", "head"])
 def test_lamb_scales_the_kernels_of_every_layer_to_their_norms(trained):
-    """Against the transformations of optax that make up LAMB, on unstacked parameters. One kernel begins at 0."""
+    """Against the transformations of optax that make up LAMB, on unstacked parameters. One kernel is 0 first."""
     params, *gradients = (fill(abstract(), seed) for seed in range(STEPS + 1))
-    params.head.linear.kernel[...] = jnp.zeros_like(params.head.linear.kernel[...])
+    params.embedding.kernel[...] = jnp.zeros_like(params.embedding.kernel[...])
     optimizer = optax.chain(
         optax.scale_by_adam(0.8, 0.95, 1e-6),
         optax.add_decayed_weights(0.3, kernels),

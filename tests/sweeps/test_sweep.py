@@ -33,6 +33,7 @@ def begun(out):
 
 # Runs that really train, with the program of the tiny run.
 
+CUSTOM = "--config.evaluation.evaluators.c.kind=math:hypot"  # it states no directions
 HALVING = ["--grid", "input.train_examples=200,1200", "--stop_after=0.5", "--metric=test_loss"]
 NAMES = [f"input.train_examples={number}" for number in (200, 1200)]
 
@@ -128,7 +129,7 @@ def test_another_metric_a_tie_and_a_run_that_diverged(pretended, tmp_path):
     pretended[1][names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
     words = words_of(tmp_path / "a", *GRID, "--metric=test_loss")
     out = succeed(words)
-    assert f"Best: {RATE}=0.2, test_loss 0.29" in out
+    assert f"Best: {RATE}=0.2, test_loss 0.29 (lower is better)" in out
     assert "3 of 3, 1 diverged" in out
     assert len(pretended[0]) == 8
     assert out.endswith(succeed(words))
@@ -225,6 +226,9 @@ def test_a_dry_run_lists_the_runs_and_their_states(pretended, tmp_path):
         (["--grid=objective.kind=classification", "--grid"], "--grid needs a value"),
         ([], "Missing: --grid"),
         ([*GRID, "--metric=test_acuracy"], r"will have no test_acuracy \(--metric=\); it will have test_accuracy"),
+        ([*GRID, CUSTOM, "--metric=c_brier_score"], "metric=c_brier_score: .*config.checkpoint.best_mode=max or min"),
+        ([*GRID, CUSTOM, "--stop_after=0.5", "--metric=c_ece"], "metric=c_ece: .*higher or lower"),
+        ([*GRID, "--metric=steps"], "metric=steps: .*higher or lower"),
         ([*GRID, "--keep=1"], "--keep=1: has no effect without --stop_after"),
         ([*GRID, "--seed=1"], "--seed=1: has no effect without --random"),
         ([*GRID, "--num_classes=1"], "--num_classes=1: has no effect without --dry_run"),

@@ -180,11 +180,41 @@ def test_a_whole_head_stays_where_the_config_asks(save, names):
         (("a", "b", "c"), ("a", "b"), r"3 .*\['a', 'b', 'c'\].*2 .*\['a', 'b'\].*head=zero"),
         (("a", "b", "c"), ("a", "c", "b"), r"3 .*3 .*\['a', 'c', 'b'\].*head=zero"),
         (None, ("a", "b"), "3 .*not named.*2 .*head=zero"),
+        (None, ("0", "10", "2"), r"another order \(\['0', '10', '2'\]\).*head=zero"),
+        (None, ("1", "2", "3"), "another order.*leading zeros.*head=zero"),
     ],
 )
 def test_a_head_of_other_classes_cannot_stay(save, names, here, rule):
     with rejects("config.model.head='keep'", rule):
         adapt(config(save(VIT, class_names=names), head="keep"), source(*here))
+
+
+def test_outputs_of_the_classes_of_the_data_are_selected(save):
+    """By name, in the order of the data; one class of the data has no output."""
+    path = save(VIT, "workdir", "vit_jax", class_names=("a", "b", "c"))
+    architecture, fitted, _ = adapt(config(path, head="select"), source("c", "x", "a"))
+    before, after = weights_of(VIT).parameters, fitted.parameters
+    assert architecture.num_classes == 3
+    np.testing.assert_array_equal(after["head/linear/kernel"][:, [0, 2]], before["head/linear/kernel"][:, [2, 0]])
+    np.testing.assert_array_equal(after["head/linear/bias"][[0, 2]], before["head/linear/bias"][[2, 0]])
+    assert not after["head/linear/kernel"][:, 1].any()
+    assert after["head/linear/bias"][1] == pytest.approx(before["head/linear/bias"][[0, 2]].mean())
+
+
+@pytest.mark.parametrize("names", [("a", "b", "c"), None])
+def test_no_class_of_the_data_has_an_output(save, names):
+    with rejects("config.model.head='select'", "2 were not found.*head_stddev"):
+        adapt(config(save(VIT, class_names=names), head="select"), source("x", "y"))
+
+
+def test_a_new_last_layer_has_the_deviation_of_the_config(save):
+    path = save(VIT, class_names=("a", "b", "c"))
+    labels = tuple(map(str, range(400)))
+    drawn = [adapt(config(path, head_stddev=2e-5), source(*labels))[1] for _ in range(2)]
+    kernels = [fitted.parameters["head/linear/kernel"] for fitted in drawn]
+    np.testing.assert_array_equal(*kernels)
+    assert kernels[0].std() == pytest.approx(2e-5, rel=0.05)
+    assert not drawn[0].parameters["head/linear/bias"].any()
 
 
 def test_no_weights():

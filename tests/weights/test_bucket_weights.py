@@ -3,6 +3,7 @@
 import pytest
 
 from tests import gcs
+from tests.weights.formats.test_sharded import split
 from tests.weights.reference import networks
 from tests.weights.small_networks import SQUARE, VIT, arrays_of, assert_same, weights_of
 from vit_jax.weights import load_weights
@@ -22,6 +23,11 @@ def weights_folder(cloud, tmp_path_factory):
     class_names_file(folder / "one.npz").write_text("\n".join(names) + "\n")
     save_weights(weights_of(VIT), folder / "hf", "huggingface")
     save_weights(weights_of(VIT), folder / "run", OWN)
+    save_weights(weights_of(VIT), folder / "shards", "huggingface")
+    (folder / "shards/model.safetensors").unlink()
+    split(folder / "shards", arrays_of(VIT, "huggingface"), 2)
+    (folder / "pickled").mkdir()
+    (folder / "pickled/pytorch_model.bin").write_bytes(b"PK")
     gcs.upload(folder, ROOT)
     return folder
 
@@ -31,7 +37,9 @@ def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["one.npz", "hf", "hf/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["one.npz", "hf", "hf/model.safetensors", "shards", "shards/model.safetensors.index.json"]
+)
 def test_files_are_downloaded_once(cloud, weights_folder, name):
     here, there = load_weights(weights_folder / name), load_weights(f"{ROOT}/{name}")
     assert (there.architecture, there.class_names, there.preprocessing) == (
@@ -54,6 +62,18 @@ def test_checkpoints_are_read_where_they_are(weights_folder, tmp_path):
     assert_same(weights.parameters, networks.parameters(VIT))
     assert weights.source.startswith(f"{ROOT}/run (vit_jax")
     assert not list(tmp_path.rglob("*"))
+
+
+def test_copies_of_files_that_the_bucket_has_no_more_are_not_read(weights_folder, tmp_path):
+    load_weights(f"{ROOT}/shards")
+    (index,) = tmp_path.rglob("*.index.json")
+    index.with_name("model.safetensors").write_bytes(b"of an earlier upload")
+    assert_same(load_weights(f"{ROOT}/shards").parameters, networks.parameters(VIT))
+
+
+def test_pickles_are_named(weights_folder):
+    with pytest.raises(ValueError, match=r"no \.safetensors but pytorch_model\.bin\. Copy it here.*python -c"):
+        load_weights(f"{ROOT}/pickled")
 
 
 def test_what_is_not_there(weights_folder):

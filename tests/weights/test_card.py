@@ -71,7 +71,7 @@ def test_names_stay_names(tmp_path, format_name):
     shown = printable(HOSTILE)
     assert "".join(page.find("h1").itertext()) == shown
     cells = ["".join(cell.itertext()) for cell in page.iter("td")]
-    assert len(cells) == 2 * 5
+    assert len(cells) == 2 * 6
     assert f"tfds:{shown}" in [cell.replace(r"\|", "|") for cell in cells]
     classes = page.findall("p")[-2 if format_name != OWN else -1]
     assert [code.text.strip() for code in classes.iter("code")] == [shown, NAMES[1], NAMES[2]]
@@ -98,6 +98,17 @@ def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values
     text = card_of(weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values}), tmp_path / "my-vit", OWN)[1]
     assert ("| more than 8 bits | values from 0 to 4095 become 0 to 255" in text) == (values == [0.0, 4095.0])
     assert ("more than 8 bits" in text) == (values == [0.0, 4095.0])
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
+def test_a_card_says_how_outputs_become_probabilities(format_name):
+    several = weights_of(VIT, has_several_labels=True)
+    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(several, format_name, "x")
+    trained = weights_of(VIT, training=dataclasses.replace(TRAINING, is_multilabel=True))
+    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(trained, format_name, "x")
+    assert "| outputs | single-label: the softmax of the logits" in model_card(weights_of(VIT), format_name, "x")
+    features = weights_of(dataclasses.replace(VIT, num_classes=0))
+    assert "| outputs |" not in model_card(features, format_name, "x")
 
 
 def test_what_is_not_known_is_said(tmp_path):

@@ -32,6 +32,8 @@ UNWRITTEN = {  # no class of transformers computes these
     "timm/tipsv2_giant": "mlp_dim=85",
     "timm/deit3": "layer_scale=1.0",  # or other features below the classifier
     "timm/clip": "has no bias there, and this one is not zero",
+    "timm/registers_map": "pool='map'",
+    "timm/eva01": "qkv_bias='query_value'",
     "timm/eva02_small": "rope='grid'",
     "timm/eva02_base": "rope='grid'",
     "timm/eva02_clip": "rope='grid'",

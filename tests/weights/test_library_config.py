@@ -5,11 +5,22 @@ import json
 
 import pytest
 
-from tests.weights.small_networks import HYBRID, PREPROCESSING, RESNET, ROOT_HYBRID, VIT, assert_same, weights_of
+from tests.weights.small_networks import (
+    HYBRID,
+    PREPROCESSING,
+    RESNET,
+    ROOT_HYBRID,
+    TRAINING,
+    VIT,
+    assert_same,
+    weights_of,
+)
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights import load_weights
+from vit_jax.weights.fit import without_head
 from vit_jax.weights.formats import open_arrays, write_safetensors
 from vit_jax.weights.library_config import timm_config
+from vit_jax.weights.load import resized
 from vit_jax.weights.saving import save_weights
 
 NAMES = ("cat", "dog", "bird")
@@ -43,6 +54,74 @@ def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
         processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
         assert processor["size"] == {"height": 8, "width": 12}
         assert processor["image_mean"] == processor["image_std"] == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("format_name", ["timm", "huggingface"])
+@pytest.mark.parametrize("is_multilabel", [True, False])
+def test_the_folder_tells_whether_images_have_several_labels(format_name, is_multilabel, tmp_path):
+    """With our metadata and without them, for weights of a library and of a run, and through each format of ours."""
+    training = dataclasses.replace(TRAINING, is_multilabel=is_multilabel)
+    stated = weights_of(VIT, class_names=NAMES, has_several_labels=is_multilabel)
+    for number, written in enumerate((stated, weights_of(VIT, class_names=NAMES, training=training))):
+        folder = tmp_path / str(number)
+        save_weights(written, folder, format_name)
+        kind = "multi" if is_multilabel else "single"
+        assert json.loads((folder / "config.json").read_text())["problem_type"] == f"{kind}_label_classification"
+        assert load_weights(folder).is_multilabel == is_multilabel
+        forget_metadata(folder)
+        read = load_weights(folder)
+        assert read.is_multilabel == is_multilabel
+        for path, other in ((tmp_path / "one.npz", "released"), (tmp_path / "ours", "vit_jax")):
+            save_weights(read, path, other)
+            assert load_weights(path).is_multilabel == is_multilabel
+        assert not without_head(read).is_multilabel
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Hugging Face's files of a network for images of 16 x 16 pixels, in patches of 4 x 4."""
+    save_weights(weights_of(dataclasses.replace(VIT, image_size=(16, 16))), tmp_path / "out", "huggingface")
+    forget_metadata(tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("processor", "size"),
+    [
+        ({"size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 8}, (8, 8)),
+        ({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": {"height": 24, "width": 24}}, (24, 24)),
+        ({"size": {"height": 8, "width": 12}}, (8, 12)),
+    ],
+)
+def test_the_processor_decides_the_image_size(folder, processor, size):
+    before = load_weights(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    read = load_weights(folder)
+    assert read.architecture.image_size == size
+    assert read.preprocessing["image_size"] == list(size)
+    (note,) = [note for note in read.notes if "preprocessor_config.json" in note]
+    assert f"makes images of {size[0]}x{size[1]} pixels, config.json says 16x16: {size[0]}x{size[1]} is taken" in note
+    assert_same(read.parameters, resized(before, size).parameters)
+
+    asked = load_weights(folder, image_size=(20, 16))
+    assert asked.architecture.image_size == (20, 16)
+    assert_same(asked.parameters, resized(before, (20, 16)).parameters)
+    same = load_weights(folder, image_size=(16, 16))
+    assert same.architecture.image_size == (16, 16)
+    assert_same(same.parameters, before.parameters)
+
+
+@pytest.mark.parametrize("edge", [10, 15])
+def test_patches_that_do_not_divide_the_images_of_the_processor(folder, edge):
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": edge, "width": edge}}))
+    read = load_weights(folder)
+    assert read.architecture.image_size == (16, 16)
+    assert any(f"{edge}x{edge} pixels, config.json says 16x16, which is taken, since patches" in n for n in read.notes)
+
+
+def test_networks_without_classes_have_no_problem_type(tmp_path):
+    save_weights(weights_of(dataclasses.replace(VIT, num_classes=0)), tmp_path / "out", "huggingface")
+    assert "problem_type" not in json.loads((tmp_path / "out/config.json").read_text())
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def test_class_names_are_taken_from_the_caller(tmp_path):
 def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp_path):
     file = write(tmp_path, arrays_of(SQUARE, "huggingface"), "weights.safetensors")
     config = {"image_size": 15, "num_attention_heads": 2, "hidden_act": "gelu_new", "layer_norm_eps": 1e-6}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"10": "c", "2": "b", "1": "a"}}))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"id2label": {"2": "c", "1": "b", "0": "a"}}))
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"size": 15, "image_mean": [0.4, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]})
     )
@@ -289,7 +289,8 @@ def test_weights_of_a_repository(library):
     assert weights.architecture.width == SQUARE.width
     load_weights("hf://owner/name@refs/pr/1", num_heads=2)
     assert [call[:2] for call in library] == [("owner/a-name_1.0", None), ("owner/name", "refs/pr/1")]
-    assert library[0][2] == ["*.safetensors", "config.json", "preprocessor_config.json"]
+    configurations = ["config.json", "preprocessor_config.json", "adapter_config.json"]
+    assert library[0][2] == ["*.safetensors", "*.safetensors.index.json", *configurations]
 
 
 @pytest.mark.parametrize("address", ["hf://name", "hf://a/b/c", "hf://", "hf://a/b@", "hf://a/b c"])

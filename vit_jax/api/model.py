@@ -122,6 +122,7 @@ class Model:
             source=self.source,
             training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
             licence=self.licence,
+            has_several_labels=self.is_multilabel,
         )
         return save(weights, str(destination), to=to, overwrite=overwrite)
 

@@ -1,14 +1,15 @@
 """Tell a damaged checkpoint from an error that says nothing about its files: a failing disk, no device, a bug."""
 
 import errno
-import json
 import os
 import pathlib
 import re
 import stat
 
+import jax
+
 from vit_jax.buckets import BucketPath
-from vit_jax.files import MAX_JSON_BYTES, first_line, parse_json, read_bounded
+from vit_jax.files import MAX_JSON_BYTES, first_line, parse_json, read_bounded, read_json
 
 METADATA = "metadata"
 _DATA = "d"  # the folder of the files that hold arrays
@@ -18,6 +19,10 @@ _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}  # errors of
 # tensorstore raises ValueError for every failure. Its text begins with the status, except INVALID_ARGUMENT.
 _STATUS = re.compile(r"(?:([A-Z_]+): )?Error (?:opening|reading|decoding|parsing) ")
 _DAMAGE = {None, "DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
+_OF_DEVICES = (RuntimeError, jax.errors.JaxRuntimeError)  # classes of errors of JAX; subclasses have other meanings
+_SHARDING = "_sharding"  # orbax's description of the layout of arrays
+_ARRAYS = "array_metadatas"  # orbax's folder of shapes of pieces
+_PARSERS = {"array_metadata": _ARRAYS, "sharding": _SHARDING}  # part of the name of a function, and what it parses
 _ERROR_NUMBER = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 
 
@@ -37,6 +42,9 @@ class DamagedCheckpoint(ValueError):
 def damage_of(error: Exception, folder: pathlib.Path) -> str:
     """Return the damage of files in `folder` that an error reports; raise the error if it reports none.
 
+    orbax and tensorstore parse files without checking them, so that a changed byte can end in any exception. Every
+    exception means damage but errors of the system, of memory and of a device.
+
     Raises:
       OSError: in the place of a ValueError by which tensorstore reports an error of the system.
     """
@@ -51,22 +59,42 @@ def damage_of(error: Exception, folder: pathlib.Path) -> str:
             number = number or errno.EIO
             raise OSError(number, f"{os.strerror(number)} ({reason(cause)})", str(folder)) from error
     else:
-        is_damage = isinstance(cause, (DamagedCheckpoint, json.JSONDecodeError, UnicodeDecodeError))
+        is_damage = not (isinstance(cause, MemoryError) or type(cause) in _OF_DEVICES)
     if not is_damage:
         raise error
-    return reason(cause)
+    if isinstance(cause, DamagedCheckpoint | OSError) or str(folder) in str(cause):
+        return reason(cause)  # which names the file
+    return f"{_name_file(folder, cause)} cannot be parsed ({type(cause).__name__}: {reason(cause)})"
 
 
 def damage_of_description(error: Exception, item: pathlib.Path) -> str:
     """Return the damage that an error reports while orbax reads the description of an item; raise it if there is none.
 
-    orbax parses the description without checking it, so that a changed key is a KeyError, as a bug would be.
+    Only the description itself is known to be damaged if it lacks a key; other errors are those of `damage_of`.
     """
-    is_orbax = type(error) is ValueError and not _STATUS.match(str(error))  # an unknown type of an array or a key
-    is_unchecked = isinstance(error, (AttributeError, LookupError, RecursionError, TypeError))
-    if is_orbax or (is_unchecked and not _is_description(item / _TREE)):
+    is_parsed = isinstance(error, (AttributeError, LookupError, RecursionError, TypeError, ValueError))
+    if is_parsed and not _STATUS.match(str(error)) and not _is_description(item / _TREE):
         return f"{item.name}/{_TREE} cannot be parsed"
     return damage_of(error, item)
+
+
+def _name_file(folder: pathlib.Path, error: BaseException) -> str:
+    """Return the description that is not JSON, or whose parser in orbax raised an error; otherwise the folder."""
+    for file in folder.rglob("*"):
+        if file.name in (_TREE, _SHARDING) or file.parent.name == _ARRAYS:
+            try:
+                read_json(file)
+            except ValueError:
+                return str(file.relative_to(folder.parent))
+    trace = error.__traceback__
+    functions = []
+    while trace is not None:
+        functions.append(trace.tb_frame.f_code.co_filename + trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next
+    for part, name in _PARSERS.items():
+        if any(part in function for function in functions):
+            return name
+    return folder.name
 
 
 def _is_description(file: pathlib.Path) -> bool:

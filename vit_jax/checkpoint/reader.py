@@ -130,7 +130,7 @@ class CheckpointReader:
         folder = self.folder / str(step)
         try:
             require_plain_files(folder)
-            metadata = dict(parse_json(read_bounded(folder / METADATA / METADATA, MAX_JSON_BYTES)))
+            metadata = _parse_metadata(read_bounded(folder / METADATA / METADATA, MAX_JSON_BYTES))
             if metadata.pop(METADATA_DIGEST, None) not in (None, metadata_digest(metadata)):
                 raise ValueError(f"other bytes than were written in {METADATA}")
             if not _are_digests(metadata.setdefault(DIGESTS, {})):
@@ -144,6 +144,13 @@ class CheckpointReader:
 
 class _OtherModel(ValueError):
     """A checkpoint that is not damaged but does not hold what is asked for."""
+
+
+def _parse_metadata(content: bytes) -> JsonObject:
+    try:
+        return dict(parse_json(content))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{METADATA}/{METADATA}: {reason(error)}") from error
 
 
 def _are_digests(value: object) -> bool:

@@ -22,6 +22,7 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.digests import array_digests
+from vit_jax.checkpoint.presence import build_checked_handler, require_exact_path
 from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, CheckpointReader, metadata_digest
 from vit_jax.config.evaluators import Mode
 from vit_jax.files import expanded, first_line, read_json, remove_tree, write_atomically
@@ -57,6 +58,9 @@ class CheckpointStore:
       best_metric: a name among the metrics given to `save`.
       best_mode: "max" if higher is better, "min" if lower is better.
       check_workdir: raises a RuntimeError where the workdir is not the run's any more, such as `WorkdirLock.check`.
+
+    Raises:
+      ValueError: checkpoints could not be found again under this path.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class CheckpointStore:
         orbax_log.setLevel(logging.WARNING)  # it logs every step of its work otherwise
         orbax_log.addFilter(_is_news)
         self.folder = expanded(workdir).absolute() / FOLDER
+        require_exact_path(self.folder.parent)
         policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
         if keep_best:
             best = checkpoint_managers.BestN(
@@ -90,9 +95,7 @@ class CheckpointStore:
             best_mode=best_mode,
         )
         arrays = workarounds.handlers_of_arrays()
-        handlers: dict[str, ocp.CheckpointHandler] = {
-            name: ocp.PyTreeCheckpointHandler(type_handler_registry=arrays) for name in ITEMS
-        }
+        handlers: dict[str, ocp.CheckpointHandler] = {name: build_checked_handler(arrays) for name in ITEMS}
         handlers[METADATA] = ocp.JsonCheckpointHandler()
         self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
         self._check_workdir, self._last_save = check_workdir, -1
@@ -209,9 +212,10 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
     Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.
 
     Raises:
-      ValueError: it holds checkpoints of a training run.
+      ValueError: it holds checkpoints of a training run, or its path cannot hold any.
       SaveError: the system refuses to write.
     """
+    require_exact_path(folder.absolute())
     taken = folder / FOLDER
     others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
     if others:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import pathlib
 import sys
 import threading
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.path import gcs_utils
 from orbax.checkpoint._src.serialization import tensorstore_utils
@@ -56,6 +58,14 @@ def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
         (np.ndarray, ocp.type_handlers.NumpyHandler()),
         (np.number, ocp.type_handlers.ScalarHandler()),
     )
+
+
+def list_keys(item: pathlib.Path) -> list[str]:
+    """Return the keys of an item's arrays, as a reader of orbax would find them."""
+    specification = tensorstore_utils.build_kvstore_tspec(str(item), use_ocdbt=True)
+    context = tensorstore_utils.get_ts_context(use_ocdbt=True)
+    store = tensorstore.KvStore.open(specification, context=context).result()
+    return [key.decode() for key in store.list().result()]
 
 
 def _without_orbax(hook: Any) -> Any:

@@ -14,6 +14,7 @@ from vit_jax import __version__
 from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
 from vit_jax.cli import analysis, frozen, lists, planning, preparation, run_reports, stop, sweeps, training, weights
 from vit_jax.cli.options import Verb, fail
+from vit_jax.cli.outputs import describe_system_error
 from vit_jax.nearest import did_you_mean
 
 _ALL: Any = (  # in the order of the help
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:  # of a disk or a network; launchers start the command again
         if os.environ.get("VIT_JAX_TRACEBACK") or error.strerror is None:
             raise
-        fail(f"{error.filename or 'the system'}: {error.strerror}. Check the path, permissions and free space.", 1)
+        fail(f"{describe_system_error(error, 'the system')}. Check the path, permissions and free space.", 1)
 
 
 def _open_streams() -> None:

@@ -167,7 +167,7 @@ class Probe(_OfPairs):
     """Accuracy of a linear classifier on the frozen features of all training images."""
 
     method: Literal["logistic", "least_squares"] = option("", "logistic regression, or closed form", "logistic")
-    penalty: Positive | None = option("X", "default: searched on a held-out part")
+    penalty: Positive | None = option("X", "default: searched by the log-loss over folds")
     folds: Annotated[int | None, Range("[2, inf)")] = option("K", "also cross-validate on K parts: mean and deviation")
     output: str | None = option("FOLDER", "write the network with the classifier, for verbs that take weights")
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")

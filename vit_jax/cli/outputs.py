@@ -1,11 +1,12 @@
 """Output of verbs: notes, and files and folders, which are checked before anything is loaded or computed."""
 
+import os
 import pathlib
 import sys
 import tempfile
 
 from vit_jax.cli.options import UsageError
-from vit_jax.files import expanded, printable, target_of
+from vit_jax.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, printable, target_of
 
 
 def note(*texts: str) -> None:
@@ -20,7 +21,7 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
     Links are followed. A pipe or a device, which is written into, can be in a read-only folder.
 
     Raises:
-      UsageError: it is a folder or a socket, or no file can be created beside it.
+      UsageError: it is a folder or a socket, no file can be created beside it, or it is a file of a run.
     """
     path = expanded(value)
     if path.is_dir():
@@ -34,6 +35,7 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
         if not folder.is_dir():
             raise UsageError(f"{option}{value}: {str(folder)!r} is no folder. Create it, or choose another.")
         require_creatable(folder, f"{option}{value}")
+    reject_runs(path, f"{option}{value}")
     return path
 
 
@@ -41,11 +43,25 @@ def output_folder(value: str, option: str = "--output=") -> pathlib.Path:
     """Return the folder that the value of an option names; it and its parents need not exist yet.
 
     Raises:
-      UsageError: it is a file, or it cannot be created or written.
+      UsageError: it is a file, it cannot be created or written, or it is the workdir of a run.
     """
     path = expanded(value)
     require_creatable(path, f"{option}{value}")
+    reject_runs(path, f"{option}{value}")
     return path
+
+
+def reject_runs(path: pathlib.Path, word: str) -> None:
+    """Raise UsageError, which begins with `word`, if writing a file or folder would change a run."""
+    if not path.parent.is_dir():
+        return  # a new folder is no run, and the check takes long to load
+
+    from vit_jax.checkpoint.run_folders import require_outside_runs
+
+    try:
+        require_outside_runs(path, word)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def require_creatable(folder: pathlib.Path, word: str) -> None:
@@ -57,3 +73,27 @@ def require_creatable(folder: pathlib.Path, word: str) -> None:
         raise UsageError(
             f"{word}: no file can be created in {str(nearest)!r} ({error.strerror}). Allow it, or choose another."
         ) from error
+
+
+def describe_system_error(error: OSError, place: str) -> str:
+    """Return the file that an error of the system is about, or the limit that was reached, and the error's words.
+
+    Args:
+      error: without the name of a file where Python's output failed, or a library does not know one.
+      place: named then, unless it is the standard output that cannot be written.
+    """
+    if error.errno in OUT_OF_FILES:
+        return TOO_MANY_FILES.rstrip(".")
+    if error.filename is None and _discard_failed_output():
+        return f"standard output: {error.strerror}"
+    return f"{error.filename or place}: {error.strerror}"
+
+
+def _discard_failed_output() -> bool:
+    """Return whether the standard output cannot be written; discard it then, or it would fail again at the exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

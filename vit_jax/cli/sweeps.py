@@ -28,7 +28,10 @@ def _run_together(run: Callable[[], None], workdir: str) -> None:
 
     def together() -> None:
         from vit_jax import hosts
+        from vit_jax.checkpoint.presence import require_exact_path
         from vit_jax.train.lifecycle.interruption import Interrupted
+
+        require_exact_path(expanded(workdir).absolute())
 
         with hosts.ends_together(Interrupted):
             hosts.start()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.options import REQUIRED, AllowCode, Overrides, Recipe, UsageError, argument, fail, option, switch, verb
-from vit_jax.cli.outputs import output_file
+from vit_jax.cli.outputs import describe_system_error, output_file, reject_runs
 from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.config.rules import Count, Positive, When
 from vit_jax.files import expanded, printable_lines
@@ -146,7 +146,7 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
     except (SaveError, LostWorker, WorkdirLost) as error:
         fail(str(error), exits.FAILED)
     except OSError as error:
-        fail(f"{error.filename or workdir}: {error.strerror}; {_kept(workdir)}", exits.FAILED)
+        fail(f"{describe_system_error(error, workdir)}; {_kept(workdir)}", exits.FAILED)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -201,6 +201,7 @@ class LrRange(Recipe):
 
         output, form = drawing.output_of(self.output)
         output_file(self.output)
+        reject_runs(output.with_suffix(".json"), f"--output={self.output}")
         config = self.load()
 
         from vit_jax.train import range_test

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Names, OfWeights, Reading
 from vit_jax.cli.options import REQUIRED, PositiveShare, UsageError, argument, fail, option, switch, verb
-from vit_jax.cli.outputs import note, output_file, output_folder, require_creatable
+from vit_jax.cli.outputs import note, output_file, output_folder, reject_runs, require_creatable
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, When
 from vit_jax.files import expanded, printable, printable_lines, write_atomically
@@ -32,6 +32,7 @@ class _Conversion(OfWeights, Names):
     ) -> None:
         """Write weights in another format; print what was converted."""
         require_creatable(expanded(destination).parent, destination)
+        reject_runs(expanded(destination), destination)
         facts = self.facts() | {"without_head": without_head, "overwrite": self.overwrite}
 
         from vit_jax.checkpoint import SaveError
@@ -256,7 +257,8 @@ class Export(_Conversion, Reading, Checkpoint):
         from vit_jax.api.export import export_onnx, export_stablehlo, require_free
 
         output_file(output)
-        require_free(output, self.to, overwrite=self.overwrite)
+        for path in require_free(output, self.to, overwrite=self.overwrite):
+            reject_runs(path, f"--output={output}")
         model = _readable(*self.load(self.checkpoint))
         write = export_onnx if self.to == "onnx" else export_stablehlo
         for path in write(model, output, overwrite=self.overwrite):

@@ -236,6 +236,7 @@ def adapt_architecture(
             head_bias_init=0.0,
             dropout_fraction=dropout,
             stochastic_depth_fraction=config.stochastic_depth_fraction,
+            stochastic_depth_form=config.stochastic_depth_form,
             **_execution(config),
         ),
         drops_border=drops_border,
@@ -391,6 +392,8 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
             drop = ", or in fine-tuning model.uncovered_border=drop" if a.family == "vit" else ""
             rule = f"patches of {patch} pixels must divide the image {axis} of {image}"
             yield f"name={a.name!r}: {rule}. Use an input.image_size of {sizes}, or another patch size{drop}."
+    if a.network is not None and a.initial_values != "paper":
+        yield f"initial_values={a.initial_values!r}: has no effect on the custom network {a.network}. Use paper."
     if a.patch_outputs and (a.num_classes or a.family != "vit" or a.head != "linear"):
         yield f"name={a.name!r}: must be a ViT without ResNet and classes, with model.head=linear, for masked patches."
     if a.has_transformer and a.width % a.num_heads:

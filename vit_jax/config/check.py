@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.config.directions import find_stated_direction, require_direction, stated_directions
 from vit_jax.config.evaluators import MULTILABEL_RESULTS, metric_of
 from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
@@ -392,6 +393,9 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
             train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
             if train == test:
                 yield f"{field}: split and train_split must differ, and are both {test!r}."
+        if is_reference(evaluator.kind):
+            place = f"config.{field}.kind={evaluator.kind!r}"
+            stated_directions(import_reference(evaluator.kind, f"config.{field}.kind"), place)
     if not config.checkpoint.keep_best:
         return
     metric, (known, own) = config.checkpoint.best_metric, result_names(config)
@@ -399,8 +403,13 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={metric!r}: must be a result of an evaluator. Use one of {results}."
         return
-    if metric_of(metric) is not None and config.checkpoint.best_mode != "auto":
-        yield f"checkpoint.best_mode={config.checkpoint.best_mode!r}: has no effect on {metric}. Use auto."
+    mode = config.checkpoint.best_mode
+    stated = find_stated_direction(config, metric)
+    if mode != "auto" and stated is not None:
+        yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}: {stated}. Use auto."
+    elif mode != "auto" and metric in known and metric_of(metric) is not None:
+        yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}. Use auto."
+    require_direction(config, metric)
 
 
 def _wrong_arguments(field: str, config: EvaluatorConfig, allowed: tuple[str, ...]) -> Iterator[str]:

@@ -50,11 +50,17 @@ METRICS: Mapping[str, Metric] = {
     "f1_macro": Metric("max", is_share=True),
     "loss": Metric("min"),
     "calibration_error": Metric("min", is_share=True),
+    "error": Metric("min"),
     "images_per_second": Metric("max"),
+    "unreadable_images": Metric("min"),
+    "parameters": Metric("min"),
     "exaflops": Metric("min"),
     "wall_seconds": Metric("min"),
 }
-"""By the end of the name of a result: "test_accuracy" is an accuracy."""
+"""By the end of the name of a result: "test_accuracy" is an accuracy. The first that fits counts.
+
+`directions` has the direction of any result of a run, also of those that custom evaluators state.
+"""
 MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
 """Metrics of multi-label data, in place of the accuracy."""
 SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
@@ -63,18 +69,6 @@ SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
 def metric_of(name: str) -> Metric | None:
     """Return the metric that a result, such as "test_accuracy", is named after; None for other names."""
     return next((metric for end, metric in METRICS.items() if name == end or name.endswith(f"_{end}")), None)
-
-
-def best_mode(name: str, configured: BestMode = "auto") -> Mode:
-    """Return the direction of a result; `configured`, of `checkpoint.best_mode`, is for names that are not known.
-
-    "auto" means that lower is better for unknown names that end in "loss", else higher.
-    """
-    if metric := metric_of(name):
-        return metric.mode
-    if configured == "auto":
-        return "min" if name.endswith("loss") else "max"
-    return configured
 
 
 def metric_text(name: str, value: float | str) -> str:

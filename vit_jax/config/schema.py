@@ -45,6 +45,8 @@ FinalNorm = Literal["tokens", "pooled", "none"]
 QkvBias = Literal["all", "query_value", "none"]
 UnitForm = Literal["preactivation", "postactivation"]
 AddedTo = Literal["variance", "std"]
+InitialValues = Literal["paper", "truncated_normal"]
+StochasticDepthForm = Literal["linear", "constant"]
 ComputeDtype = Literal["float32", "bfloat16"]
 Policy = Literal["none", "dots", "attention", "full"]
 Remat = Literal["auto", "none", "dots", "attention", "full"]
@@ -86,6 +88,9 @@ class NetworkOptions(ComputeOptions):
     images to a ModelOutput. None: the named network."""
     head_bias_init: float = 0.0
     """Initial bias of the last layer. -10 suits the sigmoid loss: all classes begin improbable."""
+    initial_values: Transformer[InitialValues] = "paper"
+    """Initial parameters: those of the released code, with a head of zeros (paper), or all kernels and the class token
+    from a truncated normal of 0.02, with biases of zero (truncated_normal, DeiT III)."""
     block: Transformer[BlockForm | Reference | None] = None
     """Axial attends along rows, then along columns, each followed by an MLP (ViT, App. D.6); a reference
     is a class that replaces `models.block.Block`. None: the standard block."""
@@ -98,7 +103,9 @@ class NetworkOptions(ComputeOptions):
     dropout_fraction: Transformer[Fraction] = 0.0
     """Fraction of activations that dropout sets to 0 (ViT, Table 3)."""
     stochastic_depth_fraction: Transformer[Fraction] = 0.0
-    """Fraction of images that skip the last block; rises linearly from 0 at the first block (AugReg)."""
+    """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too (AugReg)."""
+    stochastic_depth_form: Transformer[Annotated[StochasticDepthForm, When("stochastic_depth_fraction")]] = "linear"
+    """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
     gelu: Transformer[Gelu] = "tanh"
     """GELU: exact, its tanh approximation, as the released code, or x * sigmoid(1.702 x) (quick), as CLIP."""
     layer_norm_epsilon: Transformer[Positive] = 1e-6
@@ -175,9 +182,11 @@ class AdaptConfig(ComputeOptions):
 
     name: str | None = None
     """The network that init_from must hold, such as "ViT-B/16". None: any."""
-    head: Literal["zero", "zero_keep_hidden", "keep"] = "zero"
+    head: Literal["zero", "zero_keep_hidden", "keep", "select"] = "zero"
     """The last layer: zero replaces it by zeros and removes a hidden layer (ViT, sec. 3.2), zero_keep_hidden keeps the
-    hidden layer, keep changes nothing."""
+    hidden layer, keep changes nothing, select keeps the outputs of the data's classes, found by name (DeiT III)."""
+    head_stddev: Annotated[NotNegative, When("head", "zero", "zero_keep_hidden")] = 0.0
+    """Standard deviation of a new last layer, from a truncated normal (MAE: 2e-5). 0: zeros."""
     position_resize: PositionResize = "corners"
     """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code;
     bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic without antialiasing, as Hugging
@@ -194,7 +203,9 @@ class AdaptConfig(ComputeOptions):
     dropout_fraction: Fraction | None = None
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
-    """Fraction of images that skip the last block; rises linearly from 0 at the first block."""
+    """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too."""
+    stochastic_depth_form: Annotated[StochasticDepthForm, When("stochastic_depth_fraction")] = "linear"
+    """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -235,6 +246,9 @@ class InputConfig:
     """Least and largest fraction of the image's area in an inception crop."""
     crop_distribution: Annotated[Literal["tf", "torchvision"], When("train_crop", "inception")] = "tf"
     """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as torchvision."""
+    train_interpolation: Interpolation | None = None
+    """Antialiased filter of resizing in training, as Pillow and torchvision (DeiT III, MAE: bicubic). None: sample
+    without antialiasing; average areas where the short side is resized."""
     shift_pixels: Annotated[Number, When("train_crop", "shift")] = 0
     """Largest shift in pixels in each direction."""
     flip: bool = True
@@ -313,7 +327,8 @@ class OptimizerConfig:
 
     name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
     """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
-    momentum, or a reference such as "optax:lion"."""
+    momentum, or a reference such as "optax:lion". A parameter that begins at zero has the steps of one with a standard
+    deviation of 0.02 under lamb, optax:lamb, optax:lars, optax:fromage and optax:adafactor."""
     arguments: Annotated[Mapping[str, Any], When("name", Reference)] = dataclasses.field(default_factory=dict)
     """Arguments by name: --config.optimizer.arguments.b1=0.95."""
     momentum: Annotated[Fraction, When("name", "sgd")] = 0.9
@@ -471,7 +486,8 @@ class CheckpointConfig:
     """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy means the mean average
     precision."""
     best_mode: BestMode = "auto"
-    """Better values of best_metric. auto: the lower ones of losses and calibration errors, else the higher."""
+    """Better values of best_metric. auto: as its evaluator states, the lower of losses, errors and costs, the higher of
+    other built-in metrics; any other result needs max or min."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

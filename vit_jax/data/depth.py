@@ -11,26 +11,25 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-import cv2
 import numpy as np
 
-from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories, with_tag
+from vit_jax.data import rasters, tiff
+from vit_jax.data.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories
 from vit_jax.files import open_regular
 
 ValueRange = tuple[float, float]
 """The values that become 0 and 255."""
 
 MOST_FILES = 256  # that `survey` checks
-CAN_BE_DEEP = (".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff")
+SURVEYED = (".avif", ".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff", ".webp")
 HEADER_BYTES = 4096  # read at once
 _MOST_CHUNKS = 64  # of a PNG, before its pixels
-_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT = 254, 258, 262, 277, 284, 339
+_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 254, 258, 262, 277, 339
 _LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
-_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _SAMPLES, _PLANES, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
+_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK, _CMYK = 0, 1, 2, 4, 5
 _UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
 _THUMBNAIL = 1 | 4  # a smaller copy, a mask
-_VALUES = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 class Depth(NamedTuple):
@@ -42,7 +41,6 @@ class Depth(NamedTuple):
       is_float: values are floating point.
       is_inverted: the lowest value is white.
       form: "TIFF", "PNG" or another, which is not named.
-      problem: why OpenCV cannot decode the values; empty where it can.
     """
 
     bits: int
@@ -50,7 +48,6 @@ class Depth(NamedTuple):
     is_float: bool = False
     is_inverted: bool = False
     form: str = ""
-    problem: str = ""
 
     @property
     def needs_range(self) -> bool:
@@ -95,21 +92,16 @@ def is_deep(file: bytes) -> bool:
 
 
 def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
-    """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where OpenCV cannot decode them.
+    """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where they cannot be decoded.
 
     Raises:
+      UndecodableTiff, UndecodableRaster: the layout is not supported; the message names it.
       cv2.error: the file states more pixels than OpenCV takes.
     """
     if depth.form != "TIFF":
-        return cv2.imdecode(np.frombuffer(file, np.uint8), _VALUES)
-    if depth.is_inverted:  # OpenCV inverts some depths and not others
-        file = with_tag(file, _PHOTOMETRIC, _BLACK_IS_ZERO)
-    # With flags for colours, OpenCV 5 mixes up the channels of a TIFF, and rejects floating point.
-    values: Any = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
-    if values is None or values.dtype == np.uint8:
-        return None
-    values = values[..., 2::-1] if values.ndim == 3 else values
-    return values >> (16 - depth.bits) if depth.bits < 16 else values  # packed values come scaled to 16 bits
+        return rasters.decode_stored_values(file)
+    values, _ = tiff.read_values(file)
+    return values
 
 
 def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.ndarray:
@@ -152,13 +144,27 @@ def num_pages(read: Read, most: int = 1000) -> int:
     return max(pages, 1)
 
 
+class _Header(NamedTuple):
+    """Values, pages and bands of a file that are lost when it is read.
+
+    Attributes:
+      loss: "silent" for values that are cut, "unknown" for those that cannot be read, or empty.
+      pages: of which the first is read.
+      has_extra_band: alpha or another band beyond grey or RGB.
+    """
+
+    loss: str = ""
+    pages: int = 1
+    has_extra_band: bool = False
+
+
 def survey(
     paths: Iterable[str],
     value_range: ValueRange | None,
     option: str,
     open_file: Callable[[str], BinaryIO] | None = None,
 ) -> list[str]:
-    """Return warnings about values and pages that are lost when files are read, with counts.
+    """Return warnings about values, bands and pages that are lost when files are read, with counts.
 
     Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of these formats.
 
@@ -168,24 +174,32 @@ def survey(
       option: the name of its option in messages, "--value_range".
       open_file: opens a file by a path that the file system does not know; all such files may be checked.
     """
-    paths = [path for path in paths if open_file is not None or path.lower().endswith(CAN_BE_DEEP)]
+    paths = [path for path in paths if open_file is not None or path.lower().endswith(SURVEYED)]
     count = min(len(paths), MOST_FILES)
     checked = [paths[k * len(paths) // count] for k in range(count)]
     headers = [_header_of(path) if open_file is None else _read_header(open_file, path) for path in checked]
-    kinds = [kind for kind, _ in headers] if value_range is None else []
-    silent, unknown = ([checked[i] for i, kind in enumerate(kinds) if kind == lost] for lost in ("silent", "unknown"))
-    pages = [number for _, number in headers if number > 1]
+
+    def files_with(loss: str) -> list[str]:
+        return [path for path, header in zip(checked, headers, strict=True) if header.loss == loss]
+
     lines = []
-    if silent:
+    if value_range is None and (silent := files_with("silent")):
         lines.append(
             f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth (first: {silent[0]}): "
             f"values are divided by 256. Pass {option}=0,4095 for 12-bit data."
         )
-    if unknown:
+    if value_range is None and (unknown := files_with("unknown")):
         lines.append(
             f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values and state no range "
             f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1."
         )
+    extra = [path for path, header in zip(checked, headers, strict=True) if header.has_extra_band]
+    if extra:
+        lines.append(
+            f"{len(extra):,} of {count:,} checked files have a band beyond grey or RGB, such as alpha or infrared "
+            f"(first: {extra[0]}): it is ignored."
+        )
+    pages = [header.pages for header in headers if header.pages > 1]
     if pages:
         of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
         lines.append(f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.")
@@ -193,25 +207,56 @@ def survey(
 
 
 @functools.lru_cache(2 * MOST_FILES)  # the files of a dataset are opened for each of its splits
-def _header_of(path: str) -> tuple[str, int]:
+def _header_of(path: str) -> _Header:
     return _read_header(open_regular, path)
 
 
-def _read_header(open_file: Callable[[str], BinaryIO], path: str) -> tuple[str, int]:
-    """Return the number of pages, after "silent" or "unknown" for values that are cut or cannot be read, or ""."""
+def _read_header(open_file: Callable[[str], BinaryIO], path: str) -> _Header:
     try:
         with open_file(path) as file:
 
+            @functools.cache  # several readers begin with the same bytes
             def read(place: int, size: int) -> bytes:
                 file.seek(place)
                 return file.read(size)
 
-            depth, pages = depth_of(read), num_pages(read)
+            depth = depth_of(read)
+            return _Header(_loss_of(depth), num_pages(read), has_extra_band(read))
     except (OSError, ValueError):  # also a pipe or a device
-        return "", 1
+        return _Header()
+
+
+def _loss_of(depth: Depth | None) -> str:
     if depth is None or depth.stated is not None:
-        return "", pages
-    return "unknown" if depth.needs_range else "silent" if depth.bits == 16 else "", pages
+        return ""
+    if depth.needs_range:
+        return "unknown"
+    return "silent" if depth.bits == 16 else ""
+
+
+def has_extra_band(read: Read) -> bool:
+    """Return True if a file has two or four bands, of which the last is ignored."""
+    start = read(0, HEADER_BYTES)
+    if start.startswith(b"\x89PNG"):
+        return start[25:26] in (b"\4", b"\6")
+    if start.startswith(b"RIFF"):
+        flags = {b"VP8X": (20, 0x10), b"VP8L": (24, 0x10)}.get(start[12:16])
+        return flags is not None and len(start) > flags[0] and bool(start[flags[0]] & flags[1])
+    if start[4:8] == b"ftyp":
+        return b"auxiliary:alpha" in start or b"aux:hevc:2015:auxid:1" in start
+    if start.startswith(TIFF_STARTS):
+        return _has_extra_sample(read)
+    match = re.match(rb".*?\xffO\xffQ.{36}(..)", start, re.DOTALL) if b"jP  " in start[:12] else None
+    return match is not None and int.from_bytes(match[1], "big") in (2, 4)
+
+
+def _has_extra_sample(read: Read) -> bool:
+    try:
+        tags = next(tiff_directories(read, (_SAMPLES, _PHOTOMETRIC)), {})
+    except (struct.error, ValueError, OverflowError):
+        return False
+    is_cmyk = _PHOTOMETRIC in tags and tags[_PHOTOMETRIC].values[0] == _CMYK
+    return _SAMPLES in tags and tags[_SAMPLES].values[0] in (2, 4) and not is_cmyk
 
 
 def _png(start: bytes, read: Read) -> Depth | None:
@@ -239,14 +284,15 @@ def _pnm(start: bytes) -> Depth | None:
     if 255 < most <= 65535:
         return Depth(16, (0, most) if most < 65535 else None)
     is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
-    return Depth(8, (0, most)) if 1 < most < 255 and not is_text else None
+    least = 0 if start.startswith(b"P7") else 1  # OpenCV scales black and white of the others
+    return Depth(8, (0, most)) if least < most < 255 and not is_text else None
 
 
 def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     tags = {number: tag.values for number, tag in directory.items()}
     bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
-    if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB):
+    if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK):
         return None
     low, is_float = 0.0, form == _FLOAT
     if form != _UNSIGNED:
@@ -256,9 +302,4 @@ def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     if not is_float and not high < full:
         high = full if bits < 16 else math.nan
     stated = (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
-    problem = ""
-    if is_float and bits not in (32, 64):
-        problem = f"floating point of {bits} bits"
-    elif int(tags.get(_PLANES, (1,))[0]) == 2 and tags.get(_SAMPLES, (1,))[0] > 1:
-        problem = "colours in separate planes"
-    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF", problem)
+    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF")

@@ -11,8 +11,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from vit_jax.buckets import NoAnswer
+from vit_jax.data import tiff
+from vit_jax.data.headers import MAX_JPEG_SCANS
 from vit_jax.data.images import UnreadableImage
 from vit_jax.data.records import few
 from vit_jax.files import read_bounded, read_lines
@@ -22,7 +25,39 @@ EXTENSIONS = (
     *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
     *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
 )
-"""Formats that OpenCV decodes to 8 bits; compared without regard to case."""
+"""Names of files that are decoded; compared without regard to case."""
+
+
+class Decoded(NamedTuple):
+    """A format, the layouts that are decoded, and those that are unreadable with a message that names them."""
+
+    format: str
+    decoded: str
+    rejected: str
+
+
+DECODED = (
+    Decoded(
+        "JPEG",
+        f"grey, colour, CMYK with Adobe's marker; progressive with up to {MAX_JPEG_SCANS} scans",
+        "CMYK without the marker",
+    ),
+    Decoded("PNG", "all depths and colours; the default image of an animation", ""),
+    Decoded("WebP", "lossy, lossless, animations (first image)", ""),
+    Decoded("AVIF", "8, 10 and 12 bits; sequences (first image)", ""),
+    Decoded(
+        "TIFF",
+        "1 to 4 bands; integers of 1 to 64 bits, floating point; grey, RGB, palette, CMYK, YCbCr; strips, tiles, "
+        f"separate planes, BigTIFF; compression {', '.join(dict.fromkeys(tiff.COMPRESSIONS.values()))}",
+        "5 or more bands, other compressions, signed 8 bits, complex numbers, Lab, YCbCr of more than 8 bits, volumes, "
+        "missing tiles",
+    ),
+    Decoded("JPEG 2000", "1 to 4 bands of 1 to 16 bits", "5 or more bands; codestreams of 1 or 2 bands"),
+    Decoded("GIF", "first image; transparent pixels show their colour of the palette", ""),
+    Decoded("BMP", "1 to 32 bits", ""),
+    Decoded("PBM, PGM, PPM, PAM", "text or binary, 1 to 16 bits", "PAM of 5 or more bands, or CMYK"),
+)
+"""Formats and layouts; `tests/data/test_image_matrix.py` decodes them."""
 _TO_CONVERT = (".heic", ".heif", ".hif", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
 """Photos in formats that are not read."""
 

@@ -6,20 +6,27 @@ import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import jpeg
+from vit_jax.data import jpeg, rasters, tiff
 from vit_jax.data.crops import Box, cut
-from vit_jax.data.depth import ValueRange, contradicts, decode_values, depth_of_file, map_values
-from vit_jax.data.headers import jpeg_frame, jpeg_segments, stated_pixels
-from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back, without_orientation
+from vit_jax.data.depth import Depth, ValueRange, contradicts, decode_values, depth_of_file, map_values
+from vit_jax.data.headers import (
+    MAX_JPEG_SCANS,
+    TIFF_STARTS,
+    jpeg_2000_bands,
+    jpeg_frame,
+    jpeg_scans,
+    jpeg_segments,
+    stated_pixels,
+)
+from vit_jax.data.orientation import is_transposed, orientation_of, turn, turn_back
 
 # Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
 cv2.setNumThreads(0)
 # It would log files that we count and name ourselves.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
-# By default the orientation tag is ignored, as TensorFlow and the published data sets do: annotations refer to stored
+# By default an orientation is ignored, as TensorFlow and the published data sets do: annotations refer to stored
 # pixels. Where it is not, `orientation` reads it, alike for all formats and for crops.
-_DECODE_FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -28,7 +35,18 @@ _SIGNATURES = (
     (b"BM", "BMP"),
     (b"II*\0", "TIFF"),
     (b"MM\0*", "TIFF"),
+    (b"II+\0", "BigTIFF"),
+    (b"MM\0+", "BigTIFF"),
     (b"RIFF", "WebP"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"P1", "PBM"),
+    (b"P2", "PGM"),
+    (b"P3", "PPM"),
+    (b"P4", "PBM"),
+    (b"P5", "PGM"),
+    (b"P6", "PPM"),
+    (b"P7", "PAM"),
 )
 _SAVE_DEEP = "save it with integers of 16 bits or floating point of 32, grey or RGB"
 _MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
@@ -56,25 +74,31 @@ def decode(
 
     Returns:
       uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range that the file states
-      (see `depth`); else 16 bits lose their low 8. Of an animation or several pages this is the first. CMYK becomes RGB
-      by (1 - ink) x (1 - black), without colour profiles. Alpha is dropped, but a TIFF without a range is blended with
-      black, and a GIF shows its background colour where it is transparent.
+      (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they are rounded). Of an animation or several
+      pages this is the first. CMYK becomes RGB by (1 - ink) x (1 - black), without colour profiles. Alpha and any other
+      fourth band are dropped; colours stay as they are stored. Two bands are grey and one that is dropped.
 
     Raises:
-      UnreadableImage: the bytes cannot be decoded, are too large, lack a range of values, or their colours are
-        ambiguous; the message says which.
+      UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a range of values, or
+        their colours are ambiguous; the message says which.
     """
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
     stated = stated_pixels(image)
     _require_size(stated, max_image_megapixels)
+    _require_few_scans(image)
+    if not stated:
+        raise UnreadableImage(_explain_unreadable(image))
     try:
-        pixels = _decode_pixels(without_orientation(image), value_range) if stated else None
+        pixels = _decode_pixels(image, value_range)
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
-    if pixels is None or _has_unmarked_inks(image):
-        inks = "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB"
-        raise UnreadableImage(_explain_unreadable(image) if pixels is None else inks)
+    except (tiff.UndecodableTiff, rasters.UndecodableRaster) as error:
+        raise UnreadableImage(str(error)) from error
+    if pixels is None:
+        raise UnreadableImage(_explain_unreadable(image))
+    if _has_unmarked_inks(image):
+        raise UnreadableImage("The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB")
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 
@@ -111,6 +135,7 @@ def plan_crop(
     if isinstance(image, np.ndarray) or (layout := jpeg.layout_of(image)) is None:
         return decode_and_cut
     _require_size(layout.height * layout.width, max_image_megapixels)
+    _require_few_scans(image)
     orientation, height, width = orientation_of(image) if exif_orientation else 1, layout.height, layout.width
     if is_transposed(orientation):
         height, width, size = width, height, size[::-1]
@@ -125,24 +150,37 @@ def plan_crop(
 
 
 def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
+    is_tiff = file.startswith(TIFF_STARTS)
+    if is_tiff:
+        tiff.read_layout(file)  # a layout that is not supported comes before a range that is missing
     depth = depth_of_file(file)
-    chosen = None if depth is None else depth.range_of(value_range)
-    if depth is not None and chosen is not None:
-        values = None if depth.problem else decode_values(file, depth)
-        if values is None:
-            problem = (
-                f"The file has {depth.problem}" if depth.problem else f"{_explain_unreadable(file)}, or has values"
+    if depth is not None:
+        mapped = _decode_deep(file, depth, value_range)
+        if mapped is not None:
+            return mapped
+    if is_tiff:
+        return _to_rgb(tiff.decode_page(file))
+    return rasters.decode_colours(file)
+
+
+def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> np.ndarray | None:
+    """Return the pixels by a range of values; None for all 16 bits."""
+    chosen = depth.range_of(value_range)
+    if chosen is None:
+        if depth.needs_range:
+            kind = "floating-point values" if depth.is_float else f"values of {depth.bits} bits"
+            raise UnreadableImage(
+                f"The file has {kind} and states no range: give the values that are black and white, "
+                "--config.input.value_range=0,1 (verbs that load weights: --value_range=0,1)"
             )
-            raise UnreadableImage(f"{problem} that cannot be decoded: {_SAVE_DEEP}")
-        if chosen != depth.stated or not contradicts(values, depth):
-            return _to_rgb(map_values(values, depth, chosen))
-    elif depth is not None and depth.needs_range:
-        raise UnreadableImage(
-            f"The file has {'floating-point values' if depth.is_float else f'values of {depth.bits} bits'} and states "
-            "no range: give the values that are black and white, --config.input.value_range=0,1 (verbs that load "
-            "weights: --value_range=0,1)"
-        )
-    return cv2.imdecode(np.frombuffer(file, np.uint8), _DECODE_FLAGS)
+        return None
+    values = decode_values(file, depth)
+    if values is None:
+        reason = _explain_unreadable(file)
+        raise UnreadableImage(f"{reason}, or has values that cannot be decoded: {_SAVE_DEEP}")
+    if chosen == depth.stated and contradicts(values, depth):
+        return None
+    return _to_rgb(map_values(values, depth, chosen))
 
 
 def _require_size(stated: int, max_image_megapixels: float) -> None:
@@ -150,6 +188,14 @@ def _require_size(stated: int, max_image_megapixels: float) -> None:
         raise UnreadableImage(
             f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
             "save it smaller, or raise the limit"
+        )
+
+
+def _require_few_scans(file: bytes) -> None:
+    scans = jpeg_scans(file)
+    if scans > MAX_JPEG_SCANS:
+        raise UnreadableImage(
+            f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: save it again"
         )
 
 
@@ -167,6 +213,10 @@ def _explain_unreadable(file: bytes) -> str:
         return "The file is empty"
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
         return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
+    if (bands := jpeg_2000_bands(file)) is not None:
+        return (
+            f"The file starts as JPEG 2000 of {bands} bands but is cut off, damaged or has a layout that is not decoded"
+        )
     for signature, name in _SIGNATURES:
         if file.startswith(signature):
             return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"

@@ -53,18 +53,20 @@ def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
 def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha). Its centre is uniform over the image,
+    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down; an odd side keeps its
+    last pixel. Its centre is uniform over the image,
     and parts outside the image are cut off.
 
-    Source: CutMix (1905.04899), Algorithm 1.
+    Source: CutMix (1905.04899), Algorithm 1; odd sides as in timm 1.0.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
     side = jnp.sqrt(1 - jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32))
 
     def is_inside(key: jax.Array, pixels: int) -> jax.Array:
-        centre, half = jax.random.randint(key, (), 0, pixels), (side * pixels).astype(jnp.int32) // 2
+        length = (side * pixels).astype(jnp.int32)
+        start = jax.random.randint(key, (), 0, pixels) - length // 2
         place = jnp.arange(pixels)
-        return (centre - half <= place) & (place < centre + half)
+        return (start <= place) & (place < start + length)
 
     inside_HW = is_inside(row_key, height)[:, None] & is_inside(column_key, width)
     return (~inside_HW).astype(jnp.float32)[:, :, None]

@@ -38,9 +38,17 @@ def read_class_names(path: str) -> tuple[str, ...]:
         names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: must be a text file with one name of a class a line: {error}.") from error
-    if repeated := [name for name, count in collections.Counter(names).items() if not name or count > 1]:
-        raise ValueError(f"{path}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+    require_distinct_names(path, names)
     return names
+
+
+def require_distinct_names(place: str, names: Sequence[str]) -> None:
+    """Raise ValueError, which begins with the place, for names of classes that are empty or equal."""
+    repeated = [name for name, count in collections.Counter(names).items() if not name or count > 1]
+    if repeated:
+        raise ValueError(f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+    if len(names) > MAX_CLASSES:
+        raise ValueError(f"{place}: has {len(names):,} classes; at most {MAX_CLASSES:,} are allowed.")
 
 
 class PackedSource(ListedSource):
@@ -148,7 +156,9 @@ class Packed(Listing):
             return list(self.names)
         labels = self.labels(self._of(split))
         if not np.issubdtype(labels.dtype, np.integer):
-            return sorted({*labels.tolist()})
+            names = sorted({*labels.tolist()})
+            require_distinct_names(self.place(split), names)
+            return names
         if (highest := int(labels.max(initial=-1))) >= MAX_CLASSES:
             raise ValueError(f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}.")
         return [str(number) for number in range(highest + 1)]
@@ -158,7 +168,7 @@ class Packed(Listing):
         files = self._of(split)
         labels = self.labels(files)
         if np.issubdtype(labels.dtype, np.integer):
-            unknown = np.unique(labels[labels >= len(class_names)]).tolist()
+            unknown = np.unique(labels[(labels < 0) | (labels >= len(class_names))]).tolist()
         else:
             numbers = {name: number for number, name in enumerate(class_names)}
             present, inverse = np.unique(labels, return_inverse=True)

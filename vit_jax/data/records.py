@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.files import printable
+from vit_jax.files import is_mirrored, printable
 
 MAX_CLASSES = 2**20  # of numbered ones: a larger number is an error of the data, and would make as many names
 
@@ -96,16 +96,26 @@ def require_same_classes(data: str, train_name: str, train: Source, name: str, s
         raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
 
 
-def files_digest(words: str, files: Iterable[str]) -> str:
-    """Return a digest of words, and of the name, size and times of change of each file's content and inode.
+def read_file_state(file: str) -> tuple[int, ...]:
+    """Return numbers that change whenever a file may have changed: size and times, or in a bucket the generation.
 
     The second time changes too when another file of the same size and time of change takes the name.
+
+    Raises:
+      OSError: the system refuses.
     """
+    status = os.stat(file)
+    if is_mirrored(file):  # a placeholder's first time is the generation, its second the time of its download
+        return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def files_digest(words: str, files: Iterable[str]) -> str:
+    """Return a digest of words, and of the name and state of each file."""
     digest = hashlib.sha256(os.fsencode(words))
     for file in files:
         try:
-            status = os.stat(file)
-            facts = b"%d %d %d" % (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            facts = b" ".join(b"%d" % number for number in read_file_state(file))
         except OSError:
             facts = b"unreadable"
         digest.update(b"\0%b %b" % (os.fsencode(file), facts))

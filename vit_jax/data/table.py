@@ -52,6 +52,8 @@ class Table(Listing):
         return self.path.is_file()
 
     def require(self) -> None:
+        if self.path.exists() and not self.exists():
+            raise ValueError(f"csv:{self.path}: must be a regular file. Write its lines to a file first.")
         if not self.exists():
             raise ValueError(f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split.")
 

@@ -4,6 +4,7 @@ Nothing is written by a member's name. Damage ends in one error: Python's `tarfi
 of an archive for its end, and reads extended headers of any size into memory; so only its parser of a header is used.
 """
 
+import collections
 import contextlib
 import gzip
 import os
@@ -11,12 +12,13 @@ import re
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.image_files import MAX_NAME_BYTES
 from vit_jax.data.records import MAX_CLASSES
-from vit_jax.files import open_regular, parse_json, shortened, size_of
+from vit_jax.files import open_regular, parse_json, printable, shortened
+from vit_jax.files import size_of as size_of_file
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
 LABEL_EXTENSIONS = ("cls", "json")
@@ -27,6 +29,8 @@ _BLOCK = 512
 _CHUNK = 2**20
 _MAX_HEADER_BYTES = 2**20  # of a long name or of extended attributes
 _MOST_AFTER_END = 2**20  # tar fills its last record, of 10 KiB by default, with zeros
+_MOST_KEYS = 100_000  # of incomplete samples, which are remembered
+_MOST_WAITING_BYTES = 2**28
 _GZIP = b"\x1f\x8b"
 _MOST_RATIO, _FREE_BYTES = 100, 2**28  # images hardly become smaller; gzip reaches 1,032
 _OF_NEXT_MEMBER = (  # headers with its long name or extended attributes
@@ -142,7 +146,7 @@ def open_tar(path: str) -> Iterator[Stream]:
             counter = _Counter(file)
             yield Stream(gzip.GzipFile(fileobj=counter, mode="rb"), name, compressed=counter)  # type: ignore[call-overload]
         else:
-            yield Stream(file, name, None if path == STANDARD_INPUT else size_of(file))
+            yield Stream(file, name, None if path == STANDARD_INPUT else size_of_file(file))
 
 
 class Member(NamedTuple):
@@ -258,11 +262,13 @@ class Sample(NamedTuple, Generic[T]):
       name: of the image.
       image: its content, or any value in place of it.
       labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or archive.
+      skipped: names and contents of the sample's other images.
     """
 
     name: str
     image: T
     labels: Mapping[str, T]
+    skipped: Sequence[tuple[str, T]] = ()
 
 
 def extension(name: str) -> str:
@@ -276,27 +282,104 @@ def sample_key(name: str) -> str:
     return folder + slash + base.partition(".")[0]
 
 
-def samples(entries: Iterable[tuple[str, T]]) -> Iterator[Sample[T]]:
+def suffix_of(name: str) -> str:
+    """Return the part of a name behind the first dot of its last part, in lower case."""
+    return name.rpartition("/")[2].partition(".")[2].lower()
+
+
+def image_order(name: str) -> tuple[int, int, str]:
+    """Return the place of an image among those of its sample; the lowest is the sample's image.
+
+    Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before `.seg.jpg`.
+    """
+    suffix = suffix_of(name)
+    kind = extension(name)
+    place = IMAGE_EXTENSIONS.index(kind) if kind in IMAGE_EXTENSIONS else len(IMAGE_EXTENSIONS)
+    return suffix.count("."), place, suffix
+
+
+class SampleOrder:
+    """Finds members of one sample that are apart in an archive, among the last `_MOST_KEYS` incomplete samples."""
+
+    def __init__(self, archive: str) -> None:
+        """Take the name of the archive for messages."""
+        self._archive = archive
+        self._key: str | None = None
+        self._kinds = set[str]()
+        self._incomplete: dict[str, collections.OrderedDict[str, None]] = {
+            "image": collections.OrderedDict(),
+            "label": collections.OrderedDict(),
+        }
+
+    def see(self, name: str) -> None:
+        """Take the next image or label; other members come between those of a sample."""
+        key = sample_key(name)
+        if key != self._key:
+            self.end()
+            self._key, self._kinds = key, set()
+        self._kinds.add("label" if extension(name) in LABEL_EXTENSIONS else "image")
+
+    def end(self) -> None:
+        """Take the end of the archive, or of a sample.
+
+        Raises:
+          TarError: the sample's image or label came earlier.
+        """
+        if self._key is None or len(self._kinds) > 1:
+            return
+        (kind,) = self._kinds
+        other = "label" if kind == "image" else "image"
+        if self._key in self._incomplete[other]:
+            raise TarError(
+                f"{self._archive}: image and label of {printable(self._key)!r} are apart. Pack the members of each "
+                "sample one after the other (tar --sort=name), or train on the archive by wds:."
+            )
+        keys = self._incomplete[kind]
+        keys[self._key] = None
+        if len(keys) > _MOST_KEYS:
+            keys.popitem(last=False)
+
+
+def samples(entries: Iterable[tuple[str, T]], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sample[T]]:
     """Yield the images of an archive with their labels, from names and contents in the order of the archive.
 
-    Other files are skipped. Labels may come before or after their image. Several images of one key each have its labels
-    as far as they came before the next.
+    Other files are skipped. The files of a sample follow each other, in any order. Of several images in a sample with
+    labels the first by `image_order` is yielded, and the others are in its `skipped`; without labels, each is yielded.
+
+    Args:
+      entries: of the archive.
+      size_of: bytes of a content. Images without a label are yielded when they have `_MOST_WAITING_BYTES`.
+
+    Raises:
+      TarError: a label follows images of its sample that were yielded before.
     """
-    current, image, labels = None, list[tuple[str, T]](), dict[str, T]()
+    current: str | None = None
+    images, labels, waiting, is_begun = list[tuple[str, T]](), dict[str, T](), 0, False
     for name, content in entries:
         key, kind = sample_key(name), extension(name)
         if key != current:
-            if image:
-                yield Sample(*image[0], labels)
-            current, image, labels = key, [], {}
+            yield from _complete(images, labels)
+            current, images, labels, waiting, is_begun = key, [], {}, 0, False
         if kind in IMAGE_EXTENSIONS:
-            if image:
-                yield Sample(*image[0], dict(labels))
-            image = [(name, content)]
+            images.append((name, content))
+            waiting += size_of(content)
         elif kind in LABEL_EXTENSIONS:
+            if is_begun:
+                raise TarError(f"{printable(name)}: follows too many images of its sample. Pack the label before them.")
             labels.setdefault(kind, content)
-    if image:
-        yield Sample(*image[0], labels)
+        if waiting > _MOST_WAITING_BYTES and not labels:
+            yield from _complete(images, labels)
+            images, waiting, is_begun = [], 0, True
+    yield from _complete(images, labels)
+
+
+def _complete(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sample[T]]:
+    """Yield the image of a sample with labels, or all images of a sample without."""
+    if not labels:
+        yield from (Sample(name, content, {}) for name, content in images)
+    elif images:
+        name, content = min(images, key=lambda image: image_order(image[0]))
+        yield Sample(name, content, labels, [image for image in images if image[0] != name])
 
 
 def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) -> int | str:

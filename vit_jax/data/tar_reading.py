@@ -21,6 +21,7 @@ from vit_jax.data.tar import (
     IMAGE_EXTENSIONS,
     LABEL_EXTENSIONS,
     MAX_LABEL_BYTES,
+    SampleOrder,
     Stream,
     TarError,
     extension,
@@ -129,13 +130,15 @@ def _read(
                 yield member
                 yield from _read_class(content, name, prefix, is_wanted, outer)
             continue
-        for sample in samples(group):
-            contents = (sample.image, *sample.labels.values())
+        for sample in samples(group, size_of=lambda content: len(content.content)):
+            contents = (sample.image, *sample.labels.values(), *(content for _, content in sample.skipped))
             member = min(content.member for content in contents)
             yield from _before(member, noted)
             if (key := sample_key(sample.name)) != last_key:
                 yield member
             last_key, source = key, prefix + sample.name
+            for other, _ in sample.skipped:
+                yield Noted(prefix + other, OTHER, f"is in the sample of {sample.name}, which is read")
             try:
                 label, folder = _class_of(sample.name, {k: v.content for k, v in sample.labels.items()}, outer)
             except ValueError as error:
@@ -170,10 +173,13 @@ def _entries(
     stream: Stream, prefix: str, first: int, noted: collections.deque[tuple[int, Noted]]
 ) -> Iterator[tuple[str, _Content]]:
     """Yield names and contents of images, labels and archives; notes the other members."""
+    order = SampleOrder(stream.name)
     for number, member in enumerate(members(stream)):
+        kind, problem = extension(member.name), (OTHER, "is no image, label or archive")
+        if kind in (*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS) and not member.problem:
+            order.see(member.name)
         if number < first:
             continue
-        kind, problem = extension(member.name), (OTHER, "is no image, label or archive")
         if member.problem:
             problem = UNSAFE, member.problem
         elif _is_tar(member.name):
@@ -188,6 +194,7 @@ def _entries(
         noted.append((number, Noted(prefix + member.name, *problem)))
         if len(noted) > _MOST_WITHOUT_IMAGE:
             raise TarError(f"{stream.name}: {len(noted):,} members one after the other are no images. Remove them.")
+    order.end()
 
 
 def _before(member: int, noted: collections.deque[tuple[int, Noted]]) -> Iterator[Noted]:

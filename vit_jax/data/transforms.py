@@ -19,6 +19,8 @@ from vit_jax.data.depth import ValueRange
 from vit_jax.data.records import Record
 from vit_jax.references import called, resolve
 
+_UNREDUCED = (2**31, 2**31)  # a wanted size with which no JPEG is decoded at a fraction of its size
+
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 """Takes an image uint8 (H, W, 3), which it may write into; returns one of the same shape and dtype."""
 
@@ -87,6 +89,9 @@ class TrainTransform:
             return crops.sample_inception_box(rng, height, width, config.crop_area_fraction, config.crop_distribution)
 
         megapixels, is_upright, values = config.max_image_megapixels, config.exif_orientation, config.value_range
+        if config.train_interpolation is not None:
+            decode = images.plan_crop(stored, choose, _UNREDUCED, megapixels, is_upright, values)
+            return lambda: self._resize(decode(), config.image_size)
         decode = images.plan_crop(stored, choose, config.image_size, megapixels, is_upright, values)
         return lambda: images.resize_bilinear(decode(), config.image_size, out)
 
@@ -94,12 +99,25 @@ class TrainTransform:
         config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
         image = images.decode(stored, config.max_image_megapixels, config.exif_orientation, config.value_range)
         if pixels is not None:
-            resize = images.resize_bilinear if crop == "resize" else images.resize_to_cover
+            resize = self._resize if crop == "resize" else self._cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
         if crop == "simple":
-            return crops.simple_crop(rng, images.resize_to_cover(image, config.image_size), config.image_size)
-        image = images.resize_bilinear(image, config.image_size)
+            return crops.simple_crop(rng, self._cover(image, config.image_size), config.image_size)
+        image = self._resize(image, config.image_size)
         return crops.random_shift(rng, image, config.shift_pixels) if crop == "shift" else image
+
+    def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Return the image with this height and width."""
+        interpolation = self.config.train_interpolation
+        if interpolation is None:
+            return images.resize_bilinear(image, size)
+        return resampling.resize(image, size, interpolation, "timm")
+
+    def _cover(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        """Return the smallest image of the same shape that covers this height and width."""
+        if self.config.train_interpolation is None:
+            return images.resize_to_cover(image, size)
+        return self._resize(image, resampling.covering_size(image.shape[:2], size))
 
 
 @dataclasses.dataclass(frozen=True)

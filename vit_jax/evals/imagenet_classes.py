@@ -113,6 +113,32 @@ def outputs_of(weights: WeightsInfo) -> np.ndarray:
     return output
 
 
+def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarray:
+    """Return the output of each class of the data, -1 if there is none.
+
+    Classes are found by equal names; where some are not, ImageNet's classes also as `outputs_of` finds them.
+
+    Raises:
+      ValueError: the outputs have no names, or more than `MOST_ABSENT` classes, or all of them, have no output.
+    """
+    names = readable_names(weights) if is_unnamed(weights) else weights.class_names
+    places = {name: place for place, name in enumerate(names or ())}
+    output_L = np.array([places.get(name, -1) for name in class_names])
+    if (output_L < 0).any():
+        number_of = _matched(class_names)
+        if (number_of >= 0).all() and len(class_names) == COUNT:
+            output_L[number_of] = outputs_of(weights)
+    absent = np.flatnonzero(output_L < 0)
+    if len(absent) > MOST_ABSENT or len(absent) == len(class_names):
+        missing = few([class_names[int(place)] for place in absent])
+        raise ValueError(
+            f"config.model.head='select': {weights.source} must have outputs of the {len(class_names):,} classes "
+            f"of the data, and {len(absent):,} were not found by name: {missing}. Use zero with "
+            "config.model.head_stddev=0.02."
+        )
+    return output_L
+
+
 def _matched(names: Sequence[str]) -> np.ndarray:
     """Return the place of each class among names, -1 for none; equal spellings are matched in their order."""
     places = _grouped([match[0] if (match := _WORDNET_ID.match(name)) else name for name in names])

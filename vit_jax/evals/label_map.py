@@ -3,14 +3,20 @@
 Legend: K outputs, L classes of the data, N images, S right outputs of an image, T predictions of an image.
 """
 
+import collections
 import dataclasses
+import re
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from vit_jax.config import Architecture
-from vit_jax.data.records import Source
+from vit_jax.data.records import Source, few
 from vit_jax.data.subset import TrainingData
+
+MOST_PAIRS = 5  # of classes and outputs that a note names
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 class WeightsInfo(Protocol):
@@ -85,3 +91,49 @@ class Labelled(NamedTuple):
     words: str
     notes: list[str]
     label_map: LabelMap
+
+
+# Weights without class names: the number of an output is all that is known of it.
+
+
+def outputs_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo) -> np.ndarray:
+    """Return the output of each class whose name is an integer, (L,); "7" and "007" are output 7.
+
+    Raises:
+      ValueError: a name is no integer, is no number of an output, or has the value of another name.
+    """
+    others = [name for name in class_names if not _INTEGER.fullmatch(name)]
+    if others:
+        raise ValueError(
+            f"{data}: {weights.source} does not name its {weights.architecture.num_classes:,} classes, so the classes "
+            f"{few(others)} cannot be matched with its outputs. Add --class_names=FILE, the name of each output on a "
+            "line."
+        )
+    outputs = [int(name) for name in class_names]
+    _require_outputs(data, class_names, outputs, weights)
+    return np.array(outputs)
+
+
+def _require_outputs(data: str, class_names: Sequence[str], outputs: Sequence[int], weights: WeightsInfo) -> None:
+    """Raise ValueError if a number is none of an output, or two classes have the same."""
+    count = weights.architecture.num_classes
+    outside = [name for name, output in zip(class_names, outputs, strict=True) if not 0 <= output < count]
+    if outside:
+        raise ValueError(
+            f"{data}: the classes {few(outside)} are no outputs of {weights.source}, which are 0 to {count - 1} and "
+            "have no names. Rename the classes, or add --class_names=FILE, the name of each output on a line."
+        )
+    uses = collections.Counter(outputs)
+    repeated = [name for name, output in zip(class_names, outputs, strict=True) if uses[output] > 1]
+    if repeated:
+        raise ValueError(
+            f"{data}: the classes {few(repeated)} are not unique as numbers of outputs of {weights.source}, which has "
+            "no class names. Rename them, or add --class_names=FILE, the name of each output on a line."
+        )
+
+
+def describe_pairs(class_names: Sequence[str], outputs: Sequence[int] | np.ndarray) -> str:
+    """Return the first pairs of classes of the data and outputs, and the number of the others."""
+    pairs = [f"{name!r} is output {output}" for name, output in zip(class_names, outputs, strict=True)]
+    rest = len(pairs) - MOST_PAIRS
+    return ", ".join(pairs[:MOST_PAIRS]) + (f" and {rest:,} more" if rest > 0 else "")

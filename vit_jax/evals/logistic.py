@@ -1,28 +1,32 @@
 """Multinomial logistic regression on frozen features by L-BFGS, with the penalty chosen on held-out examples.
 
-The protocol is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no augmentation, the
-penalty from 1e-6 to 1e6. The search starts with seven values, one every second power of ten, and halves the step
-around the best one until it is an eighth of a power of ten.
+The grid is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no augmentation, the penalty
+from 1e-6 to 1e6. The search tries one value every second power of ten, and halves the step around the best one until it
+is an eighth of a power of ten. Unlike CLIP's, it compares log-losses: accuracies of a few held-out examples are equal
+for many penalties, and weak ones among them give probabilities that are too confident.
 
 Legend: N examples, C of them at a time, D numbers of a feature, K classes.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.special
 
 from vit_jax.evals.features import chunks_of
 
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 1e2, 1e4, 1e6)
+MOST_RISES = 2  # of the loss in a row, after which weaker penalties are not tried
 _FINEST_STEP = 10 ** (1 / 8)
 MAX_ITERATIONS = 1000
 GRADIENT_TOLERANCE = 1e-5  # of the largest number of the gradient
 CHUNK = 8192  # examples whose logits are in memory at a time
+LEAST_CHUNK = 256
 Parameters = tuple[jax.Array, jax.Array]
 
 
@@ -45,8 +49,19 @@ class LogisticClassifier:
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        logits = (feature_CD @ self.weight_DK + self.bias_K for feature_CD in chunks_of(feature_ND, CHUNK))
-        return np.concatenate([logits_CK.argmax(axis=1) for logits_CK in logits])
+        chunks = [logits_CK.argmax(axis=1) for logits_CK in self._logits(feature_ND)]
+        return np.concatenate(chunks)
+
+    def log_probabilities(self, feature_ND: np.ndarray) -> np.ndarray:
+        """Return the logarithm of the probability of each class, (N, K) float64."""
+        chunks = [
+            scipy.special.log_softmax(logits_CK.astype(np.float64), axis=1) for logits_CK in self._logits(feature_ND)
+        ]
+        return np.concatenate(chunks)
+
+    def _logits(self, feature_ND: np.ndarray) -> Iterator[np.ndarray]:
+        for feature_CD in chunks_of(feature_ND, CHUNK):
+            yield feature_CD @ self.weight_DK + self.bias_K
 
 
 def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
@@ -60,30 +75,44 @@ def fit_logistic(feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int, 
     return LogisticClassifier(np.asarray(weight_DK), np.asarray(bias_K), int(iterations))
 
 
-def choose_penalty(accuracy_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
-    """Return the penalty with the best accuracy, the larger of equal ones, and the accuracies of all that were tried.
+def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
+    """Return the penalty with the lowest loss, the largest of equal ones, and the losses of all that were tried.
+
+    The search begins with the largest of `PENALTIES` and leaves out weaker ones after `MOST_RISES` rises of the loss.
 
     Args:
-      accuracy_of: fits with a penalty and returns the accuracy on held-out examples.
+      loss_of: fits with a penalty and returns the loss of held-out examples.
     """
-    tried = {penalty: accuracy_of(penalty) for penalty in PENALTIES}
-
-    def best() -> float:
-        return max(tried, key=lambda penalty: (tried[penalty], penalty))
+    tried: dict[float, float] = {}
+    rises = 0
+    previous = math.inf
+    for penalty in reversed(PENALTIES):
+        tried[penalty] = loss_of(penalty)
+        rises = rises + 1 if tried[penalty] > previous else 0
+        previous = tried[penalty]
+        if rises == MOST_RISES:
+            break
 
     step = PENALTIES[1] / PENALTIES[0]
     while step > _FINEST_STEP * 1.001:
         step = math.sqrt(step)
-        middle = best()
+        middle = _find_best(tried)
         for penalty in (middle / step, middle * step):
             if PENALTIES[0] <= penalty <= PENALTIES[-1]:
-                tried[penalty] = accuracy_of(penalty)
-    return best(), dict(sorted(tried.items()))
+                tried[penalty] = loss_of(penalty)
+    return _find_best(tried), dict(sorted(tried.items()))
+
+
+def _find_best(tried: Mapping[float, float]) -> float:
+    return min(tried, key=lambda penalty: (tried[penalty], -penalty))
 
 
 def _chunked(feature_ND: np.ndarray, label_N: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Return features (chunks, C, D) and labels (chunks, C), padded with the label -1."""
-    size = min(CHUNK, len(label_N))
+    """Return features (chunks, C, D) and labels (chunks, C), padded with the label -1.
+
+    Sizes are powers of two, so that folds of about equal sizes share a compiled program.
+    """
+    size = min(CHUNK, max(LEAST_CHUNK, 1 << (len(label_N) - 1).bit_length()))
     padding = -len(label_N) % size
     features = np.pad(feature_ND, ((0, padding), (0, 0))).reshape(-1, size, feature_ND.shape[1])
     return jnp.asarray(features), jnp.asarray(np.pad(label_N, (0, padding), constant_values=-1).reshape(-1, size))

@@ -12,11 +12,14 @@ from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choos
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
-from vit_jax.evals.single_label import wilson
+from vit_jax.evals.single_label import Calibration, wilson
 from vit_jax.evals.splits import Pair
 from vit_jax.tables import columns
 
-VALIDATION_FRACTION = 0.2
+SEARCH_FOLDS = 5
+"""A search of the penalty holds out each fifth of the images once, with equal shares of every class."""
+MOST_FOLDED = 50_000
+"""Of more images one fifth is held out: its log-loss is precise enough."""
 Method = Literal["logistic", "least_squares"]
 Classifier = LogisticClassifier | LinearClassifier
 Measure = Callable[[Pair, Features, Features], tuple[Any, list[str]]]
@@ -110,19 +113,23 @@ def fit_probe(
 ) -> tuple[Classifier, dict[str, Any]]:
     """Fit a linear classifier on readable images.
 
-    Without a penalty, least squares takes that of few-shot evaluation, and logistic regression the one that is best on
-    `VALIDATION_FRACTION` of each class, chosen by the seed.
+    Without a penalty, least squares takes that of few-shot evaluation, and logistic regression the one with the lowest
+    log-loss of held-out images, see `SEARCH_FOLDS`.
 
     Returns:
-      The classifier; and "method", "penalty", of a search "validation": the accuracies by penalty.
+      The classifier; and "method", "penalty", of a search "validation_loss": the log-losses by penalty.
+
+    Raises:
+      ValueError: there are too few images for a search.
     """
     results: dict[str, Any] = {"method": method}
     if method == "least_squares":
         penalty = L2 if penalty is None else penalty
-        return LeastSquares(train.feature_ND, train.label_N, num_classes).solve(penalty), results | {"penalty": penalty}
+        least_squares = LeastSquares(train.feature_ND, train.label_N, num_classes)
+        return least_squares.solve(penalty), results | {"penalty": penalty}
     if penalty is None:
         penalty, tried = _search_penalty(train, num_classes, seed)
-        results["validation"] = {f"{value:.4g}": accuracy for value, accuracy in tried.items()}
+        results["validation_loss"] = {f"{value:.4g}": loss for value, loss in tried.items()}
     classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
     return classifier, results | {"penalty": penalty, "iterations": classifier.iterations}
 
@@ -139,49 +146,135 @@ def probe(
     """Fit a linear classifier on all training images and measure it on the test images; arguments as `fit_probe`.
 
     Returns:
-      The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", and with `folds`
-      "folds": the held-out accuracy of each fold.
+      The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", of logistic regression
+      "log_loss" and "calibration_error", and with `folds` "folds": the held-out accuracy of each fold, and
+      "out_of_fold": metrics of the predictions of all folds.
     """
     train, test = readable_sides(train, test)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
-    accuracy = _accuracy(classifier, test)
+    predictions = _predict(classifier, test)
+    accuracy = predictions.accuracy
     if folds is not None:
-        results["folds"] = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
+        parts = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
+        results["folds"] = [part.accuracy for part in parts]
         results["training_images"] = len(train)
+        results["out_of_fold"] = _join(parts).describe(num_classes)
     interval = wilson(accuracy * len(test), len(test))
-    return classifier, results | {"accuracy": accuracy, "interval": interval, "test_images": len(test)}
+    results |= {"accuracy": accuracy, "interval": interval, "test_images": len(test)}
+    return classifier, results | predictions.probability_metrics()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Predictions:
+    """Predictions of images with known labels.
+
+    Attributes:
+      label_N: the labels.
+      class_N: the predicted classes.
+      confidence_N: probabilities of the predicted classes; None of a classifier without probabilities.
+      loss_N: cross-entropies; None as `confidence_N`.
+    """
+
+    label_N: np.ndarray
+    class_N: np.ndarray
+    confidence_N: np.ndarray | None
+    loss_N: np.ndarray | None
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of right predictions."""
+        return float((self.class_N == self.label_N).mean())
+
+    def probability_metrics(self) -> dict[str, float]:
+        """Return "log_loss" and "calibration_error"; {} of a classifier without probabilities."""
+        if self.confidence_N is None or self.loss_N is None:
+            return {}
+        calibration = Calibration()
+        calibration.add(self.confidence_N, self.class_N == self.label_N)
+        return {"log_loss": float(self.loss_N.mean()), "calibration_error": calibration.error}
+
+    def describe(self, num_classes: int) -> dict[str, Any]:
+        """Return accuracy, metrics of probabilities, "images" and "correct" of each class, and "confusion".
+
+        "confusion" has a row for each class, with its images by predicted class.
+        """
+        confusion_KK = np.zeros((num_classes, num_classes), np.int64)
+        np.add.at(confusion_KK, (self.label_N, self.class_N), 1)
+        return {
+            "accuracy": self.accuracy,
+            **self.probability_metrics(),
+            "images": confusion_KK.sum(axis=1).tolist(),
+            "correct": confusion_KK.diagonal().tolist(),
+            "confusion": confusion_KK.tolist(),
+        }
+
+
+def _predict(classifier: Classifier, test: Features) -> _Predictions:
+    if isinstance(classifier, LinearClassifier):
+        return _Predictions(test.label_N, classifier.predict(test.feature_ND), None, None)
+    log_NK = classifier.log_probabilities(test.feature_ND)
+    rows = np.arange(len(test))
+    class_N = log_NK.argmax(axis=1)
+    confidence_N = np.exp(log_NK[rows, class_N])
+    return _Predictions(test.label_N, class_N, confidence_N, -log_NK[rows, test.label_N])
+
+
+def _join(parts: Sequence[_Predictions]) -> _Predictions:
+    """Return the predictions of several parts as one."""
+    confidences = [part.confidence_N for part in parts if part.confidence_N is not None]
+    losses = [part.loss_N for part in parts if part.loss_N is not None]
+    return _Predictions(
+        label_N=np.concatenate([part.label_N for part in parts]),
+        class_N=np.concatenate([part.class_N for part in parts]),
+        confidence_N=np.concatenate(confidences) if confidences else None,
+        loss_N=np.concatenate(losses) if losses else None,
+    )
 
 
 def _cross_validate(
     train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
-) -> Iterator[float]:
-    """Yield the accuracy on each fold for a classifier of the other folds; folds have equal shares of every class."""
+) -> Iterator[_Predictions]:
+    """Yield the predictions on each fold by a classifier of the other folds."""
     if folds > len(train):
         raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
+    for fitted, held in _split_folds(train, num_classes, folds, seed):
+        classifier, _ = fit_probe(fitted, num_classes, method, penalty, seed)
+        yield _predict(classifier, held)
+
+
+def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> Iterator[tuple[Features, Features]]:
+    """Yield for each fold the other images and its own; folds have equal shares of every class."""
     members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
     for fold in range(folds):
-        rest, held = np.delete(members, np.s_[fold::folds]), members[fold::folds]
-        classifier, _ = fit_probe(train.take(np.sort(rest)), num_classes, method, penalty, seed)
-        yield _accuracy(classifier, train.take(held))
-
-
-def _accuracy(classifier: Classifier, test: Features) -> float:
-    return float((classifier.predict(test.feature_ND) == test.label_N).mean())
+        rest = np.delete(members, np.s_[fold::folds])
+        yield train.take(np.sort(rest)), train.take(members[fold::folds])
 
 
 def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
-    members = choose_examples(train.label_N, num_classes, seed)
-    counts = [round(len(indices) * VALIDATION_FRACTION) for indices in members]
-    held = np.concatenate([indices[:count] for indices, count in zip(members, counts, strict=True)])
-    rest = np.concatenate([indices[count:] for indices, count in zip(members, counts, strict=True)])
-    if not len(held):
-        raise ValueError(f"No class has enough images to hold {VALIDATION_FRACTION:.0%} out. Give --penalty=.")
-    fitted, validation = train.take(rest), train.take(held)
+    """Choose by the mean log-loss of held-out images whose classes are fitted."""
+    largest_class = np.bincount(train.label_N, minlength=num_classes).max()
+    if len(train) < SEARCH_FOLDS or largest_class < 2:
+        raise ValueError(
+            f"{len(train)} training images: no class has enough images to hold one out for a search of the penalty. "
+            "Give --penalty=."
+        )
+    splits = list(_split_folds(train, num_classes, SEARCH_FOLDS, seed))
+    if len(train) > MOST_FOLDED:
+        splits = splits[:1]
 
-    def accuracy(penalty: float) -> float:
-        return _accuracy(fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty), validation)
+    def loss_of(penalty: float) -> float:
+        losses = [_held_out_losses(*split, num_classes, penalty) for split in splits]
+        return float(np.concatenate(losses).mean())
 
-    return choose_penalty(accuracy)
+    return choose_penalty(loss_of)
+
+
+def _held_out_losses(fitted: Features, held: Features, num_classes: int, penalty: float) -> np.ndarray:
+    classifier = fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty)
+    losses = _predict(classifier, held).loss_N
+    assert losses is not None
+    is_known = np.isin(held.label_N, fitted.label_N)
+    return losses[is_known]
 
 
 # Nearest neighbours.
@@ -217,4 +310,9 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
             deviation = np.std(folds, ddof=1)
             of = f" standard deviation {deviation:.2%}, of {result['training_images']:,} training images"
             rows.append([name, f"mean of {len(folds)} folds", "held-out accuracy", f"{np.mean(folds):.2%}", of])
+        for place, metrics in (("test", result), ("held-out", result.get("out_of_fold", {}))):
+            if "log_loss" in metrics:
+                log_loss = f" log-loss {metrics['log_loss']:.4g}"
+                error = f"{metrics['calibration_error']:.2%}"
+                rows.append([name, "", f"{place} calibration error", error, log_loss])
     return columns(rows, "<<<><", gap=" ", least=(24, 32, 17, 7))

@@ -15,7 +15,8 @@ from vit_jax.data.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
-from vit_jax.evals.label_map import Labelled, WeightsInfo, identity_map
+from vit_jax.evals import imagenet_classes
+from vit_jax.evals.label_map import Labelled, WeightsInfo, describe_pairs, identity_map, outputs_by_value
 from vit_jax.nearest import closest
 
 
@@ -175,10 +176,12 @@ def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -
 
 
 def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = None) -> Labelled:
-    """Open the images of data, as in a recipe, that are evaluated; classes are matched as by `_numbered_as`.
+    """Open the images of data, as in a recipe, that are evaluated.
+
+    Classes are matched by name, or by number if the weights have no names.
 
     Raises:
-      ValueError: as `open_source` and `_numbered_as`; an option has no effect on these data.
+        ValueError: as `open_source`; classes that cannot be matched; an option has no effect on these data.
     """
     split, plan, notes = _choose(data, choice or SplitChoice(), weights)
     opened = plan.source(split)
@@ -187,35 +190,81 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
             f"{data} has changed since training: what was held out then is held out, and of new images those that "
             "would have been. No image has changed sides."
         )
-    source = _numbered_as(weights, opened, data)
+    _require_same_kind(weights, opened, data)
     if weights.class_names is None:
-        notes.append("the weights do not name their classes: matched by number with the data's.")
+        source = _numbered_without_names(weights, opened, data, notes)
+    else:
+        source = _numbered_as(weights, opened, data)
     words = f"{split} of {data}, {len(source):,} of {len(_whole(source)):,} images"
     return Labelled(source, words, notes, identity_map(source.class_names))
 
 
-def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
-    """Return the source with labels in the numbering of the weights, matched by name.
-
-    Weights without class names need as many classes as the data.
-
-    Raises:
-      ValueError: the weights lack a class of the data, or have it twice; only one of both has images of several labels.
-    """
+def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
+    """Raise ValueError if only the weights or only the data are multi-label."""
     if source.is_multilabel != weights.is_multilabel:
         one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
         raise ValueError(
             f"--data={data}: {several} is for images that may have several labels, {one} for images with one label. "
             "Both must be of the same kind."
         )
-    known = weights.class_names
-    if known is None:
-        if weights.architecture.num_classes != source.num_classes:
+
+
+def _numbered_without_names(weights: WeightsInfo, source: Source, data: str, notes: list[str]) -> Source:
+    """Return the source with labels in the numbering of weights that do not name their classes; add a note.
+
+    Data of a library or of code number their classes themselves. Files do not: integer names are numbers of outputs,
+    and ImageNet's names are known.
+
+    Raises:
+      ValueError: another number of classes, or as `outputs_by_value`.
+    """
+    names = source.class_names
+    count = weights.architecture.num_classes
+    if listing_of(data) is None:
+        if source.num_classes != count:
             raise ValueError(
-                f"{data} has {source.num_classes} classes, {weights.source} {weights.architecture.num_classes}, and no "
-                "names to match them by."
+                f"{data} has {source.num_classes} classes, {weights.source} {count}, and no names to match them by. "
+                "Add --class_names=FILE, the name of each output on a line."
             )
+        outputs = np.arange(count)
+        reason = "by the numbers of the data's classes"
+    elif imagenet := _imagenet_outputs(weights, names):
+        outputs = np.array(imagenet)
+        reason = "by ImageNet's names"
+    else:
+        outputs = outputs_by_value(data, names, weights)
+        reason = "by the integers that name the data's classes"
+
+    notes.append(
+        f"the weights do not name their classes: outputs are matched {reason}: {describe_pairs(names, outputs)}."
+    )
+    if np.array_equal(outputs, np.arange(count)):
         return source
+    output_names = [str(number) for number in range(count)]
+    for name, output in zip(names, outputs.tolist(), strict=True):
+        output_names[output] = name
+    return SubsetSource(source, np.arange(len(source)), class_names=tuple(output_names), relabel=outputs)
+
+
+def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] | None:
+    """Return the outputs of WordNet ids, or of short names, of weights with ImageNet's classes; None for others."""
+    if not imagenet_classes.is_unnamed(weights):
+        return None
+    numbers = {name: number for number, name in enumerate(imagenet_classes.class_names())}
+    for known in (imagenet_classes.numbers_by_id(), numbers):
+        if all(name in known for name in names):
+            return [known[name] for name in names]
+    return None
+
+
+def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
+    """Return the source with labels in the numbering of weights that name their classes, matched by name.
+
+    Raises:
+      ValueError: the weights lack a class of the data, or have it twice.
+    """
+    known = weights.class_names
+    assert known is not None
     if unknown := [name for name in source.class_names if name not in known]:
         raise ValueError(
             f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "

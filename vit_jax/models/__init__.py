@@ -4,11 +4,14 @@ import jax
 from flax import nnx
 
 from vit_jax.config import Architecture
+from vit_jax.models.initial_values import redraw_truncated_normal
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.references import resolve
 
 __all__ = ["ResNet", "VisionTransformer", "abstract_model", "build_model"]
+
+_REDRAWING = 2**31 - 1  # number of a stream of random numbers beside those of the layers
 
 
 def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
@@ -22,7 +25,12 @@ def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
     """
     if architecture.network is not None:
         return resolve(architecture.network, "config.model.network")(architecture, key)
-    return (VisionTransformer if architecture.has_transformer else ResNet)(architecture, key)
+    if not architecture.has_transformer:
+        return ResNet(architecture, key)
+    model = VisionTransformer(architecture, key)
+    if architecture.initial_values == "truncated_normal":
+        model = redraw_truncated_normal(model, architecture, jax.random.fold_in(key, _REDRAWING))
+    return model
 
 
 def abstract_model(architecture: Architecture) -> nnx.Module:

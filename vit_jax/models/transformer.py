@@ -63,6 +63,7 @@ class Encoder(nnx.Module):
         self.scan_unroll, self.scan_unroll_on_accelerators = a.scan_unroll or 1, a.scan_unroll_on_accelerators
         self.position_layers = a.position_layers
         self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
+        self.has_constant_depth_form = a.stochastic_depth_form == "constant"
 
     def __call__(
         self, x_BSD: jax.Array, key: jax.Array | None, taps: Collection[str] = (), positions: nnx.Module | None = None
@@ -81,7 +82,8 @@ class Encoder(nnx.Module):
         if "attention" in taps and not hasattr(self.blocks, "with_attention"):
             lacks = f"{type(self.blocks).__name__} has no method with_attention"
             raise ValueError(f"taps={tuple(taps)}: {lacks}. Define it, or leave 'attention' out.")
-        fractions_L = jnp.linspace(0.0, self.stochastic_depth_fraction, self.depth)
+        first_fraction = self.stochastic_depth_fraction if self.has_constant_depth_form else 0.0
+        fractions_L = jnp.linspace(first_fraction, self.stochastic_depth_fraction, self.depth)
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
         keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None
 

@@ -4,6 +4,7 @@ Micro-batches are summed in `train/step`, before this chain.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 
 import jax
@@ -17,6 +18,7 @@ from vit_jax.files import first_line
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.per_layer import describe_matrices, is_stacked, per_layer
 from vit_jax.optim.schedules import Schedule
+from vit_jax.optim.zero_start import STAND_IN_STDDEV, lift_zeros, may_start_at_zero, scales_by_norm
 from vit_jax.references import called, is_reference, resolve
 
 
@@ -29,7 +31,8 @@ def build_optimizer(
 
     * adam: bias-corrected moments. With bfloat16 optax rounds a `beta1` of 0.9 to 0.8984, as big_vision does;
     * lamb: Adam's (You et al., 2019), then each layer's kernel update is scaled to the norm of the kernel, weight decay
-      included, unless one norm is 0. Other parameters are not scaled (timm, deit3-jax);
+      included, unless one norm is 0. Other parameters are not scaled (timm, deit3-jax). The norm of a kernel that may
+      begin at zero counts at least as a standard deviation of 0.02 (`optim.zero_start`);
     * sgd: `m = momentum * m + g` without Nesterov, from 0 (ViT, App. B.1.1). With bfloat16 only `m` is rounded.
 
     Meanings of a weight decay `wd`, with the scheduled rate `lr`:
@@ -39,7 +42,8 @@ def build_optimizer(
     * big_vision: `p - lr * d - (lr / peak) * wd * p` on these, so that its 1e-4 is the paper's 0.1 at a peak of 1e-3.
 
     A reference such as "optax:lion" is called with `learning_rate=schedule` and `config.arguments`, and does all of
-    these itself. It sees parameters by name, those of each layer apart (`per_layer`).
+    these itself. It sees parameters by name, those of each layer apart (`per_layer`). If its steps are proportional to
+    the norm of the parameter, it sees stand-ins of parameters close to zero (`optim.zero_start`).
 
     Args:
       config: the optimiser, its decay and the trained parameters; others keep their values (`train_only`).
@@ -126,6 +130,9 @@ def _scale_to_kernels() -> optax.GradientTransformation:
             return update
         axes = tuple(range(is_stacked(name), update.ndim))
         kernel_norm, update_norm = (jnp.linalg.vector_norm(x, axis=axes, keepdims=True) for x in (parameter, update))
+        if may_start_at_zero(name):
+            size = math.prod(update.shape[axis] for axis in axes)
+            kernel_norm = jnp.maximum(kernel_norm, STAND_IN_STDDEV * math.sqrt(size))
         has_norms = (kernel_norm > 0) & (update_norm > 0)
         return update * jnp.where(has_norms, kernel_norm / jnp.where(has_norms, update_norm, 1.0), 1.0)
 
@@ -144,7 +151,10 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
         build = resolve(config.name, field)
         described = {"muon_weight_dimension_numbers": describe_matrices} if build is optax.contrib.muon else {}
         inner = build(learning_rate=schedule, **described | dict(config.arguments))
-    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+    has_transformation = callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))
+    if has_transformation and scales_by_norm(build, config.arguments):
+        inner = lift_zeros(inner)
+    if not has_transformation:
         raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from vit_jax import drawing
 from vit_jax.config.check import result_names
-from vit_jax.config.evaluators import best_mode
+from vit_jax.config.directions import WORDS, require_direction
 from vit_jax.files import write_atomically
 from vit_jax.sweeps.grid import SEED, Grid, Run
 from vit_jax.sweeps.picture import draw
@@ -38,6 +38,20 @@ def require_measures(grid: Grid) -> None:
             if name not in known and not name.startswith(own):
                 have = ", ".join([*known, *(["results of custom evaluators"] if own else [])])
                 raise ValueError(f"{run.name} will have no {name} ({grid.study.measure_option}); it will have {have}.")
+        _require_directions(grid, run)
+    for name in grid.study.measures if grid.study.is_sweep else ():
+        modes = {require_direction(run.config, name).mode for run in grid.runs}
+        if len(modes) > 1:
+            raise ValueError(f"{grid.study.measure_option}{name}: must have one direction, and runs state max and min.")
+
+
+def _require_directions(grid: Grid, run: Run) -> None:
+    """Raise ValueError if runs are compared by a result of unknown direction."""
+    if grid.study.is_sweep:
+        for name in grid.study.measures:
+            require_direction(run.config, name)
+    if grid.study.stops_early or any(axis.is_searched for axis in grid.axes):
+        require_direction(run.config, run.config.checkpoint.best_metric)
 
 
 def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -134,9 +148,8 @@ def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[
 
 def rank(results: Mapping[str, Any], run: Run, metric: str) -> float:
     """Return a result of a run, negated if lower is better."""
-    checkpoint = run.config.checkpoint
-    mode = best_mode(metric, checkpoint.best_mode if metric == checkpoint.best_metric else "auto")
-    return results[metric] * (1 if mode == "max" else -1)
+    sign = 1 if require_direction(run.config, metric).mode == "max" else -1
+    return results[metric] * sign
 
 
 def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
@@ -177,7 +190,9 @@ def write_results(
         content |= {"best": best, "command": command_of(grid, best, workdir)}
         (metric,), so_far = study.measures, " so far" if any(row["missing"] for row in rows) else ""
         named = ", ".join(f"{name}={best[name]}" for name in _shown(grid)) or "the recipe"
-        table += f"\nBest{so_far}: {named}, {metric} {_cell(metric, best[metric])}\n\n    {content['command']}\n"
+        better = WORDS[require_direction(grid.runs[0].config, metric).mode]
+        value = f"{_cell(metric, best[metric])} ({better})"
+        table += f"\nBest{so_far}: {named}, {metric} {value}\n\n    {content['command']}\n"
     write_atomically(workdir / f"{file}.json", json.dumps(content, indent=2) + "\n")
     write_atomically(workdir / f"{file}.md", table)
     if not study.is_sweep:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from vit_jax.checkpoint.reader import BEST_STEPS
 from vit_jax.config import RunConfig
-from vit_jax.config.evaluators import best_mode
+from vit_jax.config.directions import require_direction
 from vit_jax.files import JsonObject
 
 EVALUATIONS = "early_stopping"  # in the metadata of a checkpoint: step and value of each, by the name of the metric
@@ -23,7 +23,7 @@ class EarlyStopping:
 
     def __init__(self, config: RunConfig, metadata: JsonObject):
         self._config, self._metric = config.stop_early, config.checkpoint.best_metric
-        self._sign = 1 if self.is_on and best_mode(self._metric, config.checkpoint.best_mode) == "max" else -1
+        self._sign = 1 if self.is_on and require_direction(config, self._metric).mode == "max" else -1
         recorded = metadata.get(EVALUATIONS, {}).get(self._metric, ())
         self._values: dict[int, float] = dict(map(tuple, recorded)) if self.is_on else {}
 

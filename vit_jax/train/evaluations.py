@@ -12,6 +12,7 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.arrays import Batch
 from vit_jax.config import EvaluatorConfig, RunConfig
+from vit_jax.config.directions import stated_directions
 from vit_jax.config.evaluators import MULTILABEL_RESULTS, FrozenKind
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
@@ -159,6 +160,18 @@ def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
         return config
     checkpoint = dataclasses.replace(config.checkpoint, best_metric=f"{prefix}_{MULTILABEL_RESULTS[0]}")
     return dataclasses.replace(config, checkpoint=checkpoint)
+
+
+def with_stated_mode(config: RunConfig, further: Sequence[ScheduledEvaluator]) -> RunConfig:
+    """Return the config with the direction of `checkpoint.best_metric` that an evaluator of the caller states."""
+    metric = config.checkpoint.best_metric
+    for scheduled in further:
+        directions = stated_directions(scheduled.evaluator, f"The evaluator {scheduled.prefix!r}")
+        for name, mode in directions.items():
+            if metric == f"{scheduled.prefix}_{name}":
+                checkpoint = dataclasses.replace(config.checkpoint, best_mode=mode)
+                return dataclasses.replace(config, checkpoint=checkpoint)
+    return config
 
 
 def _is_multilabel(source: Source, config: RunConfig) -> bool:

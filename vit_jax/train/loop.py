@@ -14,12 +14,19 @@ import jax
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
-from vit_jax.config.evaluators import best_mode
+from vit_jax.config.directions import require_direction
 from vit_jax.files import JsonObject
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.evaluations import Cadence, ScheduledEvaluator, build_evaluations, run_all, with_best_metric
+from vit_jax.train.evaluations import (
+    Cadence,
+    ScheduledEvaluator,
+    build_evaluations,
+    run_all,
+    with_best_metric,
+    with_stated_mode,
+)
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption, Paused
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
@@ -75,6 +82,7 @@ def train(
     """
     began = time.perf_counter()
     config, total, is_first = with_best_metric(run.config, data), run.steps.total, hosts.is_first()
+    config = with_stated_mode(config, further)
     folder, keeping, pause_step = workdir.folder, config.checkpoint, _pause_step(run.steps, pause_fraction)
     with contextlib.ExitStack() as stack:
         evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
@@ -91,12 +99,14 @@ def train(
             keep_latest=keeping.keep_latest,
             keep_best=keeping.keep_best,
             best_metric=keeping.best_metric,
-            best_mode=best_mode(keeping.best_metric, keeping.best_mode) if keeping.keep_best else "max",
+            best_mode=require_direction(config, keeping.best_metric).mode if keeping.keep_best else "max",
             check_workdir=workdir.check,
         )
         stack.callback(store.close)
         display = stack.enter_context(contextlib.closing(Display(total, start_step, enabled=is_first)))
         display.say(overview.opening(run, data, folder, split=split))
+        if keeping.keep_best:
+            display.say(f"best     {keeping.best_metric}, {require_direction(config, keeping.best_metric)}")
         display.say(origin)
         began_compiling = time.perf_counter()
         train_step = run.compile_train_step(start_step)

@@ -19,6 +19,7 @@ import numpy as np
 
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, DamagedCheckpoint
+from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, to_dict
 from vit_jax.config.check import validate
 from vit_jax.config.parsing import from_dict, references
@@ -192,6 +193,7 @@ def replay(
       ValueError: there is no such run or step, or its data or weights are not there any more.
     """
     folder = expanded(workdir).absolute()
+    require_exact_path(folder)
     if not (folder / CONFIG_FILE).is_file():
         raise ValueError(f"{folder} is not the workdir of a run: it has no {CONFIG_FILE}. Give one that has.")
     diverged = read_divergence(folder)

@@ -21,14 +21,17 @@ from vit_jax.config.check import lengths
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
+from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.files import JsonObject, expanded, printable, shortened
+from vit_jax.models.initial_values import truncated_normal
 from vit_jax.models.lora import initial_factors
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights
-from vit_jax.weights.fit import Fitted, fit, without_head
+from vit_jax.weights.fit import Fitted, fit, select_classes, without_head
 
 DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
+_LAST_LAYER = 2**31 - 2  # number of a stream of random numbers of the seed; no step has it
 MEANING = (
     *("family", "network", "block", "pool", "position_embedding", "position_layers", "head", "num_heads", "gelu"),
     *("layer_norm_epsilon", "rope", "rope_grid", "pool_num_heads"),
@@ -290,15 +293,27 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
     weights = initial_weights(config)
     if config.model.head == "keep":
         _require_same_classes(weights, train)
+    elif config.model.head == "select":
+        weights = select_classes(weights, match_outputs(weights, train.class_names), train.class_names)
     else:
         weights = without_head(weights)
     architecture = adapt_architecture(
         weights.architecture, config.model, image_size=config.input.image_size, num_classes=train.num_classes
     )
     fitted = fit(weights, architecture, position_resize=config.model.position_resize)
+    if config.model.head_stddev:
+        fitted = _draw_last_layer(fitted, config.model.head_stddev, config.seed)
     notes = [f"note     {note}" for note in weights.notes]
     lines = [f"weights  {weights.source}", f"         {fitted.summary()}", *notes]
     return architecture, fitted, "\n".join(map(printable, lines))
+
+
+def _draw_last_layer(fitted: Fitted, stddev: float, seed: int) -> Fitted:
+    """Return the parameters with a kernel of the last layer from a truncated normal, drawn by the seed of the run."""
+    name = "head/linear/kernel"
+    key = jax.random.fold_in(jax.random.key(seed), _LAST_LAYER)
+    kernel = jax.device_get(truncated_normal(key, fitted.parameters[name].shape, stddev))
+    return dataclasses.replace(fitted, parameters={**fitted.parameters, name: kernel})
 
 
 def _require_same_classes(weights: Weights, train: Source) -> None:
@@ -308,4 +323,11 @@ def _require_same_classes(weights: Weights, train: Source) -> None:
         raise ValueError(
             f"config.model.head='keep', but {weights.source} has {weights.architecture.num_classes} classes ({known}) "
             f"and the data {len(here)} ({list(here)[:10]}). For other classes use config.model.head=zero."
+        )
+    numbers = [int(name) if name.isdecimal() else -1 for name in here]
+    if there is None and min(numbers) >= 0 and numbers != list(range(len(here))):
+        raise ValueError(
+            f"config.model.head='keep': {weights.source} does not name its classes, and the data's names are numbers "
+            f"in another order ({list(here)[:10]}), so its outputs would be exchanged. Name the folders with leading "
+            "zeros from 0, or use config.model.head=zero."
         )

@@ -169,16 +169,15 @@ def _reference_grid(name: str, stated: object) -> tuple[int, int]:
     return image // patch, image // patch
 
 
-def huggingface_fields(config: Mapping[str, Any]) -> dict[str, object]:
+def huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dict[str, object]:
     """Return the fields of the architecture that a model type of transformers has by its name.
 
     Raises:
       ValueError: the model type is not read, or a value is one that our networks do not have.
     """
-    model_type = config.get("model_type")
     if model_type is not None and model_type not in MODEL_TYPES:
         raise ValueError(
-            f"model_type={shown(str(model_type))}: must be one of {', '.join(MODEL_TYPES)}. If one of these computes "
+            f"model_type={shown(model_type)}: must be one of {', '.join(MODEL_TYPES)}. If one of these computes "
             "the same, give its name, such as architecture=vit."
         )
     for name, value in _FIXED_VALUES.items():

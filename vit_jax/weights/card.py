@@ -23,6 +23,10 @@ _USE = {  # {} is the folder
     "huggingface": "import transformers\n\nmodel = transformers.CLASS.from_pretrained({})",
     "vit_jax": 'import vit_jax\n\nmodel = vit_jax.load_model({})\nmodel.predict(["image.jpg"])  # probabilities',
 }
+_OUTPUTS = {  # by `is_multilabel`
+    True: "multi-label: the sigmoid of each logit is the probability of its class",
+    False: "single-label: the softmax of the logits gives the probabilities",
+}
 _PHOTOGRAPHS: dict[object, str] = {  # by `exif_orientation`
     True: "were turned upright as their Exif data say, before the preparation: `PIL.ImageOps.exif_transpose`",
     False: "were taken as they are stored; their orientation in Exif data was ignored",
@@ -55,6 +59,7 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     rows = {
         "images": f"RGB, {height} x {width} pixels (height x width), {_scaling(weights, format_name)}",
         "preparation": _preparation(prepared),
+        **({"outputs": _OUTPUTS[weights.is_multilabel]} if a.num_classes else {}),
         "photographs": _PHOTOGRAPHS.get(prepared.get("exif_orientation"), _PHOTOGRAPHS[None]),
     }
     values: Any = prepared.get("value_range")

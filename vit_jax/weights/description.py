@@ -30,11 +30,14 @@ def describe(
     preprocessing: Mapping[str, object] | None,
     training: TrainingData | None,
     licence: str = "",
+    *,
+    is_multilabel: bool = False,
 ) -> dict[str, object]:
     """Return the metadata that weights carry; None, or "" for the licence, is unknown.
 
     Class names are in the order of the logits, preprocessing is as from `describe_preparation`, and the licence is that
-    of the pre-trained weights that these were made of.
+    of the pre-trained weights that these were made of. Outputs are single-label unless it is stated that images may
+    have several labels.
     """
     return {
         "format_version": FORMAT_VERSION,
@@ -44,6 +47,7 @@ def describe(
         "preprocessing": preprocessing,
         "training": None if training is None else dataclasses.asdict(training),
         **({"licence": licence} if licence else {}),
+        **({"is_multilabel": True} if is_multilabel else {}),
     }
 
 
@@ -51,6 +55,11 @@ def stored_licence(metadata: Mapping[str, object]) -> str:
     """Return the licence in metadata; "" if there is none."""
     licence = metadata.get("licence")
     return licence if isinstance(licence, str) and re.fullmatch(r"[\w.-]{1,60}", licence) else ""
+
+
+def states_several_labels(metadata: Mapping[str, object]) -> bool:
+    """Return whether metadata state that images may have several labels."""
+    return metadata.get("is_multilabel") is True
 
 
 def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, object]:

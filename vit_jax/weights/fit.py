@@ -120,8 +120,23 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     shapes = stacked_shapes(architecture)
     empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
     notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
-    weights = dataclasses.replace(weights, class_names=None, notes=notes)
+    weights = dataclasses.replace(weights, class_names=None, notes=notes, has_several_labels=False)
     return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty)
+
+
+def select_classes(weights: Weights, output_L: np.ndarray, class_names: tuple[str, ...]) -> Weights:
+    """Return the weights with the outputs `output_L` alone, for classes of these names.
+
+    A class without an output, -1, has a kernel of zeros and the mean bias.
+    """
+    parameters = dict(weights.parameters)
+    kernel_DK = parameters["head/linear/kernel"]
+    bias_K = parameters["head/linear/bias"]
+    is_known_L = output_L >= 0
+    parameters["head/linear/kernel"] = np.where(is_known_L, kernel_DK[:, output_L], np.float32(0))
+    parameters["head/linear/bias"] = np.where(is_known_L, bias_K[output_L], bias_K[output_L[is_known_L]].mean())
+    architecture = dataclasses.replace(weights.architecture, num_classes=len(class_names))
+    return weights.with_network(architecture, parameters, class_names=class_names)
 
 
 LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}

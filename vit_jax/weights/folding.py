@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.files import shortened
+
 KERNEL, BIAS = "embedding/kernel", "embedding/bias"
 
 
@@ -93,7 +95,7 @@ def parse_normalisation(mean: object, std: object) -> Normalisation:
     numbers = [float(number) for value in values for number in value if type(number) in (int, float)]
     if len(numbers) != 6 or not np.isfinite(numbers).all() or min(numbers[3:]) <= 0:
         raise ValueError(
-            f"mean={mean}, std={std}: must be three finite numbers each, std positive, since they are folded "
-            "into the patch embedding. Correct the file."
+            f"mean={shortened(str(mean), 80)}, std={shortened(str(std), 80)}: must be three finite numbers each, std "
+            "positive, since they are folded into the patch embedding. Correct the file."
         )
     return Normalisation(tuple(numbers[:3]), tuple(numbers[3:]))

@@ -8,8 +8,15 @@ import re
 from typing import Any
 
 from vit_jax.extras import install_command
+from vit_jax.weights.formats.pickled import advise, choose_pickles, safetensors_name
 
-PATTERNS = ["*.safetensors", "config.json", "preprocessor_config.json"]
+PATTERNS = [
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "preprocessor_config.json",
+    "adapter_config.json",
+]
 _REPOSITORY = re.compile(r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
 
@@ -29,7 +36,27 @@ def fetch(source: str) -> pathlib.Path:
         folder = library.snapshot_download(match["name"], revision=match["revision"], allow_patterns=PATTERNS)
     except Exception as error:  # of the network, the Hub or the address; the library has no one class for them
         raise ValueError(f"{source} cannot be fetched: {error}") from error
-    return pathlib.Path(folder)
+    local = pathlib.Path(folder)
+    if not any(local.glob("*.safetensors")):
+        _reject_pickles(source, match, library)
+    return local
+
+
+def _reject_pickles(source: str, match: re.Match[str], library: Any) -> None:
+    """Raise ValueError if a repository has weights of PyTorch only, with the commands that convert them."""
+    try:
+        names = library.HfApi().list_repo_files(match["name"], revision=match["revision"])
+    except Exception:  # as in `fetch`; the caller reports that there are no weights
+        return
+    folder = match["name"].rpartition("/")[2]
+    if chosen := choose_pickles([name for name in names if "/" not in name]):
+        revision = f" --revision={match['revision']}" if match["revision"] else ""
+        inputs = [f"{folder}/{name}" for name in chosen]
+        raise ValueError(
+            f"{source} has no .safetensors but {chosen[0]}, a PyTorch file. Download it by hf download "
+            f"{match['name']}{revision} --local-dir={folder}, and give that folder. The file is a pickle, "
+            f"{advise(f'{folder}/{safetensors_name(chosen)}', inputs)}"
+        )
 
 
 def require_hub(address: str) -> None:

@@ -11,7 +11,15 @@ from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
 from vit_jax.weights.folding import Normalisation, stored_normalisation
 from vit_jax.weights.names.library_classes import huggingface_class, huggingface_model, is_eva, timm_model, whole_ratio
-from vit_jax.weights.sidecar import CONFIG, HUGGINGFACE_SIZES, POOLS, PREPROCESSOR, TIMM_SIZES
+from vit_jax.weights.sidecar import (
+    CONFIG,
+    HUGGINGFACE_SIZES,
+    MULTI_LABEL,
+    POOLS,
+    PREPROCESSOR,
+    SINGLE_LABEL,
+    TIMM_SIZES,
+)
 
 _TIMM_HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
@@ -34,6 +42,8 @@ def write_library_config(
     a: Architecture,
     class_names: Sequence[str] | None,
     preprocessing: Mapping[str, object] | None,
+    *,
+    is_multilabel: bool = False,
 ) -> tuple[str, ...]:
     """Write the configuration of a network whose weights are in `folder`; return notes for the report.
 
@@ -42,6 +52,8 @@ def write_library_config(
     """
     is_timm = format_name == "timm"
     config = (timm_config if is_timm else huggingface_config)(a, class_names, preprocessing)
+    if config is not None and a.num_classes:  # timm ignores the field; we read it again
+        config["problem_type"] = MULTI_LABEL if is_multilabel else SINGLE_LABEL
     processor = _huggingface_processor(a, preprocessing) if preprocessing and not is_timm else None
     for path, value in ((folder / CONFIG, config), (folder / PREPROCESSOR, processor)):
         if value is None:

@@ -4,11 +4,11 @@ File → arrays by name → recognised format → our names and the architecture
 compared before any data is read. Numbers stay as they are; half precision becomes float32.
 """
 
+import contextlib
 import dataclasses
-import fnmatch
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,15 +16,19 @@ from vit_jax import pytree
 from vit_jax.buckets import is_address
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture, at_image_size
-from vit_jax.files import MAX_JSON_BYTES, expanded, fetch, is_in_bucket, read_bounded
+from vit_jax.files import MAX_JSON_BYTES, read_bounded
 from vit_jax.models import lora
 from vit_jax.references import allowed_code
-from vit_jax.weights import description, folding, hub
+from vit_jax.weights import description, folding, hub, locate
+from vit_jax.weights.adapter import CONFIG as ADAPTER_CONFIG
+from vit_jax.weights.adapter import Adapter, Merged, base_address, is_adapter, merge_adapter, read_adapter
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.folding import OURS, Normalisation
-from vit_jax.weights.formats import ArrayFile, naming, open_arrays
+from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
+from vit_jax.weights.formats.sharded import is_index
 from vit_jax.weights.load_report import ArrayStatus
-from vit_jax.weights.names import stack, stacked_shapes, tokens
+from vit_jax.weights.names import find_wrapping, is_network, stack, stacked_shapes, tokens
+from vit_jax.weights.names.wrappers import Wrapping
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
@@ -59,6 +63,7 @@ class Weights:
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
+    has_several_labels: bool = False  # images may have several labels, as their configuration states
 
     def resize_method(self, position_resize: str = "library") -> str:
         """Return how positions are resized: "library" is the method of the library whose names the file has."""
@@ -70,8 +75,8 @@ class Weights:
 
     @property
     def is_multilabel(self) -> bool:
-        """Return True if the run that made them was multi-label."""
-        return self.training is not None and self.training.is_multilabel
+        """Return True if images may have several labels, by their configuration or the run that made them."""
+        return self.has_several_labels or (self.training is not None and self.training.is_multilabel)
 
     def with_network(self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any) -> "Weights":
         """Return the weights with another network, whose parameters are chosen and ordered by its names."""
@@ -97,8 +102,9 @@ def load_weights(
     """Read weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
     Args:
-      source: a .npz or .safetensors file; a folder with one .safetensors, or model.safetensors among several; a workdir
-        of ours; or "hf://owner/name". All but the last also at gs://..., from where files are downloaded and kept.
+      source: a .npz or .safetensors file; a folder with one .safetensors, model.safetensors among several, or shards
+        with their index; a folder with an adapter of PEFT (LoRA), which names its base; a workdir of ours; or
+        "hf://owner/name". All but the last also at gs://..., from where files are downloaded and kept.
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
@@ -113,49 +119,58 @@ def load_weights(
     if unknown := options.keys() - set(OPTIONS):
         raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
     address = str(source)
-    path = hub.fetch(address) if hub.is_hub_address(address) else expanded(source)
-    if is_in_bucket(path) and not has_checkpoints(path):
-        path = _fetch(path)
+    allowed = allowed_code(allow_code)
+    path = locate.fetch_source(source, class_names_file(pathlib.Path("{}")).name)
     if has_checkpoints(path):
-        weights = _load_workdir(path, polyak, options, allowed_code(allow_code))
+        weights = _load_workdir(path, polyak, options, allowed)
     else:
-        if not path.exists() and address in PUBLISHED:
-            raise ValueError(
-                f"{source}: this is the name of a network, not a file or folder of weights. "
-                f"Run `vit-jax models {source} --weights` for addresses of its weights."
-            )
-        file = _weights_file(path) if path.is_dir() else path
-        if file.is_file() and not polyak:
-            raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        sidecar = _beside(path, file, options.get("architecture"))
-        weights = _load_file(file, sidecar, options, allowed_code(allow_code))
-        if hub.is_hub_address(address) and not weights.licence:
-            weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
-        if is_address(address):
-            weights = dataclasses.replace(weights, source=f"{address} ({weights.format or 'vit_jax'})")
+        weights = _load_arrays(address, path, polyak, options, allowed)
     if options.get("image_size") is not None:
         weights = resized(weights, tuple(options["image_size"]))
     return weights if class_names is None else _with_class_names(weights, tuple(class_names))
 
 
-def _fetch(path: pathlib.Path) -> pathlib.Path:
-    """Download weights from a bucket, with what belongs to them; return the file or folder on this machine.
+def _load_arrays(
+    address: str, path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]
+) -> Weights:
+    """Read weights of a file, a folder or an adapter, which were fetched from an address."""
+    if not path.exists() and address in PUBLISHED:
+        raise ValueError(
+            f"{address}: this is the name of a network, not a file or folder of weights. "
+            f"Run `vit-jax models {address} --weights` for addresses of its weights."
+        )
+    if is_adapter(path):
+        weights = _load_adapter(address, path, options, allowed)
+    else:
+        file = locate.find_file(path)
+        if file.is_file() and not polyak:
+            raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
+        weights = _load_file(file, _beside(path, file, options), options, allowed)
+    if hub.is_hub_address(address) and not weights.licence:
+        weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
+    if is_address(address):
+        weights = dataclasses.replace(weights, source=f"{address} ({weights.format or 'vit_jax'})")
+    return weights
 
-    Raises:
-      ValueError: there are none, or they cannot be read.
-    """
-    if path.is_dir():
-        files = [file for file in path.iterdir() if any(fnmatch.fnmatchcase(file.name, name) for name in hub.PATTERNS)]
-        if not files:
-            raise ValueError(f"{path}: must have checkpoints of ours or a .safetensors. Give the folder of weights.")
-        fetched = [fetch(file) for file in files]
-        return fetched[0].parent
-    local = fetch(path)
-    names = [class_names_file(path).name, *([CONFIG, "preprocessor_config.json"] if path.name == WEIGHTS else [])]
-    for beside in (path.with_name(name) for name in names):
-        if beside.is_file():
-            fetch(beside)
-    return local
+
+def _load_adapter(address: str, path: pathlib.Path, options: Mapping[str, object], allowed: tuple[str, ...]) -> Weights:
+    """Read an adapter of PEFT, merged into its base."""
+    folder = path if path.is_dir() else path.parent
+    factors = path if path.is_file() else locate.find_adapter_file(folder)
+    adapter = read_adapter(folder)
+    base = base_address(adapter, is_local=locate.is_local(address))
+    try:
+        base_path = locate.fetch_source(base)
+        if has_checkpoints(base_path) or is_adapter(base_path):
+            raise ValueError(f"{base}: must hold the arrays of a network, not a run of ours or another adapter.")
+        file = locate.find_file(base_path)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder} is a PEFT adapter of {adapter.base}: {error} To name another place of the base, set "
+            f"base_model_name_or_path in a local copy of {folder / ADAPTER_CONFIG}."
+        ) from error
+    weights = _load_file(file, _beside(base_path, file, options), options, allowed, (adapter, factors))
+    return dataclasses.replace(weights, licence=weights.licence or licence_of(base.removeprefix("hf://")))
 
 
 def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:
@@ -219,41 +234,91 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object
         notes,
         description.stored_training_data(metadata),
         licence=description.stored_licence(metadata),
+        has_several_labels=description.states_several_labels(metadata),
     )
 
 
-def _weights_file(folder: pathlib.Path) -> pathlib.Path:
-    files = sorted(folder.glob("*.safetensors"))
-    chosen = [file for file in files if file.name == WEIGHTS] or files
-    if len(chosen) == 1:
-        return chosen[0]
-    present = ", ".join(file.name for file in files) or "none"
-    inside = next((parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)), None)
-    wanted = f"give the workdir, {inside}" if inside else "give a file"
-    raise ValueError(
-        f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {present}): {wanted}."
-    )
-
-
-def _beside(source: pathlib.Path, file: pathlib.Path, architecture: str | None) -> Sidecar:
+def _beside(source: pathlib.Path, file: pathlib.Path, options: Mapping[str, object]) -> Sidecar:
     """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name.
 
-    `architecture` is the name that the caller gives to the network.
+    The option `architecture` is the name that the caller gives to the network.
     """
-    validated_options({"architecture": architecture})
-    if source.is_dir() or file.name == WEIGHTS:
-        return read_sidecar(file.parent, architecture)
-    if architecture is not None:
-        return name_sidecar(architecture)
+    name = validated_options(options).get("architecture")
+    if source.is_dir() or file.name == WEIGHTS or is_index(file.name):
+        return read_sidecar(file.parent, name)
+    if name is not None:
+        return name_sidecar(name)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
         return Sidecar()
     return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
 
 
+class _Opened(NamedTuple):
+    """An open file of a network, without prefixes of its names, and with the factors of an adapter."""
+
+    file: ArrayFile
+    wrapping: Wrapping
+    ignored: Mapping[str, StoredArray]  # by name in the file
+    adapter: Merged | None
+
+    def describe_use(self, statuses: Iterable[ArrayStatus]) -> list[ArrayStatus]:
+        """Return the use of every array, under its name in the file."""
+        used = [status._replace(name=self.wrapping.names.get(status.name, status.name)) for status in statuses]
+        for name, stored in self.ignored.items():
+            reason = self.wrapping.ignored[name].reason
+            used.append(ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})"))
+        return used
+
+    def notes(self) -> list[str]:
+        """Return sentences about prefixes and the adapter."""
+        notes = self.wrapping.notes()
+        if self.adapter:
+            notes.append(self.adapter.note)
+        return notes
+
+
+@contextlib.contextmanager
+def _open_network(
+    path: pathlib.Path, adapter: tuple[Adapter, pathlib.Path] | None, allowed: tuple[str, ...]
+) -> Iterator[_Opened]:
+    """Open the arrays of a network: one file or several, below any wrappers, and with an adapter merged."""
+    with contextlib.ExitStack() as resources:
+        file = resources.enter_context(open_arrays(path, allowed=allowed))
+        with naming(str(path)):
+            wrapping = find_wrapping(file.arrays, is_network)
+        ignored = {name: file.arrays[name] for name in wrapping.ignored}
+        network = wrapping.unwrap(file)
+        if adapter is None:
+            yield _Opened(network, wrapping, ignored, None)
+            return
+        config, factors_path = adapter
+        factors = resources.enter_context(open_arrays(factors_path))
+        with naming(str(factors_path)):
+            merged = merge_adapter(config, network, factors)
+        yield _Opened(merged.file, wrapping, ignored, merged)
+
+
+def _of_adapter(sidecar: Sidecar, merged: Merged) -> Sidecar:
+    """Return the configuration of a base for its network with an adapter, whose classifier may be another."""
+    if not merged.replaced:
+        return sidecar
+    fields = {name: value for name, value in sidecar.fields.items() if name != "num_classes"}
+    note = "The class names are those of the base: the adapter has a classifier and no names."
+    notes = (*sidecar.notes, note) if sidecar.class_names else sidecar.notes
+    return sidecar._replace(fields=fields, notes=notes)
+
+
 def _load_file(
-    path: pathlib.Path, sidecar: Sidecar, options: Mapping[str, object], allowed: tuple[str, ...]
+    path: pathlib.Path,
+    sidecar: Sidecar,
+    options: Mapping[str, object],
+    allowed: tuple[str, ...],
+    adapter: tuple[Adapter, pathlib.Path] | None = None,
 ) -> Weights:
-    with open_arrays(path, allowed=allowed) as file:
+    with _open_network(path, adapter, allowed) as opened:
+        file = opened.file
+        if opened.adapter:
+            sidecar = _of_adapter(sidecar, opened.adapter)
         with naming(str(path)):
             sidecar = _carried(file) if file.metadata else sidecar
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
@@ -268,6 +333,8 @@ def _load_file(
             if file.metadata and known.format in ("timm", "huggingface"):
                 normalisation = folding.stored_normalisation(preprocessing)
         apart, statuses, notes = _read(file, known)
+        statuses = opened.describe_use(statuses)
+        notes = [*opened.notes(), *notes]
         if known.facts.is_radio:
             with naming(str(path)):
                 normalisation = _arrange_radio(apart, file, known.architecture.grid) or normalisation
@@ -288,19 +355,42 @@ def _load_file(
         stack(apart, shapes),
         sidecar.class_names,
         preprocessing,
-        source=f"{path} ({known.format})",
+        source=f"{adapter[0].folder if adapter else path} ({known.format})",
         statuses=statuses,
         notes=[*known.assumptions, *sidecar.notes, *notes],
         training=description.stored_training_data(file.metadata),
         format=known.format,
         licence=sidecar.licence,
+        has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
     )
     weights = weights if normalisation == OURS else _folded(weights, normalisation)
+    if sidecar.fields and options.get("image_size") is None:
+        weights = _made_for_processor(weights, sidecar)
     names, classes = weights.class_names, weights.architecture.num_classes
     if names and len(names) != classes:
         note = f"The {len(names)} class names beside it are not those of its {classes} classes."
         weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
     return weights
+
+
+def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
+    """Return the network for the images that Hugging Face's processor makes, with a note if config.json has others."""
+    there = sidecar.fields.get("image_size")
+    stated = (sidecar.preprocessing or {}).get("image_size")
+    if weights.format != "huggingface" or there is None or not isinstance(stated, list):
+        return weights
+    here = (stated[0], stated[1])
+    if here in (there, weights.architecture.image_size):
+        return weights
+
+    made, known = ("x".join(map(str, size)) for size in (here, weights.architecture.image_size))
+    sizes = f"preprocessor_config.json makes images of {made} pixels, config.json says {known}"
+    patches = weights.architecture.patch_size
+    if here[0] % patches[0] or here[1] % patches[1]:
+        note = f"{sizes}, which is taken, since patches of {'x'.join(map(str, patches))} do not divide the other."
+        return dataclasses.replace(weights, notes=[*weights.notes, note])
+    note = f"{sizes}: {made} is taken. For another size set image_size."
+    return resized(dataclasses.replace(weights, notes=[*weights.notes, note]), here)
 
 
 def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:
@@ -358,6 +448,7 @@ def _carried(file: ArrayFile) -> Sidecar:
         preprocessing=preprocessing if isinstance(preprocessing, dict) else None,
         notes=notes,
         licence=description.stored_licence(file.metadata),
+        is_multilabel=description.states_several_labels(file.metadata),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.checkpoint.presence import require_exact_path
+from vit_jax.checkpoint.run_folders import require_outside_runs
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
 from vit_jax.files import expanded, make_folder, refuse_bucket, write_atomically
@@ -67,7 +69,14 @@ def save_weights(
     notes = _differences(format_name, entries, weights.architecture, stated)
     if into_folder:
         path.mkdir(parents=True, exist_ok=True)
-        notes += write_library_config(path, format_name, a, written.class_names, written.preprocessing)
+        notes += write_library_config(
+            path,
+            format_name,
+            a,
+            written.class_names,
+            written.preprocessing,
+            is_multilabel=written.is_multilabel,
+        )
         write_card(written, format_name, path)
     notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
     used = {entry.name for entry in entries}
@@ -121,7 +130,14 @@ def names_folder(path: str | pathlib.Path) -> bool:
 
 def describe_weights(weights: Weights) -> dict[str, object]:
     """Return the metadata that weights carry, in any format."""
-    return describe(weights.architecture, weights.class_names, weights.preprocessing, weights.training, weights.licence)
+    return describe(
+        weights.architecture,
+        weights.class_names,
+        weights.preprocessing,
+        weights.training,
+        weights.licence,
+        is_multilabel=weights.is_multilabel,
+    )
 
 
 def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
@@ -239,7 +255,8 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
     """Return the path of a destination.
 
     Raises:
-      ValueError: the format is not determined or does not fit the kind of destination, or files would be overwritten.
+      ValueError: the format is not determined or does not fit the kind of destination, files would be overwritten, or
+        the destination is the workdir of a run.
     """
     if "://" in destination:
         raise ValueError(f"{destination}: must be a path on this machine. Give a local path, and copy that there.")
@@ -258,6 +275,9 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         problem = f"a file of the format {to} must end in {suffix}"
     if problem:
         raise ValueError(f"{destination}: {problem}.")
+    if is_folder and to in (None, OWN):
+        require_exact_path(path.absolute())
+    require_outside_runs(path, destination)
     files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
     taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
     if taken and not overwrite:

@@ -1,13 +1,14 @@
 """Reading of `config.json` and `preprocessor_config.json` beside weights of timm or Hugging Face.
 
-A value of an unexpected type is ignored. Preparation of images that ours cannot do is left unknown, with a note.
+A value of another type than that of its library is an error, see `typed_values`. Preparation of images that ours
+cannot do is left unknown, with a note.
 """
 
 import contextlib
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.files import read_json
@@ -16,6 +17,17 @@ from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, shown
 from vit_jax.weights.published import licence_of
+from vit_jax.weights.typed_values import (
+    read_class_names,
+    read_count,
+    read_flag,
+    read_object,
+    read_positive,
+    read_size,
+    read_string,
+    require_three_channels,
+    wrong_value,
+)
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
@@ -38,6 +50,8 @@ _SIGLIP_NOTE = (
 )
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
 _OF_SHORT_SIDES = ("CLIP", "Bit")  # processors in which one number is the short side, not both sides
+MULTI_LABEL = "multi_label_classification"
+SINGLE_LABEL = "single_label_classification"
 Prepared = tuple[dict[str, object] | None, tuple[str, ...]]
 """Preprocessing as our checkpoints have it, and notes."""
 
@@ -51,23 +65,32 @@ class Sidecar(NamedTuple):
     notes: tuple[str, ...] = ()  # sentences for the report
     normalisation: Normalisation = OURS  # of the pixels that the file's parameters take
     licence: str = ""  # of the family that the configuration names
+    is_multilabel: bool = False  # images may have several labels: sigmoid instead of softmax
 
 
 def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidecar:
-    """Read the files of a folder, if any, with another name of the network than config.json has, if given.
+    """Return the facts that the files of a folder state, if any; `architecture` replaces the name of the network.
 
     Raises:
-      ValueError: a file is no JSON object, or names a network or an activation that is not read.
+      ValueError: one is no JSON object, has a value of another type, or names a network or an activation that is not
+        read.
     """
     config = _read(folder / CONFIG)
     if not config:
         return Sidecar() if architecture is None else name_sidecar(architecture)
-    is_timm = "pretrained_cfg" in config or "architecture" in config
-    processor = {} if is_timm else _read(folder / PREPROCESSOR)
+    if "pretrained_cfg" in config or "architecture" in config:
+        with naming(str(folder / CONFIG)):
+            return _from_timm(config if architecture is None else {**config, "architecture": architecture})
+
     if architecture is not None:
-        config = {**config, "architecture" if is_timm else "model_type": architecture}
+        config = {**config, "model_type": architecture}
+    processor = _read(folder / PREPROCESSOR)
     with naming(str(folder / CONFIG)):
-        return _from_timm(config) if is_timm else _from_huggingface(config, processor)
+        sidecar = _from_huggingface(config)
+    with naming(str(folder / PREPROCESSOR)):
+        preprocessing, notes = of_huggingface({**config, **read_object(config, "vision_config")}, processor)
+        normalisation = _normalisation(processor, "image_mean", "image_std")
+    return sidecar._replace(preprocessing=preprocessing, notes=notes, normalisation=normalisation)
 
 
 def name_sidecar(architecture: str) -> Sidecar:
@@ -77,7 +100,7 @@ def name_sidecar(architecture: str) -> Sidecar:
         "the folder with both files."
     )
     if architecture in architectures.MODEL_TYPES:
-        return Sidecar(architectures.huggingface_fields({"model_type": architecture}), notes=(note,))
+        return Sidecar(architectures.huggingface_fields(architecture, {}), notes=(note,))
     name = architectures.current_name(architecture)
     return Sidecar(architectures.timm_fields(name, {}), notes=(note,), licence=licence_of(architecture))
 
@@ -89,62 +112,102 @@ def _read(path: pathlib.Path) -> dict[str, object]:
     return mark_stored(value, str(path), ())  # type: ignore[no-any-return]
 
 
-def _from_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Sidecar:
-    vision_config = typed(config, "vision_config", dict) or {}  # of a model with a text tower
-    named = architectures.huggingface_fields({**config, **vision_config, "model_type": config.get("model_type")})
-    config = {**config, **vision_config}
-    labels, activation = config.get("id2label"), typed(config, "hidden_act", str)
-    is_gated = activation in ("silu", "swish") or config.get("use_swiglu_ffn") is True
-    if config.get("use_gated_mlp") is True and not is_gated:
+def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
+    """Return the facts of `config.json`."""
+    model_type = read_string(config, "model_type")
+    config = {**config, **read_object(config, "vision_config")}  # of a model with a text tower
+    named = architectures.huggingface_fields(model_type, config)
+    require_three_channels("num_channels", config.get("num_channels"))
+    labels = read_class_names(config, "id2label")
+    activation = read_string(config, "hidden_act")
+    is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
+    if read_flag(config, "use_gated_mlp") is True and not is_gated:
         raise ValueError(f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only.")
     fields = {
-        "image_size": pair(config.get("image_size")),
-        "patch_size": pair(config.get("patch_size")),
-        "num_classes": len(labels) if isinstance(labels, dict) else None,
-        **{ours: typed(config, theirs, int) for ours, theirs in HUGGINGFACE_SIZES.items()},
-        "layer_norm_epsilon": typed(config, "layer_norm_eps", float, int) or typed(config, "rms_norm_eps", float, int),
+        "image_size": read_size(config, "image_size"),
+        "patch_size": read_size(config, "patch_size"),
+        "num_classes": None if labels is None else len(labels),
+        **{ours: read_count(config, theirs) for ours, theirs in HUGGINGFACE_SIZES.items()},
+        "layer_norm_epsilon": read_positive(config, "layer_norm_eps") or read_positive(config, "rms_norm_eps"),
         "gelu": None if is_gated else _gelu(activation),
         **named,
     }
-    normalisation = _normalisation(processor, "image_mean", "image_std")
-    licence = licence_of(str(config.get("model_type", "")))
-    return Sidecar(_known(fields), _names(labels), *of_huggingface(config, processor), normalisation, licence)
+    return Sidecar(
+        fields=_known(fields),
+        class_names=_given_names(labels),
+        licence=licence_of(model_type or ""),
+        is_multilabel=read_problem_type(config),
+    )
+
+
+def read_problem_type(config: Mapping[str, object]) -> bool:
+    """Return whether images may have several labels, by the field that Hugging Face has and we write for timm.
+
+    Raises:
+      ValueError: it states a regression, or is unknown.
+    """
+    stated = read_string(config, "problem_type")
+    if stated not in (None, SINGLE_LABEL, MULTI_LABEL):
+        raise ValueError(
+            f"problem_type={shown(stated)}: must be {SINGLE_LABEL} or {MULTI_LABEL}, since outputs are classes. For "
+            "the features of another network remove it from the file, and replace the head."
+        )
+    return stated == MULTI_LABEL
 
 
 def _from_timm(config: Mapping[str, object]) -> Sidecar:
-    pretrained = typed(config, "pretrained_cfg", dict) or config
-    arguments = typed(config, "model_args", dict) or {}
-    name = architectures.current_name(str(config.get("architecture")))
+    pretrained = read_object(config, "pretrained_cfg") or config
+    arguments = read_object(config, "model_args")
+    name = architectures.current_name(read_string(config, "architecture") or "")
     named = architectures.timm_fields(name, arguments)
-    input_size = typed(pretrained, "input_size", list)
-    size = pair(arguments.get("img_size")) or pair(input_size[-2:] if input_size else None)
-    width, ratio = typed(arguments, "embed_dim", int), typed(arguments, "mlp_ratio", float, int)
+    require_three_channels("in_chans", arguments.get("in_chans"))
+    size = read_size(arguments, "img_size") or _read_input_size(pretrained)
+    width = read_count(arguments, "embed_dim")
+    ratio = read_positive(arguments, "mlp_ratio")
     fields = {
         "image_size": size,
-        "patch_size": pair(arguments.get("patch_size")),
-        "num_classes": typed(config, "num_classes", int),
-        **{ours: typed(arguments, theirs, int) for ours, theirs in TIMM_SIZES.items()},
+        "patch_size": read_size(arguments, "patch_size"),
+        "num_classes": read_count(config, "num_classes", least=0),
+        **{ours: read_count(arguments, theirs) for ours, theirs in TIMM_SIZES.items()},
         # The ratio of packed SwiGLU counts gate and value as one: the file decides.
         "mlp_dim": None if "_giant_patch14_" in name else _product(width, ratio),
-        "gelu": _gelu(typed(arguments, "act_layer", str)),
-        "pool": _pool(config.get("global_pool", arguments.get("global_pool"))),
-        "pool_num_heads": typed(arguments, "attn_pool_num_heads", int),
+        "gelu": _gelu(read_string(arguments, "act_layer")),
+        "pool": _read_pool(config) or _read_pool(arguments),
+        "pool_num_heads": read_count(arguments, "attn_pool_num_heads"),
     }
     preprocessing, notes = of_timm(pretrained, size)
     notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in named else ()
-    labels = config.get("label_names", pretrained.get("label_names"))
-    normalisation = _normalisation(pretrained, "mean", "std")
-    licence = licence_of(f"{name}.{pretrained.get('tag', '')}")
-    return Sidecar(named | _known(fields), _names(labels), preprocessing, notes, normalisation, licence)
+    labels = read_class_names(config if "label_names" in config else pretrained, "label_names")
+    return Sidecar(
+        fields=named | _known(fields),
+        class_names=_given_names(labels),
+        preprocessing=preprocessing,
+        notes=notes,
+        normalisation=_normalisation(pretrained, "mean", "std"),
+        licence=licence_of(f"{name}.{pretrained.get('tag', '')}"),
+        is_multilabel=read_problem_type(config),
+    )
 
 
-def _pool(pool: object) -> str | None:
+def _read_pool(values: Mapping[str, object]) -> str | None:
     """Return our pooling for timm's; None where it is not stated, or the weights give all tokens."""
-    if pool in (None, ""):
+    pool = read_string(values, "global_pool")
+    if not pool:
         return None
-    if str(pool) not in POOLS:
-        raise ValueError(f"global_pool={shown(str(pool))}: must be one of {', '.join(POOLS)}. Take other weights.")
-    return POOLS[str(pool)]
+    if pool not in POOLS:
+        raise ValueError(f"global_pool={shown(pool)}: must be one of {', '.join(POOLS)}. Take other weights.")
+    return POOLS[pool]
+
+
+def _read_input_size(pretrained: Mapping[str, object]) -> tuple[int, int] | None:
+    """Return height and width of timm's `input_size`, which begins with the number of channels."""
+    stated = pretrained.get("input_size")
+    if stated is None:
+        return None
+    if not isinstance(stated, list) or len(stated) != 3:
+        raise wrong_value("input_size", stated, "must be channels, height and width")
+    require_three_channels("input_size[0]", stated[0])
+    return read_size({"input_size": stated[1:]}, "input_size")
 
 
 def _product(width: int | None, ratio: float | None) -> int | None:
@@ -167,56 +230,63 @@ def _known(fields: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _names(labels: object) -> tuple[str, ...] | None:
-    """Return names in the order of their numbers; None if there are none, or transformers made them up."""
-    if isinstance(labels, dict) and all(key.isdecimal() for key in labels):
-        labels = [labels[key] for key in sorted(labels, key=int)]
-    if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
+def _given_names(labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return names of classes; None if there are none, or transformers made them up."""
+    if labels is None:
         return None
-    is_made_up = labels == [f"LABEL_{number}" for number in range(len(labels))]
-    return None if is_made_up else tuple(labels)
+    is_made_up = labels == tuple(f"LABEL_{number}" for number in range(len(labels)))
+    return None if is_made_up else labels
 
 
 # How images are prepared: resized directly, or the middle cropped; pixels in [-1, 1].
 
 
 def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Prepared:
-    """Return the preparation that `preprocessor_config.json` states; `config.json` has the image size."""
+    """Return the preparation that `preprocessor_config.json` states, to its image size or that of `config.json`."""
     if not processor:  # the network takes images of some size; how they are brought to it is not stated
         return None, ()
-    size = typed(processor, "size", dict, int) or config.get("image_size")
-    kind = processor.get("image_processor_type") or processor.get("feature_extractor_type")
-    if str(kind).startswith(_OF_SHORT_SIDES) and typed(processor, "size", int):
-        size = {"shortest_edge": size}
-    target, edge = pair(size), typed(size, "shortest_edge", int) if isinstance(size, dict) else None
-    crop = pair(processor.get("crop_size")) if processor.get("do_center_crop") is True else target
+    stated_size = processor.get("size")
+    size = read_size(processor, "size") if stated_size is not None else read_size(config, "image_size")
+    edge = read_count(stated_size, "shortest_edge") if isinstance(stated_size, dict) else None
+    kind = read_string(processor, "image_processor_type") or read_string(processor, "feature_extractor_type") or ""
+    if kind.startswith(_OF_SHORT_SIDES) and type(stated_size) is int:
+        edge = stated_size
+        size = None
+    is_cropped = read_flag(processor, "do_center_crop") is True
+    stated_crop = read_size(processor, "crop_size")
+    crop = stated_crop if is_cropped else size
     prepared = None
-    if processor.get("do_resize") is not False and crop:
-        if crop == target:
+    if read_flag(processor, "do_resize") is not False and crop:
+        if crop == size:
             prepared = {"image_size": list(crop), "resize": "direct", "crop_fraction": 1.0}
         elif edge and crop[0] == crop[1] and 0 < crop[0] <= edge:
             fraction = crop[0] / edge
             if crop[0] / fraction < edge:  # rounding would lose a pixel
                 fraction = math.nextafter(fraction, 0.0)
             prepared = {"image_size": list(crop), "resize": "short_side", "crop_fraction": fraction}
-    network, notes = pair(config.get("image_size")), tuple[str, ...]()
-    if prepared and network and prepared["image_size"] != list(network):
-        made = prepared["image_size"]
-        notes = (f"Their images were made {made}, but config.json says {list(network)}, which counts.",)
     stated = ("do_resize", "size", "do_center_crop", "crop_size")
-    filter_name = _RESAMPLING.get(typed(processor, "resample", int), "bilinear")
-    prepared, told = _finished(prepared, filter_name, processor, stated)
-    return prepared, (*notes, *told)
+    filter_name = _read_resampling(processor)
+    return _finished(prepared, filter_name, processor, stated)
+
+
+def _read_resampling(processor: Mapping[str, object]) -> str:
+    number = read_count(processor, "resample", least=0)
+    if number is None:
+        return "bilinear"
+    if number not in _RESAMPLING:
+        raise wrong_value("resample", number, f"must be a filter of Pillow, 0 to {max(_RESAMPLING)}")
+    return _RESAMPLING[number]
 
 
 def of_timm(pretrained: Mapping[str, object], size: tuple[int, int] | None) -> Prepared:
     """Return the preparation that timm's `pretrained_cfg` states."""
-    crop, mode = typed(pretrained, "crop_pct", float, int), typed(pretrained, "crop_mode", str) or "center"
+    crop = read_positive(pretrained, "crop_pct")
+    mode = read_string(pretrained, "crop_mode") or "center"
     prepared = None
     if size and crop and 0 < crop <= 1 and (mode == "center" or (mode == "squash" and crop == 1)):
         resize = "direct" if mode == "squash" else "short_side"
         prepared = {"image_size": list(size), "resize": resize, "crop_fraction": float(crop), "resize_library": "timm"}
-    filter_name = typed(pretrained, "interpolation", str) or "bicubic"
+    filter_name = read_string(pretrained, "interpolation") or "bicubic"
     return _finished(prepared, filter_name, pretrained, ("crop_pct", "crop_mode") if crop else ())
 
 
@@ -238,32 +308,17 @@ def _finished(
     return prepared, () if ours == filter_name else (note,)
 
 
-def typed(values: Mapping[str, object], name: str, *kinds: type) -> Any:
-    """Return a value of one of these types, or None."""
-    value = values.get(name)
-    return value if isinstance(value, kinds) and not isinstance(value, bool) else None
-
-
-def pair(size: object) -> tuple[int, int] | None:
-    """Return height and width, in any of the libraries' forms."""
-    if isinstance(size, dict):
-        size = [size.get("height"), size.get("width")]
-    if type(size) is int:
-        size = [size, size]
-    is_pair = isinstance(size, list) and len(size) == 2 and all(type(pixels) is int for pixels in size)
-    return (size[0], size[1]) if is_pair else None  # type: ignore[index]
-
-
 def _normalisation(values: Mapping[str, object], mean: str, std: str) -> Normalisation:
     """Return mean and standard deviation of pixels in [0, 1]; ours if nothing is stated.
 
     Raises:
-      ValueError: they are not three numbers each.
+      ValueError: they are not three numbers each, or a value has another type.
     """
-    factor = typed(values, "rescale_factor", float, int)
-    unit = factor if factor is not None and 0 < factor < 1e6 else 1 / 255  # of a step between two grey levels
-    unit = 1.0 if values.get("do_rescale") is False else unit
-    if values.get("do_normalize") is False:
+    factor = read_positive(values, "rescale_factor")
+    unit = 1 / 255 if factor is None else factor  # of a step between two grey levels
+    if read_flag(values, "do_rescale") is False:
+        unit = 1.0
+    if read_flag(values, "do_normalize") is False:
         stated = Normalisation((0.0,) * 3, (1.0,) * 3)
     elif values.get(mean) is None and values.get(std) is None:
         return OURS

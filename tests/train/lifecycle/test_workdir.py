@@ -260,3 +260,22 @@ def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypat
         take(tmp_path, FINETUNING)
     assert isinstance(raised.value, ValueError) is (kind is ValueError)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["my\\run", "run[1]", "run*/seed", "a\udcff"])
+def test_a_path_that_cannot_hold_checkpoints_is_rejected_before_anything_is_written(tmp_path, name):
+    for use in (lambda: take(tmp_path / name, FINETUNING), lambda: prepare_shared(tmp_path / name)):
+        with pytest.raises(ValueError, match=r"^workdir='[^\n]* Choose another folder\.$"):
+            use()
+    assert not list(tmp_path.iterdir())
+
+
+def test_too_many_open_files_do_not_blame_the_workdir(tmp_path, monkeypatch):
+    def fail(*_):
+        raise WriteError(errno.EMFILE, os.strerror(errno.EMFILE), str(tmp_path))
+
+    monkeypatch.setattr(workdirs, "write_atomically", fail)
+    with pytest.raises(OSError, match="Too many open files") as raised:
+        prepare_shared(tmp_path / "run")
+    assert not isinstance(raised.value, ValueError)
+    assert str(WriteError(errno.EMFILE, "", "runs/a")).startswith("too many open files")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pickle
 import re
 import struct
 import tarfile
@@ -14,7 +13,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.weights.formats.samples import METADATA, archive, assert_read, every_kind, numbers, read_all, refused, same
+from tests.weights.formats.samples import METADATA, assert_read, every_kind, numbers, read_all, refused, same
 from vit_jax.weights import formats
 from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
 
@@ -216,8 +215,6 @@ def test_a_header_length_that_looks_like_another_format(tmp_path, length):
         (b"<!DOCTYPE html><html>", "a web page"),
         (b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code>", "a web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
-        (archive([("archive/data.pkl", pickle.dumps({})), ("archive/data/0", b"")]), "weights_only=True).items()"),
-        (pickle.dumps({"x": 1}), "a Python pickle"),
         (b"\x89HDF\r\n\x1a\n" + b"\0" * 40, "HDF5"),
         (numbers([1, 2]), "one array (.npy)"),
         (b"\x81\xa6params\x82", "msgpack"),

@@ -8,11 +8,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 
 from vit_jax import hosts
+from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import JsonObject, expanded, resolved, shortened, write_atomically
+from vit_jax.files import OUT_OF_FILES, JsonObject, expanded, resolved, shortened, write_atomically
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
 from vit_jax.train.run_files import (
@@ -40,10 +41,11 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
     """Create and lock the folder, check that it belongs to this config, write `config.json`; yield the lock.
 
     Raises:
-      ValueError: the folder cannot be written, is used by another run, belongs to a run of another config (the fields
-        are named), or is not shared by all processes.
+      ValueError: the folder cannot be written or cannot hold checkpoints, is used by another run, belongs to a run of
+        another config (the fields are named), or is not shared by all processes.
     """
     path = expanded(workdir).absolute()
+    require_exact_path(path)
     lock = lock_of(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
         stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
@@ -75,9 +77,10 @@ def prepare_shared(path: pathlib.Path) -> None:
     """Create a folder; every process of a run calls it.
 
     Raises:
-      ValueError: in every process: it cannot be written, or is not shared by all processes.
+      ValueError: in every process: it cannot be written or cannot hold checkpoints, or is not shared by all processes.
       OSError: it is full, or its storage fails.
     """
+    require_exact_path(path)
     token = path / f".attempt_{hosts.gather(uuid.uuid4().hex)[0]}"  # a name that no link in somebody else's folder has
     _raise_together(path, _change_workdir(path, lambda: _write_token(token)) if hosts.is_first() else None)
     seen = hosts.gather(token.exists())  # all have looked when this returns
@@ -99,7 +102,7 @@ def _change_workdir(path: pathlib.Path, change: Callable[[], None]) -> ValueErro
     try:
         change()
     except OSError as error:
-        if error.errno in PASSING:
+        if error.errno in (*PASSING, *OUT_OF_FILES):
             return OSError(error.errno, error.strerror, str(path))
         return ValueError(
             f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."

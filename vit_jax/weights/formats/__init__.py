@@ -1,6 +1,7 @@
 """Files of named arrays, `.npz` and `.safetensors`: read without trusting them, written completely or not at all.
 
-A file is arrays by name and a dictionary of metadata; `weights.names` knows their meaning.
+Several .safetensors with an index are read as one file. A file is arrays by name and a dictionary of metadata;
+`weights.names` knows their meaning.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from vit_jax.files import open_regular
 from vit_jax.references import mark_stored
-from vit_jax.weights.formats import npz, safetensors
+from vit_jax.weights.formats import npz, pickled, safetensors, sharded
 from vit_jax.weights.formats.npz import write_npz
 from vit_jax.weights.formats.safetensors import write_safetensors
 from vit_jax.weights.formats.stored import ArrayFile, StoredArray, check_fits, naming
@@ -28,26 +29,20 @@ _READERS: dict[bytes, Reader] = {
     rb".{5}\0\0\0\{": safetensors.read_headers,
     rb"PK(\x03\x04(?!.*/data\.pkl)|\x05\x06)": npz.read_headers,
 }
-_UNPICKLE = (
-    "which runs code when it is opened and is therefore not read. If you trust it, load it with its own library "
-    'and save it as .safetensors: python -c "import torch, safetensors.torch as s; s.save_file('
-    "{k: v.contiguous().clone() for k, v in torch.load('FILE', 'cpu', weights_only=True).items()}, "
-    "'model.safetensors')\" (if the weights are an entry of the file, such as ['model'] or ['state_dict'], add it "
-    "behind the parenthesis of torch.load)"
-)
 _OTHERS = {  # the first bytes of other files, in this order: the kind of the file
     rb"\Z": "empty. Fetch it again",
     rb"\s*<(!doctype|html|\?xml|head)": "a web page, as a failed download leaves it. Fetch the file again",
     rb"version https://git-lfs": "a git-lfs pointer instead of the file it points to. Run git lfs pull",
-    rb"PK\x03\x04": f"a PyTorch file, {_UNPICKLE}",
-    rb"\x80[\x02-\x05]": f"a Python pickle, perhaps of PyTorch, {_UNPICKLE}",
+    rb"PK\x03\x04": "a PyTorch file",
+    rb"\x80[\x02-\x05]": "a Python pickle, perhaps of PyTorch",
     rb"\x89HDF": "an HDF5 file, as Keras writes it. Save its arrays with numpy.savez",
     rb"\x93NUMPY": "one array (.npy) without a name. Save arrays by name with numpy.savez",
     rb"[\x81-\x8f][\xa0-\xbf]|[\xde\xdf]": "msgpack, as Flax writes it. Save its arrays with numpy.savez",
     rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd": "compressed. Unpack it first",
     rb".{257}ustar": "a tar archive. Unpack it first",
-    rb"\s*\{": "JSON text, perhaps the index of weights in several files. Give a file that holds the weights",
+    rb"\s*\{": f"JSON text. Give a file that holds the weights, or an index of them (*{sharded.SUFFIX})",
 }
+_PICKLES = {"a PyTorch file", "a Python pickle, perhaps of PyTorch"}
 _TENSORFLOW = "a TensorFlow checkpoint. Convert it to .npz with TensorFlow (tf.train.load_checkpoint, numpy.savez)"
 
 
@@ -63,10 +58,21 @@ def open_arrays(path: str | os.PathLike[str], *, allowed: tuple[str, ...] = ()) 
     path = pathlib.Path(path)
     with contextlib.ExitStack() as resources:
         with naming(str(path)):
-            opened = _find_reader(path)(path, resources)
+            opened = _open(path, resources)
             check_fits(opened.arrays.values())
             mark_stored(opened.metadata, str(path), allowed)
         yield opened
+
+
+def _open(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
+    """Open one file, or all shards of an index."""
+    if sharded.is_index(path.name) and path.is_file():
+        return sharded.read_headers(path, resources, _open_one)
+    return _open_one(path, resources)
+
+
+def _open_one(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
+    return _find_reader(path)(path, resources)
 
 
 def _find_reader(path: pathlib.Path) -> Reader:
@@ -87,6 +93,10 @@ def _find_reader(path: pathlib.Path) -> Reader:
         kind = _first_match(_OTHERS, head) or f"of no known format: it starts with {head[:16]!r}"
         if head and re.search(r"\.ckpt.*\.(index|meta|data-\d+-of-\d+)$", path.name):
             kind = _TENSORFLOW
+        if kind in _PICKLES:
+            suffix = f"{path.suffix}.safetensors" if path.suffix == ".safetensors" else ".safetensors"
+            output = str(path.with_suffix(suffix))
+            raise ValueError(f"this is {kind}, {pickled.advise(output, [str(path)])}")
     raise ValueError(f"this is {kind}. Files of plain arrays are read: .npz and .safetensors.")
 
 

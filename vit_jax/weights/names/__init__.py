@@ -17,9 +17,10 @@ from vit_jax.weights.names.entry import Entry, Rule, make_entries, with_shape
 from vit_jax.weights.names.facts import Facts
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
+from vit_jax.weights.names.wrappers import find_wrapping
 
 __all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
-__all__ += ["stack", "stacked_shapes", "tokens", "unstack", "with_shape"]
+__all__ += ["find_wrapping", "is_network", "stack", "stacked_shapes", "tokens", "unstack", "with_shape"]
 
 TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
 """Position embeddings that are a table, or can be written as one."""
@@ -63,6 +64,19 @@ FORMATS = {
         huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.added
     ),
 }
+
+
+def is_network(names: Iterable[str]) -> bool:
+    """Return True if a format knows these names of arrays, also if its networks are not read."""
+    names = set(names)
+    for format_ in FORMATS.values():
+        try:
+            is_known = format_.canonical(names) is not None
+        except ValueError:
+            return True
+        if is_known:
+            return True
+    return False
 
 
 def require_standard(a: Architecture, format_name: str) -> None:

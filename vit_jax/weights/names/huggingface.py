@@ -228,13 +228,35 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     return None
 
 
+def find_names(names: Iterable[str], in_file: Iterable[str]) -> dict[str, str]:
+    """Return names that the library has in memory → names in a file, for those that the file has."""
+    names = list(names)
+    classic_names = canonical(in_file)
+    if classic_names is None:
+        return {}
+    table = FAMILIES[str(family_of(classic_names))]
+    best: dict[str, str] = {}
+    for prefix in table.prefixes:
+        found = {}
+        for name in names:
+            classic = _classic_name(name, table, prefix)
+            if classic in classic_names:
+                found[name] = classic_names[classic]
+        best = max(best, found, key=len)
+    return best
+
+
 def _classic_name(name: str, table: Family, prefix: str) -> str:
     if not name.startswith(prefix) or name.startswith(("classifier.", "visual_projection.")):
         return name
     name = name.removeprefix(prefix)
     if re.match(table.ignored, name):
         return name
-    match = re.fullmatch(r"(?:model\.)?layers?\.(\d+)\.(.+)\.(\w+)", name) if table.block != "encoder.layers." else None
+    match = (
+        re.fullmatch(r"(?:model\.|encoder\.)?layers?\.(\d+)\.(.+)\.(\w+)", name)
+        if table.block != "encoder.layers."
+        else None
+    )
     if match:
         name = f"{table.block}{match[1]}.{table.newer.get(match[2], match[2])}.{match[3]}"
     return f"{table.prefixes[0]}{name}"

@@ -1,0 +1,75 @@
+"""No checkpoint counts as saved whose arrays cannot be found again."""
+
+import os
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from orbax.checkpoint._src.serialization import ocdbt_utils
+
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore, SaveError
+from vit_jax.checkpoint.presence import MANIFEST, MissingArrays, require_arrays, require_exact_path
+from vit_jax.checkpoint.store import write_workdir
+
+ITEMS = {"model": {"a": {"kernel": jnp.ones((8, 3))}, "bias": np.ones(2, np.float32)}}
+
+
+@pytest.fixture
+def item(tmp_path):
+    """The item "model" of a complete checkpoint."""
+    store = CheckpointStore(tmp_path)
+    store.save(1, ITEMS, metadata={}, metrics={})
+    store.close()
+    return tmp_path / "checkpoints/1/model"
+
+
+@pytest.mark.parametrize("character", ["\\", "[", "]", "*", "?", "\udcff"])
+def test_paths_that_are_written_elsewhere_are_rejected(tmp_path, character):
+    for name in (f"my{character}run", f"my{character}/run"):
+        folder = tmp_path / name
+        for write in (
+            lambda folder=folder: CheckpointStore(folder),
+            lambda folder=folder: write_workdir(folder, {"bias": np.ones(2, np.float32)}, {}),
+        ):
+            with pytest.raises(ValueError, match=r"^workdir='[^\n]*another folder\.$"):
+                write()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["run#1", "a%41 b", "é", "日本", "{a,b}", "$HOME", "a'b\"c", "a\nb"])
+def test_other_unusual_paths_are_written_and_read(tmp_path, name):
+    require_exact_path(tmp_path / name)
+    write_workdir(tmp_path / name, {"bias": np.ones(2, np.float32)}, {})
+    abstract = {"model": {"bias": np.zeros(2, np.float32)}}
+    np.testing.assert_array_equal(CheckpointReader(tmp_path / name).restore(0, abstract)["model"]["bias"], np.ones(2))
+
+
+@pytest.mark.parametrize("damage", [os.unlink, lambda file: os.truncate(file, 40), lambda file: os.truncate(file, 0)])
+def test_an_item_without_a_whole_manifest_is_rejected(item, damage):
+    require_arrays(item)
+    damage(item / MANIFEST)
+    with pytest.raises(MissingArrays, match=MANIFEST):
+        require_arrays(item)
+
+
+def test_an_array_that_is_not_in_the_manifest_is_named(item):
+    description = item / "_METADATA"
+    description.write_text(description.read_text().replace('"bias"', '"scale"'))
+    with pytest.raises(MissingArrays, match="1 of 2 arrays are missing, such as scale"):
+        require_arrays(item)
+
+
+def test_a_save_whose_arrays_are_not_merged_fails_and_keeps_the_step_before(tmp_path, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    store.save(1, ITEMS, metadata={}, metrics={})
+    store.wait()
+
+    async def merge_nothing(*words, **options):
+        return None
+
+    monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", merge_nothing)
+    store.save(2, ITEMS, metadata={}, metrics={})
+    with pytest.raises(SaveError, match=rf"{MANIFEST} is missing.*\n.*step 1 is intact"):
+        store.wait()
+    assert CheckpointReader(tmp_path).all_steps() == [1]
+    store.close()

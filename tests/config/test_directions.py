@@ -1,0 +1,99 @@
+"""The direction of results: stated by an evaluator, configured, or by a built-in metric."""
+
+import dataclasses
+import sys
+import types
+
+import pytest
+
+from tests.rejections import rejects
+from vit_jax.config import EvaluatorConfig, load_recipe
+from vit_jax.config.check import validate
+from vit_jax.config.directions import find_direction, require_direction
+
+MODULE = "evaluators_of_a_test"
+
+
+class Stating:
+    """States two of its results."""
+
+    directions = {"brier_score": "min", "negative_loss": "max"}  # noqa: RUF012
+
+
+def silent(split, run):
+    """A function that builds an evaluator and states nothing."""
+
+
+def stating(split, run):
+    """A function with the attribute."""
+
+
+stating.directions = {"regret": "min"}
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch):
+    """The evaluators above, as a module that recipes can name."""
+    made = types.ModuleType(MODULE)
+    wrong = types.SimpleNamespace(directions={"brier_score": "lower"})
+    wrong_form = types.SimpleNamespace(directions=["brier_score"])
+    vars(made).update(Stating=Stating, silent=silent, stating=stating, wrong=wrong, wrong_form=wrong_form)
+    monkeypatch.setitem(sys.modules, MODULE, made)
+
+
+def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **checkpoint):
+    config = load_recipe("configs/digits.py")
+    keeping = dataclasses.replace(config.checkpoint, best_metric=metric, best_mode=mode, **checkpoint)
+    evaluators = {"c": EvaluatorConfig(kind=f"{MODULE}:{evaluator}")}
+    evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
+    return dataclasses.replace(config, checkpoint=keeping, evaluation=evaluation)
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "metric", "mode", "expected"),
+    [
+        ("Stating", "c_brier_score", "auto", "min"),
+        ("Stating", "c_negative_loss", "auto", "max"),  # although its name ends as a loss
+        ("stating", "c_regret", "auto", "min"),
+        ("silent", "c_brier_score", "min", "min"),
+        ("silent", "c_sure_accuracy", "auto", "max"),
+        ("silent", "c_sure_accuracy", "min", "min"),  # its name is no statement
+        ("silent", "test_loss", "auto", "min"),
+    ],
+)
+def test_a_run_takes_the_direction(evaluator, metric, mode, expected):
+    config = config_of(evaluator, metric, mode)
+    validate(config)
+    assert require_direction(config, metric).mode == expected
+
+
+def test_other_results_of_the_run_do_not_take_best_mode():
+    config = config_of("silent", "c_brier_score", "min")
+    assert find_direction(config, "c_regret") is None
+    assert find_direction(config_of("Stating", "test_loss"), "c_brier_score").mode == "min"
+    assert find_direction(config_of("Stating", "test_loss"), "test_brier_score") is None
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "metric", "mode", "rule"),
+    [
+        ("silent", "c_brier_score", "auto", "best_mode='auto'.*higher or lower.*c_brier_score.*max or min.*directions"),
+        ("Stating", "c_regret", "auto", "best_mode='auto'.*c_regret"),
+        ("Stating", "c_brier_score", "max", "best_mode='max'.*no effect.*lower is better"),
+        ("Stating", "test_accuracy", "min", "best_mode='min'.*no effect"),
+        ("wrong", "test_accuracy", "auto", "evaluators.c.kind=.*'max' or 'min'.*'lower'"),
+        ("wrong_form", "c_brier_score", "min", "evaluators.c.kind=.*'max' or 'min'"),
+    ],
+)
+def test_a_run_is_rejected_before_it_starts(evaluator, metric, mode, rule):
+    with rejects("config.", rule):
+        validate(config_of(evaluator, metric, mode))
+
+
+def test_a_run_without_best_checkpoints_needs_no_direction():
+    config = config_of("silent", keep_best=0)
+    validate(config)
+    with rejects("best_mode", "c_brier_score"):
+        require_direction(config, "c_brier_score")
+    with rejects("metric=c_regret", "best_metric=c_regret"):
+        require_direction(config, "c_regret")

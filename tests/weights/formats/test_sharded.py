@@ -1,0 +1,168 @@
+"""Several files with an index are read as one; an index and shards that differ are one error."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.weights.formats.samples import assert_read, read_all
+from tests.weights.small_networks import SQUARE, VIT, arrays_of, assert_same, weights_of
+from vit_jax.weights import load_weights
+from vit_jax.weights.formats import open_arrays, sharded, write_npz, write_safetensors
+from vit_jax.weights.library_config import write_library_config
+
+ARRAYS = {f"blocks.{number}.weight": np.arange(number, dtype=np.float32) for number in range(7)}
+
+
+def split(folder, arrays, count, stem="model"):
+    """Write arrays into shards, each `count`-th into one; return the index."""
+    folder.mkdir(exist_ok=True)
+    names = sorted(arrays)
+    weight_map = {}
+    for number in range(count):
+        shard = f"{stem}-{number + 1:05}-of-{count:05}.safetensors"
+        own = names[number::count]
+        write_safetensors(folder / shard, {name: arrays[name] for name in own}, {})
+        weight_map |= dict.fromkeys(own, shard)
+    index = folder / f"{stem}.safetensors.index.json"
+    change(index, weight_map)
+    return index
+
+
+def change(index, weight_map):
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+
+
+@pytest.fixture
+def index(tmp_path):
+    return split(tmp_path, ARRAYS, 2)
+
+
+def weight_map_of(index):
+    return json.loads(index.read_text())["weight_map"]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_arrays_of_shards_are_those_of_one_file(tmp_path, count):
+    assert_read(split(tmp_path, ARRAYS, count), ARRAYS, {})
+
+
+@pytest.mark.parametrize("a", [VIT, SQUARE], ids=["wide", "square"])
+@pytest.mark.parametrize("format_name", ["huggingface", "timm"])
+def test_a_folder_with_its_configuration(tmp_path, a, format_name):
+    """The index decides although another file is there; either of folder and index is a source."""
+    index = split(tmp_path, arrays_of(a, format_name), 4)
+    write_library_config(tmp_path, format_name, a, ("x", "y", "z"), None)
+    write_safetensors(tmp_path / "consolidated.safetensors", {"x": np.zeros(1)}, {})
+    for source in (tmp_path, index):
+        weights = load_weights(source)
+        assert_same(weights.parameters, weights_of(a).parameters)
+        assert weights.class_names == ("x", "y", "z")
+        assert weights.source == f"{index} ({format_name})"
+
+
+def test_an_index_of_any_name_in_a_folder(tmp_path):
+    split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="backbone.fp32")
+    assert load_weights(tmp_path, num_heads=2).architecture.width == SQUARE.width
+    split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="other")
+    with pytest.raises(ValueError, match=r"no model\.safetensors"):
+        load_weights(tmp_path)
+
+
+def test_a_missing_shard_is_named(index):
+    index.with_name("model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"index\.json: .* not in its folder: model-00002-of-00002\.safetensors\."):
+        read_all(index)
+
+
+def test_a_shard_that_the_index_does_not_name(tmp_path):
+    index = split(tmp_path, ARRAYS, 3)
+    places = weight_map_of(index)
+    change(index, {name: shard for name, shard in places.items() if "-00003-of-" not in shard})
+    with pytest.raises(ValueError, match=r"not in the index: model-00003-of-00003\.safetensors\. Fetch all"):
+        read_all(index)
+
+
+def test_a_shard_of_another_save_does_no_harm(index):
+    write_safetensors(index.with_name("model-00003-of-00003.safetensors"), {"x": np.zeros(1)}, {})
+    assert_read(index, ARRAYS, {})
+
+
+def test_arrays_that_differ_are_listed(index):
+    places = weight_map_of(index)
+    first, second, *_ = sorted(places)
+    assert places[first] != places[second]
+    changed = {name: shard for name, shard in places.items() if name != first}
+    changed["nowhere"] = changed[second]
+    change(index, changed)
+    words = rf"nowhere is not in {changed[second]}, |{first} of {places[first]} is not in the index"
+    with pytest.raises(ValueError, match=words) as caught:
+        read_all(index)
+    assert "nowhere" in str(caught.value)
+    assert f"{first} of " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "shard", ["../model.safetensors", "/etc/passwd", "sub/a.safetensors", "..\\a.safetensors", "..", 3, None, "a.npz"]
+)
+def test_an_index_names_no_file_outside_its_folder(tmp_path, shard):
+    folder = tmp_path / "folder"
+    index = split(folder, ARRAYS, 1)
+    write_safetensors(tmp_path / "model.safetensors", ARRAYS, {})
+    change(index, weight_map_of(index) | {"x": shard})
+    with pytest.raises(ValueError, match=r"array 'x' is in .*: must be the name of a \.safetensors file in the folder"):
+        read_all(index)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "{", '{"weight_map": 3}'])
+def test_an_index_without_a_map(tmp_path, text):
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"index\.json.*(no weight_map|not readable JSON)"):
+        read_all(path)
+
+
+def test_a_shard_of_another_kind_is_named(index):
+    shard = index.with_name("model-00001-of-00002.safetensors")
+    shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(ValueError, match=r"'model-00001-of-00002\.safetensors': this is a git-lfs pointer"):
+        read_all(index)
+    write_npz(shard, {"x": np.zeros(1)}, {})
+    with pytest.raises(ValueError, match="the index and its shards differ"):
+        read_all(index)
+
+
+def test_an_index_of_pickles_has_the_command(tmp_path):
+    index = tmp_path / "pytorch_model.bin.index.json"
+    shards = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    change(index, {"a": shards[1], "b": shards[0]})
+    with pytest.raises(ValueError, match="index of PyTorch files, which runs code") as caught:
+        read_all(index)
+    files = [str(tmp_path / name) for name in ("model.safetensors", *shards)]
+    assert str(caught.value).endswith(" ".join(files))
+
+
+def test_sizes_are_bounded(index, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded, "MAX_SHARDS", 1)
+        with pytest.raises(ValueError, match="2 shards are more than the 1 allowed"):
+            read_all(index)
+    monkeypatch.setattr(sharded.stored, "MAX_ARRAYS", 1)
+    with pytest.raises(ValueError, match="arrays are more than the 1 allowed"):
+        read_all(index)
+
+
+def test_shards_without_an_index_and_one_shard_alone(tmp_path):
+    index = split(tmp_path, arrays_of(SQUARE, "timm"), 2)
+    with pytest.raises(ValueError, match=r"is one of several shards\. Give its folder"):
+        load_weights(tmp_path / "model-00001-of-00002.safetensors")
+    index.unlink()
+    with pytest.raises(ValueError, match=r"holds shards .* no index \(model\.safetensors\.index\.json\)"):
+        load_weights(tmp_path)
+
+
+def test_the_files_are_closed(index):
+    with open_arrays(index) as file:
+        name = next(iter(file.arrays))
+    with pytest.raises(ValueError, match="index"):
+        file.read(name)

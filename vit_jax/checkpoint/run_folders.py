@@ -1,0 +1,58 @@
+"""Outputs that would change the files of a run: its workdir itself, its checkpoints, and files of its names."""
+
+import os
+import pathlib
+
+from vit_jax.checkpoint.reader import FOLDER
+from vit_jax.files import is_in_bucket, printable
+
+RUN_FILES = (
+    "config.json",
+    "start.json",
+    "metrics.jsonl",
+    "summary.json",
+    "pause.json",
+    "error.json",
+    "divergence.json",
+    "run.lock",
+)
+_ONLY_OF_RUNS = ("start.json", "metrics.jsonl")  # other folders have files of the other names too
+
+
+def is_run(folder: pathlib.Path) -> bool:
+    """Return whether a folder is the workdir of a run; one that `convert` wrote has a checkpoint of step 0 only."""
+    if any((folder / name).is_file() for name in _ONLY_OF_RUNS):
+        return True
+    checkpoints = folder / FOLDER
+    if not checkpoints.is_dir():
+        return False
+    steps = [child.name for child in checkpoints.iterdir() if child.name.isdecimal()]
+    return any(int(step) > 0 for step in steps)
+
+
+def require_outside_runs(path: pathlib.Path, word: str) -> None:
+    """Raise ValueError, which begins with `word`, if writing a file or folder would change a run.
+
+    New files and folders within a workdir, of names that runs do not have, are allowed. Links are followed.
+    """
+    if is_in_bucket(path):
+        return
+    target = pathlib.Path(os.path.realpath(path))
+    workdir = _changed_run(target)
+    if workdir is not None:
+        raise ValueError(
+            f"{word}: {printable(str(workdir))!r} is the workdir of a run, whose files must stay. Choose another "
+            "folder or name."
+        )
+
+
+def _changed_run(target: pathlib.Path) -> pathlib.Path | None:
+    """Return the workdir of the run that writing to the target would change; None if there is none."""
+    if is_run(target):
+        return target
+    if target.name in RUN_FILES and is_run(target.parent):
+        return target.parent
+    for folder in (target, *target.parents):
+        if folder.name == FOLDER and is_run(folder.parent):
+            return folder.parent
+    return None

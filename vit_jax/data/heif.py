@@ -1,0 +1,198 @@
+"""Read boxes of AVIF and JPEG 2000; of AVIF the turns of the image, Exif and XMP (ISO 14496-12, 23008-12).
+
+Offsets and counts of the file are limits only: nothing is allocated by them.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+_MOST_BOXES = 4096  # of one box
+_MOST_ITEMS = 4096  # with places in the file
+_UNTIL_END = 0
+
+# Orientation of Exif by the quarter turns to the left, and the axis of a mirror after them: 0 swaps top and bottom, 1
+# left and right.
+_ORIENTATIONS = {
+    (0, None): 1,
+    (1, None): 8,
+    (2, None): 3,
+    (3, None): 6,
+    (0, 0): 4,
+    (1, 0): 5,
+    (2, 0): 2,
+    (3, 0): 7,
+    (0, 1): 2,
+    (1, 1): 7,
+    (2, 1): 4,
+    (3, 1): 5,
+}
+
+
+class Box(NamedTuple):
+    """A box of the file: its kind, and where its content is."""
+
+    kind: bytes
+    start: int
+    end: int
+
+
+class Metadata(NamedTuple):
+    """Metadata of an AVIF.
+
+    Attributes:
+      orientation: by the properties irot and imir, 1 to 8; None: the image has neither.
+      exif: Exif data in the form of a TIFF; empty without any.
+      xmp: XMP data; empty without any.
+    """
+
+    orientation: int | None = None
+    exif: bytes = b""
+    xmp: bytes = b""
+
+
+def read_boxes(file: bytes, start: int = 0, end: int | None = None) -> Iterator[Box]:
+    """Yield the boxes between two places."""
+    end = len(file) if end is None else min(end, len(file))
+    for _ in range(_MOST_BOXES):
+        if start + 8 > end:
+            return
+        size, kind = struct.unpack_from(">I4s", file, start)
+        head = 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", file, start + 8)
+            head = 16
+        if size == _UNTIL_END:
+            size = end - start
+        if size < head:
+            return
+        yield Box(kind, start + head, min(start + size, end))
+        start += size
+
+
+def read_metadata(file: bytes) -> Metadata:
+    """Return the metadata of the primary image.
+
+    Raises:
+      struct.error: the file is cut off.
+    """
+    meta = _find(file, read_boxes(file), b"meta")
+    if meta is None:
+        return Metadata()
+    boxes = {box.kind: box for box in read_boxes(file, meta.start + 4, meta.end)}
+    kinds = _item_kinds(file, boxes.get(b"iinf"))
+    exif = _item_data(file, boxes, next((item for item, kind in kinds.items() if kind == b"Exif"), None))
+    xmp = _item_data(file, boxes, next((item for item, kind in kinds.items() if kind == b"mime"), None))
+    if len(exif) > 4:
+        (gap,) = struct.unpack_from(">I", exif)  # bytes up to the header of the TIFF
+        exif = exif[4 + gap :]
+    return Metadata(_read_orientation(file, boxes), exif, xmp)
+
+
+def _find(file: bytes, boxes: Iterator[Box], kind: bytes) -> Box | None:
+    return next((box for box in boxes if box.kind == kind), None)
+
+
+def _read_orientation(file: bytes, boxes: dict[bytes, Box]) -> int | None:
+    primary = boxes.get(b"pitm")
+    properties = boxes.get(b"iprp")
+    if primary is None or properties is None:
+        return None
+    is_long = file[primary.start] > 0
+    (item,) = struct.unpack_from(">I" if is_long else ">H", file, primary.start + 4)
+    parts = {box.kind: box for box in read_boxes(file, properties.start, properties.end)}
+    if b"ipco" not in parts or b"ipma" not in parts:
+        return None
+    container = parts[b"ipco"]
+    known = list(read_boxes(file, container.start, container.end))
+    turns = [known[index - 1] for index in _associations(file, parts[b"ipma"], item) if 0 < index <= len(known)]
+    return _compose(file, [box for box in turns if box.kind in (b"irot", b"imir")])
+
+
+def _compose(file: bytes, turns: Sequence[Box]) -> int | None:
+    """Return the orientation of turns and mirrors in their order."""
+    if not turns:
+        return None
+    quarters = 0
+    axis: int | None = None
+    for box in turns:
+        value = file[box.start]
+        if box.kind == b"irot":
+            quarters += (value & 3) if axis is None else -(value & 3)
+        elif axis is None:
+            axis = value & 1
+        else:
+            quarters += 0 if axis == value & 1 else 2
+            axis = None
+    return _ORIENTATIONS[quarters % 4, axis]
+
+
+def _associations(file: bytes, box: Box, wanted: int) -> list[int]:
+    """Return the numbers of the properties of an item, from 1 on, in their order."""
+    version_and_flags, count = struct.unpack_from(">II", file, box.start)
+    item_layout = ">I" if version_and_flags >> 24 else ">H"
+    is_wide = bool(version_and_flags & 1)
+    place = box.start + 8
+    for _ in range(min(count, _MOST_ITEMS)):
+        (item,) = struct.unpack_from(item_layout, file, place)
+        place += struct.calcsize(item_layout)
+        number = file[place : place + 1]
+        if not number:
+            raise struct.error("cut off")
+        layout = f">{number[0]}{'H' if is_wide else 'B'}"
+        indices = struct.unpack_from(layout, file, place + 1)
+        if item == wanted:
+            return [index & (0x7FFF if is_wide else 0x7F) for index in indices]
+        place += 1 + struct.calcsize(layout)
+    return []
+
+
+def _item_kinds(file: bytes, box: Box | None) -> dict[int, bytes]:
+    """Return the kind of each item by its number."""
+    if box is None:
+        return {}
+    kinds: dict[int, bytes] = {}
+    start = box.start + (6 if file[box.start] == 0 else 8)
+    for entry in read_boxes(file, start, box.end):
+        version = file[entry.start]
+        if entry.kind == b"infe" and version in (2, 3):
+            layout = ">HH4s" if version == 2 else ">IH4s"
+            item, _, kind = struct.unpack_from(layout, file, entry.start + 4)
+            kinds[item] = kind
+    return kinds
+
+
+def _item_data(file: bytes, boxes: dict[bytes, Box], wanted: int | None) -> bytes:
+    """Return the bytes of an item; empty where it is missing or stored in several parts."""
+    box = boxes.get(b"iloc")
+    if wanted is None or box is None:
+        return b""
+    version, sizes, more_sizes = struct.unpack_from(">BxxxBB", file, box.start)
+    offset_size, length_size = sizes >> 4, sizes & 15
+    base_size, index_size = more_sizes >> 4, more_sizes & 15 if version else 0
+    place = box.start + 6
+
+    def take(size: int) -> int:
+        nonlocal place
+        place += size
+        if place > box.end:
+            raise struct.error("cut off")
+        return int.from_bytes(file[place - size : place], "big")
+
+    number_size = 2 if version < 2 else 4
+    for _ in range(min(take(number_size), _MOST_ITEMS)):
+        item = take(number_size)
+        is_in_idat = version > 0 and take(2) & 15 == 1
+        take(2)  # the file that holds the data: this one
+        base = take(base_size)
+        extents = take(2)
+        for _ in range(extents):
+            take(index_size)
+            offset = base + take(offset_size)
+            length = take(length_size)
+            if item == wanted and extents == 1:
+                if is_in_idat:
+                    data = boxes.get(b"idat")
+                    offset += data.start if data is not None else len(file)
+                return file[offset : offset + length] if length else file[offset:]
+    return b""

@@ -1,0 +1,48 @@
+"""Initial values that replace those of the layers: every kernel, token and position from a truncated normal.
+
+Sources: DeiT III (2204.07118) and its JAX reproduction, with a standard deviation of 0.02.
+"""
+
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax import pytree
+from vit_jax.config import Architecture
+
+STDDEV = 0.02
+_LIMIT = 2.0  # in standard deviations of the normal
+_STDDEV_WITHIN_LIMIT = 0.87962566103423978  # of a normal of deviation 1 without what is beyond the limit
+_TOKENS = ("class_token", "register_tokens", "pooling/probe")
+M = TypeVar("M", bound=nnx.Module)
+
+
+def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
+    """Return the network with new kernels, tokens and learned positions, and biases of zero.
+
+    Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches, norms and LayerScale
+    stay as they are.
+    """
+    leaves = pytree.named_leaves(model)
+    place_of = {name: place for place, name in enumerate(sorted(leaves))}
+
+    def redraw(name: str, leaf: jax.Array) -> jax.Array:
+        kind = name.rpartition("/")[2]
+        if name.startswith("stem/") or name == "head/linear/bias":
+            return leaf
+        if kind == "bias":
+            return jnp.zeros_like(leaf)
+        if kind == "kernel" or name in _TOKENS:
+            return truncated_normal(jax.random.fold_in(key, place_of[name]), leaf.shape, STDDEV)
+        if kind.endswith(("table", "class_row")):
+            return truncated_normal(jax.random.fold_in(key, place_of[name]), leaf.shape, a.position_stddev)
+        return leaf
+
+    return pytree.map_with_names(redraw, model)
+
+
+def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> jax.Array:
+    """Return float32 with this standard deviation, from a normal without values beyond two of its deviations."""
+    return jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape) * (stddev / _STDDEV_WITHIN_LIMIT)
