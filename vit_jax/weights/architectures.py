@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from vit_jax.files import shortened
 from vit_jax.weights import compared_architectures
 from vit_jax.weights.formats.stored import shown
 from vit_jax.weights.published import blocks
@@ -89,6 +90,7 @@ MODEL_TYPES = (
 )
 """Model types of transformers that are read."""
 
+_SHOWN_CHARACTERS = 80
 _FIXED_VALUES = {"rope_theta": 100.0, "pooler_act": "tanh", "is_native": False}
 """Values of transformers' configurations that our networks have, and that no array shows."""
 
@@ -182,7 +184,8 @@ def huggingface_fields(model_type: str | None, config: Mapping[str, Any]) -> dic
         )
     for name, value in _FIXED_VALUES.items():
         if config.get(name) not in (None, value):
-            raise ValueError(f"{name}={shown(str(config[name]))}: must be {value}. Take other weights.")
+            stated = shortened(repr(config[name]), _SHOWN_CHARACTERS)
+            raise ValueError(f"{name}={stated}: must be {value!r}. Take other weights.")
     if model_type == "dinov3_vit":
         return {"rope": "centred"}
     if model_type == "ijepa":

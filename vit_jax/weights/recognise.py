@@ -172,7 +172,7 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     known = {"num_heads": facts.num_heads, "position_embedding": facts.position_rows and "learned_1d"}
     refuse_contradictions(chosen, known, "the file")
     if "rope" in stated and chosen.get("rope", stated["rope"]) != stated["rope"]:
-        raise ValueError(f"rope={chosen['rope']!r}: must be {stated['rope']}, as config.json states. Omit the option.")
+        raise ValueError(f"rope={chosen['rope']!r}: must be {stated['rope']}, by the network's name. Omit the option.")
     for name in chosen.keys() - {"image_size"}:
         if facts.family == ("vit" if name.startswith(_FOR_RESNETS) else "resnet"):
             raise ValueError(f"{name}={chosen[name]!r}: must not be set, as it has no effect on a {facts.family}.")

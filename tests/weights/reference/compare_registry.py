@@ -2,8 +2,9 @@
 
 python -m tests.weights.reference.compare_registry FOLDER [NAME ...]
 
-Without names it also writes `FOLDER/results.json` and renews `vit_jax/weights/compared_architectures.py` and the table
-in `vit_jax/bench/AGREEMENT.md`. All models are tried that have no known reason to be rejected, in the list or not.
+It renews `FOLDER/results.json`, `vit_jax/weights/compared_architectures.py` and the table in
+`vit_jax/bench/AGREEMENT.md`. With names, the results of the other models are those of the last walk. All models are
+tried that have no known reason to be rejected, in the list or not.
 """
 
 import collections
@@ -179,8 +180,9 @@ def rejected_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
     reasons = collections.Counter()
     for result in results.values():
         if result["status"] != "equal":
-            match = re.search(r"': (.+?) is not supported: it has (.+)\. Take", str(result["reason"]))
-            reasons[match.groups() if match else ("other", str(result["reason"]))] += 1
+            text = str(result.get("reason", f"WRONG: {result}"))
+            match = re.search(r"': (.+?) is not supported: it has (.+)\. Take", text)
+            reasons[match.groups() if match else ("other", text)] += 1
     return [f"| {family} | | {count} | | {reason} |" for (family, reason), count in sorted(reasons.items())]
 
 
@@ -195,10 +197,11 @@ def renew(text: str, results: Mapping[str, Mapping[str, object]]) -> str:
 
 def main(folder: pathlib.Path, names: list[str]) -> int:
     """Compare the models and print one line for each; return the number of models that are read and differ."""
-    known = names or json.loads((folder / "registry.json").read_text())["names"]
+    known = json.loads((folder / "registry.json").read_text())["names"]
     try_all_names(folder, known)
-    results = {}
-    for name in known:
+    results_file = folder / "results.json"
+    results = json.loads(results_file.read_text()) if names else {}
+    for name in names or known:
         try:
             results[name] = compare(folder / name)
         except Exception as error:  # a crash is a result of the walk
@@ -206,10 +209,9 @@ def main(folder: pathlib.Path, names: list[str]) -> int:
         print(name, *results[name].values(), flush=True)
         jax.clear_caches()
 
-    if not names:
-        (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-        MODULE.write_text(compared_module(results, folder))
-        PAGE.write_text(renew(PAGE.read_text(), results))
+    results_file.write_text(json.dumps(results, indent=1) + "\n")
+    MODULE.write_text(compared_module(results, folder))
+    PAGE.write_text(renew(PAGE.read_text(), results))
     return sum(result["status"] in ("WRONG", "CRASH") for result in results.values())
 
 
