@@ -134,6 +134,10 @@ def many(*lines):
     return ["image,labels", *lines]
 
 
+def label_lines(cells):
+    return [f"{image},{cell}" for image, cell in zip(TEN_EACH, cells, strict=False)]
+
+
 NUMBERED = enumerate(TEN_EACH)
 SEVERAL = many(*(f"{file},{'|'.join(['even'] * (n % 2 == 0) + ['later'] * (n > 5))}" for n, file in NUMBERED))
 
@@ -150,6 +154,87 @@ def test_several_labels_an_image(make_table, make_config):
     assert chosen.labels.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
     assert [chosen[i].label.tolist() for i in range(4)] == chosen.labels.tolist()
     assert source.records_sha256 != chosen.records_sha256
+
+
+def test_columns_of_0_and_1_are_several_labels(make_table, make_config):
+    """As the same labels in one cell, also without any label and with a split."""
+    lines = ["id,split,dog,image,cat", "0,train,1,cat/0.png,0", "0,train,1.0,cat/1.png,1", "0,test,0,dog/0.png,0"]
+    one_hot = make_table(*(line.partition(",")[2] for line in lines), name="one_hot.csv")
+    cells = make_table("image,labels,split", "cat/0.png,dog,train", "cat/1.png,cat|dog,train", "dog/0.png,,test")
+    for split in ("train", "test"):
+        found, expected = (open_source(f"csv:{path}", split, make_config(), 0) for path in (one_hot, cells))
+        assert found.is_multilabel
+        assert found.class_names == expected.class_names == ("cat", "dog")
+        assert found.labels.tolist() == expected.labels.tolist()
+        assert found.records_sha256 == expected.records_sha256
+    with rejects("csv:", "of 0 and 1 .'dog', 'cat'.* 'id' hold other values. Remove them.*'labels'"):
+        open_source(f"csv:{make_table(*lines, '2,train,1,dog/1.png,0')}", "train", make_config(), 0)
+    with rejects("csv:", "'dog' is empty or the name of several"):
+        open_source(f"csv:{make_table('image,dog,dog', 'cat/0.png,0,1')}", "train", make_config(), 0)
+    with rejects("#comma", "columns of 0 and 1 need none. Remove '#comma'"):
+        open_source(f"csv:{one_hot}#comma", "train", make_config(), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("comma", ['"cat,dog"', '"dog, emu"', "cat"]),
+        ("comma", ["cat", "dog", "cat", "dog", '"cat,dog"']),  # few cells, of labels that others have
+        ("semicolon", ["cat;dog", "emu;cat", "dog"]),
+        ("tab", ['"cat\tdog"', '"emu\tdog"', ""]),
+        ("slash", ["cat/dog/emu", "emu / dog", "emu / dog"]),
+        ("plus", ["cat + dog", "cat + emu", "emu"]),
+        ("newline", ['"cat\ndog"', '"emu\ncat"']),
+        ("space", ["cat dog", "cat emu", "dog emu", "cat dog emu"]),
+    ],
+)
+def test_another_separator_of_labels_is_named_and_can_be_chosen(make_table, make_config, name, cells):
+    path = make_table(*many(*label_lines(cells)))
+    with rejects(f"csv:{path}: ", f"of [0-9]+ cells.*#{name} to separate them there, or #bar"):
+        open_source(f"csv:{path}", "all", make_config(), 0)
+    chosen = open_source(f"csv:{path}#{name}", "all", make_config(), 0)
+    usual = [cell.strip('"').replace(table.LABEL_SEPARATORS[name], "|") for cell in cells]
+    expected = open_source(f"csv:{make_table(*many(*label_lines(usual)), name='b.csv')}", "all", make_config(), 0)
+    assert chosen.class_names == expected.class_names
+    assert chosen.labels.tolist() == expected.labels.tolist()
+    joint = open_source(f"csv:{path}#bar", "all", make_config(), 0)
+    assert {cell.strip('"') for cell in cells} - {""} == {*joint.class_names}
+    assert located(f"csv:{path}#{name}") == f"{located(f'csv:{path}')}#{name}"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["golden retriever", "tabby cat", "emu"],  # names of two words
+        ["cat|dog, small", "emu, small"],
+        ["either/or", "cat", "dog"],  # one cell of three
+        ["C++", "C++", "cat"],
+    ],
+)
+def test_names_with_other_separators_are_kept(make_table, make_config, cells):
+    lines = label_lines(f'"{cell}"' for cell in cells)
+    source = open_source(f"csv:{make_table(*many(*lines))}", "all", make_config(), 0)
+    assert source.class_names == tuple(sorted({label for cell in cells for label in cell.split("|")}))
+
+
+@pytest.mark.parametrize(
+    ("lines", "suffix", "rule"),
+    [
+        (["image,label", "cat/0.png,cat|dog", "cat/1.png,emu"], "#comma", "'label' holds one label.*'labels'"),
+        (["image,label", "cat/0.png,cat|dog", "cat/1.png,emu|cat", "cat/2.png,cat"], "", "2 of 3.*Name the column"),
+        (many("cat/0.png,cat"), "#coma", "'coma' is no separator.*bar, comma, "),
+        (many("cat/0.png,\"['cat', 'dog']\""), "", "lists in brackets"),
+        (many("cat/0.png,\"['cat', 'dog']\""), "#comma", "lists in brackets"),
+    ],
+)
+def test_mistakes_with_separators_are_named(make_table, make_config, lines, suffix, rule):
+    with rejects("csv:", rule):
+        open_source(f"csv:{make_table(*lines)}{suffix}", "all", make_config(), 0)
+
+
+def test_a_file_may_have_a_number_sign_in_its_name(make_table, make_config):
+    path = make_table(*lines_of(), name="set#1.csv")
+    assert len(open_source(f"csv:{path}", "all", make_config(), 0)) == 20
 
 
 def test_a_part_of_all_images_is_held_out(make_table, make_config):

@@ -12,7 +12,7 @@ from vit_jax.config import InputConfig
 from vit_jax.data.sources import located, open_source
 from vit_jax.data.subset import held_up_to
 from vit_jax.evals import splits
-from vit_jax.evals.splits import RELEASED, SplitChoice, open_labelled, open_pair
+from vit_jax.evals.splits import RELEASED, SplitChoice, open_labelled, open_pair, open_split, split_to_search
 from vit_jax.weights.description import TrainingData
 
 TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]
@@ -291,7 +291,7 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
 def test_released_datasets_have_their_splits(monkeypatch):
     opened = []
 
-    def open_source(data, split, config, seed, held_then, range_option):
+    def open_source(data, split, config, seed, held_then, range_option, *, is_classified):
         assert range_option == "--value_range"
         opened.append((data, split, config.data_dir))
         return type("Fake", (), {"class_names": ("a", "b"), "is_multilabel": False})()
@@ -337,7 +337,39 @@ def test_mistakes(name, choice, field, rule):
 def test_splits_of_other_classes(tmp_path, monkeypatch):
     kinds = iter([("a", "b"), ("a", "c")])
     monkeypatch.setattr(
-        splits, "open_source", lambda *_: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})()
+        splits, "open_source", lambda *_, **__: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})()
     )
     with rejects("mine:x", "different classes"):
         open_pair("mine:x", SplitChoice())
+
+
+def test_images_without_a_classifier_need_no_training_split_and_one_class(make):
+    """As for features and duplicates; classes keep the numbers of a training split, and new ones follow."""
+    make("tested", [f"test/{file}" for file in TEN_EACH])
+    only_test = open_split("folder:tested", None, SplitChoice())
+    assert only_test.class_names == NAMES[:2]
+    assert only_test.labels.tolist() == [0] * 10 + [1] * 10
+    make("single", ["emu/0.png", "emu/1.png"])
+    single = open_split("folder:single", "all", SplitChoice())
+    assert (single.class_names, single.labels.tolist()) == (("emu",), [0, 0])
+    make("both", ["training/cat/0.png", "training/dog/0.png", "test/ant/0.png", "test/dog/1.png"])
+    both = open_split("folder:both", "test", SplitChoice())
+    assert both.class_names == ("cat", "dog", "ant")
+    assert [both.name_of(index)[-9:] for index in range(2)] == ["dog/1.png", "ant/0.png"]
+    assert both.labels.tolist() == [1, 2]
+    with rejects("folder:tested has no split 'train'", "Name one of them as the split, such as 'test'"):
+        open_split("folder:tested", "train", SplitChoice())
+    make("empty", ["test/notes.txt"])
+    with rejects("Folder 'empty/test'", "no images"):
+        open_split("folder:empty", "test", SplitChoice())
+
+
+def test_the_only_split_is_searched_for_duplicates(make):
+    make("tested", [f"val/{file}" for file in TEN_EACH])
+    make("parts", [f"{split}/{file}" for split in ("train", "val") for file in TEN_EACH])
+    make("whole")
+    assert split_to_search("folder:tested", "train", SplitChoice(), ["folder:parts"]) == "val"
+    assert split_to_search("folder:parts", "train", SplitChoice(), ["folder:tested"]) == "train"
+    assert split_to_search("folder:whole", "train", SplitChoice(), ["folder:tested"]) == "all"
+    assert split_to_search("folder:tested", "train", SplitChoice(), ["folder:./tested"]) == "train"
+    assert split_to_search("digits", "test", SplitChoice(), ["folder:tested"]) == "test"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
     """Resumed in the first epoch and after it, and with the limit."""
     options = ("checkpoint.every=2 steps", "checkpoint.keep_latest=9", "evaluation.every=2 steps", "total=6 steps")
     options += ("evaluation.global_batch=8", "logging.every=1 steps", f"data=folder:{write_damaged(tmp_path)}")
+    options += ("input.max_unreadable=100",)  # more than a tenth
     words = pretraining(data_dir, tmp_path / "run", *options)
     outcome = run(words)
     assert outcome.code == 0, outcome.err
@@ -164,3 +166,6 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
     outcome = run([*words, "--config.input.max_unreadable=3"])
     assert outcome.code == 2
     assert "config.input.max_unreadable=3: 4 images cannot be read" in outcome.err
+    saved = int(re.search(r"The state after step (\d) is saved", outcome.err)[1])
+    assert saved == commands.checkpoint_steps(tmp_path / "run")[-1] >= 5
+    assert counts()[: saved - 1] == expected[: saved - 1]

@@ -17,11 +17,18 @@ from vit_jax.config import EvaluatorConfig
 from vit_jax.config.evaluators import FROZEN_EVALUATORS, FrozenKind
 from vit_jax.data.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
+from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.evals.fewshot import FewShot, few_shot
 from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
 from vit_jax.train.assemble import Datasets, open_datasets
-from vit_jax.train.evaluations import FROZEN_MEASURES, build_evaluations
+from vit_jax.train.evaluations import (
+    FROZEN_MEASURES,
+    Cadence,
+    ScheduledEvaluator,
+    build_evaluations,
+    with_stated_mode,
+)
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -188,3 +195,30 @@ def test_frozen_features_are_of_all_images_whatever_part_is_trained_on(data_dir)
 def open_splits_that_differ(split, config, seed):
     names = ("a", "b") if split == config.train_split else ("a", "c")
     return MemorySource(np.zeros((2, 8, 8, 1), np.uint8), np.arange(2), names)
+
+
+class Regret:
+    """An evaluator of the caller that states a direction."""
+
+    directions = {"regret": "min"}  # noqa: RUF012
+
+    def run(self, state):
+        yield "regret", 0.5
+
+
+def test_a_run_takes_the_direction_that_an_evaluator_of_the_caller_states():
+    config = runs.config()
+    keeping = dataclasses.replace(config.checkpoint, best_metric="mine_regret")
+    config = dataclasses.replace(config, checkpoint=keeping)
+    further = [ScheduledEvaluator("mine", Regret(), Cadence(1, 6))]
+    assert with_stated_mode(config, further).checkpoint.best_mode == "min"
+    assert with_stated_mode(config, []) is config
+
+
+def test_too_many_unreadable_images_end_an_evaluation_in_every_process():
+    log = UnreadableLog(source(20), None)
+    evaluator = ScheduledEvaluator("mine", Regret(), Cadence(1, 6), [log])
+    assert evaluator.run(None) == {"mine_regret": 0.5}
+    log.problem = "3 images cannot be read"
+    with pytest.raises(TooManyUnreadable, match=r"^mine: 3 images"):
+        evaluator.run(None)

@@ -44,10 +44,10 @@ class Limits(Options):
     """The batch, and the number of images that may be unreadable, as in training."""
 
     global_batch: Count = option("N", "images at a time on all devices", 128)
-    max_unreadable: Number = option("N", "largest number of unreadable images", 100)
+    max_unreadable: Number | None = option("N", "largest number of unreadable images; default: 100, at most a tenth")
 
     @property
-    def limits(self) -> dict[str, int]:
+    def limits(self) -> dict[str, Any]:
         """Both by name."""
         return {"global_batch": self.global_batch, "max_unreadable": self.max_unreadable}
 

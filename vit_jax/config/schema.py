@@ -291,8 +291,9 @@ class InputConfig:
     """Values that become 0 and 255 beyond 8 bits: (0.0, 4095.0) for 12 bits. None: as a file states, else 16 bits."""
     max_image_megapixels: Positive = 180.0
     """Largest image in millions of pixels; a larger one counts as unreadable."""
-    max_unreadable: Number = 100
-    """Number of unreadable images that each process skips before the run stops."""
+    max_unreadable: Number | None = None
+    """Number of unreadable images of a split that each process skips before the run stops. None: 100, or a tenth of
+    the images if that is fewer. A split without a readable image always stops the run."""
     num_workers: Number | None = None
     """Processes that decode images; 0 decodes in the main process. None: chosen by the number of cores."""
     num_threads: Count | None = None

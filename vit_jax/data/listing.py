@@ -122,6 +122,8 @@ def open_listing(
     seed: int,
     held_then: Mapping[str, str] | None = None,
     range_option: str = RANGE_OPTION,
+    *,
+    is_classified: bool = True,
 ) -> Source:
     """Open one split.
 
@@ -132,6 +134,9 @@ def open_listing(
     `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are those of
     an earlier state of the list, and new images are on either side by their names.
 
+    With `is_classified=False`, for images without a classifier, one class is enough, there need be no training split,
+    and classes without training images have the last numbers.
+
     Raises:
       ValueError: there is no such list or split; it cannot be read; no images; fewer than two classes; a class without
         training images; two classes whose names differ in case or Unicode normal form alone; a hold-out that leaves a
@@ -141,9 +146,9 @@ def open_listing(
     whole, low, high = part_of_split(split)
     named = whole_splits(config)
     if listing.splits(named.train_split, named.test_split):
-        source = _open_split(listing, whole, named)
+        source = _open_split(listing, whole, named, is_classified=is_classified)
     else:
-        source = _open_flat(listing, whole, named, seed, held_then or {})
+        source = _open_flat(listing, whole, named, seed, held_then or {}, is_classified=is_classified)
     listed = innermost(source)
     assert isinstance(listed, ListedSource)
     for line in listed.survey(config.value_range, range_option):  # all of a list without splits, for one warning
@@ -169,18 +174,21 @@ def whole_splits(config: InputConfig) -> InputConfig:
     return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
 
 
-def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
+def _open_split(listing: Listing, split: str, config: InputConfig, *, is_classified: bool) -> Source:
     splits = listing.splits(config.train_split, config.test_split, split)
     listing.require_splits(config.train_split, config.test_split, split)
-    train_split, split = (_present(str(listing.path), name, splits) for name in (config.train_split, split))
+    split = _present(str(listing.path), split, splits)
+    if not is_classified:
+        _require_split(listing, split, splits, f"Name one of them as the split, such as {splits[0]!r}.")
+        return listing.read(split, _all_class_names(listing, split, config.train_split, splits))
+
+    train_split = _present(str(listing.path), config.train_split, splits)
     advice = "Set config.input.train_split and config.input.test_split."
     if len(splits) == 1:
         parts = f"config.input.train_split='{splits[0]}[:90%]' and config.input.test_split='{splits[0]}[90%:]'"
         advice = f"Set {parts} to hold out a part of it."
     for name in (train_split, split):
-        if name not in splits:
-            near = did_you_mean(name, splits)
-            raise ValueError(f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}")
+        _require_split(listing, name, splits, advice)
     class_names, present = _class_names(listing, train_split), listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
     if extra := sorted({*present} - {*class_names}):
@@ -189,6 +197,23 @@ def _open_split(listing: Listing, split: str, config: InputConfig) -> Source:
             "Every class needs training images: add them, or remove these images."
         )
     return listing.read(split, class_names)
+
+
+def _require_split(listing: Listing, name: str, splits: Sequence[str], advice: str) -> None:
+    """Raise ValueError, which ends with the advice, for a split that is missing."""
+    if name not in splits:
+        near = did_you_mean(name, splits)
+        raise ValueError(f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}")
+
+
+def _all_class_names(listing: Listing, split: str, train_split: str, splits: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of the training split, if there is one, and behind them those that only the split has."""
+    same = next((names for names in _MEANINGS if train_split in names), ())
+    present = next((name for name in (train_split, *same) if name in splits), None)
+    class_names = [] if present is None else listing.classes(present)
+    class_names += [name for name in _class_names(listing, split, 1) if name not in class_names]
+    _require_distinct(listing, sorted(class_names))
+    return tuple(class_names)
 
 
 def _present(path: str, split: str, splits: Sequence[str]) -> str:
@@ -200,14 +225,23 @@ def _present(path: str, split: str, splits: Sequence[str]) -> str:
     return present
 
 
-def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, held_then: Mapping[str, str]) -> Source:
+def _open_flat(
+    listing: Listing,
+    split: str,
+    config: InputConfig,
+    seed: int,
+    held_then: Mapping[str, str],
+    *,
+    is_classified: bool,
+) -> Source:
     names, unsplit = (config.train_split, config.test_split, WHOLE), f"{listing.place(None)}, {listing.unsplit}"
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
             f"Split {split!r} of {unsplit}; allowed are config.input.train_split, "
             f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
         )
-    everything = listing.read(None, _class_names(listing, None))
+    fewest = 2 if is_classified else 1
+    everything = listing.read(None, _class_names(listing, None, fewest))
     if split == WHOLE or not config.test_split:
         return everything
     if held_then:
@@ -223,13 +257,16 @@ def _open_flat(listing: Listing, split: str, config: InputConfig, seed: int, hel
     return held_out if split == config.test_split else rest
 
 
-def _class_names(listing: Listing, split: str | None) -> tuple[str, ...]:
-    """Return the classes to train on, at least two."""
+def _class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[str, ...]:
+    """Return the classes of a split, in distinct names; raises ValueError for fewer than the least number."""
     names = tuple(listing.classes(split))
-    if len(names) < 2:
+    if len(names) < fewest:
         present = few(names, repr) or "none"
-        kinds = f"at least two classes, which are its {listing.classes_are}"
-        raise ValueError(f"{listing.place(split)}: must have images of {kinds}. It has {present}.")
+        number = "one class" if fewest == 1 else "two classes"
+        raise ValueError(
+            f"{listing.place(split)}: must have images of at least {number}, and has {present}. "
+            f"Its {listing.classes_are} are the classes."
+        )
     _require_distinct(listing, names)
     return names
 

@@ -92,6 +92,8 @@ def open_source(
     seed: int,
     held_then: Mapping[str, str] | None = None,
     range_option: str = RANGE_OPTION,
+    *,
+    is_classified: bool = True,
 ) -> Source:
     """Open one split of a dataset.
 
@@ -105,13 +107,14 @@ def open_source(
       seed: chooses the hold-out of files without splits, and the training examples.
       held_then: `subset.held_up_to` of such files when weights were trained on them.
       range_option: the option that warnings about files of more than 8 bits name.
+      is_classified: False for files without a classifier, which may have one class and no training split.
 
     Raises:
       ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
         or examples that the config chooses do not exist; a reference is no source.
     """
     if (listing := listing_of(data)) is not None:
-        opened = open_listing(listing, split, config, seed, held_then, range_option)
+        opened = open_listing(listing, split, config, seed, held_then, range_option, is_classified=is_classified)
     else:
         opened = _open_other(data, split, config, seed)
     is_training = split == config.train_split

@@ -1,34 +1,66 @@
 """Counts images that could not be decoded, reports why, and stops a run with too many."""
 
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.depth import ValueRange
 from vit_jax.data.images import UnreadableImage, decode
-from vit_jax.data.records import Source, few
+from vit_jax.data.records import Source
 from vit_jax.data.stream import HostBatch
 from vit_jax.files import printable
 
+MOST = 100
+"""Unreadable images that are skipped by default, or a tenth of a split if that is fewer; one always is."""
+OPTION = "config.input.max_unreadable"
+_SHOWN = 3  # files that an error names, each with its reason
+_GOLDEN_RATIO = 0.618
+
+
+class TooManyUnreadable(ValueError):
+    """More images cannot be read than are allowed, or none can."""
+
 
 class UnreadableLog:
-    """The unreadable records of a source, which arrive with mask 0; each counts once."""
+    """The unreadable records of a source, which arrive with mask 0; each counts once.
+
+    Attributes:
+      met: the batch, from 1, that held an unreadable record first, by record; in this process.
+      problem: the error of too many unreadable records, after `defer_errors`; "" before there are too many.
+    """
 
     def __init__(
         self,
         source: Source,
-        max_unreadable: int,
+        max_unreadable: int | None,
         max_image_megapixels: float = InputConfig.max_image_megapixels,
         value_range: ValueRange | None = None,
+        option: str = OPTION,
     ) -> None:
-        self._source, self._max_unreadable = source, max_unreadable
-        self._decoding = max_image_megapixels, value_range
+        self._source = source
+        self._max_unreadable = max_unreadable
+        self._option = option
+        self._decoding = (max_image_megapixels, value_range)
         self._batches = 0  # that were seen, or that come before
-        self.met: dict[int, int] = {}  # the batch, from 1, that held an unreadable record first; in this process
+        self._defers = False
+        self.met: dict[int, int] = {}
+        self.problem = ""
 
     def resume(self, step: int, records: Iterable[int]) -> None:
-        """Continue after the batch of a step with the unreadable records so far, which are not named again."""
-        self._batches, self.met = step, dict.fromkeys(records, step)
+        """Continue after the batch of a step with the unreadable records so far, which are not named again.
+
+        If they are too many, those are forgotten that can be read now: their files may have been replaced.
+        """
+        self._batches = step
+        self.met = dict.fromkeys(records, step)
+        if len(self.met) > largest_number(len(self._source), self._max_unreadable):
+            self.met = {index: step for index in self.met if self._problem_of(index) is not None}
+
+    def defer_errors(self) -> None:
+        """Keep the error of too many unreadable records in `problem`, for a caller that saves its state first."""
+        self._defers = True
 
     def met_by(self, step: int) -> list[int]:
         """Return the unreadable records up to the batch of a step; batches are read ahead of their steps."""
@@ -38,23 +70,37 @@ class UnreadableLog:
         """Count and log the unreadable images of one batch.
 
         Raises:
-          ValueError: more images than `max_unreadable` could not be read; it names them.
+          TooManyUnreadable: more images than `max_unreadable` could not be read; it names them.
         """
         self._batches += 1
         for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
-            if index not in self.met:
-                self.met[index] = self._batches
-                reason = reason_of(self._source, index, *self._decoding)
-                name = printable(self._source.name_of(index))
-                logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
-        self.require_few(len(self.met), self._max_unreadable, "config.input.max_unreadable")
+            if index in self.met:
+                continue
+            self.met[index] = self._batches
+            name = printable(self._source.name_of(index))
+            reason = self._reason_of(index)
+            logging.getLogger(__name__).warning("Unreadable image, left out. %s: %s", reason, name)
+        if self.problem:
+            return
+        try:
+            self.require_few(len(self.met))
+        except TooManyUnreadable as error:
+            if not self._defers:
+                raise
+            self.problem = str(error)
 
-    def require_few(self, missing: int, most: int, option: str = "--max_unreadable") -> None:
-        """Raise ValueError if more images than `most` are missing in all processes; it names those of this process."""
-        if missing > most:
-            names = few([self._source.name_of(index) for index in self.met])
-            count = f"{option}={most}: {missing} images cannot be read" + (names and f": {names}")
-            raise ValueError(f"{count}. Replace or remove them, or raise the limit.")
+    def require_few(self, missing: int) -> None:
+        """Raise TooManyUnreadable if more images than `max_unreadable` are missing in all processes, or all are.
+
+        It names those of this process.
+        """
+        most = self._max_unreadable
+        if missing <= largest_number(len(self._source), most) and missing < len(self._source):
+            return
+        shown = list(self.met)[:_SHOWN]
+        reasons = {index: self._reason_of(index) for index in shown}
+        text = describe(self._source, reasons, missing, most, num_known=len(self.met))
+        raise TooManyUnreadable(f"{self._option}={most}: {text}")
 
     def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         """Yield the same batches, each after `update`."""
@@ -62,11 +108,91 @@ class UnreadableLog:
             self.update(batch)
             yield batch
 
+    def _reason_of(self, index: int) -> str:
+        return reason_of(self._source, index, *self._decoding)
+
+    def _problem_of(self, index: int) -> str | None:
+        return problem_of(self._source, index, *self._decoding)
+
+
+def largest_number(num_images: int, chosen: int | None) -> int:
+    """Return how many images of a split may be unreadable: the chosen number, or 100 and at most a tenth of them.
+
+    One may always be, so that small splits do not depend on each of their images.
+    """
+    if chosen is not None:
+        return chosen
+    return min(MOST, max(1, num_images // 10))
+
+
+def describe(source: Source, reasons: Mapping[int, str], missing: int, most: int | None, *, num_known: int) -> str:
+    """Return the error of too many unreadable images, without what it begins with.
+
+    Args:
+      source: of the images.
+      reasons: of the first ones, by their index.
+      missing: their number.
+      most: as configured.
+      num_known: unreadable images that this process has met.
+    """
+    files = [f"{printable(source.name_of(index))} ({reason})" for index, reason in reasons.items()]
+    more = f" and {num_known - len(files):,} more" if num_known > len(files) else ""
+    named = f": {', '.join(files)}{more}" if files else ""
+    if missing >= len(source):
+        return f"none of the {missing:,} images can be read{named}. Replace them."
+    allowed = ""
+    if most is None:
+        allowed = f", and at most {largest_number(len(source), most)} of {len(source):,} may (a tenth, up to {MOST})"
+    return f"{missing} images cannot be read{allowed}{named}. Replace or remove them, or raise the limit."
+
+
+def require_readable(
+    source: Source,
+    place: str,
+    max_unreadable: int | None,
+    max_image_megapixels: float,
+    value_range: ValueRange | None = None,
+) -> None:
+    """Read images, spread over a split, until one can be read: a split without any is found before a run starts.
+
+    `place` is the name of the split.
+
+    Raises:
+      TooManyUnreadable: more images than `max_unreadable`, and at least 100, or all cannot be read; it names the first.
+    """
+    reasons: dict[int, str] = {}
+    most = max(MOST, largest_number(len(source), max_unreadable))
+    for index in itertools.islice(spread_order(len(source)), most + 1):
+        problem = problem_of(source, index, max_image_megapixels, value_range)
+        if problem is None:
+            return
+        reasons[index] = problem
+    first = {index: reasons[index] for index in sorted(reasons)[:_SHOWN]}
+    text = describe(source, first, len(reasons), max_unreadable, num_known=len(reasons))
+    option = "" if len(reasons) == len(source) else f"{OPTION}={max_unreadable}: "
+    raise TooManyUnreadable(f"{place}: {option}{text}")
+
+
+def spread_order(num_images: int) -> Iterator[int]:
+    """Yield all indices, so that those at any time are spread over the whole range."""
+    stride = max(1, round(num_images * _GOLDEN_RATIO))
+    while math.gcd(stride, num_images) > 1:
+        stride += 1
+    return (number * stride % num_images for number in range(num_images))
+
 
 def reason_of(source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None) -> str:
     """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
+    problem = problem_of(source, index, max_image_megapixels, value_range)
+    return "It could not be read at first, but it can be now" if problem is None else problem
+
+
+def problem_of(
+    source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None
+) -> str | None:
+    """Return why a record cannot be read; None if it can."""
     try:
         decode(source[index].image, max_image_megapixels, value_range=value_range)
     except UnreadableImage as error:
         return str(error)
-    return "It could not be read at first, but it can be now"
+    return None

@@ -72,7 +72,7 @@ class MirroredSource(SubsetSource):
         return inner and f"{inner} mirrored"
 
 
-def hash_all(source: Source, max_unreadable: int) -> tuple[np.ndarray, np.ndarray]:
+def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the hashes of all images and of their mirror images, uint64 (N, 2), and which could be read, bool (N,).
 
     Raises:
@@ -80,7 +80,7 @@ def hash_all(source: Source, max_unreadable: int) -> tuple[np.ndarray, np.ndarra
     """
     transform = Reduction(InputConfig.max_image_megapixels)
     stream = EvaluationStream(source, transform, _BATCH, np.arange(_BATCH))
-    log = UnreadableLog(source, max_unreadable)
+    log = UnreadableLog(source, max_unreadable, option="--max_unreadable")
     hash_N2, is_read_N = np.zeros((len(source), 2), np.uint64), np.zeros(len(source), bool)
     progress = tqdm(total=len(source), unit=" images", desc="hashes", disable=None if hosts.is_first() else True)
     parallelism = choose_parallelism(batch_bytes=_BATCH * 32 * 32 * 3)
@@ -92,7 +92,9 @@ def hash_all(source: Source, max_unreadable: int) -> tuple[np.ndarray, np.ndarra
     return hash_N2, is_read_N
 
 
-def find_by_hashes(source: Source, tests: Sequence[Source], distance: int, max_unreadable: int) -> list[Duplicate]:
+def find_by_hashes(
+    source: Source, tests: Sequence[Source], distance: int, max_unreadable: int | None
+) -> list[Duplicate]:
     """Return all pairs whose hashes differ in at most `distance` bits; raises as `hash_all`."""
     hash_N2, is_read_N = hash_all(source, max_unreadable)
     readable, pairs = np.flatnonzero(is_read_N), list[Duplicate]()

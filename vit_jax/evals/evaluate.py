@@ -77,7 +77,7 @@ def make_evaluate(
     source: str,
     is_multilabel: bool,
     global_batch: int,
-    max_unreadable: int,
+    max_unreadable: int | None,
 ) -> Evaluate:
     """Compile the step of an evaluation on all devices of all processes, for any number of datasets.
 

@@ -25,6 +25,7 @@ from vit_jax.arrays import Batch, ModelOutput, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.records import Source, few
 from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.data.unreadable import largest_number
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
 from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, require_finite, rows_of
 from vit_jax.files import open_atomically
@@ -173,7 +174,7 @@ class Extractor:
         transform: EvaluationTransform,
         layer: str,
         global_batch: int,
-        max_unreadable: int,
+        max_unreadable: int | None,
         cache: Cache | None,
     ):
         """Compile nothing yet. `layer` is one of `LAYERS`; other arguments are as for `Runner`."""
@@ -198,7 +199,8 @@ class Extractor:
         folder = self._cache.folder / hashlib.sha256(about.encode()).hexdigest()[:32]
         entry = Entry(folder=folder, about=about, files=_FILES, num_rows=len(source), cache=self._cache)
         arrays = entry.find()
-        if arrays is not None and (~arrays[_IS_READ]).sum() > self._runner.max_unreadable:
+        most = largest_number(len(source), self._runner.max_unreadable)
+        if arrays is not None and (~arrays[_IS_READ]).sum() > most:
             arrays = None  # kept under a higher limit: read those images again, to name them
         if not all(hosts.gather(arrays is not None)):  # computing takes all processes
             with entry.new_folder() as unfinished:

@@ -16,7 +16,7 @@ from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.files import printable
 from vit_jax.models.activations import placed_by
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
@@ -75,10 +75,12 @@ class Runner:
       transform: prepares the images.
       mesh: all devices.
       global_batch: examples of one step, rounded up to a multiple of the devices.
-      max_unreadable: largest number of unreadable images of a source, over all processes.
+      max_unreadable: largest number of unreadable images of a source, over all processes; None: as `largest_number`.
     """
 
-    def __init__(self, module: Module, transform: EvaluationTransform, *, global_batch: int, max_unreadable: int):
+    def __init__(
+        self, module: Module, transform: EvaluationTransform, *, global_batch: int, max_unreadable: int | None
+    ):
         self.module, self.transform, self.max_unreadable = module, transform, max_unreadable
         self.mesh = build_mesh(jax.devices())
         self.global_batch = self._rounded(global_batch)
@@ -102,13 +104,15 @@ class Runner:
           ValueError: after the last batch, if more images than `max_unreadable` are unreadable.
         """
         size = self._rounded(min(self.global_batch, len(source))) if shortens_batch else self.global_batch
-        log = UnreadableLog(source, len(source), self.transform.max_image_megapixels, self.transform.value_range)
-        unreadable = 0  # counted at the end: no process may stop alone
+        decoding = (self.transform.max_image_megapixels, self.transform.value_range)
+        log = UnreadableLog(source, self.max_unreadable, *decoding, option="--max_unreadable")
+        log.defer_errors()  # no process may stop alone
+        unreadable = 0
         batches = lambda: open_whole(source, self.transform, batch_sharding(self.mesh), size, log)  # noqa: E731
         for rows in rows_of(batches, step, self.module, len(source)):
             unreadable += int((rows["mask_B"] == 0).sum())
             yield rows
-        log.require_few(unreadable, self.max_unreadable)
+        log.require_few(unreadable)
 
     def _rounded(self, batch: int) -> int:
         return -(-batch // self.mesh.size) * self.mesh.size
@@ -173,9 +177,9 @@ def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], s
 
 
 def require_images(num_readable: float, name: str) -> None:
-    """Raise ValueError if no image of a split could be read."""
+    """Raise TooManyUnreadable if no image of a split could be read."""
     if not num_readable:
-        raise ValueError(f"{name}: no image could be read. There is nothing to evaluate.")
+        raise TooManyUnreadable(f"{name}: no image could be read. There is nothing to evaluate.")
 
 
 def sum_over(open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E) -> dict[str, np.ndarray]:

@@ -73,9 +73,17 @@ class Plan(NamedTuple):
     held_up_to: Mapping[str, str]
     was_trained_on: bool = False
 
-    def source(self, split: str) -> Source:
+    def source(self, split: str, *, is_classified: bool = True) -> Source:
         """Open one of the splits; raises as `open_source`."""
-        return open_source(self.data, split, self.config, self.seed, self.held_up_to, "--value_range")
+        return open_source(
+            self.data,
+            split,
+            self.config,
+            self.seed,
+            self.held_up_to,
+            "--value_range",
+            is_classified=is_classified,
+        )
 
     def described(self, test: Source) -> TrainingData:
         """Describe the data for weights that are trained on the training split; `test` is the other one."""
@@ -143,19 +151,30 @@ def open_pair(name: str, choice: SplitChoice, training: TrainingData | None = No
 
 
 def open_split(name: str, split: str | None, choice: SplitChoice, training: TrainingData | None = None) -> Source:
-    """Open one split, by default the one to test on; other arguments as for `open_pair`."""
+    """Open one split of images that no classifier is fitted to, by default the one to test on.
+
+    Files may have one class, and no training split; other arguments as for `open_pair`.
+    """
     plan = _plan_named(name, choice, training)
-    return plan.source(split or plan.config.test_split)
+    return plan.source(split or plan.config.test_split, is_classified=False)
 
 
 def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence[str]) -> str:
-    """Return the usual split, or "all" for files without splits: their hold-out depends on the seed of a run.
+    """Return the usual split, "all" for files without splits, or the only split of files.
 
-    Data that are compared with themselves, among `others`, keep the usual split.
+    The hold-out of files depends on the seed of a run. Data that are compared with themselves, among `others`, keep the
+    usual split.
     """
     plan = _plan_named(name, choice, None)
-    is_whole = holds_out(plan.data, plan.config) and located(plan.data) not in map(located, others)
-    return WHOLE if is_whole else usual
+    if located(plan.data) in map(located, others):
+        return usual
+    if holds_out(plan.data, plan.config):
+        return WHOLE
+    listing = listing_of(plan.data)
+    if listing is None or not listing.exists():
+        return usual
+    splits = listing.splits(plan.config.train_split, plan.config.test_split)
+    return splits[0] if len(splits) == 1 else usual
 
 
 def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:

@@ -51,7 +51,7 @@ class Report:
 
 
 def look_at_data(
-    model: Model, weights: Weights, data_dir: str | None, *, global_batch: int, max_unreadable: int
+    model: Model, weights: Weights, data_dir: str | None, *, global_batch: int, max_unreadable: int | None
 ) -> dict[str, Any]:
     """Return the fields of a `Report` that need test images, or a note why these cannot be read."""
     if weights.training is None:  # as of converted weights

@@ -39,7 +39,7 @@ from vit_jax.data.transforms import (
     build_evaluation_transform,
     check_augmentations,
 )
-from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.unreadable import UnreadableLog, require_readable
 from vit_jax.evals.runner import open_whole
 from vit_jax.models import build_model, lora
 from vit_jax.models.activations import placed_by
@@ -369,8 +369,22 @@ def open_datasets(config: RunConfig) -> Datasets:
         require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
     frozen = {name: source.is_multilabel or others[name].is_multilabel for name, source in train_sources.items()}
     require_labels(config, is_multilabel=train.is_multilabel, frozen=frozen)
+    _require_readable_splits(config, {inputs.train_split: train, inputs.test_split: test, **others})
     check_augmentations(inputs, train[0])
     return Datasets(train, test, others, train_sources)
+
+
+def _require_readable_splits(config: RunConfig, splits: Mapping[str, Source]) -> None:
+    """Raise TooManyUnreadable for splits and data of evaluators, by name, without a readable image."""
+    inputs = config.input
+    for name, source in splits.items():
+        require_readable(
+            source,
+            f"config.data={config.data}, split {name}",
+            inputs.max_unreadable,
+            inputs.max_image_megapixels,
+            inputs.value_range,
+        )
 
 
 def train_stream(

@@ -16,7 +16,7 @@ from vit_jax.config.directions import stated_directions
 from vit_jax.config.evaluators import MULTILABEL_RESULTS, FrozenKind
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
-from vit_jax.data.unreadable import UnreadableLog
+from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
 from vit_jax.evals.features import Features, FrozenEvaluator, MeasureFeatures, collect, make_feature_step, notes_on
 from vit_jax.evals.fewshot import make_few_shot_measure
@@ -53,12 +53,20 @@ class ScheduledEvaluator:
     prefix: str  # "test" makes "test_accuracy" of the evaluator's "accuracy"
     evaluator: Evaluator
     cadence: Cadence
+    logs: Sequence[UnreadableLog] = ()  # of the splits that it reads
 
     def run(self, state: TrainState) -> dict[str, float]:
-        """Return the prefixed results on a training state; all processes get those of the first."""
+        """Return the prefixed results on a training state; all processes get those of the first.
+
+        Raises:
+          TooManyUnreadable: in every process, if one has met too many unreadable images.
+        """
         results = {f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)}
-        agreed: dict[str, float] = hosts.gather(results)[0]
-        return agreed
+        gathered: list[tuple[dict[str, float], list[str]]] = hosts.gather((results, [log.problem for log in self.logs]))
+        for _, problems in gathered:
+            for problem in filter(None, problems):
+                raise TooManyUnreadable(f"{self.prefix}: {problem}")
+        return gathered[0][0]
 
 
 def build_evaluations(
@@ -74,10 +82,13 @@ def build_evaluations(
         `run`.
     """
     inputs, further = run.config.input, run.config.evaluation.evaluators
+    logs: dict[str, list[UnreadableLog]] = {}
 
     def open_split(name: str, source: Source, transform: EvaluationTransform | None = None) -> Split:
         # one log for all evaluations of the split
         log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
+        log.defer_errors()  # no process may stop alone
+        logs.setdefault(name, []).append(log)
 
         @contextlib.contextmanager
         def open_batches() -> Iterator[Iterator[Batch]]:
@@ -125,7 +136,10 @@ def build_evaluations(
 
     built = {split: classify(split, data.test)} | {name: build(name, config) for name, config in further.items()}
     every = {split: run.steps.evaluate_every, **run.steps.evaluators_every}
-    return [ScheduledEvaluator(name, built[name], Cadence(every[name], run.steps.total)) for name in built]
+    return [
+        ScheduledEvaluator(name, evaluator, Cadence(every[name], run.steps.total), logs.get(name, ()))
+        for name, evaluator in built.items()
+    ]
 
 
 def _make_extract(

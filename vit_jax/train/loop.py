@@ -15,6 +15,7 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
 from vit_jax.config.directions import require_direction
+from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.files import JsonObject
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
@@ -30,7 +31,7 @@ from vit_jax.train.evaluations import (
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption, Paused
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
-from vit_jax.train.metrics import LateMetrics, require_finite
+from vit_jax.train.metrics import READABLE_IMAGES, LateMetrics, require_finite
 from vit_jax.train.profiling import Profiler, peak_flops
 from vit_jax.train.progress import ESTIMATE_AFTER_STEPS, Display, TrainingClock, estimate_text
 from vit_jax.train.replay import forget_divergence, record_divergence
@@ -116,11 +117,13 @@ def train(
         profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         unreadable.resume(start_step, _own_part(before.get("unreadable_records", [])))
+        unreadable.defer_errors()  # the state is saved first
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(start_step, run.images, run.training_flops, peak_flops())
         watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
         log, save = Cadence(run.steps.log_every, total), Cadence(run.steps.checkpoint_every, total)
         train_metrics: dict[str, float] = {}
+        emptied: list[int] = []  # steps without a readable image
 
         def wall_seconds() -> float:
             return before["wall_seconds"] + time.perf_counter() - began
@@ -133,6 +136,9 @@ def train(
                 yield
 
         def report(step: int, metrics: dict[str, float]) -> None:
+            if metrics.pop(READABLE_IMAGES) == 0:
+                emptied.append(step)
+                return
             try:
                 require_finite(step, metrics)
             except FloatingPointError as error:
@@ -199,7 +205,9 @@ def train(
             profiler.after_step(step, metrics)
             watchdog.step_done(step)
 
-            is_stopping = interruption.is_requested()
+            if unreadable.problem:
+                interruption.request()
+            is_stopping = interruption.is_requested() or bool(emptied)
             is_save_due = save.is_due(step) or step == pause_step
             is_evaluated = any(evaluation.cadence.is_due(step) for evaluation in evaluations)
             if is_evaluated or is_save_due or is_stopping:
@@ -211,15 +219,21 @@ def train(
                             results = evaluate(step)
                         except Interrupted:  # a request to stop does not wait for an evaluation to end
                             is_stopping = True
+                        except TooManyUnreadable:  # in every process
+                            save_state(step, {}, owes_evaluation=True)
+                            store.wait()
+                            raise
                     is_best_candidate = keeping.keep_best and keeping.best_metric in results
                     if is_stopping or is_save_due or is_best_candidate:
                         save_state(step, results, owes_evaluation=is_evaluated and not results)
                     if is_stopping:
                         store.wait()
+                        _require_readable_batches(unreadable.problem, emptied, step)
             if is_stopping:
                 raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command resumes it")
 
         with between_steps():
+            _require_readable_batches(unreadable.problem, emptied, last_step)
             if last_step < total:
                 display.say(f"step {last_step:>6}/{total}  {stopping.reason_to_stop()}")
             store.wait()
@@ -241,6 +255,23 @@ def train(
         write_summary(folder, summary)
         print(overview.closing(summary, folder, split=split), flush=True)
     return summary
+
+
+def _require_readable_batches(problem: str, emptied: Sequence[int], step: int) -> None:
+    """Raise TooManyUnreadable in every process if one has met too many unreadable images, or a step had no others.
+
+    Args:
+      problem: of this process; "" without any.
+      emptied: steps without a readable image, the same in every process.
+      step: the last one, whose state is saved.
+    """
+    problems = [text for text in hosts.gather(problem) if text]
+    if emptied and not problems:
+        problems = [
+            f"Step {emptied[0]}: no image of the batch can be read. Replace them, or use a larger global_batch."
+        ]
+    if problems:
+        raise TooManyUnreadable(f"{problems[0]} The state after step {step} is saved.")
 
 
 def _pause_step(steps: RunSteps, fraction: float | None) -> int | None:

@@ -36,6 +36,8 @@ class LateMetrics:
 
 FINITE = {"train_loss": "loss", "gradient_norm": "norm of the gradient", "parameter_norm": "norm of the parameters"}
 """Metrics of a step that must be finite, with words for each."""
+READABLE_IMAGES = "readable_images"
+"""Number of images of a step, over all processes, that could be read."""
 
 
 def require_finite(step: int, metrics: Mapping[str, float]) -> None:

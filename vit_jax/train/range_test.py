@@ -26,6 +26,7 @@ from vit_jax.config.check import validate
 from vit_jax.data.records import Source
 from vit_jax.drawing import BLUE, GREEN, GREY, RED, new_figure
 from vit_jax.train.assemble import Assembly, architecture_of, assemble, open_datasets, open_train_batches
+from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.profiling import use_compilation_cache
 from vit_jax.train.start import adapt, first_state, state_of_parameters
 from vit_jax.train.state import TrainState
@@ -120,6 +121,8 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
     with open_train_batches(run, source, 0) as (batches, _):
         for batch in itertools.islice(batches, num_steps + 1):
             leaves, metrics = step(leaves, batch)
+            if float(metrics[READABLE_IMAGES]) == 0:
+                raise ValueError(f"config.global_batch={config.global_batch}: no image of a batch can be read.")
             loss = float(metrics["train_loss"])  # before this step's update, after that of the step before
             if rates and math.isfinite(loss):
                 losses.append(loss)

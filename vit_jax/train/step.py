@@ -22,6 +22,7 @@ from vit_jax.models.activations import platform
 from vit_jax.objectives import Objective
 from vit_jax.optim import ema
 from vit_jax.optim.by_name import make_is_trained
+from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -68,6 +69,7 @@ def make_train_step(
                 "gradient_norm": optax.tree.norm(gradients),
                 "update_norm": _update_norm(updates, step),
                 "parameter_norm": optax.tree.norm(model),
+                READABLE_IMAGES: batch.mask_B.sum(),
             }
         return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
 

@@ -62,6 +62,12 @@ class Interruption:
             return bool(multihost_utils.reached_preemption_sync_point(self._num_questions))
         return self._requested
 
+    def request(self) -> None:
+        """End the run after the next step that all processes agree on, as a signal does."""
+        if not self._requested and jax.process_count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._requested = True
+
     def check(self) -> None:
         """The same after a batch of an evaluation: raises `Interrupted` if the run has to end."""
         if self.is_requested():
