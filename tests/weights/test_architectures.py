@@ -24,6 +24,7 @@ from vit_jax.weights.architectures import (
 from vit_jax.weights.library_config import _TIMM_HYBRIDS
 from vit_jax.weights.names.library_classes import TIMM
 from vit_jax.weights.published import FAMILIES, PUBLISHED, expanded
+from vit_jax.weights.saving import save_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests/golden/families.json").read_text())["cases"]
@@ -173,6 +174,15 @@ def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
     folder = write_case(case, tmp_path / "folder")
     with pytest.raises(ValueError, match="model_type='vit_base_patch16_224': must be one of vit"):
         load_weights(folder, architecture="vit_base_patch16_224")
+
+
+@pytest.mark.parametrize("name", ["weights.npz", "ours.safetensors"])
+def test_a_file_that_states_its_network_takes_no_name(name, tmp_path):
+    weights = load_weights(write_case("timm/mae", tmp_path / "folder"))
+    file = tmp_path / name
+    save_weights(weights, file, "released" if name.endswith("npz") else "vit_jax")
+    with pytest.raises(ValueError, match=r"architecture: must not be set, as .* states its network"):
+        load_weights(file, architecture="vit_base_patch16_224")
 
 
 def test_a_model_type_that_was_not_compared(tmp_path):
