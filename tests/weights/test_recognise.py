@@ -243,7 +243,7 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
 def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, words):
     """That none is let through unchecked, and none is always refused."""
     possible = {"image_size": (8, 8), "num_heads": 4, "gelu": "exact", "position_embedding": "sincos2d"}
-    possible |= {"rope": "grid", "standardization_epsilon_added_to": "variance"}
+    possible |= {"architecture": "vit_base_patch16_224", "rope": "grid", "standardization_epsilon_added_to": "variance"}
     assert validated_options({option: possible.get(option, 1e-6)})
     assert validated_options({option: None}) == {}
     with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):

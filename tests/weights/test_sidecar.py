@@ -83,6 +83,8 @@ def test_timm(tmp_path):
         "num_heads": 4,
         "gelu": "tanh",
         "pool": "gap",
+        "rope": None,
+        "pooled_tokens": "patches",
     }
     assert sidecar.class_names == ("cat", "dog")
     assert sidecar.preprocessing == prepared((224, 256), "short_side", 0.9, "bicubic", "timm")
@@ -128,7 +130,7 @@ def test_odd_values_are_read_or_one_error_of_a_line(tmp_path):
     messages = list[str]()
     numbers = [None, True, False, -1, 1.5, 10**400, float("inf"), float("nan")]
     odd = [*numbers, "x", [], {}, [1], ["a", 2], {"a": 1}, {"0": 3}, {"²": "x"}, [[1], [2]], [0.5, "x"]]
-    for base in (HUGGINGFACE, TIMM, TIMM["pretrained_cfg"] | {"architecture": "x"}):
+    for base in (HUGGINGFACE, TIMM, TIMM["pretrained_cfg"] | {"architecture": "vit_base_patch16_224"}):
         for name in [*base, "size", "label_names", "crop_pct", "interpolation"]:
             for value in odd:
                 names = ("size", "crop_size", "do_center_crop", "do_resize", "resample", "rescale_factor", "image_mean")

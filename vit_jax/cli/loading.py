@@ -67,6 +67,7 @@ class OfWeights(AllowCode):
     image_size: Annotated[tuple[int, int] | None, _read_size] = option(
         "H,W", "pixels, or one number for both; learned positions are resized as in the library of the weights"
     )
+    architecture: str | None = option(*_OF_FILE["architecture"])
     num_heads: Count | None = option(*_OF_FILE["num_heads"])
     gelu: Gelu | None = option(*_OF_FILE["gelu"])
     layer_norm_epsilon: Positive | None = option(*_OF_FILE["layer_norm_epsilon"])

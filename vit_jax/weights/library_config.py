@@ -10,7 +10,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESNET_UNITS
 from vit_jax.files import write_atomically
 from vit_jax.weights.folding import Normalisation, stored_normalisation
-from vit_jax.weights.names.library_classes import huggingface_class, huggingface_model, timm_model, whole_ratio
+from vit_jax.weights.names.library_classes import huggingface_class, huggingface_model, is_eva, timm_model, whole_ratio
 from vit_jax.weights.sidecar import (
     CONFIG,
     HUGGINGFACE_SIZES,
@@ -188,17 +188,18 @@ def timm_config(
 def _timm_component_arguments(a: Architecture) -> dict[str, object]:
     """Return the arguments of timm's classes for parts that the paper's ViT does not have."""
     common: dict[str, object] = {"init_values": a.layer_scale, "qkv_bias": a.qkv_bias != "none"}
-    if a.rope is None:
+    if not is_eva(a):
         return common | {
             "reg_tokens": a.registers,
             "pre_norm": a.embedding_norm == "tokens",
             "final_norm": a.final_norm != "none",
             "fc_norm": a.final_norm == "pooled",
             "proj_bias": a.linear_bias,
+            **({"pool_include_prefix": True} if a.pool == "map" and a.prefix_length else {}),
             **({"embed_norm_layer": None} if a.norm == "rms" and a.embedding_norm is None else {}),
         }
     counted = list(a.rope_grid or a.grid)
-    reference = {"centred": {}, "grid": {"ref_feat_shape": [16, 16]}, "index": {"ref_feat_shape": counted}}
+    reference = {None: {}, "centred": {}, "grid": {"ref_feat_shape": [16, 16]}, "index": {"ref_feat_shape": counted}}
     pool = {"attn_pool_num_heads": a.pool_num_heads or a.num_heads, "attn_pool_mlp_ratio": _ratio(a)}
     return common | {
         "num_reg_tokens": a.registers,
@@ -233,7 +234,7 @@ def _timm_arguments(a: Architecture) -> dict[str, object]:
         "class_token": a.num_class_tokens > 0,
         **({"no_embed_class": True} if a.position_tokens == "patches" else {}),
         "global_pool": _TIMM_POOLS[a.pool],
-        **({"fc_norm": False, **plain} if a.rope is None else {}),
+        **({"fc_norm": False, **plain} if not is_eva(a) else {}),
     }
 
 

@@ -33,7 +33,7 @@ from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
 from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
-from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, read_sidecar
+from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
 
 HEAD = "head/linear/kernel"
 _IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
@@ -145,7 +145,7 @@ def _load_arrays(
         file = locate.find_file(path)
         if file.is_file() and not polyak:
             raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
-        weights = _load_file(file, _beside(path, file), options, allowed)
+        weights = _load_file(file, _beside(path, file, options), options, allowed)
     if hub.is_hub_address(address) and not weights.licence:
         weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
     if is_address(address):
@@ -169,7 +169,7 @@ def _load_adapter(address: str, path: pathlib.Path, options: Mapping[str, object
             f"{folder} is a PEFT adapter of {adapter.base}: {error} To name another place of the base, set "
             f"base_model_name_or_path in a local copy of {folder / ADAPTER_CONFIG}."
         ) from error
-    weights = _load_file(file, _beside(base_path, file), options, allowed, (adapter, factors))
+    weights = _load_file(file, _beside(base_path, file, options), options, allowed, (adapter, factors))
     return dataclasses.replace(weights, licence=weights.licence or licence_of(base.removeprefix("hf://")))
 
 
@@ -206,6 +206,9 @@ def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights
 
 
 def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]) -> Weights:
+    if options.get("architecture") is not None:
+        raise ValueError(f"architecture: must not be set, as {path} states its network. Omit the option.")
+
     def architecture_of(metadata: Mapping[str, object]) -> Architecture:
         architecture = description.stored_architecture(metadata)
         refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
@@ -235,10 +238,16 @@ def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object
     )
 
 
-def _beside(source: pathlib.Path, file: pathlib.Path) -> Sidecar:
-    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name."""
+def _beside(source: pathlib.Path, file: pathlib.Path, options: Mapping[str, object]) -> Sidecar:
+    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name.
+
+    The option `architecture` is the name that the caller gives to the network.
+    """
+    name = validated_options(options).get("architecture")
     if source.is_dir() or file.name == WEIGHTS or is_index(file.name):
-        return read_sidecar(file.parent)
+        return read_sidecar(file.parent, name)
+    if name is not None:
+        return name_sidecar(name)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
         return Sidecar()
     return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
@@ -313,6 +322,8 @@ def _load_file(
         with naming(str(path)):
             sidecar = _carried(file) if file.metadata else sidecar
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
+            if options.get("architecture") and (file.metadata or known.format not in ("timm", "huggingface")):
+                raise ValueError("architecture: must not be set, as the file states its network. Omit the option.")
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
             preprocessing, normalisation = sidecar.preprocessing, sidecar.normalisation

@@ -1,6 +1,7 @@
 """Options for weights whose file does not state everything, without jax: the command line reads them for its help."""
 
 OPTIONS = {
+    "architecture": ("NAME", "name of the network in timm or transformers, if config.json has none or an unknown one"),
     "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),
     "num_heads": ("N", "heads of attention"),
     "gelu": ("tanh|exact|quick", "form of the activation"),
@@ -11,4 +12,4 @@ OPTIONS = {
     "rope": ("centred|grid|index", "rotary positions, of DINOv3, EVA-02 or PE"),
     "position_embedding": ("learned_1d|learned_2d|sincos2d|none", "kind of positions"),
 }
-"""Fields of the architecture that `load_weights` takes, where the file does not state them: form and meaning."""
+"""Name and fields of the architecture for files that do not state them: form and meaning."""

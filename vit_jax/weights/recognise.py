@@ -12,12 +12,14 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
+from vit_jax.weights import architectures
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray, naming
 from vit_jax.weights.names import FORMATS, Entry, Facts, released, tokens, with_shape
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.published import blocks
 
+_NOT_FIELDS = ("pool", "pooled_tokens")  # of what is stated beside a file
 _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
 _FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
 # Regular expression of an array, "name:axes:kind" with the kind of its dtype | family | what is not read | remedy if it
@@ -33,6 +35,7 @@ embeddings\.cls_register_token: | C-RADIO in transformers' names of memory | all
     | take weights of a family that docs/pretrained.md lists, such as timm's InternViT
 .*\.[qk]_norm\. | a ViT with qk-norm | norms of queries and keys
 .*(relative_position|\.rel_pos[_:]) | Swin, BEiT or a similar network | relative positions
+blocks_token_only\. | CaiT | blocks for the class token alone
 .*running_mean: | a network with convolutions | batch norm
 .*stem\.conv1\. | a ResNet of timm's (D) | a root of several convolutions | take Big Transfer's
 .*norm\d?\.weight_g: | a network with weight norm | directions and lengths of weights
@@ -46,6 +49,10 @@ embeds\.proj\.weight:2|(.*/)?embedding/kernel:2|(.*\.)?embeddings\.patch_embeddi
     | take weights of SigLIP 2 for one resolution, such as google/siglip2-base-patch16-224
 """
 _REMEDY = "take weights of a family that docs/pretrained.md lists"
+_UNNAMED = (
+    "The file does not name its network: norms before each branch are assumed, as most models of timm have them. If "
+    "its name is known, give it, such as architecture=vit_base_patch16_224."
+)
 _OF_TEXT = r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
 
 
@@ -79,6 +86,7 @@ def recognise(
       ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts it.
     """
     chosen = validated_options(options or {})
+    chosen.pop("architecture", None)  # `stated` has its facts
     name, names = _find_format(arrays)
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
     label = "big_vision" if name == "released" and released.is_big_vision(shapes, names) else name
@@ -90,6 +98,8 @@ def recognise(
         refuse_contradictions(chosen, dataclasses.asdict(architecture), "the file's metadata")
     else:
         architecture, assumptions = _complete(facts, stated or {}, chosen)
+        if name == "timm" and not stated and architecture.has_transformer:
+            assumptions.append(_UNNAMED)
     folded = 0
     if architecture.position_tokens == "patches" and facts.position_rows is not None:
         folded = max(0, facts.position_rows - math.prod(architecture.grid))
@@ -113,6 +123,9 @@ def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
         rule = "a number above 0, such as 1e-6"
         if "|" in form:
             is_possible, rule = value in form.split("|"), f"one of {form.replace('|', ', ')}"
+        elif name == "architecture":
+            is_possible = isinstance(value, str) and architectures.is_known(value)
+            rule = "a model of timm or a model type of transformers that is read, such as vit_base_patch16_224"
         elif name == "num_heads":
             is_possible, rule = type(value) is int and value > 0, "a divisor of the network's width"
         elif name == "image_size":
@@ -155,17 +168,20 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     """Return the architecture, and the assumptions."""
     _require_same_network(facts, stated)
     facts = dataclasses.replace(facts, pool=stated.get("pool", facts.pool))
+    _require_pooled_tokens(facts, stated)
     known = {"num_heads": facts.num_heads, "position_embedding": facts.position_rows and "learned_1d"}
     refuse_contradictions(chosen, known, "the file")
+    if "rope" in stated and chosen.get("rope", stated["rope"]) != stated["rope"]:
+        raise ValueError(f"rope={chosen['rope']!r}: must be {stated['rope']}, by the network's name. Omit the option.")
     for name in chosen.keys() - {"image_size"}:
         if facts.family == ("vit" if name.startswith(_FOR_RESNETS) else "resnet"):
             raise ValueError(f"{name}={chosen[name]!r}: must not be set, as it has no effect on a {facts.family}.")
-    choice = {name: value for name, value in {**stated, **chosen}.items() if name not in ("pool", *_DECIDED)}
+    choice = {name: value for name, value in {**stated, **chosen}.items() if name not in (*_NOT_FIELDS, *_DECIDED)}
     assumptions: list[str] = []
     if facts.needs_rope and "rope" not in choice:
         raise ValueError(
-            "the file does not state its rotary positions: give the folder with its config.json, or rope=centred "
-            "(DINOv3), grid (EVA-02) or index (Perception Encoder)"
+            "the file does not state its rotary positions: give the folder with its config.json, or its name in timm, "
+            "such as architecture=vit_small_patch16_dinov3"
         )
     fields = format_defaults(facts)
     fields["num_heads"] = _num_heads(facts, choice.pop("num_heads", None), assumptions)
@@ -178,13 +194,15 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     fields["name"] = _name(facts, fields["num_heads"])
     if facts.position_rows is None and facts.family != "resnet":
         fields["position_embedding"] = facts.fixed_positions
-        if not {"position_embedding", "rope"} & choice.keys():  # rotary positions need no table
+        if "position_embedding" not in choice and choice.get("rope") is None:  # rotary positions need no table
             assumptions.append(
                 f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
                 "position_embedding=sincos2d or none."
             )
     if fields.get("class_tokens") == int(facts.pool in ("token", "token_gap")):
         fields["class_tokens"] = None  # as the pooling has it
+    if choice.get("rope_grid") == _grid(fields):
+        choice["rope_grid"] = None
     a = bounded_architecture(fields | choice)
     if a.modern_options.keys() - {"position_tokens"} and not stated:
         assumptions.append(
@@ -193,6 +211,24 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
             "folder with both files."
         )
     return a, assumptions
+
+
+def _grid(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Return rows and columns of patches."""
+    (height, width), (patch_height, patch_width) = fields["image_size"], fields["patch_size"]
+    return height // patch_height, width // patch_width
+
+
+def _require_pooled_tokens(facts: Facts, stated: Mapping[str, object]) -> None:
+    """Raise ValueError if the network beside a file pools other tokens than ours: attention all, the mean patches."""
+    ours = {"map": "all", "gap": "patches"}.get(facts.pool)
+    prefix_length = facts.modern_options.get("class_tokens", 0) + facts.modern_options.get("registers", 0)
+    theirs = stated.get("pooled_tokens", ours)
+    if prefix_length and ours is not None and theirs != ours:
+        raise ValueError(
+            f"it pools {'all tokens' if theirs == 'all' else 'patches without prefix tokens'} by {facts.pool}, which "
+            f"is not supported: {_REMEDY}"
+        )
 
 
 def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:

@@ -7,13 +7,13 @@ cannot do is left unknown, with a note.
 import contextlib
 import math
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.files import read_json
 from vit_jax.references import mark_stored
+from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, shown
 from vit_jax.weights.published import licence_of
@@ -31,7 +31,7 @@ from vit_jax.weights.typed_values import (
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
 MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
-POOLS = {"token": "token", "avg": "gap", "map": "map"}  # timm's → ours
+POOLS = {"token": "token", "avg": "gap", "map": "map"}  # timm's → ours; "" is stated for features of all tokens
 HUGGINGFACE_SIZES = {  # ours → transformers'
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -44,16 +44,6 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
     "quick_gelu": "quick",
 }
-_TIMM_PARTS: dict[str, dict[str, object]] = {  # in the name of timm's model → fields that its file does not show
-    r"_dinov3": {"rope": "centred", "layer_norm_epsilon": 1e-5},
-    r"^eva02_": {"rope": "grid"},
-    r"^vit_pe_core_": {"rope": "index", "layer_norm_epsilon": 1e-5, "pool_num_heads": 8},
-    r"^vit_pe_": {"rope": "index", "layer_norm_epsilon": 1e-5},
-    r"_clip_quickgelu": {"gelu": "quick", "layer_norm_epsilon": 1e-5},
-    r"_clip_|^aimv2_": {"layer_norm_epsilon": 1e-5},
-    r"_siglip_": {"gelu": "tanh"},  # as in the original code; timm has the exact GELU in most of its models
-}
-_HUGGINGFACE_PARTS = {"dinov3_vit": {"rope": "centred"}, "ijepa": {"pool": "gap"}}
 _SIGLIP_NOTE = (
     "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the "
     "exact GELU: its logits differ a little there."
@@ -78,19 +68,22 @@ class Sidecar(NamedTuple):
     is_multilabel: bool = False  # images may have several labels: sigmoid instead of softmax
 
 
-def read_sidecar(folder: pathlib.Path) -> Sidecar:
-    """Return the facts that the files of a folder state, if any.
+def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidecar:
+    """Return the facts that the files of a folder state, if any; `architecture` replaces the name of the network.
 
     Raises:
-      ValueError: one is no JSON object, has a value of another type, or names an unknown activation.
+      ValueError: one is no JSON object, has a value of another type, or names a network or an activation that is not
+        read.
     """
     config = _read(folder / CONFIG)
     if not config:
-        return Sidecar()
+        return Sidecar() if architecture is None else name_sidecar(architecture)
     if "pretrained_cfg" in config or "architecture" in config:
         with naming(str(folder / CONFIG)):
-            return _from_timm(config)
+            return _from_timm(config if architecture is None else {**config, "architecture": architecture})
 
+    if architecture is not None:
+        config = {**config, "model_type": architecture}
     processor = _read(folder / PREPROCESSOR)
     with naming(str(folder / CONFIG)):
         sidecar = _from_huggingface(config)
@@ -98,6 +91,18 @@ def read_sidecar(folder: pathlib.Path) -> Sidecar:
         preprocessing, notes = of_huggingface({**config, **read_object(config, "vision_config")}, processor)
         normalisation = _normalisation(processor, "image_mean", "image_std")
     return sidecar._replace(preprocessing=preprocessing, notes=notes, normalisation=normalisation)
+
+
+def name_sidecar(architecture: str) -> Sidecar:
+    """Return the facts that the name of a network states, for weights without a configuration."""
+    note = (
+        "WARNING: there is no config.json, so pixels in [-1, 1] are assumed, which other families do not have. Give "
+        "the folder with both files."
+    )
+    if architecture in architectures.MODEL_TYPES:
+        return Sidecar(architectures.huggingface_fields(architecture, {}), notes=(note,))
+    name = architectures.current_name(architecture)
+    return Sidecar(architectures.timm_fields(name, {}), notes=(note,), licence=licence_of(architecture))
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -109,14 +114,15 @@ def _read(path: pathlib.Path) -> dict[str, object]:
 
 def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     """Return the facts of `config.json`."""
+    model_type = read_string(config, "model_type")
     config = {**config, **read_object(config, "vision_config")}  # of a model with a text tower
+    named = architectures.huggingface_fields(model_type, config)
     require_three_channels("num_channels", config.get("num_channels"))
     labels = read_class_names(config, "id2label")
     activation = read_string(config, "hidden_act")
     is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
     if read_flag(config, "use_gated_mlp") is True and not is_gated:
         raise ValueError(f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only.")
-    model_type = read_string(config, "model_type") or ""
     fields = {
         "image_size": read_size(config, "image_size"),
         "patch_size": read_size(config, "patch_size"),
@@ -124,12 +130,12 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
         **{ours: read_count(config, theirs) for ours, theirs in HUGGINGFACE_SIZES.items()},
         "layer_norm_epsilon": read_positive(config, "layer_norm_eps") or read_positive(config, "rms_norm_eps"),
         "gelu": None if is_gated else _gelu(activation),
-        **_HUGGINGFACE_PARTS.get(model_type, {}),
+        **named,
     }
     return Sidecar(
         fields=_known(fields),
         class_names=_given_names(labels),
-        licence=licence_of(model_type),
+        licence=licence_of(model_type or ""),
         is_multilabel=read_problem_type(config),
     )
 
@@ -152,15 +158,12 @@ def read_problem_type(config: Mapping[str, object]) -> bool:
 def _from_timm(config: Mapping[str, object]) -> Sidecar:
     pretrained = read_object(config, "pretrained_cfg") or config
     arguments = read_object(config, "model_args")
-    name = read_string(config, "architecture") or ""
-    if re.match(r"vit_\w+_rope_", name):  # an axial one has the arrays of other networks
-        raise ValueError(f"{shown(name)} is a RoPE-ViT, whose rotary positions are not read: take DINOv3 or EVA-02.")
-
+    name = architectures.current_name(read_string(config, "architecture") or "")
+    named = architectures.timm_fields(name, arguments)
     require_three_channels("in_chans", arguments.get("in_chans"))
     size = read_size(arguments, "img_size") or _read_input_size(pretrained)
     width = read_count(arguments, "embed_dim")
     ratio = read_positive(arguments, "mlp_ratio")
-    parts = next((parts for pattern, parts in _TIMM_PARTS.items() if re.search(pattern, name)), {})
     fields = {
         "image_size": size,
         "patch_size": read_size(arguments, "patch_size"),
@@ -169,14 +172,14 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
         # The ratio of packed SwiGLU counts gate and value as one: the file decides.
         "mlp_dim": None if "_giant_patch14_" in name else _product(width, ratio),
         "gelu": _gelu(read_string(arguments, "act_layer")),
-        "pool": POOLS.get(read_string(config, "global_pool") or ""),
+        "pool": _read_pool(config) or _read_pool(arguments),
         "pool_num_heads": read_count(arguments, "attn_pool_num_heads"),
     }
     preprocessing, notes = of_timm(pretrained, size)
-    notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in parts else ()
+    notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in named else ()
     labels = read_class_names(config if "label_names" in config else pretrained, "label_names")
     return Sidecar(
-        fields=parts | _known(fields),
+        fields=named | _known(fields),
         class_names=_given_names(labels),
         preprocessing=preprocessing,
         notes=notes,
@@ -184,6 +187,16 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
         licence=licence_of(f"{name}.{pretrained.get('tag', '')}"),
         is_multilabel=read_problem_type(config),
     )
+
+
+def _read_pool(values: Mapping[str, object]) -> str | None:
+    """Return our pooling for timm's; None where it is not stated, or the weights give all tokens."""
+    pool = read_string(values, "global_pool")
+    if not pool:
+        return None
+    if pool not in POOLS:
+        raise ValueError(f"global_pool={shown(pool)}: must be one of {', '.join(POOLS)}. Take other weights.")
+    return POOLS[pool]
 
 
 def _read_input_size(pretrained: Mapping[str, object]) -> tuple[int, int] | None:

@@ -17,18 +17,23 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
-import timm
 import torch
 import transformers
 from families import full_names, pixels, values
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
-from timm.models._hub import save_config_for_hf
+from torchvision_stand_in import install_stand_in
+
+install_stand_in()
+
+import timm  # noqa: E402
+from timm.models._hub import save_config_for_hf  # noqa: E402
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 REFERENCE = {"ref_feat_shape": (3, 3)}
 TIMM = {  # case: name of the model, image size, other arguments
     "mae": ("vit_base_patch16_224.mae", 48, {}),
+    "registers_map": ("test_vit3", 48, {"num_classes": 3}),
     "ijepa": ("vit_huge_patch14_gap_224.in1k_ijepa", 42, {}),
     "dinov2": ("vit_small_patch14_dinov2", 42, {}),
     "dinov2_reg": ("vit_small_patch14_reg4_dinov2", 42, {}),
@@ -42,6 +47,7 @@ TIMM = {  # case: name of the model, image size, other arguments
     "dinov3": ("vit_small_patch16_dinov3", 48, {}),
     "dinov3_plus": ("vit_small_plus_patch16_dinov3", 48, {}),
     "eupe": ("vit_small_patch16_dinov3_qkvb", 48, {}),
+    "eva01": ("eva_giant_patch14_224", 42, {"num_classes": 3}),
     "eva02_small": ("eva02_small_patch14_224", 42, {"num_classes": 3}),
     "eva02_base": ("eva02_base_patch14_224", 42, {"num_classes": 3}),
     "eva02_clip": ("eva02_base_patch16_clip_224", 48, {"num_classes": 3}),

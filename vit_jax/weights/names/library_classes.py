@@ -37,6 +37,11 @@ def timm_model(a: Architecture) -> LibraryModel:
     return _nearest(TIMM if a.family == "vit" else (_TIMM_OTHERS,), a)
 
 
+def is_eva(a: Architecture) -> bool:
+    """Return True for a network of timm's Eva: rotary positions, or biases of queries and values only."""
+    return a.rope is not None or a.qkv_bias == "query_value"
+
+
 def huggingface_model(a: Architecture) -> LibraryModel:
     """Return the class of transformers that computes most parts of a ViT."""
     return _nearest(HUGGINGFACE, a)
@@ -100,6 +105,7 @@ TIMM = (
     LibraryModel("vit_giant_patch14_dinov2", _SWIGLU),
     LibraryModel("aimv2_large_patch14_224", _AIM, epsilon=1e-5),
     LibraryModel("vit_base_patch16_dinov3", {**_DINOV3, **_PARTIAL, "rope": ("centred",)}, epsilon=1e-5),
+    LibraryModel("eva_giant_patch14_224", {**_EVA, "qkv_bias": ("query_value",)}),
     LibraryModel("eva02_base_patch14_224", {**_EVA02, **_PARTIAL, "rope": ("grid",)}),
     LibraryModel("vit_pe_core_base_patch16_224", {**_INDEX, "pool": ("map",)}, epsilon=1e-5),
     LibraryModel("vit_pe_spatial_base_patch16_512", {**_INDEX, "pool": ("token", "gap")}, epsilon=1e-5),

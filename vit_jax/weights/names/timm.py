@@ -15,6 +15,7 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import originals
 from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
 from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of, vit_facts
+from vit_jax.weights.names.library_classes import is_eva
 from vit_jax.weights.names.ours import Shape
 
 RESNET_DEFAULTS = {
@@ -53,7 +54,7 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
         )
     assert a is not None
     return Style(
-        scale=Style().scale if a.rope is None else "gamma_{}",
+        scale="gamma_{}" if is_eva(a) else Style().scale,
         splits_qkv=a.mlp == "swiglu_norm",
         splits_bias=a.qkv_bias == "query_value",
         splits_gate=a.mlp == "swiglu_norm" or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),

@@ -1,0 +1,219 @@
+"""Compares the networks that `write_registry.py` wrote with ours; exits with 1 if one is read and differs.
+
+python -m tests.weights.reference.compare_registry FOLDER [NAME ...]
+
+It renews `FOLDER/results.json`, `vit_jax/weights/compared_architectures.py` and the table in
+`vit_jax/bench/AGREEMENT.md`. With names, the results of the other models are those of the last walk. All models are
+tried that have no known reason to be rejected, in the list or not.
+"""
+
+import collections
+import json
+import pathlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tests.weights.reference.families import pixels
+from vit_jax.models import build_model
+from vit_jax.weights import architectures
+from vit_jax.weights.formats import StoredArray
+from vit_jax.weights.load import Weights, load_weights
+from vit_jax.weights.recognise import recognise
+from vit_jax.weights.sidecar import read_sidecar
+
+ROOT = pathlib.Path(__file__).parents[3]
+MODULE = ROOT / "vit_jax/weights/compared_architectures.py"
+PAGE = ROOT / "vit_jax/bench/AGREEMENT.md"
+# Family | regular expression of timm's names that are read; the first match counts.
+FAMILIES = r"""
+AIMv2 | aimv2_
+FlexiViT | flexivit_
+DINOv2, with registers too | vit_\w+_dinov2
+TIPSv2 | vit_\w+_tipsv2
+C-RADIO | vit_\w+_radio
+SigLIP, SigLIP 2 | vit_\w+_siglip
+CLIP, OpenCLIP, DFN, MetaCLIP | vit_\w+_clip
+InternViT | vit_intern
+hybrids | vit_\w+_(r26|r50|r)_s
+DeiT, distilled or not | deit_
+DeiT III | deit3_
+EVA (the first) | eva_
+EVA-02 | eva02_
+DINOv3, EUPE | vit_\w+_dinov3
+LingBot-Vision | vit_\w+_lingbot
+Perception Encoder | vit_pe_
+Big Transfer | resnetv2_
+ViT with registers or the mean of patches | vit_\w+_(reg\d|gap|map)|test_vit[23]
+ViT | vit_|test_vit
+"""
+BLOCK = re.compile(r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
+TOLERANCE = 1e-5  # of the largest value
+EXACT_GELU = "the exact GELU"
+
+
+def apply_network(weights: Weights, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return features and logits of images with values in [-1, 1]."""
+    a = weights.architecture
+    abstract = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
+    leaves = [jnp.asarray(array) for array in weights.parameters.values()]
+    model = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    output = jax.jit(lambda model, images: model(images))(model, jnp.asarray(images, jnp.float32))
+    arrays = {"features": output.pooled_BD, "logits": output.logits_BK}
+    return {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+
+
+def largest_difference(folder: pathlib.Path, **options: object) -> float:
+    """Return the largest difference from timm's outputs, relative to their largest value.
+
+    Raises:
+      ValueError: the weights are rejected.
+    """
+    weights = load_weights(folder, **options)
+    expected = dict(np.load(folder / "expected.npz"))
+    images = 2 * pixels(*expected.pop("size").tolist()) - 1
+    ours = apply_network(weights, images)
+    assert expected.keys() <= ours.keys(), f"{folder.name}: only {', '.join(ours)}"
+    assert expected, f"{folder.name} is read, and timm has no outputs to compare"
+    differences = [np.abs(ours[name] - array).max() / np.abs(array).max() for name, array in expected.items()]
+    return float(np.max(differences))
+
+
+def check_full_size(folder: pathlib.Path) -> str:
+    """Return how the network read from a published file, whose config has no arguments, differs from timm's; or ""."""
+    full = json.loads((folder / "full.json").read_text())
+    arrays = {name: StoredArray(tuple(shape), np.dtype(np.float32)) for name, shape in full["shapes"].items()}
+    (folder / "published").mkdir(exist_ok=True)
+    (folder / "published/config.json").write_text(json.dumps(full["config"]))
+    stated = read_sidecar(folder / "published").fields
+    a = recognise(arrays, {}, stated=stated).architecture
+    sizes = full["sizes"]
+    ours = {"width": a.width, "depth": a.depth, "num_heads": a.num_heads}
+    if full["class"] == "ResNetV2" or ours == sizes:
+        return ""
+    return f"{ours} instead of {sizes}"
+
+
+def compare(folder: pathlib.Path) -> dict[str, object]:
+    """Return the result of one model."""
+    try:
+        check_full_size(folder)
+        difference = largest_difference(folder)
+    except ValueError as error:
+        return {"status": "rejected", "reason": str(error).split("config.json: ")[-1].replace(str(folder), "")}
+    note = ""
+    if difference > TOLERANCE:
+        exact = largest_difference(folder, gelu="exact")
+        difference, note = (exact, EXACT_GELU) if exact <= TOLERANCE else (difference, "")
+    problem = check_full_size(folder)
+    is_equal = difference <= TOLERANCE and not problem
+    result = {"status": "equal" if is_equal else "WRONG", "difference": difference}
+    return result | ({"note": note} if note else {}) | ({"full": problem} if problem else {})
+
+
+def sizes_of(folder: pathlib.Path) -> architectures.Sizes | None:
+    """Return the sizes that timm gives a model; None for a ResNet."""
+    full = json.loads((folder / "full.json").read_text())
+    if full["class"] == "ResNetV2":
+        return None
+    return architectures.Sizes(**full["sizes"])
+
+
+def try_all_names(folder: pathlib.Path, names: Iterable[str]) -> None:
+    """Let the reader of weights accept the names that it does not reject for a reason."""
+    for name in names:
+        if architectures.find_unsupported(name) is None:
+            architectures.SIZES.setdefault(name, sizes_of(folder / name))
+
+
+def compared_module(results: Mapping[str, Mapping[str, object]], folder: pathlib.Path) -> str:
+    """Return the module with the names and sizes of the models that are equal."""
+    registry = json.loads((folder / "registry.json").read_text())
+    groups = collections.defaultdict(list)
+    for name, result in results.items():
+        if result["status"] == "equal":
+            sizes = sizes_of(folder / name)
+            groups[sizes or (0, 0, 0)].append(name)
+
+    lines = []
+    for sizes, names in sorted(groups.items()):
+        head = "/".join(map(str, sizes)) if any(sizes) else "resnet"
+        lines += [head, *textwrap.wrap(" ".join(sorted(names)), 100, initial_indent="  ", subsequent_indent="  ")]
+    old = registry["deprecated"].items()
+    deprecated = []
+    for name, current in sorted(old):
+        if results.get(current, {}).get("status") == "equal":
+            deprecated.append(f"{name} {current}")
+
+    text = MODULE.read_text()
+    blocks = {"COMPARED": lines, "DEPRECATED": deprecated}
+    for name, block in blocks.items():
+        text = re.sub(rf'(?<=\n{name} = """\n).*?(?=""")', "\n".join(block) + "\n", text, flags=re.DOTALL)
+    return re.sub(r'(?<=TIMM_VERSION = ")[^"]*', registry["version"], text)
+
+
+def equal_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return the rows of families that are read."""
+    families = [row.split(" | ") for row in FAMILIES.strip().splitlines()]
+    differences = collections.defaultdict(list)
+    for name, result in results.items():
+        if result["status"] == "equal":
+            family = next(family for family, pattern in families if re.match(pattern, name))
+            differences[family].append((result["difference"], result.get("note")))
+
+    rows = []
+    for family, _ in families:
+        found = differences[family]
+        exact = sum(note is not None for _, note in found)
+        remark = f"{exact} with `gelu=exact`" if exact else ""
+        rows.append(f"| {family} | {len(found)} | | {max(found)[0]:.1e} | {remark} |")
+    return rows
+
+
+def rejected_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return the rows of families that are rejected, with the reason."""
+    reasons = collections.Counter()
+    for result in results.values():
+        if result["status"] != "equal":
+            text = str(result.get("reason", f"WRONG: {result}"))
+            match = re.search(r"': (.+?) is not supported: it has (.+)\. Take", text)
+            reasons[match.groups() if match else ("other", text)] += 1
+    return [f"| {family} | | {count} | | {reason} |" for (family, reason), count in sorted(reasons.items())]
+
+
+def renew(text: str, results: Mapping[str, Mapping[str, object]]) -> str:
+    """Return the page with a new table."""
+    head = ["| family | equal | rejected | largest difference | reason, or option |", "|---|---|---|---|---|"]
+    counts = collections.Counter(result["status"] for result in results.values())
+    total = f"| all | {counts.pop('equal')} | {sum(counts.values())} | | |"
+    lines = [*head, *equal_rows(results), *rejected_rows(results), total]
+    return BLOCK.sub(lambda match: "\n".join(lines) + "\n", text)
+
+
+def main(folder: pathlib.Path, names: list[str]) -> int:
+    """Compare the models and print one line for each; return the number of models that are read and differ."""
+    known = json.loads((folder / "registry.json").read_text())["names"]
+    try_all_names(folder, known)
+    results_file = folder / "results.json"
+    results = json.loads(results_file.read_text()) if names else {}
+    for name in names or known:
+        try:
+            results[name] = compare(folder / name)
+        except Exception as error:  # a crash is a result of the walk
+            results[name] = {"status": "CRASH", "reason": f"{type(error).__name__}: {error}"}
+        print(name, *results[name].values(), flush=True)
+        jax.clear_caches()
+
+    results_file.write_text(json.dumps(results, indent=1) + "\n")
+    MODULE.write_text(compared_module(results, folder))
+    PAGE.write_text(renew(PAGE.read_text(), results))
+    return sum(result["status"] in ("WRONG", "CRASH") for result in results.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2:]) > 0)

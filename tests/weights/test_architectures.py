@@ -1,0 +1,242 @@
+"""Names of networks in `config.json`: read, rejected for their reason, unknown, and given by an option."""
+
+import itertools
+import json
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.weights.reference.families import full_names, values
+from vit_jax.weights import architectures, load_weights
+from vit_jax.weights.architectures import (
+    DEPRECATED,
+    MODEL_TYPES,
+    SIZES,
+    current_name,
+    find_unsupported,
+    huggingface_fields,
+    is_known,
+    timm_fields,
+)
+from vit_jax.weights.library_config import _TIMM_HYBRIDS
+from vit_jax.weights.names.library_classes import TIMM
+from vit_jax.weights.published import FAMILIES, PUBLISHED, expanded
+from vit_jax.weights.saving import save_weights
+
+ROOT = pathlib.Path(__file__).parents[2]
+GOLDEN = json.loads((ROOT / "tests/golden/families.json").read_text())["cases"]
+
+
+def write_case(case, folder, **changes):
+    """Write the weights and the configuration of a small network, with changes; return its folder."""
+    golden = GOLDEN[case]
+    folder.mkdir(exist_ok=True)
+    shapes = full_names(golden["shapes"], depth=2)
+    arrays = {name: values(name, shape) for name, shape in shapes.items()}
+    save_file(arrays, folder / "model.safetensors")
+    config = {**golden["config"], **changes}
+    stated = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(stated))
+    return folder
+
+
+def require_same(weights, others):
+    assert weights.architecture == others.architecture
+    assert weights.parameters.keys() == others.parameters.keys()
+    for name, array in weights.parameters.items():
+        np.testing.assert_array_equal(array, others.parameters[name])
+
+
+def test_the_page_counts_the_names_of_the_list():
+    page = (ROOT / "vit_jax/bench/AGREEMENT.md").read_text()
+    row = re.search(r"^\| all \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+    assert int(row[1]) == len(SIZES)
+    assert int(row[2]) > 0
+
+
+def test_no_name_of_the_list_has_a_reason_to_be_rejected():
+    assert {name: find_unsupported(name) for name in SIZES if find_unsupported(name)} == {}
+    assert set(DEPRECATED.values()) <= set(SIZES)
+    assert not set(DEPRECATED) & set(SIZES)
+
+
+def test_names_of_the_list_give_sizes_or_are_resnets():
+    resnets = {name for name in SIZES if timm_fields(name, {}) == {}}
+    assert resnets == {name for name in SIZES if name.startswith("resnetv2_")}
+    for name in SIZES.keys() - resnets:
+        fields = timm_fields(name, {})
+        assert fields["width"] % fields["num_heads"] == 0, name
+        assert fields["rope"] in (None, "centred", "grid", "index"), name
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [  # as in the papers, or in timm's functions where the paper has no such size
+        ("vit_base_patch16_224", (768, 12, 12)),
+        ("vit_large_patch14_reg4_dinov2", (1024, 24, 16)),
+        ("eva02_tiny_patch14_224", (192, 12, 3)),
+        ("eva_giant_patch14_224", (1408, 40, 16)),
+        ("vit_so400m_patch14_siglip_384", (1152, 27, 16)),
+        ("vit_base_patch16_gap_224", (768, 12, 16)),
+    ],
+)
+def test_sizes_are_those_of_the_model(name, sizes):
+    assert SIZES[name] == sizes
+
+
+def test_published_weights_and_written_names_are_known():
+    addresses = list(itertools.chain(*PUBLISHED.values(), *(family.addresses for family in FAMILIES)))
+    full_addresses = list(itertools.chain(*map(expanded, addresses)))
+    start = "hf://timm/"
+    names = [address.removeprefix(start) for address in full_addresses if address.startswith(start)]
+    assert len(names) > 50
+    written = [model.name for model in TIMM] + list(_TIMM_HYBRIDS.values())
+    assert [name for name in names + written if not is_known(name)] == []
+
+
+def test_tags_and_deprecated_names():
+    assert current_name("vit_base_patch16_224.mae") == "vit_base_patch16_224"
+    assert current_name("vit_small_patch16_224_dino.x") == "vit_small_patch16_224"
+    assert is_known("dinov2")
+    assert not is_known("vit_base_patch16_rpn_224")
+
+
+REJECTED = [
+    ("vit_base_patch16_rpn_224", "a ViT with post-norm blocks is not supported: it has a norm behind each branch"),
+    ("eva02_enormous_patch14_clip_224", "a ViT with post-norm blocks is not supported: it has a norm behind each"),
+    (
+        "vit_so150m_patch16_reg4_map_256",
+        "attention pooling and registers is not supported: it has a pooling of",
+    ),
+    ("cait_xs24_384", "CaiT is not supported: it has attention that mixes heads"),
+    ("beitv2_large_patch16_224", "BEiT is not supported: it has relative positions"),
+    ("beit3_base_patch16_224", "BEiT-3 is not supported: it has norms in MLPs"),
+    ("vit_medium_patch16_rope_reg1_gap_256", "RoPE-ViT is not supported: it has rotary positions of other forms"),
+    ("vit_relpos_small_patch16_224", "a ViT with relative positions is not supported"),
+    ("samvit_huge_patch16", "SAM is not supported: it has attention in windows"),
+    ("naflexvit_base_patch16_siglip", "a NaFlex model is not supported: it has patches of images of any aspect ratio"),
+    ("vit_small_patch16_18x2_224", "a ViT with parallel layers is not supported: it has several branches"),
+    ("resnetv2_50d_gn", "a ResNet v2 other than Big Transfer's is not supported"),
+]
+
+
+@pytest.mark.parametrize(("name", "words"), REJECTED)
+def test_a_name_is_rejected_with_its_reason(name, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        timm_fields(name, {})
+    assert str(error.value).startswith(f"architecture='{name}': ")
+    assert "rope=" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "words"), REJECTED[:3])
+def test_arrays_of_a_known_network_do_not_save_a_rejected_name(name, words, tmp_path):
+    folder = write_case("timm/mae", tmp_path / "folder", architecture=name)
+    with pytest.raises(ValueError, match=rf"config\.json: architecture='{name}': .*{re.escape(words[:20])}"):
+        load_weights(folder)
+
+
+def test_an_unknown_name_needs_the_option(tmp_path):
+    known = load_weights(write_case("timm/mae", tmp_path / "known"))
+    folder = write_case("timm/mae", tmp_path / "unknown", architecture="vit_base_patch16_mine_224")
+    with pytest.raises(ValueError, match=r"architecture='vit_base_patch16_mine_224': must be a model of timm that was"):
+        load_weights(folder)
+    require_same(load_weights(folder, architecture="vit_base_patch16_224"), known)
+    with pytest.raises(ValueError, match="architecture='resnet50': must be a model of"):
+        load_weights(folder, architecture="resnet50")
+
+
+def test_the_option_names_a_file_without_configuration(tmp_path):
+    folder = write_case("timm/dinov3", tmp_path / "folder")
+    golden = GOLDEN["timm/dinov3"]["config"]
+    file = folder / "model.safetensors"
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"does not state its rotary positions: .*such as architecture="):
+        load_weights(file)
+
+    arguments = {"architecture": golden["architecture"]}
+    with pytest.raises(ValueError, match="another network: width 384 there, 32 in the file"):
+        load_weights(file, **arguments)
+
+
+def test_an_unnamed_file_is_noted(tmp_path):
+    folder = write_case("timm/mae", tmp_path / "folder")
+    file = folder / "weights.safetensors"
+    (folder / "model.safetensors").rename(file)
+    notes = load_weights(file, num_heads=2).notes
+    assert any("does not name its network" in note and "architecture=" in note for note in notes)
+
+
+def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
+    case = next(case for case, golden in GOLDEN.items() if "config" in golden and case.startswith("huggingface/"))
+    folder = write_case(case, tmp_path / "folder")
+    with pytest.raises(ValueError, match="model_type='vit_base_patch16_224': must be one of vit"):
+        load_weights(folder, architecture="vit_base_patch16_224")
+
+
+@pytest.mark.parametrize("name", ["weights.npz", "ours.safetensors"])
+def test_a_file_that_states_its_network_takes_no_name(name, tmp_path):
+    weights = load_weights(write_case("timm/mae", tmp_path / "folder"))
+    file = tmp_path / name
+    save_weights(weights, file, "released" if name.endswith("npz") else "vit_jax")
+    with pytest.raises(ValueError, match=r"architecture: must not be set, as .* states its network"):
+        load_weights(file, architecture="vit_base_patch16_224")
+
+
+def test_a_model_type_that_was_not_compared(tmp_path):
+    case = "huggingface/dinov2"
+    known = load_weights(write_case(case, tmp_path / "known"))
+    folder = write_case(case, tmp_path / "unknown", model_type="dinov2_of_mine")
+    with pytest.raises(ValueError, match=r"model_type='dinov2_of_mine': must be one of .* such as architecture=vit"):
+        load_weights(folder)
+    require_same(load_weights(folder, architecture="dinov2"), known)
+
+
+@pytest.mark.parametrize("model_type", [*MODEL_TYPES, None])
+def test_model_types_that_are_read(model_type):
+    assert huggingface_fields(model_type, {}).keys() <= {"rope", "pool"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("rope_theta", 10_000.0, "rope_theta=10000.0: must be 100.0"),
+        ("pooler_act", "gelu", "pooler_act='gelu': must be 'tanh'"),
+        ("is_native", True, "is_native=True: must be False"),
+    ],
+)
+def test_values_that_no_array_shows(name, value, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        huggingface_fields("vit", {name: value})
+    fixed = architectures._FIXED_VALUES[name]
+    assert huggingface_fields("vit", {name: fixed}) == {}
+
+
+def test_arguments_that_change_a_network_in_an_unknown_way():
+    name = "vit_base_patch16_224"
+    assert timm_fields(name, {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True})["rope"] is None
+    for argument in ("block_fn", "norm_layer", "rope_theta", "a" * 1000):
+        with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
+            timm_fields(name, {argument: "x"})
+
+
+def test_places_of_rotary_positions():
+    assert timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
+    assert timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"] == (3, 5)
+    for odd in ([3], [3, 0], ["3", 3], 3):
+        with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
+            timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": odd})
+    with pytest.raises(ValueError, match=r"ref_feat_shape=\[8, 8\]: must be \[16, 16\]"):
+        timm_fields("eva02_base_patch14_224", {"ref_feat_shape": [8, 8]})
+
+
+def test_attention_pooling_of_patches_alone_beside_registers(tmp_path):
+    """The name decides which tokens are pooled: no array shows it."""
+    case = "timm/registers_map"
+    load_weights(write_case(case, tmp_path / "all"))
+    arguments = {**GOLDEN[case]["config"]["model_args"], "pool_include_prefix": False}
+    folder = write_case(case, tmp_path / "patches", model_args=arguments)
+    with pytest.raises(ValueError, match="it pools patches without prefix tokens by map, which is not supported"):
+        load_weights(folder)
