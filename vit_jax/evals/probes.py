@@ -151,6 +151,7 @@ def probe(
       "out_of_fold": metrics of the predictions of all folds.
     """
     train, test = readable_sides(train, test)
+    require_probe_images(train.label_N, num_classes, method, penalty, folds)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
     predictions = _predict(classifier, test)
     accuracy = predictions.accuracy
@@ -162,6 +163,25 @@ def probe(
     interval = wilson(accuracy * len(test), len(test))
     results |= {"accuracy": accuracy, "interval": interval, "test_images": len(test)}
     return classifier, results | predictions.probability_metrics()
+
+
+def require_probe_images(
+    label_N: np.ndarray, num_classes: int, method: Method, penalty: float | None, folds: int | None
+) -> None:
+    """Raise ValueError if there are too few training images for the folds, or for a search of the penalty."""
+    if folds is not None and folds > len(label_N):
+        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(label_N)}.")
+    if method == "logistic" and penalty is None:
+        _require_searched_images(label_N, num_classes)
+
+
+def _require_searched_images(label_N: np.ndarray, num_classes: int) -> None:
+    largest_class = np.bincount(label_N, minlength=num_classes).max()
+    if len(label_N) < SEARCH_FOLDS or largest_class < 2:
+        raise ValueError(
+            f"{len(label_N)} training images: no class has enough images to hold one out for a search of the penalty. "
+            "Give --penalty=."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,8 +255,6 @@ def _cross_validate(
     train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
 ) -> Iterator[_Predictions]:
     """Yield the predictions on each fold by a classifier of the other folds."""
-    if folds > len(train):
-        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
     for fitted, held in _split_folds(train, num_classes, folds, seed):
         classifier, _ = fit_probe(fitted, num_classes, method, penalty, seed)
         yield _predict(classifier, held)
@@ -252,12 +270,7 @@ def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> It
 
 def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
     """Choose by the mean log-loss of held-out images whose classes are fitted."""
-    largest_class = np.bincount(train.label_N, minlength=num_classes).max()
-    if len(train) < SEARCH_FOLDS or largest_class < 2:
-        raise ValueError(
-            f"{len(train)} training images: no class has enough images to hold one out for a search of the penalty. "
-            "Give --penalty=."
-        )
+    _require_searched_images(train.label_N, num_classes)
     splits = list(_split_folds(train, num_classes, SEARCH_FOLDS, seed))
     if len(train) > MOST_FOLDED:
         splits = splits[:1]
