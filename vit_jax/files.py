@@ -5,6 +5,7 @@ Paths are of this machine, or of a bucket (`buckets.BucketPath`), which `expande
 
 import contextlib
 import errno
+import fcntl
 import functools
 import io
 import json
@@ -418,6 +419,8 @@ def _open_beside(path: pathlib.Path) -> Iterator[BinaryIO]:
     """Yield a new file in the folder of a regular file, and rename it unless there was an error."""
     temporary = path.with_name(f".{path.name[:_MOST_LETTERS]}.{secrets.token_hex(8)}.tmp")
     with open(temporary, "x+b") as file:  # fails if it exists: it would belong to another process
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            _lock(file)
         try:
             yield file
             file.flush()
@@ -427,6 +430,29 @@ def _open_beside(path: pathlib.Path) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
+
+
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")  # names that `_open_beside` gives
+
+
+def find_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the temporary files of `open_atomically`, at any depth of a folder, whose process has ended."""
+    return [path for path in folder.rglob(".*.tmp") if _TEMPORARY.fullmatch(path.name) and not _is_locked(path)]
+
+
+def _lock(file: BinaryIO) -> None:
+    """Lock a file until it is closed, as far as its file system has locks; OSError if another process has it locked."""
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(path: pathlib.Path) -> bool:
+    """Return whether a process may still be writing a file."""
+    try:
+        with open_regular(path) as file:
+            _lock(file)
+    except (OSError, ValueError):
+        return True
+    return False
 
 
 def remove_tree(folder: pathlib.Path) -> None:

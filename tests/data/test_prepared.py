@@ -197,3 +197,15 @@ def test_a_description_of_another_structure_is_named(folder, content):
     (folder / prepared.DESCRIPTION).write_text(content)
     with rejects(prepared.DESCRIPTION, ""):
         prepared.preparation(f"folder:{folder}")
+
+
+def test_files_that_a_killed_process_left_are_removed_from_the_finished_copy(folder, tmp_path):
+    output = tmp_path / "copy"
+    prepared.prepare_folder(folder, output, short_side=32)
+    left = next(path for path in output.rglob("*.*") if path.parent != output).with_name(".a.jpg.0123456789abcdef.tmp")
+    left.write_bytes(b"half")
+    other = output / ".notes.tmp"
+    other.write_text("not ours")
+    prepared.prepare_folder(folder, output, short_side=32)
+    assert not left.exists()
+    assert other.exists()

@@ -178,3 +178,20 @@ def test_the_end_of_a_run_removes_segments_of_workers_that_were_killed(monkeypat
     gone = SHARED_MEMORY / f"vj{digits}_0001"
     monkeypatch.setattr(workers, "_segments", lambda lock: [gone])
     workers._end_run(lock)  # another process removed both
+
+
+LEAVES_AT_ONCE = """
+import multiprocessing, os
+from vit_jax.data import workers
+workers._start_tracker()
+lock = multiprocessing.get_context("spawn").Lock()
+assert "PYTHONWARNINGS" not in os.environ
+os._exit(3)
+"""
+
+
+def test_a_process_that_leaves_at_once_is_followed_by_no_warning_of_semaphores():
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    # The tracker holds the pipe of the errors, so that this returns after it has ended.
+    ended = subprocess.run([sys.executable, "-c", LEAVES_AT_ONCE], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, "leaked" in ended.stderr) == (3, False), ended.stderr

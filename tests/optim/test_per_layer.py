@@ -25,6 +25,8 @@ RATE, STEPS = 0.1, 3
 OPTIMIZERS = {
     "optax:lamb": {"weight_decay": 0.1},
     "optax:lion": {"b1": 0.8, "weight_decay": 0.2},
+    "optax:lars": {"weight_decay": 0.1},
+    "optax:fromage": {},
     "optax:adafactor": {"min_dim_size_to_factor": 4},
     "optax:rmsprop": {},
     "optax.contrib:muon": {"beta": 0.9, "weight_decay": 0.1},

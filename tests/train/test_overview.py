@@ -5,6 +5,7 @@ import pathlib
 import re
 import shutil
 
+import cv2
 import numpy as np
 import pytest
 
@@ -22,11 +23,12 @@ from vit_jax.weights.description import FORMAT_VERSION, stored_architecture, sto
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten files of each of two classes."""
+    """Ten images of each of two classes."""
+    image = cv2.imencode(".png", np.zeros((2, 2, 3), np.uint8))[1].tobytes()
     for name in ("cat", "dog"):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(10):
-            (tmp_path / "images" / name / f"{number}.png").write_bytes(b"")
+            (tmp_path / "images" / name / f"{number}.png").write_bytes(image)
     return tmp_path / "images"
 
 

@@ -92,8 +92,9 @@ def describe_system_error(error: OSError, place: str) -> str:
 def _discard_failed_output() -> bool:
     """Return whether the standard output cannot be written; discard it then, or it would fail again at the exit."""
     try:
-        sys.stdout.flush()
+        print(flush=True)  # an empty line: after a failure the buffer may be empty
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
         return True
     return False

@@ -19,7 +19,7 @@ from vit_jax.data.images import UnreadableImage, decode, resize_to_cover
 from vit_jax.data.orientation import orientation_of, tagged
 from vit_jax.data.records import few
 from vit_jax.data.workers import in_threads
-from vit_jax.files import make_folder, write_atomically
+from vit_jax.files import find_unfinished, make_folder, write_atomically
 
 QUALITY = 90
 _UNIT = 16  # height and width of the blocks that are coded together, with colours at half the resolution
@@ -52,8 +52,11 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
     with make_folder(output):
         state = description | {"source": str(folder.absolute()), "complete": False}
         write_atomically(output / DESCRIPTION, json.dumps(state))
+    unfinished = find_unfinished(output)  # by a process that was killed
     make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
     done = list(in_threads(make, files))
+    for path in unfinished:
+        path.unlink(missing_ok=True)
     write_atomically(output / DESCRIPTION, json.dumps(state | {"complete": True}))  # last: readers require it
     if names := [file for file, kind in zip(files, done, strict=True) if kind == "unreadable"]:
         words = "%d images cannot be read and are not in the copy: %s. Repair them and repeat the command."

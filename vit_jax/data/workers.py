@@ -104,13 +104,29 @@ def start_workers(batches: object) -> None:
         return
     _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
     os.environ["PYTHONSAFEPATH"] = "1"  # multiprocessing starts `python -c`, whose path begins with that directory
-    resource_tracker.ensure_running()  # it lets the signals through again
+    _start_tracker()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         # Grain starts a worker in a thread of a thread; all of them and the worker inherit the blocked signals.
         starter.start_prefetch()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_tracker() -> None:
+    """Start Python's resource tracker, which removes semaphores after a process that ends at once, without a warning.
+
+    It is a process that reads its filters of warnings from the environment.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker"]))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def is_lost_worker(error: Exception) -> bool:
