@@ -9,6 +9,7 @@ import vit_jax
 from tests.evals.samples import sample_pixels, sample_weights, write_classes
 from tests.integration.commands import run as run_words
 from tests.integration.commands import succeed
+from vit_jax.evals.features import Extractor
 from vit_jax.weights.saving import OWN, save_weights
 
 
@@ -100,3 +101,37 @@ def test_mistakes(words, verb, argument, more):
     outcome = run_words([verb, *words, argument, *more])
     assert outcome.code == 2
     assert outcome.err.startswith(f"vit-jax: {argument.partition('=')[0]}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "more", "message"),
+    [
+        ("probe", ["--folds=22"], "--folds=22: must be at most the number of training images, 21"),
+        ("probe", ["--method=least_squares", "--folds=1000"], "--folds=1000: must be at most"),
+        ("knn", ["--neighbours=22,50"], "neighbours=22: must be at most 21"),
+    ],
+)
+def test_too_few_images_are_an_error_before_features_are_computed(words, monkeypatch, verb, more, message):
+    monkeypatch.setattr(Extractor, "extract", None)
+    outcome = run_words([verb, *words, *more])
+    assert outcome.code != 0
+    assert message in outcome.err
+
+
+def test_a_search_of_the_penalty_needs_images_before_features_are_computed(words, tmp_path, monkeypatch):
+    monkeypatch.setattr(Extractor, "extract", None)
+    for split in ("train", "test"):
+        write_classes(tmp_path / "few" / split, np.arange(4), sample_pixels(4))
+    outcome = run_words(["probe", words[0], f"--data=folder:{tmp_path / 'few'}"])
+    assert outcome.code != 0
+    assert "4 training images: no class has enough images" in outcome.err
+
+
+def test_features_of_a_folder_with_one_class_and_a_test_split(words, tmp_path):
+    write_classes(tmp_path / "tested" / "test", np.zeros(3, int), sample_pixels(3))
+    output = tmp_path / "f.npz"
+    data = f"--data=folder:{tmp_path / 'tested'}"
+    assert "3 x 16 float32" in succeed(["features", words[0], data, f"--output={output}", "--cache=none"])
+    with np.load(output) as arrays:
+        assert arrays["labels"].tolist() == [0, 0, 0]
+        assert len(arrays["class_names"]) == 1

@@ -126,7 +126,7 @@ def test_other_files_are_rejected(make_table, make_config):
     path = make_table(*lines_of(), encoding="utf-16")
     with rejects(str(path), "UTF-8"):
         open_source(f"csv:{path}", "train", make_config(), 0)
-    with rejects(f"data {str(path)!r}", f"did you mean 'csv:{path}'"):
+    with rejects(f"config.data={str(path)!r}: unknown data", f"did you mean 'csv:{path}'"):
         open_source(str(path), "train", make_config(), 0)
 
 

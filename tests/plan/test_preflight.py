@@ -45,6 +45,31 @@ def test_a_recipe_that_cannot_start(override, message):
         check(override)
 
 
+EVALUATORS_THAT_CANNOT_START = [
+    (["kind=classification", "data=imagenet:real"], r"evaluators.more.data='imagenet:real': only `vit-jax evaluate`"),
+    (["kind=knn", "data=foldr:/mnt/remote/x"], r"evaluators.more.data='foldr:/mnt/remote/x': .*'folder'"),
+    (["kind=knn", "data=vtab:dmlap"], "dmlab"),
+    (["kind=knn", "arguments.layer=block:99"], r"evaluators.more.*layer='block:99': must be one of"),
+    (["kind=fewshot", "arguments.shots=0"], r"evaluators.more.*shots"),
+]
+
+
+@pytest.mark.parametrize("remote", [None, pathlib.Path("/mnt/remote")], ids=["here", "elsewhere"])
+@pytest.mark.parametrize(("options", "message"), EVALUATORS_THAT_CANNOT_START)
+def test_an_evaluator_that_cannot_start(options, message, remote):
+    """Also where the data are on other machines."""
+    data = "data=digits" if remote is None else "data=folder:/mnt/remote/photos"
+    with pytest.raises(ValueError, match=message):
+        check(data, *(f"evaluation.evaluators.more.{option}" for option in options), remote=remote)
+
+
+def test_more_neighbours_than_training_images():
+    near = ("evaluation.evaluators.near.kind=knn", "evaluation.evaluators.near.arguments.neighbours=1,2000")
+    with pytest.raises(ValueError, match=r"evaluators.near: 2000 neighbours of 1437 training images"):
+        check(*near)
+    check("data=folder:/mnt/remote/photos", *near, remote=pathlib.Path("/mnt/remote"))
+
+
 def wrong_loss(logits_BK, label_BK):
     return logits_BK @ label_BK
 
@@ -68,6 +93,10 @@ def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
     for data, name in (("vtab:dmlab", "dmlab"), ("tfds:cifar10:3.0.2", "cifar10")):
         _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
         assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", "the default of TFDS"
+    data = "evaluation.evaluators.more.data=csv:/mnt/remote/table.csv"
+    first, *unseen = check("data=digits", data, remote=remote)
+    assert "not visible" in first
+    assert unseen == ["not visible from here: /mnt/remote/table.csv"]
     monkeypatch.chdir(tmp_path)
     _, read = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
     assert read == "looked for here: tfds"

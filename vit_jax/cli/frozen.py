@@ -188,8 +188,11 @@ class Probe(_OfPairs):
         with self.pairs(allows_several_labels=True) as (pairs, extractor, weights):
             from vit_jax import hosts
             from vit_jax.api.build import with_probe
-            from vit_jax.evals.probes import probe, run_on_pairs, to_text
+            from vit_jax.evals.probes import probe, require_probe_images, run_on_pairs, to_text
             from vit_jax.weights.saving import save
+
+            for pair in pairs:  # before features are computed
+                require_probe_images(pair.train.labels, pair.train.num_classes, self.method, self.penalty, self.folds)
 
             def measure(
                 pair: "Pair", train: "SplitFeatures", test: "SplitFeatures"
@@ -227,8 +230,11 @@ class Knn(_OfPairs):
 
     def run(self) -> None:
         with self.pairs() as (pairs, extractor, weights):
+            from vit_jax.evals.neighbours import NUM_NEIGHBOURS, require_neighbours
             from vit_jax.evals.probes import measure_neighbours, run_on_pairs, to_text
 
+            for pair in pairs:  # before features are computed
+                require_neighbours(self.neighbours or NUM_NEIGHBOURS, len(pair.train))
             measure = functools.partial(measure_neighbours, **self.chosen("neighbours", "temperature"))
             results, notes = run_on_pairs(pairs, extractor, measure)
             self.say(extractor, weights, {"datasets": results}, to_text(results), notes)

@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -133,22 +133,42 @@ def _open_other(data: str, split: str, config: InputConfig, seed: int) -> Source
             return tfds_source.open_digits(split, config.data_dir)
         open_named = tfds_source.open_vtab if kind == "vtab" else tfds_source.open_tfds
         return open_named(name, split, config.data_dir)
+    opener = _resolve_opener(data, "config.data")
+    if not callable(opener):
+        raise ValueError(f"config.data={data!r} is {type(opener).__name__}; give a function of (split, config, seed).")
+    return _validated(opener(split, config, seed), data, split)
+
+
+def require_known_data(data: str, field: str) -> None:
+    """Raise ValueError, which names the field, for data of no known kind; no image is read."""
+    kind, _, name = data.partition(":")
+    if kind == "vtab" and name:
+        find_task(name)
+    elif data != "digits" and not (name and kind in ("tfds", *LISTINGS)):
+        _resolve_opener(data, field)
+
+
+def _resolve_opener(data: str, field: str) -> Any:
+    """Return what "package.module:name" names; raise ValueError, which names the field, for other data."""
+    kind = data.partition(":")[0]
     try:
         if not is_reference(data):
             raise ValueError(
-                f'Unknown data {data!r}; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", '
-                '"wds:PATH", "parquet:PATH" and "package.module:name".'
+                f'{field}={data!r}: unknown data; allowed are "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", '
+                '"csv:FILE", "wds:PATH", "parquet:PATH" and "package.module:name".'
             )
-        opener = resolve(data, "config.data")
+        return resolve(data, field)
     except ValueError as error:
+        if kind == "imagenet":
+            raise ValueError(
+                f"{field}={data!r}: only `vit-jax evaluate` reads these sets. Give data with the classes of the "
+                f"training images, or evaluate the run: vit-jax evaluate WORKDIR --data={data}."
+            ) from error
         path = Path(os.path.expanduser(data))
         near = [f"{known}:{data}" for known, listed in LISTINGS.items() if listed(path).exists()]
         near += [known for known in closest(kind, ["digits", "tfds", "vtab", *LISTINGS]) if known != kind]
         near += [f"tfds:{data}"] if data.isidentifier() else []
         raise ValueError(f"{error} Did you mean {near[0]!r}?" if near else str(error)) from error
-    if not callable(opener):
-        raise ValueError(f"config.data={data!r} is {type(opener).__name__}; give a function of (split, config, seed).")
-    return _validated(opener(split, config, seed), data, split)
 
 
 def _validated(source: object, data: str, split: str) -> Source:

@@ -52,6 +52,12 @@ def vote(
     return votes_CK.argmax(axis=1)
 
 
+def require_neighbours(neighbours: Sequence[int], num_images: int) -> None:
+    """Raise ValueError if there are fewer training images than each number of neighbours."""
+    if min(neighbours) > num_images:
+        raise ValueError(f"neighbours={min(neighbours)}: must be at most {num_images:,}, the readable training images.")
+
+
 def neighbour_accuracy(
     train: Features,
     test: Features,
@@ -68,9 +74,8 @@ def neighbour_accuracy(
     """
     _validate(neighbours, temperature)
     train, test = readable_sides(train, test)
+    require_neighbours(neighbours, len(train))
     possible = [k for k in neighbours if k <= len(train)]
-    if not possible:
-        raise ValueError(f"neighbours={min(neighbours)}: must be at most {len(train):,}, the readable training images.")
     correct = dict.fromkeys(possible, 0)
     first = 0
     for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):

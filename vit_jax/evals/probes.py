@@ -125,10 +125,6 @@ def fit_probe(
       ValueError: there are too few images for a search.
     """
     results: dict[str, Any] = {"method": method}
-    if method == "least_squares" and train.label_N.ndim == 2:
-        raise ValueError(
-            "--method=least_squares: must be logistic for images that may have several labels. Leave it out."
-        )
     if method == "least_squares":
         penalty = L2 if penalty is None else penalty
         least_squares = LeastSquares(train.feature_ND, train.label_N, num_classes)
@@ -158,8 +154,7 @@ def probe(
       and "f1_macro" take the place of "accuracy" and "interval", and "log_loss" is summed over the classes.
     """
     train, test = readable_sides(train, test)
-    if folds is not None and folds > len(train):
-        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(train)}.")
+    require_probe_images(train.label_N, num_classes, method, penalty, folds)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
     if folds is not None:
         parts = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
@@ -167,6 +162,28 @@ def probe(
         results["training_images"] = len(train)
         results["out_of_fold"] = _join(parts).describe(num_classes)
     return classifier, results | _predict(classifier, test).test_metrics()
+
+
+def require_probe_images(
+    label_N: np.ndarray, num_classes: int, method: Method, penalty: float | None, folds: int | None
+) -> None:
+    """Raise ValueError if the training images do not suit the method, or are too few for folds or a search."""
+    if method == "least_squares" and label_N.ndim == 2:
+        raise ValueError(
+            "--method=least_squares: must be logistic for images that may have several labels. Leave it out."
+        )
+    if folds is not None and folds > len(label_N):
+        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(label_N)}.")
+    if method == "logistic" and penalty is None:
+        _require_searched_images(label_N, num_classes)
+
+
+def _require_searched_images(label_N: np.ndarray, num_classes: int) -> None:
+    if len(label_N) < SEARCH_FOLDS or count_by_class(label_N, num_classes).max() < 2:
+        raise ValueError(
+            f"{len(label_N)} training images: no class has enough images to hold one out for a search of the penalty. "
+            "Give --penalty=."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,11 +337,7 @@ def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> It
 
 def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
     """Choose by the mean log-loss of held-out images whose classes are fitted."""
-    if len(train) < SEARCH_FOLDS or count_by_class(train.label_N, num_classes).max() < 2:
-        raise ValueError(
-            f"{len(train)} training images: no class has enough images to hold one out for a search of the penalty. "
-            "Give --penalty=."
-        )
+    _require_searched_images(train.label_N, num_classes)
     splits = list(_split_folds(train, num_classes, SEARCH_FOLDS, seed))
     if len(train) > MOST_FOLDED:
         splits = splits[:1]

@@ -12,7 +12,15 @@ from vit_jax.data.sources import path_of
 from vit_jax.files import expanded, first_line
 from vit_jax.plan.dataset import known_dataset, known_examples
 from vit_jax.plan.topology import StandIn
-from vit_jax.train.assemble import Assembly, Datasets, architecture_of, assemble, open_datasets
+from vit_jax.train.assemble import (
+    Assembly,
+    Datasets,
+    architecture_of,
+    assemble,
+    open_datasets,
+    require_known_datasets,
+)
+from vit_jax.train.evaluations import require_possible_evaluators
 from vit_jax.train.start import adapt, fitting_weights, steps_to_continue
 from vit_jax.weights.hub import is_hub_address
 
@@ -44,6 +52,7 @@ def check_start(
       ValueError: the run cannot start.
     """
     validate(config)
+    require_known_datasets(config)
     paths = [] if remote is None else [*_paths(config)]
     unseen = [path for path in paths if path.is_relative_to(str(remote))]
     data, about = _open(config, unseen)
@@ -64,6 +73,7 @@ def check_start(
             devices=devices,  # type: ignore[arg-type]
             label_shape=shape,
         )
+        require_possible_evaluators(config, architecture, None if data is None else data.train_sources)
         if isinstance(config, PretrainConfig):
             if config.init_from is not None and expanded(config.init_from) not in unseen:
                 fitting_weights(run)
@@ -87,9 +97,12 @@ def _paths(config: RunConfig) -> Iterator[pathlib.Path]:
 
 
 def _data_paths(config: RunConfig) -> Iterator[pathlib.Path]:
-    if config.data is not None and (path := path_of(config.data, config.input.data_dir)) is not None:
-        yield path
-    elif config.input.data_dir is not None:
+    """Yield the files and folders of data, also of evaluators; without any, the folder of prepared datasets."""
+    data = [config.data, *(evaluator.data for evaluator in config.evaluation.evaluators.values())]
+    paths = [path_of(name, config.input.data_dir) for name in data if name is not None]
+    found = [path for path in paths if path is not None]
+    yield from dict.fromkeys(found)
+    if not found and config.input.data_dir is not None:
         yield expanded(config.input.data_dir)
 
 

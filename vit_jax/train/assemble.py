@@ -31,7 +31,7 @@ from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.data.placement import local_rows, open_placed
 from vit_jax.data.records import Source, require_same_classes
-from vit_jax.data.sources import open_source
+from vit_jax.data.sources import open_source, require_known_data
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import (
     EvaluationTransform,
@@ -348,6 +348,7 @@ def open_datasets(config: RunConfig) -> Datasets:
             "(TFDS catalogue), folder:PATH (images), csv:FILE (table), wds:PATH (tar shards) or parquet:PATH (Hugging "
             "Face)."
         )
+    require_known_datasets(config)
     inputs, seed = config.input, config.seed
     train = open_source(config.data, inputs.train_split, inputs, seed)
     test = open_source(config.data, inputs.test_split, inputs, seed)
@@ -372,6 +373,15 @@ def open_datasets(config: RunConfig) -> Datasets:
     _require_readable_splits(config, {inputs.train_split: train, inputs.test_split: test, **others})
     check_augmentations(inputs, train[0])
     return Datasets(train, test, others, train_sources)
+
+
+def require_known_datasets(config: RunConfig) -> None:
+    """Raise ValueError for data of the run or of an evaluator of no known kind, before anything is opened."""
+    if config.data is not None:
+        require_known_data(config.data, "config.data")
+    for name, evaluator in config.evaluation.evaluators.items():
+        if evaluator.data is not None:
+            require_known_data(evaluator.data, f"config.evaluation.evaluators.{name}.data")
 
 
 def _require_readable_splits(config: RunConfig, splits: Mapping[str, Source]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vit_jax import hosts
 from vit_jax.arrays import Batch
-from vit_jax.config import EvaluatorConfig, RunConfig
+from vit_jax.config import Architecture, EvaluatorConfig, RunConfig
 from vit_jax.config.directions import stated_directions
 from vit_jax.config.evaluators import MULTILABEL_RESULTS, FrozenKind
 from vit_jax.data.records import Source
@@ -82,6 +82,7 @@ def build_evaluations(
         `run`.
     """
     inputs, further = run.config.input, run.config.evaluation.evaluators
+    require_possible_evaluators(run.config, run.architecture, data.train_sources)
     logs: dict[str, list[UnreadableLog]] = {}
 
     def open_split(name: str, source: Source, transform: EvaluationTransform | None = None) -> Split:
@@ -120,18 +121,14 @@ def build_evaluations(
                 raise ValueError(f"{field}.kind={config.kind!r}: must give an object with a method run, not {kind}.")
             return cast(Evaluator, evaluator)
         assert config.frozen is not None
-        train, options = data.train_sources[name], {"layer": "pre_logits"} | dict(config.arguments)
+        train = data.train_sources[name]
         transform = None
         if config.kind == "fewshot":
             megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
             transform = build_fewshot_transform(inputs.image_size, megapixels, is_upright, inputs.value_range)
-        options[config.frozen.number_argument] = config.numbers
         splits = [(open_split(name, side, transform), side.labels) for side in (train, test)]
-        with called(field, arguments):
-            extract = _make_extract(run, splits, options.pop("layer"))
-            measure = FROZEN_MEASURES[cast(FrozenKind, config.kind)](test.num_classes, **options)
-        if config.kind == "knn" and (largest := max(config.numbers)) > len(train):
-            raise ValueError(f"{field}: {largest} neighbours of {len(train)} training images. Use fewer neighbours.")
+        extract = _make_extract(run, splits, layer_of(config))
+        measure = build_measure(name, config, test.num_classes)
         return FrozenEvaluator(extract, measure)
 
     built = {split: classify(split, data.test)} | {name: build(name, config) for name, config in further.items()}
@@ -140,6 +137,55 @@ def build_evaluations(
         ScheduledEvaluator(name, evaluator, Cadence(every[name], run.steps.total), logs.get(name, ()))
         for name, evaluator in built.items()
     ]
+
+
+def require_possible_evaluators(
+    config: RunConfig, architecture: Architecture, train_sources: Mapping[str, Source] | None
+) -> None:
+    """Check the arguments of evaluators on frozen features; no image is read.
+
+    Args:
+      config: of the run.
+      architecture: of its network.
+      train_sources: images that evaluators learn from, by name; None: they are elsewhere.
+
+    Raises:
+      ValueError: an argument has a wrong value, the network has no such layer, or there are too few images.
+    """
+    for name, evaluator in config.evaluation.evaluators.items():
+        if not evaluator.frozen:
+            continue
+        field = f"config.evaluation.evaluators.{name}"
+        build_measure(name, evaluator, architecture.num_classes)
+        try:
+            make_feature_step(layer_of(evaluator), architecture)
+        except ValueError as error:
+            raise ValueError(f"{field}.arguments: {error}") from error
+        if evaluator.kind != "knn" or train_sources is None:
+            continue
+        largest = max(evaluator.numbers)
+        num_images = len(train_sources[name])
+        if largest > num_images:
+            raise ValueError(f"{field}: {largest} neighbours of {num_images} training images. Use fewer neighbours.")
+
+
+def layer_of(config: EvaluatorConfig) -> str:
+    """Return the layer of the network whose output an evaluator on frozen features takes."""
+    return str(config.arguments.get("layer", "pre_logits"))
+
+
+def build_measure(name: str, config: EvaluatorConfig, num_classes: int) -> MeasureFeatures:
+    """Build the measure of an evaluator on frozen features; raises ValueError, which names it, for its arguments."""
+    assert config.frozen is not None
+    options = {key: value for key, value in config.arguments.items() if key != "layer"}
+    options[config.frozen.number_argument] = config.numbers
+    field = f"config.evaluation.evaluators.{name}"
+    build = FROZEN_MEASURES[cast(FrozenKind, config.kind)]
+    with called(field, f"arguments={dict(config.arguments)}"):
+        try:
+            return build(num_classes, **options)
+        except ValueError as error:
+            raise ValueError(f"{field}.arguments: {error}") from error
 
 
 def _make_extract(
