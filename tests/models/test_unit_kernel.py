@@ -45,7 +45,7 @@ def output_and_gradients(run, unit, x, gradient):
         ("preactivation", (6, 12), 128, 128, 2),
         ("postactivation", (3, 8), 256, 64, 1),
         ("postactivation", (3, 7), 64, 64, 1),
-        ("postactivation", (6, 12), 128, 128, 2),
+        pytest.param("postactivation", (6, 12), 128, 128, 2, marks=pytest.mark.slow),
     ],
     ids=[
         *("two taps in a tile", "shortcut", "one tap in a tile", "stride"),

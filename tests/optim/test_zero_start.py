@@ -69,7 +69,7 @@ def test_larger_parameters_are_seen_as_they_are():
     assert all(bool((shown[name] == params[name]).all()) for name in params)
 
 
-@pytest.mark.parametrize("name", ["ViT-Ti/16", "R26x1"])
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "R14x0.5"])
 def test_every_zero_of_a_network_is_known(name):
     """Parameters below 1e-5 at the start are those that the rule names."""
     options = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2, "registers": 1} if "/" in name else {}

@@ -35,6 +35,7 @@ ShapesOf = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]
 FOLDER = "checkpoints"
 DIGESTS = "array_digests"  # within the metadata, with the next
 METADATA_DIGEST = "metadata_sha256"
+MOST_VALUES = 2**40  # of one array; a larger one would take 4 TiB
 BEST_STEPS = "best_steps"  # in the metadata of a run with early stopping, the best first
 
 
@@ -228,6 +229,9 @@ def _read_weights(
     metadata = reader.metadata(step)
     item = "polyak" if polyak and "polyak" in reader.item_names(step) else "model"
     shapes = shapes_of(metadata)
+    for name, shape in shapes.items():
+        if math.prod(shape) > MOST_VALUES:
+            raise DamagedCheckpoint(reader.folder / str(step), f"{METADATA} states {name} with the shape {shape}")
     # NumPy's arrays, whose place is the memory; these take none.
     abstract = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items() if math.prod(shape)}
     restored = reader.restore(step, {item: abstract})[item]
