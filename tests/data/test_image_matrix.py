@@ -335,7 +335,9 @@ def test_avif(bits, layout, has_alpha):
     values = RGBA[..., : 3 + has_alpha] if layout != "400" else SMOOTH[..., 0]
     if bits > 8:
         values = (values.astype(np.uint32) * (2**bits - 1) // 255).astype(np.uint16)
-    file = imagecodecs.avif_encode(values, level=95, bitspersample=bits, pixelformat=layout)
+    file = imagecodecs.avif_encode(
+        values, level=95, bitspersample=bits, pixelformat=imagecodecs.AVIF.PIXEL_FORMAT[f"YUV{layout}"]
+    )
     assert_close(file, as_rgb(np.asarray(Image.open(io.BytesIO(file)).convert("RGBA"))))
     if bits > 8:
         assert depth_of_file(file).bits == bits
