@@ -3,7 +3,6 @@ import errno
 import io
 import os
 import stat
-import threading
 
 import pytest
 
@@ -180,15 +179,39 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
             pass
 
 
-def test_requests_after_one_without_an_answer_do_not_wait_as_long_again(monkeypatch):
+def test_requests_share_the_time_of_silence(monkeypatch):
     exceptions = pytest.importorskip("google.api_core.exceptions")
-    monkeypatch.setattr(buckets, "_is_silent", threading.Event())
+    now = [1000.0]
+    silence = buckets._Silence(lambda: now[0])
+    monkeypatch.setattr(buckets, "_silence", silence)
+    assert silence.remaining_seconds() == buckets.RETRY_SECONDS
+    silence.begin()
+    now[0] += 50
+    silence.begin()  # a further failure: the silence is that of before
+    assert silence.remaining_seconds() == buckets.RETRY_SECONDS - 50
+    now[0] += 500
+    assert silence.remaining_seconds() == buckets.LATER_RETRY_SECONDS
+    assert max(buckets._options()["timeout"]) == buckets.LATER_RETRY_SECONDS
+
     path = BucketPath(f"{ROOT}/x")
     with pytest.raises(buckets.NoAnswer), buckets._system_errors(path):
         raise exceptions.RetryError("timeout", cause=exceptions.ServiceUnavailable("gone"))
-    later = buckets._options()
-    assert later["retry"].timeout == buckets.LATER_RETRY_SECONDS
-    assert max(later["timeout"]) <= buckets.LATER_RETRY_SECONDS
-    with buckets._system_errors(path):
-        pass  # answered
-    assert buckets._options()["retry"].timeout == buckets.RETRY_SECONDS
+    assert silence.remaining_seconds() == buckets.LATER_RETRY_SECONDS
+    with pytest.raises(FileNotFoundError), buckets._system_errors(path):
+        raise exceptions.NotFound("answered")
+    assert silence.remaining_seconds() == buckets.RETRY_SECONDS
+
+
+def test_a_failure_that_is_repeated_begins_the_silence(monkeypatch):
+    exceptions = pytest.importorskip("google.api_core.exceptions")
+    silence = buckets._Silence(lambda: 1000.0)
+    monkeypatch.setattr(buckets, "_silence", silence)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    failures = [exceptions.ServiceUnavailable("once")]
+
+    def request():
+        if failures:
+            raise failures.pop()
+        return silence._began
+
+    assert buckets._options()["retry"](request)() == 1000.0

@@ -4,8 +4,8 @@ A bucket has objects and no folders: a folder is what names before a "/" have in
 below it. An object is written as a whole or not at all. Each version of it has a number, its generation; a write that
 names the generation which it replaces fails if another process has written in between.
 
-Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to `RETRY_SECONDS`. After one
-that never got an answer, a process does not wait as long again: requests on its way out get `LATER_RETRY_SECONDS`.
+Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to `RETRY_SECONDS` since the
+first failure of any request of the process, but for `LATER_RETRY_SECONDS`. An answer ends this time of silence.
 """
 
 import atexit
@@ -20,7 +20,7 @@ import os
 import pathlib
 import secrets
 import stat
-import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 SCHEME = "gs://"
 TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and between two pieces of a reply
 RETRY_SECONDS = 120.0
-LATER_RETRY_SECONDS = 2.0  # after a request got no answer for `RETRY_SECONDS`, until one is answered
+LATER_RETRY_SECONDS = 2.0  # of a request that begins when the others have waited for `RETRY_SECONDS`
 READ_AHEAD_BYTES = 2**20
 _NOTHING = "there is no such object or bucket"
 _CONNECTIONS = 64  # kept open by a process; more threads than this open a connection for each request
@@ -403,16 +403,45 @@ def _release(reply: Any, **options: Any) -> None:
         _ = reply.content
 
 
-_is_silent = threading.Event()  # the last request got no answer
+class _Silence:
+    """The time since which no request of this process was answered."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._began: float | None = None
+
+    def begin(self, error: Exception | None = None) -> None:
+        """Note a request that failed and is repeated."""
+        if self._began is None:
+            self._began = self._clock()
+
+    def end(self) -> None:
+        """Note an answer."""
+        self._began = None
+
+    def remaining_seconds(self) -> float:
+        """Return how long a request that begins now is repeated."""
+        if self._began is None:
+            return RETRY_SECONDS
+        return max(LATER_RETRY_SECONDS, RETRY_SECONDS - (self._clock() - self._began))
+
+
+_silence = _Silence()
+
+
+def _repeat(request: Callable[[], T]) -> Callable[[], T]:
+    """Return a request that is repeated while the service does not answer."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    retry = DEFAULT_RETRY.with_timeout(_silence.remaining_seconds())
+    repeated: Callable[[], T] = retry(request, on_error=_silence.begin)
+    return repeated
 
 
 def _options() -> dict[str, Any]:
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    if _is_silent.is_set():
-        timeout = (LATER_RETRY_SECONDS, LATER_RETRY_SECONDS)
-        return {"timeout": timeout, "retry": DEFAULT_RETRY.with_timeout(LATER_RETRY_SECONDS)}
-    return {"timeout": TIMEOUT_SECONDS, "retry": DEFAULT_RETRY.with_timeout(RETRY_SECONDS)}
+    connect, read = TIMEOUT_SECONDS
+    remaining = _silence.remaining_seconds()
+    return {"timeout": (min(connect, remaining), min(read, remaining)), "retry": _repeat}
 
 
 def _exceptions() -> Any:
@@ -431,20 +460,21 @@ def _system_errors(path: BucketPath) -> Iterator[None]:
     failures = _exceptions()
     try:
         yield
-        _is_silent.clear()
+        _silence.end()
     except failures.NotFound as error:
+        _silence.end()
         raise FileNotFoundError(errno.ENOENT, _NOTHING, str(path)) from error
     except (failures.Forbidden, failures.Unauthorized) as error:
+        _silence.end()
         reason = f"access is denied ({error.code}): the account needs the role roles/storage.objectUser on the bucket"
         raise PermissionError(errno.EACCES, reason, str(path)) from error
     except failures.PreconditionFailed as error:
+        _silence.end()
         raise FileExistsError(errno.EEXIST, "another process has written it meanwhile", str(path)) from error
     except (RefreshError, InvalidOperation) as error:  # the second of anonymous requests
         reason = f"there are no valid credentials ({_reason(error)}): run `gcloud auth application-default login`"
         raise PermissionError(errno.EACCES, reason, str(path)) from error
     except (failures.GoogleAPIError, GoogleAuthError, DataCorruption, requests.RequestException) as error:
-        if isinstance(error, failures.RetryError):
-            _is_silent.set()
         raise NoAnswer(errno.EIO, f"Cloud Storage does not answer ({_reason(error)})", str(path)) from error
 
 
