@@ -90,7 +90,11 @@ setup(
     license_files=["LICENSE"],
     packages=[*find_packages(include=["vit_jax", "vit_jax.*"]), "vit_jax.recipes"],
     package_dir={"vit_jax.recipes": "configs"},  # so that an installed vit-jax finds them by name
-    package_data={"vit_jax": ["py.typed"], "vit_jax.evals": ["imagenet_classes.tsv"], "vit_jax.figures": ["page.html"]},
+    package_data={
+        "vit_jax": ["py.typed"],
+        "vit_jax.evals": ["imagenet_classes.tsv"],
+        "vit_jax.tools.figures": ["page.html"],
+    },
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

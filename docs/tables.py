@@ -9,8 +9,8 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from vit_jax.data.image_files import DECODED
-from vit_jax.data.vtab_tasks import TASKS
+from vit_jax.data.kinds.image_files import DECODED
+from vit_jax.data.kinds.vtab_tasks import TASKS
 from vit_jax.evals.splits import RELEASED
 from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 

@@ -93,7 +93,7 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory):
     """A TFDS folder in which the digits are prepared."""
-    from vit_jax.data import digits
+    from vit_jax.data.kinds import digits
 
     folder = tmp_path_factory.mktemp("tfds")
     digits.prepare(str(folder))
@@ -168,7 +168,7 @@ def cloud():
 def bucket_folder(cloud, request):
     """A folder of the bucket for one test, which must leave no injected fault."""
     from tests.gcs import BUCKET
-    from vit_jax.buckets import BucketPath
+    from vit_jax.storage.buckets import BucketPath
 
     yield BucketPath(f"gs://{BUCKET}/{request.node.name}")
     assert not cloud.forgive(), "a fault that was injected met no request"

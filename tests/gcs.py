@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from vit_jax import buckets
+from vit_jax.storage import buckets
 
 BUCKET = "bucket"
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}

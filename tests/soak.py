@@ -154,7 +154,7 @@ def main() -> None:
     failures: collections.Counter = collections.Counter()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
-        from vit_jax.data import digits
+        from vit_jax.data.kinds import digits
 
         digits.prepare(str(root / "data"))
         references, durations = {}, {}

@@ -18,17 +18,19 @@ ROOT = Path(__file__).parent.parent
 Sources = Mapping[str, str]
 
 RANKS = (
-    ("buckets", "extras", "nearest"),
-    ("backend", "references", "files"),
-    ("config", "arrays", "drawing", "pytree", "hosts", "tables"),
+    ("text",),
+    ("imports",),
+    ("storage",),
+    ("config", "arrays", "pytree", "hosts"),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
     ("evals", "weights"),
     ("train", "api"),
-    ("plan",),
-    ("figures", "machine"),
-    ("sweeps",),
+    ("tools.plan",),
+    ("tools.figures", "tools.machine", "tools.prepare", "tools.export", "tools.imagenet_sets", "tools.status"),
+    ("tools.sweeps",),
     ("cli",),
 )
+OF_THE_PACKAGE = {("", "api"), ("", "imports")}  # public names, imported on use; modules by their earlier names
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one loop, and apart
 LOOP = "vit_jax.train.loop"
@@ -37,9 +39,14 @@ NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # rec
 BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
 READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
-    *("vit_jax/machine/checks.py", "vit_jax/hosts/notice.py", "vit_jax/train/lifecycle/lock.py", "vit_jax/plan/aot.py"),
+    *(
+        "vit_jax/tools/machine/checks.py",
+        "vit_jax/hosts/notice.py",
+        "vit_jax/train/lifecycle/lock.py",
+        "vit_jax/tools/plan/aot.py",
+    ),
     *("vit_jax/train/lifecycle/agreement.py", "vit_jax/evals/imagenet_classes.py", "vit_jax/data/workers.py"),
-    *("vit_jax/cli/__init__.py", "vit_jax/backend.py", "vit_jax/extras.py"),
+    *("vit_jax/cli/__init__.py", "vit_jax/imports/backend.py", "vit_jax/imports/extras.py"),
     "vit_jax/weights/formats/npz.py",  # members of an archive
     "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular
     "vit_jax/checkpoint/workarounds.py",  # the index of arrays that this process has written
@@ -85,7 +92,9 @@ def root_of(name: str) -> str:
 
 
 def room_of(module: str) -> str:
-    return module.removeprefix("vit_jax").lstrip(".").partition(".")[0]
+    """Return the folder or module below the package, or below `vit_jax.tools`."""
+    names = module.split(".")[1:]
+    return ".".join(names[:2] if names[:1] == ["tools"] else names[:1])
 
 
 def rank_violations(sources: Sources) -> list[str]:
@@ -95,7 +104,7 @@ def rank_violations(sources: Sources) -> list[str]:
         room = room_of(module_name(path))
         if room == "__main__":
             room = "cli"
-        elif room and room not in RANK:
+        elif room and room != "tools" and room not in RANK:
             found.append(f"{path}: room {room!r} is not in the table of ranks")
             continue
         for name in imports(path, source):
@@ -104,7 +113,7 @@ def rank_violations(sources: Sources) -> list[str]:
                 continue
             if target not in RANK:
                 found.append(f"{path}: imports {name}, which is in no room of the table")
-            elif RANK[target] >= RANK.get(room, 0) and (room, target) != ("", "api"):  # the package imports it on use
+            elif RANK[target] >= RANK.get(room, 0) and (room, target) not in OF_THE_PACKAGE:
                 found.append(f"{path}: {room or 'the package'} must not import {name}")
     return found
 
@@ -167,22 +176,24 @@ def foreign_violations(sources: Sources) -> list[str]:
 
 
 def second_spelling_helpers(sources: Sources) -> list[str]:
-    """Modules beside vit_jax/nearest.py that compare spellings."""
-    others = {path: source for path, source in sources.items() if path != "vit_jax/nearest.py"}
+    """Modules beside vit_jax/text/nearest.py that compare spellings."""
+    others = {path: source for path, source in sources.items() if path != "vit_jax/text/nearest.py"}
     return [f"{path}: imports difflib" for path, source in others.items() if "difflib" in set(imports(path, source))]
 
 
 def unbounded_reads(sources: Sources) -> list[str]:
-    """Reads that do not go through vit_jax/files.py: of a device they have no end, and for a pipe they wait."""
+    """Reads that do not go through vit_jax/storage/files.py: of a device they have no end, and for a pipe they wait."""
     found = []
     for path, source in sources.items():
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-        for call in calls if path not in {*READ_WITHOUT_BOUND, "vit_jax/files.py"} else ():
+        for call in calls if path not in {*READ_WITHOUT_BOUND, "vit_jax/storage/files.py"} else ():
             name = ast.unparse(call.func)
             mode = next((one.value for one in call.args[-1:] if isinstance(one, ast.Constant)), "r")
             is_writing = name.endswith("open") and isinstance(mode, str) and not set(mode).isdisjoint("wax")
             if not READS.isdisjoint({name, name.rpartition(".")[2]}) and not is_writing:
-                found.append(f"{path}: {ast.unparse(call)} reads without a bound; vit_jax/files.py has functions")
+                found.append(
+                    f"{path}: {ast.unparse(call)} reads without a bound; vit_jax/storage/files.py has functions"
+                )
     return found
 
 
@@ -347,7 +358,7 @@ CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/models/vit.py": "import vit_jax.data.mixing"}, 1),  # a sibling
     (rank_violations, {"vit_jax/config/parsing.py": "from vit_jax import pytree"}, 1),  # a sibling of rank 0
     (rank_violations, {"vit_jax/evals/fewshot.py": "from vit_jax.train import state"}, 1),  # a higher rank
-    (rank_violations, {"vit_jax/plan/memory.py": "from vit_jax.machine import step"}, 1),
+    (rank_violations, {"vit_jax/tools/plan/memory.py": "from vit_jax.tools.machine import step"}, 1),
     (rank_violations, {"vit_jax/arrays.py": "def f():\n    from vit_jax.models.vit import ViT"}, 1),  # in a function
     (rank_violations, {"vit_jax/data/pipeline.py": "from ..models import vit"}, 1),  # relative
     (rank_violations, {"vit_jax/data/x.py": "import importlib\nimportlib.import_module('vit_jax.models')"}, 1),
@@ -356,8 +367,8 @@ CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/train/state.py": "import vit_jax.tools"}, 1),
     (rank_violations, {"vit_jax/models/vit.py": "from vit_jax.models import embed\nfrom .. import arrays"}, 0),
     (rank_violations, {"vit_jax/models/vit.py": "from . import embed\nfrom vit_jax import __version__"}, 0),
-    (rank_violations, {"vit_jax/plan/aot.py": "from vit_jax.train import assemble"}, 0),
-    (rank_violations, {"vit_jax/cli.py": "from vit_jax.machine import step"}, 0),
+    (rank_violations, {"vit_jax/tools/plan/aot.py": "from vit_jax.train import assemble"}, 0),
+    (rank_violations, {"vit_jax/cli.py": "from vit_jax.tools.machine import step"}, 0),
     (rank_violations, {"vit_jax/__main__.py": "from vit_jax.cli import main"}, 0),
     (rank_violations, {"vit_jax/__init__.py": "def f():\n    from vit_jax import api"}, 0),
     (loop_violations, {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfrom vit_jax.train import finetune"}, 1),
@@ -399,13 +410,13 @@ CASES = [  # a check, sources, and how many complaints
         {
             "vit_jax/data/x.py": "open(p)\np.open('rb')\np.read_text()\nnp.load(p)\njson.load(f)",
             "vit_jax/data/y.py": "read_bounded(p, 9)\nopen(p, 'wb')\np.open('a')\np.write_text('')",
-            "vit_jax/files.py": "open(p)",
+            "vit_jax/storage/files.py": "open(p)",
         },
         5,
     ),
     (
         second_spelling_helpers,
-        {"vit_jax/data/x.py": "def f():\n    import difflib", "vit_jax/nearest.py": "import difflib"},
+        {"vit_jax/data/x.py": "def f():\n    import difflib", "vit_jax/text/nearest.py": "import difflib"},
         1,
     ),
     (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
@@ -420,11 +431,19 @@ CASES = [  # a check, sources, and how many complaints
         1,
     ),
     (
-        lambda sources: untested_folders(sources, ["tests/plan/conftest.py"]),
-        {"vit_jax/__init__.py": "x = 1", "vit_jax/plan/__init__.py": '"""Doc."""', "vit_jax/plan/chips.py": "x = 1"},
+        lambda sources: untested_folders(sources, ["tests/tools/plan/conftest.py"]),
+        {
+            "vit_jax/__init__.py": "x = 1",
+            "vit_jax/tools/plan/__init__.py": '"""Doc."""',
+            "vit_jax/tools/plan/chips.py": "x = 1",
+        },
         1,
     ),
-    (lambda sources: untested_folders(sources, ["tests/plan/test_chips.py"]), {"vit_jax/plan/chips.py": "x = 1"}, 0),
+    (
+        lambda sources: untested_folders(sources, ["tests/tools/plan/test_chips.py"]),
+        {"vit_jax/tools/plan/chips.py": "x = 1"},
+        0,
+    ),
     (
         unread_fields,
         {

@@ -51,8 +51,8 @@ FEATURES = (  # files with at least one fast test
     "train/test_early_stopping.py",  # training runs, interrupted and resumed
     "train/test_start.py",  # fine-tuning
     *(f"models/test_{family}.py" for family in ("vit", "resnet", "blocks", "attention")),
-    *(f"evals/test_{part}.py" for part in ("evaluate", "report_folder")),
-    *(f"api/test_{part}.py" for part in ("export", "predictions")),
+    *(f"{part}.py" for part in ("evals/test_evaluate", "tools/figures/test_report_folder")),
+    *(f"{part}.py" for part in ("tools/export/test_programs", "api/test_predictions")),
     *(f"weights/test_{step}.py" for step in ("saving", "convert", "fit")),  # each with all formats
     *(f"cli/test_{family}_verbs.py" for family in ("training", "weight", "frozen")),
     *("cli/test_inspect_verb.py", "cli/test_plan_verb.py"),

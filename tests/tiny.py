@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.config import load_recipe
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPE = ROOT / "configs" / "digits.py"

@@ -6,11 +6,15 @@ Importing the package loads nothing heavy: they, and JAX, are imported on first 
 
 from typing import TYPE_CHECKING, Any
 
+from vit_jax.imports.earlier_names import install_earlier_names
+
 if TYPE_CHECKING:
     from vit_jax.api import Model, create_model, list_models, load_model
 
 __version__ = "0.3.0"
 __all__ = ["Model", "__version__", "create_model", "list_models", "load_model"]
+
+install_earlier_names()
 
 
 def __getattr__(name: str) -> Any:

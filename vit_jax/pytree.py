@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from vit_jax.nearest import closest
+from vit_jax.text.nearest import closest
 
 T = TypeVar("T")
 _NUMBER = re.compile(r"\d+")

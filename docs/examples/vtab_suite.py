@@ -1,6 +1,6 @@
 """Tasks for `vit-jax vtab`: five tasks on handwritten digits, with 100 examples each.
 
-`--suite` takes a list of `vit_jax.sweeps.suite.Task`.
+`--suite` takes a list of `vit_jax.tools.sweeps.suite.Task`.
 
 Run it, after `vit-jax pretrain --config=digits_transfer:pretrain --workdir=runs/small`:
 
@@ -15,10 +15,10 @@ from collections.abc import Callable
 import numpy as np
 
 from vit_jax.config import InputConfig
-from vit_jax.data.images import decode
-from vit_jax.data.in_memory import MemorySource
-from vit_jax.data.tfds_source import open_digits
-from vit_jax.sweeps.suite import Task
+from vit_jax.data.decoding.images import decode
+from vit_jax.data.kinds.in_memory import MemorySource
+from vit_jax.data.kinds.tfds_source import open_digits
+from vit_jax.tools.sweeps.suite import Task
 
 
 @dataclasses.dataclass(frozen=True)

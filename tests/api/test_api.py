@@ -25,14 +25,14 @@ from tests.rejections import rejects
 from tests.weights.small_networks import HYBRID, assert_same
 from vit_jax import pytree
 from vit_jax.api import from_weights
-from vit_jax.api.export import export_stablehlo
 from vit_jax.api.predictions import predict
 from vit_jax.arrays import normalise
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.data.images import UnreadableImage
+from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.models import build_model
+from vit_jax.tools.export.programs import export_stablehlo
 from vit_jax.weights.description import describe
 from vit_jax.weights.saving import save_weights
 

@@ -17,8 +17,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from tests.data.photographs import COPIES, photographs, windows
-from vit_jax.data.perceptual import Reduction, hashes
 from vit_jax.data.records import Record, Source
+from vit_jax.tools.prepare.perceptual import Reduction, hashes
 
 DISTANCES = (6, 10, 16)
 COSINES = (0.98, 0.95, 0.9)

@@ -19,7 +19,7 @@ import tensorflow_datasets as tfds
 from tests.bench.input_against_tf_data import SIZE, make
 from tests.data.packed_files import write_parquet, write_shard
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import parquet
+from vit_jax.data.kinds import parquet
 from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform

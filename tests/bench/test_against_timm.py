@@ -6,8 +6,8 @@ import types
 import pytest
 
 from tests.bench import against_timm
-from vit_jax.plan import aot
-from vit_jax.plan.topology import parse_topology
+from vit_jax.tools.plan import aot
+from vit_jax.tools.plan.topology import parse_topology
 
 RESULT = {"batch": 2, "training": [0.4, 0.5, 0.6], "inference": [0.1, 0.1, 0.1], "peak_bytes": None}
 MISSING = aot.missing_compiler(parse_topology("h100:1"))

@@ -11,9 +11,9 @@ from tests.integration.commands import run, succeed
 from tests.weights.small_networks import RESNET, weights_of
 from vit_jax.arrays import Batch
 from vit_jax.config import load_recipe
-from vit_jax.extras import install_command
-from vit_jax.figures import network
-from vit_jax.figures.data_sheet import caption
+from vit_jax.imports.extras import install_command
+from vit_jax.tools.figures import network
+from vit_jax.tools.figures.data_sheet import caption
 from vit_jax.train.assemble import open_datasets, train_stream
 from vit_jax.train.step import mix_batch, step_keys
 from vit_jax.weights.saving import OWN, save_weights

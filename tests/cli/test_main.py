@@ -17,7 +17,7 @@ from vit_jax import cli
 from vit_jax.cli.options import Recipe
 from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
-from vit_jax.sweeps.catalogue import STUDIES
+from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.weights import OPTIONS
 
 ROOT = pathlib.Path(__file__).parents[2]

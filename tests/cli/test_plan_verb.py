@@ -6,8 +6,8 @@ import re
 import pytest
 
 from tests.integration.commands import rejected, run, succeed
-from tests.plan import small_plans as small
-from vit_jax import backend
+from tests.tools.plan import small_plans as small
+from vit_jax.imports import backend
 
 COMMAND = ["plan", f"--config={small.RECIPE}", *small.WORDS]
 

@@ -13,7 +13,7 @@ from tests.integration.commands import rejected, run
 from tests.tiny import RECIPE, ROOT, source
 from vit_jax import cli
 from vit_jax.cli import training
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.hosts import exits
 
 

@@ -29,7 +29,7 @@ from tests.weights.small_networks import RESNET, SQUARE, TRAINING, arrays_of, as
 from vit_jax import cli, pytree
 from vit_jax.api import from_weights
 from vit_jax.checkpoint.store import CheckpointStore
-from vit_jax.files import WriteError
+from vit_jax.storage.files import WriteError
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz
 from vit_jax.weights.saving import OWN, describe_weights, save_weights

@@ -6,7 +6,16 @@ import sys
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.config import EvaluatorConfig, RunSteps, check, from_dict, load_recipe, resolve, to_dict, validate
+from vit_jax.config import (
+    EvaluatorConfig,
+    RunSteps,
+    check,
+    from_dict,
+    load_recipe,
+    resolve,
+    to_dict,
+    validate,
+)
 from vit_jax.config.check import Clock
 
 PRETRAINING = load_recipe("configs/digits.py")

@@ -5,7 +5,7 @@ import pytest
 
 from tests.data.packed_files import image
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.transforms import build_evaluation_transform
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests import gcs
 from tests.data.packed_files import image, samples, write_parquet, write_shard
-from vit_jax import buckets, files
-from vit_jax.data import shard_index
+from vit_jax.data.kinds import shard_index
 from vit_jax.data.sources import located, open_source
+from vit_jax.storage import buckets, files
 
 TWENTY = [number % 2 for number in range(20)]
 ROOT = f"gs://{gcs.BUCKET}"

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-
 from tests.data.test_images import encode
-from vit_jax.data import tiff
-from vit_jax.data.depth import depth_of_file
-from vit_jax.data.headers import stated_pixels
-from vit_jax.data.image_files import DECODED
-from vit_jax.data.images import UnreadableImage, decode
+
+from vit_jax.data.decoding import tiff
+from vit_jax.data.decoding.depth import depth_of_file
+from vit_jax.data.decoding.headers import stated_pixels
+from vit_jax.data.decoding.images import UnreadableImage, decode
+from vit_jax.data.kinds.image_files import DECODED
 
 RNG = np.random.default_rng(0)
 SMOOTH = cv2.resize(RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (48, 32), interpolation=cv2.INTER_CUBIC)

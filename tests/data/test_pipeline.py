@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.pipeline import LostWorker, open_batches
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
 from vit_jax.data.transforms import TrainTransform

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.in_memory import CachedSource
+from vit_jax.data.kinds.in_memory import CachedSource
 from vit_jax.data.sources import open_source
 
 OWN = """

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import images, stream
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data import stream
+from vit_jax.data.decoding import images
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream, record_at
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 

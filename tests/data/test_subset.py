@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.in_memory import CachedSource, MemorySource
+from vit_jax.data.kinds.in_memory import CachedSource, MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource, classes_without_examples, hold_out
 

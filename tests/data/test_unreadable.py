@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.data.images import UnreadableImage
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.stream import HostBatch
 from vit_jax.data.unreadable import (
     TooManyUnreadable,

@@ -24,7 +24,7 @@ RUN = """
 import multiprocessing, os, sys, time
 import numpy as np
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
@@ -158,7 +158,8 @@ def test_workers_load_no_jax_of_ours():
     code = (
         "import sys; sys.modules['grain'] = sys.modules['grain.experimental'] = type(sys)('grain'); "
         "sys.modules['grain'].index_shuffle = None; "
-        "import vit_jax.data.pipeline, vit_jax.data.folder, vit_jax.data.tfds_source, vit_jax.data.in_memory; "
+        "import vit_jax.data.pipeline; "
+        "from vit_jax.data.kinds import folder, in_memory, tfds_source; "
         "print('jax' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -85,7 +85,7 @@ def test_paths_exist(page, modules):
 
 def test_the_architecture_page_has_the_ranks():
     text = (ROOT / "docs/architecture.md").read_text()
-    ranks = {int(rank): set(names.split()) for rank, names in re.findall(r"^rank (\d) +(.*)$", text, re.MULTILINE)}
+    ranks = {int(rank): set(names.split()) for rank, names in re.findall(r"^rank (\d+) +(.*)$", text, re.MULTILINE)}
     assert ranks == {rank: set(names) for rank, names in enumerate(RANKS)}
     folders = {path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()}
     assert folders <= set(re.findall(r"`(\w+)/`", text))

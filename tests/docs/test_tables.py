@@ -6,10 +6,10 @@ import pathlib
 import pytest
 
 from docs import tables
-from tests.plan import record
+from tests.tools.plan import record
 
 ROOT = pathlib.Path(__file__).parents[2]
-RECORDED = {"vit_jax/plan/README.md": record.TABLES}  # assembles the recipes of the table
+RECORDED = {"vit_jax/tools/plan/README.md": record.TABLES}  # assembles the recipes of the table
 PAGES = tables.PAGES | RECORDED
 
 

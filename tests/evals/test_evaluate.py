@@ -24,7 +24,7 @@ from tests.evals.samples import (
 from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.arrays import ModelOutput
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals.evaluate import EvaluationResult, to_text
 from vit_jax.evals.label_map import Labelled, identity_map
 from vit_jax.evals.single_label import ClassMetrics

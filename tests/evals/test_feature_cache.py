@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vit_jax.evals.feature_cache import RECORD, STALE_SECONDS, Cache, Entry, write_rows
-from vit_jax.files import WriteError
+from vit_jax.storage.files import WriteError
 from vit_jax.train.lifecycle.lock import FILE, WorkdirLock, is_abandoned
 
 ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)

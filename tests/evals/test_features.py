@@ -16,7 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.evals.samples import NAMES, extractor_of, sample_pixels, sample_weights, to_png, write_classes
+from tests.evals.samples import (
+    NAMES,
+    extractor_of,
+    sample_pixels,
+    sample_weights,
+    to_png,
+    write_classes,
+)
 from tests.models.small_models import apply, filled
 from tests.rejections import rejects
 from tests.weights.small_networks import HYBRID, RESNET, VIT
@@ -24,14 +31,21 @@ from vit_jax.api import from_weights
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import InputConfig
 from vit_jax.config.architecture import Architecture
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.data.subset import SubsetSource
 from vit_jax.evals import runner
-from vit_jax.evals.features import Features, collect, hashes, make_feature_step, num_in_both, write_features
+from vit_jax.evals.features import (
+    Features,
+    collect,
+    hashes,
+    make_feature_step,
+    num_in_both,
+    write_features,
+)
 from vit_jax.evals.runner import Runner
-from vit_jax.files import WriteError, cache_folder
 from vit_jax.sharding import build_mesh, replicated
+from vit_jax.storage.files import WriteError, cache_folder
 
 
 def batch_of(pixels, mask=None):

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 from vit_jax.evals.features import Features
-from vit_jax.evals.neighbours import QUERIES, make_neighbour_measure, nearest, neighbour_accuracy, vote
+from vit_jax.evals.neighbours import (
+    QUERIES,
+    make_neighbour_measure,
+    nearest,
+    neighbour_accuracy,
+    vote,
+)
 
 
 def features(num, seed, num_classes=5, width=16):

@@ -10,7 +10,7 @@ from sklearn.metrics import average_precision_score, log_loss
 
 from tests.evals.test_fewshot import features
 from tests.rejections import rejects
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import probes
 from vit_jax.evals.fewshot import FewShot
 from vit_jax.evals.probes import measure_neighbours, probe, run_few_shot, run_on_pairs, to_text

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from vit_jax.arrays import Batch
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
 from vit_jax.evals.label_map import Labelled, identity_map
 from vit_jax.evals.runner import counted, rows_of
 from vit_jax.evals.single_label import BINS, Calibration, ClassMetrics, predict, wilson
-from vit_jax.tables import to_csv
+from vit_jax.text.tables import to_csv
 
 
 def make_batch(labels, mask, images=None):

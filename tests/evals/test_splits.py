@@ -12,7 +12,14 @@ from vit_jax.config import InputConfig
 from vit_jax.data.sources import located, open_source
 from vit_jax.data.subset import held_up_to
 from vit_jax.evals import splits
-from vit_jax.evals.splits import RELEASED, SplitChoice, open_labelled, open_pair, open_split, split_to_search
+from vit_jax.evals.splits import (
+    RELEASED,
+    SplitChoice,
+    open_labelled,
+    open_pair,
+    open_split,
+    split_to_search,
+)
 from vit_jax.weights.description import TrainingData
 
 TEN_EACH = [f"{name}/{number}.png" for name in NAMES[:2] for number in range(10)]

@@ -91,7 +91,7 @@ VERBS = {
     "vtab": ["vtab", "W", "--suite=mine:TASKS", "--tasks=all", "--workdir=sweep"],
 }
 SUITE = """
-from vit_jax.sweeps.suite import Task
+from vit_jax.tools.sweeps.suite import Task
 splits = {"train": "train", "validation": "test", "train_and_validation": "train", "test": "test"}
 TASKS = [Task(name="mine", group="all", data="mine:open_data", **splits)]
 

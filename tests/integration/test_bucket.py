@@ -7,8 +7,8 @@ import pytest
 
 from tests import gcs
 from tests.integration import commands
-from vit_jax.buckets import BucketPath
 from vit_jax.checkpoint import CheckpointReader
+from vit_jax.storage.buckets import BucketPath
 from vit_jax.train.run_files import read_metrics
 
 LENGTH = ("total=6 steps", "checkpoint.every=2 steps", "evaluation.every=3 steps", "logging.every=1 steps")

@@ -136,7 +136,7 @@ def test_data_workers_end_with_the_verb(place, data_dir, number):
     recipe = commands.pretraining(data_dir, "none", "input.num_workers=2")[3:]
     words = ["lr-range", "--config=configs/digits.py", *recipe, "--steps=20", f"--output={place}/output/rates.png"]
     before = {*SHARED_MEMORY.glob("v*j*")}
-    process = commands.start_held_at("vit_jax.train.range_test:RangeTest", words, place)
+    process = commands.start_held_at("vit_jax.tools.sweeps.range_test:RangeTest", words, place)
     workers = children(process.pid)
     assert len(workers) >= 2
     assert {*SHARED_MEMORY.glob("v*j*")} - before

@@ -13,7 +13,7 @@ from tests.integration import commands
 from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 from tests.integration.test_runs import write_damaged
-from tests.sweeps.small_suite import begun, words_of
+from tests.tools.sweeps.small_suite import begun, words_of
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.weights.saving import OWN, save_weights
 

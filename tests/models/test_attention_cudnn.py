@@ -20,9 +20,9 @@ from vit_jax.models.activations import placed_by
 from vit_jax.models.attention import Attention, choose_form
 from vit_jax.models.block import attention_form
 from vit_jax.models.transformer import REMAT_POLICIES
-from vit_jax.plan import aot
-from vit_jax.plan.topology import parse_topology
 from vit_jax.sharding import Placement, build_mesh
+from vit_jax.tools.plan import aot
+from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 
 H100, T4, AMD = (Place(platform="gpu", compute_capability=version) for version in ((9, 0), (7, 5), (0, 0)))

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import Place, apply, assert_same_up_to_rounding, embedded, filled, images, layers_of
+from tests.models.small_models import (
+    Place,
+    apply,
+    assert_same_up_to_rounding,
+    embedded,
+    filled,
+    images,
+    layers_of,
+)
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.models import block as blocks

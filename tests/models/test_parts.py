@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.small_models import Place, abstract, apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import (
+    Place,
+    abstract,
+    apply,
+    assert_same_up_to_rounding,
+    filled,
+    images,
+)
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.models.activations import placed_by

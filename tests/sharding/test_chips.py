@@ -3,7 +3,14 @@
 import pytest
 
 from vit_jax.sharding.chips import CHIPS, find_chip
-from vit_jax.sharding.fabrics import FABRICS, HOP_SECONDS, NETWORK_SECONDS, Group, collective_seconds, find_fabric
+from vit_jax.sharding.fabrics import (
+    FABRICS,
+    HOP_SECONDS,
+    NETWORK_SECONDS,
+    Group,
+    collective_seconds,
+    find_fabric,
+)
 
 
 @pytest.mark.parametrize(

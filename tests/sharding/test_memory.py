@@ -1,4 +1,4 @@
-"""What policies keep, by hand; tests/plan/test_record.py holds tiles, peaks and sums to XLA's."""
+"""What policies keep, by hand; tests/tools/plan/test_record.py holds tiles, peaks and sums to XLA's."""
 
 import pytest
 

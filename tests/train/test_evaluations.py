@@ -15,7 +15,7 @@ from tests.train import small_runs as runs
 from vit_jax.api import from_weights
 from vit_jax.config import EvaluatorConfig
 from vit_jax.config.evaluators import FROZEN_EVALUATORS, FrozenKind
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.transforms import build_fewshot_transform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.evals.fewshot import FewShot, few_shot

@@ -10,12 +10,12 @@ import signal
 import pytest
 
 from vit_jax.checkpoint.reader import METADATA_DIGEST
-from vit_jax.figures import page
-from vit_jax.figures.curves import RunLog, read_run
-from vit_jax.sweeps.catalogue import STUDIES
-from vit_jax.sweeps.grid import make_grid
-from vit_jax.sweeps.results import folder_of, rows_of
-from vit_jax.sweeps.vtab import outcome_of as outcome_of_task
+from vit_jax.tools.figures import page
+from vit_jax.tools.figures.curves import RunLog, read_run
+from vit_jax.tools.sweeps.catalogue import STUDIES
+from vit_jax.tools.sweeps.grid import make_grid
+from vit_jax.tools.sweeps.results import folder_of, rows_of
+from vit_jax.tools.sweeps.vtab import outcome_of as outcome_of_task
 from vit_jax.train import rate_search, run_files
 from vit_jax.train.lifecycle import workdir
 from vit_jax.train.series import state_of

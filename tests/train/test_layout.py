@@ -11,10 +11,10 @@ from tests.integration import commands
 from tests.train import small_runs as runs
 from tests.train.lifecycle.test_workdir import add_checkpoint, stored_config, take
 from vit_jax.config import load_recipe
-from vit_jax.plan.arithmetic import arithmetic_memory
-from vit_jax.plan.dataset import choose_dataset
-from vit_jax.plan.topology import parse_topology
 from vit_jax.sharding.fabrics import GIB
+from vit_jax.tools.plan.arithmetic import arithmetic_memory
+from vit_jax.tools.plan.dataset import choose_dataset
+from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.layout import POLICIES, RESERVE, keep_layout, usable_bytes
 

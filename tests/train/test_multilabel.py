@@ -19,8 +19,8 @@ from vit_jax.arrays import Batch
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
-from vit_jax.sweeps.suite import Task
-from vit_jax.sweeps.vtab import unavailable
+from vit_jax.tools.sweeps.suite import Task
+from vit_jax.tools.sweeps.vtab import unavailable
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.evaluations import with_best_metric
 from vit_jax.train.rate_search import choose, table

@@ -13,11 +13,18 @@ from tests import tiny
 from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
-from vit_jax.data.listing import FileSource
+from vit_jax.data.kinds.listing import FileSource
 from vit_jax.data.subset import held_up_to
 from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.lifecycle.workdir import require_same_start
-from vit_jax.train.overview import checkpoint_metadata, files_of, opening, parameter_table, results_line, start_of
+from vit_jax.train.overview import (
+    checkpoint_metadata,
+    files_of,
+    opening,
+    parameter_table,
+    results_line,
+    start_of,
+)
 from vit_jax.weights.description import FORMAT_VERSION, stored_architecture, stored_training_data
 
 

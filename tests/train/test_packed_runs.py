@@ -10,7 +10,7 @@ from tests.data.packed_files import write_parquet, write_shard
 from tests.integration import commands
 from tests.tiny import LENGTH
 from tests.train import small_runs as runs
-from vit_jax.data.images import decode
+from vit_jax.data.decoding.images import decode
 from vit_jax.data.sources import open_source
 from vit_jax.train.pretrain import pretrain
 

@@ -8,9 +8,15 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import SearchConfig, StopEarlyConfig, load_recipe, resolve
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.train.assemble import Datasets
-from vit_jax.train.rate_search import choose, choose_learning_rate, table, trial_config, with_learning_rate
+from vit_jax.train.rate_search import (
+    choose,
+    choose_learning_rate,
+    table,
+    trial_config,
+    with_learning_rate,
+)
 from vit_jax.train.run_files import write_summary
 
 CONFIG = load_recipe("configs/finetune.py:any,own")

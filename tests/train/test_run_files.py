@@ -6,7 +6,7 @@ import os
 import pytest
 
 from tests.rejections import rejects
-from vit_jax.figures.curves import read_runs
+from vit_jax.tools.figures.curves import read_runs
 from vit_jax.train import run_files
 from vit_jax.train.run_files import (
     last_training_line,

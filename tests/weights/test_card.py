@@ -13,8 +13,8 @@ import yaml
 
 from tests.integration.commands import run, succeed
 from tests.weights.small_networks import HYBRID, PREPROCESSING, TRAINING, VIT, weights_of
-from vit_jax.extras import install_command
-from vit_jax.files import printable
+from vit_jax.imports.extras import install_command
+from vit_jax.text.printable import printable
 from vit_jax.weights.card import model_card
 from vit_jax.weights.fit import without_head
 from vit_jax.weights.saving import OWN, save_weights

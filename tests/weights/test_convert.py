@@ -5,7 +5,16 @@ import dataclasses
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import OURS, RESNET, SQUARE, TRAINING, VIT, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import (
+    OURS,
+    RESNET,
+    SQUARE,
+    TRAINING,
+    VIT,
+    arrays_of,
+    assert_same,
+    weights_of,
+)
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.weights import load_weights
 from vit_jax.weights.formats import write_npz

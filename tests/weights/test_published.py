@@ -7,7 +7,14 @@ import pytest
 from tests.tiny import ROOT
 from vit_jax.config.variants import MODEL_NAMES, parse_name
 from vit_jax.weights.hub import is_hub_address
-from vit_jax.weights.published import FAMILIES, PUBLISHED, RELEASES, expanded, licence_of, releases_of
+from vit_jax.weights.published import (
+    FAMILIES,
+    PUBLISHED,
+    RELEASES,
+    expanded,
+    licence_of,
+    releases_of,
+)
 
 TABLES = (ROOT / "vit_jax/weights/README.md").read_text()
 ADDRESSES = [address for addresses in PUBLISHED.values() for address in addresses]

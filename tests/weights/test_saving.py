@@ -7,7 +7,16 @@ import pytest
 
 from tests.weights.names.test_formats import PAIRS
 from tests.weights.reference import networks
-from tests.weights.small_networks import NETWORKS, OURS, PREPROCESSING, SQUARE, TRAINING, VIT, assert_same, weights_of
+from tests.weights.small_networks import (
+    NETWORKS,
+    OURS,
+    PREPROCESSING,
+    SQUARE,
+    TRAINING,
+    VIT,
+    assert_same,
+    weights_of,
+)
 from tests.weights.test_fit import model_of
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import adapt_architecture

@@ -12,7 +12,15 @@ import numpy as np
 import pytest
 
 from tests.weights.reference import networks
-from tests.weights.small_networks import NETWORKS, RESNET, SQUARE, VIT, arrays_of, assert_same, weights_of
+from tests.weights.small_networks import (
+    NETWORKS,
+    RESNET,
+    SQUARE,
+    VIT,
+    arrays_of,
+    assert_same,
+    weights_of,
+)
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import describe

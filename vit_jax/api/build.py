@@ -10,7 +10,13 @@ import jax.numpy as jnp
 
 from vit_jax import pytree
 from vit_jax.api.model import Model, numbers_of, undescribed
-from vit_jax.config import AdaptConfig, ModelConfig, adapt_architecture, build_architecture, from_dict
+from vit_jax.config import (
+    AdaptConfig,
+    ModelConfig,
+    adapt_architecture,
+    build_architecture,
+    from_dict,
+)
 from vit_jax.config.check import is_value_range
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.data.subset import TrainingData

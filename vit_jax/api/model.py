@@ -15,8 +15,8 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.arrays import ModelOutput, normalise
 from vit_jax.config import Architecture
-from vit_jax.data.image_files import read_file
-from vit_jax.data.images import UnreadableImage
+from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.kinds.image_files import read_file
 from vit_jax.data.pipeline import open_batches
 from vit_jax.data.placement import prefetch
 from vit_jax.data.records import Source

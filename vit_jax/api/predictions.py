@@ -8,10 +8,10 @@ from typing import Required, TypedDict
 import numpy as np
 
 from vit_jax.api.model import Model
-from vit_jax.data.images import UnreadableImage
+from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.evals.runner import require_finite
-from vit_jax.tables import columns
-from vit_jax.tables import to_csv as rows_to_csv
+from vit_jax.text.tables import columns
+from vit_jax.text.tables import to_csv as rows_to_csv
 
 Likely = TypedDict("Likely", {"class": str, "probability": float})
 

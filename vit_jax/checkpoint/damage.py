@@ -8,8 +8,9 @@ import stat
 
 import jax
 
-from vit_jax.buckets import BucketPath
-from vit_jax.files import MAX_JSON_BYTES, first_line, parse_json, read_bounded, read_json
+from vit_jax.storage.buckets import BucketPath
+from vit_jax.storage.files import MAX_JSON_BYTES, parse_json, read_bounded, read_json
+from vit_jax.text.printable import first_line
 
 METADATA = "metadata"
 _DATA = "d"  # the folder of the files that hold arrays

@@ -7,7 +7,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from vit_jax.checkpoint.workarounds import list_keys
-from vit_jax.files import MAX_JSON_BYTES, expanded, read_bounded, read_json
+from vit_jax.storage.files import MAX_JSON_BYTES, expanded, read_bounded, read_json
 
 MANIFEST = "manifest.ocdbt"  # a reader begins here; it leads to all arrays of an item
 MANIFEST_START = bytes.fromhex("0cdb3a2a")

@@ -25,8 +25,8 @@ from vit_jax.checkpoint.damage import (
     require_plain_files,
 )
 from vit_jax.checkpoint.digests import array_digests
-from vit_jax.files import MAX_JSON_BYTES, JsonObject, expanded, parse_json, read_bounded
-from vit_jax.references import mark_stored
+from vit_jax.imports.references import mark_stored
+from vit_jax.storage.files import MAX_JSON_BYTES, JsonObject, expanded, parse_json, read_bounded
 
 T = TypeVar("T")
 ShapesOf = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]

@@ -4,7 +4,8 @@ import os
 import pathlib
 
 from vit_jax.checkpoint.reader import FOLDER
-from vit_jax.files import is_in_bucket, printable
+from vit_jax.storage.files import is_in_bucket
+from vit_jax.text.printable import printable
 
 RUN_FILES = (
     "config.json",

@@ -23,9 +23,16 @@ from vit_jax.checkpoint import workarounds
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.digests import array_digests
 from vit_jax.checkpoint.presence import build_checked_handler, require_exact_path
-from vit_jax.checkpoint.reader import DIGESTS, FOLDER, METADATA_DIGEST, CheckpointReader, metadata_digest
+from vit_jax.checkpoint.reader import (
+    DIGESTS,
+    FOLDER,
+    METADATA_DIGEST,
+    CheckpointReader,
+    metadata_digest,
+)
 from vit_jax.config.evaluators import Mode
-from vit_jax.files import expanded, first_line, read_json, remove_tree, write_atomically
+from vit_jax.storage.files import expanded, read_json, remove_tree, write_atomically
+from vit_jax.text.printable import first_line
 
 METRICS = "metrics"  # orbax's name for the item of what is measured
 LATE_SECONDS = 1

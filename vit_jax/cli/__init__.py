@@ -11,11 +11,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import __version__
-from vit_jax.backend import BackendError, default_platforms, explained_backend, hide_cuda
-from vit_jax.cli import analysis, frozen, lists, planning, preparation, run_reports, stop, sweeps, training, weights
+from vit_jax.cli import (
+    analysis,
+    frozen,
+    lists,
+    planning,
+    preparation,
+    run_reports,
+    stop,
+    sweeps,
+    training,
+    weights,
+)
 from vit_jax.cli.options import Verb, fail
 from vit_jax.cli.outputs import describe_system_error
-from vit_jax.nearest import did_you_mean
+from vit_jax.imports.backend import BackendError, default_platforms, explained_backend, hide_cuda
+from vit_jax.text.nearest import did_you_mean
 
 _ALL: Any = (  # in the order of the help
     *(training.Pretrain, training.Finetune, training.Replay, training.LrRange, sweeps.Sweep),

@@ -10,11 +10,11 @@ from vit_jax.cli.loading import Checkpoint, Reading
 from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option, verb
 from vit_jax.cli.outputs import note, output_folder
 from vit_jax.config.rules import Count, When
-from vit_jax.files import printable
-from vit_jax.nearest import require_known
+from vit_jax.text.nearest import require_known
+from vit_jax.text.printable import printable
 
 if TYPE_CHECKING:
-    from vit_jax.figures.network import Figure
+    from vit_jax.tools.figures.network import Figure
 
 Heads = tuple[tuple[int, int], ...]  # layer and head, both from 1
 
@@ -45,9 +45,9 @@ class Inspect(Reading, Checkpoint):
     heads: Annotated[Heads, _read_heads] = option("LAYER:HEAD,…", "from 1; default: up to 8 of the last layer", ())
 
     def run(self) -> None:
-        from vit_jax.drawing import require_drawing
-        from vit_jax.figures.network import KINDS, available, chosen_heads
-        from vit_jax.figures.view import View, read_view
+        from vit_jax.tools.figures.drawing import require_drawing
+        from vit_jax.tools.figures.network import KINDS, available, chosen_heads
+        from vit_jax.tools.figures.view import View, read_view
 
         names = _names(self.what, list(KINDS))
         with_images = {name for name in names if KINDS[name].needs_images}
@@ -102,21 +102,21 @@ class InspectData(Recipe):
 
     def run(self) -> None:
         from vit_jax.config import validate
-        from vit_jax.drawing import require_drawing
+        from vit_jax.tools.figures.drawing import require_drawing
 
         output = output_folder(self.output)
         require_drawing()
         config = self.load()
         validate(config)
 
-        from vit_jax.figures.data_sheet import draw_data
+        from vit_jax.tools.figures.data_sheet import draw_data
 
         _write(output, draw_data(config, self.shown).items())
 
 
 def _write(folder: Path, pictures: Iterable[tuple[str, "Figure"]]) -> None:
     """Write each picture, by name, when it is drawn; print its files."""
-    from vit_jax.files import make_folder, write_atomically
+    from vit_jax.storage.files import make_folder, write_atomically
 
     with make_folder(folder):
         for name, picture in pictures:

@@ -10,11 +10,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Reading
-from vit_jax.cli.options import LISTED, REQUIRED, PositiveShare, UsageError, argument, option, switch, verb
+from vit_jax.cli.options import (
+    LISTED,
+    REQUIRED,
+    PositiveShare,
+    UsageError,
+    argument,
+    option,
+    switch,
+    verb,
+)
 from vit_jax.cli.outputs import note, output_file, output_folder
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, Positive, Range, When
-from vit_jax.files import cache_folder, expanded
+from vit_jax.storage.files import cache_folder, expanded
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -264,7 +273,7 @@ class Features(_Features, Checkpoint):
         ):
             from vit_jax.evals.features import write_features
             from vit_jax.evals.splits import open_split
-            from vit_jax.tables import columns
+            from vit_jax.text.tables import columns
 
             source = open_split(self.data, self.split, choice, weights.training)
             written = write_features(output, extractor.extract(source), source)
@@ -313,8 +322,14 @@ class Duplicates(_Features):
 
         with self._perhaps_extracting() as (extractor, choice):
             from vit_jax import hosts
-            from vit_jax.evals.duplicates import confirm, find_by_features, find_by_hashes, merged, report
             from vit_jax.evals.splits import open_split, split_to_search
+            from vit_jax.tools.prepare.duplicates import (
+                confirm,
+                find_by_features,
+                find_by_hashes,
+                merged,
+                report,
+            )
 
             data, against = self.data, self.against.split(",")
             split = self.split or split_to_search(data, "train", choice, against)

@@ -5,8 +5,17 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.cli.options import Options, Recipe, UsageError, argument, entry, fields_of_recipes, switch, verb
-from vit_jax.nearest import did_you_mean
+from vit_jax.cli.options import (
+    Options,
+    Recipe,
+    UsageError,
+    argument,
+    entry,
+    fields_of_recipes,
+    switch,
+    verb,
+)
+from vit_jax.text.nearest import did_you_mean
 
 _PIXELS, _NUM_CLASSES = 224, 1000  # the defaults of `vit_jax.create_model`
 
@@ -23,7 +32,7 @@ class Models(Options):
         from vit_jax.config import ModelConfig, build_architecture
         from vit_jax.config.variants import MODEL_NAMES, list_models
         from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
-        from vit_jax.tables import aligned
+        from vit_jax.text.tables import aligned
         from vit_jax.weights.published import PUBLISHED, releases_of
 
         names = list_models(self.pattern)
@@ -71,7 +80,7 @@ class Weights(Options):
     json: bool = switch("print everything as JSON")
 
     def run(self) -> None:
-        from vit_jax.tables import aligned
+        from vit_jax.text.tables import aligned
         from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
         families = [family for family in FAMILIES if self.pattern.casefold() in family.name.casefold()]

@@ -4,11 +4,19 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vit_jax.cli.options import AllowCode, Options, PositiveShare, UsageError, argument, option, switch
+from vit_jax.cli.options import (
+    AllowCode,
+    Options,
+    PositiveShare,
+    UsageError,
+    argument,
+    option,
+    switch,
+)
 from vit_jax.cli.outputs import note
 from vit_jax.config.rules import Count, Number, Positive
 from vit_jax.config.schema import AddedTo, Gelu, Interpolation, Rope
-from vit_jax.files import expanded
+from vit_jax.storage.files import expanded
 from vit_jax.weights import OPTIONS
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from typing import Annotated, Any, NoReturn
 
 from vit_jax.config.parsing import check_value, parse_text
 from vit_jax.config.rules import Range, When, default_of_field, rules_in, rules_of
-from vit_jax.files import printable_lines, refuse_bucket
-from vit_jax.nearest import closest, did_you_mean
+from vit_jax.storage.files import refuse_bucket
+from vit_jax.text.nearest import closest, did_you_mean
+from vit_jax.text.printable import printable_lines
 
 LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
 _KINDS_OF_DATA = (*LISTED, "tfds", "vtab")

@@ -6,7 +6,8 @@ import sys
 import tempfile
 
 from vit_jax.cli.options import UsageError
-from vit_jax.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, printable, target_of
+from vit_jax.storage.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, target_of
+from vit_jax.text.printable import printable
 
 
 def note(*texts: str) -> None:

@@ -40,13 +40,13 @@ class Plan(Recipe):
     def run(self) -> None:
         target = output_file(self.hlo, "--hlo=") if self.hlo is not None else None
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
-        from vit_jax.files import write_atomically
-        from vit_jax.plan.aot import Executable
-        from vit_jax.plan.dataset import choose_dataset
-        from vit_jax.plan.estimate import make_plan
-        from vit_jax.plan.report import result_to_json, result_to_text, to_json, to_text
-        from vit_jax.plan.search import search
-        from vit_jax.plan.topology import parse_topology
+        from vit_jax.storage.files import write_atomically
+        from vit_jax.tools.plan.aot import Executable
+        from vit_jax.tools.plan.dataset import choose_dataset
+        from vit_jax.tools.plan.estimate import make_plan
+        from vit_jax.tools.plan.report import result_to_json, result_to_text, to_json, to_text
+        from vit_jax.tools.plan.search import search
+        from vit_jax.tools.plan.topology import parse_topology
 
         topology = parse_topology(self.topology, num_slices=self.slices)
         config = self.load()

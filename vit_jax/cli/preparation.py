@@ -73,13 +73,13 @@ class Prepare(Options):
         elif self.check:
             self._check(data.removeprefix("tfds:"))
         else:
-            from vit_jax.data.tfds_source import prepare
+            from vit_jax.data.kinds.tfds_source import prepare
 
             print(prepare(data, data_dir=self.data_dir, manual_dir=self.manual_dir))
 
     def _prepare_folder(self, data: str) -> None:
-        from vit_jax.data.folder import folder_of
-        from vit_jax.data.prepared import prepare_folder
+        from vit_jax.data.kinds.folder import folder_of
+        from vit_jax.tools.prepare.prepared import prepare_folder
 
         folder, output = folder_of(data), output_folder(str(self.output))
         assert folder is not None, data
@@ -91,7 +91,12 @@ class Prepare(Options):
             sys.exit(1)
 
     def _prepare_tars(self, patterns: list[str]) -> None:
-        from vit_jax.data.tar_dataset import Options, list_archives, prepare_tars, read_classes
+        from vit_jax.tools.prepare.tar_dataset import (
+            Options,
+            list_archives,
+            prepare_tars,
+            read_classes,
+        )
 
         archives, files = list_archives(patterns), self.chosen("classes", "number_names")
         values = self.chosen(*("holdout_per_class", "short_side", "shards", "quality"))
@@ -102,7 +107,7 @@ class Prepare(Options):
         print(f"{folder}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
 
     def _check(self, name: str) -> None:
-        from vit_jax.data.tar_dataset import check
+        from vit_jax.tools.prepare.tar_dataset import check
 
         if problems := check(name, self.data_dir):
             print("\n".join(problems))

@@ -9,7 +9,8 @@ from vit_jax.cli.loading import Limits, Reading
 from vit_jax.cli.options import AllowCode, Options, argument, option, switch, verb
 from vit_jax.cli.outputs import note, output_file
 from vit_jax.config.rules import Positive, When
-from vit_jax.files import expanded, printable
+from vit_jax.storage.files import expanded
+from vit_jax.text.printable import printable
 
 
 @verb("runs/digits", "runs --follow=60")
@@ -24,7 +25,7 @@ class Status(Options):
     json: bool = switch("print a list of objects, for programs")
 
     def run(self) -> None:
-        from vit_jax.train.status import read_all, to_table
+        from vit_jax.tools.status import read_all, to_table
 
         while True:
             runs = read_all(self.workdirs)
@@ -48,9 +49,8 @@ class Plot(Options):
     )
 
     def run(self) -> None:
-        from vit_jax import drawing
-        from vit_jax.figures import curves
-        from vit_jax.files import write_atomically
+        from vit_jax.storage.files import write_atomically
+        from vit_jax.tools.figures import curves, drawing
 
         output, form = drawing.output_of(self.output)
         output_file(self.output)
@@ -78,13 +78,13 @@ class Report(Limits, AllowCode):
         folder = expanded(self.workdir).absolute()
 
         from vit_jax.checkpoint.reader import has_checkpoints
-        from vit_jax.drawing import require_drawing
+        from vit_jax.tools.figures.drawing import require_drawing
 
         require_drawing("jinja2")
 
-        from vit_jax.figures import page
-        from vit_jax.figures.curves import read_run
-        from vit_jax.files import write_atomically
+        from vit_jax.storage.files import write_atomically
+        from vit_jax.tools.figures import page
+        from vit_jax.tools.figures.curves import read_run
         from vit_jax.train.run_files import read_summary
 
         content: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}

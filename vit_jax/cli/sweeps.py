@@ -8,17 +8,27 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vit_jax.cli.options import REQUIRED, Overrides, Recipe, Share, UsageError, argument, option, switch, verb
+from vit_jax.cli.options import (
+    REQUIRED,
+    Overrides,
+    Recipe,
+    Share,
+    UsageError,
+    argument,
+    option,
+    switch,
+    verb,
+)
 from vit_jax.cli.outputs import note
 from vit_jax.cli.training import preemptible, run_training
 from vit_jax.config.rules import Count, Number, Positive, Range, When
-from vit_jax.files import expanded
-from vit_jax.nearest import require_known
+from vit_jax.storage.files import expanded
+from vit_jax.text.nearest import require_known
 
 if TYPE_CHECKING:
-    from vit_jax.sweeps import vtab as vtab_sweeps
-    from vit_jax.sweeps.grid import Grid
-    from vit_jax.sweeps.runs import Halving
+    from vit_jax.tools.sweeps import vtab as vtab_sweeps
+    from vit_jax.tools.sweeps.grid import Grid
+    from vit_jax.tools.sweeps.runs import Halving
 
 PLANNING = When("dry_run")
 
@@ -54,11 +64,11 @@ class _Runs(Share, Recipe):
         index, count = self.share
         workdir = expanded(self.workdir).absolute()
 
-        from vit_jax.plan.topology import parse_topology
+        from vit_jax.tools.plan.topology import parse_topology
 
         topology = parse_topology(self.topology) if self.topology is not None else None
         if self.dry_run:
-            from vit_jax.sweeps.runs import plan_to_markdown
+            from vit_jax.tools.sweeps.runs import plan_to_markdown
 
             sizes = self.chosen("num_examples", "num_classes")
             print(plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving), end="")
@@ -66,10 +76,10 @@ class _Runs(Share, Recipe):
 
         def run() -> None:
             from vit_jax import hosts
-            from vit_jax.drawing import require_drawing
-            from vit_jax.sweeps import speed
-            from vit_jax.sweeps.results import write_results
-            from vit_jax.sweeps.runs import run_grid
+            from vit_jax.tools.figures.drawing import require_drawing
+            from vit_jax.tools.sweeps import speed
+            from vit_jax.tools.sweeps.results import write_results
+            from vit_jax.tools.sweeps.runs import run_grid
             from vit_jax.train import finetune, pretrain
 
             perform: Callable[..., object] = finetune.tune if grid.is_finetuning else pretrain.learn
@@ -114,8 +124,8 @@ class Sweep(_Runs):
         if self.dry_run:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
-        from vit_jax.sweeps.fields import make_sweep
-        from vit_jax.sweeps.runs import Halving
+        from vit_jax.tools.sweeps.fields import make_sweep
+        from vit_jax.tools.sweeps.runs import Halving
 
         grid = make_sweep(
             self.config, self.overrides, self.grid, metric=self.metric, num_settings=self.random, seed=self.seed
@@ -166,7 +176,7 @@ class Study(_Runs):
     seeds: Values = option("A,B,…", "of every study: their mean and extremes are shown")
 
     def run(self) -> None:
-        from vit_jax.sweeps.catalogue import STUDIES
+        from vit_jax.tools.sweeps.catalogue import STUDIES
 
         require_known("NAME", self.name, STUDIES)
         study = STUDIES[self.name]
@@ -178,7 +188,7 @@ class Study(_Runs):
         if self.dry_run or self.topology is not None:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
-        from vit_jax.sweeps.grid import make_grid, on_machine
+        from vit_jax.tools.sweeps.grid import make_grid, on_machine
 
         grid = make_grid(study, self.config, self.overrides, self.chosen(*axes))
         if self.topology is not None and not study.is_trained:
@@ -232,15 +242,15 @@ class Vtab(Share, Overrides):
     config: str = option("RECIPE", "of the fine-tuning", VTAB_RECIPE)
 
     def run(self) -> None:
-        from vit_jax.sweeps.grid import reject_taken
+        from vit_jax.tools.sweeps.grid import reject_taken
 
         reject_taken(self.overrides, _SET_OTHERWISE)
         _run_together(self._run, self.workdir)
 
     def _run(self) -> None:
         from vit_jax import hosts
-        from vit_jax.sweeps.vtab import run_sweep
-        from vit_jax.sweeps.vtab_table import plan_to_markdown, write_results
+        from vit_jax.tools.sweeps.vtab import run_sweep
+        from vit_jax.tools.sweeps.vtab_table import plan_to_markdown, write_results
 
         sweep = self._tasks()
         if not self.dry_run:
@@ -252,9 +262,9 @@ class Vtab(Share, Overrides):
         """Return the sweep; the data of every task can be opened."""
         from vit_jax import hosts
         from vit_jax.config import FinetuneConfig, load_recipe
-        from vit_jax.sweeps.grid import require_different
-        from vit_jax.sweeps.suite import load_suite, select_tasks
-        from vit_jax.sweeps.vtab import LEARNING_RATES, LENGTHS, Sweep, grid, unavailable
+        from vit_jax.tools.sweeps.grid import require_different
+        from vit_jax.tools.sweeps.suite import load_suite, select_tasks
+        from vit_jax.tools.sweeps.vtab import LEARNING_RATES, LENGTHS, Sweep, grid, unavailable
 
         index, count = self.share
         data_dir = [f"--config.input.data_dir={self.data_dir}"] if self.data_dir is not None else []

@@ -11,11 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from vit_jax.cli.options import REQUIRED, AllowCode, Overrides, Recipe, UsageError, argument, fail, option, switch, verb
+from vit_jax.cli.options import (
+    REQUIRED,
+    AllowCode,
+    Overrides,
+    Recipe,
+    UsageError,
+    argument,
+    fail,
+    option,
+    switch,
+    verb,
+)
 from vit_jax.cli.outputs import describe_system_error, output_file, reject_runs
 from vit_jax.cli.stop import Terminated, joined, leave
 from vit_jax.config.rules import Count, Positive, When
-from vit_jax.files import expanded, printable_lines
+from vit_jax.storage.files import expanded
+from vit_jax.text.printable import printable_lines
 
 if TYPE_CHECKING:
     from vit_jax.config import RunConfig
@@ -64,7 +76,7 @@ class _Run(Recipe):
         """Print what a run of the recipe would start with; no device is used."""
         os.environ["JAX_PLATFORMS"] = "cpu"
 
-        from vit_jax.plan.preflight import check_start
+        from vit_jax.tools.plan.preflight import check_start
 
         for name in needed:
             if getattr(config, name) is None:
@@ -196,15 +208,15 @@ class LrRange(Recipe):
     steps: Count = option("N", "steps, each with a higher rate than the one before", 100)
 
     def run(self) -> None:
-        from vit_jax import drawing
-        from vit_jax.files import write_atomically
+        from vit_jax.storage.files import write_atomically
+        from vit_jax.tools.figures import drawing
 
         output, form = drawing.output_of(self.output)
         output_file(self.output)
         reject_runs(output.with_suffix(".json"), f"--output={self.output}")
         config = self.load()
 
-        from vit_jax.train import range_test
+        from vit_jax.tools.sweeps import range_test
 
         test = range_test.run_range_test(config, self.low, self.high, self.steps)
         suggestions = test.suggestions()
@@ -227,7 +239,7 @@ class Bench(Recipe):
     def run(self) -> None:
         config = self.load()
 
-        from vit_jax.machine.bench import bench, to_text
+        from vit_jax.tools.machine.bench import bench, to_text
 
         result = bench(config, num_steps=self.steps, with_data=self.data)
         print(json.dumps(result, indent=2) + "\n" if self.json else to_text(result), end="")
@@ -261,8 +273,8 @@ class Doctor(Overrides):
         config = load_recipe(self.config, self.overrides) if self.config is not None else None
 
         from vit_jax import hosts
-        from vit_jax.machine.doctor import ExaminationError, examine, lines
-        from vit_jax.plan.topology import parse_topology
+        from vit_jax.tools.machine.doctor import ExaminationError, examine, lines
+        from vit_jax.tools.plan.topology import parse_topology
 
         topology = parse_topology(self.topology) if self.topology is not None else None
         report, is_good = [], True

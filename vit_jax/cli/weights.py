@@ -7,11 +7,21 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from vit_jax.cli.loading import Checkpoint, Limits, Names, OfWeights, Reading
-from vit_jax.cli.options import REQUIRED, PositiveShare, UsageError, argument, fail, option, switch, verb
+from vit_jax.cli.options import (
+    REQUIRED,
+    PositiveShare,
+    UsageError,
+    argument,
+    fail,
+    option,
+    switch,
+    verb,
+)
 from vit_jax.cli.outputs import note, output_file, output_folder, reject_runs, require_creatable
 from vit_jax.cli.stop import joined
 from vit_jax.config.rules import Count, Number, When
-from vit_jax.files import expanded, printable, printable_lines, write_atomically
+from vit_jax.storage.files import expanded, write_atomically
+from vit_jax.text.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
@@ -107,10 +117,10 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
     def _evaluate(self) -> None:
         from vit_jax import hosts
-        from vit_jax.drawing import require_drawing
         from vit_jax.evals.evaluate import make_evaluate, to_json, to_text, values
-        from vit_jax.evals.report_folder import write_report
-        from vit_jax.tables import to_csv
+        from vit_jax.text.tables import to_csv
+        from vit_jax.tools.figures.drawing import require_drawing
+        from vit_jax.tools.figures.report_folder import write_report
 
         folder, table = None, None
         if hosts.is_first():
@@ -150,8 +160,8 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
     def _open(self, model: "Model", weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
         """Return the images by name, "" for a single dataset; and how missing sets are made."""
-        from vit_jax.evals.imagenet_sets import is_family, open_family
         from vit_jax.evals.splits import SplitChoice, open_labelled
+        from vit_jax.tools.imagenet_sets import is_family, open_family
 
         data = self.data
         if is_family(data):
@@ -170,7 +180,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
 def _csv_file(csv: str | None) -> pathlib.Path | None:
     """Return the file of --csv=; None without one, and for "-", standard output."""
-    from vit_jax.data.image_files import is_image
+    from vit_jax.data.kinds.image_files import is_image
 
     if csv is None or csv == "-":
         return None
@@ -209,12 +219,12 @@ class Predict(Reading, Names, Checkpoint):
 
     def run(self) -> None:
         table = _csv_file(self.csv)
-        from vit_jax.data.image_files import list_images
+        from vit_jax.data.kinds.image_files import list_images
 
         images = list_images(self.images)
 
         from vit_jax.api.predictions import predict, to_csv, to_json, to_table
-        from vit_jax.data.depth import survey
+        from vit_jax.data.decoding.depth import survey
         from vit_jax.evals.multilabel import THRESHOLD
         from vit_jax.hosts import exits
 
@@ -254,7 +264,7 @@ class Export(_Conversion, Reading, Checkpoint):
             self.convert(self.checkpoint, output, (self.names or "timm") if self.to == "safetensors" else None)
             return
 
-        from vit_jax.api.export import export_onnx, export_stablehlo, require_free
+        from vit_jax.tools.export.programs import export_onnx, export_stablehlo, require_free
 
         output_file(output)
         for path in require_free(output, self.to, overwrite=self.overwrite):

@@ -19,8 +19,15 @@ from vit_jax.config.rules import (
     without_effect,
 )
 from vit_jax.config.schema import LEARNED_POSITIONS, AdaptConfig, ModelConfig
-from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS, RESIDUAL_UNITS, ROOT_CHANNELS, VIT_SIZES, parse_name
-from vit_jax.references import is_reference
+from vit_jax.config.variants import (
+    BOTTLENECK,
+    NUM_GROUPS,
+    RESIDUAL_UNITS,
+    ROOT_CHANNELS,
+    VIT_SIZES,
+    parse_name,
+)
+from vit_jax.imports.references import is_reference
 
 _MODERN_OPTIONS = (
     *("class_tokens", "pool_num_heads", "registers", "position_tokens", "rope", "layer_scale", "mlp", "norm"),

@@ -5,7 +5,7 @@ from typing import Any
 
 from vit_jax.config.parsing import check_value, parse_text
 from vit_jax.config.variants import parse_name
-from vit_jax.nearest import did_you_mean
+from vit_jax.text.nearest import did_you_mean
 
 
 def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from vit_jax.config.schema import (
     RunConfig,
     ScheduleConfig,
 )
-from vit_jax.files import refuse_bucket
-from vit_jax.nearest import did_you_mean
-from vit_jax.references import allowed_code, is_reference
-from vit_jax.references import resolve as import_reference
+from vit_jax.imports.references import allowed_code, is_reference
+from vit_jax.imports.references import resolve as import_reference
+from vit_jax.storage.files import refuse_bucket
+from vit_jax.text.nearest import did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)

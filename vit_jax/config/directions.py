@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 
 from vit_jax.config.evaluators import Mode, metric_of
 from vit_jax.config.schema import RunConfig
-from vit_jax.references import is_reference, resolve
+from vit_jax.imports.references import is_reference, resolve
 
 WORDS: Mapping[Mode, str] = {"max": "higher is better", "min": "lower is better"}
 

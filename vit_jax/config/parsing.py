@@ -18,8 +18,8 @@ from vit_jax.config import schema
 from vit_jax.config.recipes import names_in
 from vit_jax.config.rules import Reference, parse_duration, reject
 from vit_jax.config.synonyms import absent, fields_meant, meant_value
-from vit_jax.files import shortened
-from vit_jax.references import is_reference
+from vit_jax.imports.references import is_reference
+from vit_jax.text.printable import shortened
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ import runpy
 from typing import Any
 
 from vit_jax.config import schema
-from vit_jax.nearest import did_you_mean
+from vit_jax.text.nearest import did_you_mean
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent

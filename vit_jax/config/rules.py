@@ -11,12 +11,12 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, NewType, TypeVar
 
-from vit_jax.references import is_reference
+from vit_jax.imports.references import is_reference
 
 T = TypeVar("T")
 
 Reference = NewType("Reference", str)
-"""A user-defined component: "package.module:name", imported by `vit_jax.references`."""
+"""A user-defined component: "package.module:name", imported by `vit_jax.imports.references`."""
 
 
 @dataclasses.dataclass(frozen=True)

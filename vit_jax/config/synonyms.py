@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from vit_jax.nearest import closest
+from vit_jax.text.nearest import closest
 
 _WORDS = {  # our field: the words of other systems
     "data": "dataset dataset_name data_path data_set",

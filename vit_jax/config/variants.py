@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from vit_jax.nearest import closest
+from vit_jax.text.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vit_jax.data.records import Source, WrappedSource, innermost
 from vit_jax.data.subset import SubsetSource
-from vit_jax.files import expanded, read_bounded, read_json, write_atomically
+from vit_jax.storage.files import expanded, read_bounded, read_json, write_atomically
 
 MAX_BYTES = 2**30  # ten million ids of a hundred bytes
 COMPARED = 16  # images that show whether places in a split are those of the same data

@@ -15,7 +15,13 @@ import numpy as np
 from absl import flags
 
 from vit_jax.data.stream import HostBatch, Stream
-from vit_jax.data.workers import Parallelism, initialize_worker, is_lost_worker, segment_prefix, start_workers
+from vit_jax.data.workers import (
+    Parallelism,
+    initialize_worker,
+    is_lost_worker,
+    segment_prefix,
+    start_workers,
+)
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16  # that a thread takes at least

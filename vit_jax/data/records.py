@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.files import is_mirrored, printable
+from vit_jax.storage.files import is_mirrored
+from vit_jax.text.printable import printable
 
 MAX_CLASSES = 2**20  # of numbered ones: a larger number is an error of the data, and would make as many names
 

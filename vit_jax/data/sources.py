@@ -9,22 +9,22 @@ from typing import Any, cast
 
 import numpy as np
 
-from vit_jax.buckets import is_address
 from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.exclusion import exclude
-from vit_jax.data.folder import Folder
-from vit_jax.data.images import UnreadableImage, decode
-from vit_jax.data.in_memory import CachedSource
-from vit_jax.data.listing import RANGE_OPTION, Listing, open_listing, whole_splits
-from vit_jax.data.parquet import Parquet
+from vit_jax.data.kinds.folder import Folder
+from vit_jax.data.kinds.in_memory import CachedSource
+from vit_jax.data.kinds.listing import RANGE_OPTION, Listing, open_listing, whole_splits
+from vit_jax.data.kinds.parquet import Parquet
+from vit_jax.data.kinds.shards import Shards
+from vit_jax.data.kinds.table import Table
+from vit_jax.data.kinds.vtab_tasks import find_task
 from vit_jax.data.records import Source, checked_labels, few
-from vit_jax.data.shards import Shards
 from vit_jax.data.subset import select
-from vit_jax.data.table import Table
-from vit_jax.data.vtab_tasks import find_task
-from vit_jax.files import mirror
-from vit_jax.nearest import closest
-from vit_jax.references import is_reference, resolve
+from vit_jax.imports.references import is_reference, resolve
+from vit_jax.storage.buckets import is_address
+from vit_jax.storage.files import mirror
+from vit_jax.text.nearest import closest
 
 LISTINGS: Mapping[str, Callable[[Path], Listing]] = {
     "folder": Folder,
@@ -63,7 +63,9 @@ def path_of(data: str, data_dir: str | None) -> Path | None:
     kind, _, name = data.partition(":")
     if kind not in ("tfds", "vtab") or not name:
         return None
-    from vit_jax.data.tfds_source import tfds_folder  # here, because tensorflow_datasets takes seconds to load
+    from vit_jax.data.kinds.tfds_source import (
+        tfds_folder,  # here, because tensorflow_datasets takes seconds to load
+    )
 
     dataset = find_task(name).dataset if kind == "vtab" else re.split("[/:]", name)[0]
     return tfds_folder(data_dir, dataset) / dataset
@@ -127,7 +129,9 @@ def open_source(
 def _open_other(data: str, split: str, config: InputConfig, seed: int) -> Source:
     kind, _, name = data.partition(":")
     if data == "digits" or (kind in ("tfds", "vtab") and name):
-        from vit_jax.data import tfds_source  # here, because tensorflow_datasets takes seconds to load
+        from vit_jax.data.kinds import (
+            tfds_source,  # here, because tensorflow_datasets takes seconds to load
+        )
 
         if data == "digits":
             return tfds_source.open_digits(split, config.data_dir)

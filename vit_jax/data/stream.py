@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from grain.experimental import index_shuffle
 
-from vit_jax.data.images import UnreadableImage
+from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.records import Record, Source, WrappedSource, checked_labels, class_sizes, few
-from vit_jax.nearest import closest
+from vit_jax.text.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

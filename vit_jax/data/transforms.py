@@ -14,10 +14,11 @@ import cv2
 import numpy as np
 
 from vit_jax.config.schema import InputConfig, Interpolation
-from vit_jax.data import augment, crops, images, randaugment, resampling
-from vit_jax.data.depth import ValueRange
+from vit_jax.data import augment, crops, randaugment, resampling
+from vit_jax.data.decoding import images
+from vit_jax.data.decoding.depth import ValueRange
 from vit_jax.data.records import Record
-from vit_jax.references import called, resolve
+from vit_jax.imports.references import called, resolve
 
 _UNREDUCED = (2**31, 2**31)  # a wanted size with which no JPEG is decoded at a fraction of its size
 

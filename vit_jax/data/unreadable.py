@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.depth import ValueRange
-from vit_jax.data.images import UnreadableImage, decode
+from vit_jax.data.decoding.depth import ValueRange
+from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.records import Source
 from vit_jax.data.stream import HostBatch
-from vit_jax.files import printable
+from vit_jax.text.printable import printable
 
 MOST = 100
 """Unreadable images that are skipped by default, or a tenth of a split if that is fewer; one always is."""

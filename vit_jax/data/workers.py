@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker, shared_memory, util
 from typing import NamedTuple, TypeVar
 
-from vit_jax.backend import forbid_cuda
-from vit_jax.files import clean_up_at_once
+from vit_jax.imports.backend import forbid_cuda
+from vit_jax.storage.files import clean_up_at_once
 
 T = TypeVar("T")
 R = TypeVar("R")

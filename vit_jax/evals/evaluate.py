@@ -21,7 +21,7 @@ from vit_jax.evals.runner import Module, Results, Runner, counted, require_finit
 from vit_jax.evals.single_label import ClassMetrics, predict
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.sharding import batch_sharding, replicated
-from vit_jax.tables import columns
+from vit_jax.text.tables import columns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

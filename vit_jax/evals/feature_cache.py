@@ -19,7 +19,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from vit_jax.files import WriteError, first_line, make_folder, open_regular, parse_json, printable, read_bounded
+from vit_jax.storage.files import WriteError, make_folder, open_regular, parse_json, read_bounded
+from vit_jax.text.printable import first_line, printable
 
 RECORD = "about.json"
 STALE_SECONDS = 24 * 3600.0  # without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s

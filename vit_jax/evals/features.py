@@ -27,9 +27,18 @@ from vit_jax.data.records import Source, few
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import largest_number
 from vit_jax.evals.feature_cache import Cache, Entry, write_rows
-from vit_jax.evals.runner import E, Module, OpenBatches, Results, Rows, Runner, require_finite, rows_of
-from vit_jax.files import open_atomically
+from vit_jax.evals.runner import (
+    E,
+    Module,
+    OpenBatches,
+    Results,
+    Rows,
+    Runner,
+    require_finite,
+    rows_of,
+)
 from vit_jax.pytree import parameters_sha256
+from vit_jax.storage.files import open_atomically
 
 LAYERS = {
     "pre_logits": "the input of the last linear layer, after the head's hidden layer if there is one",

@@ -13,7 +13,7 @@ import optax
 
 from vit_jax.arrays import Batch
 from vit_jax.config.evaluators import metric_text
-from vit_jax.data.table import BETWEEN
+from vit_jax.data.kinds.table import BETWEEN
 from vit_jax.evals.runner import Results, Rows, Split, counted, require_images, results_of
 from vit_jax.evals.single_label import CONFUSED_SHOWN
 
@@ -141,7 +141,9 @@ class MultilabelMetrics:
 
 def average_precisions(is_true_NK: np.ndarray, score_NK: np.ndarray) -> np.ndarray:
     """Return the average precision of each class, (K,), without interpolation; NaN for a class without an image."""
-    from sklearn.metrics import average_precision_score  # here, because scikit-learn takes a second to load
+    from sklearn.metrics import (
+        average_precision_score,  # here, because scikit-learn takes a second to load
+    )
 
     score_NK = np.nan_to_num(score_NK, nan=-1.0)  # of a diverged network; scikit-learn rejects NaN
     average_K = np.full(is_true_NK.shape[1], np.nan)

@@ -9,14 +9,21 @@ import scipy.special
 
 from vit_jax.data.records import few
 from vit_jax.evals.features import Extractor, Features, count_by_class, notes_on, readable_sides
-from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_examples, choose_l2, few_shot, spread
+from vit_jax.evals.fewshot import (
+    FewShot,
+    FewShotResult,
+    choose_examples,
+    choose_l2,
+    few_shot,
+    spread,
+)
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
 from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
 from vit_jax.evals.single_label import Calibration, wilson
 from vit_jax.evals.splits import Pair
-from vit_jax.tables import columns
+from vit_jax.text.tables import columns
 
 SEARCH_FOLDS = 5
 """A search of the penalty holds out each fifth of the images once, with equal shares of every class."""

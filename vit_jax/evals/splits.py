@@ -11,13 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import InputConfig
-from vit_jax.data.listing import WHOLE
+from vit_jax.data.kinds.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
 from vit_jax.data.subset import SubsetSource, TrainingData, held_up_to, hold_out, hold_out_as_then
 from vit_jax.evals import imagenet_classes
-from vit_jax.evals.label_map import Labelled, WeightsInfo, describe_pairs, identity_map, outputs_by_value
-from vit_jax.nearest import closest
+from vit_jax.evals.label_map import (
+    Labelled,
+    WeightsInfo,
+    describe_pairs,
+    identity_map,
+    outputs_by_value,
+)
+from vit_jax.text.nearest import closest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.backend import explained_backend
 from vit_jax.hosts import exits, peers
 from vit_jax.hosts.internals import global_state
 from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_service
 from vit_jax.hosts.peers import MEETING_SECONDS, Peers, Report, Verdict
+from vit_jax.imports.backend import explained_backend
 
 __all__ = ["Peers", "Report", "Verdict", "ends_together", "exits", "gather", "is_first", "start", "this_process"]
 __all__ += ["wait_for_all"]

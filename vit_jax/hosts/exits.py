@@ -6,7 +6,8 @@ import os
 import sys
 from typing import NoReturn
 
-from vit_jax.files import clean_up, printable_lines
+from vit_jax.storage.files import clean_up
+from vit_jax.text.printable import printable_lines
 
 FAILED = 1  # an error that may occur again: a full disk, a loss that is not finite, a bug
 MISUSED = 2  # the user has to change something: an option, the data, the workdir

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import jax
 
-from vit_jax.files import first_line
 from vit_jax.hosts import exits
 from vit_jax.hosts.exits import leave_at_once, say
+from vit_jax.text.printable import first_line
 
 POLL_SECONDS = 1.0
 LOST_SECONDS = 40.0  # without a sign of life; well below JAX's own 100

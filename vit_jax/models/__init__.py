@@ -4,10 +4,10 @@ import jax
 from flax import nnx
 
 from vit_jax.config import Architecture
+from vit_jax.imports.references import resolve
 from vit_jax.models.initial_values import redraw_truncated_normal
 from vit_jax.models.resnet import ResNet
 from vit_jax.models.vit import VisionTransformer
-from vit_jax.references import resolve
 
 __all__ = ["ResNet", "VisionTransformer", "abstract_model", "build_model"]
 

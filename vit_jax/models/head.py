@@ -13,11 +13,11 @@ from flax import nnx
 
 from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
+from vit_jax.imports.references import called, is_reference, resolve
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
 from vit_jax.models.embed import LECUN_NORMAL
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.norm import build_norm
-from vit_jax.references import called, is_reference, resolve
 
 Pooling = Callable[[jax.Array], jax.Array]
 Classifier = Callable[[jax.Array], tuple[jax.Array | None, jax.Array]]

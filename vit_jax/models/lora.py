@@ -20,7 +20,7 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
-from vit_jax.references import is_reference
+from vit_jax.imports.references import is_reference
 
 Shape = tuple[int, ...]
 A, B = LORA_FACTORS

@@ -13,8 +13,8 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.config import Architecture
+from vit_jax.imports.references import resolve
 from vit_jax.models.position_tables import fixed_positions, offset_places, rotary_angles
-from vit_jax.references import resolve
 
 
 def _small(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:

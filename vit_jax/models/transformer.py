@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.config import Architecture
+from vit_jax.imports.references import resolve
 from vit_jax.models import attention_kernel, lora
 from vit_jax.models.activations import named, platform
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
-from vit_jax.references import resolve
 
 _save_only = jax.checkpoint_policies.save_only_these_names
 _SMALL = ("statistics", attention_kernel.MIXTURE, attention_kernel.LOG_SUMS, "middle")

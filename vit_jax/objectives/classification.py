@@ -12,7 +12,7 @@ import optax
 
 from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
-from vit_jax.references import is_reference, resolve
+from vit_jax.imports.references import is_reference, resolve
 
 Sums = dict[str, jax.Array]
 """Totals over a batch: "loss" and "correct" to be divided by "weight", the number of examples that count.

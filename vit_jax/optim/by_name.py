@@ -17,7 +17,7 @@ import optax
 
 from vit_jax import pytree
 from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
-from vit_jax.nearest import closest
+from vit_jax.text.nearest import closest
 
 
 def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:

@@ -14,12 +14,12 @@ import optax.contrib
 
 from vit_jax import pytree
 from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
-from vit_jax.files import first_line
+from vit_jax.imports.references import called, is_reference, resolve
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.per_layer import describe_matrices, is_stacked, per_layer
 from vit_jax.optim.schedules import Schedule
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, lift_zeros, may_start_at_zero, scales_by_norm
-from vit_jax.references import called, is_reference, resolve
+from vit_jax.text.printable import first_line
 
 
 def build_optimizer(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.config.schema import ScheduleConfig
-from vit_jax.references import called, is_reference, resolve
+from vit_jax.imports.references import called, is_reference, resolve
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 """From steps already taken (int32, traced or not) to the learning rate of the next one (float32 scalar)."""

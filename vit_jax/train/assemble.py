@@ -41,6 +41,7 @@ from vit_jax.data.transforms import (
 )
 from vit_jax.data.unreadable import UnreadableLog, require_readable
 from vit_jax.evals.runner import open_whole
+from vit_jax.imports.references import is_reference
 from vit_jax.models import build_model, lora
 from vit_jax.models.activations import placed_by
 from vit_jax.models.block import attention_form
@@ -49,8 +50,14 @@ from vit_jax.objectives import Objective, build_objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns, make_is_trained
 from vit_jax.optim.optimizers import adapt_optimizer, build_optimizer
 from vit_jax.optim.schedules import Schedule, build_schedule
-from vit_jax.references import is_reference
-from vit_jax.sharding import Placement, batch_sharding, build_mesh, compiler_options, replicated, shard_tree
+from vit_jax.sharding import (
+    Placement,
+    batch_sharding,
+    build_mesh,
+    compiler_options,
+    replicated,
+    shard_tree,
+)
 from vit_jax.train.examination import Figures, make_examination
 from vit_jax.train.layout import resolve_layout
 from vit_jax.train.phases import config_in, make_view

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from vit_jax.checkpoint.reader import BEST_STEPS
 from vit_jax.config import RunConfig
 from vit_jax.config.directions import require_direction
-from vit_jax.files import JsonObject
+from vit_jax.storage.files import JsonObject
 
 EVALUATIONS = "early_stopping"  # in the metadata of a checkpoint: step and value of each, by the name of the metric
 

@@ -18,11 +18,18 @@ from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
-from vit_jax.evals.features import Features, FrozenEvaluator, MeasureFeatures, collect, make_feature_step, notes_on
+from vit_jax.evals.features import (
+    Features,
+    FrozenEvaluator,
+    MeasureFeatures,
+    collect,
+    make_feature_step,
+    notes_on,
+)
 from vit_jax.evals.fewshot import make_few_shot_measure
 from vit_jax.evals.neighbours import make_neighbour_measure
+from vit_jax.imports.references import called, is_reference, resolve
 from vit_jax.models.activations import placed_by
-from vit_jax.references import called, is_reference, resolve
 from vit_jax.sharding import Placement, replicated
 from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
 from vit_jax.train.state import TrainState

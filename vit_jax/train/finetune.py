@@ -10,7 +10,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import FinetuneConfig, resolve
 from vit_jax.config.check import validate
-from vit_jax.files import JsonObject
+from vit_jax.storage.files import JsonObject
 from vit_jax.train import overview, rate_search
 from vit_jax.train.assemble import Datasets, assemble, open_datasets
 from vit_jax.train.layout import keep_layout

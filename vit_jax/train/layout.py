@@ -17,12 +17,12 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, ShardingConfig
 from vit_jax.config.parsing import flatten
 from vit_jax.config.schema import Policy
-from vit_jax.files import expanded
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree
 from vit_jax.sharding.chips import find_chip
 from vit_jax.sharding.fabrics import GIB, fabric_of
+from vit_jax.storage.files import expanded
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_memory import step_memory, updated_leaves

@@ -16,7 +16,7 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import RunSteps
 from vit_jax.config.directions import require_direction
 from vit_jax.data.unreadable import TooManyUnreadable
-from vit_jax.files import JsonObject
+from vit_jax.storage.files import JsonObject
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
 from vit_jax.train.early_stopping import EarlyStopping

@@ -13,18 +13,18 @@ from flax import nnx
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.evaluators import SHARES, metric_text
+from vit_jax.data.decoding.jpeg import DECODER
 from vit_jax.data.exclusion import exclusion_sha256, num_excluded
-from vit_jax.data.jpeg import DECODER
-from vit_jax.data.prepared import preparation
+from vit_jax.data.kinds.folder import describe_copy
 from vit_jax.data.records import few
 from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
-from vit_jax.files import JsonObject
 from vit_jax.models.lora import lora_of
 from vit_jax.optim.by_name import make_is_trained, trained_leaves
-from vit_jax.tables import columns
+from vit_jax.storage.files import JsonObject
+from vit_jax.text.tables import columns
 from vit_jax.train.assemble import Assembly, Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
@@ -100,7 +100,7 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
             is_trained=make_is_trained(config.optimizer),
         ),
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
-        f"{data.train.num_classes:,} classes{labels}{preparation(config.data or '')}",
+        f"{data.train.num_classes:,} classes{labels}{describe_copy(config.data or '')}",
         *([f"excluded {excluded:,} images of {config.input.exclude}"] if excluded else []),
         f"classes  {few(data.train.class_names, repr)}",
         f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",

@@ -7,7 +7,7 @@ import jax
 from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
-from vit_jax.files import JsonObject
+from vit_jax.storage.files import JsonObject
 from vit_jax.train.assemble import architecture_of, assemble, open_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs

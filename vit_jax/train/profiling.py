@@ -7,8 +7,14 @@ import tempfile
 import jax
 
 from vit_jax.config import LoggingConfig
-from vit_jax.files import cache_folder, is_in_bucket, read_bounded, remove_tree, write_atomically
 from vit_jax.sharding.chips import find_chip
+from vit_jax.storage.files import (
+    cache_folder,
+    is_in_bucket,
+    read_bounded,
+    remove_tree,
+    write_atomically,
+)
 
 MAX_UPLOAD_BYTES = 2**32
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from vit_jax.files import printable_lines
+from vit_jax.text.printable import printable_lines
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolv
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
-from vit_jax.files import JsonObject
+from vit_jax.storage.files import JsonObject
 from vit_jax.train import series
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.lifecycle.lock import WorkdirLock

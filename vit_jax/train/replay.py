@@ -24,9 +24,10 @@ from vit_jax.config import FinetuneConfig, PretrainConfig, RunConfig, to_dict
 from vit_jax.config.check import validate
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import hold_out
-from vit_jax.files import JsonObject, expanded, printable, write_atomically
-from vit_jax.references import StoredReference, allowed_code, mark_stored
-from vit_jax.tables import aligned
+from vit_jax.imports.references import StoredReference, allowed_code, mark_stored
+from vit_jax.storage.files import JsonObject, expanded, write_atomically
+from vit_jax.text.printable import printable
+from vit_jax.text.tables import aligned
 from vit_jax.train import overview
 from vit_jax.train.assemble import (
     Assembly,
@@ -40,7 +41,13 @@ from vit_jax.train.assemble import (
 from vit_jax.train.examination import KINDS, Figures, in_forward_order
 from vit_jax.train.lifecycle.workdir import TRIALS
 from vit_jax.train.metrics import FINITE
-from vit_jax.train.run_files import CONFIG_FILE, DIVERGENCE_FILE, read_config, read_divergence, read_metrics
+from vit_jax.train.run_files import (
+    CONFIG_FILE,
+    DIVERGENCE_FILE,
+    read_config,
+    read_divergence,
+    read_metrics,
+)
 from vit_jax.train.start import adapt, given_state, items_of, restore
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import stored_architecture

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
-from vit_jax.files import (
+from vit_jax.storage.files import (
     MAX_JSON_BYTES,
     JsonObject,
     parse_json,
-    printable,
     read_bounded,
-    shortened,
     write_atomically,
 )
+from vit_jax.text.printable import printable, shortened
 
 CONFIG_FILE, START_FILE = "config.json", "start.json"
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"

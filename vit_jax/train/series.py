@@ -14,7 +14,7 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import RunConfig
 from vit_jax.config.evaluators import MULTILABEL_RESULTS
-from vit_jax.files import remove_tree
+from vit_jax.storage.files import remove_tree
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.run_files import CONFIG_FILE, DIVERGED, read_pause, read_summary, write_summary

@@ -16,15 +16,22 @@ import numpy as np
 from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
-from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, adapt_architecture
+from vit_jax.config import (
+    Architecture,
+    FinetuneConfig,
+    PretrainConfig,
+    RunConfig,
+    adapt_architecture,
+)
 from vit_jax.config.check import lengths
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
 from vit_jax.evals.imagenet_classes import match_outputs
-from vit_jax.files import JsonObject, expanded, printable, shortened
 from vit_jax.models.initial_values import truncated_normal
 from vit_jax.models.lora import initial_factors
+from vit_jax.storage.files import JsonObject, expanded
+from vit_jax.text.printable import printable, shortened
 from vit_jax.train.assemble import Assembly, schedule_of
 from vit_jax.train.state import TrainState
 from vit_jax.weights import Weights, load_weights

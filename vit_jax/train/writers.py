@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Mapping
 from typing import cast
 
-from vit_jax.buckets import BucketPath
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.extras import install_command
-from vit_jax.files import is_in_bucket, read_bounded, write_atomically
+from vit_jax.imports.extras import install_command
+from vit_jax.storage.buckets import BucketPath
+from vit_jax.storage.files import is_in_bucket, read_bounded, write_atomically
 from vit_jax.train.profiling import Upload
 from vit_jax.train.run_files import METRICS_FILE, metrics_up_to
 

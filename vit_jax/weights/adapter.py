@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.files import read_json
+from vit_jax.storage.files import read_json
 from vit_jax.weights.formats import ArrayFile, StoredArray
 from vit_jax.weights.formats.stored import shown
 from vit_jax.weights.names import huggingface

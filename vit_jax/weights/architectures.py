@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from vit_jax.files import shortened
+from vit_jax.text.printable import shortened
 from vit_jax.weights import compared_architectures
 from vit_jax.weights.formats.stored import shown
 from vit_jax.weights.published import blocks

@@ -7,8 +7,8 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import is_value_range
-from vit_jax.files import open_regular, write_atomically
-from vit_jax.tables import markdown_code, markdown_text
+from vit_jax.storage.files import open_regular, write_atomically
+from vit_jax.text.tables import markdown_code, markdown_text
 from vit_jax.weights.folding import OURS, stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.names.library_classes import huggingface_class

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from vit_jax.config.architecture import Architecture, read_architecture
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import TrainingData
+from vit_jax.imports.references import StoredReference
 from vit_jax.models.lora import Lora
-from vit_jax.references import StoredReference
 from vit_jax.weights.folding import OURS, Normalisation, describe_normalisation
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vit_jax.files import shortened
+from vit_jax.text.printable import shortened
 
 KERNEL, BIAS = "embedding/kernel", "embedding/bias"
 

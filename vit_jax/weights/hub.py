@@ -7,7 +7,7 @@ import pathlib
 import re
 from typing import Any
 
-from vit_jax.extras import install_command
+from vit_jax.imports.extras import install_command
 from vit_jax.weights.formats.pickled import advise, choose_pickles, safetensors_name
 
 PATTERNS = [

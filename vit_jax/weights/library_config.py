@@ -8,9 +8,15 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.variants import RESNET_UNITS
-from vit_jax.files import write_atomically
+from vit_jax.storage.files import write_atomically
 from vit_jax.weights.folding import Normalisation, stored_normalisation
-from vit_jax.weights.names.library_classes import huggingface_class, huggingface_model, is_eva, timm_model, whole_ratio
+from vit_jax.weights.names.library_classes import (
+    huggingface_class,
+    huggingface_model,
+    is_eva,
+    timm_model,
+    whole_ratio,
+)
 from vit_jax.weights.sidecar import (
     CONFIG,
     HUGGINGFACE_SIZES,

@@ -13,15 +13,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vit_jax import pytree
-from vit_jax.buckets import is_address
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
 from vit_jax.config.architecture import Architecture, at_image_size
-from vit_jax.files import MAX_JSON_BYTES, read_bounded
+from vit_jax.imports.references import allowed_code
 from vit_jax.models import lora
-from vit_jax.references import allowed_code
+from vit_jax.storage.buckets import is_address
+from vit_jax.storage.files import MAX_JSON_BYTES, read_bounded
 from vit_jax.weights import description, folding, hub, locate
 from vit_jax.weights.adapter import CONFIG as ADAPTER_CONFIG
-from vit_jax.weights.adapter import Adapter, Merged, base_address, is_adapter, merge_adapter, read_adapter
+from vit_jax.weights.adapter import (
+    Adapter,
+    Merged,
+    base_address,
+    is_adapter,
+    merge_adapter,
+    read_adapter,
+)
 from vit_jax.weights.description import TrainingData
 from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
@@ -32,7 +39,12 @@ from vit_jax.weights.names.wrappers import Wrapping
 from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.position_resize import crop_square, resize_positions
 from vit_jax.weights.published import PUBLISHED, licence_of
-from vit_jax.weights.recognise import Recognised, recognise, refuse_contradictions, validated_options
+from vit_jax.weights.recognise import (
+    Recognised,
+    recognise,
+    refuse_contradictions,
+    validated_options,
+)
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
 
 HEAD = "head/linear/kernel"

@@ -7,8 +7,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from vit_jax.files import printable
-from vit_jax.tables import columns
+from vit_jax.text.printable import printable
+from vit_jax.text.tables import columns
 
 _HEADINGS = ("array", "our parameter", "shape", "dtype", "status")
 

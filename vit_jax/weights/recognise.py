@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.variants import RESIDUAL_UNITS, RESNET_UNITS, ROOT_CHANNELS, VIT_SIZES, resnet_downsampling
+from vit_jax.config.variants import (
+    RESIDUAL_UNITS,
+    RESNET_UNITS,
+    ROOT_CHANNELS,
+    VIT_SIZES,
+    resnet_downsampling,
+)
 from vit_jax.weights import architectures
 from vit_jax.weights.description import MOST_STAGES, bounded_architecture, stored_architecture
 from vit_jax.weights.formats import StoredArray, naming

@@ -12,7 +12,7 @@ from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.checkpoint.run_folders import require_outside_runs
 from vit_jax.checkpoint.store import write_workdir
 from vit_jax.config.architecture import Architecture
-from vit_jax.files import expanded, make_folder, refuse_bucket, write_atomically
+from vit_jax.storage.files import expanded, make_folder, refuse_bucket, write_atomically
 from vit_jax.weights import fit
 from vit_jax.weights.card import write_card
 from vit_jax.weights.description import describe
@@ -22,7 +22,15 @@ from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
 from vit_jax.weights.load import Weights, class_names_file, load_weights
 from vit_jax.weights.load_report import ArrayStatus, Report
-from vit_jax.weights.names import FORMATS, Entry, refuse_unwritable, require_standard, tokens, unstack, with_shape
+from vit_jax.weights.names import (
+    FORMATS,
+    Entry,
+    refuse_unwritable,
+    require_standard,
+    tokens,
+    unstack,
+    with_shape,
+)
 from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.recognise import format_defaults
 from vit_jax.weights.sidecar import WEIGHTS

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from vit_jax.config.schema import INTERPOLATIONS
-from vit_jax.files import read_json
-from vit_jax.references import mark_stored
+from vit_jax.imports.references import mark_stored
+from vit_jax.storage.files import read_json
 from vit_jax.weights import architectures
 from vit_jax.weights.folding import OURS, Normalisation, parse_normalisation
 from vit_jax.weights.formats.stored import naming, shown

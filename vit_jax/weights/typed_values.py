@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.files import shortened
+from vit_jax.text.printable import shortened
 
 Values = Mapping[str, Any]
 LARGEST_COUNT = 2**31 - 1

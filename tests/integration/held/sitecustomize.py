@@ -14,7 +14,7 @@ import threading
 import time
 
 if "HELD_FOLDER" in os.environ or "HELD_CALL" in os.environ:  # what is held imports JAX before the command does this
-    from vit_jax.backend import hide_cuda
+    from vit_jax.imports.backend import hide_cuda
 
     hide_cuda(os.environ, pathlib.Path("/"))
 

@@ -9,10 +9,15 @@ import pytest
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from tests.train import small_runs as runs
 from vit_jax import hosts
-from vit_jax.data.in_memory import MemorySource
+from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.sources import open_source
 from vit_jax.train.assemble import open_datasets
-from vit_jax.train.lifecycle.agreement import NUM_COMPARED, describe_differences, digest_images, require_agreement
+from vit_jax.train.lifecycle.agreement import (
+    NUM_COMPARED,
+    describe_differences,
+    digest_images,
+    require_agreement,
+)
 
 FACTS = {"config.seed": 0, "classes": ["cat", "dog"], "train_files_sha256": "1", "weights": None}
 

@@ -28,7 +28,7 @@ def test_before_the_first_step_ctrl_c_has_nothing_to_wait_for():
 
 IN_A_CALLBACK = """
 import gc, os, signal
-from vit_jax.backend import forbid_cuda
+from vit_jax.imports.backend import forbid_cuda
 forbid_cuda()  # its plugin prints lines where there is no GPU
 from vit_jax.train.lifecycle.interruption import Interruption
 

@@ -14,11 +14,16 @@ import pytest
 from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe, to_dict
-from vit_jax.files import WriteError
+from vit_jax.storage.files import WriteError
 from vit_jax.train import rate_search
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.lock import WorkdirLock
-from vit_jax.train.lifecycle.workdir import claim, prepare_shared, refuse_as_source, require_same_start
+from vit_jax.train.lifecycle.workdir import (
+    claim,
+    prepare_shared,
+    refuse_as_source,
+    require_same_start,
+)
 from vit_jax.train.run_files import write_summary
 
 FINETUNING = load_recipe("configs/finetune.py:any,own")

@@ -13,7 +13,15 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.weights.formats.samples import METADATA, assert_read, every_kind, numbers, read_all, refused, same
+from tests.weights.formats.samples import (
+    METADATA,
+    assert_read,
+    every_kind,
+    numbers,
+    read_all,
+    refused,
+    same,
+)
 from vit_jax.weights import formats
 from vit_jax.weights.formats import open_arrays, write_npz, write_safetensors
 

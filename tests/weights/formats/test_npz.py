@@ -12,7 +12,16 @@ import zlib
 import numpy as np
 import pytest
 
-from tests.weights.formats.samples import archive, assert_read, every_kind, npy, numbers, read_all, refused, same
+from tests.weights.formats.samples import (
+    archive,
+    assert_read,
+    every_kind,
+    npy,
+    numbers,
+    read_all,
+    refused,
+    same,
+)
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import npz, open_arrays, write_npz
 from vit_jax.weights.formats.stored import BFLOAT16

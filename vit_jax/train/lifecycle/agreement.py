@@ -15,10 +15,10 @@ import vit_jax
 from vit_jax import hosts
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten
-from vit_jax.data.images import UnreadableImage
+from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.workers import in_threads
-from vit_jax.files import printable, shortened
+from vit_jax.text.printable import printable, shortened
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.overview import files_of
 

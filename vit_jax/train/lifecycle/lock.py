@@ -24,8 +24,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from vit_jax.buckets import BucketPath
-from vit_jax.files import JsonObject, parse_json, read_bounded, write_atomically
+from vit_jax.storage.buckets import BucketPath
+from vit_jax.storage.files import JsonObject, parse_json, read_bounded, write_atomically
 
 FILE = "run.lock"
 RENEWAL_SECONDS = 5.0

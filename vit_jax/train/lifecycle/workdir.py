@@ -13,7 +13,8 @@ from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.parsing import flatten, from_dict
 from vit_jax.config.schema import RUNTIME_FIELDS
-from vit_jax.files import OUT_OF_FILES, JsonObject, expanded, resolved, shortened, write_atomically
+from vit_jax.storage.files import OUT_OF_FILES, JsonObject, expanded, resolved, write_atomically
+from vit_jax.text.printable import shortened
 from vit_jax.train.lifecycle.lock import FILE as LOCK_FILE
 from vit_jax.train.lifecycle.lock import WorkdirLock, WorkdirLost, lock_of
 from vit_jax.train.run_files import (

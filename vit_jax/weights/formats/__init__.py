@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from vit_jax.files import open_regular
-from vit_jax.references import mark_stored
+from vit_jax.imports.references import mark_stored
+from vit_jax.storage.files import open_regular
 from vit_jax.weights.formats import npz, pickled, safetensors, sharded
 from vit_jax.weights.formats.npz import write_npz
 from vit_jax.weights.formats.safetensors import write_safetensors

@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from vit_jax.files import parse_json
+from vit_jax.storage.files import parse_json
 from vit_jax.weights.formats.stored import DAMAGED
 
 MAX_TEXT_CHARACTERS = 4 * 2**20

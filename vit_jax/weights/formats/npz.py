@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from vit_jax.files import open_atomically, open_regular
+from vit_jax.storage.files import open_atomically, open_regular
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import stored
 from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown

@@ -15,10 +15,18 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from vit_jax.files import open_atomically
+from vit_jax.storage.files import open_atomically
 from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import stored
-from vit_jax.weights.formats.stored import ALLOWED, DAMAGED, DTYPES, ArrayFile, StoredArray, naming, shown
+from vit_jax.weights.formats.stored import (
+    ALLOWED,
+    DAMAGED,
+    DTYPES,
+    ArrayFile,
+    StoredArray,
+    naming,
+    shown,
+)
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA, _OURS, _DIGESTS = "__metadata__", "vit_jax", "vit_jax_sha256"

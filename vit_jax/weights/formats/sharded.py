@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from vit_jax.files import printable, read_json, shortened
+from vit_jax.storage.files import read_json
+from vit_jax.text.printable import printable, shortened
 from vit_jax.weights.formats import stored
 from vit_jax.weights.formats.pickled import advise, find_pickles
 from vit_jax.weights.formats.stored import ArrayFile, StoredArray, naming, shown

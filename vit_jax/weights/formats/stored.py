@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError
 
-from vit_jax.files import shortened
-from vit_jax.references import CodeNotAllowed
+from vit_jax.imports.references import CodeNotAllowed
+from vit_jax.text.printable import shortened
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = (

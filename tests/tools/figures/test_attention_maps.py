@@ -1,0 +1,82 @@
+"""Attention distance, entropy and rollout against cases worked by hand."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.evals.samples import sample_pixels, sample_weights
+from vit_jax.api import from_weights
+from vit_jax.tools.figures import attention_maps
+
+UNIFORM = (16 + 16 + 16 * math.sqrt(2)) / 4  # from any patch of a grid of 2 x 2 with 16 pixels each
+
+
+def test_token_distances_of_a_grid_that_is_not_square():
+    distances = attention_maps.token_distances((2, 3), (4, 8))
+    for first in range(6):
+        for second in range(6):
+            rows, columns = first // 3 - second // 3, first % 3 - second % 3
+            assert distances[first, second] == pytest.approx(math.hypot(4 * rows, 8 * columns))
+
+
+@pytest.mark.parametrize("class_tokens", [0, 1])
+def test_uniform_attention_has_the_distance_worked_by_hand(class_tokens):
+    """What goes to the class token is left out and nothing takes its place: four fifths of the distance are left."""
+    length = 4 + class_tokens
+    weights = jnp.full((1, 2, 3, length, length), 1 / length)
+    found = attention_maps.mean_distances(weights, (2, 2), (16, 16))
+    assert found.shape == (2, 1, 3)
+    assert np.allclose(found, UNIFORM * 4 / length, rtol=1e-6)
+    assert np.allclose(attention_maps.mean_entropies(weights), math.log(length), rtol=1e-6)
+
+
+def test_attention_to_oneself_or_to_the_class_token_has_distance_zero():
+    itself = jnp.eye(5)
+    to_class = jnp.zeros((5, 5)).at[:, 0].set(1)
+    weights = jnp.stack([itself, to_class])[:, None, None]
+    assert not attention_maps.mean_distances(weights, (2, 2), (16, 16)).any()
+    assert not attention_maps.mean_entropies(weights).any()
+
+
+def test_blocks_heads_and_images_keep_their_places():
+    """Only head 2 of block 1, for image 0, looks from every patch to the first one: (0 + 16 + 16 + 22.6) / 4."""
+    weights = jnp.broadcast_to(jnp.eye(4), (2, 3, 4, 4, 4)).at[1, 0, 2].set(jnp.zeros((4, 4)).at[:, 0].set(1))
+    found = np.array(attention_maps.mean_distances(weights, (2, 2), (16, 16)))
+    assert found[0, 1, 2] == pytest.approx(UNIFORM)
+    found[0, 1, 2] = 0
+    assert not found.any()
+
+
+def test_rollout_of_known_matrices():
+    """The heads of block 1 average to 1/2 everywhere, with the identity (3/4, 1/4); block 2 looks at token 0 alone."""
+    first = jnp.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
+    second = jnp.broadcast_to(jnp.array([[1.0, 0.0], [1.0, 0.0]]), (2, 2, 2))
+    weights = jnp.stack([first, second])[:, None]
+    assert np.allclose(attention_maps.rollout(weights)[0], [[0.75, 0.25], [0.5, 0.5]])
+    assert np.allclose(attention_maps.rollout(weights[::-1])[0], [[0.875, 0.125], [0.625, 0.375]])
+    identity = jnp.broadcast_to(jnp.eye(3), (4, 1, 2, 3, 3))
+    assert np.allclose(attention_maps.rollout(identity), jnp.eye(3))
+
+
+def test_the_image_as_a_whole_is_the_class_token_or_the_mean():
+    weights = jnp.arange(9.0).reshape(1, 3, 3)
+    assert attention_maps.by_image(weights, 2).tolist() == [[1.0, 2.0]]
+    assert attention_maps.by_image(weights, 3).tolist() == [[3.0, 4.0, 5.0]]
+
+
+def test_images_are_reduced_a_few_at_a_time(monkeypatch):
+    model, pixels = from_weights(sample_weights()), sample_pixels(5)
+    expected = np.asarray(model(pixels, taps=("attention",)).attention_LBTQS).mean(axis=(0, 2))
+    a = model.architecture
+    monkeypatch.setattr(attention_maps, "MOST_WEIGHTS", 2 * a.depth * a.num_heads * a.sequence_length**2)
+    shapes = []
+
+    def reduce(output):
+        shapes.append(output.attention_LBTQS.shape[1])
+        return {"mean": output.attention_LBTQS.mean(axis=(0, 2))}
+
+    found = attention_maps.over_images(model, pixels, reduce)
+    assert shapes == [2], "one program for two images, also where only one is left"
+    assert np.allclose(found["mean"], expected, atol=1e-6)

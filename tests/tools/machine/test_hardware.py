@@ -1,0 +1,190 @@
+"""`doctor --hardware`: the whole in small, and each check with a fault that it must find."""
+
+import dataclasses
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.integration.commands import run
+from vit_jax import hosts
+from vit_jax.checkpoint import CheckpointReader
+from vit_jax.tools.machine import checks, doctor, hardware, numerics
+from vit_jax.tools.machine.bench import Part
+from vit_jax.tools.machine.checks import Finding
+from vit_jax.tools.machine.hardware import Scale, Trial
+from vit_jax.tools.machine.planned import Planned
+
+TINY = Scale("tiny", ("mu/16",), 2, 2, ("input.image_size=32,32",))
+CHECKS = [
+    "hardware",
+    *(f"attention {form}" for form in ("xla", "pallas", "cudnn", "auto")),
+    *("layer norm", "group norm", "determinism", "restored state", "step Ti/16", "input"),
+]
+STEP = {"median_milliseconds": 10.0, "lower_quartile_milliseconds": 9.0, "upper_quartile_milliseconds": 11.0}
+STEP |= {"images_per_second": 100.0, "memory_bytes": 2.0**30}
+
+
+@pytest.fixture(scope="module")
+def trial():
+    return Trial("mu/16", TINY)
+
+
+@pytest.mark.slow
+def test_the_whole_in_small(monkeypatch, tmp_path):
+    monkeypatch.setattr(numerics, "LENGTHS", (5, 8))  # eight devices share two cores
+    monkeypatch.setattr(hardware, "SMALL", dataclasses.replace(hardware.SMALL, images=1))
+    outcome = run(["doctor", "--hardware", f"--workdir={tmp_path / 'run'}", "--json"])
+    report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+    assert [name for name in report if name in CHECKS] == CHECKS
+    wrong = [name for name, finding in report.items() if finding["remedy"]]
+    assert wrong in ([], ["input"]), "the speed of this machine decides"
+    assert outcome.code == bool(wrong)
+    assert report["hardware"]["found"].startswith("no accelerator, so in small on the CPU: Ti/16 with 2 layers")
+    assert report["attention auto"]["found"].endswith("; xla")
+    assert report["attention cudnn"]["found"] == "not available: it is for NVIDIA GPUs"
+    assert report["attention pallas"]["found"].endswith("; interpreted")
+    assert set(report["attention xla"]["figures"]) == {
+        f"{dtype}_{length}_{kind}"
+        for dtype in ("float32", "bfloat16")
+        for length in (5, 8)
+        for kind in ("values", "gradients")
+    }
+    assert report["determinism"]["found"].endswith("equal to the bit")
+    assert report["restored state"]["found"].endswith("equal to the bit")
+    assert report["step Ti/16"]["found"].endswith("no figure of plan: plan does not know 8 x cpu")
+    assert report["step Ti/16"]["figures"]["memory_bytes"] > 0
+    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
+
+
+@pytest.mark.slow
+def test_trainings_that_differ(trial, monkeypatch):
+    """A pixel of one of the ten batches of the second training is another one."""
+    assert hardware.determinism(trial).is_good
+    draw = hardware.random_batch
+
+    def draw_another(*arguments):
+        batch = draw(*arguments)
+        batch.image_BHWC[0, 0, 0, 0] ^= 1
+        return batch
+
+    monkeypatch.setattr(hardware, "random_batch", draw_another)
+    finding = hardware.determinism(trial)
+    assert finding.remedy.startswith("runs cannot be repeated")
+    assert " arrays differ" in finding.found
+
+
+@pytest.mark.slow
+def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
+    assert hardware.restored_state(trial, None).is_good
+    restore = CheckpointReader.restore
+
+    def damaged(*arguments):
+        items = restore(*arguments)
+        items["model"].head.linear.bias[...] = jnp.nextafter(items["model"].head.linear.bias[...], jnp.inf)
+        return items
+
+    monkeypatch.setattr(CheckpointReader, "restore", damaged)
+    finding = hardware.restored_state(trial, tmp_path)
+    assert finding.remedy == "other numbers came back (model/head/linear/bias): the storage is damaged"
+    assert "equal" not in finding.found
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("second", "loss", "remedy"),
+    [
+        (1.0, 0.5, ""),
+        (np.nextafter(np.float32(1), np.float32(2)), 0.5, "runs cannot be repeated"),
+        (1.0, np.nan, "the loss is not finite"),
+    ],
+)
+def test_parameters_are_compared_by_their_bits(second, loss, remedy):
+    states = [{"a": jnp.ones(3), "b": jnp.full(2, value, jnp.float32)} for value in (1.0, second)]
+    finding = hardware.determinism(
+        types.SimpleNamespace(name="tiny", trained=(states[0], loss), train=lambda: (states[1], loss))
+    )
+    assert finding.remedy.startswith(remedy)
+    assert finding.is_good == (not remedy)
+
+
+@pytest.mark.parametrize(
+    ("planned", "text", "remedy"),
+    [
+        (Planned("plan does not know 1 x cpu"), "; no figure of plan: plan does not know 1 x cpu", ""),
+        (Planned("compiled for h100:1", 0.009, 2**30), "(compiled for h100:1) 9.00 ms, 1.00 GiB: 1.11 x the time", ""),
+        (Planned("compiled for h100:1", 0.006, 2**30), "1.67 x the time", "more than 1.5 x the planned time"),
+        (
+            Planned("compiled for h100:1", 0.009, 2**29),
+            "0.50 GiB: 1.11 x the time",
+            "more than 1.25 x the planned memory",
+        ),
+        (Planned("arithmetic for h100:1", 0.001, 2**29), "10.00 x the time", ""),
+    ],
+)
+def test_a_step_beside_its_plan(planned, text, remedy):
+    assert hardware.describe(STEP, planned).startswith("10.00 ms (9.00 to 11.00), 100 images/s, 1.00 GiB a device; ")
+    assert hardware.describe(STEP, planned).endswith(text)
+    advice = hardware.compare(STEP, planned)
+    assert advice.startswith(remedy)
+    assert bool(advice) == bool(remedy)
+
+
+def test_an_input_that_is_slower_than_every_step(monkeypatch):
+    trials = [
+        types.SimpleNamespace(
+            name=name,
+            part=Part("step", [seconds], 16),
+            run=types.SimpleNamespace(config=types.SimpleNamespace(input=None, seed=0)),
+        )
+        for name, seconds in (("S/16", 0.1), ("B/16", 0.2))
+    ]
+    monkeypatch.setattr(hardware, "write_images", lambda folder: None)
+    monkeypatch.setattr(hardware, "open_source", lambda *_: None)
+    for seconds, is_good in ((0.15, True), (0.25, False)):
+        monkeypatch.setattr(hardware, "time_input", lambda *_, s=seconds: Part("input", [s], 16))
+        finding = hardware.input_speed(trials)
+        assert finding.is_good == is_good
+        assert finding.found.endswith(" from JPEGs of 375x500 in memory, S/16 takes 160, B/16 takes 80")
+
+
+def test_the_images_are_like_those_of_imagenet(tmp_path):
+    hardware.write_images(tmp_path)
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.jpg")]
+    assert len(sizes) == hardware.IMAGES
+    assert 70_000 < np.mean(sizes) < 140_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["class0", "class1"]
+
+
+def test_accelerators_train_complete_networks(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert [name for name in hardware.checks(None) if name.startswith("step")] == ["step S/16", "step B/16"]
+    trial = Trial("B/16", hardware.COMPLETE)
+    assert trial.config.global_batch == 128 * jax.device_count()
+    assert (trial.config.model.remat, trial.config.model.scan_unroll) == ("dots", 1)
+
+
+def test_a_check_that_fails_stops_no_other(monkeypatch):
+    """Not even devices that compute wrongly do."""
+
+    def determinism():
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(checks, "compilation", lambda: Finding("wrong", "repair it"))
+    more = {"determinism": determinism, "input": lambda: Finding("fast")}
+    monkeypatch.setattr(hardware, "checks", lambda workdir: more)
+    outcome = run(["doctor", "--hardware"])
+    assert outcome.code == 1
+    assert "wrong  compilation       wrong\n" in outcome.out
+    assert "wrong  determinism       RuntimeError: out of memory\n" in outcome.out
+    assert outcome.out.endswith("good   input             fast\n")
+
+
+def test_several_processes_are_rejected(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(hosts, "gather", lambda own: [own, own])
+    with pytest.raises(doctor.ExaminationError, match="devices of one process, not of 2"):
+        next(doctor.examine(None, None, with_hardware=True))

@@ -1,0 +1,197 @@
+"""Renew the recorded plans: `python -m tests.tools.plan.record [NAME ...]` compiles cases in turn.
+
+Figures are stored in tests/golden/plan.json, with which tests compare arithmetic, and shown in the tables of the README
+beside this file. Rows of other cases stay as they are. Needs libtpu and a checkout of the repository.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from docs.tables import renew, table
+from tests.tools.plan.layouts import layouts_table
+from tests.tools.plan.record_gpus import machine_table, recipe_table
+from vit_jax.config import load_recipe
+from vit_jax.sharding.memory import Memory
+from vit_jax.tools.plan.dataset import choose_dataset
+from vit_jax.tools.plan.estimate import Plan, make_plan
+from vit_jax.tools.plan.report import GIB, to_json
+from vit_jax.tools.plan.topology import parse_topology
+
+ROOT = pathlib.Path(__file__).parents[3]
+GOLDEN = ROOT / "tests/golden/plan.json"
+README = ROOT / "vit_jax/tools/plan/README.md"
+Row = dict[str, Any]
+
+
+LAYOUT = ("model.remat=dots", "sharding.parameters=replicated", "optimizer.accumulation_steps=1")  # unless overridden
+
+
+class Case(NamedTuple):
+    """One recorded plan: a recipe, a machine, and overrides without their `--config.`, separated by spaces."""
+
+    name: str
+    recipe: str
+    topology: str
+    overrides: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """The layout is explicit: a formula that is wrong must not change what is recorded."""
+        return [f"--config.{override}" for override in (*LAYOUT, *self.overrides.split())]
+
+    @property
+    def command(self) -> str:
+        words = [f"--config={self.recipe}", f"--topology={self.topology}", *self.options]
+        return " ".join(["vit-jax plan", *words])
+
+
+_JFT, _S16 = "configs/pretrain_jft.py:", "configs/pretrain_s16_baseline.py:epochs=90"
+_B16, _L16, _H14 = f"{_JFT}ViT-B/16", f"{_JFT}ViT-L/16,epochs=7", f"{_JFT}ViT-H/14"
+_FULL = "model.remat=full sharding.parameters=fsdp"
+HEADLINES = (
+    Case("H/14 on v5e:16x16", _H14, "v5e:16x16", _FULL),
+    Case("L/16 on v5e:4x4", _L16, "v5e:4x4", "global_batch=1024 model.scan_unroll=1"),
+    Case("L/16 on v5e:8x8", _L16, "v5e:8x8", "global_batch=4096 model.scan_unroll=1"),
+    Case("L/16 on v5e:16x16", _L16, "v5e:16x16", "global_batch=16384 model.scan_unroll=1"),
+)
+SPREAD = (
+    Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8", _FULL),
+    Case("G/14 on v5p:8x8x8", _H14, "v5p:8x8x8", f"model.name=ViT-G/14 {_FULL} sharding.num_replicas=4"),
+    Case("S/16 dots", _S16, "v5e:2x2", "model.remat=dots"),
+    Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
+    Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
+    Case("B/16 full", _B16, "v5e:2x2", "global_batch=512 model.remat=full"),
+    Case("B/16 fsdp", _B16, "v5e:4x4", "global_batch=1024 sharding.parameters=fsdp model.scan_unroll=1"),
+    Case("B/16 unrolled", _B16, "v5e:4x4", "global_batch=1024 model.remat=none"),
+    Case("B/16 on v6e", _B16, "v6e:2x2", "global_batch=256 model.scan_unroll=1"),
+    Case("B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999 model.scan_unroll=1"),
+    Case("B/16 4 parts", _B16, "v5e:2x2", "global_batch=1024 optimizer.accumulation_steps=4"),
+    Case("B/16 2 model", _B16, "v5e:2x2", "global_batch=256 sharding.num_model_shards=2"),
+    Case("L/16 none", _L16, "v5p:2x2x1", "global_batch=256 model.remat=none"),
+    Case("L/16 fsdp", _L16, "v5e:4x4", "global_batch=1024 model.remat=full sharding.parameters=fsdp"),
+    Case("L/16 attention", _L16, "v5e:4x4", "global_batch=1024 model.remat=attention sharding.parameters=fsdp"),
+    Case("H/14 dots", _H14, "v5p:2x2x1", "global_batch=128 model.remat=dots sharding.parameters=replicated"),
+    Case("H/14 fsdp", _H14, "v5e:4x4", f"global_batch=512 {_FULL}"),
+    Case("R50x1 dots", f"{_JFT}R50x1", "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
+    Case("R50x1 none", f"{_JFT}R50x1", "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
+    Case("R50+B/16 dots", f"{_JFT}R50+ViT-B/16", "v5e:2x2", "global_batch=128"),
+)
+CASES = (*HEADLINES, *SPREAD)
+
+
+def plan_of(case: Case, *, can_compile: bool) -> Plan:
+    """Plans a case."""
+    config, topology = load_recipe(case.recipe, case.options), parse_topology(case.topology)
+    return make_plan(config, topology, choose_dataset(case.recipe, config), can_compile=can_compile)
+
+
+def record(case: Case) -> Row:
+    """Compiles a case; returns the figures to store."""
+    plan = to_json(plan_of(case, can_compile=True))
+    line = plan.pop("timeline") or {}
+    for name in ("dataset", "reason", "roofline", "limit_seconds", "compile_seconds"):
+        plan.pop(name)
+    return {
+        "name": case.name,
+        "command": case.command,
+        **plan,
+        "timeline": {name: value for name, value in line.items() if name.endswith("_seconds")},
+        "dearest_collectives": line.get("collectives", [])[:3],
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "libtpu")},
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def load() -> dict[str, Row]:
+    """All recorded figures by name of the case."""
+    return json.loads(GOLDEN.read_text())
+
+
+def write(rows: dict[str, Row]) -> None:
+    """Stores the figures, in the order of the cases, and renews the README's tables."""
+    rows = {case.name: rows[case.name] for case in CASES if case.name in rows}
+    GOLDEN.write_text(json.dumps(rows, indent=1) + "\n")
+    README.write_text(renew(README.read_text(), TABLES))
+
+
+def headline_table() -> str:
+    """Memory, time and cost of runs on pods."""
+    rows = load()
+    kinds = ("parameters", "optimizer", "activations", "gradients", "temporary")
+    titles = (kind.replace("optimizer", "optimiser") for kind in kinds)
+    columns = ("fits", "GiB a chip, of", *titles, "step, ms", "waiting for collectives, ms", "MFU", "days")
+    lines = []
+    for row in (rows[case.name] for case in HEADLINES):
+        totals = row["totals"]
+        lines.append(
+            [
+                *(row["name"], "yes" if row["fits"] else "no"),
+                f"{row['needed_bytes'] / GIB:.2f}, {row['usable_bytes'] / GIB:.2f}",
+                *(f"{row['memory'][kind] / GIB:.3f}" for kind in kinds),
+                *(f"{1e3 * row['step_seconds']:,.1f}", f"{1e3 * row['timeline']['collective_seconds']:,.1f}"),
+                *(f"{totals['mfu']:.1%}", f"{totals['days']:,.2f}"),
+                *(f"{totals['chip_hours']:,.0f}", f"{totals['exaflops']:,.0f}"),
+            ]
+        )
+    return table(("", *columns, "chip-hours", "exaFLOPs"), lines)
+
+
+def scaling_table() -> str:
+    """L/16 at 64 images a chip on more and more chips."""
+    lines = []
+    chosen = [row for name, row in load().items() if name.startswith("L/16 on v5e")]
+    for row in chosen:
+        fact = row["dearest_collectives"][0]
+        size, waited = fact["num_bytes"] / 1e6, 1e3 * fact["count"] * fact["waited_seconds"]
+        dearest = (
+            f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
+        )
+        share = row["step_seconds"] / chosen[0]["step_seconds"]
+        lines.append([row["name"], str(row["num_chips"]), f"{1e3 * row['step_seconds']:,.1f}", f"{share:.3f}", dearest])
+    return table(("", "chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
+
+
+def spread_table() -> str:
+    """Compiled memory and time beside arithmetic."""
+    rows, lines = load(), []
+    for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
+        row, plan = rows[case.name], plan_of(case, can_compile=False)
+        compiled, formula = Memory(**row["memory"]), plan.memory
+        lines.append(
+            [
+                *(row["name"], row["topology"], f"{row['global_batch'] // row['num_chips']:,}"),
+                *(row["remat"], row["sharding"]),
+                *(f"{compiled.state / 1e9:.3f}", f"{formula.state / compiled.state - 1:+.2%}"),
+                *(f"{compiled.total / 1e9:.2f}", f"{formula.total / compiled.total - 1:+.1%}"),
+                *(f"{1e3 * row['step_seconds']:,.0f}", f"{1e3 * plan.roofline.seconds:,.0f}"),
+            ]
+        )
+    columns = ("machine", "images a chip", "remat", "parameters", "state, GB", "arithmetic", "total, GB", "arithmetic")
+    return table(("", *columns, "step, ms", "arithmetic, ms"), lines)
+
+
+TABLES = {
+    "headlines": headline_table,
+    "scaling": scaling_table,
+    "spread": spread_table,
+    "layouts": layouts_table,
+    "gpus": machine_table,
+    "gpu recipes": recipe_table,
+}
+
+
+def main(names: Sequence[str]) -> None:
+    """Records the named cases, or all."""
+    for case in CASES:
+        if not names or case.name in names:
+            print(case.command, flush=True)
+            write(load() | {case.name: record(case)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

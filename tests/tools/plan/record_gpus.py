@@ -1,0 +1,183 @@
+"""Renews the recorded plans for GPUs: `python -m tests.tools.plan.record_gpus [NAME ...]` compiles the cases below.
+
+Figures are stored in tests/golden/plan_gpus.json and shown in the README of `vit_jax/plan`. They are estimates of
+programs that nothing has executed. Needs the extra plan-gpu and a checkout of the repository.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+from docs.tables import renew, table
+from vit_jax.config import load_recipe
+from vit_jax.tools.plan import gpu_kernels, hlo
+from vit_jax.tools.plan.dataset import choose_dataset
+from vit_jax.tools.plan.estimate import Plan, make_plan
+from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
+
+ROOT = pathlib.Path(__file__).parents[3]
+GOLDEN = ROOT / "tests/golden/plan_gpus.json"
+README = ROOT / "vit_jax/tools/plan/README.md"
+MACHINES = ("h100:1", "h100:8", "a100-80gb:8", "b200:8")
+GIB = 2**30
+
+
+class Case(NamedTuple):
+    """A recipe, its overrides without `--config.`, and the images of each GPU; None: the recipe's batch."""
+
+    name: str
+    recipe: str
+    overrides: str = ""
+    images: int | None = None
+    machines: tuple[str, ...] = MACHINES
+    dataset: tuple[tuple[str, int], ...] = ()  # numbers of data that the recipe does not name
+    peer_ms: float | None = None  # roofline of the step of big_vision on H100s with the same images of each
+
+    def command(self, machine: str) -> list[str]:
+        """Return the words of the verb plan."""
+        overrides = self.overrides.split()
+        if self.images is not None:
+            overrides.append(f"global_batch={self.images * parse_topology(machine).num_chips}")
+        words = [f"--config={self.recipe}", f"--topology={machine}"]
+        words += [f"--{name}={number}" for name, number in self.dataset]
+        return [*words, *(f"--config.{override}" for override in overrides)]
+
+
+_IMAGENET, _JFT = "pretrain_imagenet1k:", "pretrain_jft:"
+_BARE = "model.dropout_fraction=0 model.pool=gap"
+_FAST = "model.remat=none model.scan_unroll={}"
+_ONE, _EIGHT = ("h100:1",), ("h100:8",)
+TABLE = (
+    Case("S/16", f"{_IMAGENET}ViT-S/16", f"{_FAST.format(12)}", 256),
+    Case(
+        "S/16 bare",
+        "pretrain_s16_baseline",
+        f"model.compute_dtype=bfloat16 {_FAST.format(12)}",
+        256,
+        _ONE,
+        peer_ms=32.9,
+    ),
+    Case("B/16", f"{_IMAGENET}ViT-B/16", _FAST.format(12), 256),
+    Case("B/16 bare", f"{_IMAGENET}ViT-B/16", f"{_BARE} {_FAST.format(12)}", 256, _ONE, peer_ms=73.1),
+    Case("L/16", f"{_IMAGENET}ViT-L/16", f"sharding.parameters=fsdp {_FAST.format(24)}", 128, peer_ms=111.8),
+    Case("H/14", f"{_JFT}ViT-H/14", "model.remat=dots model.scan_unroll=1", 64),
+    Case("H/14 unrolled", f"{_JFT}ViT-H/14", f"sharding.parameters=fsdp {_FAST.format(32)}", 64, _EIGHT, peer_ms=130.6),
+)
+RECIPES = (  # every recipe as it is shipped
+    *(Case(f"{_IMAGENET}{name}", f"{_IMAGENET}{name}", machines=_EIGHT) for name in ("ViT-B/16", "ViT-L/16")),
+    *(Case(f"{_JFT}{name}", f"{_JFT}{name}", machines=_EIGHT) for name in ("ViT-H/14", "R50x1", "R50+ViT-B/16")),
+    *(Case(name, name, machines=_EIGHT) for name in ("pretrain_imagenet21k:ViT-B/16", "pretrain_s16_baseline")),
+    *(Case(name, name, machines=_EIGHT) for name in ("digits", "digits_masked", "digits_transfer")),
+    Case("masked_patch", "masked_patch", machines=_EIGHT, dataset=(("num_examples", 303_000_000), ("num_classes", 1))),
+    Case("pretrain_own", "pretrain_own", machines=_EIGHT, dataset=(("num_examples", 10_000), ("num_classes", 10))),
+    *(Case(name, name, machines=_EIGHT) for name in ("finetune:ViT-B/16,cifar10", "finetune:ViT-L/16,imagenet")),
+)
+_NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
+_G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
+PUBLIC = (Case("g/14", f"{_JFT}ViT-H/14", _G14, 64, _NODES),)  # NVIDIA has measured it with NeMo
+Row = dict[str, Any]
+
+
+def record(case: Case, machine: str) -> Row:
+    """Compile a case and return the figures to store."""
+    words = case.command(machine)
+    topology = parse_topology(machine)
+    config = load_recipe(case.recipe, [word for word in words if word.startswith("--config.")])
+    plan = make_plan(config, topology, choose_dataset(case.recipe, config, **dict(case.dataset)))
+    line, totals, needed = plan.timeline, plan.totals, plan.needed_bytes
+    assert line is not None, plan.reason
+    assert totals is not None
+    assert needed is not None
+    return {
+        "name": case.name,
+        "machine": machine,
+        "command": " ".join(["vit-jax plan", *words]),
+        "attention": plan.attention_form,
+        "images": config.global_batch // topology.num_chips,
+        "gib": round(needed / GIB, 2),
+        "fits": plan.fits,
+        "ms": round(1e3 * line.seconds, 2),
+        "roofline_ms": round(1e3 * _roofline_seconds(plan), 2),
+        "collectives_ms": round(1e3 * line.collective_seconds, 2),
+        "images_per_second": round(totals.images_per_second),
+        "mfu": None if totals.mfu is None else round(totals.mfu, 4),
+        "unknown": [line.num_unknown_loops, line.num_unknown_kernels],
+        "compile_seconds": round(getattr(plan.compiled, "compile_seconds", 0)),
+        "jax": importlib.metadata.version("jax"),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _roofline_seconds(plan: Plan) -> float:
+    """Return the time at the full peak and the full bandwidth."""
+    devices, topology = plan.run.batch_sharding.mesh.devices.flat, plan.topology
+    with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
+        program = hlo.parse(getattr(plan.compiled, "text", ""))
+        return step_timeline(program, topology, make_collective_seconds(devices, topology), {}).seconds
+
+
+def load() -> dict[str, Row]:
+    """Return all recorded figures by case and machine."""
+    return json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+
+
+def write(row: Row) -> None:
+    """Store the figures of a case and renew the README's tables."""
+    from tests.tools.plan.record import TABLES
+
+    rows = load() | {f"{row['name']} on {row['machine']}": row}
+    keys = [f"{case.name} on {machine}" for case in (*TABLE, *RECIPES, *PUBLIC) for machine in case.machines]
+    GOLDEN.write_text(json.dumps({key: rows[key] for key in keys if key in rows}, indent=1) + "\n")
+    README.write_text(renew(README.read_text(), TABLES))
+
+
+def _rows(cases: Sequence[Case]) -> list[tuple[Case, Row]]:
+    rows = load()
+    keys = ((case, f"{case.name} on {machine}") for case in cases for machine in case.machines)
+    return [(case, rows[key]) for case, key in keys if key in rows]
+
+
+def machine_table() -> str:
+    """Return the table of models on machines."""
+    lines = []
+    for case, row in _rows(TABLE):
+        peer = f"{case.peer_ms}" if case.peer_ms is not None and row["machine"].startswith("h100") else "–"
+        lines.append(
+            [
+                *(case.name, row["machine"], str(row["images"]), f"{row['gib']:.2f}"),
+                *(f"{row['ms']:.1f}", f"{row['images_per_second']:,}", f"{row['mfu']:.1%}"),
+                *(f"{row['roofline_ms']:.1f}", peer),
+            ]
+        )
+    columns = ("machine", "images a GPU", "GiB", "ms", "images/s", "MFU", "roofline, ms", "big_vision's, ms")
+    return table(("", *columns), lines)
+
+
+def recipe_table() -> str:
+    """Return the table of all recipes on eight H100s."""
+    lines = []
+    for case, row in _rows(RECIPES):
+        mfu = "–" if row["mfu"] is None else f"{row['mfu']:.1%}"
+        fits = "" if row["fits"] else ", does not fit"
+        numbers = (f"{row['images']:,}", f"{row['gib']:.2f}{fits}", f"{row['ms']:.1f}", mfu)
+        lines.append([f"`{case.name}`", *numbers, row["attention"] or "–"])
+    return table(("recipe", "images a GPU", "GiB", "ms", "MFU", "attention"), lines)
+
+
+def main(names: Sequence[str]) -> None:
+    """Record the named cases, such as "B/16" or "B/16 on h100:8", or all."""
+    for case in (*TABLE, *RECIPES, *PUBLIC):
+        for machine in case.machines:
+            if not names or not {case.name, f"{case.name} on {machine}"}.isdisjoint(names):
+                print(" ".join(case.command(machine)), flush=True)
+                write(record(case, machine))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,195 @@
+"""Time of a program for a GPU, against sums made by hand."""
+
+import types
+
+import pytest
+
+from vit_jax.sharding.chips import find_chip
+from vit_jax.sharding.fabrics import FABRICS
+from vit_jax.tools.plan import gpu_kernels, gpu_targets, hlo
+from vit_jax.tools.plan.compiled_memory import compiled_memory
+from vit_jax.tools.plan.gpu_kernels import BANDWIDTH, LAUNCH_SECONDS, PRODUCTS, Kernels
+from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.topology import parse_topology
+
+# As XLA for GPUs prints programs: two layers in a loop, whose kernels are stacked and whose results are kept.
+TEXT = """\
+HloModule jit_train_step, is_scheduled=true
+
+%fused_slice (p0: bf16[2,64,32], p1: s32[]) -> bf16[64,32] {
+  %p0 = bf16[2,64,32]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %flat = bf16[2,2048]{1,0} bitcast(%p0)
+  %row = bf16[1,2048]{1,0} dynamic-slice(%flat, %p1, %p1), dynamic_slice_sizes={1,2048}
+  ROOT %kernel = bf16[64,32]{1,0} bitcast(%row)
+}
+
+%fused_update (p2: bf16[2,256,32], p3: bf16[256,32], p4: s32[]) -> bf16[2,256,32] {
+  %p2 = bf16[2,256,32]{2,1,0} parameter(0)
+  %p3 = bf16[256,32]{1,0} parameter(1)
+  %p4 = s32[] parameter(2)
+  %one = bf16[1,256,32]{2,1,0} bitcast(%p3)
+  %updated = bf16[2,256,32]{2,1,0} dynamic-update-slice(%p2, %one, %p4, %p4, %p4)
+  ROOT %same = bf16[2,256,32]{2,1,0} bitcast(%updated)
+}
+
+%fused_dot (p5: f32[256,32], p6: f32[32,16]) -> (f32[256,16], f32[256,32]) {
+  %p5 = f32[256,32]{1,0} parameter(0)
+  %p6 = f32[32,16]{1,0} parameter(1)
+  %dot = f32[256,16]{1,0} dot(%p5, %p6), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %twice = f32[256,32]{1,0} add(%p5, %p5)
+  ROOT %both = (f32[256,16]{1,0}, f32[256,32]{1,0}) tuple(%dot, %twice)
+}
+
+%fresh (p7: bf16[]) -> bf16[2,256,32] {
+  %p7 = bf16[] parameter(0)
+  ROOT %zeros = bf16[2,256,32]{2,1,0} broadcast(%p7), dimensions={}
+}
+
+%body (state: (s32[], bf16[2,256,32], bf16[2,64,32], bf16[256,64])) -> (s32[], bf16[2,256,32], bf16[2,64,32]) {
+  %state = (s32[], bf16[2,256,32]{2,1,0}, bf16[2,64,32]{2,1,0}, bf16[256,64]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %kept = bf16[2,256,32]{2,1,0} get-tuple-element(%state), index=1
+  %kernels = bf16[2,64,32]{2,1,0} get-tuple-element(%state), index=2
+  %x = bf16[256,64]{1,0} get-tuple-element(%state), index=3
+  %loop_slice_fusion = bf16[64,32]{1,0} fusion(%kernels, %i), kind=kLoop, calls=%fused_slice, \
+metadata={op_name="jit(train_step)/jvp()/while/body/mlp/slice"}
+  %product = (bf16[256,32]{1,0}, s8[33554432]{0}) custom-call(%x, %loop_slice_fusion), \
+custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(train_step)/jvp()/while/body/mlp/dot_general"}, \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %value = bf16[256,32]{1,0} get-tuple-element(%product), index=0
+  %fusion-start = ((bf16[2,256,32]{2,1,0}, bf16[256,32]{1,0}, s32[]), bf16[2,256,32]{2,1,0}, u32[]) \
+fusion-start(%kept, %value, %i), kind=kLoop, calls=%fused_update
+  %fusion-done = bf16[2,256,32]{2,1,0} fusion-done(%fusion-start)
+  ROOT %next = (s32[], bf16[2,256,32]{2,1,0}, bf16[2,64,32]{2,1,0}) tuple(%i, %fusion-done, %kernels)
+}
+
+%condition (ended: (s32[], bf16[2,256,32])) -> pred[] {
+  %ended = (s32[], bf16[2,256,32]{2,1,0}) parameter(0)
+  ROOT %less = pred[] fusion(%ended), kind=kLoop, calls=%fresh
+}
+
+ENTRY %main (kernel__.1: bf16[2,64,32], image.1: bf16[256,64]) -> f32[8,16] {
+  %kernel__.1 = bf16[2,64,32]{2,1,0} parameter(0), metadata={op_name="state[\\'model/blocks/kernel\\']"}
+  %image.1 = bf16[256,64]{1,0} parameter(1), metadata={op_name="batch.image_BHWC"}
+  %zero = s32[] constant(0)
+  %nil = bf16[] constant(0)
+  %stack = bf16[2,256,32]{2,1,0} fusion(%nil), kind=kLoop, calls=%fresh
+  %all-gather-start = ((bf16[32,64]{1,0}, bf16[8,8]{1,0}), (bf16[256,64]{1,0}, bf16[64,8]{1,0})) \
+all-gather-start(%image.1, %image.1), channel_id=1, replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}
+  %before = (s32[], bf16[2,256,32]{2,1,0}, bf16[2,64,32]{2,1,0}, bf16[256,64]{1,0}) tuple(%zero, %stack, %kernel__.1, \
+%image.1)
+  %while = (s32[], bf16[2,256,32]{2,1,0}, bf16[2,64,32]{2,1,0}, bf16[256,64]{1,0}) while(%before), \
+condition=%condition, body=%body, metadata={op_name="jit(train_step)/jvp()/while"}, \
+backend_config={"known_trip_count":{"n":"2"},"known_init_step":{"init":"0","step":"1"}}
+  %all-gather-done = (bf16[256,64]{1,0}, bf16[64,8]{1,0}) all-gather-done(%all-gather-start)
+  %q = bf16[4,128,6,64]{3,2,1,0} constant({...})
+  %fmha = (bf16[4,128,6,64]{3,2,1,0}, f32[4,6,128]{2,1,0}, u8[0]{0}) custom-call(%q, %q, %q), \
+custom_call_target="__cudnn$fmhaSoftmax", backend_config={"cudnn_fmha_backend_config":\
+{"intermediate_tensor_shape":{"element_type":"BF16","dimensions":["4","6","128","128"],"layout":{}}}}
+  %fmha.1 = (bf16[4,128,6,64]{3,2,1,0}, bf16[4,128,6,64]{3,2,1,0}) custom-call(%q, %q, %q), \
+custom_call_target="__cudnn$fmhaSoftmaxBackward", backend_config={"cudnn_fmha_backend_config":\
+{"intermediate_tensor_shape":{"element_type":"BF16","dimensions":["4","6","128","128"],"layout":{}}}}
+  %map = bf16[2,16,16,8]{3,2,1,0} constant({...})
+  %filter = bf16[3,3,8,32]{3,2,1,0} constant({...})
+  %conv = (bf16[2,16,16,32]{3,2,1,0}, u8[64]{0}) custom-call(%map, %filter), window={size=3x3 pad=1_1x1_1}, \
+dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$convForward"
+  %output = bf16[2,16,16,32]{3,2,1,0} get-tuple-element(%conv), index=0
+  %conv.1 = (bf16[3,3,8,32]{3,2,1,0}, u8[64]{0}) custom-call(%map, %output), window={size=3x3 pad=1_1x1_1}, \
+dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$convBackwardFilter"
+  %conv.2 = (bf16[2,16,16,8]{3,2,1,0}, u8[64]{0}) custom-call(%output, %filter), window={size=3x3 pad=1_1x1_1}, \
+dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$convBackwardInput"
+  %wide = f32[256,32]{1,0} constant({...})
+  %narrow = f32[32,16]{1,0} constant({...})
+  %dots = (f32[256,16]{1,0}, f32[256,32]{1,0}) fusion(%wide, %narrow), kind=kCustom, calls=%fused_dot
+  %result = f32[256,16]{1,0} get-tuple-element(%dots), index=0
+  ROOT %part = f32[8,16]{1,0} slice(%result), slice={[0:8], [0:16]}
+}
+"""
+H100 = find_chip("H100 80GB HBM3")
+PROGRAM = hlo.parse(TEXT)
+KERNELS = Kernels(PROGRAM, H100)
+SCORES = 4 * 6 * 128 * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "num_bytes", "flops"),
+    [
+        ("loop_slice_fusion", 2 * 64 * 32 * 2 + 4, 0),  # one layer's kernel of the stack, through a bitcast
+        ("fusion-start", 2 * 256 * 32 * 2 + 4, 0),  # the update of one layer, in place
+        ("product", 2 * (256 * 64 + 64 * 32 + 256 * 32), 2 * 256 * 64 * 32),  # without the workspace
+        ("fmha", None, 2 * 2 * SCORES * 64),
+        ("fmha.1", None, 5 * 2 * SCORES * 64),
+        ("conv", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
+        ("conv.1", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
+        ("conv.2", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
+        ("dots", 4 * (2 * 256 * 32 + 32 * 16 + 256 * 16), 2 * 256 * 32 * 16),
+        ("part", 2 * 4 * 8 * 16, 0),
+        ("stack", 2 + 2 * 2 * 256 * 32, 0),
+    ],
+)
+def test_bytes_and_flops(name, num_bytes, flops):
+    instruction = KERNELS.makers[name]
+    assert KERNELS.flops(instruction) == flops
+    if num_bytes is not None:
+        assert KERNELS.num_bytes(instruction) == num_bytes
+
+
+def test_a_kernel_takes_the_longer_of_both(monkeypatch):
+    product = KERNELS.makers["product"]
+    memory = KERNELS.num_bytes(product) / (BANDWIDTH * 3.35e12)
+    assert KERNELS.seconds(product) == pytest.approx(memory + LAUNCH_SECONDS)
+    monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
+    assert KERNELS.seconds(product) == pytest.approx(2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12) + LAUNCH_SECONDS)
+    wide = hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]"))  # TF32 has half the peak
+    halved = Kernels(wide, H100)
+    assert halved.seconds(halved.makers["product"]) - LAUNCH_SECONDS == pytest.approx(
+        2 * (KERNELS.seconds(product) - LAUNCH_SECONDS)
+    )
+    for name in ("state", "kept", "all-gather-start", "all-gather-done", "zero"):
+        assert KERNELS.seconds(KERNELS.makers[name]) == 0
+
+
+@pytest.mark.parametrize("collective", [0.0, 1.0])
+def test_the_timeline_of_tpus_takes_these_prices(collective):
+    """Loops by their known length, libraries' calls apart, and what a collective takes beside the loop is hidden."""
+    machine = types.SimpleNamespace(
+        is_tpu=False, chip=H100, fabric=types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0)
+    )
+    sizes = []
+
+    def collective_seconds(_, num_bytes, devices):
+        sizes.append((num_bytes, len(devices)))
+        return collective
+
+    line = step_timeline(PROGRAM, machine, collective_seconds, {})
+    price = {name: KERNELS.seconds(instruction) for name, instruction in KERNELS.makers.items()}
+    calls = 2 * price["product"] + sum(price[name] for name in ("fmha", "fmha.1", "conv", "conv.1", "conv.2"))
+    loop = 2 * (price["loop_slice_fusion"] + price["fusion-start"])
+    assert line.kernel_seconds == pytest.approx(calls)
+    assert line.compute_seconds == pytest.approx(loop + price["stack"] + price["dots"] + price["part"])
+    assert sizes == [(2 * (256 * 64 + 64 * 8), 8)]  # the complete arrays of both
+    hidden = loop + 2 * price["product"]
+    assert line.collective_seconds == pytest.approx(max(0, collective - hidden))
+    assert line.phases["mlp"] == pytest.approx(2 * (price["product"] + price["loop_slice_fusion"]))
+
+
+def test_what_a_loop_fills_is_kept():
+    names = ("argument", "temp", "output", "alias", "generated_code")
+    numbers = dict(zip(names, (2 * (2 * 64 * 32 + 256 * 64), 100_000, 0, 0, 0), strict=True))
+    stats = types.SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in numbers.items()})
+    memory = compiled_memory(stats, PROGRAM)
+    assert (memory.parameters, memory.batch) == (2 * 2 * 64 * 32, 2 * 256 * 64)
+    assert (memory.activations, memory.temporary) == (2 * 2 * 256 * 32, 100_000 - 2 * 2 * 256 * 32)
+
+
+def test_every_kind_of_gpu_is_described():
+    assert set(gpu_targets.TARGETS) == {fabric.kind for fabric in FABRICS if fabric.num_axes == 0}
+    text = gpu_targets.target_config(parse_topology("4*l4:8"))
+    for part in (
+        '"NVIDIA L4"',
+        "major: 8 minor: 9",
+        f"device_memory_size: {24 * 2**30}",
+        "memory_bandwidth: 300000000000",
+    ):
+        assert part in text

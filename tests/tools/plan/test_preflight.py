@@ -1,0 +1,134 @@
+"""Errors that `--check` finds before a machine is rented, and its message about data on other machines."""
+
+import pathlib
+
+import pytest
+import tensorflow_datasets as tfds
+
+from tests import tiny
+from vit_jax.config import load_recipe
+from vit_jax.tools.plan.preflight import check_start
+
+
+def check(*overrides, **options):
+    return check_start("tiny", tiny.config(*overrides), **options)
+
+
+def test_one_line():
+    (line,) = check()
+    assert "1,437 training and 360 test images of 10 classes" in line
+    assert "on 1 device (" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.num_heads=7", "num_heads=7"),
+        ("model.depth=0", "depth=0"),
+        ("input.image_size=9", "image height of 9"),
+        ("optimizer.accumulation_steps=7", "7 micro-batches"),
+        ("optimizer.frozen=nothing/here", "no parameter matches 'nothing/here'"),
+        ("optimizer.learning_rate_multipliers.no/such=2", "no parameter matches 'no/such'"),
+        ("data=folder:/nowhere", "folder:/nowhere: there is no such folder"),
+        ("data=tfds:imagenet20012", "Nearest: imagenet2012"),
+        ("init_from=/nowhere", "/nowhere: there is no such file or folder"),
+        ("resume_from=/nowhere", "resume_from='/nowhere' is not a workdir"),
+        ("schedule.warmup=100 epochs", "must end before the run"),
+        (
+            "objective.loss=tests.tools.plan.test_preflight:wrong_loss",
+            "A training step cannot be traced: dot_general requires contracting dimensions",
+        ),
+    ],
+)
+def test_a_recipe_that_cannot_start(override, message):
+    with pytest.raises(ValueError, match=message):
+        check(override)
+
+
+EVALUATORS_THAT_CANNOT_START = [
+    (["kind=classification", "data=imagenet:real"], r"evaluators.more.data='imagenet:real': only `vit-jax evaluate`"),
+    (["kind=knn", "data=foldr:/mnt/remote/x"], r"evaluators.more.data='foldr:/mnt/remote/x': .*'folder'"),
+    (["kind=knn", "data=vtab:dmlap"], "dmlab"),
+    (["kind=knn", "arguments.layer=block:99"], r"evaluators.more.*layer='block:99': must be one of"),
+    (["kind=fewshot", "arguments.shots=0"], r"evaluators.more.*shots"),
+]
+
+
+@pytest.mark.parametrize("remote", [None, pathlib.Path("/mnt/remote")], ids=["here", "elsewhere"])
+@pytest.mark.parametrize(("options", "message"), EVALUATORS_THAT_CANNOT_START)
+def test_an_evaluator_that_cannot_start(options, message, remote):
+    """Also where the data are on other machines."""
+    data = "data=digits" if remote is None else "data=folder:/mnt/remote/photos"
+    with pytest.raises(ValueError, match=message):
+        check(data, *(f"evaluation.evaluators.more.{option}" for option in options), remote=remote)
+
+
+def test_more_neighbours_than_training_images():
+    near = ("evaluation.evaluators.near.kind=knn", "evaluation.evaluators.near.arguments.neighbours=1,2000")
+    with pytest.raises(ValueError, match=r"evaluators.near: 2000 neighbours of 1437 training images"):
+        check(*near)
+    check("data=folder:/mnt/remote/photos", *near, remote=pathlib.Path("/mnt/remote"))
+
+
+def wrong_loss(logits_BK, label_BK):
+    return logits_BK @ label_BK
+
+
+@pytest.mark.xdist_group("tiny")
+def test_weights(tiny_run):
+    """Weights and data are opened; a network that differs from the weights is rejected."""
+    same = f"init_from={tiny_run.workdir}"
+    check(same)
+    with pytest.raises(ValueError, match="does not fit"):
+        check(same, "model.width=32")
+
+
+def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
+    remote = pathlib.Path("/mnt/remote")
+    first, *unseen = check("data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote)
+    assert "folder:/mnt/remote/photos is not visible from here" in first
+    assert unseen == [f"not visible from here: /mnt/remote/{name}" for name in ("photos", "run")]
+    first, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=remote)
+    assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
+    for data, name in (("vtab:dmlab", "dmlab"), ("tfds:cifar10:3.0.2", "cifar10")):
+        _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
+        assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", "the default of TFDS"
+    data = "evaluation.evaluators.more.data=csv:/mnt/remote/table.csv"
+    first, *unseen = check("data=digits", data, remote=remote)
+    assert "not visible" in first
+    assert unseen == ["not visible from here: /mnt/remote/table.csv"]
+    monkeypatch.chdir(tmp_path)
+    _, read = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
+    assert read == "looked for here: tfds"
+    with pytest.raises(ValueError, match="num_heads=7"):
+        check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
+
+
+def test_a_network_that_the_weights_decide_and_are_elsewhere():
+    config = load_recipe(f"{tiny.ROOT}/configs/finetune.py:any,own", tiny.flags("data=digits", "init_from=/there/run"))
+    line, _ = check_start("finetune", config, num_devices=8, remote=pathlib.Path("/"))
+    assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
+    with pytest.raises(ValueError, match=r"/there/run: there is no such file or folder"):
+        check_start("finetune", config)
+
+
+def test_a_dataset_of_the_catalogue_that_is_not_prepared(tmp_path):
+    with pytest.raises(ValueError, match=r"not prepared in .*; run: vit-jax prepare cifar10"):
+        check("data=tfds:cifar10", f"input.data_dir={tmp_path}")
+
+
+def test_attention_by_cudnn(monkeypatch):
+    """Machines without cuDNN check the recipe as its machines would."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", None)
+    check("model.attention=cudnn", "model.compute_dtype=bfloat16")
+    with pytest.raises(ValueError, match=r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"):
+        check("model.attention=cudnn", "model.compute_dtype=float32")
+
+
+def test_devices():
+    (line,) = check("sharding.num_model_shards=2", num_devices=8, num_slices=2)
+    assert "on 8 devices (2 replica x 2 data x 2 model)" in line
+    with pytest.raises(ValueError, match=r"--devices=3: must be divisible by --slices=2"):
+        check(num_devices=3, num_slices=2)
+    with pytest.raises(ValueError, match="must divide the 3 device"):
+        check("sharding.num_model_shards=2", num_devices=3)

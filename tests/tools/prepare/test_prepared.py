@@ -1,0 +1,213 @@
+"""Smaller copies of image folders."""
+
+import json
+import os
+import pathlib
+
+import cv2
+import numpy as np
+import pytest
+
+from tests.integration.commands import run
+from tests.rejections import rejects
+from vit_jax.data import workers
+from vit_jax.data.decoding import images, jpeg
+from vit_jax.data.kinds.image_files import image_files
+from vit_jax.data.sources import open_source
+from vit_jax.tools.prepare import prepared
+
+LARGE = cv2.resize(np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120))
+
+
+@pytest.fixture
+def folder(make_folder):
+    """Two classes, one with a photograph, a small image and a broken file."""
+    photo, small = (cv2.imencode(".png", pixels)[1].tobytes() for pixels in (LARGE, LARGE[:40]))
+    tall = cv2.imencode(".jpg", np.rot90(LARGE))[1].tobytes()
+    return make_folder({"a/photo.png": photo, "a/small.png": small, "a/broken.jpg": b"rubbish", "b/c/tall.jpg": tall})
+
+
+def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_config):
+    copy = tmp_path / "copy"
+    assert prepared.prepare_folder(folder, copy, short_side=60, quality=95) == {
+        "reduced": 2,
+        "copied": 2,
+        "unreadable": 0,
+    }
+    before, after = (open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy))
+    assert [before.key_of(k) for k in range(4)] == [after.key_of(k) for k in range(4)]  # so the hold-out is the same
+    assert before.class_names == after.class_names
+    for name in ("a/broken.jpg", "a/small.png"):
+        assert (copy / name).read_bytes() == (folder / name).read_bytes()
+    for name, shape in (("a/photo.png", (60, 80)), ("b/c/tall.jpg", (80, 60))):
+        file, original = ((path / name).read_bytes() for path in (copy, folder))
+        exact = images.resize_to_cover(images.decode(original), (60, 60)).astype(int)
+        found = images.decode(file)
+        assert found.shape[:2] == exact.shape[:2] == shape
+        assert np.abs(found - exact).mean() <= 3  # strong colours at half the resolution
+        layout = jpeg.layout_of(file)
+        assert layout.interval * layout.unit[1] >= layout.width > (layout.interval - 1) * layout.unit[1]
+    assert prepared.preparation(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
+    assert prepared.preparation(f"folder:{folder}") == prepared.preparation("digits") == ""
+
+
+def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
+    """So that the range that training is given, or that a file states, is still that of the file."""
+    deep = cv2.imencode(".png", LARGE.astype(np.uint16) * 16)[1].tobytes()
+    folder = make_folder({"a/deep.png": deep})
+    counts = prepared.prepare_folder(folder, tmp_path / "copy", short_side=60)
+    assert counts == {"reduced": 0, "copied": 1, "unreadable": 0}
+    assert (tmp_path / "copy/a/deep.png").read_bytes() == deep
+
+
+def test_an_interrupted_copy_goes_on(folder, tmp_path):
+    copy = tmp_path / "copy"
+    prepared.prepare_folder(folder, copy, short_side=60)
+    (copy / "a/small.png").rename(copy / "a/.small.png.1f.tmp")  # as a kill before the rename leaves it
+    assert len(image_files(str(copy))) == 3
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1, "unreadable": 0}
+    assert len(image_files(str(copy))) == 4
+
+
+def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
+    """The second writes all files while the first has written one and not yet given it its name."""
+    copy, kinds = tmp_path / "copy", []
+    monkeypatch.setattr(workers, "available_cores", lambda: 1)  # so that it is the first file, "broken.jpg"
+
+    def prepare_before(name):
+        rename = getattr(pathlib.Path, name)
+
+        def renamed(path, target):
+            if target.name == "broken.jpg" and not kinds:
+                kinds.append("first")
+                kinds.append(prepared.prepare_folder(folder, copy, short_side=60))
+            return rename(path, target)
+
+        monkeypatch.setattr(pathlib.Path, name, renamed)
+
+    prepare_before("rename")
+    prepare_before("replace")
+    prepared.prepare_folder(folder, copy, short_side=60)
+    assert kinds[1] == {"reduced": 2, "copied": 2, "unreadable": 0}
+    assert len(image_files(str(copy))) == 4
+    assert list(copy.glob("**/.*")) == []
+
+
+def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
+    """Unreadable files are skipped, named, and copied later; images that no JPEG can hold are copied."""
+    missing = tmp_path / "elsewhere.png"
+    (folder / "a/dangling.png").symlink_to(missing)
+    (folder / "b/loop.jpg").symlink_to("loop.jpg")
+    (folder / "b/sparse.jpg").touch()
+    os.truncate(folder / "b/sparse.jpg", 60 * 10**9)
+    wide = cv2.imencode(".png", np.zeros((61, 70_000, 3), np.uint8))[1].tobytes()
+    (folder / "b/wide.png").write_bytes(wide)
+    copy = tmp_path / "copy"
+    counts = prepared.prepare_folder(folder, copy, short_side=60)
+    assert counts == {"reduced": 2, "copied": 3, "unreadable": 3}
+    assert (copy / "b/wide.png").read_bytes() == wide
+    assert sorted(path.name for path in copy.rglob("*") if path.is_file()) == [
+        *("broken.jpg", "photo.png", "prepared.json", "small.png", "tall.jpg", "wide.png")
+    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert str(folder / "a/dangling.png") in message
+    assert str(folder / "b/loop.jpg") in message
+    assert str(folder / "b/sparse.jpg") in message
+    missing.write_bytes(wide)
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1, "unreadable": 2}
+
+
+def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
+    words = ["prepare", f"folder:{folder}", f"--output={tmp_path / 'copy'}", "--short_side=60"]
+    assert run(words).code == 0
+    (folder / "a/dangling.png").symlink_to(tmp_path / "elsewhere.png")
+    outcome = run(words)
+    assert (outcome.code, "1 cannot be read" in outcome.out) == (1, True)
+
+
+def test_an_output_that_cannot_be_written(folder, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with rejects(str(tmp_path / "file/copy"), "cannot be written"):
+        prepared.prepare_folder(folder, tmp_path / "file/copy", short_side=60)
+    copy = tmp_path / "copy"
+    prepared.prepare_folder(folder, copy, short_side=60)
+    (copy / "b").rename(copy / "elsewhere")
+    (copy / "b").write_bytes(b"")
+    with rejects(str(copy / "b"), "cannot be written"):
+        prepared.prepare_folder(folder, copy, short_side=60)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"short_side": 60}', '{"short_side": "60", "quality": 90}'])
+def test_a_damaged_description(folder, text):
+    (folder / prepared.DESCRIPTION).write_text(text)
+    with rejects(str(folder / prepared.DESCRIPTION), "short_side.*quality|not JSON"):
+        prepared.preparation(f"folder:{folder}")
+
+
+def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypatch):
+    """Also a split of it. The message is the command that finishes the copy."""
+    copy = tmp_path / "copy"
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "decode", fail_at_last)
+        with pytest.raises(KeyboardInterrupt):
+            prepared.prepare_folder(folder, copy, short_side=60)
+    assert len(image_files(str(copy))) < 4
+    assert [path.name for path in copy.rglob(".*")] == []
+    command = f"vit-jax prepare folder:{folder} --short_side=60 --quality=90 --output={copy}"
+    for part in (copy, copy / "a"):
+        with rejects(f"folder:{part}", command):
+            open_source(f"folder:{part}", "all", make_config(), 0)
+    prepared.prepare_folder(folder, copy, short_side=60)
+    assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
+
+
+def fail_at_last(stored, decode=images.decode):
+    image = decode(stored)
+    if image.shape[0] > image.shape[1]:
+        raise KeyboardInterrupt
+    return image
+
+
+def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(folder, tmp_path, make_config):
+    copy = tmp_path / "copy"
+    prepared.prepare_folder(folder, copy, short_side=60)
+    (copy / "prepared.json").write_text('{"short_side": 60, "quality": 90}')
+    assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
+    assert prepared.preparation(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 90"
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 0, "unreadable": 0}
+    assert json.loads((copy / "prepared.json").read_text())["complete"] is True
+
+
+def test_rejections(folder, tmp_path):
+    def prepare(source, output, **how):
+        prepared.prepare_folder(source, output, **{"short_side": 60} | how)
+
+    with rejects(str(tmp_path / "missing"), "no folder with images"):
+        prepare(tmp_path / "missing", tmp_path / "copy")
+    with rejects(str(folder / "copy"), "inside"):
+        prepare(folder, folder / "copy")
+    (tmp_path / "other").mkdir()
+    with rejects(str(tmp_path / "other"), "not prepared"):
+        prepare(folder, tmp_path / "other")
+    prepare(folder, tmp_path / "copy")
+    with rejects(str(tmp_path / "copy"), "'short_side': 61"):
+        prepare(folder, tmp_path / "copy", short_side=61)
+
+
+@pytest.mark.parametrize("content", ["", "[" * 10_000, "[]", "{}", '{"short_side": 60, "quality": null}', "x" * 70_000])
+def test_a_description_of_another_structure_is_named(folder, content):
+    (folder / prepared.DESCRIPTION).write_text(content)
+    with rejects(prepared.DESCRIPTION, ""):
+        prepared.preparation(f"folder:{folder}")
+
+
+def test_files_that_a_killed_process_left_are_removed_from_the_finished_copy(folder, tmp_path):
+    output = tmp_path / "copy"
+    prepared.prepare_folder(folder, output, short_side=32)
+    left = next(path for path in output.rglob("*.*") if path.parent != output).with_name(".a.jpg.0123456789abcdef.tmp")
+    left.write_bytes(b"half")
+    other = output / ".notes.tmp"
+    other.write_text("not ours")
+    prepared.prepare_folder(folder, output, short_side=32)
+    assert not left.exists()
+    assert other.exists()

@@ -1,0 +1,54 @@
+"""Suites: VTAB's, with the paper's figures, one's own, and how tasks are named."""
+
+import numpy as np
+import pytest
+
+from tests.rejections import rejects
+from vit_jax.data.kinds.vtab_tasks import TASKS
+from vit_jax.tools.sweeps.suite import PUBLISHED, VTAB, load_suite, select_tasks
+
+ALL_TASKS_MEANS = (77.63, 76.29, 72.71)  # of Table 2, which the paper prints with two digits
+
+
+def names(tasks):
+    return [task.name for task in tasks]
+
+
+def test_the_papers_figures_give_the_papers_means():
+    assert names(VTAB) == names(TASKS)
+    means = np.mean([task.published for task in VTAB], axis=0)
+    assert len(PUBLISHED) == len(means) == 3
+    assert np.round(means, 2).tolist() == list(ALL_TASKS_MEANS)
+
+
+@pytest.mark.parametrize(("words", "number"), [("all", 19), ("natural", 7), ("svhn,structured,pets", 10)])
+def test_groups_and_all(words, number):
+    assert len(select_tasks(VTAB, words)) == number
+
+
+def test_names_in_the_order_of_the_suite():
+    assert names(select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")) == ["caltech101", "svhn", "dmlab"]
+    assert names(select_tasks(load_suite(None), "structured"))[0] == "clevr_count"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ("pet", "pet: .*did you mean.*'pets'"),
+        ("svhn,specialised", "specialised: .*did you mean 'specialized'"),
+        ("xyz", "xyz: .*all, natural, specialized, structured, caltech101, "),
+        ("pets,", ": must be one of all, "),
+    ],
+)
+def test_names_that_there_are_not(words, rule):
+    with rejects("--tasks=", rule):
+        select_tasks(VTAB, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [("missing", "has no 'missing'"), ("NOT_A_SUITE", "vit_jax.tools.sweeps.suite.Task"), ("TWICE", "'dull'.*two")],
+)
+def test_suites_that_are_none(name, rule):
+    with rejects("--suite=", rule):
+        load_suite(f"tests.tools.sweeps.small_suite:{name}")

@@ -1,0 +1,291 @@
+"""The verb vtab: for real on three made-up tasks, and with runs that only pretend, for what comes in which order."""
+
+import csv
+import json
+import pathlib
+import re
+import shutil
+
+import pytest
+
+from tests.integration import commands
+from tests.integration.commands import rejected, run, succeed
+from tests.tools.sweeps import small_suite
+from tests.tools.sweeps.small_suite import begun, words_of
+from vit_jax.tools.sweeps import vtab as sweep
+from vit_jax.train.lifecycle import workdir
+from vit_jax.train.lifecycle.interruption import Interrupted
+from vit_jax.train.run_files import write_summary
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_run):
+    return tiny_run.workdir
+
+
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+REAL = "bright"  # whose runs really train
+
+
+@pytest.fixture(scope="module")
+def swept(weights, tmp_path_factory):
+    """A finished sweep and what it printed."""
+    folder = tmp_path_factory.mktemp("sweep") / "vtab"
+    return folder, succeed(words_of(weights, folder, tasks=REAL))
+
+
+@pytest.mark.slow
+def test_trials_come_first_and_then_the_final_run_on_their_splits(swept):
+    folder, out = swept
+    assert begun(out) == [("bright", "trial", rate, "12") for rate in ("0.0001", "0.2")] + [
+        ("bright", "final run", f"{results(folder)['tasks'][0]['learning_rate']:g}", "12")
+    ]
+    assert out.endswith((folder / "results.md").read_text())
+    assert results(folder)["tasks"][0]["test_accuracy"] == 1
+    (final,), trials = folder.glob("bright/final/*"), list(folder.glob("bright/trials/*"))
+    assert commands.summary(final)["test_images"] == small_suite.SIZES["test"]
+    assert commands.checkpoint_steps(final) == [12]
+    assert len(trials) == 2
+    for trial in trials:
+        assert commands.summary(trial)["test_images"] == small_suite.SIZES["val200"]
+        assert not commands.checkpoints(trial)
+
+
+@pytest.mark.slow
+def test_the_same_command_again_repeats_nothing(swept, weights):
+    folder, out = swept
+    before = {path: path.stat().st_mtime_ns for path in folder.glob(f"{REAL}/**/*.json*")}
+    table = succeed(words_of(weights, folder, tasks=REAL))
+    assert out.endswith(table)
+    assert begun(table) == []
+    assert {path: path.stat().st_mtime_ns for path in folder.glob(f"{REAL}/**/*.json*")} == before
+
+
+def hashes(folder):
+    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
+
+
+@pytest.mark.slow
+def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weights, tmp_path):
+    """A kill leaves no summary of the run in progress, nothing of later runs, and no results."""
+    folder = tmp_path / "vtab"
+    shutil.copytree(swept[0], folder)
+    shutil.rmtree(folder / REAL / "final")
+    for file in folder.glob("results.*"):
+        file.unlink()
+    (unfinished,) = folder.glob(f"{REAL}/trials/*0.2*")
+    (unfinished / "summary.json").unlink()
+    out = succeed(words_of(weights, folder, tasks=REAL))
+    assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
+    assert hashes(folder) == hashes(swept[0])
+    assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
+    folder, _ = swept
+    err = rejected(words_of(weights, folder, "--config.seed=1", tasks=REAL))
+    assert re.search(r"belongs to a run with another config:\n  seed: there 0, given 1", err)
+
+
+@pytest.mark.slow
+def test_other_weights_are_rejected(swept, weights, tmp_path):
+    folder, _ = swept
+    other = shutil.copytree(weights, tmp_path / "other")
+    assert run(words_of(other, folder, "--dry-run")).code == 0  # only a plan
+    (folder / "weights.json").write_text((folder / "weights.json").read_text().replace('256": "', '256": "0'))
+    outcome = run(words_of(other, folder))
+    (folder / "weights.json").write_text((folder / "weights.json").read_text().replace('256": "0', '256": "'))
+    assert outcome.code == 2
+    assert "holds a sweep of other weights" in outcome.err
+
+
+# What comes in which order, with runs that only leave a result.
+
+
+@pytest.fixture
+def pretended(monkeypatch):
+    """Runs end at once, with their learning rate as accuracy, or 1 less it in the dull task.
+
+    Returns the names of those that were run, and a dictionary from names to errors that they raise, once.
+    """
+    ran, special = [], {}
+
+    def tune(config, folder):
+        rate, part = config.schedule.learning_rate, pathlib.Path(folder).parent
+        name = f"{part.parent.name} {part.name} {rate:g}"
+        with workdir.claim(folder, config) as claimed:
+            if error := special.get(name):
+                special.pop(name)
+                raise error
+            accuracy = 1 - rate if "dull" in name else rate
+            write_summary(claimed.folder, {"test_accuracy": accuracy, "test_loss": 1.0, "test_images": 24})
+        ran.append(name)
+
+    monkeypatch.setattr(sweep, "tune", tune)
+    return ran, special
+
+
+SETTINGS = ["--learning_rates=0.1,0.3", "--lengths=12:2"]
+TRIALS = {task: [f"{task} trials {rate}" for rate in (0.1, 0.3)] for task in ("bright", "shade", "dull")}
+
+
+def test_an_interrupted_sweep_goes_on(pretended, weights, tmp_path):
+    ran, special = pretended
+    special["shade trials 0.1"] = Interrupted("stopped after step 3")
+    words = words_of(weights, tmp_path, settings=SETTINGS)
+    outcome = run(words)
+    assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 3\n")
+    assert ran == TRIALS["bright"]
+    succeed(words)
+    finals = [f"{task} final 0.3" for task in TRIALS]  # the mean over tasks: 0.3, 0.3, 0.7 against 0.1, 0.1, 0.9
+    assert ran == [*TRIALS["bright"], *TRIALS["shade"], *TRIALS["dull"], *finals]
+
+
+def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path):
+    table = succeed(words_of(weights, tmp_path, settings=SETTINGS))
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    rows = {cells[0]: cells for cells in lines if cells}
+    assert rows["task"][:7] == ["task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps"]
+    assert rows["bright"][1:] == ["light", "30.00", "15.52 to 50.00", "24", "0.3", "12", "90.0", "80.0", "70.0"]
+    assert rows["dull"][1:3] == ["nothing", "70.00"]
+    assert rows["**light**"][2:] == ["**30.00**", "", "2 of 2 tasks", "", "", "80.00", "70.00", "60.00"]
+    assert rows["**all tasks**"][2:] == ["**43.33**", "", "3 of 3 tasks", "", "", "70.00", "60.00", "51.00"]
+    # Means over the validation images: (0.1 + 0.1 + 0.9) / 3 and (0.3 + 0.3 + 0.7) / 3.
+    assert rows["0.1"] == ["0.1", "12", "3", "36.67"]
+    assert rows["0.3"] == ["0.3", "12", "3", "43.33 (chosen)"]
+    content = results(tmp_path)
+    assert [mean["name"] for mean in content["means"]] == ["light", "nothing", "all tasks"]
+    assert content["means"][-1]["accuracy"] == pytest.approx(1.3 / 3)
+    assert [trial["validation_accuracy"] for trial in content["trials"]] == pytest.approx(
+        [0.1, 0.3, 0.1, 0.3, 0.9, 0.7]
+    )
+    with open(tmp_path / "results.csv") as file:
+        lines = list(csv.DictReader(file))
+    accuracies = {line["task"]: line["test_accuracy"] for line in lines}
+    assert accuracies == {"bright": "0.3", "shade": "0.3", "dull": "0.7"}
+    assert lines[1]["paper_percent: ViT-L/16, JFT-300M"] == "60.0"
+
+
+def test_each_task_may_have_its_own_setting(pretended, weights, tmp_path):
+    ran, _ = pretended
+    succeed(words_of(weights, tmp_path, "--sweep=per_task", settings=SETTINGS))
+    finals = {"bright": "0.3", "shade": "0.3", "dull": "0.1"}
+    assert ran == [name for task in TRIALS for name in (*TRIALS[task], f"{task} final {finals[task]}")]
+    assert results(tmp_path)["sweep"] == "per_task"
+    assert "mean validation" not in (tmp_path / "results.md").read_text()
+
+
+def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
+    ran, _ = pretended
+    succeed(words_of(weights, tmp_path, settings=["--learning_rates=0.3", "--lengths=12:2"], tasks="light"))
+    assert ran == ["bright final 0.3", "shade final 0.3"]
+    assert results(tmp_path)["tasks"][0]["validation_accuracy"] is None
+
+
+def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, weights, tmp_path):
+    ran, _ = pretended
+    words = [words_of(weights, tmp_path, f"--index={index}", "--count=2", settings=SETTINGS) for index in range(2)]
+    outcome = run(words[0])
+    assert outcome.code == 75
+    assert re.search(r"trials of shade are missing in .*The same command goes on", outcome.err)
+    assert ran == [*TRIALS["bright"], *TRIALS["dull"]]
+    assert not (tmp_path / "results.md").exists()
+    ran.clear()
+    out = succeed(words[1])  # it has all trials, and does its own final run
+    assert ran == [*TRIALS["shade"], "shade final 0.3"]
+    assert "1 of 3 tasks" in out
+    assert "Without a result: bright, dull." in out
+    ran.clear()
+    plan = succeed([*words[0], "--dry-run"])
+    assert re.search(r"^\| shade .* no +\| +2 of 2 \| done", plan, re.MULTILINE)
+    assert "Left for this machine: at most 24 steps of 16 images, 384 images of 4x4 pixels." in plan
+    assert ran == []
+    assert "3 of 3 tasks" in succeed(words[0])
+    assert ran == ["bright final 0.3", "dull final 0.3"]
+
+
+def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, weights, tmp_path):
+    ran, _ = pretended
+    succeed(words_of(weights, tmp_path, "--sweep=per_task", "--index=1", "--count=3", settings=SETTINGS))
+    assert ran == [*TRIALS["shade"], "shade final 0.3"]
+
+
+def test_what_diverges_is_said_and_not_tried_again(pretended, weights, tmp_path):
+    ran, special = pretended
+    special |= {"bright trials 0.3": FloatingPointError("Step 3: the loss is nan")}
+    special |= {"shade final 0.1": FloatingPointError("Step 9: the loss is nan")}
+    words = words_of(weights, tmp_path, settings=SETTINGS)
+    out = succeed(words)
+    assert "bright, trial: learning rate 0.3, 12 steps: Step 3: the loss is nan" in out
+    assert "Without a result: shade." in out
+    # 0.1, 0.1 and 0.9 against 0, 0.3 and 0.7.
+    assert [name for name in ran if "final" in name] == ["bright final 0.1", "dull final 0.1"]
+    ran.clear()
+    assert "2 of 3 tasks" in succeed(words)
+    assert ran == []
+
+
+def test_where_all_trials_diverge(pretended, weights, tmp_path):
+    ran, special = pretended
+    special |= {name: FloatingPointError("Step 3: the loss is nan") for names in TRIALS.values() for name in names}
+    err = rejected(words_of(weights, tmp_path / "shared", settings=SETTINGS))
+    assert "No trial's loss stayed finite: try lower learning rates" in err
+    special |= {name: FloatingPointError("Step 3: the loss is nan") for name in TRIALS["shade"]}
+    out = succeed(words_of(weights, tmp_path / "each", "--sweep=per_task", settings=SETTINGS))
+    assert ran[-4:] == ["shade final 0.1", *TRIALS["dull"], "dull final 0.1"]  # the others go on
+    assert "3 of 3 tasks" in out
+
+
+def test_data_that_is_not_there(pretended, weights, tmp_path):
+    ran, _ = pretended
+    words = words_of(weights, tmp_path, suite="WITH_ABSENT", settings=SETTINGS)
+    outcome = run(words)
+    assert outcome.code == 2
+    assert re.search(r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images", outcome.err)
+    assert "--available the other tasks are run" in outcome.err
+    assert ran == []
+    outcome = run([*words, "--available"])
+    assert outcome.code == 0
+    assert "note: absent is skipped. There are no such images; run: make images." in outcome.err
+    assert "3 of 4 tasks" in outcome.out
+    assert "Without a result: absent." in outcome.out
+    outcome = run(words_of(weights, tmp_path, "--available", suite="WITH_ABSENT", tasks="absent"))
+    assert (outcome.code, "available the other" in outcome.err) == (2, False)
+
+
+def test_all_of_vtab_says_what_to_prepare(weights, tmp_path):
+    err = rejected(["vtab", str(weights), "--tasks=all", f"--workdir={tmp_path}", f"--data_dir={tmp_path}"])
+    assert "Data of 19 of 19 tasks cannot be opened" in err
+    assert err.count("vit-jax prepare ") == 19
+
+
+def test_without_published_results_there_are_no_columns_for_them(pretended, weights, tmp_path):
+    out = succeed(words_of(weights, tmp_path, suite="UNPUBLISHED", settings=SETTINGS))
+    assert "ViT-L/16" not in out
+    assert results(tmp_path)["means"][0]["published"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--learning_rates=0.1,0.1", "--learning_rates=0.1,0.1: a value occurs twice"),
+        ("--lengths=500", "--lengths=500: "),
+        ("--lengths=500:x", "--lengths=500:x: "),
+        ("--lengths=500:500", "--lengths=500:500: "),
+        ("--lengths=500:100,500:50", "--lengths=500,500: a value occurs twice"),
+        ("--config.total=5 steps", "Use --lengths="),
+        ("--config.data=digits", "Use --tasks= and --suite="),
+        ("--config=digits", "--config=digits: must be a recipe for fine-tuning"),
+        ("--config.model.name=ViT-B/16", "config.model.name='ViT-B/16'"),  # once the weights are read
+    ],
+)
+def test_mistakes(weights, tmp_path, more, message):
+    err = rejected(words_of(weights, tmp_path, more))
+    assert message in err
+    assert not list(tmp_path.iterdir())

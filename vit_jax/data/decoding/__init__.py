@@ -1,0 +1,1 @@
+"""Pixels from the bytes of image files."""

@@ -1,0 +1,305 @@
+"""Values of more than 8 bits: the range that a file states, their conversion to uint8, and warnings about losses.
+
+A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or SMaxSampleValue, and by the
+largest value of PGM, PPM and PAM.
+"""
+
+import functools
+import math
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from vit_jax.data.decoding import rasters, tiff
+from vit_jax.data.decoding.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories
+from vit_jax.storage.files import open_regular
+
+ValueRange = tuple[float, float]
+"""The values that become 0 and 255."""
+
+MOST_FILES = 256  # that `survey` checks
+SURVEYED = (".avif", ".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff", ".webp")
+HEADER_BYTES = 4096  # read at once
+_MOST_CHUNKS = 64  # of a PNG, before its pixels
+_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 254, 258, 262, 277, 339
+_LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
+_OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK, _CMYK = 0, 1, 2, 4, 5
+_UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
+_THUMBNAIL = 1 | 4  # a smaller copy, a mask
+
+
+class Depth(NamedTuple):
+    """Bits and range of values that a file states.
+
+    Attributes:
+      bits: of a value as it is stored.
+      stated: the range that the file states; None: all values of these bits, or unknown.
+      is_float: values are floating point.
+      is_inverted: the lowest value is white.
+      form: "TIFF", "PNG" or another, which is not named.
+    """
+
+    bits: int
+    stated: ValueRange | None = None
+    is_float: bool = False
+    is_inverted: bool = False
+    form: str = ""
+
+    @property
+    def needs_range(self) -> bool:
+        """True if values cannot be converted without a range."""
+        return self.is_float or self.bits > 16
+
+    def range_of(self, value_range: ValueRange | None) -> ValueRange | None:
+        """Return the range to map: `value_range` for more than 8 bits, else the stated one; None: all 16 bits."""
+        return value_range if value_range is not None and self.bits > 8 else self.stated
+
+
+def depth_of(read: Read) -> Depth | None:
+    """Return the depth of a file whose values may need scaling; None for any other, or a damaged header."""
+    start = read(0, HEADER_BYTES)
+    try:
+        if start.startswith(b"\x89PNG"):
+            return _png(start, read)
+        if start.startswith(TIFF_STARTS):
+            return _tiff(next(tiff_directories(read, _OF_TIFF), {}))
+        if re.match(rb"P[2-7]\s", start):
+            return _pnm(start)
+    except (struct.error, ValueError, OverflowError):
+        return None
+    # The depth of JPEG 2000 (SIZ) and AVIF (pixi), by which OpenCV scales.
+    match = re.match(rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)", start, re.DOTALL)
+    if match is None:
+        return None
+    siz = match[1] or match[2]
+    bits = (siz[0] & 127) + 1 if siz else match[3][0]
+    return Depth(bits) if 8 < bits <= 16 else None
+
+
+def depth_of_file(file: bytes) -> Depth | None:
+    """Return the depth of a complete file, as `depth_of`."""
+    return depth_of(lambda place, size: file[place : place + size])
+
+
+def is_deep(file: bytes) -> bool:
+    """Return True if values have more than 8 bits."""
+    depth = depth_of_file(file)
+    return depth is not None and depth.bits > 8
+
+
+def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
+    """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where they cannot be decoded.
+
+    Raises:
+      UndecodableTiff, UndecodableRaster: the layout is not supported; the message names it.
+      cv2.error: the file states more pixels than OpenCV takes.
+    """
+    if depth.form != "TIFF":
+        return rasters.decode_stored_values(file)
+    values, _ = tiff.read_values(file)
+    return values
+
+
+def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.ndarray:
+    """Map a range linearly to 0..255, rounded and clipped, as uint8; NaN becomes 0."""
+    low, high = value_range
+    scaled: Any = values.astype(np.float32 if values.dtype.itemsize <= 2 else np.float64)
+    scaled -= low
+    scaled *= 255 / (high - low)
+    np.nan_to_num(scaled, copy=False, nan=0.0)
+    pixels: np.ndarray = np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)
+    return 255 - pixels if depth.is_inverted else pixels
+
+
+def contradicts(values: np.ndarray, depth: Depth) -> bool:
+    """Return True if 16-bit integers contradict the range that the file states: they are larger, or scaled up.
+
+    The PNG specification wants values scaled to all 16 bits, with sBIT for the bits before. Some programs write
+    sBIT and do not scale.
+    """
+    if depth.stated is None or depth.bits != 16 or depth.is_float:
+        return False
+    if values.max(initial=0) > depth.stated[1]:
+        return True
+    unused = 16 - int(depth.stated[1]).bit_length()
+    return depth.form == "PNG" and not (values & ((1 << unused) - 1)).any()
+
+
+def num_pages(read: Read, most: int = 1000) -> int:
+    """Count the pages of a TIFF without smaller copies, up to `most`; 1 for any other file."""
+    if not read(0, 4).startswith(TIFF_STARTS):
+        return 1
+    pages = 0
+    try:
+        for tags in tiff_directories(read, (_SUBFILE,)):
+            pages += not (tags and int(tags[_SUBFILE].values[0]) & _THUMBNAIL)
+            if pages == most:
+                break
+    except (struct.error, ValueError, OverflowError):
+        pass  # the pages before the damage
+    return max(pages, 1)
+
+
+class _Header(NamedTuple):
+    """Values, pages and bands of a file that are lost when it is read.
+
+    Attributes:
+      loss: "silent" for values that are cut, "unknown" for those that cannot be read, or empty.
+      pages: of which the first is read.
+      has_extra_band: alpha or another band beyond grey or RGB.
+    """
+
+    loss: str = ""
+    pages: int = 1
+    has_extra_band: bool = False
+
+
+def survey(
+    paths: Iterable[str],
+    value_range: ValueRange | None,
+    option: str,
+    open_file: Callable[[str], BinaryIO] | None = None,
+) -> list[str]:
+    """Return warnings about values, bands and pages that are lost when files are read, with counts.
+
+    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of these formats.
+
+    Args:
+      paths: of all files.
+      value_range: the range that the user gives; with it no values are lost.
+      option: the name of its option in messages, "--value_range".
+      open_file: opens a file by a path that the file system does not know; all such files may be checked.
+    """
+    paths = [path for path in paths if open_file is not None or path.lower().endswith(SURVEYED)]
+    count = min(len(paths), MOST_FILES)
+    checked = [paths[k * len(paths) // count] for k in range(count)]
+    headers = [_header_of(path) if open_file is None else _read_header(open_file, path) for path in checked]
+
+    def files_with(loss: str) -> list[str]:
+        return [path for path, header in zip(checked, headers, strict=True) if header.loss == loss]
+
+    lines = []
+    if value_range is None and (silent := files_with("silent")):
+        lines.append(
+            f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth (first: {silent[0]}): "
+            f"values are divided by 256. Pass {option}=0,4095 for 12-bit data."
+        )
+    if value_range is None and (unknown := files_with("unknown")):
+        lines.append(
+            f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values and state no range "
+            f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1."
+        )
+    extra = [path for path, header in zip(checked, headers, strict=True) if header.has_extra_band]
+    if extra:
+        lines.append(
+            f"{len(extra):,} of {count:,} checked files have a band beyond grey or RGB, such as alpha or infrared "
+            f"(first: {extra[0]}): it is ignored."
+        )
+    pages = [header.pages for header in headers if header.pages > 1]
+    if pages:
+        of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
+        lines.append(f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.")
+    return lines
+
+
+@functools.lru_cache(2 * MOST_FILES)  # the files of a dataset are opened for each of its splits
+def _header_of(path: str) -> _Header:
+    return _read_header(open_regular, path)
+
+
+def _read_header(open_file: Callable[[str], BinaryIO], path: str) -> _Header:
+    try:
+        with open_file(path) as file:
+
+            @functools.cache  # several readers begin with the same bytes
+            def read(place: int, size: int) -> bytes:
+                file.seek(place)
+                return file.read(size)
+
+            depth = depth_of(read)
+            return _Header(_loss_of(depth), num_pages(read), has_extra_band(read))
+    except (OSError, ValueError):  # also a pipe or a device
+        return _Header()
+
+
+def _loss_of(depth: Depth | None) -> str:
+    if depth is None or depth.stated is not None:
+        return ""
+    if depth.needs_range:
+        return "unknown"
+    return "silent" if depth.bits == 16 else ""
+
+
+def has_extra_band(read: Read) -> bool:
+    """Return True if a file has two or four bands, of which the last is ignored."""
+    start = read(0, HEADER_BYTES)
+    if start.startswith(b"\x89PNG"):
+        return start[25:26] in (b"\4", b"\6")
+    if start.startswith(b"RIFF"):
+        flags = {b"VP8X": (20, 0x10), b"VP8L": (24, 0x10)}.get(start[12:16])
+        return flags is not None and len(start) > flags[0] and bool(start[flags[0]] & flags[1])
+    if start[4:8] == b"ftyp":
+        return b"auxiliary:alpha" in start or b"aux:hevc:2015:auxid:1" in start
+    if start.startswith(TIFF_STARTS):
+        return _has_extra_sample(read)
+    match = re.match(rb".*?\xffO\xffQ.{36}(..)", start, re.DOTALL) if b"jP  " in start[:12] else None
+    return match is not None and int.from_bytes(match[1], "big") in (2, 4)
+
+
+def _has_extra_sample(read: Read) -> bool:
+    try:
+        tags = next(tiff_directories(read, (_SAMPLES, _PHOTOMETRIC)), {})
+    except (struct.error, ValueError, OverflowError):
+        return False
+    is_cmyk = _PHOTOMETRIC in tags and tags[_PHOTOMETRIC].values[0] == _CMYK
+    return _SAMPLES in tags and tags[_SAMPLES].values[0] in (2, 4) and not is_cmyk
+
+
+def _png(start: bytes, read: Read) -> Depth | None:
+    bits, colours = struct.unpack_from("2B", start, 24)
+    if bits != 16:
+        return None
+    place = 33
+    for _ in range(_MOST_CHUNKS):
+        size, kind = struct.unpack(">I4s", read(place, 8))
+        if kind == b"IDAT":
+            break
+        if kind == b"sBIT":
+            used = max(read(place + 8, min(size, 3 if colours & 2 else 1)), default=0)
+            return Depth(16, (0, 2**used - 1) if 0 < used < 16 else None, form="PNG")
+        place += size + 12
+    return Depth(16, form="PNG")
+
+
+def _pnm(start: bytes) -> Depth | None:
+    if start.startswith(b"P7"):
+        match = re.search(rb"\nMAXVAL\s+(\d{1,9})\s", start.partition(b"ENDHDR")[0])
+    else:
+        match = re.match(rb"P[2356](?:%b+\d{1,20}){2}%b+(\d{1,9})\s" % (PNM_GAP, PNM_GAP), start)
+    most = int(match[1]) if match else 0
+    if 255 < most <= 65535:
+        return Depth(16, (0, most) if most < 65535 else None)
+    is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
+    least = 0 if start.startswith(b"P7") else 1  # OpenCV scales black and white of the others
+    return Depth(8, (0, most)) if least < most < 255 and not is_text else None
+
+
+def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
+    tags = {number: tag.values for number, tag in directory.items()}
+    bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
+    form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
+    if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK):
+        return None
+    low, is_float = 0.0, form == _FLOAT
+    if form != _UNSIGNED:
+        low = min(tags.get(_S_SMALLEST, (0.0,)))
+    high = max(tags.get(_S_LARGEST, tags.get(_LARGEST, (math.nan,))))
+    full = 2**bits - 1
+    if not is_float and not high < full:
+        high = full if bits < 16 else math.nan
+    stated = (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
+    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF")

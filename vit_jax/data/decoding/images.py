@@ -1,0 +1,290 @@
+"""Decode and resize images by OpenCV, uint8 (H, W, 3) in RGB."""
+
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.crops import Box, cut
+from vit_jax.data.decoding import jpeg, rasters, tiff
+from vit_jax.data.decoding.depth import (
+    Depth,
+    ValueRange,
+    contradicts,
+    decode_values,
+    depth_of_file,
+    map_values,
+)
+from vit_jax.data.decoding.headers import (
+    MAX_JPEG_SCANS,
+    TIFF_STARTS,
+    jpeg_2000_bands,
+    jpeg_frame,
+    jpeg_scans,
+    jpeg_segments,
+    stated_pixels,
+)
+from vit_jax.data.decoding.orientation import is_transposed, orientation_of, turn, turn_back
+
+# Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
+cv2.setNumThreads(0)
+# It would log files that we count and name ourselves.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+
+# By default an orientation is ignored, as TensorFlow and the published data sets do: annotations refer to stored
+# pixels. Where it is not, `orientation` reads it, alike for all formats and for crops.
+
+_SIGNATURES = (
+    (b"\xff\xd8\xff", "JPEG"),
+    (b"\x89PNG\r\n", "PNG"),
+    (b"GIF8", "GIF"),
+    (b"BM", "BMP"),
+    (b"II*\0", "TIFF"),
+    (b"MM\0*", "TIFF"),
+    (b"II+\0", "BigTIFF"),
+    (b"MM\0+", "BigTIFF"),
+    (b"RIFF", "WebP"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"P1", "PBM"),
+    (b"P2", "PGM"),
+    (b"P3", "PPM"),
+    (b"P4", "PBM"),
+    (b"P5", "PGM"),
+    (b"P6", "PPM"),
+    (b"P7", "PAM"),
+)
+_SAVE_DEEP = "save it with integers of 16 bits or floating point of 32, grey or RGB"
+_MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
+
+_JPEG_START, _JPEG_ADOBE = b"\xff\xd8", 0xEE
+
+
+class UnreadableImage(ValueError):
+    """A file cannot be opened or decoded; the message says why."""
+
+
+def decode(
+    image: bytes | np.ndarray,
+    max_image_megapixels: float = InputConfig.max_image_megapixels,
+    exif_orientation: bool = False,
+    value_range: ValueRange | None = None,
+) -> np.ndarray:
+    """Decode a file or complete an array to three channels.
+
+    Args:
+      image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
+      max_image_megapixels: a file whose header states more is not decoded.
+      exif_orientation: turn it upright as its Exif data say.
+      value_range: values of a file of more than 8 bits that become 0 and 255, whatever the file states.
+
+    Returns:
+      uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range that the file states
+      (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they are rounded). Of an animation or several
+      pages this is the first. CMYK becomes RGB by (1 - ink) x (1 - black), without colour profiles. Alpha and any other
+      fourth band are dropped; colours stay as they are stored. Two bands are grey and one that is dropped.
+
+    Raises:
+      UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a range of values, or
+        their colours are ambiguous; the message says which.
+    """
+    if isinstance(image, np.ndarray):
+        return _to_rgb(image)
+    stated = stated_pixels(image)
+    _require_size(stated, max_image_megapixels)
+    _require_few_scans(image)
+    if not stated:
+        raise UnreadableImage(_explain_unreadable(image))
+    try:
+        pixels = _decode_pixels(image, value_range)
+    except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
+        raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
+    except (tiff.UndecodableTiff, rasters.UndecodableRaster) as error:
+        raise UnreadableImage(str(error)) from error
+    if pixels is None:
+        raise UnreadableImage(_explain_unreadable(image))
+    if _has_unmarked_inks(image):
+        raise UnreadableImage("The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB")
+    return turn(pixels, orientation_of(image)) if exif_orientation else pixels
+
+
+def plan_crop(
+    image: bytes | np.ndarray,
+    choose: Callable[[int, int], Box],
+    size: tuple[int, int],
+    max_image_megapixels: float = InputConfig.max_image_megapixels,
+    exif_orientation: bool = False,
+    value_range: ValueRange | None = None,
+) -> Callable[[], np.ndarray]:
+    """Choose a part of a file or an array; of a JPEG, decode little more than that part.
+
+    Args:
+      image: as for `decode`.
+      choose: returns the part for a height and width; called once, at once for a JPEG, else by the returned function.
+      size: height and width that the caller wants. A JPEG may be decoded at a half, a quarter or an eighth of its size,
+        averaged, if the part is still as large as this.
+      max_image_megapixels: as for `decode`.
+      exif_orientation: as for `decode`; `choose` takes the sides of the upright image.
+      value_range: as for `decode`.
+
+    Returns:
+      A function that decodes the part to uint8 (H, W, 3), RGB.
+
+    Raises:
+      UnreadableImage: as for `decode`, here or in the returned function; damage outside the part may stay unnoticed.
+    """
+
+    def decode_and_cut() -> np.ndarray:
+        pixels = decode(image, max_image_megapixels, exif_orientation, value_range)
+        return cut(pixels, choose(*pixels.shape[:2]))
+
+    if isinstance(image, np.ndarray) or (layout := jpeg.layout_of(image)) is None:
+        return decode_and_cut
+    _require_size(layout.height * layout.width, max_image_megapixels)
+    _require_few_scans(image)
+    orientation, height, width = orientation_of(image) if exif_orientation else 1, layout.height, layout.width
+    if is_transposed(orientation):
+        height, width, size = width, height, size[::-1]
+    box = turn_back(choose(height, width), orientation, height, width)
+    decode_part = jpeg.plan_crop(image, layout, box, size)
+
+    def decode_or_explain() -> np.ndarray:
+        part = decode_part()
+        return turn(cut(decode(image, max_image_megapixels), box) if part is None else part, orientation)
+
+    return decode_or_explain
+
+
+def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
+    is_tiff = file.startswith(TIFF_STARTS)
+    if is_tiff:
+        tiff.read_layout(file)  # a layout that is not supported comes before a range that is missing
+    depth = depth_of_file(file)
+    if depth is not None:
+        mapped = _decode_deep(file, depth, value_range)
+        if mapped is not None:
+            return mapped
+    if is_tiff:
+        return _to_rgb(tiff.decode_page(file))
+    return rasters.decode_colours(file)
+
+
+def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> np.ndarray | None:
+    """Return the pixels by a range of values; None for all 16 bits."""
+    chosen = depth.range_of(value_range)
+    if chosen is None:
+        if depth.needs_range:
+            kind = "floating-point values" if depth.is_float else f"values of {depth.bits} bits"
+            raise UnreadableImage(
+                f"The file has {kind} and states no range: give the values that are black and white, "
+                "--config.input.value_range=0,1 (verbs that load weights: --value_range=0,1)"
+            )
+        return None
+    values = decode_values(file, depth)
+    if values is None:
+        reason = _explain_unreadable(file)
+        raise UnreadableImage(f"{reason}, or has values that cannot be decoded: {_SAVE_DEEP}")
+    if chosen == depth.stated and contradicts(values, depth):
+        return None
+    return _to_rgb(map_values(values, depth, chosen))
+
+
+def _require_size(stated: int, max_image_megapixels: float) -> None:
+    if stated > max_image_megapixels * 1e6:
+        raise UnreadableImage(
+            f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
+            "save it smaller, or raise the limit"
+        )
+
+
+def _require_few_scans(file: bytes) -> None:
+    scans = jpeg_scans(file)
+    if scans > MAX_JPEG_SCANS:
+        raise UnreadableImage(
+            f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: save it again"
+        )
+
+
+def _to_rgb(pixels: np.ndarray) -> np.ndarray:
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
+        raise ValueError(f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4).")
+    if pixels.ndim == 2 or pixels.shape[2] == 1:
+        return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2RGB)
+    return np.ascontiguousarray(pixels[..., :3])
+
+
+def _explain_unreadable(file: bytes) -> str:
+    """Return the reason why a file cannot be decoded."""
+    if not file:
+        return "The file is empty"
+    if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
+        return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
+    if (bands := jpeg_2000_bands(file)) is not None:
+        return (
+            f"The file starts as JPEG 2000 of {bands} bands but is cut off, damaged or has a layout that is not decoded"
+        )
+    for signature, name in _SIGNATURES:
+        if file.startswith(signature):
+            return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
+    return f"The file is of no known image format ({len(file)} bytes)"
+
+
+def _has_unmarked_inks(file: bytes) -> bool:
+    """Return True for a CMYK JPEG without Adobe's marker, which states that inks are stored inverted.
+
+    Without it decoders disagree: to TensorFlow 0 means no ink, to PIL and OpenCV full ink.
+    """
+    if not file.startswith(_JPEG_START) or jpeg_frame(file)[2] != 4:
+        return False
+    return not any(marker == _JPEG_ADOBE and file.startswith(b"Adobe", at) for marker, at in jpeg_segments(file))
+
+
+def resize_bilinear(image: np.ndarray, size: tuple[int, int], out: np.ndarray | None = None) -> np.ndarray:
+    """Resize to `size` (height, width), bilinear without antialiasing, with samples at pixel centres: TF's `resize`.
+
+    The result may be `out`, an array of this size, or the image itself.
+    """
+    if image.shape[:2] == tuple(size):
+        return image
+    return cv2.resize(image, (size[1], size[0]), dst=out, interpolation=cv2.INTER_LINEAR)
+
+
+def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize to the smallest image of the same shape that covers `size` (height, width).
+
+    Each new pixel is the average over its area, also where it is smaller than an old one: TF's "area".
+    """
+    height, width = image.shape[:2]
+    scale = max(size[0] / height, size[1] / width)
+    new = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
+    if new[0] > height or new[1] > width:
+        return np.rint(_enlarge(_enlarge(image, new[1], axis=1), new[0], axis=0)).astype(np.uint8)
+    return cv2.resize(image, (new[1], new[0]), interpolation=cv2.INTER_AREA)
+
+
+def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
+    """Average over areas along one side, each of which lies in one old pixel or in two.
+
+    In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds across a pixel's.
+    """
+    old, place = image.shape[axis], np.arange(size)
+    first = place * old // size
+    share = np.maximum((place + 1) * old - (first + 1) * size, 0) / old  # of the second
+    share = np.expand_dims(share.astype(np.float32), tuple({0, 1, 2} - {axis}))
+    pixels = image.astype(np.float32, copy=False)
+    before, after = pixels.take(first, axis), pixels.take(np.minimum(first + 1, old - 1), axis)
+    after -= before
+    after *= share
+    after += before
+    return after
+
+
+def central_crop(image: np.ndarray, size: tuple[int, int], to_even: bool = False) -> np.ndarray:
+    """Return the middle of an image that is at least `size` (height, width).
+
+    Half of an odd difference is rounded down, as in Hugging Face, or to an even number, as in torchvision and timm.
+    """
+    rest = image.shape[0] - size[0], image.shape[1] - size[1]
+    top, left = (round(pixels / 2) if to_even else pixels // 2 for pixels in rest)
+    return image[top : top + size[0], left : left + size[1]]

@@ -1,0 +1,440 @@
+"""Decode the first page of a TIFF: its stored values, or uint8 in RGB.
+
+tifffile and imagecodecs decode strips and tiles. They never see the directory of the file: this module reads the few
+tags that matter, within limits, and describes the page to tifffile in a directory of its own. The file may be hostile.
+"""
+
+import contextlib
+import enum
+import io
+import logging
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import imagecodecs
+import numpy as np
+import tifffile
+
+from vit_jax.data.decoding.headers import MAX_JPEG_SCANS, Tag, jpeg_scans, stated_pixels, tiff_tags
+
+# It would log damage that the exceptions of this module name.
+logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
+
+CHOOSE_BANDS = "Choose three, for example with: gdal_translate -b 1 -b 2 -b 3 FILE NEW_FILE"
+MOST_BANDS = 4
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES = 256, 257, 258, 259, 262, 277
+_STRIP_OFFSETS, _STRIP_ROWS, _STRIP_BYTES, _PLANES = 273, 278, 279, 284
+_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 322, 323, 324, 325
+_COLOR_MAP, _INK_SET, _FORMAT, _JPEG_TABLES = 320, 332, 339, 347
+_PREDICTOR = 317
+_YCBCR_SUBSAMPLING = 530
+_IMAGE_DEPTH, _TILE_DEPTH = 32997, 32998
+# Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
+_PASSED_ON = (
+    *(266, 292, 293, 338),
+    *(_BITS, _FORMAT, _PLANES, _PREDICTOR, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _YCBCR_SUBSAMPLING),
+)
+_SMALL_TAGS = frozenset((*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH))
+_OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
+
+# Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be larger than the page.
+_SPARE_PIXELS = 2**24
+_LARGEST_TABLES = 2**16  # bytes of JPEG tables
+
+JPEGS = (7, 33007, 34892)
+LERC = 34887
+_LERC_START = b"Lerc2 "
+_ZSTD_START = b"\x28\xb5\x2f\xfd"
+COMPRESSIONS: Mapping[int, str] = {
+    1: "none",
+    2: "CCITT RLE",
+    3: "CCITT group 3",
+    4: "CCITT group 4",
+    5: "LZW",
+    7: "JPEG",
+    8: "deflate",
+    22610: "JPEG XR",
+    32773: "PackBits",
+    32946: "deflate",
+    33003: "JPEG 2000",
+    33004: "JPEG 2000",
+    33005: "JPEG 2000",
+    33007: "JPEG",
+    34712: "JPEG 2000",
+    34887: "LERC",
+    34892: "JPEG",
+    34925: "LZMA",
+    34926: "zstd",
+    34927: "WebP",
+    34933: "PNG",
+    34934: "JPEG XR",
+    50000: "zstd",
+    50001: "WebP",
+    50002: "JPEG XL",
+    52546: "JPEG XL",
+}
+"""Compressions that are decoded, by the value of tag 259."""
+_IMAGE_CODECS = frozenset((*JPEGS, 22610, 33003, 33004, 33005, 34712, LERC, 34927, 34933, 34934, 50001, 50002, 52546))
+
+FORMATS: Mapping[int, str] = {
+    1: "unsigned integers",
+    2: "signed integers",
+    3: "floating point",
+    4: "values of an undefined kind",
+    5: "complex integers",
+    6: "complex numbers",
+}
+_UNSIGNED, _SIGNED, _FLOAT, _UNDEFINED = 1, 2, 3, 4
+
+
+class Photometric(enum.IntEnum):
+    """Meanings of the bands that are decoded, by the value of tag 262."""
+
+    WHITE_IS_ZERO = 0
+    BLACK_IS_ZERO = 1
+    RGB = 2
+    PALETTE = 3
+    MASK = 4
+    CMYK = 5
+    YCBCR = 6
+
+
+class UndecodableTiff(ValueError):
+    """The page has a layout that is not supported, or is damaged; the message says which."""
+
+
+class Layout(NamedTuple):
+    """The description of a page by its tags.
+
+    Attributes:
+      tags: tags with few numbers.
+      height, width: in pixels.
+      bands: samples of a pixel.
+      bits: of a sample.
+      format: of a sample, a key of `FORMATS`.
+      compression: value of tag 259.
+      photometric: meaning of the bands.
+      is_planar: each band is stored alone.
+    """
+
+    tags: Mapping[int, Tag]
+    height: int
+    width: int
+    bands: int
+    bits: int
+    format: int
+    compression: int
+    photometric: Photometric
+    is_planar: bool
+
+    def describe(self) -> str:
+        """Return compression, bands, bits and sample format as words."""
+        return _describe(self.compression, self.bands, str(self.bits), self.format)
+
+
+def read_layout(file: bytes) -> Layout:
+    """Return the layout of the first page.
+
+    Raises:
+      UndecodableTiff: the layout is not supported, or its tags are damaged.
+    """
+    try:
+        tags = tiff_tags(file, _SMALL_TAGS)
+    except (struct.error, ValueError, OverflowError) as error:
+        raise UndecodableTiff("The file starts as TIFF but its directory is cut off or damaged") from error
+
+    def first(tag: int, default: int) -> int:
+        return int(tags[tag].values[0]) if tag in tags else default
+
+    compression = first(_COMPRESSION, 1)
+    bands = first(_SAMPLES, 1)
+    sample_bits = tags[_BITS].values if _BITS in tags else (1,)
+    sample_format = first(_FORMAT, _UNSIGNED)
+    photometric = first(_PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
+    words = " and ".join(f"{int(bits)}" for bits in sorted({*sample_bits}))
+    description = _describe(compression, bands, words, sample_format)
+
+    if not 1 <= bands <= MOST_BANDS:
+        raise UndecodableTiff(f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. {CHOOSE_BANDS}")
+    if compression not in COMPRESSIONS:
+        raise _unsupported(f"compression {compression} ({_name(tifffile.COMPRESSION, compression)})", description)
+    if len({*sample_bits}) > 1 or len({*tags[_FORMAT].values} if _FORMAT in tags else {1}) > 1:
+        raise _unsupported("bands of different kinds", description)
+    if not _is_known_sample(sample_format, int(sample_bits[0])):
+        kind = FORMATS.get(sample_format, f"sample format {sample_format}")
+        raise _unsupported(f"{kind} of {words} bits", description)
+    if photometric not in [*Photometric]:
+        raise _unsupported(f"colours as {_name(tifffile.PHOTOMETRIC, photometric)} ({photometric})", description)
+    if compression == LERC and first(_PREDICTOR, 1) == 3:  # no longer lossless, and wrong in tifffile
+        raise _unsupported("a predictor for floating point", description)
+    if first(_IMAGE_DEPTH, 1) > 1 or first(_TILE_DEPTH, 1) > 1:
+        raise _unsupported("volumes", description)
+
+    layout = Layout(
+        tags=tags,
+        height=first(_HEIGHT, 0),
+        width=first(_WIDTH, 0),
+        bands=bands,
+        bits=int(sample_bits[0]),
+        format=sample_format,
+        compression=compression,
+        photometric=Photometric(photometric),
+        is_planar=first(_PLANES, 1) == 2 and bands > 1,
+    )
+    _require_known_colours(layout)
+    return layout
+
+
+def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
+    """Return the values of the first page as stored, (H, W) or, of three or four bands, (H, W, 3), and its layout.
+
+    Raises:
+      UndecodableTiff: as `read_layout`; or strips or tiles are missing or damaged.
+    """
+    layout = read_layout(file)
+    values = _decode_segments(file, layout)
+    if layout.photometric is Photometric.CMYK:
+        return values, layout
+    return (values[..., 0] if layout.bands < 3 else values[..., :3]), layout
+
+
+def decode_page(file: bytes) -> np.ndarray:
+    """Return the first page as uint8 (H, W) or (H, W, 3), RGB.
+
+    Of 16 bits the lower 8 are dropped; colours are rounded.
+
+    Raises:
+      UndecodableTiff: as `read_values`.
+    """
+    values, layout = read_values(file)
+    if layout.photometric is Photometric.PALETTE:
+        return _apply_palette(file, values, layout)
+    pixels = _to_8_bits(values, layout)
+    if layout.photometric is Photometric.WHITE_IS_ZERO:
+        return 255 - pixels
+    if layout.photometric is Photometric.CMYK:
+        return _cmyk_to_rgb(pixels)
+    if layout.photometric is Photometric.YCBCR and layout.compression not in (*JPEGS, 33003):
+        return _ycbcr_to_rgb(pixels)
+    return pixels
+
+
+def _is_known_sample(sample_format: int, bits: int) -> bool:
+    if sample_format in (_UNSIGNED, _UNDEFINED):
+        return 1 <= bits <= 32 or bits == 64
+    if sample_format == _SIGNED:
+        return bits in (16, 32, 64)
+    return sample_format == _FLOAT and bits in (16, 24, 32, 64)
+
+
+def _require_known_colours(layout: Layout) -> None:
+    """Raise UndecodableTiff for colours that cannot be converted to RGB."""
+    description = layout.describe()
+    if layout.photometric is Photometric.PALETTE and layout.bits > 8:
+        raise _unsupported(f"a palette for {layout.bits} bits", description)
+    if layout.photometric is Photometric.CMYK:
+        ink_set = layout.tags.get(_INK_SET)
+        if layout.bands != 4 or (ink_set is not None and ink_set.values[0] != 1):
+            raise _unsupported(f"{layout.bands} inks that are not CMYK", description)
+        if layout.format not in (_UNSIGNED, _UNDEFINED) or layout.bits not in (8, 16):
+            raise _unsupported("CMYK of these bits", description)
+    if layout.photometric is Photometric.YCBCR:
+        is_jpeg = layout.compression in JPEGS
+        if layout.bands != 3 or layout.bits != 8 or (is_jpeg and layout.is_planar):
+            raise _unsupported("YCbCr in this layout", description)
+        if not is_jpeg and layout.compression != 33003:
+            subsampling = layout.tags.get(_YCBCR_SUBSAMPLING)
+            if subsampling is None or {*subsampling.values} != {1}:
+                raise _unsupported("YCbCr with colours at a lower resolution", description)
+            if layout.compression in _IMAGE_CODECS:
+                raise _unsupported("YCbCr with this compression", description)
+
+
+def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
+    """Return all samples, (H, W, bands)."""
+    with _explain_damage(layout):
+        page = _describe_page(file, layout)
+        if page.dtype is None or page.shaped[1] != 1 or page.shaped[2:4] != (layout.height, layout.width):
+            raise ValueError("its tags contradict each other")
+        count = math.prod(page.chunked)
+        segment_pixels = _segment_pixels(page, layout)
+        allowed = 2 * layout.height * layout.width * (layout.bands if layout.is_planar else 1) + _SPARE_PIXELS
+        if count * segment_pixels > allowed:
+            raise ValueError("its tiles are much larger than the page")
+        allowed_samples = allowed * layout.bands
+        arguments = {"jpegtables": _read_jpeg_tables(file)} if layout.compression in JPEGS else {}
+        values = np.empty(page.shaped, page.dtype)
+        for index, data in enumerate(_read_segments(file, count)):
+            if index == 0:
+                # Then the file's own marks tell the colours, whatever the tags say; a plane is grey.
+                page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
+            if layout.compression == LERC:
+                data = _unwrap_lerc(data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096)
+            if jpeg_scans(data) > MAX_JPEG_SCANS:
+                raise ValueError(f"a strip or tile is a JPEG of more than {MAX_JPEG_SCANS} scans")
+            if layout.compression in _IMAGE_CODECS:
+                allowed_samples -= _codec_pixels(data) * (1 if layout.compression == LERC else layout.bands)
+            if allowed_samples < 0:
+                raise ValueError("its strips or tiles state more pixels than the page")
+            segment, (plane, _, top, left, _), _ = page.decode(data, index, **arguments)
+            if segment is None or (segment.dtype != page.dtype and layout.bits > 1):  # CCITT: integers
+                raise ValueError(f"its data are not {page.dtype}")
+            part = values[plane, 0, top : top + segment.shape[1], left : left + segment.shape[2]]
+            part[...] = segment[0, : part.shape[0], : part.shape[1]]
+    if layout.is_planar:
+        return np.moveaxis(values[:, 0, :, :, 0], 0, -1)
+    return values[0, 0]
+
+
+def _segment_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
+    if page.is_tiled:
+        return page.tilewidth * page.tilelength
+    return min(page.rowsperstrip, layout.height) * layout.width
+
+
+def _codec_pixels(data: bytes) -> int:
+    """Return the pixels that a strip or tile states in its own header, which its decoder believes."""
+    pixels = stated_pixels(data)
+    if pixels <= 0:
+        raise ValueError("a strip or tile states no size")
+    return pixels
+
+
+def _unwrap_lerc(data: bytes, most: int) -> bytes:
+    """Return LERC without its second compression, deflate or zstd, of at most so many bytes."""
+    if data.startswith(_ZSTD_START):
+        return bytes(imagecodecs.zstd_decode(data, out=most))
+    if data.startswith(_LERC_START):
+        return data
+    return zlib.decompressobj().decompress(data, most)
+
+
+def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
+    """Yield the encoded bytes of each strip or tile."""
+    tags = tiff_tags(file, _OFFSET_TAGS, most_values=count)
+    is_tiled = _TILE_OFFSETS in tags
+    offsets = tags[_TILE_OFFSETS if is_tiled else _STRIP_OFFSETS].values
+    sizes_tag = tags.get(_TILE_BYTES if is_tiled else _STRIP_BYTES)
+    if sizes_tag is not None:
+        sizes = sizes_tag.values
+    elif count == 1:
+        sizes = (len(file) - offsets[0],)
+    else:
+        raise ValueError("the sizes of its strips or tiles are missing")
+    if len(offsets) < count or len(sizes) < count:
+        raise ValueError(f"{min(len(offsets), len(sizes))} of {count} strips or tiles are listed")
+    for offset, size in zip(map(int, offsets), map(int, sizes), strict=False):
+        data = file[offset : offset + size] if size > 0 else b""
+        if not data or len(data) < size:
+            raise ValueError("a strip or tile is missing")
+        yield data
+
+
+def _read_jpeg_tables(file: bytes) -> bytes | None:
+    tag = tiff_tags(file, (_JPEG_TABLES,), most_values=_LARGEST_TABLES).get(_JPEG_TABLES)
+    return bytes(map(int, tag.values)) if tag is not None else None
+
+
+def _describe_page(file: bytes, layout: Layout) -> tifffile.TiffPage:
+    """Return tifffile's page for a directory with the tags that say how strips and tiles are encoded."""
+    order = "<" if file.startswith(b"II") else ">"
+    numbers = {tag: layout.tags[tag].values for tag in _PASSED_ON if tag in layout.tags}
+    numbers[_WIDTH] = (layout.width,)
+    numbers[_HEIGHT] = (layout.height,)
+    numbers[_COMPRESSION] = (layout.compression,)
+    numbers[_PHOTOMETRIC] = (layout.photometric,)
+    if layout.format == _UNDEFINED:
+        numbers[_FORMAT] = (_UNSIGNED,)
+    is_tiled = _TILE_WIDTH in numbers
+    numbers[_TILE_OFFSETS if is_tiled else _STRIP_OFFSETS] = (0,)
+    numbers[_TILE_BYTES if is_tiled else _STRIP_BYTES] = (0,)
+
+    entries = b""
+    data = b""
+    data_at = 8 + 2 + 12 * len(numbers) + 4
+    for tag, values in sorted(numbers.items()):
+        encoded = struct.pack(f"{order}{len(values)}I", *(int(value) for value in values))
+        if len(values) > 1:
+            entries += struct.pack(f"{order}HHII", tag, 4, len(values), data_at + len(data))
+            data += encoded
+        else:
+            entries += struct.pack(f"{order}HHI", tag, 4, 1) + encoded
+    start = struct.pack(f"{order}2sHIH", file[:2], 42, 8, len(numbers))
+    with tifffile.TiffFile(io.BytesIO(start + entries + bytes(4) + data)) as tiff:
+        page = tiff.pages[0]
+    assert isinstance(page, tifffile.TiffPage)
+    return page
+
+
+def _to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
+    if layout.bits == 8:
+        return values
+    if layout.bits == 16:
+        positive = np.maximum(values, 0)
+        if values.ndim == 2:
+            return (positive >> 8).astype(np.uint8)
+        return ((positive.astype(np.uint32) + 128) // 257).astype(np.uint8)  # as libtiff: rounded
+    assert layout.bits < 8, "a range is needed, or stated, for all others"
+    most = (1 << layout.bits) - 1
+    table = np.rint(np.arange(most + 1) * (255 / most)).astype(np.uint8)
+    return table[values.astype(np.uint8)]
+
+
+def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
+    count = 3 << layout.bits
+    tag = tiff_tags(file, (_COLOR_MAP,), most_values=count).get(_COLOR_MAP)
+    if tag is None or len(tag.values) < count:
+        raise UndecodableTiff(f"The file is a TIFF with a palette that is missing or cut off ({layout.describe()})")
+    colours = np.array(tag.values, np.uint16).reshape(3, -1).T
+    if colours.max(initial=0) > 255:  # some programs write 8 bits where the specification wants 16
+        colours >>= 8
+    indices = values if values.ndim == 2 else values[..., 0]
+    return colours.astype(np.uint8)[indices.astype(np.uint8)]
+
+
+def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
+    """Return (1 - ink) (1 - black)."""
+    light = 255 - inks.astype(np.uint16)
+    return ((light[..., :3] * light[..., 3:] + 127) // 255).astype(np.uint8)
+
+
+def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
+    """Convert by the coefficients of Rec. 601 with all 8 bits, as JPEG does."""
+    luma, blue, red = np.moveaxis(pixels.astype(np.float32) - np.array([0, 128, 128], np.float32), -1, 0)
+    rgb = np.stack([luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], axis=-1)
+    return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
+
+
+@contextlib.contextmanager
+def _explain_damage(layout: Layout) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # codecs have no one class for damage, and may ask for memory that no page needs
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise UndecodableTiff(
+            f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an unknown kind: {reason}"
+        ) from error
+
+
+def _describe(compression: int, bands: int, bits: str, sample_format: int) -> str:
+    name = COMPRESSIONS.get(compression) or _name(tifffile.COMPRESSION, compression)
+    of = f"{bands} band{'s' if bands != 1 else ''} of {bits} bit{'s' if bits != '1' else ''}"
+    return f"compression {compression} ({name}), {of}, {FORMATS.get(sample_format, f'sample format {sample_format}')}"
+
+
+def _name(names: Callable[[int], Any], value: int) -> str:
+    try:
+        return names(value).name
+    except ValueError:
+        return "unknown"
+
+
+def _unsupported(reason: str, description: str) -> UndecodableTiff:
+    return UndecodableTiff(
+        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as PNG, or as TIFF in "
+        "grey or RGB with compression LZW, deflate or none"
+    )

@@ -1,0 +1,1 @@
+"""Sources of records by kind of data: folders, tables, tar shards, Parquet files, TFDS, arrays."""

@@ -1,0 +1,171 @@
+"""ArrayRecord files that lie in a bucket, read in ranges: the library `array_record` opens files of this machine only.
+
+A file is a sequence of chunks in blocks of 64 KiB (the format of Riegeli). Each block begins with a header of 24 bytes,
+wherever in a chunk that is. The last block has the offset of the footer, a chunk that lists the offsets of all others.
+TFDS writes one record to a chunk. Chunks with transposed records, which nobody writes for images, are rejected.
+"""
+
+import functools
+import itertools
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from array_record.python import array_record_module
+
+from vit_jax.storage.files import is_mirrored, open_regular, read_range, size_of
+
+_BLOCK_BYTES, _BLOCK_HEADER_BYTES = 2**16, 24
+_CHUNK_HEADER = struct.Struct("<5Q")  # hash, size of the data, its hash, kind and number of records, their size
+_MAGIC = 0x71930E704FDAE05E
+_SIMPLE = ord("r")
+_COMPRESSION = {0: None, ord("z"): "zstd", ord("b"): "brotli", ord("s"): "snappy"}
+_MOST_FOOTER_BYTES = 2**30
+_OFFSET, _, _NUM_RECORDS = 1, 2, 3  # fields of a chunk in the footer
+_FOOTER_OFFSET, _FOOTER_MAGIC = 1, 2  # fields of the last block
+
+
+class _Index(NamedTuple):
+    offsets: np.ndarray  # of the N chunks of a file and of the end of the last one, int64 (N + 1,)
+    firsts: np.ndarray  # the numbers of their first records, int64 (N + 1,)
+
+
+class BucketRecords:
+    """Serialised records of parts of ArrayRecord files, by index; can be pickled and read by many threads.
+
+    Reading raises RuntimeError for a damaged record, as `array_record` does, and OSError if the bucket does not answer.
+    """
+
+    def __init__(self, parts: Sequence[tuple[str, int, int]]):
+        """Take (file, first record, number of records); the index of each file is read."""
+        self._parts = list(parts)
+        self._firsts = np.cumsum([0, *(count for _, _, count in parts)])
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def __getitem__(self, index: int) -> bytes:
+        return self.__getitems__(range(index, index + 1))[0]
+
+    def __getitems__(self, indices: range) -> list[bytes]:
+        """Return consecutive records by one request for each file."""
+        records, index = list[bytes](), indices.start
+        while index < indices.stop:
+            part = int(np.searchsorted(self._firsts, index, side="right")) - 1
+            stop = min(indices.stop, int(self._firsts[part + 1]))
+            file, first, _ = self._parts[part]
+            begin = first + index - int(self._firsts[part])
+            records += _read_records(file, begin, begin + stop - index)
+            index = stop
+        return records
+
+
+def num_records(file: str) -> int:
+    """Return the number of records of a file, whose index is at its end.
+
+    Raises:
+      RuntimeError: the end is damaged, or the file is not there.
+      OSError: the bucket does not answer.
+    """
+    if is_mirrored(file):
+        return int(_index_of(file).firsts[-1])
+    reader = array_record_module.ArrayRecordReader(file)
+    count: int = reader.num_records()
+    reader.close()
+    return count
+
+
+def _read_records(file: str, begin: int, end: int) -> list[bytes]:
+    index = _index_of(file)
+    first = int(np.searchsorted(index.firsts, begin, side="right")) - 1
+    last = int(np.searchsorted(index.firsts, end - 1, side="right"))
+    offset, stop = int(index.offsets[first]), int(index.offsets[last])
+    content = read_range(file, offset, stop - offset)
+    records = list[bytes]()
+    for low, high in itertools.pairwise(index.offsets[first : last + 1].tolist()):
+        records += _records_of(_without_headers(content[low - offset : high - offset], low))
+    skipped = begin - int(index.firsts[first])
+    return records[skipped : skipped + end - begin]
+
+
+@functools.lru_cache(4096)  # files of one dataset
+def _index_of(file: str) -> _Index:
+    with open_regular(file) as opened:
+        size = size_of(opened)
+    _require(size > 0 and size % _BLOCK_BYTES == 0, "it does not end as an ArrayRecord file")
+    start = size - _BLOCK_BYTES
+    postscript = dict(_fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0]))
+    footer = postscript.get(_FOOTER_OFFSET, 0)
+    is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
+    _require(is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC, "it does not end as an ArrayRecord file")
+    _, *chunks = _records_of(_without_headers(read_range(file, footer, start - footer), footer))
+    listed = [dict(_fields(chunk)) for chunk in chunks]
+    offsets = np.array([*(chunk[_OFFSET] for chunk in listed), footer], np.int64)
+    _require(bool((np.diff(offsets) > 0).all()), "its footer is damaged")
+    return _Index(offsets, np.cumsum([0, *(chunk.get(_NUM_RECORDS, 0) for chunk in listed)]))
+
+
+def _without_headers(content: bytes, offset: int) -> bytes:
+    """Remove the headers of blocks from bytes that begin at this offset of a file."""
+    contents, place = list[bytes](), 0
+    while place < len(content):
+        if (offset + place) % _BLOCK_BYTES == 0:
+            place += _BLOCK_HEADER_BYTES
+        end = place + _BLOCK_BYTES - (offset + place) % _BLOCK_BYTES
+        contents.append(content[place:end])
+        place = end
+    return b"".join(contents)
+
+
+def _records_of(chunk: bytes) -> list[bytes]:
+    """Return the records of a chunk, which begins with its header."""
+    try:
+        _, num_bytes, _, kind, _ = _CHUNK_HEADER.unpack_from(chunk)
+        data = chunk[_CHUNK_HEADER.size :][:num_bytes]
+        is_simple = kind & 0xFF == _SIMPLE and len(data) == num_bytes and data[0] in _COMPRESSION
+        _require(is_simple, "a chunk is damaged, or of another kind than TFDS writes")
+        codec = _COMPRESSION[data[0]]
+        num_sizes, place = _varint(data, 1)
+        sizes, place = _decompressed(data[place : place + num_sizes], codec), place + num_sizes
+        values, ends, at = _decompressed(data[place:], codec), [0], 0
+        for _ in range(kind >> 8):
+            size, at = _varint(sizes, at)
+            ends.append(ends[-1] + size)
+    except (struct.error, IndexError, pa.ArrowException, OSError, ValueError) as error:
+        raise RuntimeError(f"a chunk is damaged ({error})") from error
+    _require(ends[-1] == len(values), "a chunk is damaged: its records have another size than it states")
+    return [values[low:high] for low, high in itertools.pairwise(ends)]
+
+
+def _decompressed(content: bytes, codec: str | None) -> bytes:
+    if codec is None:
+        return content
+    size, place = _varint(content, 0)
+    return bytes(pa.Codec(codec).decompress(content[place:], size, asbytes=True))
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the numbers and values of a protocol buffer with integers alone."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        _require(key & 7 == 0, "its index is damaged")
+        value, place = _varint(message, place)
+        yield key >> 3, value
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise RuntimeError(problem)
+
+
+def _varint(content: bytes, place: int) -> tuple[int, int]:
+    """Return the integer at a place, seven bits a byte, and the place after it."""
+    value = shift = 0
+    while True:
+        byte = content[place]
+        value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
+        if byte < 0x80:
+            return value, place

@@ -1,0 +1,259 @@
+"""Find image files: by their names, in folders, and by the arguments of a command line.
+
+Files and folders whose names start with a dot are skipped, and so are pipes, sockets and devices. Links are followed,
+but no folder is walked twice and none that contains the start, so the walk ends where links form a circle.
+"""
+
+import collections
+import contextlib
+import glob
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vit_jax.data.decoding import tiff
+from vit_jax.data.decoding.headers import MAX_JPEG_SCANS
+from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.records import few
+from vit_jax.storage.buckets import NoAnswer
+from vit_jax.storage.files import read_bounded, read_lines
+from vit_jax.text.nearest import closest
+
+EXTENSIONS = (
+    *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
+    *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
+)
+"""Names of files that are decoded; compared without regard to case."""
+
+
+class Decoded(NamedTuple):
+    """A format, the layouts that are decoded, and those that are unreadable with a message that names them."""
+
+    format: str
+    decoded: str
+    rejected: str
+
+
+DECODED = (
+    Decoded(
+        "JPEG",
+        f"grey, colour, CMYK with Adobe's marker; progressive with up to {MAX_JPEG_SCANS} scans",
+        "CMYK without the marker",
+    ),
+    Decoded("PNG", "all depths and colours; the default image of an animation", ""),
+    Decoded("WebP", "lossy, lossless, animations (first image)", ""),
+    Decoded("AVIF", "8, 10 and 12 bits; sequences (first image)", ""),
+    Decoded(
+        "TIFF",
+        "1 to 4 bands; integers of 1 to 64 bits, floating point; grey, RGB, palette, CMYK, YCbCr; strips, tiles, "
+        f"separate planes, BigTIFF; compression {', '.join(dict.fromkeys(tiff.COMPRESSIONS.values()))}",
+        "5 or more bands, other compressions, signed 8 bits, complex numbers, Lab, YCbCr of more than 8 bits, volumes, "
+        "missing tiles",
+    ),
+    Decoded("JPEG 2000", "1 to 4 bands of 1 to 16 bits", "5 or more bands; codestreams of 1 or 2 bands"),
+    Decoded("GIF", "first image; transparent pixels show their colour of the palette", ""),
+    Decoded("BMP", "1 to 32 bits", ""),
+    Decoded("PBM, PGM, PPM, PAM", "text or binary, 1 to 16 bits", "PAM of 5 or more bands, or CMYK"),
+)
+"""Formats and layouts; `tests/data/test_image_matrix.py` decodes them."""
+_TO_CONVERT = (".heic", ".heif", ".hif", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
+"""Photos in formats that are not read."""
+
+MAX_IMAGE_BYTES = 2**30
+"""A larger image file is unreadable. An uncompressed 16-bit image of 170 megapixels is smaller."""
+MAX_NAME_BYTES = 4096  # Linux has no longer paths
+
+
+def is_image(name: str) -> bool:
+    """Return True if a file of this name is treated as an image."""
+    return not name.startswith(".") and os.path.splitext(name)[1].lower() in EXTENSIONS
+
+
+def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
+    """Return the image files below an existing folder, at any depth, sorted; `others` counts other files by extension.
+
+    A link that leads nowhere is listed, so that reading it names the file.
+
+    Raises:
+      ValueError: a folder cannot be read.
+    """
+    paths, others = [], collections.Counter() if others is None else others
+    for _, files in walk(folder):
+        for entry in files:
+            if not entry.is_file(follow_symlinks=False) and is_special(entry.path):
+                others["special (pipe, socket or device)"] += 1
+            elif is_image(entry.name):
+                paths.append(entry.path)
+            else:
+                others[os.path.splitext(entry.name)[1].lower() or "without extension"] += 1
+    return sorted(paths)
+
+
+def images_in(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
+    """Return the image files as `image_files`, at least one; also raises ValueError without any."""
+    skipped = collections.Counter[str]()
+    paths = image_files(folder, skipped)
+    if not paths:
+        hint = " ".join([*describe_skipped(skipped), "Add images or remove the folder."])
+        raise ValueError(f"Folder {folder!r} has no images (files named {' '.join(EXTENSIONS)}). {hint}")
+    if others is not None:
+        others += skipped
+    return paths
+
+
+def describe_skipped(others: collections.Counter[str]) -> list[str]:
+    """Return sentences about the files that `image_files` counts by extension; none without such files."""
+    lines = [
+        f"{count:,} {kind} file{'s are' if count > 1 else ' is'} skipped: convert to JPEG or PNG."
+        for kind, count in sorted(others.items())
+        if kind in _TO_CONVERT
+    ]
+    if rest := sorted((-count, kind) for kind, count in others.items() if kind not in _TO_CONVERT):
+        count = -sum(number for number, _ in rest)
+        are = "file that is not an image is" if count == 1 else "files that are not images are"
+        lines.append(f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}.")
+    return lines
+
+
+def walk(folder: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Yield an existing folder and those below it, at any depth, each once and with its files.
+
+    Raises:
+      ValueError: a folder cannot be read.
+    """
+    seen = {_inode(parent) for parent in Path(os.path.abspath(folder)).parents}
+    waiting = [folder]
+    while waiting:
+        parent = waiting.pop()
+        with _readable(parent):
+            inode = _inode(parent)
+        if inode not in seen:
+            seen.add(inode)
+            folders, files = contents_of(parent)
+            yield parent, files
+            waiting += [entry.path for entry in reversed(folders)]
+
+
+def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.DirEntry[str]]]:
+    """Return the folders and the files directly inside a folder, sorted by name, without hidden ones.
+
+    A link to a folder is a folder. A link that leads nowhere or to itself is a file.
+
+    Raises:
+      ValueError: the folder cannot be read.
+    """
+    with _readable(folder), os.scandir(folder) as entries:
+        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    folders, files = list[os.DirEntry[str]](), list[os.DirEntry[str]]()
+    for entry in visible:
+        is_linked = entry.is_symlink() and os.path.isdir(entry.path)
+        (folders if is_linked or entry.is_dir(follow_symlinks=False) else files).append(entry)
+    return folders, files
+
+
+def is_special(path: str) -> bool:
+    """Return True for an existing path that is neither a file nor a folder: reading it may wait forever."""
+    return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
+
+
+def read_file(path: str) -> bytes:
+    """Return the bytes of an image file.
+
+    Raises:
+      UnreadableImage: the file was removed since it was listed, may not be read, is a pipe or a device, or is larger
+        than `MAX_IMAGE_BYTES`.
+      NoAnswer: the file is in a bucket that does not answer.
+    """
+    try:
+        return read_bounded(path, MAX_IMAGE_BYTES)
+    except NoAnswer:
+        raise
+    except OSError as error:
+        raise UnreadableImage(f"The file cannot be opened ({error.strerror})") from error
+    except ValueError as error:
+        raise UnreadableImage(f"The file is not read: {error}") from error
+
+
+def list_images(arguments: Sequence[str]) -> list[str]:
+    """Return the image files that the arguments of a command line name, in their order, none twice.
+
+    "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file is used whatever its name. A
+    folder stands for the image files below it. A pattern (`*`, `?`, `[…]`, `**` for folders at any depth) stands for
+    the image files and folders that match it, sorted, unless a file has the name of the pattern itself.
+
+    Raises:
+      ValueError: no arguments, an argument without an image, a folder that cannot be read, or a line of standard input
+        that is too long.
+    """
+    paths: dict[str, str] = {}
+    for argument in arguments:
+        for path in (path for one in (_names_on_input() if argument == "-" else [argument]) for path in _expand(one)):
+            folder, name = os.path.split(path)
+            paths.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
+    if not paths:
+        raise ValueError("No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.")
+    return list(paths.values())
+
+
+def _names_on_input() -> Iterator[str]:
+    try:
+        for line in read_lines(sys.stdin.buffer, MAX_NAME_BYTES):
+            yield from (os.fsdecode(name) for name in line.splitlines() if name)
+    except ValueError as error:
+        raise ValueError(f"- (names on standard input): {error}. Give one name of a file a line.") from None
+
+
+def _expand(argument: str) -> list[str]:
+    path = os.path.expanduser(argument)
+    if os.path.isdir(path):
+        return images_in(path)
+    if os.path.lexists(path):
+        return [path]
+    matches = sorted({match.removeprefix("./") for match in _matches(path)}) if glob.has_magic(path) else []
+    files = [file for match in matches for file in (image_files(match) if os.path.isdir(match) else [match])]
+    files = [file for file in files if is_image(os.path.basename(file)) and not is_special(file)]
+    if not files:
+        raise ValueError(_describe_missing(argument, path))
+    return files
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Yield the matches of `glob.glob(pattern, recursive=True)`, which never ends where links form a circle."""
+    head, double_star, rest = f"/{pattern}/".partition("/**/")
+    if not double_star:
+        yield from glob.glob(pattern)
+        return
+    head, rest = head[1:] or pattern[: pattern.startswith("/")], rest.removesuffix("/")
+    for start in glob.glob(head) if head else [os.curdir]:
+        if rest and os.path.isdir(start):
+            for folder, _ in walk(start):
+                yield from _matches(os.path.join(glob.escape(folder), rest))
+        else:
+            yield start
+
+
+def _describe_missing(argument: str, path: str) -> str:
+    folder, name = os.path.split(path)
+    folder = folder or os.curdir
+    if glob.has_magic(path):
+        return f"No image matches the pattern {argument!r}; images are files named {' '.join(EXTENSIONS)}."
+    if not os.path.isdir(folder):
+        return f"There is no file, folder or pattern {argument!r}: there is no folder {folder!r} either."
+    near = closest(name, os.listdir(folder), 3)
+    nearest = f"Nearest in {folder!r}: {', '.join(map(repr, near))}." if near else f"Nothing in {folder!r} is similar."
+    return f"There is no file or folder {argument!r}. {nearest}"
+
+
+@contextlib.contextmanager
+def _readable(folder: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it.") from error
+
+
+def _inode(path: str | Path) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,292 @@
+"""Lists of images with labels, with or without splits: common to folders, tables and packed files.
+
+Without splits a fixed part of every class is held out for testing. Any split can be opened in parts.
+"""
+
+import abc
+import dataclasses
+import functools
+import itertools
+import logging
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.config.schema import InputConfig
+from vit_jax.data.decoding.depth import ValueRange, survey
+from vit_jax.data.kinds.image_files import read_file
+from vit_jax.data.records import Source, class_sizes, few, files_digest, innermost
+from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
+from vit_jax.text.nearest import did_you_mean
+from vit_jax.text.printable import printable
+
+_MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # each may stand for the others
+SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
+_PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
+WHOLE = "all"  # the split with every image of a list without splits
+RANGE_OPTION = "--config.input.value_range"
+
+
+class ListedSource(Source):
+    """The images of a listing."""
+
+    def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
+        """Return warnings as `survey.survey`."""
+        return survey(map(self.name_of, range(len(self))), value_range, option)
+
+
+class FileSource(ListedSource):
+    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
+
+    def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
+        """Take paths below `root`, which need not be readable, or absolute ones."""
+        self.class_names, self.labels, self.root = class_names, labels, root
+        self.is_multilabel = labels.ndim == 2
+        self._paths = np.array([os.fsencode(path) for path in paths])
+
+    def image_of(self, index: int) -> bytes:
+        return read_file(self.name_of(index))
+
+    def name_of(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self._paths[index]))
+
+    def key_of(self, index: int) -> bytes:
+        return bytes(self._paths[index])
+
+    @functools.cached_property
+    def origin(self) -> str:  # type: ignore[override]
+        return files_digest(self.root, map(self.name_of, range(len(self))))
+
+
+class Listing(abc.ABC):
+    """A list of images with labels.
+
+    Attributes:
+      kind: in "kind:PATH".
+      classes_are: the parts of a list that make classes, for messages.
+      unsplit: a relative clause on a list without splits, for messages.
+      path: of the folder, the file or the pattern.
+      suffix: text behind the path in the name of the data.
+    """
+
+    kind: str
+    classes_are = "labels"
+    unsplit: str
+    suffix = ""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @abc.abstractmethod
+    def exists(self) -> bool:
+        """Return True if the folder or file exists."""
+
+    @abc.abstractmethod
+    def require(self) -> None:
+        """Raise ValueError if it does not exist."""
+
+    @abc.abstractmethod
+    def splits(self, *names: str) -> list[str]:
+        """Return the splits with usual names or with one of these, which may name a part."""
+
+    def require_splits(self, *names: str) -> None:
+        """Raise ValueError for a split that is neither usual nor one of these."""
+        return
+
+    @abc.abstractmethod
+    def classes(self, split: str | None) -> list[str]:
+        """Return the names of the classes in a split, or without splits, in the order of their numbers."""
+
+    @abc.abstractmethod
+    def read(self, split: str | None, class_names: tuple[str, ...]) -> ListedSource:
+        """Return the images of a split, or without splits."""
+
+    def place(self, split: str | None) -> str:
+        """Return the name of the data and the split, for messages."""
+        return printable(f"{self.kind}:{self.path}" + (f", split {split!r}" if split else ""))
+
+
+def known_splits(names: Iterable[str]) -> set[str]:
+    """Return the usual names of splits, and these, which may name parts of splits."""
+    return {*SPLIT_NAMES, *(part_of_split(name)[0] for name in names)} - {""}
+
+
+def open_listing(
+    listing: Listing,
+    split: str,
+    config: InputConfig,
+    seed: int,
+    held_then: Mapping[str, str] | None = None,
+    range_option: str = RANGE_OPTION,
+    *,
+    is_classified: bool = True,
+) -> Source:
+    """Open one split.
+
+    Splits are named train, training, test, val, validation, valid, or as in the config; the classes are those of
+    `config.train_split`. A missing split is replaced by another of the same meaning, "test" also by "val". "NAME[:99%]"
+    and "NAME[99%:]" are parts of a split, class by class, chosen as the hold-out is.
+    Without splits, `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file name),
+    `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are those of
+    an earlier state of the list, and new images are on either side by their names.
+
+    With `is_classified=False`, for images without a classifier, one class is enough, there need be no training split,
+    and classes without training images have the last numbers.
+
+    Raises:
+      ValueError: there is no such list or split; it cannot be read; no images; fewer than two classes; a class without
+        training images; two classes whose names differ in case or Unicode normal form alone; a hold-out that leaves a
+        class without training or test images; otherwise as `Listing.read`.
+    """
+    listing.require()
+    whole, low, high = part_of_split(split)
+    named = whole_splits(config)
+    if listing.splits(named.train_split, named.test_split):
+        source = _open_split(listing, whole, named, is_classified=is_classified)
+    else:
+        source = _open_flat(listing, whole, named, seed, held_then or {}, is_classified=is_classified)
+    listed = innermost(source)
+    assert isinstance(listed, ListedSource)
+    for line in listed.survey(config.value_range, range_option):  # all of a list without splits, for one warning
+        warn_once(f"{listing.path}: {line}")
+    return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
+
+
+def part_of_split(split: str) -> tuple[str, float, float]:
+    """Return the name in "NAME[10%:90%]" and the two fractions; 0 and 1 for any other name."""
+    if "[" not in split:
+        return split, 0.0, 1.0
+    if (match := _PART.fullmatch(split)) is not None:
+        low, high = (float(match[side] or usual) / 100 for side, usual in (("low", 0), ("high", 100)))
+        if 0 <= low < high <= 1:
+            return match["split"], low, high
+    raise ValueError(f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'.")
+
+
+def whole_splits(config: InputConfig) -> InputConfig:
+    """Return the config with splits instead of parts; for two parts of one split without a test split, ""."""
+    (train, *_), (test, *_) = map(part_of_split, (config.train_split, config.test_split))
+    are_parts = train == test and config.train_split != config.test_split
+    return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
+
+
+def _open_split(listing: Listing, split: str, config: InputConfig, *, is_classified: bool) -> Source:
+    splits = listing.splits(config.train_split, config.test_split, split)
+    listing.require_splits(config.train_split, config.test_split, split)
+    split = _present(str(listing.path), split, splits)
+    if not is_classified:
+        _require_split(listing, split, splits, f"Name one of them as the split, such as {splits[0]!r}.")
+        return listing.read(split, _all_class_names(listing, split, config.train_split, splits))
+
+    train_split = _present(str(listing.path), config.train_split, splits)
+    advice = "Set config.input.train_split and config.input.test_split."
+    if len(splits) == 1:
+        parts = f"config.input.train_split='{splits[0]}[:90%]' and config.input.test_split='{splits[0]}[90%:]'"
+        advice = f"Set {parts} to hold out a part of it."
+    for name in (train_split, split):
+        _require_split(listing, name, splits, advice)
+    class_names, present = _class_names(listing, train_split), listing.classes(split)
+    _require_distinct(listing, sorted({*class_names, *present}))
+    if extra := sorted({*present} - {*class_names}):
+        raise ValueError(
+            f"{listing.place(split)} has classes that {train_split!r} does not have: {few(extra)}. "
+            "Every class needs training images: add them, or remove these images."
+        )
+    return listing.read(split, class_names)
+
+
+def _require_split(listing: Listing, name: str, splits: Sequence[str], advice: str) -> None:
+    """Raise ValueError, which ends with the advice, for a split that is missing."""
+    if name not in splits:
+        near = did_you_mean(name, splits)
+        raise ValueError(f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}")
+
+
+def _all_class_names(listing: Listing, split: str, train_split: str, splits: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of the training split, if there is one, and behind them those that only the split has."""
+    same = next((names for names in _MEANINGS if train_split in names), ())
+    present = next((name for name in (train_split, *same) if name in splits), None)
+    class_names = [] if present is None else listing.classes(present)
+    class_names += [name for name in _class_names(listing, split, 1) if name not in class_names]
+    _require_distinct(listing, sorted(class_names))
+    return tuple(class_names)
+
+
+def _present(path: str, split: str, splits: Sequence[str]) -> str:
+    """Return the split or, if it is missing, the first of the same meaning; without any the name itself."""
+    same = next((names for names in _MEANINGS if split in names), ())
+    present = next((name for name in (split, *same) if name in splits), split)
+    if present != split:
+        warn_once(f"{path} has no split {split!r}: {present!r} is taken.")
+    return present
+
+
+def _open_flat(
+    listing: Listing,
+    split: str,
+    config: InputConfig,
+    seed: int,
+    held_then: Mapping[str, str],
+    *,
+    is_classified: bool,
+) -> Source:
+    names, unsplit = (config.train_split, config.test_split, WHOLE), f"{listing.place(None)}, {listing.unsplit}"
+    if split not in names or len(set(names)) < len(names):
+        raise ValueError(
+            f"Split {split!r} of {unsplit}; allowed are config.input.train_split, "
+            f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
+        )
+    fewest = 2 if is_classified else 1
+    everything = listing.read(None, _class_names(listing, None, fewest))
+    if split == WHOLE or not config.test_split:
+        return everything
+    if held_then:
+        rest, held_out = hold_out_as_then(everything, held_then, seed)
+        return held_out if split == config.test_split else rest
+    if not 0.0 < config.holdout_fraction < 1.0:
+        value = f"config.input.holdout_fraction={config.holdout_fraction}"
+        raise ValueError(f"{value}: must be between 0 and 1 for {unsplit}.")
+    sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
+    if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
+        raise ValueError(f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits.")
+    rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
+    return held_out if split == config.test_split else rest
+
+
+def _class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[str, ...]:
+    """Return the classes of a split, in distinct names; raises ValueError for fewer than the least number."""
+    names = tuple(listing.classes(split))
+    if len(names) < fewest:
+        present = few(names, repr) or "none"
+        number = "one class" if fewest == 1 else "two classes"
+        raise ValueError(
+            f"{listing.place(split)}: must have images of at least {number}, and has {present}. "
+            f"Its {listing.classes_are} are the classes."
+        )
+    _require_distinct(listing, names)
+    return names
+
+
+def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
+    """Reject names that some systems treat as one, or that look the same: they are one class under two names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
+        if other != name:
+            case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
+            difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
+            names = f"{other!r} and {name!r} of {listing.place(None)}"
+            raise ValueError(f"The classes {names} differ only in {difference}. Give their images one name.")
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warn once, because a list without splits is read for each of its parts."""
+    from vit_jax import hosts  # here, because it loads jax, which workers do without
+
+    if hosts.is_first():
+        logging.getLogger(__name__).warning(message)

@@ -1,0 +1,246 @@
+"""Datasets packed in a few large files: their files, splits and class numbers.
+
+A file belongs to the split whose name is in the file's name or else in that of its folder: train/0000.tar,
+imagenet-train-0000.tar, train-00000-of-00005.parquet.
+"""
+
+import collections
+import functools
+import glob
+import io
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vit_jax.data.decoding.depth import ValueRange, survey
+from vit_jax.data.kinds.image_files import MAX_NAME_BYTES, walk
+from vit_jax.data.kinds.listing import ListedSource, Listing, known_splits
+from vit_jax.data.records import MAX_CLASSES, checked_labels, few, files_digest
+from vit_jax.storage.files import read_bounded, read_lines
+
+MOST_FILES = 100_000  # that a pattern may name
+_MOST_NAMES_BYTES = 2**28
+_BRACES = re.compile(r"\{([^{}]*)\}")  # without others inside, which are expanded first
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+
+
+def read_class_names(path: str) -> tuple[str, ...]:
+    """Return the names in a text file, one a line, in the order of the numbers of classes.
+
+    Raises:
+      ValueError: the file cannot be read as text, or has an empty line or a name twice; the message begins with `path`.
+    """
+    try:
+        text = io.StringIO(read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip())
+        names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: must be a text file with one name of a class a line: {error}.") from error
+    require_distinct_names(path, names)
+    return names
+
+
+def require_distinct_names(place: str, names: Sequence[str]) -> None:
+    """Raise ValueError, which begins with the place, for names of classes that are empty or equal."""
+    repeated = [name for name, count in collections.Counter(names).items() if not name or count > 1]
+    if repeated:
+        raise ValueError(f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+    if len(names) > MAX_CLASSES:
+        raise ValueError(f"{place}: has {len(names):,} classes; at most {MAX_CLASSES:,} are allowed.")
+
+
+class PackedSource(ListedSource):
+    """Records of packed files, one file after the other.
+
+    Attributes:
+      files: of all records.
+      root: folder that the names of records are relative to.
+    """
+
+    def __init__(
+        self, files: Sequence[str], sizes: Sequence[int], class_names: tuple[str, ...], labels: np.ndarray, root: str
+    ) -> None:
+        """Take the files and their numbers of records."""
+        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
+        self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
+        self._firsts = np.cumsum([0, *sizes])
+
+    def image_of(self, index: int) -> bytes:
+        raise NotImplementedError
+
+    def surveyed(self) -> Sequence[int]:
+        """Return the records whose headers may be checked for values of more than 8 bits."""
+        raise NotImplementedError
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """Return the number of a record's file, and of the record in it."""
+        file = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return file, index - int(self._firsts[file])
+
+    def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
+        indices = {self.name_of(index): index for index in self.surveyed()}
+        return survey(indices, value_range, option, lambda name: io.BytesIO(self.image_of(indices[name])))
+
+    def name_of(self, index: int) -> str:
+        return os.path.join(self.root, os.fsdecode(self.key_of(index)))
+
+    @functools.cached_property
+    def origin(self) -> str:  # type: ignore[override]
+        return files_digest(type(self).__name__, self.files)
+
+
+class Packed(Listing):
+    """A folder of packed files, a file, or a pattern with `*`, `?`, `[…]`, `{0000..1023}` and `{a,b}`.
+
+    "PATH#NAME" also names the label. A subclass reads the files.
+
+    Attributes:
+      extension: of the files.
+      names: of the classes by number; None: labels are numbers without names, or names.
+    """
+
+    extension: str
+    unsplit = "whose file names have no split in them"
+
+    def __init__(self, path: Path) -> None:
+        text, _, self.label = str(path).partition("#")
+        super().__init__(Path(text))
+        self.suffix = f"#{self.label}" * bool(self.label)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        raise NotImplementedError
+
+    def labels(self, files: Sequence[str]) -> np.ndarray:
+        """Return the label of every record of the files, integers or text (N,)."""
+        raise NotImplementedError
+
+    def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> PackedSource:
+        """Return the records of the files with labels int32 (N,)."""
+        raise NotImplementedError
+
+    def exists(self) -> bool:
+        if self.path.is_file():
+            return self.path.suffix == self.extension
+        return self.path.is_dir() or any(map(os.path.exists, self._matches))
+
+    def require(self) -> None:
+        missing = [file for file in self._matches if not os.path.isfile(file)]
+        if not self.exists():
+            problem = f"there is no such file, folder or pattern. Give files named *{self.extension}."
+        elif missing:
+            problem = f"{len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. Complete the set."
+        elif not self.files:
+            problem = f"there are no files named *{self.extension}."
+            if compressed := [name for name in self._inside if f"{self.extension}." in name]:
+                problem += f" Compressed files cannot be read by index: decompress {few(compressed)}."
+        else:
+            return
+        raise ValueError(f"{self.place(None)}: {problem}")
+
+    def splits(self, *names: str) -> list[str]:
+        return sorted({*self._split_of_files(names)} - {""})
+
+    def require_splits(self, *names: str) -> None:
+        if others := [file for file, split in zip(self.files, self._split_of_files(names), strict=True) if not split]:
+            raise ValueError(
+                f"{self.place(None)}: other files name a split, and {len(others):,} do not: {few(others)}. Rename "
+                "them, or give a pattern without them."
+            )
+
+    def classes(self, split: str | None) -> list[str]:
+        """Return names in the order of their numbers; without numbers, sorted."""
+        if self.names is not None:
+            return list(self.names)
+        labels = self.labels(self._of(split))
+        if not np.issubdtype(labels.dtype, np.integer):
+            names = sorted({*labels.tolist()})
+            require_distinct_names(self.place(split), names)
+            return names
+        if (highest := int(labels.max(initial=-1))) >= MAX_CLASSES:
+            raise ValueError(f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}.")
+        return [str(number) for number in range(highest + 1)]
+
+    def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
+        """Return the records of the files in the order of their names; ValueError for a label that is no class."""
+        files = self._of(split)
+        labels = self.labels(files)
+        if np.issubdtype(labels.dtype, np.integer):
+            unknown = np.unique(labels[(labels < 0) | (labels >= len(class_names))]).tolist()
+        else:
+            numbers = {name: number for number, name in enumerate(class_names)}
+            present, inverse = np.unique(labels, return_inverse=True)
+            unknown = [name for name in present.tolist() if name not in numbers]
+            labels = np.array([numbers.get(name, -1) for name in present.tolist()])[inverse]
+        if unknown:
+            raise ValueError(
+                f"{self.place(split)}: labels are not among the {len(class_names):,} classes ({few(class_names)}): "
+                f"{few([*map(str, unknown)])}. Give each a name; numbers are those of names, from 0."
+            )
+        source = self.records(files, class_names, labels.astype(np.int32))
+        checked_labels(source)
+        return source
+
+    @functools.cached_property
+    def files(self) -> list[str]:
+        """The files in the order of their names."""
+        return [name for name in self._inside if name.endswith(self.extension)] if self.path.is_dir() else self._matches
+
+    @property
+    def root(self) -> str:
+        """The folder that contains all files."""
+        if self.path.is_dir():
+            return str(self.path)
+        return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in self.files])
+
+    @functools.cached_property
+    def _inside(self) -> list[str]:
+        return sorted(entry.path for _, files in walk(str(self.path)) for entry in files)
+
+    @functools.cached_property
+    def _matches(self) -> list[str]:
+        """The files that a pattern names; files in braces need not exist."""
+        if self.path.is_file():
+            return [str(self.path)]
+        return [] if self.path.is_dir() else sorted(_expanded(str(self.path)))
+
+    def _of(self, split: str | None) -> list[str]:
+        if split is None:
+            return self.files
+        return [file for file, own in zip(self.files, self._split_of_files((split,)), strict=True) if own == split]
+
+    def _split_of_files(self, names: Sequence[str]) -> list[str]:
+        words = "|".join(map(re.escape, sorted(known_splits(names), key=len, reverse=True)))
+        word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
+        return [_split_of(os.path.relpath(file, self.root), word) for file in self.files]
+
+
+def _split_of(file: str, word: re.Pattern[str]) -> str:
+    """Return the split in the name of a file or of the nearest folder that has one; "" without."""
+    return next((match[0] for name in reversed(Path(file).parts) if (match := word.search(name))), "")
+
+
+def _expanded(pattern: str) -> set[str]:
+    """Return the files that a pattern names: all choices of braces, and existing matches of `*`, `?` and `[…]`."""
+    waiting, paths = {pattern}, set[str]()
+    while waiting:
+        one = waiting.pop()
+        if braces := _BRACES.search(one):
+            waiting |= {one[: braces.start()] + choice + one[braces.end() :] for choice in _choices(braces[1])}
+        else:
+            paths |= {*glob.glob(one)} if glob.has_magic(one) else {one}
+        if len(waiting) + len(paths) > MOST_FILES:
+            raise ValueError(f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.")
+    return paths
+
+
+def _choices(braces: str) -> list[str]:
+    """Return the words or numbers in braces; numbers have leading zeros as the first has."""
+    if not (numbers := _RANGE.fullmatch(braces)):
+        return braces.split(",")
+    first, last = int(numbers[1]), int(numbers[2])
+    if not first <= last < first + MOST_FILES:
+        raise ValueError(f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
+    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]

@@ -1,0 +1,340 @@
+"""Tables of images ("csv:FILE"): a line for each image, with its file, its label or labels, and perhaps its split.
+
+Labels of a multi-label image stand in one cell, so that lines stay readable with a thousand classes, or are columns of
+0 and 1. "csv:FILE#comma" names another separator of the labels in a cell.
+"""
+
+import collections
+import csv
+import functools
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vit_jax.data.kinds.listing import FileSource, Listing, known_splits
+from vit_jax.data.records import few
+from vit_jax.storage.files import read_bounded, read_lines
+from vit_jax.text.printable import printable
+
+_SEPARATORS = ",\t;"  # the first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers
+MAX_BYTES = 2**30  # ten million lines of a hundred bytes
+MAX_LINE_LETTERS = 2**20
+_SHOWN = 3  # lines that a message names
+LABELS = "labels"  # the column of any number of them, with BETWEEN them
+BETWEEN = "|"  # which no spreadsheet takes for a separator, and which is rare in names
+LABEL_SEPARATORS = {
+    "bar": BETWEEN,
+    "comma": ",",
+    "semicolon": ";",
+    "tab": "\t",
+    "slash": "/",
+    "backslash": "\\",
+    "plus": "+",
+    "ampersand": "&",
+    "newline": "\n",
+    "space": " ",
+}
+"""Separators of the labels in a cell by their name in "csv:FILE#NAME"."""
+_FILE_ENDINGS = (".csv", ".tsv", ".txt")
+_FLAGS = {"0": False, "0.0": False, "1": True, "1.0": True}  # cells of a column that stands for a class
+_NUM_FLAG_COLUMNS = 2  # from this number on, columns of 0 and 1 are classes
+
+
+class Row(NamedTuple):
+    """One line of a table, the path of the image normalised."""
+
+    line: int
+    image: str
+    labels: tuple[str, ...]
+    split: str
+
+
+_Line = tuple[int, list[str]]  # its number and its cells
+
+
+class _Content(NamedTuple):
+    rows: list[Row]
+    is_multilabel: bool
+
+
+class Table(Listing):
+    """A CSV file with a header: columns `image` and `label`, and perhaps `split`; others are ignored.
+
+    The column `labels` in place of `label` makes it multi-label: an image has any number of them, also none. So do
+    columns of 0 and 1 in the place of both. Paths are relative to the folder of the file, or absolute, and may lead
+    anywhere.
+    """
+
+    kind, unsplit = "csv", "which has no column 'split'"
+
+    def __init__(self, path: Path) -> None:
+        file, _, name = str(path).rpartition("#")
+        names_separator = name in LABEL_SEPARATORS or file.lower().endswith(_FILE_ENDINGS)
+        self._separator = name if file and names_separator else ""
+        if self._separator:
+            path = Path(file)
+            self.suffix = f"#{name}"
+        super().__init__(path)
+
+    def exists(self) -> bool:
+        return self.path.is_file()
+
+    def require(self) -> None:
+        if self.path.exists() and not self.exists():
+            raise ValueError(f"csv:{self.path}: must be a regular file. Write its lines to a file first.")
+        if not self.exists():
+            raise ValueError(f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split.")
+
+    def splits(self, *names: str) -> list[str]:
+        return sorted({row.split for row in self._table.rows if row.split})
+
+    def require_splits(self, *names: str) -> None:
+        known = known_splits(names)
+        wrong = [row for row in self._table.rows if row.split not in known]
+        self._reject(wrong, f"of no known split ({', '.join(sorted(known))})", "split")
+
+    def classes(self, split: str | None) -> list[str]:
+        return sorted({label for row in self._of(split) for label in row.labels})
+
+    def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
+        """Return the images in the order of the lines.
+
+        Raises:
+          ValueError: files that do not exist.
+        """
+        rows, root = self._of(split), self.path.absolute().parent
+        self._reject([row for row in rows if not os.path.exists(root / row.image)], "name files that do not exist")
+        numbers = {name: number for number, name in enumerate(class_names)}
+        if self._table.is_multilabel:
+            labels = np.zeros((len(rows), len(class_names)), np.uint8)
+            for row_K, row in zip(labels, rows, strict=True):
+                row_K[[numbers[label] for label in row.labels]] = 1
+        else:
+            labels = np.array([numbers[row.labels[0]] for row in rows], np.int32)
+        return FileSource([row.image for row in rows], class_names, labels, root=str(root))
+
+    def _of(self, split: str | None) -> list[Row]:
+        return [row for row in self._table.rows if split in (None, row.split)]
+
+    @functools.cached_property
+    def _table(self) -> "_Content":
+        """The content of the file.
+
+        Raises:
+          ValueError: the file cannot be read, lacks a column or has one twice; cells are missing, empty or too many;
+            an image is listed twice.
+        """
+        header, lines = _read(self.path)
+        self._require_cells(header, lines)
+        images = self._read_column(header, lines, "image")
+        is_multilabel = "label" not in header
+        if {"label", LABELS}.isdisjoint(header) and self._has_flags(header, lines):
+            labels_of_lines = self._read_flags(header, lines)
+        else:
+            labels_of_lines = self._read_labels(header, lines)
+
+        has_split = "split" in header
+        splits = self._read_column(header, lines, "split") if has_split else [""] * len(lines)
+        rows = []
+        for (line, _), image, labels, split in zip(lines, images, labels_of_lines, splits, strict=True):
+            rows.append(Row(line, image and os.path.normpath(image), labels, split))
+
+        self._reject([row for row in rows if not row.image], "have no image")
+        self._reject([row for row in rows if not row.labels and not is_multilabel], "have no label")
+        self._reject([row for row in rows if not row.split and has_split], "have no split, and others have one")
+        files = [os.path.normpath(self.path.absolute().parent / row.image) for row in rows]
+        times = collections.Counter(files)
+        repeated = [row for row, file in zip(rows, files, strict=True) if times[file] > 1]
+        self._reject(repeated, "name an image that another line names too")
+        return _Content(rows, is_multilabel)
+
+    def _require_cells(self, header: list[str], lines: list[_Line]) -> None:
+        """Raise ValueError unless each line has a cell for each column."""
+        for line, cells in lines:
+            if len(cells) != len(header):
+                raise ValueError(
+                    f"{str(self.path)!r}, line {line}: {len(cells)} cells under {len(header)} columns. Give each a "
+                    'cell, and put text with a separator in quotes: "a, b".'
+                )
+
+    def _read_column(self, header: list[str], lines: list[_Line], name: str) -> list[str]:
+        """Return the cells of a column.
+
+        Raises:
+          ValueError: there is no such column, or more than one.
+        """
+        count = header.count(name)
+        if name == LABELS:
+            count += header.count("label")
+        if count != 1:
+            raise ValueError(
+                f"{str(self.path)!r} has {count or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
+                f"It names the columns: image, label (or {LABELS}, with {BETWEEN!r} between; or a column of 0 and 1 "
+                "for each class), and perhaps split."
+            )
+        place = header.index(name)
+        return [cells[place].strip() for _, cells in lines]
+
+    def _read_labels(self, header: list[str], lines: list[_Line]) -> list[tuple[str, ...]]:
+        """Return the labels of each line from the column `label` or `labels`.
+
+        Raises:
+          ValueError: there is no such column; another separator than the chosen one is likely.
+        """
+        name = LABELS if LABELS in header else "label"
+        cells = self._read_column(header, lines, name)
+        if name == "label":
+            self._require_single_labels(cells)
+            return [(cell,) if cell else () for cell in cells]
+        separator = self._choose_separator(cells)
+        return [split_labels(cell, separator) for cell in cells]
+
+    def _require_single_labels(self, cells: Sequence[str]) -> None:
+        """Raise ValueError for a column `label` with several labels in most cells, and for the name of a separator."""
+        filled = list(filter(None, cells))
+        num_joint = sum(BETWEEN in cell for cell in filled)
+        if self._separator:
+            raise ValueError(
+                f"csv:{self.path}{self.suffix}: the column 'label' holds one label an image. "
+                f"Name the column {LABELS!r} for several, or remove {self.suffix!r}."
+            )
+        if num_joint * 2 > len(filled):
+            raise ValueError(
+                f"csv:{self.path}: {num_joint:,} of {len(filled):,} cells of the column 'label' contain {BETWEEN!r}. "
+                f"Name the column {LABELS!r} for several labels an image, or write names without {BETWEEN!r}."
+            )
+
+    def _choose_separator(self, cells: Sequence[str]) -> str:
+        """Return the separator of labels in cells: the named one, or "|" if nothing speaks for another one.
+
+        Raises:
+          ValueError: its name is unknown; the cells are lists in brackets; another separator is likely.
+        """
+        filled = collections.Counter(filter(None, cells))
+        total = filled.total()
+        in_brackets = sum(count for cell, count in filled.items() if cell[0] == "[" and cell[-1] == "]")
+        if in_brackets * 2 > total:
+            raise ValueError(
+                f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are lists in brackets. "
+                f"Write the labels with {BETWEEN!r} between: {BETWEEN.join(('cat', 'outdoors'))}."
+            )
+        if self._separator:
+            if self._separator not in LABEL_SEPARATORS:
+                raise ValueError(
+                    f"csv:{self.path}{self.suffix}: {self._separator!r} is no separator of labels. "
+                    f"Name one of {', '.join(LABEL_SEPARATORS)}."
+                )
+            return LABEL_SEPARATORS[self._separator]
+        name = find_likely_separator(filled)
+        if name:
+            separator = LABEL_SEPARATORS[name]
+            joint = [cell for cell in filled if separator in cell]
+            num_joint = sum(filled[cell] for cell in joint)
+            raise ValueError(
+                f"csv:{self.path}: {num_joint:,} of {total:,} cells of the column {LABELS!r} contain {separator!r} "
+                f"({printable(joint[0])!r}), and none {BETWEEN!r}, which separates labels. "
+                f"Write csv:{self.path}#{name} to separate them there, or #bar to keep each cell as one label."
+            )
+        return BETWEEN
+
+    def _has_flags(self, header: list[str], lines: list[_Line]) -> bool:
+        """Return whether columns of 0 and 1 stand for classes.
+
+        Raises:
+          ValueError: only some of the columns are such, two have one name, or one has none; a separator is named.
+        """
+        flags = list[str]()
+        others = list[str]()
+        for place, name in _class_columns(header).items():
+            is_flag = bool(lines) and all(cells[place].strip() in _FLAGS for _, cells in lines)
+            (flags if is_flag else others).append(name)
+        if len(flags) < _NUM_FLAG_COLUMNS:
+            return False
+        if others:
+            raise ValueError(
+                f"csv:{self.path}: columns of 0 and 1 ({few(flags, repr)}) are classes of a multi-label table if all "
+                f"columns but image and split are; {few(others, repr)} hold other values. Remove them, or write the "
+                f"classes of each image into one column {LABELS!r}, with {BETWEEN!r} between."
+            )
+        wrong = [name for name, count in collections.Counter(flags).items() if count > 1 or not name]
+        if wrong:
+            raise ValueError(
+                f"csv:{self.path}: columns of 0 and 1 are classes, and {few(wrong, repr)} is empty or the name of "
+                "several. Give each its name."
+            )
+        if self._separator:
+            raise ValueError(
+                f"csv:{self.path}{self.suffix}: there is no column {LABELS!r} with labels to separate, "
+                f"and columns of 0 and 1 need none. Remove {self.suffix!r}."
+            )
+        return True
+
+    def _read_flags(self, header: list[str], lines: list[_Line]) -> list[tuple[str, ...]]:
+        """Return the names of the columns of classes that hold 1, for each line."""
+        columns = _class_columns(header)
+        return [_labels_of_flags(cells, columns) for _, cells in lines]
+
+    def _reject(self, wrong: list[Row], words: str, column: str = "image") -> None:
+        if wrong:
+            cells = [(row.line, printable(getattr(row, column)) or "empty") for row in wrong[:_SHOWN]]
+            shown = ", ".join(f"line {line} ({cell})" for line, cell in cells)
+            more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
+            raise ValueError(f"{str(self.path)!r}: {len(wrong):,} lines {words}: {shown}{more}.")
+
+
+def split_labels(cell: str, separator: str) -> tuple[str, ...]:
+    """Return the labels in a cell."""
+    parts = (part.strip() for part in cell.split(separator))
+    return tuple(filter(None, parts))
+
+
+def find_likely_separator(cells: collections.Counter[str]) -> str:
+    """Return the name of the separator that cells seem to hold in the place of "|"; "" without one.
+
+    It is in more than half of the cells, or all labels that it separates are also cells by themselves. Many names of
+    classes have a space; it counts only if it separates fewer labels than there are different cells.
+
+    Args:
+      cells: those that are not empty, with their numbers.
+    """
+    if any(BETWEEN in cell for cell in cells):
+        return ""
+    shares = dict[str, int]()
+    for name, separator in LABEL_SEPARATORS.items():
+        joint = [cell for cell in cells if len(split_labels(cell, separator)) > 1]
+        count = sum(cells[cell] for cell in joint)
+        labels = {label for cell in joint for label in split_labels(cell, separator)}
+        if name == "space" and len(labels | (cells.keys() - joint)) >= len(cells):
+            continue
+        if count * 2 > cells.total() or (joint and labels <= cells.keys()):
+            shares[name] = count
+    return max(shares, key=shares.__getitem__, default="")
+
+
+def _class_columns(header: Sequence[str]) -> dict[int, str]:
+    """Return the columns of classes in a table without the column of labels: their names by their places."""
+    return {place: name for place, name in enumerate(header) if name not in ("image", "split")}
+
+
+def _labels_of_flags(cells: Sequence[str], names: dict[int, str]) -> tuple[str, ...]:
+    """Return the names of the columns of one line that hold 1, by the place of the column."""
+    return tuple(name for place, name in names.items() if _FLAGS[cells[place].strip()])
+
+
+def _read(path: Path) -> tuple[list[str], list[_Line]]:
+    """Return the names of the columns, and the cells of each line that has any, with its number."""
+    try:
+        content = read_bounded(path, MAX_BYTES)
+        file = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
+        first = next(read_lines(file, MAX_LINE_LETTERS), "")
+        separator = next((one for one in _SEPARATORS if one in first), ",")
+        file.seek(0)
+        reader = csv.reader(read_lines(file, MAX_LINE_LETTERS), delimiter=separator, strict=True)
+        lines = [(reader.line_num, cells) for cells in reader if any(cells)]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ValueError(f"{str(path)!r} cannot be read as CSV in UTF-8: {error}.") from error
+    return [name.strip() for name in lines[0][1]] if lines else [], lines[1:]

@@ -1,0 +1,410 @@
+"""Tar archives that others made, read forwards once: their members, and the labelled images among them.
+
+Nothing is written by a member's name. Damage ends in one error: Python's `tarfile` takes a damaged header in the middle
+of an archive for its end, and reads extended headers of any size into memory; so only its parser of a header is used.
+"""
+
+import collections
+import contextlib
+import gzip
+import os
+import re
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from vit_jax.data.kinds.image_files import MAX_NAME_BYTES
+from vit_jax.data.records import MAX_CLASSES
+from vit_jax.storage.files import open_regular, parse_json
+from vit_jax.storage.files import size_of as size_of_file
+from vit_jax.text.printable import printable, shortened
+
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+LABEL_EXTENSIONS = ("cls", "json")
+MAX_LABEL_BYTES = 2**20
+STANDARD_INPUT = "-"
+
+_BLOCK = 512
+_CHUNK = 2**20
+_MAX_HEADER_BYTES = 2**20  # of a long name or of extended attributes
+_MOST_AFTER_END = 2**20  # tar fills its last record, of 10 KiB by default, with zeros
+_MOST_KEYS = 100_000  # of incomplete samples, which are remembered
+_MOST_WAITING_BYTES = 2**28
+_GZIP = b"\x1f\x8b"
+_MOST_RATIO, _FREE_BYTES = 100, 2**28  # images hardly become smaller; gzip reaches 1,032
+_OF_NEXT_MEMBER = (  # headers with its long name or extended attributes
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
+_PAX = re.compile(rb"(\d{1,7}) ([^=]{1,1000})=")
+_JSON_LABELS = ("class_id", "wnid", "synset", "class", "label")
+_IMAGE_STARTS = ((b"\xff\xd8\xff", ("jpg", "jpeg")), (b"\x89PNG", ("png",)), (b"RIFF", ("webp",)))
+
+T = TypeVar("T")
+
+
+class TarError(ValueError):
+    """An archive is damaged, cut off, or larger than its compressed size allows; the message says where."""
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Stream:
+    """A file that is read forwards, with exact reads.
+
+    Attributes:
+      name: for messages.
+      place: bytes that were read or skipped.
+    """
+
+    def __init__(self, file: _Readable, name: str, size: int | None = None, compressed: "_Counter | None" = None):
+        """Take the size if it is known, and the compressed file that `file` is read from."""
+        self.name, self.place = name, 0
+        self._file, self._size, self._compressed = file, size, compressed
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the stored file that were read."""
+        return self._compressed.count if self._compressed else self.place
+
+    def read(self, size: int) -> bytes:
+        """Return exactly this number of bytes.
+
+        Raises:
+          TarError: the file ends before, is damaged, or is a decompression bomb.
+        """
+        content = self.read_rest(size)
+        if len(content) < size:
+            raise self._cut_off()
+        return content
+
+    def read_rest(self, most: int) -> bytes:
+        """Return the rest, at most `most` bytes."""
+        most = most if self._size is None else min(most, self._size - self.place)
+        content, block = b"", b"\0"
+        while len(content) < most and block:
+            try:
+                block = self._file.read(most - len(content))
+            except (EOFError, OSError, zlib.error) as error:
+                raise TarError(f"{self.name}: cannot be read after byte {self.place:,} ({error}).") from error
+            content = content + block if content else block
+            self.place += len(block)
+            if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
+                ratio = f"{self._compressed.count:,} compressed bytes give more than {self.place:,}"
+                raise TarError(f"{self.name}: {ratio}, which images never do. Check its origin.")
+        return content
+
+    def skip(self, size: int) -> None:
+        """Skip this number of bytes; raises as `read`."""
+        if self._size is None:
+            for _ in range(size // _CHUNK):
+                self.read(_CHUNK)
+            self.read(size % _CHUNK)
+        elif self.place + size > self._size:
+            raise self._cut_off()
+        else:
+            if isinstance(self._file, Stream):
+                self._file.skip(size)
+            else:
+                self._file.seek(size, os.SEEK_CUR)  # type: ignore[attr-defined]  # a regular file
+            self.place += size
+
+    def part(self, size: int, name: str) -> "Stream":
+        """Return the next bytes as a stream, which reads from this one."""
+        return Stream(self, name, size)
+
+    def _cut_off(self) -> TarError:
+        return TarError(f"{self.name}: ends at byte {self.place:,} inside a member, without the end of an archive.")
+
+
+class _Counter:
+    """Counts the compressed bytes that gzip reads."""
+
+    def __init__(self, file: _Readable) -> None:
+        self._file, self.count = file, 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        content = self._file.read(size)
+        self.count += len(content)
+        return content
+
+
+@contextlib.contextmanager
+def open_tar(path: str) -> Iterator[Stream]:
+    """Yield a tar file, plain or compressed by gzip, as a stream; "-" is the standard input.
+
+    Raises:
+      ValueError: it is no regular file; a pipe is read as "-".
+      OSError: the system refuses.
+    """
+    name = "standard input" if path == STANDARD_INPUT else path
+    with contextlib.nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else open_regular(path) as file:
+        if file.peek(2)[:2] == _GZIP:  # type: ignore[union-attr]  # both are buffered
+            counter = _Counter(file)
+            yield Stream(gzip.GzipFile(fileobj=counter, mode="rb"), name, compressed=counter)  # type: ignore[call-overload]
+        else:
+            yield Stream(file, name, None if path == STANDARD_INPUT else size_of_file(file))
+
+
+class Member(NamedTuple):
+    """One member of an archive that is no folder.
+
+    Attributes:
+      name: its path, with "/" between folders; bytes that are not UTF-8 are escaped.
+      offset: of its content in the archive, without compression.
+      size: of its content, in bytes.
+      problem: why it must not be read; "" for a regular file with a path below the archive's own folder.
+    """
+
+    name: str
+    offset: int
+    size: int
+    problem: str
+
+
+def members(stream: Stream) -> Iterator[Member]:
+    """Yield the members of an archive in their order, without folders.
+
+    The stream is at the content of a member when it is yielded: `stream.read(member.size)` returns it, and
+    the rest of it is skipped.
+
+    Raises:
+      TarError: the archive is damaged or cut off, has a header of more than 1 MiB, or other data behind its end.
+    """
+    extended: dict[str, bytes] = {}
+    while (header := _next_header(stream)) is not None:
+        at = stream.place - _BLOCK
+        if header.type in _OF_NEXT_MEMBER:
+            content = stream.read(header.size)
+            stream.skip(-header.size % _BLOCK)
+            if header.type == tarfile.GNUTYPE_LONGNAME:
+                extended["path"] = content.partition(b"\0")[0]
+            elif header.type != tarfile.GNUTYPE_LONGLINK:
+                attributes = _attributes(content)
+                stated = (attributes or {}).get("size", b"0")
+                if attributes is None or not stated.isdigit() or len(stated) > 18:
+                    problem = "is damaged" if attributes is None else "states a size that is no number"
+                    raise TarError(f"{stream.name}: the extended header at byte {at:,} {problem}.")
+                extended |= attributes if header.type != tarfile.XGLTYPE else {}
+            continue
+        if not header.isdir():
+            name = extended["path"].decode("utf-8", "backslashreplace") if "path" in extended else header.name
+            has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
+            size, offset = int(extended.get("size", header.size)) if has_content else 0, stream.place
+            is_sparse = any(key.startswith("GNU.sparse") for key in extended)
+            problem = "is a sparse file" if is_sparse else _problem(name, header)
+            yield Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
+            stream.skip(offset + size + -size % _BLOCK - stream.place)
+        extended = {}
+    if any(stream.read_rest(_MOST_AFTER_END)):  # another archive would be lost in silence
+        place = f"before byte {stream.place:,}"
+        raise TarError(f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one.")
+
+
+def _next_header(stream: Stream) -> tarfile.TarInfo | None:
+    """Return the header of a member, or an extended one; None at the end of the archive."""
+    at = stream.place
+    block = stream.read(_BLOCK) if at else stream.read_rest(_BLOCK)
+    try:
+        header = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")  # type: ignore[arg-type]
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
+        return None
+    except tarfile.HeaderError as error:
+        problem = f"the header at byte {at:,} is damaged" if at else "is no tar archive"
+        raise TarError(f"{stream.name}: {problem} ({error}).") from error
+    problem = "states a negative size" if header.size < 0 else ""
+    if header.type in _OF_NEXT_MEMBER and header.size > _MAX_HEADER_BYTES:
+        problem = f"has {header.size:,} bytes, more than 1 MiB"
+    elif header.type == tarfile.GNUTYPE_SPARSE:  # more headers follow
+        problem = "is of a sparse file: pack it without --sparse"
+    if problem:
+        raise TarError(f"{stream.name}: the header at byte {at:,} {problem}.")
+    return header
+
+
+def _attributes(content: bytes) -> dict[str, bytes] | None:
+    """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if it is damaged."""
+    attributes, place = dict[str, bytes](), 0
+    while place < len(content):
+        match = _PAX.match(content, place)
+        end = place + int(match[1]) if match else 0
+        if not match or not match.end() < end <= len(content):
+            return None
+        attributes[match[2].decode("utf-8", "backslashreplace")] = content[match.end() : end - 1]
+        place = end
+    return attributes
+
+
+def _problem(name: str, header: tarfile.TarInfo) -> str:
+    if header.issym() or header.islnk():
+        return "is a link"
+    if not header.isreg():
+        return "is a device, a pipe or of an unknown kind"
+    if len(name) > MAX_NAME_BYTES:
+        return f"has a name of {len(name):,} characters"
+    if name.startswith("/"):
+        return "has an absolute path"
+    if ".." in name.split("/"):
+        return "has '..' in its path"
+    return "" if name and "\0" not in name else "has no proper name"
+
+
+# Labelled images: a WebDataset sample is the neighbours whose names are equal up to the first dot of the last part.
+
+
+class Sample(NamedTuple, Generic[T]):
+    """One image and the files with its labels.
+
+    Attributes:
+      name: of the image.
+      image: its content, or any value in place of it.
+      labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or archive.
+      skipped: names and contents of the sample's other images.
+    """
+
+    name: str
+    image: T
+    labels: Mapping[str, T]
+    skipped: Sequence[tuple[str, T]] = ()
+
+
+def extension(name: str) -> str:
+    """Return the last extension in lower case, without the dot; "" for a hidden file."""
+    return os.path.splitext(name)[1][1:].lower()
+
+
+def sample_key(name: str) -> str:
+    """Return the part of a name that the files of one sample share."""
+    folder, slash, base = name.rpartition("/")
+    return folder + slash + base.partition(".")[0]
+
+
+def suffix_of(name: str) -> str:
+    """Return the part of a name behind the first dot of its last part, in lower case."""
+    return name.rpartition("/")[2].partition(".")[2].lower()
+
+
+def image_order(name: str) -> tuple[int, int, str]:
+    """Return the place of an image among those of its sample; the lowest is the sample's image.
+
+    Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before `.seg.jpg`.
+    """
+    suffix = suffix_of(name)
+    kind = extension(name)
+    place = IMAGE_EXTENSIONS.index(kind) if kind in IMAGE_EXTENSIONS else len(IMAGE_EXTENSIONS)
+    return suffix.count("."), place, suffix
+
+
+class SampleOrder:
+    """Finds members of one sample that are apart in an archive, among the last `_MOST_KEYS` incomplete samples."""
+
+    def __init__(self, archive: str) -> None:
+        """Take the name of the archive for messages."""
+        self._archive = archive
+        self._key: str | None = None
+        self._kinds = set[str]()
+        self._incomplete: dict[str, collections.OrderedDict[str, None]] = {
+            "image": collections.OrderedDict(),
+            "label": collections.OrderedDict(),
+        }
+
+    def see(self, name: str) -> None:
+        """Take the next image or label; other members come between those of a sample."""
+        key = sample_key(name)
+        if key != self._key:
+            self.end()
+            self._key, self._kinds = key, set()
+        self._kinds.add("label" if extension(name) in LABEL_EXTENSIONS else "image")
+
+    def end(self) -> None:
+        """Take the end of the archive, or of a sample.
+
+        Raises:
+          TarError: the sample's image or label came earlier.
+        """
+        if self._key is None or len(self._kinds) > 1:
+            return
+        (kind,) = self._kinds
+        other = "label" if kind == "image" else "image"
+        if self._key in self._incomplete[other]:
+            raise TarError(
+                f"{self._archive}: image and label of {printable(self._key)!r} are apart. Pack the members of each "
+                "sample one after the other (tar --sort=name), or train on the archive by wds:."
+            )
+        keys = self._incomplete[kind]
+        keys[self._key] = None
+        if len(keys) > _MOST_KEYS:
+            keys.popitem(last=False)
+
+
+def samples(entries: Iterable[tuple[str, T]], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sample[T]]:
+    """Yield the images of an archive with their labels, from names and contents in the order of the archive.
+
+    Other files are skipped. The files of a sample follow each other, in any order. Of several images in a sample with
+    labels the first by `image_order` is yielded, and the others are in its `skipped`; without labels, each is yielded.
+
+    Args:
+      entries: of the archive.
+      size_of: bytes of a content. Images without a label are yielded when they have `_MOST_WAITING_BYTES`.
+
+    Raises:
+      TarError: a label follows images of its sample that were yielded before.
+    """
+    current: str | None = None
+    images, labels, waiting, is_begun = list[tuple[str, T]](), dict[str, T](), 0, False
+    for name, content in entries:
+        key, kind = sample_key(name), extension(name)
+        if key != current:
+            yield from _complete(images, labels)
+            current, images, labels, waiting, is_begun = key, [], {}, 0, False
+        if kind in IMAGE_EXTENSIONS:
+            images.append((name, content))
+            waiting += size_of(content)
+        elif kind in LABEL_EXTENSIONS:
+            if is_begun:
+                raise TarError(f"{printable(name)}: follows too many images of its sample. Pack the label before them.")
+            labels.setdefault(kind, content)
+        if waiting > _MOST_WAITING_BYTES and not labels:
+            yield from _complete(images, labels)
+            images, waiting, is_begun = [], 0, True
+    yield from _complete(images, labels)
+
+
+def _complete(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sample[T]]:
+    """Yield the image of a sample with labels, or all images of a sample without."""
+    if not labels:
+        yield from (Sample(name, content, {}) for name, content in images)
+    elif images:
+        name, content = min(images, key=lambda image: image_order(image[0]))
+        yield Sample(name, content, labels, [image for image in images if image[0] != name])
+
+
+def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) -> int | str:
+    """Return the class that the files of a sample state: a number, or a name.
+
+    A ".cls" file holds it as text. Without one it is the value of the first of these keys in a ".json" file.
+
+    Raises:
+      ValueError: they state none.
+    """
+    if "cls" in labels:
+        value: object = labels["cls"].decode("utf-8", "backslashreplace").strip()
+    else:
+        stated = parse_json(labels["json"])
+        value = next((stated[key] for key in keys if isinstance(stated, dict) and key in stated), None)
+    if isinstance(value, str) and value.isdecimal() and value.isascii():
+        value = int(value[: len(str(MAX_CLASSES)) + 1])
+    if isinstance(value, str) and value and len(value) <= MAX_NAME_BYTES:
+        return value
+    if type(value) is int and 0 <= value < MAX_CLASSES:
+        return value
+    raise ValueError(f"states no class: {shortened(repr(value), 80)}")
+
+
+def is_mislabelled(name: str, image: bytes) -> bool:
+    """Return True for an image with the extension of another format."""
+    return not any(image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS)

@@ -1,0 +1,276 @@
+"""Datasets of the TFDS catalogue: prepared once as ArrayRecord files, then read by index without TensorFlow.
+
+Images stay as they are stored (encoded); the transforms decode them.
+"""
+
+import functools
+import importlib.util
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import tensorflow_datasets as tfds
+from google.protobuf import json_format
+
+from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.kinds import digits
+from vit_jax.data.kinds.array_records import BucketRecords, num_records
+from vit_jax.data.kinds.vtab_tasks import STORED, Labels, find_task
+from vit_jax.data.records import Record, Source, few, files_digest
+from vit_jax.imports.extras import install_command
+from vit_jax.storage.buckets import is_address
+from vit_jax.storage.files import expanded, is_mirrored, mirror, read_json
+from vit_jax.text.nearest import closest
+
+_NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
+UNFINISHED = ".unfinished"  # a folder beside the versions of a dataset that is made of tars; TFDS takes it for none
+READ_WHOLE = (".json", ".txt")  # descriptions, which TFDS opens by itself
+CHUNK = 256  # records read at once for their labels
+
+
+class NotPrepared(ValueError):
+    """A dataset of the catalogue is missing; the message has the command that prepares it."""
+
+
+def tfds_folder(data_dir: str | None, dataset: str = "") -> Path:
+    """Return the folder of prepared datasets; None: TFDS's own. For gs:// it is a mirror with this dataset alone."""
+    if data_dir is not None and is_address(data_dir):
+        return mirror(f"{data_dir.rstrip('/')}/{dataset}", *READ_WHOLE).parent
+    return expanded(data_dir or tfds.core.constants.DATA_DIR)
+
+
+class _Records(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> bytes: ...
+
+    def __getitems__(self, indices: range) -> Sequence[bytes]: ...
+
+
+class TfdsSource(Source):
+    """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
+
+    def __init__(self, builder: tfds.core.DatasetBuilder, split: str, labels: Labels = STORED) -> None:
+        """Open a split of a TFDS builder.
+
+        Raises:
+          ValueError: the data is missing or in a format without random access, there is no such split, a file of it is
+            damaged, or the dataset has no image or no class label.
+        """
+        _require_prepared(builder)
+        _require_split(builder, split)
+        _require_files(builder, split)
+        self.class_names = _class_names(builder, labels)
+        self.split, self._labels, self._known = split, labels, dict(builder.info.features)
+        self._records = _records(builder, split)
+        self._files = sorted({part.filename for part in builder.info.splits[split].file_instructions})
+        # Nothing else is parsed: TFDS would decode other images with TensorFlow.
+        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in ("image", labels.feature)})
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Record:
+        try:
+            stored = self._records[index]
+        except RuntimeError as error:
+            raise UnreadableImage(f"The stored record is damaged ({error})") from error
+        record = self._features.deserialize_example_np(stored, decoders={"image": tfds.decode.SkipDecoding()})
+        image = record["image"] if self._labels.image is None else self._labels.image(record["image"])
+        return Record(image, self._label(record[self._labels.feature]))
+
+    def _label(self, value: Any) -> int:
+        return int(value if self._labels.label is None else self._labels.label(value))
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
+        """Read once and kept; no image is decoded, but the files with the images are read from end to end.
+
+        0 for a damaged record, which is an unreadable image.
+        """
+        labels = (0 if value is None else self._label(value) for value in self.column(self._labels.feature))
+        return np.fromiter(labels, np.int32, len(self))
+
+    def column(self, key: str) -> Iterator[Any]:
+        """Yield one feature of every record, without decoding images; None for a damaged record."""
+        raw, parse = self._records, tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
+
+        def read(chunk: range) -> list[Any]:
+            try:
+                return [parse(record)[key] for record in raw.__getitems__(chunk)]
+            except RuntimeError:
+                return [None] if len(chunk) == 1 else [one for index in chunk for one in read(range(index, index + 1))]
+
+        for first in range(0, len(raw), CHUNK):
+            yield from read(range(first, min(first + CHUNK, len(raw))))
+
+    def name_of(self, index: int) -> str:
+        return f"{self.split}:{index}"
+
+    @property
+    def origin(self) -> str:
+        return files_digest(self.split, self._files)
+
+
+def open_digits(split: str, data_dir: str | None) -> TfdsSource:
+    """Open the digits of scikit-learn; prepare them if necessary."""
+    if data_dir is not None and is_address(data_dir):
+        raise ValueError(f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out.")
+    return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
+
+
+def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
+    """Open a dataset by its TFDS name: "cifar10", "cifar10:3.0.2" or "name/config".
+
+    Raises:
+      NotPrepared: it is of the catalogue, and is not there.
+      ValueError: it is no name, TFDS knows no such dataset or version, or would download its code; otherwise as
+        `TfdsSource`.
+    """
+    if not _NAME.fullmatch(name):  # for others TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it
+        raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
+    home = tfds_folder(data_dir, family := re.split("[/:]", name)[0])
+    _require_descriptions(home / family)
+    try:
+        builder = tfds.builder(name, data_dir=data_dir and str(home))
+    except tfds.core.DatasetNotFoundError:
+        if ((root := home / name) / UNFINISHED).exists():
+            raise NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.") from None
+        _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
+        hint = f"Nearest: {', '.join(near)}." if near else "See tfds.list_builders() for the names."
+        raise ValueError(f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}") from None
+    except (AssertionError, TypeError, ValueError, json_format.ParseError) as error:  # also of versions and configs
+        raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
+    return TfdsSource(builder, split, Labels(label_key))
+
+
+def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
+    """Open a split of a task of VTAB: train800, val200, train800val200 or test.
+
+    Raises:
+      ValueError: there is no such task or split, or its dataset is not prepared in a version that the splits hold for;
+        otherwise as `TfdsSource`.
+    """
+    task = find_task(name)
+    if (tfds_split := task.splits.get(split)) is None:
+        raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
+    root = tfds.core.Path(tfds_folder(data_dir, task.dataset))
+    prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
+    allowed = task.version.split(",")
+    usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]
+    if not usable:
+        version = "" if "*" in allowed[0] else f":{allowed[0]}"
+        manual = f" --manual_dir=FOLDER\nFOLDER holds {task.manual}." if task.manual else ""
+        command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}{manual}"
+        raise ValueError(
+            f"Task vtab:{name} has its splits from version {' or '.join(allowed)} of {task.dataset!r}; in "
+            f"{str(root)!r} there is {few(prepared, str) if prepared else 'none'}. Run: {command}"
+        )
+    builder = tfds.builder_from_directory(str(root / task.dataset / str(usable[-1])))
+    source = TfdsSource(builder, tfds_split, task.labels)
+    if source.num_classes != task.num_classes:
+        raise ValueError(
+            f"Task vtab:{name} has {task.num_classes} classes, and {builder.info.full_name!r} in {str(root)!r} has "
+            f"{source.num_classes}: it is another dataset than the splits are made for. Remove it and prepare it anew."
+        )
+    return source
+
+
+def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = None) -> str:
+    """Download and prepare a dataset, unless it is prepared; return its folder.
+
+    Args:
+      name: "digits", or a dataset of the catalogue such as "cifar10" or "imagenet2012".
+      data_dir: where TFDS keeps prepared datasets; None: its own default.
+      manual_dir: of archives that must be downloaded by hand (ImageNet's two tar files).
+
+    Raises:
+      ValueError: unknown name, or TensorFlow, which the catalogue's own builders need, is not installed.
+    """
+    if name == "digits":
+        return str(digits.prepare(data_dir))
+    is_known, near = in_catalogue(name, "digits")
+    if not is_known:
+        raise ValueError(f"TFDS has no dataset {name!r}. Nearest: {', '.join(near) or 'none'}.")
+    builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
+    if not builder.is_prepared():
+        if importlib.util.find_spec("tensorflow") is None:
+            raise ValueError(
+                f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do (training does not): "
+                f"{install_command('prepare')}, best in a separate environment, and run the command again."
+            )
+        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=manual_dir))
+    return str(builder.data_path)
+
+
+def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
+    """Return True if the catalogue has this dataset, and the nearest names."""
+    known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
+    family = name.partition("/")[0].partition(":")[0]
+    return family in known, closest(family, [*known, *more], 3)
+
+
+def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
+    name, file_format, data_dir = builder.info.full_name, builder.info.file_format, Path(builder.data_dir)
+    root = data_dir.parents[len(Path(name).parts) - 1]
+    command = f"vit-jax prepare {name.replace(f'/{builder.version}', '')} --data_dir={root}"
+    if not builder.info.splits:
+        raise NotPrepared(f"Dataset {name!r} is not prepared in {str(root)!r}; run: {command}")
+    if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
+        raise ValueError(
+            f"Dataset {name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be read by index. "
+            f"Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}"
+        )
+
+
+def _require_descriptions(dataset: Path) -> None:
+    """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
+    for name in ("dataset_info.json", "features.json"):
+        for file in itertools.chain(dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")):  # VERSION, CONFIG/VERSION
+            read_json(file)
+
+
+def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
+    try:
+        problem = "" if builder.info.splits[split].num_examples else "no examples in"
+    except (KeyError, ValueError, AssertionError):
+        problem = "no split"
+    if problem:
+        sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
+        have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
+        raise ValueError(f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}.")
+
+
+def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
+    """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
+    for part in builder.info.splits[split].file_instructions:
+        try:
+            count, expected = num_records(part.filename), part.examples_in_shard
+            problem = "" if count == expected else f"it has {count} records instead of {expected}"
+        except RuntimeError as error:
+            problem = str(error)
+        if problem:
+            fix = "copy it again, or remove the dataset and prepare it anew"
+            raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
+
+
+def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
+    """Return the records of a split by index, still serialised."""
+    files = builder.info.splits[split].file_instructions
+    if not is_mirrored(files[0].filename):
+        return cast(_Records, builder.as_data_source(split=split).data_source)
+    return BucketRecords([(file.filename, file.skip, file.take) for file in files])
+
+
+def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:
+    features = dict(builder.info.features)
+    feature: Any = features.get(labels.feature)
+    is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)
+    if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
+        kinds = {key: type(feature).__name__ for key, feature in features.items()}
+        needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
+        raise ValueError(f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.")
+    return labels.class_names or tuple(feature.names)

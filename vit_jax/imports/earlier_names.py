@@ -1,0 +1,54 @@
+"""Modules under the names that earlier versions documented, so that users' imports and references go on working."""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+
+MOVED = {
+    "vit_jax.data.image_files": "vit_jax.data.kinds.image_files",
+    "vit_jax.data.images": "vit_jax.data.decoding.images",
+    "vit_jax.data.in_memory": "vit_jax.data.kinds.in_memory",
+    "vit_jax.data.tfds_source": "vit_jax.data.kinds.tfds_source",
+    "vit_jax.data.vtab_tasks": "vit_jax.data.kinds.vtab_tasks",
+    "vit_jax.figures": "vit_jax.tools.figures",
+    "vit_jax.machine": "vit_jax.tools.machine",
+    "vit_jax.plan": "vit_jax.tools.plan",
+    "vit_jax.sweeps": "vit_jax.tools.sweeps",
+}
+"""Earlier name of a module or folder: its present name."""
+
+
+def find_present_name(name: str) -> str | None:
+    """Return the present name of a module that was moved, or None for another module."""
+    for earlier, present in MOVED.items():
+        if name == earlier or name.startswith(f"{earlier}."):
+            return present + name.removeprefix(earlier)
+    return None
+
+
+class EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """An importer that gives the present module for an earlier name. Both names are the same module object."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a specification for earlier names only."""
+        if find_present_name(fullname) is None:
+            return None
+        return importlib.util.spec_from_loader(fullname, self)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Replace the new module of the earlier name by the present one."""
+        present_name = find_present_name(module.__name__)
+        assert present_name, module.__name__
+        sys.modules[module.__name__] = importlib.import_module(present_name)
+
+
+def install_earlier_names() -> None:
+    """Let Python's import system find modules by their earlier names, once for a process."""
+    if not any(isinstance(finder, EarlierNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, EarlierNames())  # before the finder of files, which finds some below a moved folder

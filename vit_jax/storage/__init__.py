@@ -1,0 +1,1 @@
+"""Files of this machine and objects of Cloud Storage: atomic writes, bounded reads."""

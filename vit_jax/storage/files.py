@@ -1,0 +1,441 @@
+"""Atomic writes, bounded reads, and paths of this machine or of a bucket.
+
+Paths are of this machine, or of a bucket (`buckets.BucketPath`), which `expanded` makes of an address.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import io
+import json
+import os
+import pathlib
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, AnyStr, BinaryIO, cast
+
+from vit_jax.imports.extras import install_command
+from vit_jax.storage import buckets
+
+JsonObject = dict[str, Any]
+"""Values of JSON by name."""
+
+_NEITHER = {  # kinds of paths that can be neither replaced nor written into
+    stat.S_IFDIR: (errno.EISDIR, os.strerror(errno.EISDIR)),
+    stat.S_IFSOCK: (errno.EINVAL, "it is a socket"),
+    stat.S_IFBLK: (errno.EINVAL, "it is a block device"),
+}
+_MOST_LINKS = 40  # as Linux
+_MOST_LETTERS = 50  # of a name within another name: systems allow 255 bytes
+
+_BUCKET = re.compile(r"(?:\w+:)?(gs|s3)://")  # also in folder:gs://…
+
+
+def refuse_bucket(path: str, option: str, *, allowed: bool = False) -> None:
+    """Raise ValueError for an address of a bucket, which Python would take for a folder named "gs:".
+
+    `option` is its name and value for the message; `allowed`: gs:// is read or written here.
+    """
+    match = _BUCKET.match(path)
+    if match and not (allowed and match[1] == "gs"):
+        tool = {"gs": "gcsfuse", "s3": "mount-s3"}[match[1]]
+        raise ValueError(
+            f"{option}: a folder is needed, and this is the address of a bucket. Mount the bucket ({tool} BUCKET "
+            "FOLDER) and give the folder; docs/gcs.md lists the options that take gs:// directly."
+        )
+
+
+def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return a path with the home folder in the place of `~` and `~user`; a `BucketPath` of a gs:// address.
+
+    Raises:
+      ValueError: the system knows no such user, or no home folder of a user without a name, as in some containers; an
+        address names no bucket, or the libraries for it are not installed.
+    """
+    if buckets.is_address(path):
+        return cast(pathlib.Path, _open_address(os.fspath(path)))  # with the methods that are used
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{os.fspath(path)}: its home folder is not known. Write the path in full.") from None
+
+
+def cache_folder(name: str) -> pathlib.Path:
+    """Return the user's folder for files that can be computed again: $XDG_CACHE_HOME/vit_jax/NAME, or in ~/.cache."""
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vit_jax" / name
+
+
+def _open_address(address: str) -> buckets.BucketPath:
+    try:
+        return buckets.open_address(address)
+    except ImportError as error:
+        raise ValueError(
+            f"{address}: gs:// needs {error.name}, which is not installed: {install_command('gcs')}. Or mount the "
+            "bucket (gcsfuse BUCKET FOLDER) and give the folder."
+        ) from None
+
+
+def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return `expanded(path)` in full and without links."""
+    path = expanded(path)
+    return path if is_in_bucket(path) else pathlib.Path(os.path.realpath(path))
+
+
+def is_in_bucket(path: pathlib.Path) -> bool:
+    """Return whether a path from `expanded` is of a bucket."""
+    return isinstance(path, buckets.BucketPath)
+
+
+@functools.cache  # a run opens its data several times
+def mirror(address: str, *whole: str) -> pathlib.Path:
+    """Return a folder of this machine with the names below a gs:// address; `open_regular` reads the files from there.
+
+    Names that end in one of `whole` are downloaded, for libraries that open them by themselves.
+
+    Raises:
+      ValueError: the address cannot be listed.
+    """
+    with _readable(address):
+        return buckets.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
+
+
+def fetch(path: pathlib.Path) -> pathlib.Path:
+    """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
+    with _readable(str(path)):
+        return buckets.fetch(cast(buckets.BucketPath, path), _mirrors())
+
+
+@contextlib.contextmanager
+def _readable(address: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
+
+
+def is_mirrored(path: str) -> bool:
+    """Return whether a path is that of a file in a `mirror`."""
+    return path.startswith(f"{_mirrors()}/")
+
+
+def _mirrors() -> pathlib.Path:
+    """Return the folder of all mirrors, without links: paths of their files are compared with it."""
+    return _without_links(cache_folder("gs"))
+
+
+_without_links = functools.cache(lambda path: pathlib.Path(os.path.realpath(path)))
+
+
+# Reading files that others made.
+
+MAX_JSON_BYTES = 2**26
+MAX_JSON_DEPTH = 64  # recursive code handles this many levels
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a regular file for reading. A device would be read without end, and a pipe would be waited for.
+
+    Objects of buckets are read in ranges: those of a `BucketPath`, and those that a `mirror` has the names of.
+
+    Raises:
+      ValueError: it is another kind of file.
+      OSError: the system refuses.
+    """
+    if (remote := buckets.open_remote(path, _mirrors())) is not None:
+        return remote
+    if stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, because opening a device can have effects
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):  # it may have been replaced since
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    raise ValueError("it is not a regular file")
+
+
+def size_of(file: BinaryIO) -> int:
+    """Return the size in bytes of a file from `open_regular`."""
+    raw = getattr(file, "raw", None)
+    return raw.size if isinstance(raw, buckets.Ranges) else os.fstat(file.fileno()).st_size
+
+
+def read_range(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
+    """Return bytes of a regular file, fewer at its end; errors as `open_regular`."""
+    with open_regular(path) as file:
+        raw = cast(io.RawIOBase, file.raw)  # without a buffer, which would read ahead
+        raw.seek(offset)
+        return raw.read(max(size, 0)) or b""  # a negative size would read to the end
+
+
+def read_bounded(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `most_bytes` bytes.
+
+    Raises:
+      ValueError: it is another kind of file, or larger.
+      OSError: the system refuses.
+    """
+    with open_regular(path) as file:
+        stated = size_of(file)
+        content = (file.read(stated + 1) or b"") if stated <= most_bytes else b""
+        if len(content) > stated:  # it grows, or states a size of 0, as files of the system do
+            content += file.read(most_bytes + 1 - len(content)) or b""
+    if max(stated, len(content)) > most_bytes:
+        raise ValueError(f"it is larger than {most_bytes:,} bytes")
+    return content
+
+
+def read_json(path: str | os.PathLike[str], most_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return the JSON value in a file.
+
+    Raises:
+      ValueError: the file cannot be read, is larger than `most_bytes`, or holds no JSON; the message names it.
+    """
+    try:
+        return parse_json(read_bounded(path, most_bytes))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{os.fspath(path)} is not readable JSON: {reason}.") from error
+
+
+def parse_json(text: str | bytes, **options: Any) -> Any:
+    """Return the value of a JSON text; ValueError if it is not JSON, or nested deeper than `MAX_JSON_DEPTH`.
+
+    `options` are those of `json.loads`.
+    """
+    too_deep = ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
+    try:
+        value = json.loads(text, **options)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    except RecursionError:
+        raise too_deep from None
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [child for parent in level if isinstance(parent, dict | list) for child in _children(parent)]
+    if level:
+        raise too_deep
+    return value
+
+
+def _children(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def read_lines(file: IO[AnyStr], most: int) -> Iterator[AnyStr]:
+    """Yield the lines of a file with their ends; ValueError for a line of more than `most` bytes or characters."""
+    number = 0
+    while line := file.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            unit = "bytes" if isinstance(line, bytes) else "characters"
+            raise ValueError(f"line {number:,} is longer than {most:,} {unit}")
+        yield line
+
+
+_CLEANUPS: list[Callable[[], object]] = []
+
+
+def clean_up_at_once(action: Callable[[], object]) -> None:
+    """Call `action` too when `hosts.exits.leave_at_once` ends the process, where Python's `atexit` calls nothing."""
+    _CLEANUPS.append(action)
+
+
+def clean_up() -> None:
+    """Call what `clean_up_at_once` was given, each once."""
+    while _CLEANUPS:
+        with contextlib.suppress(OSError):
+            _CLEANUPS.pop()()
+
+
+# Writing.
+
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)  # of a process and of a machine; they say nothing about a path
+TOO_MANY_FILES = "too many open files: the limit of this process or machine is reached. Raise it (ulimit -n 65536)."
+
+
+class WriteError(OSError, ValueError):
+    """A file cannot be written: an error of the system, and a value that a user can change, its path."""
+
+    def __str__(self) -> str:
+        if self.errno in OUT_OF_FILES:
+            return TOO_MANY_FILES
+        return (
+            f"{self.filename} cannot be written: {self.strerror}. "
+            "No file was changed; choose a path in an existing folder with free space and write permission."
+        )
+
+
+@contextlib.contextmanager
+def make_folder(path: pathlib.Path) -> Iterator[None]:
+    """Create a folder and its parents; after a ValueError or a stop, remove those it created, unless filled.
+
+    Links are followed, also those whose target does not exist. A bucket has no folders: nothing is created.
+
+    Raises:
+      WriteError: the system refuses, or `path` is not a folder.
+    """
+    if is_in_bucket(path):
+        yield
+        return
+    try:
+        folder = pathlib.Path(os.path.realpath(path))
+        made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise WriteError(error.errno, reason, str(path)) from error
+    try:
+        yield
+    except (ValueError, KeyboardInterrupt):
+        with contextlib.suppress(OSError):  # not empty
+            for folder in made:
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Yield a new file that replaces `path` at the end, or is removed after an error; an object is uploaded at the end.
+
+    Links are followed: the target is replaced, and the link stays. The file is in the folder of the target, and its
+    `name` is its path, for libraries that write by path. A pipe, a terminal, another character device or an open
+    descriptor (`/dev/stdout`) is not replaced: at the end the content is written into it.
+
+    Raises:
+      WriteError: the system refuses (no such folder, no permission, no space), or `path` is a folder, a socket, a block
+        device or a pipe without a reader.
+      BrokenPipeError: the reader of a pipe has closed it.
+    """
+    try:
+        if isinstance(path, buckets.BucketPath):
+            with tempfile.NamedTemporaryFile() as file:
+                yield cast(BinaryIO, file)
+                file.seek(0)
+                path.write_bytes(file.read())
+            return
+        target = _follow(pathlib.Path(path))
+        with _write_at_end(_open_stream(target)) if _is_stream(target) else _open_beside(target) as file:
+            yield file
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def write_atomically(path: str | os.PathLike[str], content: str | bytes | bytearray) -> None:
+    """Write text (as UTF-8) or bytes to a file; see `open_atomically`."""
+    with open_atomically(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def target_of(path: str | os.PathLike[str]) -> pathlib.Path | None:
+    """Return the file that `open_atomically` creates or replaces; None if it writes into a pipe, device or descriptor.
+
+    Raises:
+      OSError: it is a folder, a socket, a block device or a link of a circle.
+    """
+    target = _follow(pathlib.Path(path))
+    return None if _is_stream(target) else target
+
+
+def _follow(path: pathlib.Path) -> pathlib.Path:
+    """Return the path that links lead to, which may not exist. Links of this process to its descriptors are kept."""
+    for _ in range(_MOST_LINKS):
+        path = pathlib.Path(os.path.realpath(path.parent), path.name)
+        if _is_descriptor(path) or not path.is_symlink():
+            return path
+        path = path.parent / os.readlink(path)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_descriptor(path: pathlib.Path) -> bool:
+    return path.name.isdecimal() and str(path.parent) == os.path.realpath("/proc/self/fd")
+
+
+def _is_stream(path: pathlib.Path) -> bool:
+    """Return True for a path that must not be replaced, False for a regular file and a path that does not exist."""
+    if _is_descriptor(path):
+        return True
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+    if kind in _NEITHER:
+        raise OSError(*_NEITHER[kind])
+    return kind != stat.S_IFREG
+
+
+def _open_stream(path: pathlib.Path) -> BinaryIO:
+    if _is_descriptor(path):  # a second opening of the same file would begin at its start
+        return os.fdopen(os.dup(int(path.name)), "wb")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # without a reader it would wait
+    except OSError as error:
+        if path.is_fifo() and error.errno == errno.ENXIO:
+            raise OSError(errno.ENXIO, "no program reads this pipe") from None
+        raise
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
+
+
+@contextlib.contextmanager
+def _write_at_end(stream: BinaryIO) -> Iterator[BinaryIO]:
+    """Yield a temporary file, and copy it into a stream unless there was an error: writers may move its position."""
+    with stream, tempfile.TemporaryFile() as file:
+        yield file
+        file.seek(0)
+        print(end="", flush=True)  # the stream may be standard output
+        shutil.copyfileobj(file, stream)
+
+
+@contextlib.contextmanager
+def _open_beside(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """Yield a new file in the folder of a regular file, and rename it unless there was an error."""
+    temporary = path.with_name(f".{path.name[:_MOST_LETTERS]}.{secrets.token_hex(8)}.tmp")
+    with open(temporary, "x+b") as file:  # fails if it exists: it would belong to another process
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            _lock(file)
+        try:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # or a crash could leave the new name without content
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")  # names that `_open_beside` gives
+
+
+def find_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return the temporary files of `open_atomically`, at any depth of a folder, whose process has ended."""
+    return [path for path in folder.rglob(".*.tmp") if _TEMPORARY.fullmatch(path.name) and not _is_locked(path)]
+
+
+def _lock(file: BinaryIO) -> None:
+    """Lock a file until it is closed, as far as its file system has locks; OSError if another process has it locked."""
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_locked(path: pathlib.Path) -> bool:
+    """Return whether a process may still be writing a file."""
+    try:
+        with open_regular(path) as file:
+            _lock(file)
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def remove_tree(folder: pathlib.Path) -> None:
+    """Remove a folder with all it holds, as far as the system permits."""
+    if isinstance(folder, buckets.BucketPath):
+        with contextlib.suppress(OSError):
+            folder.rmtree()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Names, messages and tables as text for a terminal or a page."""

@@ -1,0 +1,26 @@
+"""Names and messages of any origin, made fit for a terminal."""
+
+import re
+
+# Control characters, separators of lines, marks that turn the direction of text, and surrogates.
+_UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(name: str) -> str:
+    """Return a name on one line with control characters escaped; ordinary Unicode stays as it is."""
+    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], name)
+
+
+def printable_lines(message: str) -> str:
+    """Return a message with control characters escaped and its line breaks kept."""
+    return "\n".join(map(printable, message.split("\n")))
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text with at most this number of characters, and "…" in the place of the others."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not blank, or the name of its class."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,1 @@
+"""Networks as programs of other runtimes: StableHLO and ONNX."""

@@ -1,0 +1,134 @@
+"""Shared parts of all figures: matplotlib without its state, colours, tiles of images, files.
+
+Figures are drawn without pyplot, which has a state and may open windows.
+"""
+
+import contextlib
+import importlib
+import io
+import logging
+import pathlib
+import re
+import sys
+import warnings
+from typing import TYPE_CHECKING, cast
+
+import cv2
+import numpy as np
+
+from vit_jax.imports.extras import install_command
+from vit_jax.storage.files import expanded
+from vit_jax.text.printable import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind tell apart.
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+SKY, RED, BLACK, GREY = "#56B4E9", "#D55E00", "#000000", "#999999"
+COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK)  # of series, in this order
+MOST_LETTERS = 20  # of a name in a figure
+FORMS = ("png", "svg", "pdf")  # of files
+TILE_PIXELS = 160
+DOTS_PER_INCH = 120
+_said_to_be_missing = set[str]()  # letters
+
+
+def require_drawing(*packages: str) -> None:
+    """Import matplotlib, and other packages of the extra `figures`; ValueError if one is not installed.
+
+    The file `matplotlibrc` of the working directory, which may make matplotlib run LaTeX, is not read.
+    """
+    for name in ("matplotlib", *packages):
+        if sys.modules.get(name):
+            continue
+        try:
+            with contextlib.chdir(pathlib.Path(__file__).parent):
+                importlib.import_module(name)
+        except ImportError as error:
+            raise ValueError(
+                f"Figures need {name}, which cannot be imported ({error}): {install_command('figures')}"
+            ) from None
+
+
+def output_of(name: str) -> tuple[pathlib.Path, str]:
+    """Return the file that `--output=` names, and its form, one of `FORMS`.
+
+    Raises:
+      ValueError: it has another form, or matplotlib is not installed.
+    """
+    output = expanded(name)
+    form = output.suffix.removeprefix(".")
+    if form not in FORMS:
+        raise ValueError(f"--output={name}: the name must end in one of .{', .'.join(FORMS)}.")
+    require_drawing()
+    return output, form
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Return a figure with this size in inches."""
+    require_drawing()
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
+
+
+def to_bytes(figure: "Figure", form: str = "png") -> bytes:
+    """Return a file of one of `FORMS`; other installed fonts supply letters that a font lacks."""
+    content, missing = _drawn(figure, form)
+    if missing and (families := _families_with(missing)):
+        from matplotlib.text import Text
+
+        for text in cast(list[Text], figure.findobj(Text)):
+            text.set_fontfamily([*text.get_fontfamily(), *families])
+        content, missing = _drawn(figure, form)
+    if new := missing - _said_to_be_missing:
+        _said_to_be_missing.update(new)
+        letters = printable("".join(sorted(new)))
+        logging.getLogger(__name__).warning("Figures show boxes for %s: install a font that has them.", letters)
+    return content
+
+
+def _drawn(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
+    """Return the file, and the letters that are drawn as boxes."""
+    file, missing = io.BytesIO(), set[str]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure.savefig(file, format=form)
+    for warning in caught:
+        if match := re.match(r"Glyph (\d+) .*missing from", str(warning.message)):
+            missing.add(chr(int(match[1])))
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    return file.getvalue(), missing
+
+
+def _families_with(letters: set[str]) -> list[str]:
+    """Return families of installed fonts that together have as many of the letters as possible."""
+    from matplotlib import font_manager
+
+    families, missing = [], set(letters)
+    for entry in font_manager.fontManager.ttflist:
+        if not missing or entry.name.startswith("Last Resort"):  # has boxes only
+            continue
+        try:
+            font = font_manager.get_font(entry.fname)
+        except (OSError, RuntimeError):  # removed, or not supported by matplotlib
+            continue
+        supplied = {letter for letter in missing if font.get_char_index(ord(letter))}
+        if supplied and font.scalable:  # coloured emoji are bitmaps of one size
+            families.append(entry.name)
+            missing -= supplied
+    return families
+
+
+def tile(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:
+    """Return the image, its longer side at most `pixels`."""
+    scale = pixels / max(image_HWC.shape[:2])
+    return image_HWC if scale >= 1 else cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+
+
+def short(name: str, letters: int = MOST_LETTERS) -> str:
+    """Return a name for a figure, shortened; a dollar would begin a formula."""
+    shown = printable(name)
+    return (shown if len(shown) <= letters else f"{shown[: letters - 1]}…").replace("$", r"\$")

@@ -1,0 +1,46 @@
+"""Results of an evaluation as a folder of files: metrics, tables of classes and images, confusion matrix, figures."""
+
+import contextlib
+import functools
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.evals.evaluate import Evaluate, EvaluationResult, WriteRows, to_json
+from vit_jax.evals.label_map import Labelled
+from vit_jax.storage.files import make_folder, open_atomically, write_atomically
+from vit_jax.text.tables import to_csv, write_csv
+from vit_jax.tools.figures import result_figures
+
+
+def write_report(
+    folder: Path, labelled: Labelled, evaluate: Evaluate, transform: EvaluationTransform, weights: str
+) -> EvaluationResult:
+    """Evaluate and write the results into a folder. The first process calls this, the others `evaluate`.
+
+    The folder need not exist; `transform` decodes images for the figures; `weights` says where the network comes from.
+
+    Raises:
+      ValueError: the folder cannot be written; as `evaluate`.
+    """
+    with make_folder(folder), _open_table(folder / "images.csv") as write_images:
+        result = evaluate(labelled, write_images)
+    files: dict[str, str | bytes] = {f"{name}.csv": to_csv(rows) for name, rows in result.metrics.tables().items()}
+    files |= {f"{name}.png": figure for name, figure in result_figures.draw(result.metrics, transform).items()}
+    files["result.json"] = to_json({"weights": weights, **result.values()}) + "\n"
+    for name, content in files.items():
+        as_bytes = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+        write_atomically(folder / name, as_bytes)
+    return result
+
+
+@contextlib.contextmanager
+def _open_table(path: Path) -> Iterator[WriteRows]:
+    """Yield a function that writes rows of a CSV file, which appears at the end."""
+    with open_atomically(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
+        try:
+            yield functools.partial(write_csv, text)
+        finally:
+            text.detach()  # or its end would close the file

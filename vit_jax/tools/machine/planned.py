@@ -1,0 +1,67 @@
+"""The figures of `vit-jax plan` for the devices of this process, from a process of its own.
+
+A plan uses no device, and needs variables that libtpu reads when it is loaded, which has happened here.
+"""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.sharding.fabrics import fabric_of
+from vit_jax.text.printable import first_line
+from vit_jax.tools.plan.topology import parse_topology
+
+LIMIT_SECONDS = 150  # longer than any plan of the report takes on the hosts of accelerators
+
+
+class Planned(NamedTuple):
+    """Figures of a plan; None without a plan, and `basis` is then the reason."""
+
+    basis: str  # such as "compiled for h100:1"
+    seconds: float | None = None  # of a step
+    num_bytes: int | None = None  # of one device
+
+    @property
+    def is_compiled(self) -> bool:
+        return self.basis.startswith("compiled")
+
+
+def topology_of(devices: Sequence[Any]) -> str | None:
+    """Return the name that `--topology=` has for all devices of a machine; None where `plan` does not know it."""
+    fabric = fabric_of(devices[0].device_kind)
+    if fabric is None:
+        return None
+    lengths = [len(devices)]
+    if fabric.num_axes:
+        lengths = [len({device.coords[axis] for device in devices}) for axis in range(fabric.num_axes)]
+    name = f"{fabric.kind}:{'x'.join(map(str, lengths))}"
+    if math.prod(lengths) != len(devices):
+        return None
+    try:
+        return parse_topology(name).name
+    except ValueError:
+        return None
+
+
+def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Planned:
+    """Return the figures of a plan for these devices, or the reason why there are none."""
+    topology = topology_of(devices)
+    if topology is None:
+        return Planned(f"plan does not know {len(devices)} x {devices[0].device_kind}")
+    words = ["plan", f"--config={recipe}", *overrides, f"--topology={topology}", "--json"]
+    command = [sys.executable, "-P", "-m", "vit_jax", *words]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Planned(f"plan for {topology} took longer than {LIMIT_SECONDS} s")
+    if process.returncode:
+        last = (process.stderr.strip().splitlines() or [""])[-1]
+        return Planned(f"plan for {topology} failed with code {process.returncode}: {last}")
+    figures = json.loads(process.stdout)
+    seconds, num_bytes = figures["step_seconds"], figures["needed_bytes"]
+    if seconds is None:
+        return Planned(f"plan for {topology}: {first_line(figures['reason'])}", None, num_bytes)
+    return Planned(f"{figures['basis']} for {topology}", seconds, num_bytes)

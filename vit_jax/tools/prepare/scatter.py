@@ -1,0 +1,183 @@
+"""Records in an order by a seeded hash of their names, with one pass over them and little memory.
+
+Each record goes to one of several bucket files by its key, the hash; a journal keeps its key, label and size. The
+buckets, sorted one after the other, are all records in the order of their keys: an order that depends on the seed and
+the names alone, not on that in which the records came. Memory holds 16 bytes for each record at the end, no record.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from vit_jax.storage.files import open_regular, read_bounded, read_json, write_atomically
+
+PROGRESS, NOTES = "progress.json", "listed.csv"
+_JOURNAL, _LOCK = "journal", "lock"
+_ROW = np.dtype([("key", "<u8"), ("label", "<u4"), ("size", "<u4")])
+_HEADER = struct.Struct("<II32s")  # bytes of the name and of the image, SHA-256 of the image
+
+
+class Stored(NamedTuple):
+    """One record of a bucket."""
+
+    name: str
+    sha256: bytes
+    image: bytes
+
+
+class Scatter:
+    """Buckets, journal and notes in one folder, appended to; opening removes bytes that no commit has confirmed.
+
+    Attributes:
+      folder: of all files.
+      num_buckets: among which the records are divided.
+      num_rows: records that were added.
+      is_begun: whether there was a commit before.
+      state: JSON values of the caller, written by `commit` and read again on opening.
+    """
+
+    def __init__(self, folder: Path, num_buckets: int, seed: int, state: dict[str, Any]) -> None:
+        """Take an existing folder, and continue at its last commit; `state` is the first one.
+
+        Raises:
+          ValueError: another process has it open, or its files are shorter than at the last commit.
+        """
+        self.folder, self.num_buckets, self.state = folder, num_buckets, state
+        self._seed = b"%d/" % seed
+        self._lock = open(folder / _LOCK, "wb")  # noqa: SIM115 - open as long as this
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            committed = {_JOURNAL: 0, NOTES: 0}
+            self.is_begun = (folder / PROGRESS).exists()
+            if self.is_begun:
+                progress = read_json(folder / PROGRESS)
+                self.state, committed = progress["state"], progress["bytes"]
+            for name, size in committed.items():
+                self._shorten(folder / name, size)
+        except (BlockingIOError, ValueError) as error:
+            self._lock.close()
+            locked = f"{folder}: another process is writing it. Wait for its end."
+            raise ValueError(locked if isinstance(error, BlockingIOError) else error) from None
+        self._files = {name: open(folder / name, "ab") for name in committed}  # noqa: SIM115
+        self.num_rows = committed[_JOURNAL] // _ROW.itemsize
+
+    def shorten_buckets(self) -> None:
+        """Remove bytes from the buckets that no commit has confirmed."""
+        rows = self.rows()
+        sizes = np.bincount(self.bucket_of(rows["key"]), rows["size"], self.num_buckets).astype(np.int64)
+        for bucket, size in enumerate(sizes.tolist()):
+            self._shorten(self.bucket(bucket), size)
+
+    def _shorten(self, path: Path, size: int) -> None:
+        current = path.stat().st_size if path.exists() else 0
+        if current < size:
+            raise ValueError(
+                f"{path}: has {current:,} bytes instead of {size:,}. Remove {self.folder} and begin again."
+            )
+        if current > size:
+            os.truncate(path, size)
+
+    def close(self) -> None:
+        """Close all files, without a commit."""
+        for file in (*self._files.values(), self._lock):
+            file.close()
+
+    def bucket(self, number: int) -> Path:
+        """Return the file of a bucket, which exists once it has a record."""
+        return self.folder / f"bucket-{number:05d}"
+
+    def bucket_of(self, key: np.ndarray) -> np.ndarray:
+        """Return the buckets of keys, which increase with them; uint64 (N,)."""
+        return (key >> np.uint64(32)) * np.uint64(self.num_buckets) >> np.uint64(32)
+
+    def add(self, name: str, label: int, image: bytes, sha256: bytes) -> None:
+        """Append a record."""
+        encoded = name.encode()
+        key = int.from_bytes(hashlib.blake2b(self._seed + encoded, digest_size=8).digest(), "big")
+        record = _HEADER.pack(len(encoded), len(image), sha256) + encoded + image
+        with open(self.bucket((key >> 32) * self.num_buckets >> 32), "ab", buffering=0) as file:
+            file.write(record)
+        self._files[_JOURNAL].write(struct.pack("<QII", key, label, len(record)))
+        self.num_rows += 1
+
+    def note(self, line: str) -> None:
+        """Append a line to the notes."""
+        self._files[NOTES].write(line.encode())
+
+    def commit(self) -> None:
+        """Confirm all records and notes, and write the state."""
+        for file in self._files.values():
+            file.flush()
+        committed = {name: file.tell() for name, file in self._files.items()}
+        write_atomically(self.folder / PROGRESS, json.dumps({"state": self.state, "bytes": committed}))
+
+    def rows(self) -> np.ndarray:
+        """Return key, label and size of every record in the order in which they came; a structured array (N,)."""
+        self._files[_JOURNAL].flush()
+        return np.frombuffer(read_bounded(self.folder / _JOURNAL, self.num_rows * _ROW.itemsize), _ROW)
+
+    def open_bucket(self, number: int) -> BinaryIO:
+        """Open a bucket for `read`; its file must exist."""
+        return open_regular(self.bucket(number))
+
+    def read(self, bucket: BinaryIO, offset: int, size: int) -> Stored:
+        """Return a record of an open bucket.
+
+        Raises:
+          ValueError: it is damaged.
+        """
+        content = os.pread(bucket.fileno(), size, offset)
+        if len(content) == size:
+            name_size, _, sha256 = _HEADER.unpack_from(content)
+            name, image = content[_HEADER.size :][:name_size], content[_HEADER.size + name_size :]
+            if hashlib.sha256(image).digest() == sha256:
+                return Stored(name.decode(), sha256, image)
+        raise ValueError(f"{self.folder}: a bucket is damaged at byte {offset:,}. Remove the folder and begin again.")
+
+
+def remove(folder: Path) -> None:
+    """Remove all files of a scatter but the notes."""
+    for path in (folder / PROGRESS, folder / _JOURNAL, folder / _LOCK, *folder.glob("bucket-*")):
+        path.unlink(missing_ok=True)
+
+
+class Order(NamedTuple):
+    """All records in the order of their keys.
+
+    Attributes:
+      label: uint32 (N,).
+      offset: uint64 (N,), in the bucket.
+      size: uint32 (N,), in the bucket, in bytes.
+      is_first: bool (N,), False for a repeated key.
+      bounds: (num_buckets + 1,), where the records of each bucket begin.
+    """
+
+    label: np.ndarray
+    offset: np.ndarray
+    size: np.ndarray
+    is_first: np.ndarray
+    bounds: np.ndarray
+
+
+def order_of(scatter: Scatter) -> Order:
+    """Sort the records by key; of equal keys the record that came first is first."""
+    rows = scatter.rows()
+    bucket = scatter.bucket_of(rows["key"])
+    order = np.argsort(bucket, kind="stable")
+    size = rows["size"][order].astype(np.uint64)
+    begin = np.cumsum(size) - size
+    first_of_bucket = np.searchsorted(bucket[order], np.arange(scatter.num_buckets))
+    offset = np.empty(len(rows), np.uint64)
+    offset[order] = begin - np.append(begin, 0).astype(np.uint64)[first_of_bucket][bucket[order].astype(np.int64)]
+    del begin, size
+    order = np.argsort(rows["key"], kind="stable")
+    key = rows["key"][order]
+    bounds = np.searchsorted(bucket[order], np.arange(scatter.num_buckets + 1))
+    is_first = np.concatenate([key[:1] == key[:1], key[1:] != key[:-1]])
+    return Order(rows["label"][order], offset[order], rows["size"][order], is_first, bounds)

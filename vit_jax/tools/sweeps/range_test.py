@@ -1,0 +1,189 @@
+"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, sec. 3.3), with a rate that rises exponentially.
+
+A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Nothing is kept of them.
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import pytree
+from vit_jax.config import (
+    Duration,
+    FinetuneConfig,
+    PolyakConfig,
+    RunConfig,
+    ScheduleConfig,
+    SearchConfig,
+    StopEarlyConfig,
+)
+from vit_jax.config.check import validate
+from vit_jax.data.records import Source
+from vit_jax.tools.figures.drawing import BLUE, GREEN, GREY, RED, new_figure
+from vit_jax.train.assemble import (
+    Assembly,
+    architecture_of,
+    assemble,
+    open_datasets,
+    open_train_batches,
+)
+from vit_jax.train.metrics import READABLE_IMAGES
+from vit_jax.train.profiling import use_compilation_cache
+from vit_jax.train.start import adapt, first_state, state_of_parameters
+from vit_jax.train.state import TrainState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LEAST_STEPS = 20
+WINDOW = 0.1  # of all steps: over which losses are smoothed, and in which nothing diverges
+MARGIN = 0.01  # of the loss at the start, above which it has diverged; or the spread at the start, if that is more
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeTest:
+    """Learning rates in ascending order, and the training loss after the step with each.
+
+    The loss has diverged where its mean over the steps around is above that of the first steps, which learn nothing.
+    """
+
+    num_steps: int  # of the complete test, which may have ended before
+    rate_P: np.ndarray
+    loss_P: np.ndarray  # finite
+    became_infinite: bool  # after the last of them
+
+    @property
+    def half_window(self) -> int:
+        return math.ceil(WINDOW * self.num_steps / 2)
+
+    @property
+    def smooth_P(self) -> np.ndarray:
+        """Means over the window around each step, over fewer on both sides at the ends."""
+        last = len(self.loss_P) - 1
+        sides = [min(self.half_window, place, last - place) for place in range(last + 1)]
+        return np.array([self.loss_P[place - side : place + side + 1].mean() for place, side in enumerate(sides)])
+
+    @property
+    def diverged(self) -> int | None:
+        """The first place at which the loss has diverged; None if it has not, as far as the window reaches."""
+        smooth_P, num_first = self.smooth_P, 2 * self.half_window
+        infinite = len(smooth_P) - 1 if self.became_infinite else None
+        if len(smooth_P) < num_first:
+            return infinite
+        first_F = self.loss_P[:num_first]
+        limit = first_F.mean() + max(MARGIN * abs(first_F.mean()), first_F.std())
+        seen = range(num_first, len(smooth_P) - self.half_window)
+        return next((place for place in seen if smooth_P[place] > limit), infinite)
+
+    @property
+    def steepest(self) -> int:
+        """The place where the smoothed loss falls fastest over the logarithm of the rate, before it diverges."""
+        slope_P = np.gradient(self.smooth_P[: self.diverged], np.log(self.rate_P[: self.diverged]))
+        return int(np.argmin(slope_P))
+
+    def suggestions(self) -> dict[str, float]:
+        """Return learning rates to try, by the reason for each.
+
+        Raises:
+          ValueError: the loss did not fall before it diverged.
+        """
+        smooth_P = self.smooth_P[: self.diverged]
+        if len(smooth_P) < 2 * self.half_window or smooth_P.min() >= smooth_P[0]:
+            raise ValueError("The loss did not fall before it diverged: lower --low=.")
+        suggestions = {"where the loss falls fastest": float(self.rate_P[self.steepest])}
+        if self.diverged is not None:
+            rate = float(self.rate_P[self.diverged])
+            suggestions[f"a tenth of {rate:.2g}, where the loss diverges"] = rate / 10
+        return suggestions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers as JSON values."""
+        series = {"learning_rates": self.rate_P, "losses": self.loss_P, "smoothed_losses": self.smooth_P}
+        return {name: x.tolist() for name, x in series.items()} | {"suggestions": self.suggestions()}
+
+
+def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
+    """Train with rates from `low` to `high`, at most `num_steps` of them, on this machine; write nothing.
+
+    Random numbers depend on the config's seed. Warm-up, decay, average and evaluations of the config are ignored.
+
+    Raises:
+      ValueError: the config, its data or its weights cannot be used, or there are too few steps.
+    """
+    if not low < high or num_steps < LEAST_STEPS:
+        raise ValueError(f"From --low={low:g} to --high={high:g} in {num_steps} steps: at least {LEAST_STEPS} upwards.")
+    validate(config)
+    if getattr(config, "resume_from", None) is not None:
+        raise ValueError("config.resume_from: the test begins at step 0; use config.init_from for its weights.")
+    use_compilation_cache(config.logging.compilation_cache)
+    run, source, state = _assemble(_shortened(config, high, num_steps), low, high, num_steps)
+    step, leaves = run.compile_train_step(), pytree.named_leaves(state)
+    rates, losses = list[float](), list[float]()
+    with open_train_batches(run, source, 0) as (batches, _):
+        for batch in itertools.islice(batches, num_steps + 1):
+            leaves, metrics = step(leaves, batch)
+            if float(metrics[READABLE_IMAGES]) == 0:
+                raise ValueError(f"config.global_batch={config.global_batch}: no image of a batch can be read.")
+            loss = float(metrics["train_loss"])  # before this step's update, after that of the step before
+            if rates and math.isfinite(loss):
+                losses.append(loss)
+            test = RangeTest(num_steps, np.array(rates[: len(losses)]), np.array(losses), not math.isfinite(loss))
+            if test.diverged is not None or not math.isfinite(loss):
+                break
+            rates.append(float(metrics["learning_rate"]))
+    return test
+
+
+def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Source, TrainState]:
+    """Return the run, its training images, and its first state."""
+
+    def schedule(step: jax.typing.ArrayLike) -> jax.Array:
+        return low * (high / low) ** (jnp.asarray(step, jnp.float32) / (num_steps - 1))
+
+    train, fitted = open_datasets(config).train, None
+    if isinstance(config, FinetuneConfig):
+        architecture, fitted, _ = adapt(config, train)
+    else:
+        architecture = architecture_of(config, train.num_classes)
+    options: dict[str, Any] = {"label_shape": train.label_shape, "devices": jax.devices(), "schedule": schedule}
+    run = assemble(config, architecture, num_examples=len(train), **options)
+    if fitted is None:
+        return run, train, first_state(run)[0]
+    return run, train, state_of_parameters(run, fitted.parameters, str(config.init_from))
+
+
+def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
+    """Return the config of the test, with one step more than rates, for the loss after the last one."""
+    fields: dict[str, Any] = {"search": SearchConfig()} if isinstance(config, FinetuneConfig) else {}
+    return dataclasses.replace(
+        config,
+        total=Duration(f"{num_steps + 1} steps"),
+        schedule=ScheduleConfig(learning_rate=high, warmup=Duration("0 steps"), decay="constant"),
+        polyak=PolyakConfig(),
+        evaluation=dataclasses.replace(config.evaluation, evaluators={}),
+        checkpoint=dataclasses.replace(config.checkpoint, keep_best=0),
+        stop_early=StopEarlyConfig(),
+        logging=dataclasses.replace(config.logging, profile_start_step=None, profile_num_steps=5),
+        **fields,
+    )
+
+
+def draw(test: RangeTest, title: str) -> "Figure":
+    """Return a figure of the losses over the rates, with the suggested rates."""
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
+    axes.plot(test.rate_P, test.loss_P, ".", color=GREY, markersize=3, label="loss of a step")
+    axes.plot(test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {2 * test.half_window + 1} steps")
+    for (reason, rate), colour in zip(test.suggestions().items(), (GREEN, RED), strict=False):
+        axes.axvline(rate, color=colour, linestyle="--", label=f"{rate:.2g}: {reason}")
+    room = np.ptp(test.smooth_P)  # a single loss may be far outside
+    limits = (test.smooth_P.min() - room, test.smooth_P.max() + room)
+    axes.set(xscale="log", xlabel="learning rate", ylabel="training loss", title=title, ylim=limits)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="lower left")
+    return figure

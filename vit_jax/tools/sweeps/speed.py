@@ -1,0 +1,118 @@
+"""Inference speed of one device with batches of 1, 2, 4, …: measured here, or planned for a TPU that need not be there.
+
+As in the paper (ViT, App. D.5): the speed of the best batch, and the largest batch that fits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import hosts
+from vit_jax.arrays import normalise
+from vit_jax.config import Architecture, PretrainConfig
+from vit_jax.models import build_model
+from vit_jax.models.activations import placed_by
+from vit_jax.sharding import Placement, build_mesh, replicated
+from vit_jax.tools.machine.bench import times_of
+from vit_jax.tools.plan import aot, hlo
+from vit_jax.tools.plan.timeline import step_timeline
+from vit_jax.tools.plan.topology import Topology, make_collective_seconds
+from vit_jax.train.assemble import architecture_of
+from vit_jax.train.lifecycle import workdir as workdirs
+from vit_jax.train.overview import machine
+from vit_jax.train.run_files import write_summary
+
+NUM_CLASSES = 1000
+NUM_STEPS = 5  # of each batch, after a few that do not count
+
+SecondsOf = Callable[[int], float | None]
+"""Takes a batch size; returns the seconds of a forward pass, or None if it does not fit."""
+
+
+def measure(config: PretrainConfig, workdir: str, topology: Topology | None = None) -> None:
+    """Time the network of a recipe and write `summary.json`.
+
+    It is timed on the first device, or for one chip of a TPU by the schedule of the compiled program.
+    """
+    architecture = architecture_of(config, NUM_CLASSES)
+    if topology is None:
+        seconds_of, where = _measured(architecture), machine()
+    else:
+        seconds_of, where = _planned(architecture, topology), {"device_kind": topology.chip.name}
+    with workdirs.claim(workdir, config) as claimed:
+        summary = peak(seconds_of, config.global_batch) | where
+        if hosts.is_first():
+            write_summary(claimed.folder, summary)
+
+
+def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:
+    """Return the best speed over batches of 1, 2, 4, … up to `most`, and the largest that fits.
+
+    Raises:
+      ValueError: not even one image fits.
+    """
+    speeds, batch = dict[int, float](), 1
+    while batch <= most and (seconds := seconds_of(batch)) is not None:
+        speeds[batch] = batch / seconds
+        batch *= 2
+    if not speeds:
+        raise ValueError("The network does not fit the device, not even for one image.")
+    best = max(speeds, key=speeds.__getitem__)
+    return {
+        "images_per_second": speeds[best],
+        "fastest_batch": best,
+        "largest_batch": max(speeds),
+        "is_limited_by_memory": 2 * max(speeds) <= most,
+        "images_per_second_by_batch": {str(batch): speed for batch, speed in speeds.items()},
+    }
+
+
+def _make_inference(architecture: Architecture, device: jax.Device) -> tuple[Any, jax.sharding.Sharding]:
+    """Return a jitted function from model and uint8 images to logits, and the sharding of both."""
+    mesh: Any = build_mesh([device])
+
+    @placed_by(Placement(mesh))
+    def infer(model: Any, image_BHWC: jax.Array) -> jax.Array:
+        logits_BK: jax.Array = model(normalise(image_BHWC, architecture.compute_dtype)).logits_BK
+        return logits_BK
+
+    return jax.jit(infer), replicated(mesh)
+
+
+def _measured(architecture: Architecture) -> SecondsOf:
+    infer, place = _make_inference(architecture, jax.devices()[0])
+    model = jax.device_put(jax.jit(lambda key: build_model(architecture, key))(jax.random.key(0)), place)
+
+    def seconds_of(batch: int) -> float | None:
+        image = jax.device_put(np.zeros((batch, *architecture.image_size, 3), np.uint8), place)
+        try:
+            return float(np.median(times_of(lambda: infer(model, image), NUM_STEPS)))
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return None
+
+    return seconds_of
+
+
+def _planned(architecture: Architecture, topology: Topology) -> SecondsOf:
+    devices = aot.topology_devices(topology)[:1]
+    infer, place = _make_inference(architecture, devices[0])
+
+    def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    model = jax.tree.map(abstract, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))))
+
+    def seconds_of(batch: int) -> float | None:
+        image = jax.ShapeDtypeStruct((batch, *architecture.image_size, 3), jnp.uint8, sharding=place)
+        compiled = aot.compile_program(lambda: infer.lower(model, image), devices[0])
+        if not isinstance(compiled, aot.Executable):
+            return None
+        collective_seconds = make_collective_seconds(devices, topology)
+        return step_timeline(hlo.parse(compiled.text), topology, collective_seconds, compiled.bundles).seconds
+
+    return seconds_of
