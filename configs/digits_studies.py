@@ -22,16 +22,30 @@ from vit_jax.config import (
 )
 
 # Positions that start as large as the patches are learnt in these few steps: 91.67 %, with 0.02, the default, 54.72 %.
-TRANSFORMER: dict[str, Any] = {"name": "ViT-mu/2", "pool": "gap", "position_stddev": 1.0, "num_heads": 4}
+TRANSFORMER: dict[str, Any] = {
+    "name": "ViT-mu/2",
+    "pool": "gap",
+    "position_stddev": 1.0,
+    "num_heads": 4,
+}
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {  # side of the image in pixels; the network
     "ViT-48": (8, {**TRANSFORMER, "width": 48, "depth": 4, "mlp_dim": 192}),
     "ViT-16": (8, {**TRANSFORMER, "width": 16, "depth": 2, "mlp_dim": 64}),
     "ViT-96": (8, {**TRANSFORMER, "width": 96, "depth": 4, "mlp_dim": 384}),
     "Axial-48": (8, {**TRANSFORMER, "width": 48, "depth": 2, "mlp_dim": 192, "block": "axial"}),
-    "ResNet": (16, {"name": "R14x0.5"}),  # the root of a ResNet divides by 4, so the images are enlarged
-    "Hybrid": (16, {**TRANSFORMER, "name": "R14x0.5+ViT-mu/4", "width": 48, "depth": 4, "mlp_dim": 192}),
+    "ResNet": (
+        16,
+        {"name": "R14x0.5"},
+    ),  # the root of a ResNet divides by 4, so the images are enlarged
+    "Hybrid": (
+        16,
+        {**TRANSFORMER, "name": "R14x0.5+ViT-mu/4", "width": 48, "depth": 4, "mlp_dim": 192},
+    ),
 }
-VALIDATED = ("input.train_split=train[:80%]", "input.test_split=train[80%:]")  # chosen without looking at the test
+VALIDATED = (
+    "input.train_split=train[:80%]",
+    "input.test_split=train[80%:]",
+)  # chosen without looking at the test
 
 STUDIES = {
     "data_size": {
@@ -45,12 +59,25 @@ STUDIES = {
         ),
         "measures": ("final_accuracy", "fewshot_5shot_accuracy"),
     },
-    "scaling": {"models": ("ViT-16", "ViT-48", "ViT-96", "Axial-48", "ResNet", "Hybrid"), "epochs": (2, 6)},
+    "scaling": {
+        "models": ("ViT-16", "ViT-48", "ViT-96", "Axial-48", "ResNet", "Hybrid"),
+        "epochs": (2, 6),
+    },
     "positions": {"seeds": (0, 1)},
     "pooling": {"learning_rates": (3e-4, 1e-3, 4e-3, 1.5e-2)},
     "shape": {
         "shapes": (
-            *("base", "depth:0.5", "depth:2", "width:0.5", "width:2", "mlp:0.5", "mlp:2", "patch:2", "patch:0.5"),
+            *(
+                "base",
+                "depth:0.5",
+                "depth:2",
+                "width:0.5",
+                "width:2",
+                "mlp:0.5",
+                "mlp:2",
+                "patch:2",
+                "patch:0.5",
+            ),
             *("all:0.5", "all:1.5"),
         )
     },
@@ -59,7 +86,9 @@ STUDIES = {
         "models": ("ViT-48", "ViT-96", "ResNet"),
         "image_sizes": (16, 32, 64),
         "config": ("global_batch=16",),  # the largest that is tried
-        "measures": ("images_per_second",),  # on a CPU memory sets no limit to batches of such images
+        "measures": (
+            "images_per_second",
+        ),  # on a CPU memory sets no limit to batches of such images
     },
 }
 
@@ -87,7 +116,9 @@ def get_config(argument: str = "") -> PretrainConfig:
         ),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
-        schedule=ScheduleConfig(learning_rate=4e-3, warmup=Duration("0.1 fraction"), decay="cosine"),
+        schedule=ScheduleConfig(
+            learning_rate=4e-3, warmup=Duration("0.1 fraction"), decay="cosine"
+        ),
         evaluation=EvaluationConfig(every=Duration("0.2 fraction"), global_batch=360),
         checkpoint=CheckpointConfig(every=Duration("0.5 fraction"), keep_best=0),
         logging=LoggingConfig(every=Duration("50 steps"), tensorboard=False),

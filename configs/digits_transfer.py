@@ -63,7 +63,9 @@ def pretraining(*, is_trained: bool) -> PretrainConfig:
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(weight_decay=0.1, clip_global_norm=1.0),
         schedule=ScheduleConfig(
-            learning_rate=3e-3 if is_trained else 0.0, warmup=Duration("0.05 fraction"), decay="cosine"
+            learning_rate=3e-3 if is_trained else 0.0,
+            warmup=Duration("0.05 fraction"),
+            decay="cosine",
         ),
         polyak=PolyakConfig(factor=0.995),
         evaluation=EvaluationConfig(every=Duration("75 epochs")),

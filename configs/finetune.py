@@ -68,8 +68,12 @@ TASKS = {
         warmup="500 steps",
         validation_fraction=0.02,
     ),
-    "pets": Task(data="tfds:oxford_iiit_pet", num_examples=3_680, total="500 steps", warmup="100 steps"),
-    "flowers": Task(data="tfds:oxford_flowers102", num_examples=1_020, total="500 steps", warmup="100 steps"),
+    "pets": Task(
+        data="tfds:oxford_iiit_pet", num_examples=3_680, total="500 steps", warmup="100 steps"
+    ),
+    "flowers": Task(
+        data="tfds:oxford_flowers102", num_examples=1_020, total="500 steps", warmup="100 steps"
+    ),
     "imagenet": Task(
         data="tfds:imagenet2012",
         test_split="validation",
@@ -140,7 +144,9 @@ FAMILIES = {
     ),
     # DINOv2, DINOv3: uncertain. Their authors publish no values for fine-tuning (DINOv2 took DeiT III's). These are
     # usual for strong features; the class token and the mean of patches are what DINOv2's linear probe sees.
-    "dinov3": Family(learning_rate=4e-4, epochs=50, layer_decay=0.75, stochastic_depth=0.1, pool="token_gap"),
+    "dinov3": Family(
+        learning_rate=4e-4, epochs=50, layer_decay=0.75, stochastic_depth=0.1, pool="token_gap"
+    ),
     # SigLIP 2: uncertain. Its authors publish no values for fine-tuning. These are FT-CLIP's (Dong et al., 2022) for
     # CLIP ViT-B/16, which has no mixup, CutMix and stochastic depth.
     "siglip2": Family(
@@ -156,9 +162,24 @@ FAMILIES = {
     ),
 }
 LARGER = {  # what the authors change for a model that the argument names
-    ("mae", "ViT-L/16"): {"learning_rate": 4e-3, "epochs": 50, "layer_decay": 0.75, "stochastic_depth": 0.2},
-    ("mae", "ViT-H/14"): {"learning_rate": 4e-3, "epochs": 50, "layer_decay": 0.75, "stochastic_depth": 0.3},
-    ("siglip2", "ViT-L/16"): {"learning_rate": 4e-4, "epochs": 30, "warmup_epochs": 5, "layer_decay": 0.65},
+    ("mae", "ViT-L/16"): {
+        "learning_rate": 4e-3,
+        "epochs": 50,
+        "layer_decay": 0.75,
+        "stochastic_depth": 0.2,
+    },
+    ("mae", "ViT-H/14"): {
+        "learning_rate": 4e-3,
+        "epochs": 50,
+        "layer_decay": 0.75,
+        "stochastic_depth": 0.3,
+    },
+    ("siglip2", "ViT-L/16"): {
+        "learning_rate": 4e-4,
+        "epochs": 30,
+        "warmup_epochs": 5,
+        "layer_decay": 0.65,
+    },
 }
 NAMED_RULES = ("augreg", *FAMILIES)  # may stand in the place of the model, which is then any
 RULES = ("paper", "bit", "quick", *NAMED_RULES)
@@ -172,31 +193,56 @@ def get_config(argument: str = "") -> FinetuneConfig:
     rate 0.01 instead of a search: one run instead of five. HOW is direct or short_side.
     """
     chosen = parse_argument(
-        argument, model="any", task="own", rule="", crop="", image_size=0, examples=0, test_resize=""
+        argument,
+        model="any",
+        task="own",
+        rule="",
+        crop="",
+        image_size=0,
+        examples=0,
+        test_resize="",
     )
     if chosen["model"] in NAMED_RULES:
         if chosen["rule"] not in ("", chosen["model"]):
-            raise ValueError(f"rule={chosen['rule']}: {chosen['model']} is a rule already. Leave rule out.")
+            raise ValueError(
+                f"rule={chosen['rule']}: {chosen['model']} is a rule already. Leave rule out."
+            )
         chosen |= {"model": "any", "rule": chosen["model"]}
     chosen["rule"] = chosen["rule"] or "paper"
-    choices = {"task": tuple(TASKS), "rule": RULES, "crop": (*CROPS, ""), "test_resize": (*TEST_RESIZES, "")}
+    choices = {
+        "task": tuple(TASKS),
+        "rule": RULES,
+        "crop": (*CROPS, ""),
+        "test_resize": (*TEST_RESIZES, ""),
+    }
     for name, allowed in choices.items():
         if chosen[name] not in allowed:
-            raise ValueError(f"{name}={chosen[name]!r} is not one of {', '.join(filter(None, allowed))}.")
+            raise ValueError(
+                f"{name}={chosen[name]!r} is not one of {', '.join(filter(None, allowed))}."
+            )
     if chosen["model"] != "any":
         parse_name(chosen["model"])
     task = TASKS[chosen["task"]]
     if chosen["rule"] == "bit":
         return bit_hyperrule(chosen, task)
     if chosen["examples"]:
-        raise ValueError("examples=N is for rule=bit; other rules do not go by the number of images.")
+        raise ValueError(
+            "examples=N is for rule=bit; other rules do not go by the number of images."
+        )
     if chosen["rule"] in FAMILIES:
         changes: dict[str, Any] = LARGER.get((chosen["rule"], chosen["model"]), {})
         return family_recipe(chosen, task, dataclasses.replace(FAMILIES[chosen["rule"]], **changes))
     is_imagenet, is_augreg = chosen["task"] == "imagenet", chosen["rule"] == "augreg"
-    is_table_2 = is_imagenet and chosen["model"] in TABLE_2_PIXELS and not chosen["image_size"] and not is_augreg
+    is_table_2 = (
+        is_imagenet
+        and chosen["model"] in TABLE_2_PIXELS
+        and not chosen["image_size"]
+        and not is_augreg
+    )
     task = augreg(task, is_long=is_imagenet) if is_augreg else task
-    pixels = chosen["image_size"] or (TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels)
+    pixels = chosen["image_size"] or (
+        TABLE_2_PIXELS[chosen["model"]] if is_table_2 else task.pixels
+    )
     model = adapted(chosen["model"], pixels)
     rates = (0.01,) if chosen["rule"] == "quick" else task.learning_rates
     has_search = len(rates) > 1
@@ -205,7 +251,12 @@ def get_config(argument: str = "") -> FinetuneConfig:
         total=Duration(task.total),
         global_batch=task.global_batch,
         model=dataclasses.replace(model, dropout_fraction=0.0) if is_augreg else model,
-        input=inputs(chosen, task, pixels, resize_pixels=256 if is_augreg and pixels == 224 else pixels * 448 // 384),
+        input=inputs(
+            chosen,
+            task,
+            pixels,
+            resize_pixels=256 if is_augreg and pixels == 224 else pixels * 448 // 384,
+        ),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(name="sgd", first_moment_dtype="bfloat16", clip_global_norm=1.0),
         schedule=ScheduleConfig(
@@ -213,7 +264,9 @@ def get_config(argument: str = "") -> FinetuneConfig:
             warmup=Duration(task.warmup),
             decay="cosine",
         ),
-        search=SearchConfig(learning_rates=rates if has_search else (), validation_fraction=task.validation_fraction),
+        search=SearchConfig(
+            learning_rates=rates if has_search else (), validation_fraction=task.validation_fraction
+        ),
         polyak=PolyakConfig(factor=0.9999) if is_table_2 else PolyakConfig(),
         **FOLLOWED,
     )
@@ -256,7 +309,11 @@ def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> Finetun
         ),
         input=dataclasses.replace(
             resize,
-            **({"crop_area_fraction": (0.08, 1.0), "crop_distribution": "torchvision"} if is_inception else {}),
+            **(
+                {"crop_area_fraction": (0.08, 1.0), "crop_distribution": "torchvision"}
+                if is_inception
+                else {}
+            ),
             **({"test_crop_fraction": 224 / 256} if how == "short_side" else {}),
             train_interpolation="bicubic",
             test_interpolation="bicubic",
@@ -275,7 +332,9 @@ def family_recipe(chosen: dict[str, Any], task: Task, family: Family) -> Finetun
         ),
         schedule=ScheduleConfig(
             learning_rate=float(f"{rate:.2g}"),
-            warmup=Duration(f"{family.warmup_epochs} epochs") if is_published else Duration(task.warmup),
+            warmup=Duration(f"{family.warmup_epochs} epochs")
+            if is_published
+            else Duration(task.warmup),
             decay="cosine",
             end_learning_rate=1e-6,
         ),
@@ -288,7 +347,9 @@ def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
     """BiT-HyperRule (Big Transfer): steps, resolution and mixup by the size of the dataset and of its images."""
     for name, fixed in (("crop", "resize"), ("test_resize", "direct")):
         if chosen[name]:
-            raise ValueError(f"{name}={chosen[name]} has no effect with rule=bit, whose {name} is {fixed}.")
+            raise ValueError(
+                f"{name}={chosen[name]} has no effect with rule=bit, whose {name} is {fixed}."
+            )
     num_examples = chosen["examples"] or task.num_examples
     if not num_examples:
         raise ValueError("rule=bit goes by the number of training images: add examples=N.")
@@ -307,12 +368,16 @@ def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
         global_batch=512,
         model=adapted(chosen["model"], pixels),
         input=dataclasses.replace(
-            inputs(chosen | {"crop": "resize"}, task, pixels, resize_pixels=resize_pixels), mixup_alpha=mixup
+            inputs(chosen | {"crop": "resize"}, task, pixels, resize_pixels=resize_pixels),
+            mixup_alpha=mixup,
         ),
         objective=ObjectiveConfig(loss="softmax"),
         optimizer=OptimizerConfig(name="sgd"),
         schedule=ScheduleConfig(
-            learning_rate=0.003, warmup=Duration(f"{warmup} steps"), decay="staircase", drop_at_fraction=drops
+            learning_rate=0.003,
+            warmup=Duration(f"{warmup} steps"),
+            decay="staircase",
+            drop_at_fraction=drops,
         ),
         **FOLLOWED,
     )

@@ -55,7 +55,15 @@ def get_config(argument: str = "") -> PretrainConfig:
     B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0, says all of these.
     """
     named = FILE_NAME.match(argument.removesuffix(".npz").partition("--")[0])
-    defaults = {"model": "B/16", "data": "i21k", "aug": "", "wd": 0.1, "do": 0.0, "sd": 0.0, "epochs": 300}
+    defaults = {
+        "model": "B/16",
+        "data": "i21k",
+        "aug": "",
+        "wd": 0.1,
+        "do": 0.0,
+        "sd": 0.0,
+        "epochs": 300,
+    }
     chosen = parse_argument(_to_argument(named) if named else argument, **defaults)
     model, data = chosen["model"].replace("ViT-", ""), chosen["data"]
     if model not in MODELS:
@@ -64,7 +72,9 @@ def get_config(argument: str = "") -> PretrainConfig:
         raise ValueError(f"data={data}: must be one of {', '.join(DATA)}.")
     aug = chosen["aug"] or MODELS[model].get(data, "")
     if aug not in AUGMENTATIONS:
-        missing = "" if chosen["aug"] else " The authors name no choice for this model on ImageNet-1k."
+        missing = (
+            "" if chosen["aug"] else " The authors name no choice for this model on ImageNet-1k."
+        )
         raise ValueError(f"aug={aug}: must be one of {', '.join(AUGMENTATIONS)}.{missing}")
     layers, magnitude, mixup_alpha = AUGMENTATIONS[aug]
     is_21k = data == "i21k"
@@ -79,7 +89,9 @@ def get_config(argument: str = "") -> PretrainConfig:
             stochastic_depth_fraction=chosen["sd"],
         ),
         input=InputConfig(
-            train_split="train" if is_21k else "train[:99%]",  # the last percent is for choosing hyper-parameters
+            train_split="train"
+            if is_21k
+            else "train[:99%]",  # the last percent is for choosing hyper-parameters
             test_split="validation",
             **({"holdout_fraction": 0.0036} if is_21k else {}),  # 51,200 of 14.2 million
             image_size=(224, 224),
@@ -107,4 +119,6 @@ def _to_argument(name: re.Match[str]) -> str:
         raise ValueError(f"lr_{name['rate']}: must be 0.001, the rate of all released weights.")
     *resnet, size, patch = name["model"].split("_")
     model = "+".join([*resnet, f"{size}/{patch}"])
-    return f"model={model}," + ",".join(f"{key}={name[key]}" for key in ("data", "aug", "wd", "do", "sd", "epochs"))
+    return f"model={model}," + ",".join(
+        f"{key}={name[key]}" for key in ("data", "aug", "wd", "do", "sd", "epochs")
+    )

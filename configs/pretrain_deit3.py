@@ -77,17 +77,25 @@ def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     """
     chosen = parse_argument(argument, model="B/16", data="i1k", epochs=0, stage="pretrain")
     model, data, stage = chosen["model"].replace("ViT-", ""), chosen["data"], chosen["stage"]
-    for name, value, known in (("model", model, MODELS), ("data", data, MODELS["B/16"]), ("stage", stage, STAGES)):
+    for name, value, known in (
+        ("model", model, MODELS),
+        ("data", data, MODELS["B/16"]),
+        ("stage", stage, STAGES),
+    ):
         if value not in known:
             raise ValueError(f"{name}={value}: must be one of {', '.join(known)}.")
     row = MODELS[model][data]
     epochs = chosen["epochs"] or min(row.depths)
     if epochs not in row.depths:
-        raise ValueError(f"epochs={epochs}: must be {' or '.join(map(str, row.depths))} with data={data}.")
+        raise ValueError(
+            f"epochs={epochs}: must be {' or '.join(map(str, row.depths))} with data={data}."
+        )
     if stage == "pretrain":
         return _pretraining(model, row, epochs, is_21k=data == "i21k")
     if row.pixels == 224 and data == "i1k":
-        raise ValueError(f"stage=finetune: {model} is trained at 224 pixels with data=i1k. Leave it out.")
+        raise ValueError(
+            f"stage=finetune: {model} is trained at 224 pixels with data=i1k. Leave it out."
+        )
     return _finetuning(model, row, epochs, is_21k=data == "i21k")
 
 
@@ -161,8 +169,12 @@ def _stochastic_depth(fraction: float) -> dict[str, Any]:
 
 
 def _lamb(decay: float) -> OptimizerConfig:
-    return OptimizerConfig(name="lamb", weight_decay=decay, weight_decay_meaning="paper_kernels", clip_global_norm=1.0)
+    return OptimizerConfig(
+        name="lamb", weight_decay=decay, weight_decay_meaning="paper_kernels", clip_global_norm=1.0
+    )
 
 
 def _schedule(rate: float) -> ScheduleConfig:
-    return ScheduleConfig(learning_rate=rate, warmup=Duration("5 epochs"), decay="cosine", end_learning_rate=1e-5)
+    return ScheduleConfig(
+        learning_rate=rate, warmup=Duration("5 epochs"), decay="cosine", end_learning_rate=1e-5
+    )

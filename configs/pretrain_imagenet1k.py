@@ -31,10 +31,14 @@ def get_config(argument: str = "") -> PretrainConfig:
         data="tfds:imagenet2012",
         total=Duration("300 epochs"),
         global_batch=4096,
-        model=ModelConfig(name=model, head="mlp", head_bias_init=HEAD_BIAS[loss], dropout_fraction=0.1),
+        model=ModelConfig(
+            name=model, head="mlp", head_bias_init=HEAD_BIAS[loss], dropout_fraction=0.1
+        ),
         input=InputConfig(train_split="train", test_split="validation", image_size=(224, 224)),
         objective=ObjectiveConfig(loss=loss),
-        optimizer=OptimizerConfig(weight_decay=0.3, weight_decay_meaning="paper", clip_global_norm=1.0),
+        optimizer=OptimizerConfig(
+            weight_decay=0.3, weight_decay_meaning="paper", clip_global_norm=1.0
+        ),
         schedule=ScheduleConfig(learning_rate=3e-3, warmup=Duration("10000 steps"), decay="cosine"),
         evaluation=EvaluationConfig(every=Duration("5000 steps")),
         checkpoint=CheckpointConfig(every=Duration("1000 steps")),

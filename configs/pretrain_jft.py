@@ -31,7 +31,10 @@ LEARNING_RATES = {  # by model and epochs
     ("R101x1", 7): 8e-4,
     ("R152x1", 7): 6e-4,
     ("R152x2", 7): 6e-4,
-    ("R152x2", 14): 6e-4,  # a guess: Table 6 has this run and the next, but Table 3 does not; this is its 7-epoch rate
+    (
+        "R152x2",
+        14,
+    ): 6e-4,  # a guess: Table 6 has this run and the next, but Table 3 does not; this is its 7-epoch rate
     ("R200x3", 14): 4e-4,  # a guess: the deeper the ResNet, the lower its rate
     ("R50+ViT-B/16", 7): 8e-4,
     ("R50+ViT-B/32", 7): 8e-4,

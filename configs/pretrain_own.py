@@ -28,10 +28,16 @@ def get_config(argument: str = "") -> PretrainConfig:
     """Argument: MODEL[,examples=N][,image_size=N]; N training images, about."""
     chosen = parse_argument(argument, model="ViT-Ti/16", examples=10_000, image_size=224)
     if not 1 <= chosen["examples"] <= ROWS[-1][0]:
-        raise ValueError(f"examples={chosen['examples']}: give 1 to 100,000; for more see pretrain_imagenet1k.py.")
+        raise ValueError(
+            f"examples={chosen['examples']}: give 1 to 100,000; for more see pretrain_imagenet1k.py."
+        )
     _, epochs, batch, magnitude, alpha = next(row for row in ROWS if chosen["examples"] <= row[0])
     is_transformer = parse_name(chosen["model"]).size is not None
-    forms = {"pool": "gap", "position_embedding": "sincos2d", "head": "linear"} if is_transformer else {}
+    forms = (
+        {"pool": "gap", "position_embedding": "sincos2d", "head": "linear"}
+        if is_transformer
+        else {}
+    )
     return PretrainConfig(
         data=None,
         total=Duration(f"{epochs} epochs"),
@@ -48,8 +54,12 @@ def get_config(argument: str = "") -> PretrainConfig:
             exif_orientation=True,
         ),
         objective=ObjectiveConfig(loss="softmax"),
-        optimizer=OptimizerConfig(weight_decay=1e-4, weight_decay_meaning="big_vision", clip_global_norm=1.0),
-        schedule=ScheduleConfig(learning_rate=1e-3, warmup=Duration("0.05 fraction"), decay="cosine"),
+        optimizer=OptimizerConfig(
+            weight_decay=1e-4, weight_decay_meaning="big_vision", clip_global_norm=1.0
+        ),
+        schedule=ScheduleConfig(
+            learning_rate=1e-3, warmup=Duration("0.05 fraction"), decay="cosine"
+        ),
         evaluation=EvaluationConfig(every=Duration("0.05 fraction")),
         checkpoint=CheckpointConfig(every=Duration("0.05 fraction")),
         logging=LoggingConfig(every=Duration("0.002 fraction")),

@@ -27,7 +27,9 @@ def window(photograph: np.ndarray) -> Image.Image:
 
 def cloud() -> Image.Image:
     """Return smooth noise in colours."""
-    values = gaussian_filter(GENERATOR.normal(size=(80, 96, 3)), (*[GENERATOR.uniform(3, 9)] * 2, 0))
+    values = gaussian_filter(
+        GENERATOR.normal(size=(80, 96, 3)), (*[GENERATOR.uniform(3, 9)] * 2, 0)
+    )
     return Image.fromarray(((values - values.min()) / np.ptp(values) * 255).astype(np.uint8))
 
 

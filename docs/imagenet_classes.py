@@ -21,8 +21,14 @@ def main(info: pathlib.Path) -> None:
     ids = pathlib.Path(tfds.core.tfds_path("datasets/imagenet2012/labels.txt")).read_text().split()
     assert ids == (info / "imagenet_synsets.txt").read_text().split()
     assert len(ids) == 1000
-    lemmas = dict(line.split("\t") for line in (info / "imagenet_synset_to_lemma.txt").read_text().splitlines())
-    members = {letter: set((info / f"imagenet_{letter.lower()}_synsets.txt").read_text().split()) for letter in "AR"}
+    lemmas = dict(
+        line.split("\t")
+        for line in (info / "imagenet_synset_to_lemma.txt").read_text().splitlines()
+    )
+    members = {
+        letter: set((info / f"imagenet_{letter.lower()}_synsets.txt").read_text().split())
+        for letter in "AR"
+    }
     assert all(len(members[letter]) == 200 and members[letter] <= set(ids) for letter in "AR")
     lines = []
     for wordnet_id in ids:

@@ -29,8 +29,15 @@ def on_files(files: Any, config: Any) -> Any:
     made = {"commands.md": commands(), "config.md": options(), **python()}
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
-    waiting = ["README.md", *(f"docs/{file.src_uri}" for file in files if file.src_uri.endswith(".md"))]
-    waiting += [path.removeprefix(f"{OUTSIDE}/") for path in _named_in_nav(config.nav) if path.startswith(OUTSIDE)]
+    waiting = [
+        "README.md",
+        *(f"docs/{file.src_uri}" for file in files if file.src_uri.endswith(".md")),
+    ]
+    waiting += [
+        path.removeprefix(f"{OUTSIDE}/")
+        for path in _named_in_nav(config.nav)
+        if path.startswith(OUTSIDE)
+    ]
     seen = set(waiting)
     while waiting:
         path = waiting.pop()
@@ -38,7 +45,9 @@ def on_files(files: Any, config: Any) -> Any:
         if page not in made and files.get_file_from_path(page) is None:
             files.append(File.generated(config, page, content=text_of(path)))
         if path.endswith(".md") and page not in made:
-            new = {target for target in linked_from(path) if target not in seen and needs_page(target)}
+            new = {
+                target for target in linked_from(path) if target not in seen and needs_page(target)
+            }
             seen |= new
             waiting += sorted(new)
     return files
@@ -49,7 +58,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     path = file_of(page.file.src_uri)
 
     def rewrite(match: re.Match[str]) -> str:
-        return posixpath.relpath(page_of(target_of(path, match[1])), posixpath.dirname(page.file.src_uri) or ".")
+        return posixpath.relpath(
+            page_of(target_of(path, match[1])), posixpath.dirname(page.file.src_uri) or "."
+        )
 
     parts = FENCED.split(markdown)
     parts[::2] = [LINK.sub(rewrite, part) for part in parts[::2]]
@@ -66,7 +77,9 @@ def target_of(path: str, link: str) -> str:
 
 def needs_page(path: str) -> bool:
     """Return True for files outside docs/, and for code and folders in it."""
-    return not path.startswith("docs/") or path.endswith((".py", ".ipynb")) or (ROOT / path).is_dir()
+    return (
+        not path.startswith("docs/") or path.endswith((".py", ".ipynb")) or (ROOT / path).is_dir()
+    )
 
 
 def page_of(path: str) -> str:
@@ -106,7 +119,9 @@ def text_of(path: str) -> str:
     """Return the text of a page: code as a block, a folder as a list of names."""
     file = ROOT / path
     if file.is_dir():
-        names = sorted(name for name in os.listdir(file) if not name.startswith((".", "__pycache__")))
+        names = sorted(
+            name for name in os.listdir(file) if not name.startswith((".", "__pycache__"))
+        )
         return "\n".join([f"# {path}", "", *(f"* `{name}`" for name in names), ""])
     text = file.read_text()
     if path.endswith(".md"):
@@ -154,13 +169,21 @@ def commands() -> str:
 
 def python() -> dict[str, str]:
     """Return a page of docstrings for each part of the package, and a list of them."""
-    rooms = sorted(path for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").is_file())
-    rooms += sorted(path for path in (ROOT / "vit_jax").glob("*.py") if not path.name.startswith("__"))
+    rooms = sorted(
+        path for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").is_file()
+    )
+    rooms += sorted(
+        path for path in (ROOT / "vit_jax").glob("*.py") if not path.name.startswith("__")
+    )
     lines, pages = list[str](), dict[str, str]()
     for path in rooms:
         module = f"vit_jax.{path.stem}"
         source = path / "__init__.py" if path.is_dir() else path
-        about = (ast.get_docstring(ast.parse(source.read_text())) or "").partition("\n\n")[0].replace("\n", " ")
+        about = (
+            (ast.get_docstring(ast.parse(source.read_text())) or "")
+            .partition("\n\n")[0]
+            .replace("\n", " ")
+        )
         pages[f"python/{path.stem}.md"] = f"# {module}\n\n::: {module}\n"
         lines.append(f"| [`{module}`](python/{path.stem}.md) | {about} |")
     public = "`import vit_jax` provides [`vit_jax.api`](python/api.md)."
@@ -174,7 +197,10 @@ def options() -> str:
     from vit_jax.config.descriptions import read_sections
 
     parts = ["# Config", "", "Every option of a run. `--config.SECTION.FIELD=VALUE` sets one.", ""]
-    parts += ["`vit-jax show --help` prints the same descriptions; they are in `vit_jax/config/schema.py`.", ""]
+    parts += [
+        "`vit-jax show --help` prints the same descriptions; they are in `vit_jax/config/schema.py`.",
+        "",
+    ]
     for section in read_sections():
         path = f"config.{section.prefix}".rstrip(".")
         parts += [f"## {path}: {section.name}", "", section.description, ""]

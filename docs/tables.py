@@ -15,7 +15,9 @@ from vit_jax.evals.splits import RELEASED
 from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
 ROOT = pathlib.Path(__file__).parents[1]
-BLOCK = re.compile(r"(?<=<!-- generated: )([\w -]+?)( -->\n).*?(?=<!-- end of generated -->\n)", re.DOTALL)
+BLOCK = re.compile(
+    r"(?<=<!-- generated: )([\w -]+?)( -->\n).*?(?=<!-- end of generated -->\n)", re.DOTALL
+)
 
 
 def renew(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
@@ -26,25 +28,50 @@ def renew(text: str, blocks: Mapping[str, Callable[[], str]]) -> str:
     """
     names = [match[1] for match in BLOCK.finditer(text)]
     if sorted(names) != sorted(blocks):
-        raise ValueError(f"The page has the generated blocks {names}: it must have {list(blocks)}, each once.")
+        raise ValueError(
+            f"The page has the generated blocks {names}: it must have {list(blocks)}, each once."
+        )
     return BLOCK.sub(lambda match: f"{match[1]}{match[2]}{blocks[match[1]]()}", text)
 
 
 def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    head, *rows = ("".join(f" {cell} |" if cell else " |" for cell in row) for row in (columns, *lines))
+    head, *rows = (
+        "".join(f" {cell} |" if cell else " |" for cell in row) for row in (columns, *lines)
+    )
     return "".join(f"|{row}\n" for row in (head, "---|" * len(columns), *rows))
 
 
 def vtab_tasks() -> str:
     """Return the table of the tasks of VTAB-1k."""
-    columns = ("task", "group", "dataset of TFDS, version", "classes", "`val200`", "`test`", "in training")
+    columns = (
+        "task",
+        "group",
+        "dataset of TFDS, version",
+        "classes",
+        "`val200`",
+        "`test`",
+        "in training",
+    )
     lines = []
     for task in TASKS:
-        without = [f"no {word}" for word, is_on in (("mirroring", task.flip), ("crop", task.crop)) if not is_on]
+        without = [
+            f"no {word}"
+            for word, is_on in (("mirroring", task.flip), ("crop", task.crop))
+            if not is_on
+        ]
         dataset = f"`{task.dataset}` {task.version.replace(',', ' or ')}"
         splits = (f"`{task.val200}`", f"`{task.test}`")
-        lines.append([f"`{task.name}`", task.group, dataset, str(task.num_classes), *splits, ", ".join(without) or "–"])
+        lines.append(
+            [
+                f"`{task.name}`",
+                task.group,
+                dataset,
+                str(task.num_classes),
+                *splits,
+                ", ".join(without) or "–",
+            ]
+        )
     return table(columns, lines)
 
 
@@ -78,7 +105,14 @@ def examples() -> str:
         takes = re.search(r"^(`.+) takes? (.+)\.$", text, re.MULTILINE)
         option, form = takes.groups() if takes else ("–", "–")
         part = re.sub("^An? ", "", part)
-        lines.append([part[0].lower() + part[1:], option, form, f"[`{path.name}`](examples/{path.name}): {example}"])
+        lines.append(
+            [
+                part[0].lower() + part[1:],
+                option,
+                form,
+                f"[`{path.name}`](examples/{path.name}): {example}",
+            ]
+        )
     return table(("part", "option", "it is", "example"), lines)
 
 

@@ -23,10 +23,19 @@ TPUS = {
     "tpu7x": SOLID,
 }
 FLAT_TOPOLOGIES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-SMALL_SOLID_TOPOLOGIES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # larger ones: every side a multiple of 4
+SMALL_SOLID_TOPOLOGIES = (
+    "2x2x1",
+    "2x2x2",
+    "2x2x4",
+    "2x4x4",
+)  # larger ones: every side a multiple of 4
 JOB = "worker"
 POD_NAME_LENGTH = 63  # of the longest name made from ours: NAME-worker-SLICE-HOST-abcde
-SHARED_VERBS = ("study", "sweep", "vtab")  # whose runs --index= and --count= deal to several machines
+SHARED_VERBS = (
+    "study",
+    "sweep",
+    "vtab",
+)  # whose runs --index= and --count= deal to several machines
 WORKDIR, DATA = "/workdir", "/data"
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
@@ -71,7 +80,10 @@ def render(words: Sequence[str] | None = None) -> str:
     template = TEMPLATE.read_text()
     if options.shares is None:
         return fill(template, values, cases)
-    return "---\n".join(fill(template, _share(values, index, options.shares), cases) for index in range(options.shares))
+    return "---\n".join(
+        fill(template, _share(values, index, options.shares), cases)
+        for index in range(options.shares)
+    )
 
 
 def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
@@ -83,11 +95,22 @@ def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
     per_node = DEVICES_PER_CHIP.get(options.accelerator, 1) * (values["chips_per_host"] or 1)  # type: ignore[operator]
     slices = {"tpu": options.slices, "gpu": nodes, "cpu": 1}[kind]
     place, _ = _place(options.workdir, options.dry_run)
-    volume = f"gs://{values['bucket']}" if options.workdir.startswith("gs://") else f"claim:{values['claim']}"
-    lines = [f"devices {nodes * per_node}", f"slices {slices}", f"workdir {place}", f"mount {WORKDIR} {volume}"]
+    volume = (
+        f"gs://{values['bucket']}"
+        if options.workdir.startswith("gs://")
+        else f"claim:{values['claim']}"
+    )
+    lines = [
+        f"devices {nodes * per_node}",
+        f"slices {slices}",
+        f"workdir {place}",
+        f"mount {WORKDIR} {volume}",
+    ]
     lines.append(f"chips {nodes * values['chips_per_host'] * (options.shares or 1)}")  # type: ignore[operator]
     if planned := PLANNED.get(options.accelerator):
-        count, shape = (slices, options.topology) if kind == "tpu" else (nodes, options.chips_per_host)
+        count, shape = (
+            (slices, options.topology) if kind == "tpu" else (nodes, options.chips_per_host)
+        )
         lines.append(f"topology {count}*{planned}:{shape}")
     if options.data_bucket is not None:
         lines.append(f"mount {DATA} gs://{values['data_bucket']}")
@@ -121,10 +144,16 @@ def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None)
       ValueError: a topology that this accelerator does not have, or chips that do not divide into hosts.
     """
     dims = TPUS[accelerator]
-    sides = [int(side) for side in topology.split("x")] if re.fullmatch(r"\d+(x\d+)*", topology) else []
+    sides = (
+        [int(side) for side in topology.split("x")] if re.fullmatch(r"\d+(x\d+)*", topology) else []
+    )
     if dims == FLAT and topology not in FLAT_TOPOLOGIES:
         raise ValueError(f"--topology={topology}: {accelerator} has {', '.join(FLAT_TOPOLOGIES)}.")
-    is_large = len(sides) == SOLID and all(side and side % 4 == 0 for side in sides) and sides == sorted(sides)
+    is_large = (
+        len(sides) == SOLID
+        and all(side and side % 4 == 0 for side in sides)
+        and sides == sorted(sides)
+    )
     if dims == SOLID and topology not in SMALL_SOLID_TOPOLOGIES and not is_large:
         raise ValueError(
             f"--topology={topology}: {accelerator} has {', '.join(SMALL_SOLID_TOPOLOGIES)}, and AxBxC of multiples "
@@ -138,8 +167,14 @@ def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None)
                 "--chips_per_host=8 (…-8t) or --chips_per_host=4 (…-4t)."
             )
         chips_per_host = min(chips, 4)
-    if chips_per_host not in (1, 4, 8) or chips % chips_per_host or (chips_per_host != 4 and chips != chips_per_host):
-        raise ValueError(f"--chips_per_host={chips_per_host}: hosts of a {topology} slice have {min(chips, 4)} chips.")
+    if (
+        chips_per_host not in (1, 4, 8)
+        or chips % chips_per_host
+        or (chips_per_host != 4 and chips != chips_per_host)
+    ):
+        raise ValueError(
+            f"--chips_per_host={chips_per_host}: hosts of a {topology} slice have {min(chips, 4)} chips."
+        )
     return chips // chips_per_host, chips_per_host
 
 
@@ -148,7 +183,10 @@ def _kind(options: argparse.Namespace) -> str:
         return "tpu"
     if options.accelerator == "cpu":
         return "cpu"
-    if re.fullmatch(f"nvidia-{LABEL}", options.accelerator) and len(options.accelerator) <= POD_NAME_LENGTH:
+    if (
+        re.fullmatch(f"nvidia-{LABEL}", options.accelerator)
+        and len(options.accelerator) <= POD_NAME_LENGTH
+    ):
         return "gpu"
     raise ValueError(
         f"--accelerator={options.accelerator!r}: must be cpu, nvidia-... as GKE names the GPU, or one of "
@@ -160,15 +198,25 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
     kind = _kind(options)
     if kind == "tpu":
         if options.hosts is not None or options.topology is None:
-            raise ValueError("a TPU slice is given by --topology (like 16x16), from which its hosts are counted.")
-        hosts, chips = hosts_and_chips(options.accelerator, options.topology, options.chips_per_host)
+            raise ValueError(
+                "a TPU slice is given by --topology (like 16x16), from which its hosts are counted."
+            )
+        hosts, chips = hosts_and_chips(
+            options.accelerator, options.topology, options.chips_per_host
+        )
     else:
         if options.topology is not None:
-            raise ValueError(f"--topology={options.topology} is of TPUs; give --hosts for {options.accelerator}.")
+            raise ValueError(
+                f"--topology={options.topology} is of TPUs; give --hosts for {options.accelerator}."
+            )
         if kind == "cpu" and options.chips_per_host is not None:
-            raise ValueError(f"--chips_per_host={options.chips_per_host}: there are none with --accelerator=cpu.")
+            raise ValueError(
+                f"--chips_per_host={options.chips_per_host}: there are none with --accelerator=cpu."
+            )
         if kind == "gpu" and options.chips_per_host is None:
-            raise ValueError("--chips_per_host is needed with GPUs: how many a node of the pool has.")
+            raise ValueError(
+                "--chips_per_host is needed with GPUs: how many a node of the pool has."
+            )
         hosts, chips = options.hosts or 1, options.chips_per_host or 0
     _check_counts(options)
     _check_words(options)
@@ -195,7 +243,8 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
         "data_bucket": _data_bucket(options),
         "cache_mb": 1024 * options.cache_gib,
         # Kubernetes would replace $(NAME) in an argument, and $$ is how it writes a dollar.
-        "arguments": [word.replace("$", "$$") for word in _words(options)] + [f"--workdir={workdir}"],
+        "arguments": [word.replace("$", "$$") for word in _words(options)]
+        + [f"--workdir={workdir}"],
     }
 
 
@@ -207,23 +256,40 @@ def _words(options: argparse.Namespace) -> list[str]:
         if word.startswith("--workdir"):
             raise ValueError(f"{word} follows --: give --workdir=gs://BUCKET/FOLDER before it.")
     if options.shares is not None and words[0] not in SHARED_VERBS:
-        raise ValueError(f"--shares={options.shares}: {words[0]} is one run; {', '.join(SHARED_VERBS)} have several.")
+        raise ValueError(
+            f"--shares={options.shares}: {words[0]} is one run; {', '.join(SHARED_VERBS)} have several."
+        )
     return words
 
 
 def _check_counts(options: argparse.Namespace) -> None:
-    least_counts = {"slices": 1, "hosts": 1, "shares": 1, "max_failures": 0, "grace_seconds": 1, "cache_gib": 0}
+    least_counts = {
+        "slices": 1,
+        "hosts": 1,
+        "shares": 1,
+        "max_failures": 0,
+        "grace_seconds": 1,
+        "cache_gib": 0,
+    }
     for name, least in least_counts.items():
         value = getattr(options, name)
         if value is not None and value < least:
             raise ValueError(f"--{name}={value}: must be {least} or more.")
     if options.max_hours is not None and not 1 <= 3600 * options.max_hours < math.inf:
-        raise ValueError(f"--max_hours={options.max_hours}: must be a number of hours, of one second at least.")
+        raise ValueError(
+            f"--max_hours={options.max_hours}: must be a number of hours, of one second at least."
+        )
 
 
 def _check_words(options: argparse.Namespace) -> None:
-    quantity = (r"[0-9]+(\.[0-9]+)?(m|[KMGTPE]i|[kMGTPE])?", "a quantity of Kubernetes, like 4, 500m or 16Gi")
-    account = (SUBDOMAIN, "lower-case letters, digits, hyphens and single dots, with a letter or digit at both ends")
+    quantity = (
+        r"[0-9]+(\.[0-9]+)?(m|[KMGTPE]i|[kMGTPE])?",
+        "a quantity of Kubernetes, like 4, 500m or 16Gi",
+    )
+    account = (
+        SUBDOMAIN,
+        "lower-case letters, digits, hyphens and single dots, with a letter or digit at both ends",
+    )
     image = (IMAGE, "REGISTRY/NAME:TAG, of letters, digits and . _ - : / @")
     checks = {"cpus": quantity, "memory": quantity, "service_account": account, "image": image}
     for name, (pattern, kind) in checks.items():
@@ -264,7 +330,10 @@ def _place(workdir: str, is_dry_run: bool) -> tuple[str, str]:
 
 def _folder(workdir: str, folder: str) -> str:
     """Return the folder, which stays below its mount and which neither Kubernetes nor a shell expands."""
-    if any(part in (".", "..") or not re.fullmatch(f"[{FOLDER_LETTERS}]+", part) for part in folder.split("/")):
+    if any(
+        part in (".", "..") or not re.fullmatch(f"[{FOLDER_LETTERS}]+", part)
+        for part in folder.split("/")
+    ):
         raise ValueError(
             f"--workdir={workdir}: parts of the folder must be of letters, digits and . _ = + @ , - and none may be "
             ". or .. or empty."
@@ -296,26 +365,68 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--name", required=True, help="of the JobSet")
-    add("--image", required=True, help="made from launch/Dockerfile, in a registry that the cluster can read")
+    add(
+        "--image",
+        required=True,
+        help="made from launch/Dockerfile, in a registry that the cluster can read",
+    )
     add("--accelerator", required=True, help=f"cpu, nvidia-... or one of {', '.join(TPUS)}")
-    add("--workdir", required=True, help="gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim")
+    add(
+        "--workdir",
+        required=True,
+        help="gs://BUCKET/FOLDER, or claim:NAME/FOLDER of a persistent volume claim",
+    )
     add("--topology", help="of a TPU slice, like 16x16 or 4x4x8")
     add("--slices", type=int, default=1, help="TPU slices, or groups of --hosts nodes (default 1)")
-    add("--shares", type=int, help="JobSets NAME-0, NAME-1, ... that share the runs of a study, sweep or vtab")
+    add(
+        "--shares",
+        type=int,
+        help="JobSets NAME-0, NAME-1, ... that share the runs of a study, sweep or vtab",
+    )
     add("--hosts", type=int, help="nodes with GPUs or CPUs in a group (default 1)")
-    add("--chips_per_host", type=int, help="GPUs of a node; chips of a TPU host where the topology leaves it open")
+    add(
+        "--chips_per_host",
+        type=int,
+        help="GPUs of a node; chips of a TPU host where the topology leaves it open",
+    )
     add("--data_bucket", help="gs://BUCKET, mounted read-only at /data")
-    add("--cache_gib", type=int, default=50, help="of a node's disk, for files of --data_bucket (default 50, 0: none)")
+    add(
+        "--cache_gib",
+        type=int,
+        default=50,
+        help="of a node's disk, for files of --data_bucket (default 50, 0: none)",
+    )
     add("--service_account", help="Kubernetes' account that may use the buckets")
     add("--cpus", default="4", help="asked for with --accelerator=cpu (default 4)")
     add("--memory", default="16Gi", help="asked for with --accelerator=cpu (default 16Gi)")
-    add("--max_failures", type=int, default=3, help="restarts after failures; preemptions do not count (default 3)")
+    add(
+        "--max_failures",
+        type=int,
+        default=3,
+        help="restarts after failures; preemptions do not count (default 3)",
+    )
     add("--grace_seconds", type=int, default=300, help="from SIGTERM to SIGKILL (default 300)")
-    add("--max_hours", type=float, help="from each start, waiting for nodes included; then the run saves and stops")
+    add(
+        "--max_hours",
+        type=float,
+        help="from each start, waiting for nodes included; then the run saves and stops",
+    )
     add("--spot", action="store_true", help="only nodes of spot pools")
-    add("--pull", action="store_true", help="load the image anew at every start, for a tag that moves")
-    add("--dry-run", action="store_true", help="take BUCKET and the like, in capitals, for names to be given")
-    add("--machine", action="store_true", help="print devices, slices, workdir and mounts in place of the manifest")
+    add(
+        "--pull",
+        action="store_true",
+        help="load the image anew at every start, for a tag that moves",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="take BUCKET and the like, in capitals, for names to be given",
+    )
+    add(
+        "--machine",
+        action="store_true",
+        help="print devices, slices, workdir and mounts in place of the manifest",
+    )
     add("words", nargs=argparse.REMAINDER, help="-- VERB ARGUMENTS of vit-jax")
     return parser
 

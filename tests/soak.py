@@ -29,7 +29,12 @@ from tests.integration.launchers import explicit
 from tests.tiny import ROOT
 from vit_jax.hosts import exits
 
-LENGTH = ("total=40 steps", "checkpoint.every=4 steps", "evaluation.every=8 steps", "logging.every=2 steps")
+LENGTH = (
+    "total=40 steps",
+    "checkpoint.every=4 steps",
+    "evaluation.every=8 steps",
+    "logging.every=2 steps",
+)
 OPTIONS = (*LENGTH, "polyak.factor=0.99", "model.dropout_fraction=0.1", "sharding.parameters=fsdp")
 INPUT = "input.num_workers=1"
 KILLED = -signal.SIGKILL
@@ -125,10 +130,14 @@ def differences(workdir: Path, expected: Path) -> list[str]:
     found, wanted = commands.summary(workdir), commands.summary(expected)
     names = ("parameters_sha256", "test_loss", "test_accuracy")
     wrong = [f"another {name}" for name in names if found[name] != wanted[name]]
-    return wrong + ([] if commands.curve(workdir) == commands.curve(expected) else ["another metrics.jsonl"])
+    return wrong + (
+        [] if commands.curve(workdir) == commands.curve(expected) else ["another metrics.jsonl"]
+    )
 
 
-def trial(harm: Harm, layout: Layout, data_dir: Path, expected: Path, seconds: float, folder: Path) -> list[str]:
+def trial(
+    harm: Harm, layout: Layout, data_dir: Path, expected: Path, seconds: float, folder: Path
+) -> list[str]:
     """Harms one run after `seconds` and resumes it; what went wrong."""
     words = words_of(data_dir, folder / "run")
     processes = start(words, layout, harm.limit)
@@ -136,7 +145,9 @@ def trial(harm: Harm, layout: Layout, data_dir: Path, expected: Path, seconds: f
     harm.do(processes)
     outcomes = commands.finish(processes)
     allowed = harm.codes | {0}
-    wrong = [f"ended with {o.code}: {o.err.strip()[-500:]}" for o in outcomes if o.code not in allowed]
+    wrong = [
+        f"ended with {o.code}: {o.err.strip()[-500:]}" for o in outcomes if o.code not in allowed
+    ]
     ends = [outcome.err for outcome in outcomes if outcome.code in (0, exits.PREEMPTED)]
     if "leaked shared_memory" in "".join(ends):
         wrong.append("leaked shared memory")
@@ -175,12 +186,21 @@ def main() -> None:
                     break
                 seconds = random.uniform(0, durations[layout])
                 with tempfile.TemporaryDirectory(dir=root) as folder:
-                    wrong = trial(HARMS[name], layout, root / "data", references[layout], seconds, Path(folder))
+                    wrong = trial(
+                        HARMS[name],
+                        layout,
+                        root / "data",
+                        references[layout],
+                        seconds,
+                        Path(folder),
+                    )
                 trials[name, layout] += 1
                 failures[name, layout] += bool(wrong)
                 for line in wrong:
                     print(f"FAILED  {name}, {layout}, after {seconds:.1f} s: {line}", flush=True)
-    print(f"{'':<26}" + "".join(f"{layout!s:>10}" for layout in LAYOUTS) + "   (failures of trials)")
+    print(
+        f"{'':<26}" + "".join(f"{layout!s:>10}" for layout in LAYOUTS) + "   (failures of trials)"
+    )
     for name in HARMS:
         counts = [f"{failures[name, layout]} of {trials[name, layout]}" for layout in LAYOUTS]
         print(f"{name:<26}" + "".join(f"{count:>10}" for count in counts))

@@ -26,16 +26,33 @@ RANKS = (
     ("evals", "weights"),
     ("train", "api"),
     ("tools.plan",),
-    ("tools.figures", "tools.machine", "tools.prepare", "tools.export", "tools.imagenet_sets", "tools.status"),
+    (
+        "tools.figures",
+        "tools.machine",
+        "tools.prepare",
+        "tools.export",
+        "tools.imagenet_sets",
+        "tools.status",
+    ),
     ("tools.sweeps",),
     ("cli",),
 )
-OF_THE_PACKAGE = {("", "api"), ("", "imports")}  # public names, imported on use; modules by their earlier names
+OF_THE_PACKAGE = {
+    ("", "api"),
+    ("", "imports"),
+}  # public names, imported on use; modules by their earlier names
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one loop, and apart
 LOOP = "vit_jax.train.loop"
 REPEATS = "vit_jax.train.replay"  # steps up to one, with nothing that is due between them
-NOT_IN_CONFIG = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow"}  # recipes load on any machine
+NOT_IN_CONFIG = {
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax",
+    "tensorflow",
+}  # recipes load on any machine
 BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
 READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
@@ -45,14 +62,23 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
         "vit_jax/train/lifecycle/lock.py",
         "vit_jax/tools/plan/aot.py",
     ),
-    *("vit_jax/train/lifecycle/agreement.py", "vit_jax/evals/imagenet_classes.py", "vit_jax/data/workers.py"),
+    *(
+        "vit_jax/train/lifecycle/agreement.py",
+        "vit_jax/evals/imagenet_classes.py",
+        "vit_jax/data/workers.py",
+    ),
     *("vit_jax/cli/__init__.py", "vit_jax/imports/backend.py", "vit_jax/imports/extras.py"),
     "vit_jax/weights/formats/npz.py",  # members of an archive
     "vit_jax/evals/feature_cache.py",  # of the cache, after it was checked that they are regular
     "vit_jax/checkpoint/workarounds.py",  # the index of arrays that this process has written
 }
-READ_THROUGH = {"class_tokens": "num_class_tokens"}  # a field, and the property that replaces its None
-PRIVATE = ("vit_jax/hosts/internals.py", "vit_jax/checkpoint/workarounds.py")  # with a test of each name
+READ_THROUGH = {
+    "class_tokens": "num_class_tokens"
+}  # a field, and the property that replaces its None
+PRIVATE = (
+    "vit_jax/hosts/internals.py",
+    "vit_jax/checkpoint/workarounds.py",
+)  # with a test of each name
 CROOKED = {"Of", "What", "Whether", "Such", "Whatever", "Where"}
 NAMELESS = {"utils", "common", "helpers", "misc", "lib", "base"}
 
@@ -81,7 +107,9 @@ def imports(path: str, source: str) -> Iterator[str]:
             prefix = ".".join([*parts, *([node.module] if node.module else [])])
             yield from (f"{prefix}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            yield from (argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant))
+            yield from (
+                argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)
+            )
 
 
 def root_of(name: str) -> str:
@@ -127,10 +155,23 @@ def loop_violations(sources: Sources) -> list[str]:
     for path, source in sources.items():
         module, names = module_name(path), set(imports(path, source))
         if module in VERBS:
-            others = [name for name in names for verb in VERBS - {module} if f"{name}.".startswith(f"{verb}.")]
+            others = [
+                name
+                for name in names
+                for verb in VERBS - {module}
+                if f"{name}.".startswith(f"{verb}.")
+            ]
             found += [f"{path}: imports {name}" for name in others]
-            found += [] if any(f"{name}.".startswith(f"{LOOP}.") for name in names) else [f"{path}: imports no loop"]
-        if module.startswith("vit_jax.train.") and module not in (LOOP, REPEATS) and has_step_loop(source):
+            found += (
+                []
+                if any(f"{name}.".startswith(f"{LOOP}.") for name in names)
+                else [f"{path}: imports no loop"]
+            )
+        if (
+            module.startswith("vit_jax.train.")
+            and module not in (LOOP, REPEATS)
+            and has_step_loop(source)
+        ):
             found.append(f"{path}: a loop over training steps")
     return found
 
@@ -162,7 +203,8 @@ def recipe_violations(sources: Sources) -> list[str]:
         f"{path}: a recipe must not import {name}"
         for path, source in sources.items()
         for name in imports(path, source)
-        if root_of(name) not in sys.stdlib_module_names and not f"{name}.".startswith("vit_jax.config.")
+        if root_of(name) not in sys.stdlib_module_names
+        and not f"{name}.".startswith("vit_jax.config.")
     ]
 
 
@@ -171,14 +213,22 @@ def foreign_violations(sources: Sources) -> list[str]:
     found = []
     for path, source in sources.items():
         forbidden = NOT_IN_CONFIG if room_of(module_name(path)) == "config" else {"tensorflow"}
-        found += [f"{path}: imports {name}" for name in imports(path, source) if root_of(name) in forbidden]
+        found += [
+            f"{path}: imports {name}"
+            for name in imports(path, source)
+            if root_of(name) in forbidden
+        ]
     return found
 
 
 def second_spelling_helpers(sources: Sources) -> list[str]:
     """Modules beside vit_jax/text/nearest.py that compare spellings."""
     others = {path: source for path, source in sources.items() if path != "vit_jax/text/nearest.py"}
-    return [f"{path}: imports difflib" for path, source in others.items() if "difflib" in set(imports(path, source))]
+    return [
+        f"{path}: imports difflib"
+        for path, source in others.items()
+        if "difflib" in set(imports(path, source))
+    ]
 
 
 def unbounded_reads(sources: Sources) -> list[str]:
@@ -189,7 +239,9 @@ def unbounded_reads(sources: Sources) -> list[str]:
         for call in calls if path not in {*READ_WITHOUT_BOUND, "vit_jax/storage/files.py"} else ():
             name = ast.unparse(call.func)
             mode = next((one.value for one in call.args[-1:] if isinstance(one, ast.Constant)), "r")
-            is_writing = name.endswith("open") and isinstance(mode, str) and not set(mode).isdisjoint("wax")
+            is_writing = (
+                name.endswith("open") and isinstance(mode, str) and not set(mode).isdisjoint("wax")
+            )
             if not READS.isdisjoint({name, name.rpartition(".")[2]}) and not is_writing:
                 found.append(
                     f"{path}: {ast.unparse(call)} reads without a bound; vit_jax/storage/files.py has functions"
@@ -201,12 +253,21 @@ def shared_names(paths: list[str]) -> list[str]:
     """Modules of the package whose basename another module has."""
     modules = [path for path in paths if path.startswith("vit_jax/") and path.endswith(".py")]
     names = collections.Counter(PurePosixPath(path).name for path in modules)
-    return [path for path in modules if names[name := PurePosixPath(path).name] > 1 and name != "__init__.py"]
+    return [
+        path
+        for path in modules
+        if names[name := PurePosixPath(path).name] > 1 and name != "__init__.py"
+    ]
 
 
 def private_imports(sources: Sources) -> list[str]:
     """Imports of private modules of other packages outside of `PRIVATE`."""
-    names = ((path, name) for path, source in sources.items() if path not in PRIVATE for name in imports(path, source))
+    names = (
+        (path, name)
+        for path, source in sources.items()
+        if path not in PRIVATE
+        for name in imports(path, source)
+    )
     return [f"{path}: imports {name}" for path, name in names if "._src" in name]
 
 
@@ -215,14 +276,20 @@ def crooked_docstrings(sources: Sources) -> list[str]:
     found = []
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
+                text := ast.get_docstring(node)
+            ):
                 found += [f"{path}: {text.splitlines()[0]}"] if text.split()[0] in CROOKED else []
     return found
 
 
 def small_folders(paths: list[str]) -> list[str]:
     """Folders of the package with fewer than two modules beside `__init__.py`, where one module would do."""
-    modules = [PurePosixPath(path) for path in paths if path.startswith("vit_jax/") and path.endswith(".py")]
+    modules = [
+        PurePosixPath(path)
+        for path in paths
+        if path.startswith("vit_jax/") and path.endswith(".py")
+    ]
     sizes = collections.Counter(path.parent.as_posix() for path in modules)
     return [folder for folder, size in sizes.items() if size < 3]
 
@@ -232,15 +299,25 @@ def nameless(paths: list[str]) -> list[str]:
     return [
         path
         for path in paths
-        if any(part.partition(".")[0].split("_")[-1] in NAMELESS for part in PurePosixPath(path).parts)
+        if any(
+            part.partition(".")[0].split("_")[-1] in NAMELESS for part in PurePosixPath(path).parts
+        )
     ]
 
 
 def untested_folders(sources: Sources, tests: list[str]) -> list[str]:
     """Folders of the package that hold code and have no test file in the folder of the same name under tests/."""
-    tested = {str(PurePosixPath(path).parent) for path in tests if PurePosixPath(path).name.startswith("test_")}
-    folders = {str(PurePosixPath(path).parent) for path, source in sources.items() if has_code(source)}
-    return sorted(f for f in folders - {"vit_jax"} if f.replace("vit_jax", "tests", 1) not in tested)
+    tested = {
+        str(PurePosixPath(path).parent)
+        for path in tests
+        if PurePosixPath(path).name.startswith("test_")
+    }
+    folders = {
+        str(PurePosixPath(path).parent) for path, source in sources.items() if has_code(source)
+    }
+    return sorted(
+        f for f in folders - {"vit_jax"} if f.replace("vit_jax", "tests", 1) not in tested
+    )
 
 
 def has_code(source: str) -> bool:
@@ -266,14 +343,20 @@ def attributes_read(source: str) -> set[str]:
     literals: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):
-            constants = {e.value for e in getattr(node.iter, "elts", []) if isinstance(e, ast.Constant)}
+            constants = {
+                e.value for e in getattr(node.iter, "elts", []) if isinstance(e, ast.Constant)
+            }
             literals.setdefault(node.target.id, set()).update(constants)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
             read.add(node.attr)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             name = node.args[1]
-            read |= {name.value} if isinstance(name, ast.Constant) else literals.get(ast.unparse(name), set())
+            read |= (
+                {name.value}
+                if isinstance(name, ast.Constant)
+                else literals.get(ast.unparse(name), set())
+            )
     return read
 
 
@@ -286,13 +369,18 @@ def unread_fields(sources: Sources) -> list[str]:
     schema = "vit_jax/config/schema.py"
     read = {path: attributes_read(source) for path, source in sources.items() if path != schema}
     by_anyone = set().union(*read.values())
-    by_builders = set().union(*(names for path, names in read.items() if room_of(module_name(path)) in BUILDERS))
-    taken_over = fields_by_class(sources["vit_jax/config/architecture.py"])["Architecture"] - {"name"}
+    by_builders = set().union(
+        *(names for path, names in read.items() if room_of(module_name(path)) in BUILDERS)
+    )
+    taken_over = fields_by_class(sources["vit_jax/config/architecture.py"])["Architecture"] - {
+        "name"
+    }
     return [
         f"{owner}.{field}"
         for owner, fields in fields_by_class(sources[schema]).items()
         for field in sorted(READ_THROUGH.get(name, name) for name in fields)
-        if field not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
+        if field
+        not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
     ]
 
 
@@ -311,7 +399,9 @@ COMPLAINTS = {
     "small folders": lambda: small_folders(PACKAGE),
     "private": lambda: private_imports(PACKAGE),
     "docstrings": lambda: crooked_docstrings(PACKAGE),
-    "names": lambda: nameless([*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]),
+    "names": lambda: nameless(
+        [*PACKAGE, *read_sources("configs/**/*.*", "launch/**/*.*", "tests/**/*.py")]
+    ),
     "tested": lambda: untested_folders(PACKAGE, list(read_sources("tests/**/*.py"))),
     "options": lambda: unread_fields(PACKAGE),
 }
@@ -345,7 +435,9 @@ def test_the_loop_is_seen():
 )
 def test_importing_loads_nothing_heavy(statement, forbidden):
     report = f"import sys\n{statement}\nprint(*(m for m in {forbidden!r} if m in sys.modules))"
-    result = subprocess.run([sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", report], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == []
 
 
@@ -356,35 +448,79 @@ FIELDS = "class ModelConfig:\n    width: int\n    gelu: str = 'tanh'\nclass RunC
 RECIPE = "import dataclasses\nfrom vit_jax.config import schema\nfrom vit_jax.config.schema import ModelConfig\n"
 CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/models/vit.py": "import vit_jax.data.mixing"}, 1),  # a sibling
-    (rank_violations, {"vit_jax/config/parsing.py": "from vit_jax import pytree"}, 1),  # a sibling of rank 0
-    (rank_violations, {"vit_jax/evals/fewshot.py": "from vit_jax.train import state"}, 1),  # a higher rank
-    (rank_violations, {"vit_jax/tools/plan/memory.py": "from vit_jax.tools.machine import step"}, 1),
-    (rank_violations, {"vit_jax/arrays.py": "def f():\n    from vit_jax.models.vit import ViT"}, 1),  # in a function
+    (
+        rank_violations,
+        {"vit_jax/config/parsing.py": "from vit_jax import pytree"},
+        1,
+    ),  # a sibling of rank 0
+    (
+        rank_violations,
+        {"vit_jax/evals/fewshot.py": "from vit_jax.train import state"},
+        1,
+    ),  # a higher rank
+    (
+        rank_violations,
+        {"vit_jax/tools/plan/memory.py": "from vit_jax.tools.machine import step"},
+        1,
+    ),
+    (
+        rank_violations,
+        {"vit_jax/arrays.py": "def f():\n    from vit_jax.models.vit import ViT"},
+        1,
+    ),  # in a function
     (rank_violations, {"vit_jax/data/pipeline.py": "from ..models import vit"}, 1),  # relative
-    (rank_violations, {"vit_jax/data/x.py": "import importlib\nimportlib.import_module('vit_jax.models')"}, 1),
+    (
+        rank_violations,
+        {"vit_jax/data/x.py": "import importlib\nimportlib.import_module('vit_jax.models')"},
+        1,
+    ),
     (rank_violations, {"vit_jax/__init__.py": "from vit_jax.config import schema"}, 1),
     (rank_violations, {"vit_jax/tools/x.py": ""}, 1),  # a room that the table does not have
     (rank_violations, {"vit_jax/train/state.py": "import vit_jax.tools"}, 1),
-    (rank_violations, {"vit_jax/models/vit.py": "from vit_jax.models import embed\nfrom .. import arrays"}, 0),
-    (rank_violations, {"vit_jax/models/vit.py": "from . import embed\nfrom vit_jax import __version__"}, 0),
+    (
+        rank_violations,
+        {"vit_jax/models/vit.py": "from vit_jax.models import embed\nfrom .. import arrays"},
+        0,
+    ),
+    (
+        rank_violations,
+        {"vit_jax/models/vit.py": "from . import embed\nfrom vit_jax import __version__"},
+        0,
+    ),
     (rank_violations, {"vit_jax/tools/plan/aot.py": "from vit_jax.train import assemble"}, 0),
     (rank_violations, {"vit_jax/cli.py": "from vit_jax.tools.machine import step"}, 0),
     (rank_violations, {"vit_jax/__main__.py": "from vit_jax.cli import main"}, 0),
     (rank_violations, {"vit_jax/__init__.py": "def f():\n    from vit_jax import api"}, 0),
-    (loop_violations, {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfrom vit_jax.train import finetune"}, 1),
     (
         loop_violations,
-        {"vit_jax/train/pretrain.py": "from .loop import train\nfrom vit_jax.train.finetune import run"},
+        {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfrom vit_jax.train import finetune"},
+        1,
+    ),
+    (
+        loop_violations,
+        {
+            "vit_jax/train/pretrain.py": "from .loop import train\nfrom vit_jax.train.finetune import run"
+        },
         1,
     ),
     (loop_violations, {"vit_jax/train/finetune.py": "import jax"}, 1),
     (
         loop_violations,
-        {"vit_jax/train/rate_search.py": "for step in steps:\n    state = run.train_step(state, batch)"},
+        {
+            "vit_jax/train/rate_search.py": "for step in steps:\n    state = run.train_step(state, batch)"
+        },
         1,
     ),
-    (loop_violations, {"vit_jax/train/start.py": "def f():\n    while True:\n        train_step(state, batch)"}, 1),
-    (loop_violations, {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfor rate in rates:\n    train(rate)"}, 0),
+    (
+        loop_violations,
+        {"vit_jax/train/start.py": "def f():\n    while True:\n        train_step(state, batch)"},
+        1,
+    ),
+    (
+        loop_violations,
+        {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfor rate in rates:\n    train(rate)"},
+        0,
+    ),
     (loop_violations, {"vit_jax/train/loop.py": "for step in range(3):\n    train_step(state)"}, 0),
     (
         import_cycles,
@@ -395,16 +531,29 @@ CASES = [  # a check, sources, and how many complaints
         },
         1,
     ),
-    (import_cycles, {"vit_jax/data/x.py": "from . import y", "vit_jax/data/y.py": "import vit_jax.data.missing"}, 0),
+    (
+        import_cycles,
+        {
+            "vit_jax/data/x.py": "from . import y",
+            "vit_jax/data/y.py": "import vit_jax.data.missing",
+        },
+        0,
+    ),
     (recipe_violations, {"configs/x.py": RECIPE}, 0),
     (
         recipe_violations,
-        {"configs/x.py": f"{RECIPE}import jax, ml_collections, vit_jax.models, vit_jax.configuration"},
+        {
+            "configs/x.py": f"{RECIPE}import jax, ml_collections, vit_jax.models, vit_jax.configuration"
+        },
         4,
     ),
     (foreign_violations, {"vit_jax/data/sources.py": "import tensorflow as tf"}, 1),
     (foreign_violations, {"vit_jax/config/parsing.py": "def f():\n    import jax.numpy as jnp"}, 1),
-    (foreign_violations, {"vit_jax/data/sources.py": "import jax\nimport tensorflow_datasets as tfds"}, 0),
+    (
+        foreign_violations,
+        {"vit_jax/data/sources.py": "import jax\nimport tensorflow_datasets as tfds"},
+        0,
+    ),
     (
         unbounded_reads,
         {
@@ -416,18 +565,48 @@ CASES = [  # a check, sources, and how many complaints
     ),
     (
         second_spelling_helpers,
-        {"vit_jax/data/x.py": "def f():\n    import difflib", "vit_jax/text/nearest.py": "import difflib"},
+        {
+            "vit_jax/data/x.py": "def f():\n    import difflib",
+            "vit_jax/text/nearest.py": "import difflib",
+        },
         1,
     ),
-    (nameless, ["vit_jax/utils.py", "vit_jax/common/x.py", "tests/test_helpers.py", "vit_jax/data/image_utils.py"], 4),
+    (
+        nameless,
+        [
+            "vit_jax/utils.py",
+            "vit_jax/common/x.py",
+            "tests/test_helpers.py",
+            "vit_jax/data/image_utils.py",
+        ],
+        4,
+    ),
     (nameless, ["vit_jax/models/vit.py", "configs/pretrain_s16_baseline.py"], 0),
-    (shared_names, ["vit_jax/a/x.py", "vit_jax/b/x.py", "vit_jax/a/__init__.py", "vit_jax/b/__init__.py"], 2),
+    (
+        shared_names,
+        ["vit_jax/a/x.py", "vit_jax/b/x.py", "vit_jax/a/__init__.py", "vit_jax/b/__init__.py"],
+        2,
+    ),
     (shared_names, ["vit_jax/a/x.py", "vit_jax/b/y.py", "tests/x.py", "docs/y.py"], 0),
-    (private_imports, {"a.py": "from jax._src import core", PRIVATE[0]: "from jax._src import core"}, 1),
-    (crooked_docstrings, {"a.py": '"""Of each row."""\ndef f():\n    """Return whether it is."""'}, 1),
+    (
+        private_imports,
+        {"a.py": "from jax._src import core", PRIVATE[0]: "from jax._src import core"},
+        1,
+    ),
+    (
+        crooked_docstrings,
+        {"a.py": '"""Of each row."""\ndef f():\n    """Return whether it is."""'},
+        1,
+    ),
     (
         small_folders,
-        ["vit_jax/a/x.py", "vit_jax/a/__init__.py", "vit_jax/b/x.py", "vit_jax/b/y.py", "vit_jax/b/z.py"],
+        [
+            "vit_jax/a/x.py",
+            "vit_jax/a/__init__.py",
+            "vit_jax/b/x.py",
+            "vit_jax/b/y.py",
+            "vit_jax/b/z.py",
+        ],
         1,
     ),
     (

@@ -23,10 +23,16 @@ def results_of(cells):
     for number, cell in enumerate(cells):
         tree = ast.parse("".join(cell["source"]))
         last = tree.body.pop() if number > 0 else None
-        assert number == 0 or isinstance(last, ast.Expr), "every cell after the imports shows a result"
+        assert number == 0 or isinstance(last, ast.Expr), (
+            "every cell after the imports shows a result"
+        )
         with jax.numpy_dtype_promotion("standard"):  # as for users
             exec(compile(tree, f"cell {number}", "exec"), names)
-            value = eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names) if last else None
+            value = (
+                eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)
+                if last
+                else None
+            )
         results.append(pprint.pformat(value, width=100) if last else None)
     return results
 
@@ -36,7 +42,12 @@ def store(path, notebook, results):
     cells = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
     for number, (cell, text) in enumerate(zip(cells, results, strict=True), 1):
         data = {"text/plain": text.splitlines(keepends=True)} if text else {}
-        output = {"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data}
+        output = {
+            "output_type": "execute_result",
+            "execution_count": number,
+            "metadata": {},
+            "data": data,
+        }
         cell |= {"execution_count": number, "outputs": [output] if text else []}
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
@@ -60,5 +71,9 @@ def test_a_notebook_runs_and_has_its_outputs(path, tmp_path, monkeypatch):
         assert cell["execution_count"] == number
         stored = ["".join(output["data"]["text/plain"]) for output in cell["outputs"]]
         assert {output["output_type"] for output in cell["outputs"]} <= {"execute_result"}
-        assert [without_rounding(text) for text in stored] == ([without_rounding(result)] if result else [])
-        assert not re.search(r"(^|[\s'\"])(/|~/|[A-Z]:\\)\w", "".join(stored)), "a path of a machine"
+        assert [without_rounding(text) for text in stored] == (
+            [without_rounding(result)] if result else []
+        )
+        assert not re.search(r"(^|[\s'\"])(/|~/|[A-Z]:\\)\w", "".join(stored)), (
+            "a path of a machine"
+        )

@@ -18,11 +18,21 @@ def test_an_installed_package_finds_its_recipes_anywhere(tmp_path):
     source, target, elsewhere = (tmp_path / name for name in ("source", "target", "elsewhere"))
     elsewhere.mkdir()
     for folder in ("vit_jax", "configs"):
-        shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
-    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([sys.executable, "-m", "pip", "install", *options, f"--target={target}", source], check=True)
+    options = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, f"--target={target}", source], check=True
+    )
     for file in ("py.typed", "evals/imagenet_classes.tsv"):
         assert (target / "vit_jax" / file).is_file()
 

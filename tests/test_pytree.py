@@ -47,12 +47,25 @@ def test_of_many_lines_the_first_are_listed():
 
 def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch):
     compared, compare = [], difflib.get_close_matches
-    monkeypatch.setattr(difflib, "get_close_matches", lambda *a, **k: compared.append(a) or compare(*a, **k))
-    kinds = {"attention/query": "attn/q_proj", "attention/value": "attn/v_proj", "mlp/up": "mlp/fc_up"}
+    monkeypatch.setattr(
+        difflib, "get_close_matches", lambda *a, **k: compared.append(a) or compare(*a, **k)
+    )
+    kinds = {
+        "attention/query": "attn/q_proj",
+        "attention/value": "attn/v_proj",
+        "mlp/up": "mlp/fc_up",
+    }
     ours = {f"blocks/{layer}/{kind}/kernel": jnp.zeros(2) for layer in range(100) for kind in kinds}
-    theirs = {f"layers/{layer}/{kind}/kernel": jnp.zeros(2) for layer in range(100) for kind in kinds.values()}
+    theirs = {
+        f"layers/{layer}/{kind}/kernel": jnp.zeros(2)
+        for layer in range(100)
+        for kind in kinds.values()
+    }
     lines = pytree.differences(ours, theirs)
     assert len(compared) == 6, "each of a hundred layers would take minutes"
     assert len(lines) == 600
-    assert "missing: blocks/17/attention/query/kernel (2,) (nearest: layers/17/attn/q_proj/kernel)" in lines
+    assert (
+        "missing: blocks/17/attention/query/kernel (2,) (nearest: layers/17/attn/q_proj/kernel)"
+        in lines
+    )
     assert "left over: layers/99/mlp/fc_up/kernel (2,) (nearest: blocks/99/mlp/up/kernel)" in lines

@@ -118,12 +118,17 @@ PAPER_STDDEVS = {
     "class_token": 0.0,
     "head/linear/kernel": 0.0,
 }
-DEIT3_STDDEVS = {name: 0.02 for name in PAPER_STDDEVS if name.endswith(("kernel", "table", "token"))}
+DEIT3_STDDEVS = {
+    name: 0.02 for name in PAPER_STDDEVS if name.endswith(("kernel", "table", "token"))
+}
 INITIAL_STDDEVS = {
     "paper": PAPER_STDDEVS,
     "AugReg": PAPER_STDDEVS,
-    "DeiT III": DEIT3_STDDEVS | {"encoder/blocks/mlp/expand/bias": 0.0, "encoder/blocks/attention/query/bias": 0.0},
-    "baseline S/16": {n: s for n, s in PAPER_STDDEVS.items() if n not in ("positions/table", "class_token")},
+    "DeiT III": DEIT3_STDDEVS
+    | {"encoder/blocks/mlp/expand/bias": 0.0, "encoder/blocks/attention/query/bias": 0.0},
+    "baseline S/16": {
+        n: s for n, s in PAPER_STDDEVS.items() if n not in ("positions/table", "class_token")
+    },
 }
 
 
@@ -137,7 +142,9 @@ def test_standard_deviations_of_initial_values(family):
     if family == "DeiT III":
         largest = 2 * 0.02 / 0.8796
         assert all(np.abs(parameters[name]).max() <= largest + 1e-6 for name in DEIT3_STDDEVS)
-        assert np.unique(parameters["encoder/blocks/attention_scale"]).tolist() == [np.float32(1e-4)]
+        assert np.unique(parameters["encoder/blocks/attention_scale"]).tolist() == [
+            np.float32(1e-4)
+        ]
 
 
 IMAGENET = 1_281_167
@@ -152,27 +159,45 @@ def rates_by_epoch(peak: float, end: float, epochs: int, warmup: int):
     """Return a cosine schedule of the epoch, as MAE and timm have it, with a warm-up from 0."""
 
     def rate(epoch: float) -> float:
-        return peak * epoch / warmup if epoch < warmup else cosine((epoch - warmup) / (epochs - warmup), peak, end)
+        return (
+            peak * epoch / warmup
+            if epoch < warmup
+            else cosine((epoch - warmup) / (epochs - warmup), peak, end)
+        )
 
     return rate
 
 
 def rates_by_step(peak: float, total: int, warmup: int, decay):
     """Return a schedule of the step: a linear warm-up times a decay of the progress after it."""
-    return lambda step: peak * min(1, step / warmup) * decay(max(0, step - warmup) / (total - warmup))
+    return lambda step: (
+        peak * min(1, step / warmup) * decay(max(0, step - warmup) / (total - warmup))
+    )
 
 
 LINEAR_TO_1E5 = rates_by_step(1e-3, 312_012, 10_000, lambda progress: 1 - 0.99 * progress)
 RATES = {  # number of images, steps in an epoch or None, rate
     "paper": (IMAGENET_21K, None, LINEAR_TO_1E5),
-    "AugReg": (IMAGENET_21K, None, rates_by_step(1e-3, 1_040_039, 10_000, lambda progress: cosine(progress, 1))),
-    "baseline S/16": (IMAGENET, None, rates_by_step(1e-3, 112_603, 10_000, lambda progress: cosine(progress, 1))),
+    "AugReg": (
+        IMAGENET_21K,
+        None,
+        rates_by_step(1e-3, 1_040_039, 10_000, lambda progress: cosine(progress, 1)),
+    ),
+    "baseline S/16": (
+        IMAGENET,
+        None,
+        rates_by_step(1e-3, 112_603, 10_000, lambda progress: cosine(progress, 1)),
+    ),
     "DeiT III": (IMAGENET, IMAGENET / 2048, rates_by_epoch(3e-3, 1e-5, 400, 5)),
     "DeiT III, fine-tuning": (IMAGENET, IMAGENET / 2048, rates_by_epoch(3e-4, 1e-5, 50, 5)),
     "MAE": (IMAGENET, IMAGENET / 1024, rates_by_epoch(2e-3, 1e-6, 100, 5)),
     "DINOv3": (IMAGENET, IMAGENET / 1024, rates_by_epoch(4e-4, 1e-6, 50, 5)),
     "SigLIP 2": (IMAGENET, IMAGENET / 2048, rates_by_epoch(6e-4, 1e-6, 50, 10)),
-    "BiT": (50_000, None, lambda step: 0.003 * min(1, step / 500) * 0.1 ** sum(step >= s for s in (3000, 6000, 9000))),
+    "BiT": (
+        50_000,
+        None,
+        lambda step: 0.003 * min(1, step / 500) * 0.1 ** sum(step >= s for s in (3000, 6000, 9000)),
+    ),
 }
 
 
@@ -194,7 +219,10 @@ def made_up_parameters() -> dict[str, jax.Array]:
     architecture = dataclasses.replace(tiny_architecture("DeiT III"), layer_scale=0.1)
     generator = np.random.default_rng(0)
     shapes = pytree.named_leaves(abstract_model(architecture))
-    return {name: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32) for name, leaf in shapes.items()}
+    return {
+        name: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32)
+        for name, leaf in shapes.items()
+    }
 
 
 def first_step(config: OptimizerConfig, peak: float, gradient: float) -> dict[str, np.ndarray]:
@@ -213,7 +241,9 @@ LAYER_DECAY = {"MAE": 0.65, "DINOv3": 0.75, "SigLIP 2": 0.6, "paper": 1.0}
 def test_learning_rate_of_each_layer(family):
     """Adam's first step is its rate. The decay has the power L - i in block i of L, and L + 1 before (BEiT)."""
     decay, config = LAYER_DECAY[family], recipe(family).optimizer
-    without_decay = dataclasses.replace(config, weight_decay=0.0, weight_decay_meaning="paper", clip_global_norm=None)
+    without_decay = dataclasses.replace(
+        config, weight_decay=0.0, weight_decay_meaning="paper", clip_global_norm=None
+    )
     updates = first_step(without_decay, peak=1.0, gradient=0.5)
     powers = {"embedding/kernel": DEPTH + 1, "class_token": DEPTH + 1, "positions/table": DEPTH + 1}
     powers |= {"encoder/norm/scale": 0, "head/linear/kernel": 0, "head/linear/bias": 0}
@@ -261,7 +291,9 @@ def test_lamb_has_decay_and_norms_of_kernels_alone(family):
         axes = tuple(range(name.startswith("encoder/"), parameter.ndim))
         direction = 1 + 0.02 * parameter
         norms = [np.sqrt(np.sum(x**2, axis=axes, keepdims=True)) for x in (parameter, direction)]
-        np.testing.assert_allclose(updates[name], -1e-3 * direction * norms[0] / norms[1], rtol=1e-3)
+        np.testing.assert_allclose(
+            updates[name], -1e-3 * direction * norms[0] / norms[1], rtol=1e-3
+        )
 
 
 NUM_CLASSES, FEATURES, HEAD_STEPS = 10, 16, 200
@@ -275,7 +307,9 @@ def separable_data() -> tuple[np.ndarray, np.ndarray]:
     return centres[label] + 0.1 * generator.normal(size=(80, FEATURES)), label
 
 
-def train_head_by_formula(kind: str, rate: float, decay: float, clip: float | None, start: np.ndarray) -> float:
+def train_head_by_formula(
+    kind: str, rate: float, decay: float, clip: float | None, start: np.ndarray
+) -> float:
     """Return the loss of softmax regression after 200 steps of Adam, LAMB or momentum, in float64."""
     features, label = separable_data()
     target = np.eye(NUM_CLASSES)[label]
@@ -293,7 +327,9 @@ def train_head_by_formula(kind: str, rate: float, decay: float, clip: float | No
             continue
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
-        direction = first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8) + decay * kernel
+        direction = (
+            first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8) + decay * kernel
+        )
         if kind == "lamb":
             least = 0.02 * math.sqrt(kernel.size)
             direction = direction * max(np.linalg.norm(kernel), least) / np.linalg.norm(direction)
@@ -331,7 +367,9 @@ def test_a_head_after_200_steps_on_separable_data(family):
     optimizer = build_optimizer(recipe(family).optimizer, lambda step: jnp.float32(rate), rate)
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
-        return optax.softmax_cross_entropy_with_integer_labels(inputs @ params[name], targets).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(
+            inputs @ params[name], targets
+        ).mean()
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         params, state = carry
@@ -342,7 +380,9 @@ def test_a_head_after_200_steps_on_separable_data(family):
     scan = jax.jit(lambda carry: jax.lax.scan(step, carry, length=HEAD_STEPS)[0])
     params, _ = scan((first, optimizer.init(first)))
     expected = train_head_by_formula(kind, rate, decay, clip, start)
-    assert float(loss(params)) == pytest.approx(expected, rel=0.03)  # a stored bfloat16 makes 0.9 0.8984
+    assert float(loss(params)) == pytest.approx(
+        expected, rel=0.03
+    )  # a stored bfloat16 makes 0.9 0.8984
     assert float(loss(params)) < float(loss(first)) - 0.02
 
 
@@ -352,7 +392,9 @@ def mean_crop_area(family: str) -> float:
     generator = np.random.default_rng(0)
     fractions = []
     for _ in range(3000):
-        box = sample_inception_box(generator, 375, 500, inputs.crop_area_fraction, inputs.crop_distribution)
+        box = sample_inception_box(
+            generator, 375, 500, inputs.crop_area_fraction, inputs.crop_distribution
+        )
         fractions.append(box.height * box.width / (375 * 500))
     return float(np.mean(fractions))
 
@@ -373,7 +415,12 @@ def torchvision_area(low: float) -> float:
 
 @pytest.mark.parametrize(
     ("family", "expected"),
-    [("paper", 0.34), ("AugReg", 0.34), ("baseline S/16", 0.34), *((f, None) for f in ("DeiT III", "MAE", "DINOv3"))],
+    [
+        ("paper", 0.34),
+        ("AugReg", 0.34),
+        ("baseline S/16", 0.34),
+        *((f, None) for f in ("DeiT III", "MAE", "DINOv3")),
+    ],
 )
 def test_mean_area_of_crops(family, expected):
     """TensorFlow's crops of 5 % or more have a mean of 0.34; torchvision's of 8 % or more are larger."""
@@ -414,7 +461,9 @@ def test_mean_weight_of_an_images_own_label(family, expected):
     assert mean_weight_of_own_label(family) == pytest.approx(expected, abs=0.015)
 
 
-@pytest.mark.parametrize(("family", "fraction"), [("MAE", 0.25), ("SigLIP 2", 0.25), ("DINOv3", 0.0)])
+@pytest.mark.parametrize(
+    ("family", "fraction"), [("MAE", 0.25), ("SigLIP 2", 0.25), ("DINOv3", 0.0)]
+)
 def test_random_erasing_of_a_quarter_of_the_images(family, fraction):
     inputs = dataclasses.replace(recipe(family).input, image_size=(32, 32), randaugment_layers=0)
     transform = TrainTransform(inputs)
@@ -423,7 +472,9 @@ def test_random_erasing_of_a_quarter_of_the_images(family, fraction):
     erased = [(transform(record, generator) != 127).any(axis=2).mean() for _ in range(1500)]
     assert np.mean(np.asarray(erased) > 0) == pytest.approx(fraction, abs=0.04)
     if fraction:
-        assert np.mean([area for area in erased if area]) == pytest.approx((0.02 + 1 / 3) / 2, abs=0.02)
+        assert np.mean([area for area in erased if area]) == pytest.approx(
+            (0.02 + 1 / 3) / 2, abs=0.02
+        )
 
 
 def test_three_augment_and_colours_of_deit3():
@@ -434,7 +485,10 @@ def test_three_augment_and_colours_of_deit3():
     images = [TrainTransform(inputs)(record, generator)[0, 0].tolist() for _ in range(1500)]
     is_grey = np.mean([len(set(image)) == 1 for image in images])
     is_solarized = np.mean([image == [55, 10, 60] for image in images])
-    assert (is_grey, is_solarized) == (pytest.approx(1 / 3, abs=0.04), pytest.approx(1 / 3, abs=0.04))
+    assert (is_grey, is_solarized) == (
+        pytest.approx(1 / 3, abs=0.04),
+        pytest.approx(1 / 3, abs=0.04),
+    )
     grey = np.full((8, 8, 3), 100, np.uint8)
     brightness = [augment.color_jitter(generator, grey, 0.3)[0, 0, 0] / 100 for _ in range(600)]
     assert np.mean(brightness) == pytest.approx(1.0, abs=0.03)

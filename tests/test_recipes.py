@@ -62,24 +62,38 @@ FINETUNING = {
     "augreg,imagenet": IMAGENET,
     "augreg,pets": Dataset(3_680, 37),
     **dict.fromkeys(("mae,own", "dinov3,own", "siglip2,own"), Dataset(200, 3)),
-    **dict.fromkeys(("mae,imagenet", "ViT-L/16,imagenet,rule=mae", "dinov3,imagenet", "siglip2,imagenet"), IMAGENET),
+    **dict.fromkeys(
+        ("mae,imagenet", "ViT-L/16,imagenet,rule=mae", "dinov3,imagenet", "siglip2,imagenet"),
+        IMAGENET,
+    ),
 }
 
 RECIPES = {
     **{f"finetune.py:{recipe}": dataset for recipe, dataset in FINETUNING.items()},
-    **{f"digits_transfer.py:{s}": Dataset(718, 5) for s in ("pretrain", "untrained", "finetune", "scratch")},
+    **{
+        f"digits_transfer.py:{s}": Dataset(718, 5)
+        for s in ("pretrain", "untrained", "finetune", "scratch")
+    },
     **{f"digits_masked.py:{s}": DIGITS for s in ("pretrain", "untrained", "finetune", "scratch")},
-    **{f"digits_studies.py:{model}": DIGITS for model in ("ViT-48", "Axial-48", "ResNet", "Hybrid")},
+    **{
+        f"digits_studies.py:{model}": DIGITS for model in ("ViT-48", "Axial-48", "ResNet", "Hybrid")
+    },
     "masked_patch.py:ViT-B/16": JFT,
     **rows_of("pretrain_jft.py", "LEARNING_RATES", JFT),
     **rows_of("pretrain_imagenet21k.py", "ROWS", IMAGENET_21K),
-    **{f"pretrain_imagenet1k.py:ViT-{s}": IMAGENET for s in ("B/16", "B/32", "L/16", "L/32", "B/16,loss=softmax")},
+    **{
+        f"pretrain_imagenet1k.py:ViT-{s}": IMAGENET
+        for s in ("B/16", "B/32", "L/16", "L/32", "B/16,loss=softmax")
+    },
     "pretrain_own.py:ViT-Ti/16": Dataset(10_000, 20),
     "pretrain_own.py:ViT-Ti/16,examples=1000": Dataset(1_000, 5),
     "pretrain_own.py:ViT-S/16,examples=100000": Dataset(100_000, 100),
     "pretrain_own.py:R50x1": Dataset(10_000, 20),
     **{f"pretrain_s16_baseline.py:epochs={epochs}": IMAGENET for epochs in (90, 150, 300)},
-    **{f"pretrain_augreg.py:{model}": IMAGENET_21K for model in ("B/16", "B/16,aug=medium1", "R26+S/32")},
+    **{
+        f"pretrain_augreg.py:{model}": IMAGENET_21K
+        for model in ("B/16", "B/16,aug=medium1", "R26+S/32")
+    },
     "pretrain_augreg.py:S/16,data=i1k": IMAGENET,
     **{f"pretrain_deit3.py:{row}": IMAGENET for row in ("B/16", "B/16,stage=finetune")},
     "pretrain_deit3.py:H/14,data=i21k": IMAGENET_21K,
@@ -99,41 +113,70 @@ def defaults_of(kind: type) -> Any:
     """A config with "required" in every field that has no default."""
     config, hints = object.__new__(kind), get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        value = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        value = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         if value is dataclasses.MISSING:  # the fields of a section may have defaults
-            value = defaults_of(hints[field.name]) if dataclasses.is_dataclass(hints[field.name]) else "required"
+            value = (
+                defaults_of(hints[field.name])
+                if dataclasses.is_dataclass(hints[field.name])
+                else "required"
+            )
         object.__setattr__(config, field.name, value)
     return config
 
 
 def differences(config: Any) -> str:
     """The class of a config and the lines of `to_text` that its defaults do not have."""
-    lines, defaults = (to_text(each).splitlines(keepends=True) for each in (config, defaults_of(type(config))))
+    lines, defaults = (
+        to_text(each).splitlines(keepends=True) for each in (config, defaults_of(type(config)))
+    )
     names = {line.partition(":")[0] for line in lines}
-    assert all(line.endswith(": {}\n") for line in defaults if line.partition(":")[0] not in names)  # else lost
-    return "".join([f"{type(config).__name__}\n", *(line for line in lines if line not in defaults)])
+    assert all(
+        line.endswith(": {}\n") for line in defaults if line.partition(":")[0] not in names
+    )  # else lost
+    return "".join(
+        [f"{type(config).__name__}\n", *(line for line in lines if line not in defaults)]
+    )
 
 
 @pytest.mark.parametrize("file", ["defaults", *FILES])
 def test_values_are_the_golden_ones(file: str) -> None:
-    texts = {recipe: differences(load(recipe)) for recipe in RECIPES if recipe.partition(".py")[0] == file}
+    texts = {
+        recipe: differences(load(recipe))
+        for recipe in RECIPES
+        if recipe.partition(".py")[0] == file
+    }
     if file == "defaults":
-        texts = {kind.__name__: to_text(defaults_of(kind)) for kind in (PretrainConfig, FinetuneConfig)}
-    text, path = "\n".join(f"[{name}]\n{text}" for name, text in texts.items()), GOLDEN / f"{file}.txt"
+        texts = {
+            kind.__name__: to_text(defaults_of(kind)) for kind in (PretrainConfig, FinetuneConfig)
+        }
+    text, path = (
+        "\n".join(f"[{name}]\n{text}" for name, text in texts.items()),
+        GOLDEN / f"{file}.txt",
+    )
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
     assert path.is_file(), f"{file} has no golden text: run once with UPDATE_GOLDEN=1"
-    assert text.split("\n") == path.read_text().split("\n"), "run once with UPDATE_GOLDEN=1 if the change is intended"
+    assert text.split("\n") == path.read_text().split("\n"), (
+        "run once with UPDATE_GOLDEN=1 if the change is intended"
+    )
 
 
 def test_every_recipe_is_listed_here_and_no_golden_text_is_stale() -> None:
     assert {path.stem for path in CONFIGS.glob("*.py")} == set(FILES)
-    assert {path.stem for path in GOLDEN.iterdir()} == {"defaults", *FILES}, "delete the texts that no recipe has"
+    assert {path.stem for path in GOLDEN.iterdir()} == {"defaults", *FILES}, (
+        "delete the texts that no recipe has"
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_without_an_argument_a_recipe_is_one_that_is_listed(file: str) -> None:
-    assert load(f"{file}.py") in [load(recipe) for recipe in RECIPES if recipe.partition(".py")[0] == file]
+    assert load(f"{file}.py") in [
+        load(recipe) for recipe in RECIPES if recipe.partition(".py")[0] == file
+    ]
 
 
 def test_arguments_of_fine_tuning() -> None:
@@ -143,11 +186,16 @@ def test_arguments_of_fine_tuning() -> None:
     for pixels in (384, 224):
         recipe = f"finetune.py:ViT-B/16,cifar10,image_size={pixels}"
         cropped = load(f"{recipe},test_resize=short_side").input
-        assert (cropped.test_resize, cropped.test_crop_fraction) == ("short_side", 384 / 448)  # big_vision's
+        assert (cropped.test_resize, cropped.test_crop_fraction) == (
+            "short_side",
+            384 / 448,
+        )  # big_vision's
         assert load(f"{recipe},test_resize=direct") == load(recipe)  # the released code's
     for rule in ("mae", "dinov3", "siglip2"):
         assert (
-            load(f"finetune.py:{rule}") == load(f"finetune.py:{rule},own") == load(f"finetune.py:any,own,rule={rule}")
+            load(f"finetune.py:{rule}")
+            == load(f"finetune.py:{rule},own")
+            == load(f"finetune.py:any,own,rule={rule}")
         )
         assert load(f"finetune.py:{rule},pets,image_size=384").input.image_size == (384, 384)
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
@@ -168,7 +216,9 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
     steps = resolve(load(recipe), num_examples=dataset.num_examples, num_devices=8)
     assert round(steps.total / 1000, 1) == thousands
     assert steps.warmup == 10_000
-    assert steps.evaluate_every % steps.checkpoint_every == 0  # the best is chosen among steps that are also saved
+    assert (
+        steps.evaluate_every % steps.checkpoint_every == 0
+    )  # the best is chosen among steps that are also saved
 
 
 @pytest.mark.parametrize(
@@ -177,16 +227,36 @@ def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> No
         ("pretrain_imagenet1k.py:ViT-B/16,loss=hinge", "loss='hinge'", "sigmoid, softmax"),
         ("digits.py:R26x0.5", "'R26x0.5'", "ViT-mu/2, R14x0.5, .*config.model.name"),
         ("finetune.py:cifar10", "model.name='cifar10'", "nearest"),
-        ("finetune.py:ViT-B/16,cifar", "task='cifar'", "cifar10, cifar100, pets, flowers, imagenet, vtab, "),
-        ("finetune.py:ViT-B/16,pets,rule=bitt", "rule='bitt'", "paper, bit, quick, augreg, mae, dinov3, siglip2"),
+        (
+            "finetune.py:ViT-B/16,cifar",
+            "task='cifar'",
+            "cifar10, cifar100, pets, flowers, imagenet, vtab, ",
+        ),
+        (
+            "finetune.py:ViT-B/16,pets,rule=bitt",
+            "rule='bitt'",
+            "paper, bit, quick, augreg, mae, dinov3, siglip2",
+        ),
         ("finetune.py:mae,pets,rule=bit", "rule=bit", "mae is a rule already"),
         ("finetune.py:ViT-B/16,own,rule=bit", "rule=bit", "number of training images.*examples=N"),
-        ("finetune.py:ViT-B/16,pets,crop=center", "crop='center'", "inception, resize, resize_short_side"),
+        (
+            "finetune.py:ViT-B/16,pets,crop=center",
+            "crop='center'",
+            "inception, resize, resize_short_side",
+        ),
         ("finetune.py:R50x1,pets,rule=bit,crop=resize", "crop=resize", "no effect.*rule=bit"),
         ("finetune.py:ViT-B/16,pets,test_resize=crop", "test_resize='crop'", "direct, short_side"),
-        ("finetune.py:R50x1,pets,rule=bit,test_resize=direct", "test_resize=direct", "no effect.*rule=bit"),
+        (
+            "finetune.py:R50x1,pets,rule=bit,test_resize=direct",
+            "test_resize=direct",
+            "no effect.*rule=bit",
+        ),
         ("finetune.py:ViT-B/16,pets,examples=5", "examples=", "rule=bit"),
-        ("pretrain_own.py:ViT-Ti/16,examples=200000", "examples=200000", "1 to 100,000.*pretrain_imagenet1k"),
+        (
+            "pretrain_own.py:ViT-Ti/16,examples=200000",
+            "examples=200000",
+            "1 to 100,000.*pretrain_imagenet1k",
+        ),
         ("finetune.py:augreg,pets,rule=bit", "rule=bit", "augreg is a rule already"),
         ("pretrain_deit3.py:Ti/16", "model=Ti/16", "S/16, B/16, L/16, H/14"),
         ("pretrain_deit3.py:B/16,epochs=300", "epochs=300", "400 or 800"),
@@ -204,16 +274,24 @@ def kind_of_step(recipe: str) -> str:
     """Length, learning rate, network and the numbers in a name change no line of a step."""
     config = load(recipe)
     model = dataclasses.replace(config.model, name="ViT-B/16", remat="none")
-    return to_text(dataclasses.replace(config, total="", schedule={}, model=model, data=None, input={}, sharding={}))
+    return to_text(
+        dataclasses.replace(
+            config, total="", schedule={}, model=model, data=None, input={}, sharding={}
+        )
+    )
 
 
-RESNETS_FIRST = sorted(RECIPES, key=lambda recipe: "R" not in recipe)  # of a kind, a ViT is traced soonest
+RESNETS_FIRST = sorted(
+    RECIPES, key=lambda recipe: "R" not in recipe
+)  # of a kind, a ViT is traced soonest
 
 
 STEPS = {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values()
 
 
-@pytest.mark.parametrize("recipe", [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS])
+@pytest.mark.parametrize(
+    "recipe", [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS]
+)
 def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     """Traced, which takes no memory. A recipe for weights of any network is given those of ViT-B/16."""
     config, dataset = load(recipe), RECIPES[recipe]
@@ -223,11 +301,15 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
             inputs = dataclasses.replace(inputs, image_size=(32, 32))
         config = dataclasses.replace(config, model=model, input=inputs)
     architecture = architecture_of(config, dataset.num_classes)
-    run = assemble(config, architecture, num_examples=dataset.num_examples, devices=jax.devices()[:1])
+    run = assemble(
+        config, architecture, num_examples=dataset.num_examples, devices=jax.devices()[:1]
+    )
     batch = abstract_batch(config.global_batch, architecture.image_size, run.batch_sharding)
     after, metrics = jax.eval_shape(run.train_step, run.abstract_state, batch)
     assert jax.tree.structure(after) == jax.tree.structure(run.abstract_state)
-    before, after = ([(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (run.abstract_state, after))
+    before, after = (
+        [(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (run.abstract_state, after)
+    )
     assert after == before
     assert {metric.shape for metric in metrics.values()} == {()}
 
@@ -237,13 +319,18 @@ def readme_commands() -> list[list[str]]:
     pages = (CONFIGS / "README.md", ROOT / "docs" / "custom_images.md")
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     commands = re.findall(r"[^`\n]*--config=[^`\n]*", text)
-    return [[word for word in shlex.split(command) if word.startswith("--config")] for command in commands]
+    return [
+        [word for word in shlex.split(command) if word.startswith("--config")]
+        for command in commands
+    ]
 
 
 @pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
 def test_command_of_the_readme(words: list[str]) -> None:
     recipe, *overrides = words
-    assert isinstance(load_recipe(recipe.removeprefix("--config="), overrides), PretrainConfig | FinetuneConfig)
+    assert isinstance(
+        load_recipe(recipe.removeprefix("--config="), overrides), PretrainConfig | FinetuneConfig
+    )
 
 
 def test_readme_has_every_recipe() -> None:
@@ -262,18 +349,27 @@ def test_resolution_fits_the_patches() -> None:
         ("ViT-B/16,cifar10", 384, "refuse"),
     ):
         config = load(f"finetune.py:{recipe}")
-        assert (config.input.image_size, config.model.uncovered_border) == ((pixels, pixels), border)
-        assert architecture_of(config, 10).grid == (pixels // parse_name(config.model.name).patch[0],) * 2
+        assert (config.input.image_size, config.model.uncovered_border) == (
+            (pixels, pixels),
+            border,
+        )
+        assert (
+            architecture_of(config, 10).grid
+            == (pixels // parse_name(config.model.name).patch[0],) * 2
+        )
 
 
 AUGREG, BASELINE, DEIT3 = (
-    json.loads((ROOT / "tests/golden" / f"{name}.json").read_text()) for name in ("augreg", "s16_baseline", "deit3")
+    json.loads((ROOT / "tests/golden" / f"{name}.json").read_text())
+    for name in ("augreg", "s16_baseline", "deit3")
 )
 
 
 def readme_row(words: str) -> list[str]:
     """The cells of the row of a command in the tables of recipes."""
-    rows = [line for line in (CONFIGS / "README.md").read_text().splitlines() if f"`{words}`" in line]
+    rows = [
+        line for line in (CONFIGS / "README.md").read_text().splitlines() if f"`{words}`" in line
+    ]
     assert len(rows) == 1, words
     return [cell.strip() for cell in rows[0].strip("|").split("|")]
 
@@ -286,25 +382,40 @@ def test_augreg_is_as_released(data):
         randaugment = (inputs.randaugment_layers, inputs.randaugment_magnitude)
         assert randaugment == tuple(AUGREG["randaug"][aug] or (0, 0))
         assert inputs.mixup_alpha == AUGREG["mixup"][aug]
-        assert (config.global_batch, config.total) == (AUGREG["batch_size"], f"{AUGREG['epochs']} epochs")
+        assert (config.global_batch, config.total) == (
+            AUGREG["batch_size"],
+            f"{AUGREG['epochs']} epochs",
+        )
         assert config.model.head_bias_init == AUGREG["head_bias"][data]
-        assert (config.schedule.learning_rate, config.schedule.warmup) == (released["lr"], "10000 steps")
+        assert (config.schedule.learning_rate, config.schedule.warmup) == (
+            released["lr"],
+            "10000 steps",
+        )
         assert optimizer.weight_decay * released["lr"] == pytest.approx(released["wd"])
-        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["mu_dtype"])
+        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (
+            1.0,
+            released["mu_dtype"],
+        )
 
 
 @pytest.mark.parametrize("name", AUGREG["released"])
 def test_augreg_by_the_name_of_a_released_file(name):
     model, depth = AUGREG["released"][name]
     aug = re.search(r"aug_(\w+)-wd_([\d.]+)-do_([\d.]+)-sd_([\d.]+)", name)
-    configs = [load_recipe(f"pretrain_augreg:{form}") for form in (name, f"{name}--imagenet2012-steps_20k.npz")]
+    configs = [
+        load_recipe(f"pretrain_augreg:{form}")
+        for form in (name, f"{name}--imagenet2012-steps_20k.npz")
+    ]
     assert configs[0] == configs[1]
     config = configs[0]
     assert config.model.name == model
     assert architecture_of(config, 21_843).depth == depth
     assert config.input.mixup_alpha == AUGREG["mixup"][aug[1]]
     assert config.optimizer.weight_decay == float(aug[2])
-    assert (config.model.dropout_fraction, config.model.stochastic_depth_fraction) == (float(aug[3]), float(aug[4]))
+    assert (config.model.dropout_fraction, config.model.stochastic_depth_fraction) == (
+        float(aug[3]),
+        float(aug[4]),
+    )
 
 
 def test_fine_tuning_of_augreg_is_as_released():
@@ -314,14 +425,30 @@ def test_fine_tuning_of_augreg_is_as_released():
         optimizer, inputs = config.optimizer, config.input
         assert config.search.learning_rates == tuple(released["lr"])
         assert config.total == f"{length['total_steps']} steps"
-        assert (config.schedule.decay, config.schedule.warmup) == ("cosine", f"{length['warmup_steps']} steps")
+        assert (config.schedule.decay, config.schedule.warmup) == (
+            "cosine",
+            f"{length['warmup_steps']} steps",
+        )
         assert config.global_batch == released["batch"]
-        assert (optimizer.name, optimizer.momentum, optimizer.weight_decay) == ("sgd", released["momentum"], 0.0)
-        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["optim_dtype"])
+        assert (optimizer.name, optimizer.momentum, optimizer.weight_decay) == (
+            "sgd",
+            released["momentum"],
+            0.0,
+        )
+        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (
+            1.0,
+            released["optim_dtype"],
+        )
         assert config.model.dropout_fraction == released["dropout_rate"]
-        assert (inputs.train_resize_pixels, inputs.image_size) == (released["resize"]["384"], (384, 384))
+        assert (inputs.train_resize_pixels, inputs.image_size) == (
+            released["resize"]["384"],
+            (384, 384),
+        )
     small = load("finetune.py:augreg,vtab,image_size=224")
-    assert (small.input.train_resize_pixels, small.input.image_size) == (released["resize"]["224"], (224, 224))
+    assert (small.input.train_resize_pixels, small.input.image_size) == (
+        released["resize"]["224"],
+        (224, 224),
+    )
     assert load("finetune.py:augreg") == load("finetune.py:any,own,rule=augreg")
     assert load("finetune.py:ViT-B/16,pets,rule=augreg").model.name == "ViT-B/16"
 
@@ -344,19 +471,33 @@ def test_expected_accuracies_of_augreg():
 @pytest.mark.parametrize("epochs", [90, 150, 300])
 def test_the_baseline_is_as_released(epochs):
     config, released = load(f"pretrain_s16_baseline.py:epochs={epochs}"), BASELINE
-    inputs, model, optimizer, schedule = config.input, config.model, config.optimizer, config.schedule
+    inputs, model, optimizer, schedule = (
+        config.input,
+        config.model,
+        config.optimizer,
+        config.schedule,
+    )
     assert config.total == f"{epochs} epochs"
     assert load("pretrain_s16_baseline.py").total == f"{released['num_epochs']} epochs"
-    assert (config.data, inputs.train_split) == (f"tfds:{released['dataset']}", released["train_split"])
+    assert (config.data, inputs.train_split) == (
+        f"tfds:{released['dataset']}",
+        released["train_split"],
+    )
     assert (config.global_batch, config.objective.loss) == (released["batch_size"], "softmax")
     assert inputs.image_size == (released["crop"],) * 2
     assert inputs.test_crop_fraction == released["crop"] / released["resize_small"]
     assert [inputs.randaugment_layers, inputs.randaugment_magnitude] == released["randaug"]
     assert inputs.mixup_alpha == released["mixup"]
     described = {"variant": model.name.removeprefix("ViT-"), "rep_size": model.head == "mlp"}
-    assert described | {"pool_type": model.pool, "posemb": model.position_embedding} == released["model"]
+    assert (
+        described | {"pool_type": model.pool, "posemb": model.position_embedding}
+        == released["model"]
+    )
     assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["mu_dtype"])
-    assert (optimizer.weight_decay, optimizer.weight_decay_meaning) == (released["wd"], "big_vision")
+    assert (optimizer.weight_decay, optimizer.weight_decay_meaning) == (
+        released["wd"],
+        "big_vision",
+    )
     assert (schedule.learning_rate, schedule.decay) == (released["lr"], released["decay_type"])
     assert schedule.warmup == f"{released['warmup_steps']} steps"
     suffix = "" if epochs == 90 else f":epochs={epochs}"
@@ -370,17 +511,34 @@ def test_the_baseline_is_as_released(epochs):
 def test_deit3_is_as_released(row):
     """Every value of the JAX reproduction's configs, in its own names."""
     kind, model, epochs, *numbers = row
-    released = DEIT3["common"] | DEIT3["kinds"][kind] | dict(zip(DEIT3["columns"][3:], numbers, strict=True))
-    stage, data = ("finetune" if "-ft-" in kind else "pretrain"), kind.partition("-")[0].replace("in", "i")
+    released = (
+        DEIT3["common"]
+        | DEIT3["kinds"][kind]
+        | dict(zip(DEIT3["columns"][3:], numbers, strict=True))
+    )
+    stage, data = (
+        ("finetune" if "-ft-" in kind else "pretrain"),
+        kind.partition("-")[0].replace("in", "i"),
+    )
     config = load_recipe(f"pretrain_deit3:{model},data={data},epochs={epochs},stage={stage}")
-    inputs, optimizer, schedule, objective = config.input, config.optimizer, config.schedule, config.objective
+    inputs, optimizer, schedule, objective = (
+        config.input,
+        config.optimizer,
+        config.schedule,
+        config.objective,
+    )
     augmentations = {(True, 0, 0): "3a", (False, 2, 9): "rand-m9-mstd0.5-inc1"}
     crop = (inputs.train_crop, inputs.crop_area_fraction, inputs.crop_distribution)
     actual = {
         "train-batch-size": config.global_batch,
         "color-jitter": inputs.color_jitter,
-        "auto-augment": augmentations[inputs.three_augment, inputs.randaugment_layers, inputs.randaugment_magnitude],
-        "random-crop": {("inception", (0.08, 1.0), "torchvision"): "rrc", ("simple", (0.05, 1.0), "tf"): "src"}[crop],
+        "auto-augment": augmentations[
+            inputs.three_augment, inputs.randaugment_layers, inputs.randaugment_magnitude
+        ],
+        "random-crop": {
+            ("inception", (0.08, 1.0), "torchvision"): "rrc",
+            ("simple", (0.05, 1.0), "tf"): "src",
+        }[crop],
         "random-erasing": inputs.erasing_fraction,
         "test-crop-ratio": inputs.test_crop_fraction,
         "augment-repeats": inputs.repeats,
@@ -407,7 +565,10 @@ def test_deit3_is_as_released(row):
         learnable = {("learned_1d", "patches"): "learnable"}
         actual["layerscale"] = architecture.layer_scale
         actual["posemb"] = learnable[architecture.position_embedding, architecture.position_tokens]
-        actual |= {"pooling": {"token": "cls"}[architecture.pool], "dropout": architecture.dropout_fraction}
+        actual |= {
+            "pooling": {"token": "cls"}[architecture.pool],
+            "dropout": architecture.dropout_fraction,
+        }
         assert (config.model.name, architecture.head) == (f"ViT-{model}", "linear")
     else:  # the network comes with the weights
         actual |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
@@ -415,9 +576,14 @@ def test_deit3_is_as_released(row):
     assert actual == released
     assert optimizer.weight_decay_meaning == "paper_kernels"
     if stage == "pretrain" and (expected := DEIT3["expected"][kind][model].get(str(epochs))):
-        options = [*(["data=i21k"] if data == "i21k" else []), *([f"epochs={epochs}"] if epochs in (800, 240) else [])]
+        options = [
+            *(["data=i21k"] if data == "i21k" else []),
+            *([f"epochs={epochs}"] if epochs in (800, 240) else []),
+        ]
         argument = ",".join([model, *options])
-        cells = readme_row("--config=configs/pretrain_deit3.py" + (f":{argument}" if argument != "B/16" else ""))
+        cells = readme_row(
+            "--config=configs/pretrain_deit3.py" + (f":{argument}" if argument != "B/16" else "")
+        )
         assert (cells[2], cells[3].partition(" ")[0]) == (str(epochs), str(expected))
 
 

@@ -29,7 +29,16 @@ def test_marked(): exec(BUSY)
 
 def run_sample(folder, *words):
     (folder / "test_sample.py").write_text(SAMPLE)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.tiers", "-p", "no:cacheprovider", "--strict-markers"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.tiers",
+        "-p",
+        "no:cacheprovider",
+        "--strict-markers",
+    ]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     command += ["-c", "/dev/null", f"--rootdir={folder}", *words, str(folder)]
     return subprocess.run(command, capture_output=True, text=True, env=environment).stdout
@@ -37,10 +46,17 @@ def run_sample(folder, *words):
 
 def test_a_limit_on_cpu_time(tmp_path):
     out = run_sample(tmp_path, "--cpu-limit=0.25", "-rA")
-    results = dict(line.split()[1::-1] for line in out.splitlines() if line.startswith(("PASSED", "FAILED")))
-    failed = {name.rpartition("::test_")[2] for name, result in results.items() if result == "FAILED"}
+    results = dict(
+        line.split()[1::-1] for line in out.splitlines() if line.startswith(("PASSED", "FAILED"))
+    )
+    failed = {
+        name.rpartition("::test_")[2] for name, result in results.items() if result == "FAILED"
+    }
     assert (len(results), failed) == (6, {"fixture", "call", "process"})
-    assert "CPU seconds: without a marker a test uses at most 0.25. Use fewer, or mark the test with" in out
+    assert (
+        "CPU seconds: without a marker a test uses at most 0.25. Use fewer, or mark the test with"
+        in out
+    )
 
 
 def test_the_fast_tier_has_the_tests_without_a_marker(tmp_path):

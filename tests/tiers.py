@@ -29,9 +29,18 @@ def cpu_seconds():
 
 def pytest_addoption(parser):
     group = parser.getgroup("tiers")
-    group.addoption("--fast", action="store_true", help="select the tests without a marker of a slower tier")
-    group.addoption("--newest", action="store_true", help="select these and the tests marked `newest`")
-    group.addoption("--cpu-limit", type=float, metavar="SECONDS", help="fail unmarked tests that use more CPU time")
+    group.addoption(
+        "--fast", action="store_true", help="select the tests without a marker of a slower tier"
+    )
+    group.addoption(
+        "--newest", action="store_true", help="select these and the tests marked `newest`"
+    )
+    group.addoption(
+        "--cpu-limit",
+        type=float,
+        metavar="SECONDS",
+        help="fail unmarked tests that use more CPU time",
+    )
 
 
 def pytest_configure(config):

@@ -20,7 +20,12 @@ RUN = (
     "schedule.warmup=5 steps",
     "logging.tensorboard=False",
 )
-LENGTH = ("total=6 steps", "evaluation.every=3 steps", "checkpoint.every=2 steps", "logging.every=1 steps")
+LENGTH = (
+    "total=6 steps",
+    "evaluation.every=3 steps",
+    "checkpoint.every=2 steps",
+    "logging.every=1 steps",
+)
 
 
 def flags(*fields):

@@ -34,7 +34,11 @@ class Batch:
 
     def label_BK(self, num_classes: int) -> jax.Array:
         """The labels as float32, 1 where an image has one."""
-        return self.label_B.astype(jnp.float32) if self.is_multilabel else jax.nn.one_hot(self.label_B, num_classes)
+        return (
+            self.label_B.astype(jnp.float32)
+            if self.is_multilabel
+            else jax.nn.one_hot(self.label_B, num_classes)
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -105,7 +109,9 @@ class ModelOutput:
 def validate_taps(taps: Collection[str], allowed: Sequence[str]) -> None:
     """Raise ValueError for a tap that this network does not have."""
     if isinstance(taps, str) or set(taps) - set(allowed):
-        raise ValueError(f"taps={taps!r}: give a tuple of names that this network has: {', '.join(allowed)}.")
+        raise ValueError(
+            f"taps={taps!r}: give a tuple of names that this network has: {', '.join(allowed)}."
+        )
 
 
 def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
@@ -114,7 +120,10 @@ def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
 
 
 def abstract_batch(
-    global_batch: int, image_size: tuple[int, int], sharding: Any = None, label_shape: tuple[int, ...] = ()
+    global_batch: int,
+    image_size: tuple[int, int],
+    sharding: Any = None,
+    label_shape: tuple[int, ...] = (),
 ) -> Batch:
     """The shapes and dtypes of a `Batch`, for tracing without data; `label_shape` is that of an image's label."""
 

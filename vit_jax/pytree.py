@@ -51,7 +51,9 @@ def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
 
 def map_with_names(function: Callable[..., Any], tree: T, *rest: object) -> T:
     """`jax.tree.map` whose function receives the leaf's name first."""
-    return jax.tree_util.tree_map_with_path(lambda path, *leaves: function(path_name(path), *leaves), tree, *rest)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, *leaves: function(path_name(path), *leaves), tree, *rest
+    )
 
 
 def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
@@ -63,17 +65,27 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
     for pattern, value in rules:
         if re.fullmatch(pattern, name):
             return value
-    raise ValueError(f"No rule covers {name!r}; add one for it, or a final rule '.*' that covers the rest.")
+    raise ValueError(
+        f"No rule covers {name!r}; add one for it, or a final rule '.*' that covers the rest."
+    )
 
 
 def differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
     """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
     missing, left = expected.keys() - actual.keys(), actual.keys() - expected.keys()
-    lines = [f"missing: {name} {_shape(expected[name])}{near}" for name, near in _with_nearest(missing, left)]
-    lines += [f"left over: {name} {_shape(actual[name])}{near}" for name, near in _with_nearest(left, missing)]
+    lines = [
+        f"missing: {name} {_shape(expected[name])}{near}"
+        for name, near in _with_nearest(missing, left)
+    ]
+    lines += [
+        f"left over: {name} {_shape(actual[name])}{near}"
+        for name, near in _with_nearest(left, missing)
+    ]
     for name in expected.keys() & actual.keys():
         if _shape(expected[name]) != _shape(actual[name]):
-            lines.append(f"shape: {name} is {_shape(actual[name])}, the model has {_shape(expected[name])}")
+            lines.append(
+                f"shape: {name} is {_shape(actual[name])}, the model has {_shape(expected[name])}"
+            )
     return sorted(lines)
 
 
@@ -108,6 +120,10 @@ def parameters_sha256(model: object) -> str:
     digest = hashlib.sha256()
     for _, leaf in sorted(named_leaves(model).items()):
         is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
-        full = multihost_utils.process_allgather(leaf, tiled=True) if is_spread else jax.device_get(leaf)
+        full = (
+            multihost_utils.process_allgather(leaf, tiled=True)
+            if is_spread
+            else jax.device_get(leaf)
+        )
         digest.update(np.ascontiguousarray(full, dtype=np.float32).tobytes())
     return digest.hexdigest()

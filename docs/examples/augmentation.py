@@ -23,5 +23,7 @@ def random_erasing(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     height, width = (max(int(side * rng.uniform(0.1, LARGEST_SIDE)), 1) for side in image.shape[:2])
     top, left = rng.integers(image.shape[0] - height + 1), rng.integers(image.shape[1] - width + 1)
     image = image.copy()
-    image[top : top + height, left : left + width] = rng.integers(0, 256, (height, width, 3), np.uint8)
+    image[top : top + height, left : left + width] = rng.integers(
+        0, 256, (height, width, 3), np.uint8
+    )
     return image

@@ -22,13 +22,17 @@ class ParallelBlock(nnx.Module):
         self.attention = Attention(a.width, a.num_heads, dtype=dtype, rngs=rngs)
         self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
         """Args: drop_fraction, key: of stochastic depth and dropout, which this block does without."""
         del drop_fraction, key
         norm_BSD = self.norm(x_BSD)
         return x_BSD + self.attention(norm_BSD, norm_BSD) + self.mlp(norm_BSD)
 
-    def with_attention(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> tuple:
+    def with_attention(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> tuple:
         """Also returns the attention weights; needed only where somebody asks the model for them."""
         del drop_fraction, key
         norm_BSD = self.norm(x_BSD)

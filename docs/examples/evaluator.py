@@ -31,7 +31,9 @@ class Confidence:
 
     def __init__(self, split: Split, run: Assembly, *, threshold: float = 0.9):
         def sums(state: Any, batch: Batch) -> dict[str, jax.Array]:
-            output = state.evaluated_model()(normalise(batch.image_BHWC, run.architecture.compute_dtype))
+            output = state.evaluated_model()(
+                normalise(batch.image_BHWC, run.architecture.compute_dtype)
+            )
             probability_BK = jax.nn.softmax(output.logits_BK)
             sure_B = jnp.where(probability_BK.max(axis=-1) >= threshold, batch.mask_B, 0.0)
             right_B = jnp.where(probability_BK.argmax(axis=-1) == batch.label_B, sure_B, 0.0)

@@ -37,9 +37,13 @@ class Mixer(nnx.Module):
         self.embedding = PatchEmbedding(a, rngs=rngs)
         self.blocks = nnx.List([MixerBlock(a, rngs=rngs) for _ in range(a.depth)])
         self.norm = LayerNorm(a)
-        self.head = nnx.Linear(a.width, a.num_classes, kernel_init=nnx.initializers.zeros, rngs=rngs)
+        self.head = nnx.Linear(
+            a.width, a.num_classes, kernel_init=nnx.initializers.zeros, rngs=rngs
+        )
 
-    def __call__(self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None) -> ModelOutput:
+    def __call__(
+        self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None
+    ) -> ModelOutput:
         del dropout_key
         x_BND = self.embedding(image_BHWC)
         for block in self.blocks:

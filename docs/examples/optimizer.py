@@ -16,13 +16,20 @@ import optax
 from optax.contrib import MuonDimensionNumbers, muon
 
 
-def muon_in_blocks(*, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0) -> optax.GradientTransformation:
+def muon_in_blocks(
+    *, learning_rate: optax.ScalarOrSchedule, weight_decay: float = 0.0
+) -> optax.GradientTransformation:
     """Return the optimiser; in the blocks all kernels are matrices."""
 
     def dimension_numbers(parameters: optax.Params) -> dict:
-        return {name: MuonDimensionNumbers(0, 1) if is_block_kernel(name) else None for name in parameters}
+        return {
+            name: MuonDimensionNumbers(0, 1) if is_block_kernel(name) else None
+            for name in parameters
+        }
 
-    return muon(learning_rate, weight_decay=weight_decay, muon_weight_dimension_numbers=dimension_numbers)
+    return muon(
+        learning_rate, weight_decay=weight_decay, muon_weight_dimension_numbers=dimension_numbers
+    )
 
 
 def is_block_kernel(name: str) -> bool:

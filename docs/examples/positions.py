@@ -22,12 +22,16 @@ class LearnedWaves(nnx.Module):
     """cos(pi * wave * row) * cos(pi * wave * column), mixed by one learned matrix."""
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (NUM_WAVES**2, architecture.width)))
+        self.kernel = nnx.Param(
+            nnx.initializers.normal(0.02)(rngs.params(), (NUM_WAVES**2, architecture.width))
+        )
         self.grid, self.has_class_token = architecture.grid, architecture.pool == "token"
 
     def __call__(self) -> jax.Array:
         """Returns (1, S, D); the class token, if there is one, comes first and gets zeros."""
-        rows, columns = (np.linspace(0, 1, size)[:, None] * np.arange(NUM_WAVES) * np.pi for size in self.grid)
+        rows, columns = (
+            np.linspace(0, 1, size)[:, None] * np.arange(NUM_WAVES) * np.pi for size in self.grid
+        )
         waves = np.einsum("rw,cv->rcwv", np.cos(rows), np.cos(columns)).reshape(-1, NUM_WAVES**2)
         table = jnp.asarray(waves, jnp.float32) @ self.kernel[...]
         return jnp.pad(table, ((int(self.has_class_token), 0), (0, 0)))[None]

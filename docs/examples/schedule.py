@@ -16,5 +16,9 @@ def trapezoid(*, learning_rate: float, warmup_steps: int, total_steps: int) -> C
     """The learning rate as a function of the steps taken, warm-up included."""
     decay_steps = max(round(DECAY_FRACTION * total_steps), 1)
     warmup = optax.linear_schedule(0.0, learning_rate, max(warmup_steps, 1))
-    decay = optax.linear_schedule(learning_rate, 0.0, decay_steps, transition_begin=total_steps - decay_steps)
-    return lambda step: optax.join_schedules([warmup, lambda count: decay(count + warmup_steps)], [warmup_steps])(step)
+    decay = optax.linear_schedule(
+        learning_rate, 0.0, decay_steps, transition_begin=total_steps - decay_steps
+    )
+    return lambda step: optax.join_schedules(
+        [warmup, lambda count: decay(count + warmup_steps)], [warmup_steps]
+    )(step)

@@ -34,7 +34,12 @@ def main(recipe: str = "digits", *overrides: str) -> dict[str, float]:
     run = assemble(config, architecture, num_examples=len(data.train), devices=jax.devices())
 
     log = UnreadableLog(data.test, config.input.max_unreadable)
-    split = Split("test", data.test.class_names, len(data.test), lambda: open_evaluation_batches(run, data.test, log))
+    split = Split(
+        "test",
+        data.test.class_names,
+        len(data.test),
+        lambda: open_evaluation_batches(run, data.test, log),
+    )
     evaluator = ClassificationEvaluator(split, run.evaluation_step)
 
     state: TrainState = run.init_state()

@@ -32,15 +32,23 @@ class Question:
         """Opens a split; this is what `data` of a task names."""
         digits = open_digits(split, config.data_dir)
         images = np.stack([decode(digits[index].image) for index in range(len(digits))])
-        labels = [self.answer(*pair) for pair in zip(digits.labels.tolist(), images[..., 0] / 255, strict=True)]
+        labels = [
+            self.answer(*pair)
+            for pair in zip(digits.labels.tolist(), images[..., 0] / 255, strict=True)
+        ]
         return MemorySource(images, np.array(labels), self.class_names)
 
 
 digit = Question(tuple("0123456789"), lambda digit, pixels: digit)
 parity = Question(("even", "odd"), lambda digit, pixels: digit % 2)
 loop = Question(("no loop", "loop"), lambda digit, pixels: int(digit in (0, 6, 8, 9)))
-ink = Question(("little", "some", "much"), lambda digit, pixels: int(np.searchsorted((0.29, 0.32), pixels.mean())))
-side = Question(("left", "right"), lambda digit, pixels: int(pixels[:, 4:].sum() > pixels[:, :4].sum()))
+ink = Question(
+    ("little", "some", "much"),
+    lambda digit, pixels: int(np.searchsorted((0.29, 0.32), pixels.mean())),
+)
+side = Question(
+    ("left", "right"), lambda digit, pixels: int(pixels[:, 4:].sum() > pixels[:, :4].sum())
+)
 
 
 def task(name: str, group: str, *, flip: bool = False, crop: bool = True) -> Task:

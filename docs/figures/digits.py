@@ -32,14 +32,19 @@ def overlay(image: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the enlarged image; a patch is the more orange, the more attention it gets."""
     size = (PIXELS, PIXELS)
     grey = cv2.resize(image, size, interpolation=cv2.INTER_NEAREST) / 255
-    share = cv2.resize((weights / weights.max()).astype(np.float32), size, interpolation=cv2.INTER_NEAREST)
+    share = cv2.resize(
+        (weights / weights.max()).astype(np.float32), size, interpolation=cv2.INTER_NEAREST
+    )
     opacity = OPACITY * share[..., None]
     return grey * (1 - opacity) + np.array(ORANGE) * opacity
 
 
 def main(workdir: str) -> None:
     """Draw test loss and accuracy over the run, and the attention of the last block over test images."""
-    lines = [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+    ]
     model = vit_jax.load_model(workdir)
     digits = load_digits().images[-SHOWN:]
     images = model.preprocess([(digit * 255 / 16).astype("uint8") for digit in digits])
@@ -54,15 +59,22 @@ def main(workdir: str) -> None:
     axes.set_ylabel("loss (nats)")
     accuracy = axes.twinx()
     steps, values = curve(lines, "test_accuracy")
-    accuracy.plot(steps, [100 * value for value in values], color="#0072b2", label="test accuracy (right)")
+    accuracy.plot(
+        steps, [100 * value for value in values], color="#0072b2", label="test accuracy (right)"
+    )
     accuracy.set_ylabel("accuracy (%)")
     accuracy.set_ylim(0, 101)
     handles = [*axes.get_lines(), *accuracy.get_lines()]
-    axes.legend(handles, [handle.get_label() for handle in handles], loc="center right", frameon=False)
+    axes.legend(
+        handles, [handle.get_label() for handle in handles], loc="center right", frameon=False
+    )
     axes.set_title(f"{model.architecture.name}, 100 epochs of the digits", fontsize=10)
 
     panels = right.subplots(2, SHOWN // 2)
-    right.suptitle("Attention of the last block over each digit (orange: most), and the prediction", fontsize=10)
+    right.suptitle(
+        "Attention of the last block over each digit (orange: most), and the prediction",
+        fontsize=10,
+    )
     for panel, digit, weights, name in zip(panels.ravel(), images, attention, names, strict=True):
         panel.imshow(overlay(255 - digit, weights.reshape(model.architecture.grid)))
         panel.set_title(f"prediction: {name}", fontsize=9)

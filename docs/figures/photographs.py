@@ -15,7 +15,11 @@ import cv2
 import numpy as np
 from sklearn.datasets import load_sample_images
 
-CROPS, PIXELS, SMALLEST = 150, 96, 0.5  # of a class; side of a file; side of a crop relative to the short side
+CROPS, PIXELS, SMALLEST = (
+    150,
+    96,
+    0.5,
+)  # of a class; side of a file; side of a crop relative to the short side
 
 
 def random_crop(photo: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -38,7 +42,9 @@ def main(folder: str = ".") -> None:
     for name, photo in zip(("china", "flower"), load_sample_images().images, strict=True):
         for turns in range(4):
             for number in range(CROPS):
-                crop = cv2.resize(random_crop(photo, rng), (PIXELS, PIXELS), interpolation=cv2.INTER_AREA)
+                crop = cv2.resize(
+                    random_crop(photo, rng), (PIXELS, PIXELS), interpolation=cv2.INTER_AREA
+                )
                 write(root / f"crops/{name} {90 * turns}/{number:03}.jpg", np.rot90(crop, turns))
         side, width = photo.shape[:2]
         for number, left in enumerate((0, (width - side) // 2, width - side), 1):

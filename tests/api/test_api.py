@@ -63,9 +63,20 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
     architecture = build_architecture(config, image_size=(8, 12), num_classes=3)
     assert model.architecture == architecture
     expected = jax.jit(lambda: build_model(architecture, jax.random.key(3)))()
-    assert_same(*({n: np.asarray(x) for n, x in pytree.named_leaves(m).items()} for m in (model.module, expected)))
-    assert (model.class_names, model.transform) == (("0", "1", "2"), EvaluationTransform((8, 12), "short_side", 0.875))
-    assert repr(model) == "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
+    assert_same(
+        *(
+            {n: np.asarray(x) for n, x in pytree.named_leaves(m).items()}
+            for m in (model.module, expected)
+        )
+    )
+    assert (model.class_names, model.transform) == (
+        ("0", "1", "2"),
+        EvaluationTransform((8, 12), "short_side", 0.875),
+    )
+    assert (
+        repr(model)
+        == "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
+    )
 
 
 def test_an_option_that_does_not_exist():
@@ -93,7 +104,9 @@ def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
     pixels = sample_pixels(2)
     np.testing.assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
-    random = dataclasses.replace(SEVEN, dropout_fraction=0.5, stochastic_depth_fraction=0.5, remat="full")
+    random = dataclasses.replace(
+        SEVEN, dropout_fraction=0.5, stochastic_depth_fraction=0.5, remat="full"
+    )
     assert from_weights(sample_weights(random)).architecture == seven.architecture
     assert from_weights(sample_weights(class_names=None)).class_names == tuple("0123456")
 
@@ -113,14 +126,23 @@ def test_another_head_and_another_size(stored, seven):
 
 
 @pytest.mark.parametrize(("destination", "to"), [("mine", None), ("w.npz", None), ("timm", "timm")])
-def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(stored, tmp_path, destination, to):
+def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(
+    stored, tmp_path, destination, to
+):
     model = vit_jax.load_model(stored)
-    trained = dataclasses.replace(model, module=jax.tree.map(lambda leaf: leaf + 0.01, model.module))
+    trained = dataclasses.replace(
+        model, module=jax.tree.map(lambda leaf: leaf + 0.01, model.module)
+    )
     written = trained.save(tmp_path / destination, to=to).destination
     again = vit_jax.load_model(tmp_path / destination)
     assert written.startswith(str(tmp_path / destination))
     assert (again.class_names, again.transform) == (model.class_names, model.transform)
-    assert_same(*({n: np.asarray(x) for n, x in pytree.named_leaves(m.module).items()} for m in (again, trained)))
+    assert_same(
+        *(
+            {n: np.asarray(x) for n, x in pytree.named_leaves(m.module).items()}
+            for m in (again, trained)
+        )
+    )
     with pytest.raises(ValueError, match="exists"):
         trained.save(tmp_path / destination, to=to)
 
@@ -134,8 +156,12 @@ def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
     store.close()
     loaded = vit_jax.load_model(tmp_path, allow_code="docs")
     assert loaded.class_names == ("a", "b", "c")
-    assert loaded.features(sample_pixels(3)) == pytest.approx(model.features(sample_pixels(3)), abs=1e-6)
-    assert not vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")(sample_pixels(1)).logits_BK.any()
+    assert loaded.features(sample_pixels(3)) == pytest.approx(
+        model.features(sample_pixels(3)), abs=1e-6
+    )
+    assert not vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")(
+        sample_pixels(1)
+    ).logits_BK.any()
 
 
 # Called.
@@ -144,12 +170,19 @@ def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
 def test_uint8_and_floating_point_are_the_same_images(seven):
     pixels = sample_pixels(3)
     expected = logits_of(seven.module, pixels)
-    for images in (pixels, jnp.asarray(pixels), np.asarray(normalise(jnp.asarray(pixels), "float32"))):
+    for images in (
+        pixels,
+        jnp.asarray(pixels),
+        np.asarray(normalise(jnp.asarray(pixels), "float32")),
+    ):
         assert seven(images).logits_BK == pytest.approx(expected, abs=1e-5)
     traced = jax.jit(lambda images: seven(images).logits_BK)(pixels / np.float32(127.5) - 1)
     assert traced == pytest.approx(expected, abs=1e-4)
     output = seven(pixels, taps=("blocks", "attention"))
-    assert (output.blocks_LBSD.shape, output.attention_LBTQS.shape) == ((2, 3, 7, 16), (2, 3, 2, 7, 7))
+    assert (output.blocks_LBSD.shape, output.attention_LBTQS.shape) == (
+        (2, 3, 7, 16),
+        (2, 3, 2, 7, 7),
+    )
     np.testing.assert_array_equal(output.logits_BK, seven(pixels).logits_BK)
 
 
@@ -185,7 +218,9 @@ def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (19, 8), (37, 20)])
 def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, batch_size):
     put, used = jax.device_put, set()
-    monkeypatch.setattr(jax, "device_put", lambda array, where: used.add(len(where.device_set)) or put(array, where))
+    monkeypatch.setattr(
+        jax, "device_put", lambda array, where: used.add(len(where.device_set)) or put(array, where)
+    )
     pixels = sample_pixels(count)
     expected = softmax(logits_of(seven.module, pixels))
     for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
@@ -255,7 +290,11 @@ DEFAULTS = ("direct", 1.0, 180.0, False, None)
         (DIRECT, {}, ("direct", 1.0)),
         (CROPPED, {"resize": "short_side", "crop_fraction": 0.5}, ("short_side", 0.5)),
         ({"resize": "direct"}, {}, ("direct", 1.0)),
-        ({"resize": "short_side", "crop_fraction": None}, {"crop_fraction": 0.9}, ("short_side", 0.9)),
+        (
+            {"resize": "short_side", "crop_fraction": None},
+            {"crop_fraction": 0.9},
+            ("short_side", 0.9),
+        ),
         (None, {"resize": "direct"}, ("direct", 1.0)),
         (DIRECT | {"exif_orientation": True}, {}, ("direct", 1.0, 180.0, True)),
         (DIRECT | {"exif_orientation": "yes"}, {}, ("direct", 1.0)),
@@ -263,10 +302,18 @@ DEFAULTS = ("direct", 1.0, 180.0, False, None)
         (DIRECT | {"exif_orientation": True}, {"exif_orientation": False}, ("direct", 1.0)),
         (DIRECT | {"value_range": None}, {}, ("direct", 1.0)),
         (DIRECT | {"value_range": [0, 4095]}, {}, ("direct", 1.0, 180.0, False, (0, 4095))),
-        (DIRECT | {"value_range": [0, 4095]}, {"value_range": (-1.5, 1)}, ("direct", 1.0, 180.0, False, (-1.5, 1))),
+        (
+            DIRECT | {"value_range": [0, 4095]},
+            {"value_range": (-1.5, 1)},
+            ("direct", 1.0, 180.0, False, (-1.5, 1)),
+        ),
         (DIRECT | {"interpolation": "bicubic"}, {}, (*DEFAULTS, "bicubic")),
         (DIRECT | {"interpolation": None}, {"interpolation": "bilinear"}, (*DEFAULTS, "bilinear")),
-        (DIRECT | {"interpolation": "bicubic", "resize_library": "timm"}, {}, (*DEFAULTS, "bicubic", "timm")),
+        (
+            DIRECT | {"interpolation": "bicubic", "resize_library": "timm"},
+            {},
+            (*DEFAULTS, "bicubic", "timm"),
+        ),
     ],
 )
 def test_how_images_are_prepared(stored, options, expected):
@@ -277,7 +324,9 @@ def test_how_images_are_prepared(stored, options, expected):
 @pytest.mark.parametrize("stored", [None, {"resize": "short_side"}])
 def test_weights_that_do_not_state_it_still_compute(stored, seven):
     model = from_weights(sample_weights(preprocessing=stored))
-    assert model.predict(sample_pixels(2)) == pytest.approx(seven.predict(sample_pixels(2)), abs=1e-6)
+    assert model.predict(sample_pixels(2)) == pytest.approx(
+        seven.predict(sample_pixels(2)), abs=1e-6
+    )
     for use in (model.preprocess, model.predict):
         with rejects("w.npz", "--resize=direct"):
             use(list(sample_pixels(2)))
@@ -293,15 +342,35 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
         (DIRECT | {"value_range": [0, "1"]}, {}, "value_range=.*finite numbers"),
         (DIRECT | {"value_range": 7}, {}, "value_range=7.*finite numbers"),
         (None, {"resize": "crop", "crop_fraction": 0.9}, "resize='crop'.*direct or short_side"),
-        (None, {"resize": "direct", "crop_fraction": 0.9}, "crop_fraction=0.9.*no effect.*resize=direct"),
+        (
+            None,
+            {"resize": "direct", "crop_fraction": 0.9},
+            "crop_fraction=0.9.*no effect.*resize=direct",
+        ),
         (CROPPED, {"resize": "direct"}, "resize=direct.*resize=short_side"),
         (None, {"interpolation": "bicubic"}, "--resize=direct"),
         (DIRECT, {"interpolation": "lanczos"}, "interpolation='lanczos'.*bilinear or bicubic"),
-        (DIRECT | {"interpolation": ["bicubic"]}, {}, r"interpolation=\['bicubic'\].*bilinear or bicubic"),
-        (DIRECT | {"interpolation": "bicubic"}, {"interpolation": "bilinear"}, "interpolation=bilinear.*=bicubic"),
-        ({"resize": ["direct"], "crop_fraction": 1}, {}, r"resize=\['direct'\].*direct or short_side"),
+        (
+            DIRECT | {"interpolation": ["bicubic"]},
+            {},
+            r"interpolation=\['bicubic'\].*bilinear or bicubic",
+        ),
+        (
+            DIRECT | {"interpolation": "bicubic"},
+            {"interpolation": "bilinear"},
+            "interpolation=bilinear.*=bicubic",
+        ),
+        (
+            {"resize": ["direct"], "crop_fraction": 1},
+            {},
+            r"resize=\['direct'\].*direct or short_side",
+        ),
         ({"resize": "short_side", "crop_fraction": "most"}, {}, r"crop_fraction='most'.*\(0, 1\]"),
-        ({"resize": "short_side", "crop_fraction": float("nan")}, {}, r"crop_fraction=nan.*\(0, 1\]"),
+        (
+            {"resize": "short_side", "crop_fraction": float("nan")},
+            {},
+            r"crop_fraction=nan.*\(0, 1\]",
+        ),
     ],
 )
 def test_preparations_that_are_rejected(stored, options, rule):
@@ -312,7 +381,9 @@ def test_preparations_that_are_rejected(stored, options, rule):
 def test_the_package_names_its_parts():
     """Without jax on import: tests/test_architecture.py."""
     assert vit_jax.list_models("ViT-B/8") == ["ViT-B/8"]
-    assert {"create_model", "list_models", "load_model", "Model"} <= set(dir(vit_jax)) & set(vit_jax.__all__)
+    assert {"create_model", "list_models", "load_model", "Model"} <= set(dir(vit_jax)) & set(
+        vit_jax.__all__
+    )
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):
         vit_jax.make_model  # noqa: B018
     assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()

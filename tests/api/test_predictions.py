@@ -50,9 +50,17 @@ def test_equal_probabilities_and_those_that_are_not_finite(tmp_path):
         list(predict(from_weights(weights), paths, 1))
 
 
-NOT_TEXT = b"caf\xe9.png".decode("utf-8", "surrogateescape")  # a file name in bytes that are not UTF-8
+NOT_TEXT = b"caf\xe9.png".decode(
+    "utf-8", "surrogateescape"
+)  # a file name in bytes that are not UTF-8
 RECORDS = [
-    {"image": "a.png", "predictions": [{"class": "cat", "probability": 0.625}, {"class": "ant", "probability": 0.25}]},
+    {
+        "image": "a.png",
+        "predictions": [
+            {"class": "cat", "probability": 0.625},
+            {"class": "ant", "probability": 0.25},
+        ],
+    },
     {"image": NOT_TEXT, "error": "The file is empty"},
 ]
 

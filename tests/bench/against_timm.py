@@ -32,7 +32,11 @@ from pathlib import Path
 MODELS = ("S/16", "B/16", "L/16", "H/14", "L/16@384")
 TIMM = {"S": "vit_small_patch16_224", "B": "vit_base_patch16_224", "L": "vit_large_patch16_224"}
 TIMM |= {"H": "vit_huge_patch14_224"}
-OURS = {"ours, xla": ("xla", False), "ours, cudnn": ("cudnn", False), "ours, cudnn, unrolled": ("cudnn", True)}
+OURS = {
+    "ours, xla": ("xla", False),
+    "ours, cudnn": ("cudnn", False),
+    "ours, cudnn, unrolled": ("cudnn", True),
+}
 CONTENDERS = (*OURS, "timm")
 CLASSES, WARM_UP, SEARCH_STEPS = 1000, 3, 5
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")  # the line of a traceback that names it
@@ -79,7 +83,13 @@ def build_ours(model, batch, form, unrolled, device):
 
     name, side = parse(model)
     recipe = load_recipe(f"pretrain_imagenet1k:ViT-{name},loss=softmax")
-    changes = {"head": "linear", "dropout_fraction": 0.0, "remat": "none", "attention": form, "scan_unroll": 1}
+    changes = {
+        "head": "linear",
+        "dropout_fraction": 0.0,
+        "remat": "none",
+        "attention": form,
+        "scan_unroll": 1,
+    }
     config = dataclasses.replace(
         recipe,
         global_batch=batch,
@@ -95,10 +105,14 @@ def build_ours(model, batch, form, unrolled, device):
     objective = build_objective(config.objective, architecture)
     mesh = build_mesh([device])
     on_mesh = placed_by(Placement(mesh))
-    take_step = on_mesh(make_train_step(config, lengths, architecture, objective, optimizer, schedule))
+    take_step = on_mesh(
+        make_train_step(config, lengths, architecture, objective, optimizer, schedule)
+    )
 
     def init():
-        return init_state(build_model(architecture, jax.random.key(0)), optimizer, with_polyak=False)
+        return init_state(
+            build_model(architecture, jax.random.key(0)), optimizer, with_polyak=False
+        )
 
     abstract = jax.eval_shape(init)
 
@@ -108,10 +122,14 @@ def build_ours(model, batch, form, unrolled, device):
 
     @on_mesh
     def infer(leaves, image):
-        return pytree.from_named_leaves(abstract, leaves).model(normalise(image, "bfloat16")).logits_BK
+        return (
+            pytree.from_named_leaves(abstract, leaves).model(normalise(image, "bfloat16")).logits_BK
+        )
 
     def shaped(tree, sharding):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+        )
 
     images = jax.ShapeDtypeStruct((batch, side, side, 3), jnp.uint8)
     labels, mask = (jax.ShapeDtypeStruct((batch,), dtype) for dtype in (jnp.int32, jnp.float32))
@@ -133,7 +151,9 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
 
     device, side = jax.devices()[0], parse(model)[1]
     init, *traced = build_ours(model, batch, form, unrolled, device)
-    step, infer = (each.lower().compile() for each in traced)  # so that nothing is compiled while it is timed
+    step, infer = (
+        each.lower().compile() for each in traced
+    )  # so that nothing is compiled while it is timed
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (batch, side, side, 3), np.uint8)
     labels = rng.integers(0, CLASSES, batch, np.int32)
@@ -268,7 +288,9 @@ def flops_per_image(model):
 
     name, side = parse(model)
     config = ModelConfig(name=f"ViT-{name}", head="linear")
-    return FLOPS_PER_MAC * forward_macs(build_architecture(config, image_size=(side, side), num_classes=CLASSES))
+    return FLOPS_PER_MAC * forward_macs(
+        build_architecture(config, image_size=(side, side), num_classes=CLASSES)
+    )
 
 
 def child(words):
@@ -310,10 +332,15 @@ def compare(words, model):
     found, batches = {}, [f"--batches={batch}" for batch in words.batches]
     for contender in CONTENDERS:
         lines, problem = ask(
-            words, contender, f"--models={model}", *batches, f"--steps={min(SEARCH_STEPS, words.steps)}"
+            words,
+            contender,
+            f"--models={model}",
+            *batches,
+            f"--steps={min(SEARCH_STEPS, words.steps)}",
         )
         tried = ", ".join(
-            f"{line['batch']}: {line['batch'] / statistics.median(line['training']):,.1f}" for line in lines
+            f"{line['batch']}: {line['batch'] / statistics.median(line['training']):,.1f}"
+            for line in lines
         )
         print(f"{model}, {contender}: images/s by batch {tried or 'none'}; {problem}", flush=True)
         if lines:
@@ -334,10 +361,20 @@ def compare(words, model):
 
 def table(results, ceiling):
     """Markdown. `results`: what `compare` gives, by model; `ceiling` in FLOP/s."""
-    columns = "batch", "images/s, quartiles", "of the ceiling", "x timm", "peak GiB", "inference images/s"
+    columns = (
+        "batch",
+        "images/s, quartiles",
+        "of the ceiling",
+        "x timm",
+        "peak GiB",
+        "inference images/s",
+    )
     rows = [f"| | | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for model, contenders in results.items():
-        speeds = {name: result["batch"] / statistics.median(result["training"]) for name, result in contenders.items()}
+        speeds = {
+            name: result["batch"] / statistics.median(result["training"])
+            for name, result in contenders.items()
+        }
         for name, result in contenders.items():
             slow, _, fast = statistics.quantiles(result["training"], n=4, method="inclusive")
             batch, peak = result["batch"], result["peak_bytes"]
@@ -359,7 +396,9 @@ def main():
     parser.add_argument("--batches", type=int, action="append", help="default: 32, 64, … 2048")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--timm", default=sys.executable, help="Python of an environment with torch and timm")
+    parser.add_argument(
+        "--timm", default=sys.executable, help="Python of an environment with torch and timm"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--limit", type=int, default=1800, help="seconds of each process")
     parser.add_argument("--small", action="store_true", help="S/16 at 32 pixels, batch 2, 2 steps")
@@ -374,7 +413,9 @@ def main():
         return
     if words.steps < 2:
         parser.error(f"--steps={words.steps}: must be 2 or more, since quartiles are printed.")
-    with tempfile.TemporaryDirectory() as cache:  # of compiled programs: a round need not compile again
+    with (
+        tempfile.TemporaryDirectory() as cache
+    ):  # of compiled programs: a round need not compile again
         words.environment = os.environ | {
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "JAX_COMPILATION_CACHE_DIR": f"{cache}/jax",
@@ -395,7 +436,9 @@ def main():
         for model in words.models:
             results[model] = compare(words, model)
             if words.json:  # after every model: a session may end early
-                words.json.write_text(json.dumps({"ceiling": products, "results": results}, indent=1) + "\n")
+                words.json.write_text(
+                    json.dumps({"ceiling": products, "results": results}, indent=1) + "\n"
+                )
             print(table({model: results[model]}, max(found)), flush=True)
     print(table(results, max(found)))
 

@@ -29,7 +29,11 @@ class Images(Source):
     """Images of any size in memory."""
 
     def __init__(self, images: Sequence[np.ndarray]) -> None:
-        self.class_names, self.labels, self.images = ("0", "1"), np.zeros(len(images), np.int32), images
+        self.class_names, self.labels, self.images = (
+            ("0", "1"),
+            np.zeros(len(images), np.int32),
+            images,
+        )
 
     def image_of(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.images[index])
@@ -68,7 +72,10 @@ def features_of(weights: str):
 
     def features(images: Sequence[np.ndarray]) -> np.ndarray:
         with contextlib.redirect_stderr(io.StringIO()):
-            both = [extractor.extract(Images(side)).feature_ND for side in (images, [one[:, ::-1] for one in images])]
+            both = [
+                extractor.extract(Images(side)).feature_ND
+                for side in (images, [one[:, ::-1] for one in images])
+            ]
         feature_2ND = np.stack(both)
         return feature_2ND / np.linalg.norm(feature_2ND, axis=2, keepdims=True)
 
@@ -101,10 +108,15 @@ def table(images: Sequence[np.ndarray], features) -> list[list[str]]:
 
 def main(weights: str | None = None) -> None:
     """Print the tables."""
-    digits = [np.kron((image * 255 / 16).astype(np.uint8), np.ones((4, 4), np.uint8)) for image in load_digits().images]
+    digits = [
+        np.kron((image * 255 / 16).astype(np.uint8), np.ones((4, 4), np.uint8))
+        for image in load_digits().images
+    ]
     sets: Mapping[str, list[np.ndarray]] = {
         "photographs": photographs(NUM_PHOTOGRAPHS) + windows(),
-        "digits, enlarged to 32 pixels": [np.repeat(image[..., None], 3, axis=2) for image in digits[:NUM_DIGITS]],
+        "digits, enlarged to 32 pixels": [
+            np.repeat(image[..., None], 3, axis=2) for image in digits[:NUM_DIGITS]
+        ],
     }
     features = features_of(weights) if weights else None
     head = [

@@ -36,7 +36,11 @@ SHAPES = {  # height and width: share of the files
     (768, 1024): 0.04,
     (1200, 1600): 0.02,
 }
-NOISE = {1: 6.0, 2: 7.0, 4: 8.0}  # wavelength in pixels: standard deviation, before a factor with a mean of 1
+NOISE = {
+    1: 6.0,
+    2: 7.0,
+    4: 8.0,
+}  # wavelength in pixels: standard deviation, before a factor with a mean of 1
 
 
 def make(folder, count=2000):
@@ -52,21 +56,33 @@ def make(folder, count=2000):
         photo, scale = photos[rng.integers(len(photos))], rng.uniform(0.45, 1.0)
         rows = int(photo.shape[0] * scale)
         columns = min(int(rows * width / height), photo.shape[1])
-        top, left = rng.integers(photo.shape[0] - rows + 1), rng.integers(photo.shape[1] - columns + 1)
+        top, left = (
+            rng.integers(photo.shape[0] - rows + 1),
+            rng.integers(photo.shape[1] - columns + 1),
+        )
 
         def enlarge(pixels, size=(width, height)):
             return cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC)
 
         noise = sum(
-            deviation * enlarge(rng.normal(size=(height // wave, width // wave)).astype(np.float32))[..., None]
+            deviation
+            * enlarge(rng.normal(size=(height // wave, width // wave)).astype(np.float32))[
+                ..., None
+            ]
             for wave, deviation in NOISE.items()
         )
         noise = noise + enlarge(rng.normal(0, 4, (height // 4, width // 4, 3)).astype(np.float32))
-        image = enlarge(photo[top : top + rows, left : left + columns]) + rng.gamma(2.0, 0.5) * noise
+        image = (
+            enlarge(photo[top : top + rows, left : left + columns]) + rng.gamma(2.0, 0.5) * noise
+        )
         image = np.clip(image, 0, 255).astype(np.uint8)
         if rng.random() < 0.02:
             image = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY)
-        halved = cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420 if rng.random() < 0.7 else cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
+        halved = (
+            cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420
+            if rng.random() < 0.7
+            else cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444
+        )
         options = {
             cv2.IMWRITE_JPEG_QUALITY: int(rng.integers(82, 97)),
             cv2.IMWRITE_JPEG_SAMPLING_FACTOR: halved,
@@ -88,7 +104,9 @@ def our_batches(folder):
 
     config = InputConfig(train_split="train", test_split="test", image_size=(SIZE, SIZE))
     source = open_source(f"folder:{folder}", "all", config, 0)
-    stream = TrainStream(source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, WARM_UP + STEPS)
+    stream = TrainStream(
+        source, TrainTransform(config), 0, BATCH, np.arange(BATCH), 0, WARM_UP + STEPS
+    )
     parallelism = choose_parallelism(batch_bytes=BATCH * SIZE * SIZE * 3)
     with open_batches(stream, parallelism) as batches:
         yield from batches
@@ -106,7 +124,9 @@ def tf_batches(folder):
                 writer.write(tf.train.Example(features=features).SerializeToString())
 
     def transform(record):
-        file = tf.io.parse_single_example(record, {"image": tf.io.FixedLenFeature([], tf.string)})["image"]
+        file = tf.io.parse_single_example(record, {"image": tf.io.FixedLenFeature([], tf.string)})[
+            "image"
+        ]
         begin, size, _ = tf.image.sample_distorted_bounding_box(
             tf.image.extract_jpeg_shape(file),
             tf.zeros([0, 0, 4]),
@@ -119,7 +139,12 @@ def tf_batches(folder):
         pixels = tf.cast(tf.image.resize(pixels, (SIZE, SIZE), antialias=False), tf.uint8)
         return tf.image.random_flip_left_right(pixels)
 
-    dataset = tf.data.TFRecordDataset(str(records)).repeat().shuffle(500).map(transform, num_parallel_calls=100)
+    dataset = (
+        tf.data.TFRecordDataset(str(records))
+        .repeat()
+        .shuffle(500)
+        .map(transform, num_parallel_calls=100)
+    )
     yield from dataset.batch(BATCH, drop_remainder=True).prefetch(1).as_numpy_iterator()
 
 
@@ -133,7 +158,11 @@ def measure(batches):
     began, began_cpu = time.perf_counter(), time.process_time()
     for _ in range(STEPS):
         next(batches)
-    seconds, cpu, images = time.perf_counter() - began, time.process_time() - began_cpu, STEPS * BATCH
+    seconds, cpu, images = (
+        time.perf_counter() - began,
+        time.process_time() - began_cpu,
+        STEPS * BATCH,
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     figures = {"images_per_second": images / seconds, "cpu_ms_per_image": 1e3 * cpu / images}
     print(json.dumps(figures | {"first_batch_seconds": first, "peak_mib": peak}))
@@ -159,10 +188,19 @@ def main():
     for number in range(words.rounds):
         for name, (python, folder) in runs.items():
             command = [python, __file__, str(folder), f"--only={name.partition(',')[0]}"]
-            environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(Path(__file__).parents[2])}
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+            environment = os.environ | {
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+            }
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, check=True, text=True
+            )
             found[name].append(json.loads(done.stdout.splitlines()[-1]))
-            print(f"{number} {name:<15}", {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
+            print(
+                f"{number} {name:<15}",
+                {key: round(value, 2) for key, value in found[name][-1].items()},
+                flush=True,
+            )
     for name, figures in found.items():
         median = {key: statistics.median(one[key] for one in figures) for key in figures[0]}
         pairs = list(zip(figures, found["tf.data"], strict=True))

@@ -29,7 +29,12 @@ BATCH, PER_FILE = 50, 500
 
 def config_of(folder: Path) -> InputConfig:
     """Return the input of a run."""
-    return InputConfig(train_split="train", test_split="test", image_size=(SIZE, SIZE), data_dir=str(folder / "tfds"))
+    return InputConfig(
+        train_split="train",
+        test_split="test",
+        image_size=(SIZE, SIZE),
+        data_dir=str(folder / "tfds"),
+    )
 
 
 class BenchSources(tfds.core.GeneratorBasedBuilder):
@@ -47,7 +52,12 @@ class BenchSources(tfds.core.GeneratorBasedBuilder):
         return tfds.core.DatasetInfo(builder=self, features=features)
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-        return {"train": ((n, {"image": self.source[n].image, "label": n % 10}) for n in range(len(self.source)))}
+        return {
+            "train": (
+                (n, {"image": self.source[n].image, "label": n % 10})
+                for n in range(len(self.source))
+            )
+        }
 
     def _generate_examples(self) -> None:
         raise NotImplementedError
@@ -59,10 +69,17 @@ def pack(folder: Path, count: int) -> dict[str, str]:
         make(folder / "jpegs", count)
     source = open_source(f"folder:{folder}/jpegs", "all", config_of(folder), 0)
     if not (folder / "wds").exists():
-        images, labels = [source[n].image for n in range(len(source))], [n % 10 for n in range(len(source))]
+        images, labels = (
+            [source[n].image for n in range(len(source))],
+            [n % 10 for n in range(len(source))],
+        )
         for first in range(0, count, PER_FILE):
             chosen = range(first, min(first + PER_FILE, count))
-            members = [one for n in chosen for one in ((f"{n:06}.jpg", images[n]), (f"{n:06}.cls", b"%d" % labels[n]))]
+            members = [
+                one
+                for n in chosen
+                for one in ((f"{n:06}.jpg", images[n]), (f"{n:06}.cls", b"%d" % labels[n]))
+            ]
             write_shard(folder / "wds" / f"train-{first:06}.tar", members)
             stored = [{"bytes": images[n], "path": None} for n in chosen]
             write_parquet(
@@ -71,7 +88,9 @@ def pack(folder: Path, count: int) -> dict[str, str]:
                 group=100,
                 images=stored,
             )
-        BenchSources(source, data_dir=str(folder / "tfds"), file_format="array_record").download_and_prepare()
+        BenchSources(
+            source, data_dir=str(folder / "tfds"), file_format="array_record"
+        ).download_and_prepare()
     return {
         "ArrayRecord": "tfds:bench_sources",
         "folder": f"folder:{folder}/jpegs",
@@ -114,13 +133,18 @@ def main() -> None:
     for _ in range(words.rounds):
         for kind, name in data.items():
             rounds[kind].append(measure(words.folder, name, "all" if kind == "folder" else "train"))
-    print("| source | in order | at random | training | training, x folder |\n|---|---|---|---|---|")
+    print(
+        "| source | in order | at random | training | training, x folder |\n|---|---|---|---|---|"
+    )
     ours = {
-        kind: {name: statistics.median(x[name] for x in found) for name in found[0]} for kind, found in rounds.items()
+        kind: {name: statistics.median(x[name] for x in found) for name in found[0]}
+        for kind, found in rounds.items()
     }
     for kind, found in ours.items():
         ratio = ours["folder"]["training"] / found["training"]
-        print(f"| {kind} | {' | '.join(f'{1 / value:,.0f}' for value in found.values())} | {ratio:.2f} |")
+        print(
+            f"| {kind} | {' | '.join(f'{1 / value:,.0f}' for value in found.values())} | {ratio:.2f} |"
+        )
 
 
 if __name__ == "__main__":

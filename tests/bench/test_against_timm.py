@@ -35,8 +35,17 @@ def test_programs_of_ours_compile_for_a_gpu():
 def test_the_table_has_speeds_beside_the_ceiling_and_timm():
     twice = RESULT | {"training": [0.2, 0.25, 0.3], "peak_bytes": 2**30}
     ceiling = 3 * against_timm.flops_per_image("S/16@32") * 16
-    row = against_timm.table({"S/16@32": {"ours, xla": twice, "timm": RESULT}}, ceiling).splitlines()[2]
-    assert [cell.strip() for cell in row.split("|")[3:-1]] == ["2", "8.0, 7.3 to 8.9", "50%", "2.00", "1.0", "20.0"]
+    row = against_timm.table(
+        {"S/16@32": {"ours, xla": twice, "timm": RESULT}}, ceiling
+    ).splitlines()[2]
+    assert [cell.strip() for cell in row.split("|")[3:-1]] == [
+        "2",
+        "8.0, 7.3 to 8.9",
+        "50%",
+        "2.00",
+        "1.0",
+        "20.0",
+    ]
 
 
 OUT_OF_MEMORY = """echo '{"batch": 32}'
@@ -87,16 +96,29 @@ def test_a_contender_takes_its_fastest_batch_and_failures_are_told(monkeypatch, 
     def ask(words, contender, *arguments):
         if contender == "ours, cudnn":
             return [], "code 1: ValueError: no GPU"
-        lines = [{"batch": n, "training": [n / s], "inference": [1], "loss": 1} for n, s in ((2, 9), (4, 10), (8, 7))]
-        lines = [line | {"peak_bytes": 5} for line in lines if f"--batches={line['batch']}" in arguments]
+        lines = [
+            {"batch": n, "training": [n / s], "inference": [1], "loss": 1}
+            for n, s in ((2, 9), (4, 10), (8, 7))
+        ]
+        lines = [
+            line | {"peak_bytes": 5} for line in lines if f"--batches={line['batch']}" in arguments
+        ]
         return lines, "code 1: out of memory" if len(lines) == 3 or contender == "timm" else ""
 
     monkeypatch.setattr(against_timm, "ask", ask)
     words = types.SimpleNamespace(batches=[2, 4, 8], steps=2, rounds=2)
     found = against_timm.compare(words, "S/16")
     assert list(found) == ["ours, xla", "ours, cudnn, unrolled", "timm"]
-    assert found["ours, xla"] == {"batch": 4, "training": [0.4] * 2, "inference": [1] * 2, "peak_bytes": 5, "loss": 1}
+    assert found["ours, xla"] == {
+        "batch": 4,
+        "training": [0.4] * 2,
+        "inference": [1] * 2,
+        "peak_bytes": 5,
+        "loss": 1,
+    }
     out = capsys.readouterr().out
     assert "S/16, ours, cudnn: images/s by batch none; code 1: ValueError: no GPU\n" in out
-    assert "S/16, ours, xla: images/s by batch 2: 9.0, 4: 10.0, 8: 7.0; code 1: out of memory\n" in out
+    assert (
+        "S/16, ours, xla: images/s by batch 2: 9.0, 4: 10.0, 8: 7.0; code 1: out of memory\n" in out
+    )
     assert out.count("S/16, timm, batch 4: code 1: out of memory\n") == 2

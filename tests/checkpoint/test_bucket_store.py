@@ -17,7 +17,10 @@ def workdir(bucket_folder):
 
 
 def items(value):
-    return {"progress": {"step": jnp.int32(value)}, "model": {"kernel": jnp.full((8, 3), float(value))}}
+    return {
+        "progress": {"step": jnp.int32(value)},
+        "model": {"kernel": jnp.full((8, 3), float(value))},
+    }
 
 
 def save(store, step, **metrics):
@@ -26,7 +29,9 @@ def save(store, step, **metrics):
 
 
 def kernel(workdir, step):
-    restored = CheckpointReader(workdir).restore(step, jax.tree.map(to_shape_dtype_struct, items(0)))
+    restored = CheckpointReader(workdir).restore(
+        step, jax.tree.map(to_shape_dtype_struct, items(0))
+    )
     return np.asarray(restored["model"]["kernel"])
 
 
@@ -68,7 +73,9 @@ def test_no_permission_to_write(workdir, cloud):
     store = CheckpointStore(workdir)
     save(store, 1)
     cloud.inject("POST /upload", 403, times=1000)
-    with pytest.raises(SaveError, match=r"could not be written to gs://.*checkpoints: .*\n.*step 1 is intact"):
+    with pytest.raises(
+        SaveError, match=r"could not be written to gs://.*checkpoints: .*\n.*step 1 is intact"
+    ):
         save(store, 2)
     cloud.forgive()
     with pytest.raises(SaveError):  # the same once more

@@ -20,7 +20,10 @@ from vit_jax.checkpoint.reader import read_workdir
 from vit_jax.sharding import build_mesh
 
 KERNEL = np.random.default_rng(0).normal(size=(64, 48)).astype(np.float32)
-ITEMS = {"progress": {"step": np.int32(1)}, "model": {"kernel": jnp.asarray(KERNEL), "bias": np.ones(3, np.float32)}}
+ITEMS = {
+    "progress": {"step": np.int32(1)},
+    "model": {"kernel": jnp.asarray(KERNEL), "bias": np.ones(3, np.float32)},
+}
 SHAPES = {"kernel": KERNEL.shape, "bias": (3,)}
 ABSTRACT = jax.tree.map(ocp.utils.to_shape_dtype_struct, jax.tree.map(jnp.asarray, ITEMS))
 
@@ -51,7 +54,9 @@ def flip_a_bit(file, position):
 def test_every_flipped_bit_of_the_arrays_is_noticed_or_harmless(workdir):
     """What is read is either refused or what was written."""
     (file,) = [
-        path for path in (workdir / "checkpoints/2/model").rglob("d/*") if path.stat().st_size > KERNEL.nbytes / 2
+        path
+        for path in (workdir / "checkpoints/2/model").rglob("d/*")
+        if path.stat().st_size > KERNEL.nbytes / 2
     ]
     refused = 0
     for position in np.random.default_rng(1).integers(file.stat().st_size, size=20):
@@ -83,7 +88,9 @@ DAMAGES = {
     "empty manifest": lambda step: (step / "model/manifest.ocdbt").write_bytes(b""),
     "no arrays": lambda step: shutil.rmtree(step / "model/ocdbt.process_0"),
     "empty folder": lambda step: [shutil.rmtree(step), step.mkdir()],
-    "truncated arrays": lambda step: [os.truncate(path, 20) for path in step.glob("model/ocdbt.process_0/d/*")],
+    "truncated arrays": lambda step: [
+        os.truncate(path, 20) for path in step.glob("model/ocdbt.process_0/d/*")
+    ],
     "endless description": lambda step: [
         (step / "model/_METADATA").unlink(),
         (step / "model/_METADATA").symlink_to("/dev/zero"),
@@ -101,13 +108,21 @@ DAMAGES = {
     "no description": lambda step: (step / "model/_METADATA").unlink(),
     "truncated description": lambda step: os.truncate(step / "model/_METADATA", 20),
     "another description": lambda step: (step / "model/_METADATA").write_text("[]"),
-    "another key in the description": lambda step: rename_in_description(step, "key_metadata", "kez_metadata"),
+    "another key in the description": lambda step: rename_in_description(
+        step, "key_metadata", "kez_metadata"
+    ),
     "another option in the description": lambda step: rename_in_description(
         step, "skip_deserialize", "rkip_deserialize"
     ),
-    "another key of the layout": lambda step: rename_in(step / "model/_sharding", "sharding_type", "sharding_typf"),
-    "another class of the layout": lambda step: rename_in(step / "model/_sharding", "SingleDevice", "SinyleDevice"),
-    "another type in the description": lambda step: rename_in_description(step, "np.ndarray", "mp.ndarray"),
+    "another key of the layout": lambda step: rename_in(
+        step / "model/_sharding", "sharding_type", "sharding_typf"
+    ),
+    "another class of the layout": lambda step: rename_in(
+        step / "model/_sharding", "SingleDevice", "SinyleDevice"
+    ),
+    "another type in the description": lambda step: rename_in_description(
+        step, "np.ndarray", "mp.ndarray"
+    ),
     "no manifest": lambda step: (step / "model/manifest.ocdbt").unlink(),
     "changed manifest": lambda step: flip_a_bit(step / "model/manifest.ocdbt", 30),
     "empty arrays": lambda step: [os.truncate(path, 0) for path in step.glob("model/d/*")],
@@ -120,24 +135,34 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=[name.replace(" ", "_") for name in DAMAGES])
+@pytest.mark.parametrize(
+    "damage", DAMAGES.values(), ids=[name.replace(" ", "_") for name in DAMAGES]
+)
 def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog):
     damage(workdir / "checkpoints" / "2")
-    with pytest.raises(DamagedCheckpoint, match=r"checkpoints/2 is damaged: (?!.*damaged)[^\n]*[^.]\.$"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"checkpoints/2 is damaged: (?!.*damaged)[^\n]*[^.]\.$"
+    ):
         CheckpointReader(workdir).restore(2, ABSTRACT)
     parameters, metadata, what = read_workdir(workdir, lambda _: SHAPES)
     np.testing.assert_array_equal(parameters["kernel"], KERNEL)
     assert (metadata, what) == ({"names": ["cat", "dog"]}, "parameters of step 1")
-    (message,) = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    (message,) = [
+        record.getMessage() for record in caplog.records if "damaged" in record.getMessage()
+    ]
     assert message.endswith("Read instead: parameters of step 1.")
     shutil.rmtree(workdir / "checkpoints" / "1")
-    with pytest.raises(ValueError, match=r"No checkpoint in .* can be used\. .*\n.*checkpoints/2 is damaged"):
+    with pytest.raises(
+        ValueError, match=r"No checkpoint in .* can be used\. .*\n.*checkpoints/2 is damaged"
+    ):
         read_workdir(workdir, lambda _: SHAPES)
 
 
 def behind_orbax(error):
     """As orbax raises an error that reading an array has met."""
-    outer = Exception("Encountered error while reading array index: (slice(0, 64, 1),). See full TensorStore details")
+    outer = Exception(
+        "Encountered error while reading array index: (slice(0, 64, 1),). See full TensorStore details"
+    )
     outer.__cause__ = error
     return outer
 
@@ -152,10 +177,19 @@ PASSING = {
     "stop": KeyboardInterrupt(),
 }
 PASSING_IN_TENSORSTORE = {
-    "storage": (errno.EIO, ValueError(f"UNKNOWN: {TENSORSTORE}: Input/output error [os_error_code='5']")),
-    "permission": (errno.EACCES, ValueError(f"PERMISSION_DENIED: {TENSORSTORE} [OS error 13: EACCES]")),
+    "storage": (
+        errno.EIO,
+        ValueError(f"UNKNOWN: {TENSORSTORE}: Input/output error [os_error_code='5']"),
+    ),
+    "permission": (
+        errno.EACCES,
+        ValueError(f"PERMISSION_DENIED: {TENSORSTORE} [OS error 13: EACCES]"),
+    ),
     "memory": (errno.EIO, behind_orbax(ValueError(f"RESOURCE_EXHAUSTED: {TENSORSTORE}"))),
-    "network": (errno.ESTALE, behind_orbax(ValueError(f"ABORTED: {TENSORSTORE} [os_error_code='116']"))),
+    "network": (
+        errno.ESTALE,
+        behind_orbax(ValueError(f"ABORTED: {TENSORSTORE} [os_error_code='116']")),
+    ),
 }
 
 
@@ -170,7 +204,9 @@ def fail_with(error):
     ("method", "name"),
     [(method, name) for method in ("restore", "metadata") for name in PASSING],
 )
-def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(written, monkeypatch, method, name):
+def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(
+    written, monkeypatch, method, name
+):
     error = PASSING[name]
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, method, fail_with(error))
     for read in (
@@ -184,11 +220,18 @@ def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(written, 
 
 @pytest.mark.parametrize(
     "error",
-    [KeyError("sharding_type"), TypeError("no such argument"), ValueError("no sharding"), AssertionError("odd")],
+    [
+        KeyError("sharding_type"),
+        TypeError("no such argument"),
+        ValueError("no sharding"),
+        AssertionError("odd"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("method", ["restore", "metadata"])
-def test_any_other_exception_of_a_read_is_damage_and_the_step_before_is_tried(written, monkeypatch, method, error):
+def test_any_other_exception_of_a_read_is_damage_and_the_step_before_is_tried(
+    written, monkeypatch, method, error
+):
     original = getattr(ocp.PyTreeCheckpointHandler, method)
 
     def fail_at_step_2(handler, path, *words, **options):
@@ -205,7 +248,9 @@ def test_any_other_exception_of_a_read_is_damage_and_the_step_before_is_tried(wr
 
 def damage_at_random(folder, generator):
     """Change, cut or lengthen one of the files that describe the arrays of an item; return its name."""
-    files = sorted(path for path in (folder / "model").rglob("*") if path.is_file() and path.parent.name != "d")
+    files = sorted(
+        path for path in (folder / "model").rglob("*") if path.is_file() and path.parent.name != "d"
+    )
     file = files[generator.integers(len(files))]
     content = bytearray(file.read_bytes())
     place = int(generator.integers(max(len(content), 1)))
@@ -236,8 +281,12 @@ def test_a_random_damage_is_one_line_or_harmless(workdir, seed):
     np.testing.assert_array_equal(read_workdir(workdir, lambda _: SHAPES)[0]["kernel"], KERNEL)
 
 
-@pytest.mark.parametrize(("number", "error"), PASSING_IN_TENSORSTORE.values(), ids=PASSING_IN_TENSORSTORE)
-def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(written, monkeypatch, number, error):
+@pytest.mark.parametrize(
+    ("number", "error"), PASSING_IN_TENSORSTORE.values(), ids=PASSING_IN_TENSORSTORE
+)
+def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(
+    written, monkeypatch, number, error
+):
     """Which ends a run with the exit code after which launchers start it again."""
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail_with(error))
     with pytest.raises(OSError, match=r"checkpoints/2'") as raised:
@@ -247,7 +296,9 @@ def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(written, monke
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ENOMEM, errno.EMFILE])
 @pytest.mark.parametrize(("owner", "method"), [(os, "open"), (pathlib.Path, "stat")])
-def test_metadata_that_cannot_be_read_now_are_not_damaged(written, monkeypatch, owner, method, number):
+def test_metadata_that_cannot_be_read_now_are_not_damaged(
+    written, monkeypatch, owner, method, number
+):
     original = getattr(owner, method)
 
     def fail(path, *words, **options):
@@ -256,7 +307,10 @@ def test_metadata_that_cannot_be_read_now_are_not_damaged(written, monkeypatch, 
         return original(path, *words, **options)
 
     monkeypatch.setattr(owner, method, fail)
-    for read in (lambda: CheckpointReader(written).metadata(2), lambda: read_workdir(written, lambda _: SHAPES)):
+    for read in (
+        lambda: CheckpointReader(written).metadata(2),
+        lambda: read_workdir(written, lambda _: SHAPES),
+    ):
         with pytest.raises(OSError, match=os.strerror(number)) as raised:
             read()
         assert not isinstance(raised.value, ValueError)

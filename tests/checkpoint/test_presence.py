@@ -36,15 +36,21 @@ def test_paths_that_are_written_elsewhere_are_rejected(tmp_path, character):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["run#1", "a%41 b", "é", "日本", "{a,b}", "$HOME", "a'b\"c", "a\nb"])
+@pytest.mark.parametrize(
+    "name", ["run#1", "a%41 b", "é", "日本", "{a,b}", "$HOME", "a'b\"c", "a\nb"]
+)
 def test_other_unusual_paths_are_written_and_read(tmp_path, name):
     require_exact_path(tmp_path / name)
     write_workdir(tmp_path / name, {"bias": np.ones(2, np.float32)}, {})
     abstract = {"model": {"bias": np.zeros(2, np.float32)}}
-    np.testing.assert_array_equal(CheckpointReader(tmp_path / name).restore(0, abstract)["model"]["bias"], np.ones(2))
+    np.testing.assert_array_equal(
+        CheckpointReader(tmp_path / name).restore(0, abstract)["model"]["bias"], np.ones(2)
+    )
 
 
-@pytest.mark.parametrize("damage", [os.unlink, lambda file: os.truncate(file, 40), lambda file: os.truncate(file, 0)])
+@pytest.mark.parametrize(
+    "damage", [os.unlink, lambda file: os.truncate(file, 40), lambda file: os.truncate(file, 0)]
+)
 def test_an_item_without_a_whole_manifest_is_rejected(item, damage):
     require_arrays(item)
     damage(item / MANIFEST)

@@ -34,13 +34,26 @@ def test_what_is_a_run(tmp_path, files, expected):
 
 
 def test_files_of_runs_are_all_known():
-    names = {getattr(run_files, name) for name in dir(run_files) if name.endswith("_FILE") and name[0] != "_"}
+    names = {
+        getattr(run_files, name)
+        for name in dir(run_files)
+        if name.endswith("_FILE") and name[0] != "_"
+    }
     assert set(RUN_FILES) == names | {lock.FILE}
 
 
 @pytest.mark.parametrize(
     "target",
-    ["", "config.json", "summary.json", "run.lock", "checkpoints", "checkpoints/7", "checkpoints/new/a.npz", "../link"],
+    [
+        "",
+        "config.json",
+        "summary.json",
+        "run.lock",
+        "checkpoints",
+        "checkpoints/7",
+        "checkpoints/new/a.npz",
+        "../link",
+    ],
 )
 def test_what_would_change_a_run(tmp_path, target):
     run = make_run(tmp_path / "run", "config.json", "start.json", "checkpoints/7/x")
@@ -49,7 +62,9 @@ def test_what_would_change_a_run(tmp_path, target):
         require_outside_runs(run / target, f"--output={target}")
 
 
-@pytest.mark.parametrize("target", ["run/report", "run/report.html", "run/a.npz", "other", "other/config.json", "run2"])
+@pytest.mark.parametrize(
+    "target", ["run/report", "run/report.html", "run/a.npz", "other", "other/config.json", "run2"]
+)
 def test_what_leaves_a_run_as_it_is(tmp_path, target):
     make_run(tmp_path / "run", "config.json", "start.json")
     make_run(tmp_path / "other", "config.json", "checkpoints/0/x")

@@ -20,7 +20,10 @@ from vit_jax.sharding import build_mesh
 
 
 def items(value):
-    return {"progress": {"step": jnp.int32(value)}, "model": {"a": {"kernel": jnp.full((8, 3), float(value))}}}
+    return {
+        "progress": {"step": jnp.int32(value)},
+        "model": {"a": {"kernel": jnp.full((8, 3), float(value))}},
+    }
 
 
 def save(store, step, **metrics):
@@ -69,10 +72,15 @@ def test_saving_asks_nothing_of_the_service_that_counts_a_runs_questions(open_st
 
 @pytest.mark.parametrize(
     ("name", "values", "kept"),
-    [("accuracy", (0.5, 0.9, None, 0.1, 0.2, 0.3), [2, 5, 6]), ("loss", (0.5, 0.1, 0.9, None, 0.8, 0.7), [2, 5, 6])],
+    [
+        ("accuracy", (0.5, 0.9, None, 0.1, 0.2, 0.3), [2, 5, 6]),
+        ("loss", (0.5, 0.1, 0.9, None, 0.8, 0.7), [2, 5, 6]),
+    ],
 )
 def test_keeps_the_latest_and_the_best(open_store, tmp_path, name, values, kept):
-    store = open_store(keep_latest=2, keep_best=1, best_metric=f"test_{name}", best_mode=METRICS[name].mode)
+    store = open_store(
+        keep_latest=2, keep_best=1, best_metric=f"test_{name}", best_mode=METRICS[name].mode
+    )
     for step, value in enumerate(values, start=1):
         save(store, step, **({} if value is None else {f"test_{name}": value}))
     store.wait()
@@ -97,7 +105,9 @@ def test_restores_onto_another_layout(open_store, tmp_path):
     save(store, 1)
     store.wait()
     sharding = NamedSharding(build_mesh(jax.devices()), PartitionSpec("data"))
-    abstract = {"model": {"a": {"kernel": jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding)}}}
+    abstract = {
+        "model": {"a": {"kernel": jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=sharding)}}
+    }
     kernel = CheckpointReader(tmp_path).restore(1, abstract)["model"]["a"]["kernel"]
     assert kernel.sharding == sharding
     np.testing.assert_array_equal(kernel, np.ones((8, 3)))
@@ -109,11 +119,19 @@ def test_every_mismatch_is_listed_at_once(open_store, tmp_path):
     store.wait()
     wrong = {"model": {"a": {"kernal": jnp.zeros((8, 3)), "bias": jnp.zeros(3)}}}
     with pytest.raises(ValueError, match="is not of this model") as raised:
-        CheckpointReader(tmp_path).restore(1, {"model": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
-    for part in ("missing: a/kernal (8, 3) (nearest: a/kernel)", "missing: a/bias (3,)", "left over: a/kernel (8, 3)"):
+        CheckpointReader(tmp_path).restore(
+            1, {"model": jax.tree.map(to_shape_dtype_struct, wrong["model"])}
+        )
+    for part in (
+        "missing: a/kernal (8, 3) (nearest: a/kernel)",
+        "missing: a/bias (3,)",
+        "left over: a/kernel (8, 3)",
+    ):
         assert part in str(raised.value)
     with pytest.raises(ValueError, match="no item 'polyak'"):
-        CheckpointReader(tmp_path).restore(1, {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])})
+        CheckpointReader(tmp_path).restore(
+            1, {"polyak": jax.tree.map(to_shape_dtype_struct, wrong["model"])}
+        )
 
 
 @pytest.mark.slow
@@ -138,10 +156,16 @@ def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
     store = open_store()
     store.save(1, {"model": jax.tree.map(jnp.asarray, earlier)}, metadata={}, metrics={})
     store.wait()
-    specs = {"query/kernel": PartitionSpec(None, "data"), "out/kernel": PartitionSpec(None, None, "data")}
+    specs = {
+        "query/kernel": PartitionSpec(None, "data"),
+        "out/kernel": PartitionSpec(None, None, "data"),
+    }
     mesh = build_mesh(jax.devices()[: 4 if spread else 1])
     layout = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
-    abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout[name]) for name, x in now.items()}
+    abstract = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout[name])
+        for name, x in now.items()
+    }
     reader = CheckpointReader(tmp_path)
     restored = reader.restore(1, {"model": abstract})["model"]
     for name, array in now.items():
@@ -150,7 +174,10 @@ def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
     placeholders = {name: np.broadcast_to(np.float32(0), x.shape) for name, x in now.items()}
     in_memory = reader.restore(1, {"model": placeholders})["model"]
     np.testing.assert_array_equal(in_memory["query/kernel"], now["query/kernel"])
-    wrong = {"query/kernel": np.zeros((1, 4, 5), np.float32), "out/kernel": placeholders["out/kernel"]}
+    wrong = {
+        "query/kernel": np.zeros((1, 4, 5), np.float32),
+        "out/kernel": placeholders["out/kernel"],
+    }
     with pytest.raises(ValueError, match="shape: query/kernel is"):
         reader.restore(1, {"model": wrong})
 

@@ -20,7 +20,11 @@ def words(tmp_path_factory):
     save_weights(sample_weights(), folder / "weights", OWN)
     for split, seed in (("train", 0), ("test", 1)):
         write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
-    return [str(folder / "weights"), f"--data=folder:{folder / 'images'}", f"--cache={folder / 'cache'}"]
+    return [
+        str(folder / "weights"),
+        f"--data=folder:{folder / 'images'}",
+        f"--cache={folder / 'cache'}",
+    ]
 
 
 def test_fewshot(words):
@@ -35,7 +39,9 @@ def test_fewshot(words):
     text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
     assert "the best mean rank of 2" in text
     assert result["preparation"]["value_range"] is None
-    with_range = json.loads(succeed(["fewshot", *words, "--shots=2", "--json", "--value_range=0,4095"]))
+    with_range = json.loads(
+        succeed(["fewshot", *words, "--shots=2", "--json", "--value_range=0,4095"])
+    )
     assert with_range["preparation"]["value_range"] == [0.0, 4095.0]
 
 
@@ -80,7 +86,10 @@ def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, mon
     outcome = run_words(["knn", *words[:-1], "--neighbours=2"])
     assert outcome.code == 0
     assert "2 neighbours" in outcome.out
-    assert f"note: {tmp_path / 'file/vit_jax/features'} is not writable: features are not kept" in outcome.err
+    assert (
+        f"note: {tmp_path / 'file/vit_jax/features'} is not writable: features are not kept"
+        in outcome.err
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,14 +120,18 @@ def test_mistakes(words, verb, argument, more):
         ("knn", ["--neighbours=22,50"], "neighbours=22: must be at most 21"),
     ],
 )
-def test_too_few_images_are_an_error_before_features_are_computed(words, monkeypatch, verb, more, message):
+def test_too_few_images_are_an_error_before_features_are_computed(
+    words, monkeypatch, verb, more, message
+):
     monkeypatch.setattr(Extractor, "extract", None)
     outcome = run_words([verb, *words, *more])
     assert outcome.code != 0
     assert message in outcome.err
 
 
-def test_a_search_of_the_penalty_needs_images_before_features_are_computed(words, tmp_path, monkeypatch):
+def test_a_search_of_the_penalty_needs_images_before_features_are_computed(
+    words, tmp_path, monkeypatch
+):
     monkeypatch.setattr(Extractor, "extract", None)
     for split in ("train", "test"):
         write_classes(tmp_path / "few" / split, np.arange(4), sample_pixels(4))
@@ -131,7 +144,9 @@ def test_features_of_a_folder_with_one_class_and_a_test_split(words, tmp_path):
     write_classes(tmp_path / "tested" / "test", np.zeros(3, int), sample_pixels(3))
     output = tmp_path / "f.npz"
     data = f"--data=folder:{tmp_path / 'tested'}"
-    assert "3 x 16 float32" in succeed(["features", words[0], data, f"--output={output}", "--cache=none"])
+    assert "3 x 16 float32" in succeed(
+        ["features", words[0], data, f"--output={output}", "--cache=none"]
+    )
     with np.load(output) as arrays:
         assert arrays["labels"].tolist() == [0, 0, 0]
         assert len(arrays["class_names"]) == 1

@@ -18,7 +18,11 @@ def shown(*words):
 
 
 def models_by_name(*words):
-    rows = [line.split("|")[1:-1] for line in shown("models", *words).splitlines() if line.startswith("|")]
+    rows = [
+        line.split("|")[1:-1]
+        for line in shown("models", *words).splitlines()
+        if line.startswith("|")
+    ]
     return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
 
 
@@ -82,5 +86,7 @@ def test_a_recipe_has_a_description_and_takes_the_choices_that_are_listed(recipe
     assert recipe.description
     assert recipe.argument.endswith(".")
     before = {"TASKS": "any,", "RULES": "any,pets,rule="} if recipe.name == "finetune" else {}
-    for name, choice in ((name, choice) for name, choices in recipe.choices.items() for choice in choices):
+    for name, choice in (
+        (name, choice) for name, choices in recipe.choices.items() for choice in choices
+    ):
         load_recipe(f"{recipe.name}:{before.get(name, '')}{choice}")

@@ -23,7 +23,10 @@ from vit_jax.weights import OPTIONS
 ROOT = pathlib.Path(__file__).parents[2]
 DOCUMENTS = [
     *("README.md", "configs/README.md", "launch/README.md"),
-    *sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("vit_jax/*/*.md"))),
+    *sorted(
+        path.relative_to(ROOT).as_posix()
+        for path in (*ROOT.glob("docs/*.md"), *ROOT.glob("vit_jax/*/*.md"))
+    ),
 ]
 
 
@@ -43,7 +46,11 @@ def test_a_limit_has_one_default():
     """The same number of images at a time, and of images that may be unreadable, in every verb that has them."""
     for name in ("global_batch", "max_unreadable"):
         pattern = rf"^  --{name}\b.*$"
-        lines = {line for verb in cli.VERBS.values() for line in re.findall(pattern, verb.help(), re.MULTILINE)}
+        lines = {
+            line
+            for verb in cli.VERBS.values()
+            for line in re.findall(pattern, verb.help(), re.MULTILINE)
+        }
         assert len({" ".join(line.split()) for line in lines}) == 1
 
 
@@ -55,7 +62,9 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
     usage, _, entries = lines.partition("\n\n")
     assert re.findall(r"^  --([\w.]+)", entries, re.MULTILINE) == cli.VERBS[verb].flags
     first_line = usage.partition("\n")[0]
-    positional = re.findall(r"(?<= )\[?[A-Z]+…?\]?(?= )", re.split(" --| \\[OPTION", first_line)[0] + " ")
+    positional = re.findall(
+        r"(?<= )\[?[A-Z]+…?\]?(?= )", re.split(" --| \\[OPTION", first_line)[0] + " "
+    )
     assert re.findall(r"^  (\[?[A-Z]+…?\]?)(?=  |$)", entries, re.MULTILINE) == positional
     assert max(map(len, lines.splitlines())) <= 120
     assert len(examples.splitlines()) == 2
@@ -69,16 +78,28 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
 
 def test_every_option_is_read():
     code = "".join(path.read_text() for path in (ROOT / "vit_jax/cli").glob("*.py"))
-    declared = {flag for verb in cli.VERBS.values() for flag in verb.flags} - {"config.SECTION.FIELD"} - set(OPTIONS)
-    declared -= {axis.option for study in STUDIES.values() for axis in study.all_axes} | {"measures"}
+    declared = (
+        {flag for verb in cli.VERBS.values() for flag in verb.flags}
+        - {"config.SECTION.FIELD"}
+        - set(OPTIONS)
+    )
+    declared -= {axis.option for study in STUDIES.values() for axis in study.all_axes} | {
+        "measures"
+    }
     assert not [name for name in declared if not re.search(rf'[.]{name}\b|"{name}"', code)]
 
 
 def test_choices_of_weights_are_those_of_the_schema():
-    allowed = {"gelu": Gelu, "standardization_epsilon_added_to": AddedTo, "position_embedding": PositionEmbedding}
+    allowed = {
+        "gelu": Gelu,
+        "standardization_epsilon_added_to": AddedTo,
+        "position_embedding": PositionEmbedding,
+    }
     allowed["rope"] = Rope
     choices = {name: form.split("|") for name, (form, _) in OPTIONS.items() if "|" in form}
-    expected = {name: [one for one in get_args(kind) if one != "relative"] for name, kind in allowed.items()}
+    expected = {
+        name: [one for one in get_args(kind) if one != "relative"] for name, kind in allowed.items()
+    }
     assert choices == expected  # no other format has relative positions
 
 
@@ -193,8 +214,19 @@ def test_an_output_that_nobody_reads(words):
     ],
 )
 def test_closed_standard_streams(redirection, words, code, err):
-    command = ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-m", "vit_jax", *words.split()]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    command = [
+        "bash",
+        "-c",
+        f'exec "$@" {redirection}',
+        "bash",
+        sys.executable,
+        "-m",
+        "vit_jax",
+        *words.split(),
+    ]
+    result = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL
+    )
     assert (result.returncode, result.stdout, result.stderr) == (code, "", err)
 
 
@@ -204,7 +236,10 @@ def test_an_error_of_the_file_system_is_one_line(monkeypatch):
 
     monkeypatch.setitem(cli.VERBS, "predict", refused)
     outcome = run(["predict", "w.npz", "a.png"])
-    assert (outcome.code, outcome.err.partition(". ")[0]) == (1, "vit-jax: /home/me: Permission denied")
+    assert (outcome.code, outcome.err.partition(". ")[0]) == (
+        1,
+        "vit-jax: /home/me: Permission denied",
+    )
     monkeypatch.setenv("VIT_JAX_TRACEBACK", "1")
     with pytest.raises(PermissionError):
         cli.main(["predict", "w.npz", "a.png"])

@@ -38,7 +38,9 @@ class Some(Options):
     seed: Number | None = option("N", "seed")
     json: bool = switch("as JSON")
     fast: Annotated[bool, When("json")] = switch("with --json")
-    slow: Annotated[str | None, When("form", "a", "b"), When("json", False)] = option("X", "with --form=a or b")
+    slow: Annotated[str | None, When("form", "a", "b"), When("json", False)] = option(
+        "X", "with --form=a or b"
+    )
 
     def run(self):
         """Do nothing."""
@@ -65,20 +67,36 @@ def words_of(*names):
     for name in names:
         form = name.strip("[]")
         hints[form.strip("…").lower()] = tuple[str, ...] if form.endswith("…") else str | None
-        fields[form.strip("…").lower()] = argument(form, "word", None if name.startswith("[") else REQUIRED)
+        fields[form.strip("…").lower()] = argument(
+            form, "word", None if name.startswith("[") else REQUIRED
+        )
     return verb_of(__annotations__=hints, **fields)
 
 
 def test_options_switches_and_overrides():
-    options = VERB.parse(["--data-dir=/a=b --c", "--json", "--form=b", "--data", "x.py", "--steps=1,20"])
-    assert (options.data, options.data_dir, options.form, options.json) == ("x.py", "/a=b --c", "b", True)
+    options = VERB.parse(
+        ["--data-dir=/a=b --c", "--json", "--form=b", "--data", "x.py", "--steps=1,20"]
+    )
+    assert (options.data, options.data_dir, options.form, options.json) == (
+        "x.py",
+        "/a=b --c",
+        "b",
+        True,
+    )
     assert (options.steps, options.top, options.rate) == ((1, 20), 3, None)
-    options = Run.parse(["--config.a.b=1", "--config=x.py:ViT-L/16,epochs=14", "--workdir=w", "--config.seed", "2"])
-    assert (options.config, options.overrides) == ("x.py:ViT-L/16,epochs=14", ["--config.a.b=1", "--config.seed=2"])
+    options = Run.parse(
+        ["--config.a.b=1", "--config=x.py:ViT-L/16,epochs=14", "--workdir=w", "--config.seed", "2"]
+    )
+    assert (options.config, options.overrides) == (
+        "x.py:ViT-L/16,epochs=14",
+        ["--config.a.b=1", "--config.seed=2"],
+    )
 
 
 def test_the_last_override_of_a_field_counts():
-    options = Run.parse(["--config=x", "--workdir=w", "--config.seed=1", "--config.total=9", "--config.seed=2"])
+    options = Run.parse(
+        ["--config=x", "--workdir=w", "--config.seed=1", "--config.total=9", "--config.seed=2"]
+    )
     assert options.overrides == ["--config.seed=2", "--config.total=9"]
 
 
@@ -105,7 +123,9 @@ def test_positional_words(words, names, values):
 
 
 def test_words_may_stand_between_options():
-    options = cli.VERBS["predict"].parse(["--top=1", "w.npz", "--json", "a.png", "--csv=x.csv", "b.png"])
+    options = cli.VERBS["predict"].parse(
+        ["--top=1", "w.npz", "--json", "a.png", "--csv=x.csv", "b.png"]
+    )
     assert (options.checkpoint, [*options.images], options.top) == ("w.npz", ["a.png", "b.png"], 1)
 
 
@@ -125,14 +145,26 @@ def test_words_may_stand_between_options():
         ("--top=3", VERB, "Missing.*--data"),
         ("--data=x more", VERB, "'more'"),
         # values
-        *((f"--data=x --top={text}", VERB, f"--top=.*{text}.*(int|at least 1)") for text in ("0", "2.0", "²")),
-        *((f"--data=x --seed={text}", VERB, f"--seed=.*{text}.*(int|not be negative)") for text in ("-1", "e")),
-        *((f"--data=x --steps={text}", VERB, "--steps=.*(int|at least 1)") for text in ("0", "1,x")),
+        *(
+            (f"--data=x --top={text}", VERB, f"--top=.*{text}.*(int|at least 1)")
+            for text in ("0", "2.0", "²")
+        ),
+        *(
+            (f"--data=x --seed={text}", VERB, f"--seed=.*{text}.*(int|not be negative)")
+            for text in ("-1", "e")
+        ),
+        *(
+            (f"--data=x --steps={text}", VERB, "--steps=.*(int|at least 1)")
+            for text in ("0", "1,x")
+        ),
         *(
             (f"--data=x --part={text}", VERB, r"--part=.*(\(0, 1\]|finite|float)")
             for text in ("0", "1.01", "nan", "most")
         ),
-        *((f"--data=x --rate={text}", VERB, "--rate=.*(positive|finite|float)") for text in ("0", "-1", "inf", "x")),
+        *(
+            (f"--data=x --rate={text}", VERB, "--rate=.*(positive|finite|float)")
+            for text in ("0", "-1", "inf", "x")
+        ),
         # without effect
         ("--data=x --fast", VERB, "--fast: has no effect without --json"),
         ("--data=x --slow=1", VERB, "--slow=1: has no effect without --form=a or b"),
@@ -158,7 +190,13 @@ def test_wrong_words(words, parser, rule):
 
 @pytest.mark.parametrize(
     "word",
-    ["--output=gs://b/x", "--config.data=folder:s3://b", "--data=a,s3://b", "gs://b/runs/x", "folder:gs://b"],
+    [
+        "--output=gs://b/x",
+        "--config.data=folder:s3://b",
+        "--data=a,s3://b",
+        "gs://b/runs/x",
+        "folder:gs://b",
+    ],
 )
 def test_addresses_of_buckets_are_rejected(word):
     with rejects(word, "folder.*mount the bucket"):
@@ -219,7 +257,11 @@ def test_allowed_code_is_a_field_of_a_recipe():
     overridden = verb_of(Overrides)
     assert overridden.parse(["--allow_code=a,b.c"]).overrides == ["--config.allow_code=a,b.c"]
     texts = [verb.help() for verb in cli.VERBS.values()]
-    of_weights = [text for text in texts if {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"} & {*text.split()[:4]}]
+    of_weights = [
+        text
+        for text in texts
+        if {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"} & {*text.split()[:4]}
+    ]
     of_recipes = [text for text in texts if "--config RECIPE" in text]
     assert len(of_weights) >= 11
     assert all("--allow_code" in text for text in of_weights + of_recipes)

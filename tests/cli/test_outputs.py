@@ -36,7 +36,12 @@ CASES = [(verb, words, option) for verb, (words, options) in OUTPUTS.items() for
 
 def test_every_output_of_every_verb_is_listed_here():
     names = ("output", "csv", "report", "hlo")
-    declared = {(name, option) for name, verb in cli.VERBS.items() for option in verb.flags if option in names}
+    declared = {
+        (name, option)
+        for name, verb in cli.VERBS.items()
+        for option in verb.flags
+        if option in names
+    }
     assert declared == {(verb, option.partition("=")[0]) for verb, _, option in CASES}
 
 
@@ -50,7 +55,10 @@ def test_outputs_come_first(verb, words, option, tmp_path, monkeypatch):
         if place == "missing" and output.endswith("/"):
             assert not outcome.err.startswith(f"vit-jax: --{name}=")  # folders are made
         else:
-            assert (outcome.code, outcome.err[: len(name) + 12]) == (2, f"vit-jax: --{name}="[: len(name) + 12])
+            assert (outcome.code, outcome.err[: len(name) + 12]) == (
+                2,
+                f"vit-jax: --{name}="[: len(name) + 12],
+            )
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["file"]
 
 
@@ -59,20 +67,28 @@ def make_run():
     pathlib.Path("mine/checkpoints/7").mkdir(parents=True)
     for name in ("config.json", "start.json", "metrics.jsonl"):
         pathlib.Path("mine", name).write_text(name)
-    return {str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()}
+    return {
+        str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(("verb", "words", "option"), CASES)
-def test_outputs_that_would_change_a_run_are_rejected_first(verb, words, option, tmp_path, monkeypatch):
+def test_outputs_that_would_change_a_run_are_rejected_first(
+    verb, words, option, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     files = make_run()
     name, _, output = option.partition("=")
     suffix = pathlib.Path(output).suffix
-    targets = ["mine", "mine/checkpoints/7"] if output.endswith("/") else [f"mine/checkpoints/a{suffix}"]
+    targets = (
+        ["mine", "mine/checkpoints/7"] if output.endswith("/") else [f"mine/checkpoints/a{suffix}"]
+    )
     for target in targets:
         err = rejected([verb, *words, f"--{name}={target}"])
         assert f"--{name}={target}: '{tmp_path}/mine' is the workdir of a run" in err
-    assert {str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()} == files
+    assert {
+        str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()
+    } == files
 
 
 @pytest.mark.parametrize(
@@ -96,11 +112,14 @@ def test_files_of_a_run_are_never_replaced(words, tmp_path, monkeypatch):
     err = rejected(words)
     assert f"'{tmp_path}/mine' is the workdir of a run" in err
     assert WEIGHTS not in err
-    assert {str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()} == files
+    assert {
+        str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()
+    } == files
 
 
 @pytest.mark.parametrize(
-    "words", [["convert", WEIGHTS, "file/a.npz"], ["export", WEIGHTS, "--to=npz", "--output=/proc/a.npz"]]
+    "words",
+    [["convert", WEIGHTS, "file/a.npz"], ["export", WEIGHTS, "--to=npz", "--output=/proc/a.npz"]],
 )
 def test_converted_weights(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -191,7 +210,10 @@ def test_nothing_is_left_behind(tmp_path):
     [
         (OSError(errno.EMFILE, "Too many open files", "runs/a"), "too many open files"),
         (OSError(errno.ENFILE, "Too many open files in system"), "too many open files"),
-        (OSError(errno.ENOSPC, "No space left on device", "runs/a/config.json"), "runs/a/config.json: No space left"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/a/config.json"),
+            "runs/a/config.json: No space left",
+        ),
         (OSError(errno.EIO, "Input/output error"), "runs/a: Input/output error"),
     ],
 )

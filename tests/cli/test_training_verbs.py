@@ -22,7 +22,11 @@ def fails(data_dir, tmp_path):
     """Runs a command that must fail before it trains; returns its message."""
 
     def fail(*words, workdir=tmp_path / "new" / "workdir"):
-        given = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.input.data_dir={data_dir}"]
+        given = [
+            f"--config={RECIPE}",
+            f"--workdir={workdir}",
+            f"--config.input.data_dir={data_dir}",
+        ]
         before = sorted(tmp_path.rglob("*"))
         message = rejected(["pretrain", *given, *words])
         assert sorted(tmp_path.rglob("*")) == before, "a rejected command leaves nothing behind"
@@ -55,12 +59,30 @@ def halved(image, rng):
 @pytest.mark.parametrize(
     ("override", "rule"),
     [
-        ("objective.loss=optax:sigmoid_binary_cross_entropy", r"config\.objective\.loss .*shape \(\d+, 10\)"),
-        (f"data={__name__}:open_floats", r"config\.data='\S+:open_floats', split 'train': .*float32 .*uint8"),
-        (f"input.augmentations={__name__}:halved", r"augmentation \S+:halved returned float64 .*return uint8"),
-        ("model.position_embedding=tests.models.test_own_parts:ShortPositions", r"ShortPositions returns positions"),
-        ("model.pool=tests.models.test_own_parts:NoPooling", r"config\.model\.pool: NoPooling returns"),
-        ("model.head=tests.models.test_own_parts:LogitsAlone", r"config\.model\.head: LogitsAlone returns"),
+        (
+            "objective.loss=optax:sigmoid_binary_cross_entropy",
+            r"config\.objective\.loss .*shape \(\d+, 10\)",
+        ),
+        (
+            f"data={__name__}:open_floats",
+            r"config\.data='\S+:open_floats', split 'train': .*float32 .*uint8",
+        ),
+        (
+            f"input.augmentations={__name__}:halved",
+            r"augmentation \S+:halved returned float64 .*return uint8",
+        ),
+        (
+            "model.position_embedding=tests.models.test_own_parts:ShortPositions",
+            r"ShortPositions returns positions",
+        ),
+        (
+            "model.pool=tests.models.test_own_parts:NoPooling",
+            r"config\.model\.pool: NoPooling returns",
+        ),
+        (
+            "model.head=tests.models.test_own_parts:LogitsAlone",
+            r"config\.model\.head: LogitsAlone returns",
+        ),
     ],
 )
 def test_custom_code_that_does_not_fit(fails, override, rule):
@@ -73,10 +95,17 @@ def test_check(tmp_path, capsys):
     line = capsys.readouterr().out
     assert "1,437 training and 360 test images of 10 classes" in line
     assert "on 8 devices (2 replica x 4 data x 1 model)" in line
-    for override, rule in (("data=None", "config.data=None: must be set"), ("model.num_heads=7", "num_heads=7")):
+    for override, rule in (
+        ("data=None", "config.data=None: must be set"),
+        ("model.num_heads=7", "num_heads=7"),
+    ):
         assert rule in rejected(["pretrain", *words, f"--config.{override}"])
-    assert "--devices=6: must be divisible by --slices=4" in rejected(["pretrain", *words, "--devices=6", "--slices=4"])
-    assert "--devices=6: has no effect without --check" in rejected(["pretrain", *words[:2], "--devices=6"])
+    assert "--devices=6: must be divisible by --slices=4" in rejected(
+        ["pretrain", *words, "--devices=6", "--slices=4"]
+    )
+    assert "--devices=6: has no effect without --check" in rejected(
+        ["pretrain", *words[:2], "--devices=6"]
+    )
     assert "vit-jax pretrain --config=" in rejected(["finetune", *words])
     words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
     assert "config.init_from" in rejected(["finetune", *words])
@@ -91,22 +120,28 @@ def test_a_traceback_on_request(monkeypatch):
 
 def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
     assert "/nowhere" in fails("--config.init_from=/nowhere", workdir=tmp_path)
-    assert "resume_from" in fails("--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path)
+    assert "resume_from" in fails(
+        "--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path
+    )
     (tmp_path / "file").write_text("")
     assert f"{tmp_path}/file/run" in fails(workdir=tmp_path / "file" / "run")
-    assert "resume_from='/nowhere'" in fails("--config.seed=4", "--config.resume_from=/nowhere", workdir=tmp_path)
+    assert "resume_from='/nowhere'" in fails(
+        "--config.seed=4", "--config.resume_from=/nowhere", workdir=tmp_path
+    )
 
 
 def test_help_and_the_list_of_recipes_load_nothing_heavy():
-    program = "import sys; from vit_jax.cli import main; main(['--help']); main(['evaluate', '--help']); "
-    program += (
-        "main(['recipes']); assert not {'jax', 'flax', 'numpy', 'tensorflow', 'ml_collections'} & set(sys.modules)"
+    program = (
+        "import sys; from vit_jax.cli import main; main(['--help']); main(['evaluate', '--help']); "
     )
+    program += "main(['recipes']); assert not {'jax', 'flax', 'numpy', 'tensorflow', 'ml_collections'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("verb", ["pretrain", "finetune"])
-def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(verb, monkeypatch, tmp_path):
+def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(
+    verb, monkeypatch, tmp_path
+):
     before = signal.getsignal(signal.SIGTERM)
     (tmp_path / "recipe.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
     monkeypatch.setattr(os, "_exit", sys.exit)

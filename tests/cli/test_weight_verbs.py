@@ -70,7 +70,11 @@ def probabilities(record, names=NAMES):
 
 
 def contents(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,10 @@ def test_predict_names_on_standard_input(weights, here, monkeypatch):
     lines = b"000.png\n\n" + os.fsencode(odd.name) + b"\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     code, out, _ = run("predict", "w.npz", "002.png", "-", "000.png", "--json")
-    assert (code, [one["image"] for one in json.loads(out)]) == (0, ["002.png", "000.png", odd.name])
+    assert (code, [one["image"] for one in json.loads(out)]) == (
+        0,
+        ["002.png", "000.png", odd.name],
+    )
 
 
 def test_predict_reads_nothing_without_end(weights, here):
@@ -128,7 +135,9 @@ def test_predict_a_table_of_three_classes_unless_told(weights, here):
     row = softmax(logits_of(from_weights(weights).module, sample_pixels(2)))[1]
     order = np.argsort(-row)
     for top in (3, 1):
-        code, out, _ = run("predict", "w.npz", "000.png", "001.png", *([] if top == 3 else [f"--top={top}"]))
+        code, out, _ = run(
+            "predict", "w.npz", "000.png", "001.png", *([] if top == 3 else [f"--top={top}"])
+        )
         line = "   ".join(f"{NAMES[k]} {row[k]:.1%}" for k in order[:top])
         assert (code, out.splitlines()[1]) == (0, f"001.png   {line}")
 
@@ -143,8 +152,16 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
     assert ["predictions" in record for record in records] == [True, False, True]
     assert err == "vit-jax: 1 of 3 images cannot be read: photos/001.png\n"
     header, first, second, _ = csv.reader((here / "table.csv").read_text().splitlines())
-    assert header == ["image", "error", *(f"{word}_{n}" for n in (1, 2, 3) for word in ("class", "probability"))]
-    expected = [cell for one in records[0]["predictions"] for cell in (one["class"], f"{one['probability']:.6f}")]
+    assert header == [
+        "image",
+        "error",
+        *(f"{word}_{n}" for n in (1, 2, 3) for word in ("class", "probability")),
+    ]
+    expected = [
+        cell
+        for one in records[0]["predictions"]
+        for cell in (one["class"], f"{one['probability']:.6f}")
+    ]
     assert first == ["photos/000.png", "", *expected]
     assert second == ["photos/001.png", "The file is empty", *[""] * 6]
     assert run("predict", "w.npz", "photos", "--csv=-")[1] == (here / "table.csv").read_text()
@@ -178,12 +195,20 @@ def test_names_from_files_have_no_power_over_the_terminal(here):
     for name in (hostile, "cat\x1b[2J"):
         (folder / "classes" / name).mkdir(parents=True)
         (folder / "classes" / name / "a.png").write_bytes(b"")
-    said = [run("predict", "w", folder.name, "--top=7"), run("predict", "nowhere\x1b[2J", folder.name)]
+    said = [
+        run("predict", "w", folder.name, "--top=7"),
+        run("predict", "nowhere\x1b[2J", folder.name),
+    ]
     said.append(run("evaluate", "w", f"--data=folder:{folder.name}/classes", "--split=all"))
     text = "".join(out + err for _, out, err in said)
     assert "\x1b" not in text
     assert "\nvit-jax: all is well" not in text
-    for shown in (r"\x1b]0;owned\x07 ", r"b\nvit-jax: all is well.png", r"nowhere\x1b[2J", r"know: cat\x1b[2J"):
+    for shown in (
+        r"\x1b]0;owned\x07 ",
+        r"b\nvit-jax: all is well.png",
+        r"nowhere\x1b[2J",
+        r"know: cat\x1b[2J",
+    ):
         assert shown in text
     records = json.loads(run("predict", "w", folder.name, "--top=7", "--json")[1])
     assert hostile in {one["class"] for one in records[0]["predictions"]}
@@ -227,7 +252,15 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
     write_pngs(here, sample_pixels(2, (12, 12)))
     message = fails("predict", "foreign.npz", "000.png", "--num_heads=2")
     assert "does not state how images are prepared: add --resize=direct" in message
-    words = ("predict", "foreign.npz", "000.png", "--num_heads=2", "--json", "--top=9", "--class_names=names.txt")
+    words = (
+        "predict",
+        "foreign.npz",
+        "000.png",
+        "--num_heads=2",
+        "--json",
+        "--top=9",
+        "--class_names=names.txt",
+    )
     code, out, err = run(*words, "--resize=direct")
     assert code == 0
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
@@ -238,13 +271,19 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
     words = ("export", "foreign.npz", "--to=stablehlo", "--num_heads=2", "--output=p")
     assert "add --resize=direct" in fails(*words)
     for orientation in ("applied", "ignored"):
-        preparation = {"resize": "short_side", "crop_fraction": 0.875, "exif_orientation": orientation}
+        preparation = {
+            "resize": "short_side",
+            "crop_fraction": 0.875,
+            "exif_orientation": orientation,
+        }
         preparation |= {"interpolation": "bicubic"} if orientation == "applied" else {}
         given = (f"--{name}={value}" for name, value in preparation.items())
         assert run(*words, *given, "--overwrite")[0] == 0
         written = json.loads((here / "p.json").read_text())["preprocessing"]
         assert preparation.items() <= written.items()
-        assert ("bicubic with antialiasing" in written["filter"]) == ("interpolation" in preparation)
+        assert ("bicubic with antialiasing" in written["filter"]) == (
+            "interpolation" in preparation
+        )
         assert ("covers the input's size / crop_fraction, rounded down" in written["meaning"]) == (
             "interpolation" in preparation
         )
@@ -258,12 +297,21 @@ def test_values_of_more_than_8_bits(here):
     (here / "float.tif").write_bytes(tiff(values.astype(np.float32), pages=2))
     files = ("deep.tif", "stated.png", "float.tif")
     save_weights(sample_weights(), here / "w.npz", "released")
-    save_weights(sample_weights(preprocessing=DIRECT | {"value_range": [0.0, 4095.0]}), here / "deep.npz", "released")
+    save_weights(
+        sample_weights(preprocessing=DIRECT | {"value_range": [0.0, 4095.0]}),
+        here / "deep.npz",
+        "released",
+    )
     pixels = np.rint(values * (255 / 4095)).astype(np.uint8)
-    expected = pytest.approx(softmax(logits_of(from_weights(sample_weights()).module, [pixels]))[0], abs=1e-6)
+    expected = pytest.approx(
+        softmax(logits_of(from_weights(sample_weights()).module, [pixels]))[0], abs=1e-6
+    )
     for weights, option in (("deep.npz", []), ("w.npz", ["--value_range=0,4095"])):
         code, out, err = run("predict", weights, *files, "--json", "--top=9", *option)
-        assert (code, err) == (0, "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n")
+        assert (code, err) == (
+            0,
+            "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n",
+        )
         assert all(probabilities(record, NAMES) == expected for record in json.loads(out))
     code, out, err = run("predict", "w.npz", *files, "--json", "--top=9")
     dark, stated, unread = json.loads(out)
@@ -281,7 +329,10 @@ def test_numbers_that_stand_for_names_are_told(here):
     write_pngs(here, sample_pixels(1))
     (here / "names.txt").write_text("\n".join(NAMES))
     note = "note: the weights do not name their classes: their numbers are used; --class_names=FILE gives names"
-    for words in (("predict", "w.npz", "000.png"), ("export", "w.npz", "--to=stablehlo", "--overwrite")):
+    for words in (
+        ("predict", "w.npz", "000.png"),
+        ("export", "w.npz", "--to=stablehlo", "--overwrite"),
+    ):
         code, _, err = run(*words)
         assert (code, err) == (0, f"{note}, one a line.\n")
         assert run(*words, "--class_names=names.txt")[2] == ""
@@ -290,7 +341,9 @@ def test_numbers_that_stand_for_names_are_told(here):
     save_weights(weights, here / "zeros.npz", "released")
     assert "note: WARNING: the head is all zeros" in run("predict", "zeros.npz", "000.png")[2]
     write_classes(here / "images", np.arange(14) % 7, sample_pixels(14))
-    code, _, err = run("probe", "zeros.npz", "--data=folder:images", "--cache=none", "--method=least_squares")
+    code, _, err = run(
+        "probe", "zeros.npz", "--data=folder:images", "--cache=none", "--method=least_squares"
+    )
     assert code == 0
     assert "the head" not in err
 
@@ -304,16 +357,23 @@ def test_classes_of_imagenet_have_readable_names(here):
     words = ("predict", "w.npz", "000.png", "--num_heads=2", "--resize=direct", "--top=1")
     code, out, err = run(*words)
     assert (code, out) == (0, "000.png   tench 100.0%\n")
-    assert "note: the weights do not name their classes: ImageNet's 1,000 names are used; --class_names=" in err
+    assert (
+        "note: the weights do not name their classes: ImageNet's 1,000 names are used; --class_names="
+        in err
+    )
 
 
 def write_run(folder):
     """A checkpoint with parameters and their Polyak average, as training leaves it; the head differs."""
     weights = sample_weights()
     model = from_weights(weights).module
-    average = pytree.map_with_names(lambda name, leaf: -leaf if name.startswith("head/") else leaf, model)
+    average = pytree.map_with_names(
+        lambda name, leaf: -leaf if name.startswith("head/") else leaf, model
+    )
     store = CheckpointStore(folder)
-    store.save(5, {"model": model, "polyak": average}, metadata=describe_weights(weights), metrics={})
+    store.save(
+        5, {"model": model, "polyak": average}, metadata=describe_weights(weights), metrics={}
+    )
     store.close()
     return model, average
 
@@ -324,9 +384,14 @@ def test_polyak_average_or_raw_parameters(here):
     write_pngs(here, pixels)
     for words, expected in (((), average), (("--raw",), model)):
         (record,) = json.loads(run("predict", "run", "001.png", "--json", "--top=7", *words)[1])
-        assert probabilities(record) == pytest.approx(softmax(logits_of(expected, pixels))[1], abs=1e-6)
+        assert probabilities(record) == pytest.approx(
+            softmax(logits_of(expected, pixels))[1], abs=1e-6
+        )
         code, out, _ = run("export", "run", "--to=npz", "--output=out.npz", "--overwrite", *words)
-        assert (code, ("Polyak average" if not words else "parameters") + " of step 5" in out) == (0, True)
+        assert (code, ("Polyak average" if not words else "parameters") + " of step 5" in out) == (
+            0,
+            True,
+        )
         leaves = {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(expected).items()}
         assert_same(load_weights("out.npz").parameters, leaves)
     for inside in ("run/checkpoints", "run/checkpoints/5"):
@@ -370,7 +435,9 @@ def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
     assert figures(out)["data"] == f"train of {data.removeprefix('--data=')}, 14 of 23 images"
 
 
-def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(weights, here, monkeypatch):
+def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(
+    weights, here, monkeypatch
+):
     def full_disk(path, content):
         raise WriteError(errno.ENOSPC, "No space left on device", str(path))
 
@@ -381,7 +448,10 @@ def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(weig
     assert (code, figures(out)["images"]) == (0, "5, and 1 that cannot be read")
     monkeypatch.setattr("vit_jax.cli.weights.write_atomically", full_disk)
     code, out, err = run("evaluate", "w.npz", data, "--csv=table.csv")
-    assert (code, figures(out)["images"]) == (2, "7, and 1 that cannot be read")  # the figures are not lost
+    assert (code, figures(out)["images"]) == (
+        2,
+        "7, and 1 that cannot be read",
+    )  # the figures are not lost
     assert "table.csv cannot be written" in err
 
 
@@ -393,7 +463,11 @@ def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(weig
     [
         (RESNET, ["--to=npz"], "source.npz"),
         (SEVEN, ["--to=safetensors"], "source.safetensors"),
-        (SEVEN, ["--to=safetensors", "--names=huggingface", "--output=deep/h.safetensors"], "deep/h.safetensors"),
+        (
+            SEVEN,
+            ["--to=safetensors", "--names=huggingface", "--output=deep/h.safetensors"],
+            "deep/h.safetensors",
+        ),
         (SEVEN, ["--to=safetensors", "--output=folder"], "folder"),
     ],
 )

@@ -12,31 +12,54 @@ from vit_jax.config.schema import AdaptConfig
 
 def network(name, *, image_size=(224, 224), num_classes=1000, **options):
     """As pre-trained."""
-    return build_architecture(ModelConfig(name=name, **options), image_size=image_size, num_classes=num_classes)
+    return build_architecture(
+        ModelConfig(name=name, **options), image_size=image_size, num_classes=num_classes
+    )
 
 
 def adapted(a, *, image_size=(224, 224), num_classes=10, **options):
-    return adapt_architecture(a, AdaptConfig(**options), image_size=image_size, num_classes=num_classes)
+    return adapt_architecture(
+        a, AdaptConfig(**options), image_size=image_size, num_classes=num_classes
+    )
 
 
-@pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-B/16", "ViT-L/32", "R50x3", "R+ViT-Ti/16", "R50+ViT-L/16"])
+@pytest.mark.parametrize(
+    "name", ["ViT-Ti/16", "ViT-B/16", "ViT-L/32", "R50x3", "R+ViT-Ti/16", "R50+ViT-L/16"]
+)
 def test_dropout_is_that_of_the_released_configs(name):
     for known in (*FINETUNE_DROPOUT, name):
         expected = 0.0 if known == name else 0.1
         a = network(known)
         assert adapted(a).dropout_fraction == adapted(a, name=known).dropout_fraction == expected
-        assert adapted(dataclasses.replace(a, name="my network")).dropout_fraction == expected  # it goes by the numbers
+        assert (
+            adapted(dataclasses.replace(a, name="my network")).dropout_fraction == expected
+        )  # it goes by the numbers
         augreg = dataclasses.replace(a, head="linear")  # its files have no hidden layer in the head
-        assert adapted(augreg).dropout_fraction == adapted(augreg, name=known).dropout_fraction == 0.0
+        assert (
+            adapted(augreg).dropout_fraction == adapted(augreg, name=known).dropout_fraction == 0.0
+        )
         if a.has_transformer:
             assert adapted(a, dropout_fraction=0.2).dropout_fraction == 0.2
 
 
 def test_what_changes_and_what_stays():
-    a = network("ViT-B/16", head_bias_init=-10.0, gelu="exact", stochastic_depth_fraction=0.4, remat="full")
-    b = adapted(a, image_size=(384, 320), num_classes=37, compute_dtype="float32", stochastic_depth_fraction=0.1)
+    a = network(
+        "ViT-B/16", head_bias_init=-10.0, gelu="exact", stochastic_depth_fraction=0.4, remat="full"
+    )
+    b = adapted(
+        a,
+        image_size=(384, 320),
+        num_classes=37,
+        compute_dtype="float32",
+        stochastic_depth_fraction=0.1,
+    )
     before, after = dataclasses.asdict(a), dataclasses.asdict(b)
-    expected = {"image_size": (384, 320), "num_classes": 37, "head": "linear", "head_bias_init": 0.0}
+    expected = {
+        "image_size": (384, 320),
+        "num_classes": 37,
+        "head": "linear",
+        "head_bias_init": 0.0,
+    }
     expected |= {"stochastic_depth_fraction": 0.1, "compute_dtype": "float32", "remat": "none"}
     assert {name: after[name] for name in after if before[name] != after[name]} == expected
     assert b.grid == (24, 20)
@@ -54,7 +77,11 @@ def test_weights_of_another_network_are_rejected_with_every_difference():
         "  num_heads: there 12, ViT-L/32 has 16",
         "  patch_size: there (16, 16), ViT-L/32 has (32, 32)",
     ]
-    others = {"R50x2": "width_factor: there 1.0", "R101x1": r"units: there \(3, 4,", "ViT-B/16": "family: there resnet"}
+    others = {
+        "R50x2": "width_factor: there 1.0",
+        "R101x1": r"units: there \(3, 4,",
+        "ViT-B/16": "family: there resnet",
+    }
     for name, difference in others.items():
         with rejects(f"config.model.name={name!r}", difference):
             adapted(network("R50x1"), name=name)
@@ -66,15 +93,31 @@ SINCOS = {"position_embedding": "sincos2d"}
 @pytest.mark.parametrize(
     ("a", "options", "rule"),
     [
-        (network("R50x1"), {"dropout_fraction": 0.1}, "dropout_fraction=0.1.*no effect.*Transformer.*Use 0"),
+        (
+            network("R50x1"),
+            {"dropout_fraction": 0.1},
+            "dropout_fraction=0.1.*no effect.*Transformer.*Use 0",
+        ),
         (
             network("R50x1"),
             {"stochastic_depth_fraction": 0.1},
             "stochastic_depth_fraction=0.1.*no effect.*Transformer.*Use 0",
         ),
-        (network("R50x1"), {"position_resize": "bicubic"}, "position_resize='bicubic'.*no effect.*Use corners"),
-        (network("ViT-B/16", **SINCOS), {"position_resize": "lanczos3"}, "position_resize='lanczos3'.*no effect"),
-        (network("R50x1"), {"head": "zero_keep_hidden"}, "head='zero_keep_hidden'.*hidden layer.*Use zero"),
+        (
+            network("R50x1"),
+            {"position_resize": "bicubic"},
+            "position_resize='bicubic'.*no effect.*Use corners",
+        ),
+        (
+            network("ViT-B/16", **SINCOS),
+            {"position_resize": "lanczos3"},
+            "position_resize='lanczos3'.*no effect",
+        ),
+        (
+            network("R50x1"),
+            {"head": "zero_keep_hidden"},
+            "head='zero_keep_hidden'.*hidden layer.*Use zero",
+        ),
     ],
 )
 def test_an_option_without_effect_is_rejected(a, options, rule):
@@ -86,7 +129,12 @@ def test_an_option_without_effect_is_rejected(a, options, rule):
 def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
     a = network("ViT-B/16", registers=4)
     mae = adapted(a, pool="gap", final_norm="pooled")
-    assert (mae.pool, mae.final_norm, mae.num_class_tokens, mae.sequence_length) == ("gap", "pooled", 1, 201)
+    assert (mae.pool, mae.final_norm, mae.num_class_tokens, mae.sequence_length) == (
+        "gap",
+        "pooled",
+        1,
+        201,
+    )
     assert adapted(mae, pool="token", final_norm="tokens") == adapted(a)
     assert adapted(a, pool="token_gap").feature_width == 2 * a.width
     siglip = network("ViT-B/16", pool="map", pool_num_heads=4)
@@ -100,9 +148,21 @@ def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
     [
         (network("R50x1"), {"pool": "token"}, "pool='token'.*no effect.*no built-in transformer"),
         (network("ViT-B/16"), {"pool": "map"}, "pool='map'.*no attention pooling.*gap"),
-        (network("ViT-B/16", pool="map"), {"pool": "token_gap"}, "pool='token_gap'.*no class token.*gap"),
-        (network("ViT-B/16", pool="map"), {"final_norm": "pooled"}, "final_norm='pooled'.*pool=gap"),
-        (network("ViT-B/16"), {"pool": "gap", "head": "keep"}, "head='keep'.*must be zero.*'pool': 'gap'"),
+        (
+            network("ViT-B/16", pool="map"),
+            {"pool": "token_gap"},
+            "pool='token_gap'.*no class token.*gap",
+        ),
+        (
+            network("ViT-B/16", pool="map"),
+            {"final_norm": "pooled"},
+            "final_norm='pooled'.*pool=gap",
+        ),
+        (
+            network("ViT-B/16"),
+            {"pool": "gap", "head": "keep"},
+            "head='keep'.*must be zero.*'pool': 'gap'",
+        ),
         (network("ViT-B/16"), {"rope_rescale": True}, "rope_rescale=True.*no effect.*Use False"),
     ],
 )
@@ -116,7 +176,10 @@ def test_only_rotary_positions_that_count_patches_have_a_grid_to_be_scaled_to():
     assert adapted(a, image_size=(384, 384)).rope_grid is None
     scaled = adapted(a, image_size=(384, 384), rope_rescale=True)
     assert scaled.rope_grid == (14, 14)
-    assert adapted(scaled, image_size=(448, 448), rope_rescale=True).rope_grid == (14, 14)  # that of pre-training
+    assert adapted(scaled, image_size=(448, 448), rope_rescale=True).rope_grid == (
+        14,
+        14,
+    )  # that of pre-training
     assert read_architecture(dataclasses.asdict(scaled)) == scaled
 
 
@@ -134,7 +197,10 @@ def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
     b = adapted(a, image_size=(384, 384), uncovered_border="drop")
     assert (b.image_size, b.grid, b.sequence_length) == ((384, 384), (27, 27), 730)
     assert read_architecture(dataclasses.asdict(b)) == b
-    assert adapted(b, image_size=(384, 384)).grid == (27, 27)  # weights of such a network stay what they are
+    assert adapted(b, image_size=(384, 384)).grid == (
+        27,
+        27,
+    )  # weights of such a network stay what they are
     for other, size in (("ViT-H/14", (13, 28)), ("R50+ViT-B/16", (230, 224))):
         with rejects(f"model.name={other!r}", f"height.*{size[0]}"):
             adapted(network(other), image_size=size, uncovered_border="drop")

@@ -47,7 +47,11 @@ def test_bad_argument(argument, field, rule):
 def test_row():
     rows = {"": 0, "B/16": 0, "ViT-L/16,7": 1, "ViT-L/16,epochs=14": 2}
     for argument, number in rows.items():
-        assert choose_row(argument, ROWS) == choose_row(argument, dict.fromkeys(ROWS, 1e-3)) == ROWS[number]
+        assert (
+            choose_row(argument, ROWS)
+            == choose_row(argument, dict.fromkeys(ROWS, 1e-3))
+            == ROWS[number]
+        )
 
 
 @pytest.mark.parametrize(

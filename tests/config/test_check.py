@@ -29,7 +29,10 @@ HEAD = {"optimizer.trained": "head"}
 MASKED = {"objective.kind": "masked_patch", "input.mixup_alpha": 0.0}
 ANY = {"v2": EvaluatorConfig()}
 CUSTOM = {"c": EvaluatorConfig(kind="math:hypot")}
-FROZEN = {"few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}), "near": EvaluatorConfig(kind="knn")}
+FROZEN = {
+    "few": EvaluatorConfig(kind="fewshot", arguments={"shots": (5, 10)}),
+    "near": EvaluatorConfig(kind="knn"),
+}
 STAIRCASE = {"schedule.decay": "staircase"}
 NO_AREAS = ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))
 NO_VALUES = ((1.0, 1.0), (4095.0, 0.0))
@@ -37,17 +40,55 @@ NO_DROPS = ((), (0.0, 0.5), (0.5, 1.0), (0.6, 0.3), (0.3, 0.3))
 NO_RATES = (((0.01, 0.0), "positive"), ((0.01, -0.1), "positive"), ((0.01, 0.03, 0.01), "differ"))
 NO_PREFIXES = ("test", "validation", "train", "a-b")
 
-FRACTIONS = ("model.dropout_fraction", "model.stochastic_depth_fraction", "objective.label_smoothing_fraction")
+FRACTIONS = (
+    "model.dropout_fraction",
+    "model.stochastic_depth_fraction",
+    "objective.label_smoothing_fraction",
+)
 FRACTIONS += ("input.holdout_fraction", "optimizer.beta1", "optimizer.beta2", "optimizer.momentum")
-NOT_NEGATIVE = ("optimizer.weight_decay", "schedule.learning_rate", "schedule.end_learning_rate", "input.mixup_alpha")
-NOT_NEGATIVE += ("input.shift_pixels", "input.randaugment_layers", "input.randaugment_magnitude", "input.num_workers")
-NOT_NEGATIVE += ("input.cutmix_alpha", "input.max_unreadable", "checkpoint.keep_best", "stop_early.min_delta")
-AT_LEAST_ONE = ("checkpoint.keep_latest", "logging.profile_num_steps", "input.num_threads", "sharding.num_replicas")
+NOT_NEGATIVE = (
+    "optimizer.weight_decay",
+    "schedule.learning_rate",
+    "schedule.end_learning_rate",
+    "input.mixup_alpha",
+)
+NOT_NEGATIVE += (
+    "input.shift_pixels",
+    "input.randaugment_layers",
+    "input.randaugment_magnitude",
+    "input.num_workers",
+)
+NOT_NEGATIVE += (
+    "input.cutmix_alpha",
+    "input.max_unreadable",
+    "checkpoint.keep_best",
+    "stop_early.min_delta",
+)
+AT_LEAST_ONE = (
+    "checkpoint.keep_latest",
+    "logging.profile_num_steps",
+    "input.num_threads",
+    "sharding.num_replicas",
+)
 AT_LEAST_ONE += ("sharding.num_model_shards", "optimizer.accumulation_steps", "stop_early.patience")
-AT_LEAST_ONE += ("input.repeats", "input.train_examples", "input.train_examples_per_class", "global_batch")
+AT_LEAST_ONE += (
+    "input.repeats",
+    "input.train_examples",
+    "input.train_examples_per_class",
+    "global_batch",
+)
 SHARES = ("input.cutmix_fraction", "input.erasing_fraction", "input.color_jitter")
-POSITIVE_SHARES = ("input.test_crop_fraction", "optimizer.layer_decay", "objective.corrupted_fraction")
-POSITIVE = ("input.max_image_megapixels", "optimizer.epsilon", "optimizer.clip_global_norm", "logging.hang_seconds")
+POSITIVE_SHARES = (
+    "input.test_crop_fraction",
+    "optimizer.layer_decay",
+    "objective.corrupted_fraction",
+)
+POSITIVE = (
+    "input.max_image_megapixels",
+    "optimizer.epsilon",
+    "optimizer.clip_global_norm",
+    "logging.hang_seconds",
+)
 
 
 def change(fields, base=PRETRAINING):
@@ -82,21 +123,44 @@ def test_values_out_of_range(name, value, rule):
 
 
 def test_limits_are_allowed():
-    options = {**INCEPTION, "input.test_resize": "short_side", "optimizer.momentum": 0.9, "polyak.factor": 0.5}
+    options = {
+        **INCEPTION,
+        "input.test_resize": "short_side",
+        "optimizer.momentum": 0.9,
+        "polyak.factor": 0.5,
+    }
     options["checkpoint.keep_best"] = 1  # which early stopping needs
     options["input.train_examples"] = None  # or train_examples_per_class
     at_zero = dict.fromkeys((*FRACTIONS, *NOT_NEGATIVE, "seed"), 0)
     at_one = dict.fromkeys(
-        (*AT_LEAST_ONE, *POSITIVE, "input.shift_pixels", "input.randaugment_layers", "logging.profile_start_step"), 1
+        (
+            *AT_LEAST_ONE,
+            *POSITIVE,
+            "input.shift_pixels",
+            "input.randaugment_layers",
+            "logging.profile_start_step",
+        ),
+        1,
     )
     crops = {"input.crop_area_fraction": (1.0, 1.0), "input.train_resize_pixels": None}
     validate(change(at_zero | at_one | options | crops))
     validate(change({**RESIZE, "input.train_resize_pixels": 8}))
     validate(change(LION | {"optimizer.arguments": {"b1": 0.9}}))
-    validate(change({"optimizer.frozen": ("embedding/*",), "optimizer.learning_rate_multipliers": {"head/*": 10}}))
+    validate(
+        change(
+            {
+                "optimizer.frozen": ("embedding/*",),
+                "optimizer.learning_rate_multipliers": {"head/*": 10},
+            }
+        )
+    )
     validate(change({"evaluation.evaluators": ANY, "checkpoint.best_metric": "v2_loss"}))
-    validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"}))
-    validate(change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"}))
+    validate(
+        change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "few_10shot_accuracy"})
+    )
+    validate(
+        change({"evaluation.evaluators": FROZEN, "checkpoint.best_metric": "near_20nn_accuracy"})
+    )
     for metric, mode in (("c_ece", "min"), ("c_calibration_error", "auto")):
         fields = {"checkpoint.best_metric": metric, "checkpoint.best_mode": mode}
         validate(change({"evaluation.evaluators": CUSTOM} | fields))
@@ -104,7 +168,9 @@ def test_limits_are_allowed():
     validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
     for fraction in (None, 0.0):  # not even that of the released configs
         validate(change({**HEAD, "model.dropout_fraction": fraction}, FINETUNING))
-    validate(change({**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9}, FINETUNING))  # of trials
+    validate(
+        change({**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9}, FINETUNING)
+    )  # of trials
 
 
 # The message names the first of the fields.
@@ -129,11 +195,17 @@ def test_limits_are_allowed():
         ({"input.randaugment_arithmetic": "saturating"}, "input.randaugment_layers"),
         ({"input.mixup_alpha": 0.4, "objective.kind": "masked_patch"}, "objective.kind"),
         ({"input.cutmix_alpha": 1.0, **MASKED}, "objective.kind"),
-        ({"input.cutmix_fraction": 0.2, "input.cutmix_alpha": 1.0, "input.mixup_alpha": 0.0}, "input.mixup_alpha"),
+        (
+            {"input.cutmix_fraction": 0.2, "input.cutmix_alpha": 1.0, "input.mixup_alpha": 0.0},
+            "input.mixup_alpha",
+        ),
         ({"objective.label_smoothing_fraction": 0.1, **MASKED}, "objective.kind"),
         ({"objective.corrupted_fraction": 0.3}, "objective.kind"),
         ({"logging.profile_num_steps": 3}, "logging.profile_start_step"),
-        ({"input.randaugment_magnitude": 5, "input.randaugment_layers": 0}, "input.randaugment_layers"),
+        (
+            {"input.randaugment_magnitude": 5, "input.randaugment_layers": 0},
+            "input.randaugment_layers",
+        ),
         ({"input.shift_pixels": 1, "input.train_crop": "none"}, "input.train_crop"),
         ({"input.train_resize_pixels": 9}, "input.train_crop"),
         ({"resume_step": 5}, "resume_from"),
@@ -149,7 +221,9 @@ def test_a_setting_without_effect_is_rejected(fields, needed):
 def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe():
     with rejects("config.optimizer.name='optax:lionn'", "Did you mean 'lion'"):
         validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lionn"}))
-    with rejects("config.optimizer.weight_decay=0.1", r"or add --config\.optimizer\.weight_decay=0\.0\.$"):
+    with rejects(
+        "config.optimizer.weight_decay=0.1", r"or add --config\.optimizer\.weight_decay=0\.0\.$"
+    ):
         validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lion"}))
 
 
@@ -157,43 +231,77 @@ def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe()
     ("fields", "rule"),
     [
         ({"init_from": "a", "resume_from": "b"}, "='a'.*None with resume_from"),
-        ({"objective.label_smoothing_fraction": 0.1, "objective.loss": "bce"}, "=0.1.*loss='bce'.*sigmoid"),
+        (
+            {"objective.label_smoothing_fraction": 0.1, "objective.loss": "bce"},
+            "=0.1.*loss='bce'.*sigmoid",
+        ),
         ({"polyak.warmup": "ratio", "polyak.factor": 0.9}, "'ratio'.*bias_correction=False"),
         ({"input.data_dir": "s3://b/tfds"}, "=s3://b/tfds.*folder"),
         ({"input.exclude": "gs://b/list.json"}, "=gs://b/list.json.*folder.*docs/gcs.md"),
         # input
         ({"input.test_split": "train"}, "'train'"),
-        *(({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1") for area in NO_AREAS),
+        *(
+            ({"input.crop_area_fraction": area, **INCEPTION}, "0 < low <= high <= 1")
+            for area in NO_AREAS
+        ),
         *(({"input.value_range": values}, "finite numbers, low < high") for values in NO_VALUES),
         ({"input.shift_pixels": 0}, "=0.*at least 1.*train_crop='shift'"),
         ({"input.train_resize_pixels": None, **RESIZE}, "=None.*train_crop='resize'"),
-        ({"input.train_resize_pixels": 9, **RESIZE, "input.image_size": (8, 10)}, "=9.*at least 10"),
+        (
+            {"input.train_resize_pixels": 9, **RESIZE, "input.image_size": (8, 10)},
+            "=9.*at least 10",
+        ),
         ({"input.train_examples": 9, "input.train_examples_per_class": 2}, "=9.*per_class=2"),
         # objective
         ({"objective.loss": "sigmoid", **MASKED}, "='sigmoid'.*'softmax'"),
-        ({"objective.corruption_shares": (0.5, 0.1, 0.1), **MASKED}, r"=\(0.5, 0.1, 0.1\).*sum to 1"),
+        (
+            {"objective.corruption_shares": (0.5, 0.1, 0.1), **MASKED},
+            r"=\(0.5, 0.1, 0.1\).*sum to 1",
+        ),
         ({"optimizer.trained": "head", **MASKED}, "='head'.*masked_patch"),
         # optimizer
-        ({"optimizer.learning_rate_multipliers": {"head/*": 0.0}}, r"head/\*.*=0.0.*positive.*optimizer.frozen"),
+        (
+            {"optimizer.learning_rate_multipliers": {"head/*": 0.0}},
+            r"head/\*.*=0.0.*positive.*optimizer.frozen",
+        ),
         ({**BIG_VISION, "schedule.learning_rate": 0.0}, "='big_vision'.*learning rate.*0"),
         ({"optimizer.name": "math:lion", "optimizer.weight_decay": 0.0}, "='math:lion': math has"),
         # schedule
         ({"schedule.end_learning_rate": 1.0}, r"=1.0.*\[0, 0.003\]"),
-        *(({"schedule.drop_at_fraction": drops, **STAIRCASE}, r"ascending.*\(0, 1\)") for drops in NO_DROPS),
+        *(
+            ({"schedule.drop_at_fraction": drops, **STAIRCASE}, r"ascending.*\(0, 1\)")
+            for drops in NO_DROPS
+        ),
         # evaluations
         *(({"evaluation.evaluators": {name: {}}}, f"{name}.*prefix") for name in NO_PREFIXES),
-        ({"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}}, "v2.arguments.*no effect.*'classification'"),
-        ({"evaluation.evaluators": {"v2": {"train_split": "x"}}}, "v2.train_split.*no effect.*'classification'"),
+        (
+            {"evaluation.evaluators": {"v2": {"arguments": {"k": 3}}}},
+            "v2.arguments.*no effect.*'classification'",
+        ),
+        (
+            {"evaluation.evaluators": {"v2": {"train_split": "x"}}},
+            "v2.train_split.*no effect.*'classification'",
+        ),
         (
             {"evaluation.evaluators": {"f": {"kind": "fewshot", "arguments": {"shot": 5}}}},
             "f.arguments.shot.*Did you mean shots",
         ),
-        ({"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}}, "f.*train_split.*'test'"),
-        ({"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN}, "few_5.*few_10.*near_20nn"),
+        (
+            {"evaluation.evaluators": {"f": {"kind": "knn", "train_split": "test"}}},
+            "f.*train_split.*'test'",
+        ),
+        (
+            {"checkpoint.best_metric": "few_1shot_accuracy", "evaluation.evaluators": FROZEN},
+            "few_5.*few_10.*near_20nn",
+        ),
         ({"checkpoint.best_mode": "min"}, "'min'.*no effect.*test_accuracy"),
         ({"checkpoint.best_metric": "test_a"}, "='test_a'.*test_accuracy, test_loss"),
         (
-            {"checkpoint.best_metric": "test_accuracy", **MASKED, "objective.patch_target": "pixels"},
+            {
+                "checkpoint.best_metric": "test_accuracy",
+                **MASKED,
+                "objective.patch_target": "pixels",
+            },
             "one of test_loss\\.",
         ),
         ({"allow_code": ("a-b",)}, "='a-b'.*package"),
@@ -208,8 +316,14 @@ def test_values_that_do_not_fit_each_other(fields, rule):
     ("fields", "rule"),
     [
         ({"objective.kind": "masked_patch"}, "='masked_patch'.*pre-training"),
-        ({"schedule.learning_rate": 0.01}, r"=0.01: must be 0 with config.search.learning_rates=\(0.001, "),
-        ({"schedule.learning_rate": 0.0, "search.learning_rates": ()}, "=0.0.*search.learning_rates"),
+        (
+            {"schedule.learning_rate": 0.01},
+            r"=0.01: must be 0 with config.search.learning_rates=\(0.001, ",
+        ),
+        (
+            {"schedule.learning_rate": 0.0, "search.learning_rates": ()},
+            "=0.0.*search.learning_rates",
+        ),
         *(({"search.learning_rates": rates}, rule) for rates, rule in NO_RATES),
         *(({"search.validation_fraction": part}, rf"={part}.*\(0, 1\)") for part in (0.0, 1.0)),
     ],
@@ -227,8 +341,14 @@ def test_dropout_on_frozen_features(base):
 
 def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):
     """Other texts may have the same form: a workdir, a project, an evaluator's own argument."""
-    evaluators = {"v2": {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}}
-    other = {"init_from": "runs:best", "logging.wandb_project": "team:x", "evaluation.evaluators": evaluators}
+    evaluators = {
+        "v2": {"kind": "mine:f", "arguments": {"text": "no_module:x"}, "data": "folder:x"}
+    }
+    other = {
+        "init_from": "runs:best",
+        "logging.wandb_project": "team:x",
+        "evaluation.evaluators": evaluators,
+    }
     (tmp_path / "mine.py").write_text("def f(): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -263,7 +383,18 @@ def test_steps(text, steps):
     assert CLOCK.to_steps(text) == steps
 
 
-FORMS = ["", "90", "epochs", "90epochs", "90 days", "-1 steps", "nan steps", "inf epochs", "9 0 steps", "1,5 epochs"]
+FORMS = [
+    "",
+    "90",
+    "epochs",
+    "90epochs",
+    "90 days",
+    "-1 steps",
+    "nan steps",
+    "inf epochs",
+    "9 0 steps",
+    "1,5 epochs",
+]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +433,12 @@ def test_every_length_becomes_steps():
         logging__every="1 example",
     )
     given = {"total": 200, "warmup": 20, "timescale": 10, "cooldown": 40, "polyak_start": 30}
-    every = {"evaluate_every": 50, "checkpoint_every": 100, "log_every": 1, "evaluators_every": {"v2": 20, "v3": 50}}
+    every = {
+        "evaluate_every": 50,
+        "checkpoint_every": 100,
+        "log_every": 1,
+        "evaluators_every": {"v2": 20, "v3": 50},
+    }
     assert steps == RunSteps(**given, **every)
 
 
@@ -311,9 +447,18 @@ def test_every_length_becomes_steps():
     [
         ({"global_batch": 100}, "100.*divisible by 8.*96 or 104"),
         ({"evaluation__global_batch": 12}, "12.*divisible by 8.*8 or 16"),
-        ({"global_batch": 40, "optimizer__accumulation_steps": 4}, "40.*divisible by.*4 micro-batches.*32 or 64"),
-        ({"global_batch": 10, "sharding__num_model_shards": 2}, "10.*divisible by.*2 model shards.*8 or 12"),
-        ({"global_batch": 2560, "total": "10 epochs", "schedule__warmup": "10 steps"}, "2560.*at most the 1280"),
+        (
+            {"global_batch": 40, "optimizer__accumulation_steps": 4},
+            "40.*divisible by.*4 micro-batches.*32 or 64",
+        ),
+        (
+            {"global_batch": 10, "sharding__num_model_shards": 2},
+            "10.*divisible by.*2 model shards.*8 or 12",
+        ),
+        (
+            {"global_batch": 2560, "total": "10 epochs", "schedule__warmup": "10 steps"},
+            "2560.*at most the 1280",
+        ),
         ({"global_batch": 2560, "total": "0.1 epochs"}, "2560.*at most the 1280"),
         ({"total": "0 epochs"}, "'0 epochs'.*at least one"),
         ({"polyak__start": "1 fraction", "polyak__factor": 0.9}, "'1 fraction'.*2000 of 2000"),
@@ -321,7 +466,10 @@ def test_every_length_becomes_steps():
         ({"evaluation__every": "0 steps"}, "at least one step"),
         ({"evaluation__evaluators": {"v2": {"every": "0 steps"}}}, "v2.every.*at least one step"),
         ({"logging__every": "0 fraction"}, "at least one step"),
-        ({"schedule__timescale": "0 steps", "schedule__decay": "rsqrt"}, "'0 steps'.*at least 1 step"),
+        (
+            {"schedule__timescale": "0 steps", "schedule__decay": "rsqrt"},
+            "'0 steps'.*at least 1 step",
+        ),
         (
             {"schedule__drop_at_fraction": (0.02, 0.5), "schedule__decay": "staircase"},
             "after the warm-up.*step 40.*step 100",

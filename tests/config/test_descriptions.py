@@ -51,7 +51,9 @@ def test_types_and_defaults_are_those_of_the_schema():
     assert fields["OptimizerConfig"]["beta1"].type == "float in [0, 1)"
     assert fields["OptimizerConfig"]["learning_rate_multipliers"].type == "Mapping[str, float > 0]"
     classes = [
-        kind for kind in vars(schema).values() if dataclasses.is_dataclass(kind) and kind.__module__ == schema.__name__
+        kind
+        for kind in vars(schema).values()
+        if dataclasses.is_dataclass(kind) and kind.__module__ == schema.__name__
     ]
     assert len(SECTIONS) == len(classes)
 

@@ -37,13 +37,17 @@ def module(monkeypatch):
     made = types.ModuleType(MODULE)
     wrong = types.SimpleNamespace(directions={"brier_score": "lower"})
     wrong_form = types.SimpleNamespace(directions=["brier_score"])
-    vars(made).update(Stating=Stating, silent=silent, stating=stating, wrong=wrong, wrong_form=wrong_form)
+    vars(made).update(
+        Stating=Stating, silent=silent, stating=stating, wrong=wrong, wrong_form=wrong_form
+    )
     monkeypatch.setitem(sys.modules, MODULE, made)
 
 
 def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **checkpoint):
     config = load_recipe("configs/digits.py")
-    keeping = dataclasses.replace(config.checkpoint, best_metric=metric, best_mode=mode, **checkpoint)
+    keeping = dataclasses.replace(
+        config.checkpoint, best_metric=metric, best_mode=mode, **checkpoint
+    )
     evaluators = {"c": EvaluatorConfig(kind=f"{MODULE}:{evaluator}")}
     evaluation = dataclasses.replace(config.evaluation, evaluators=evaluators)
     return dataclasses.replace(config, checkpoint=keeping, evaluation=evaluation)
@@ -77,7 +81,12 @@ def test_other_results_of_the_run_do_not_take_best_mode():
 @pytest.mark.parametrize(
     ("evaluator", "metric", "mode", "rule"),
     [
-        ("silent", "c_brier_score", "auto", "best_mode='auto'.*higher or lower.*c_brier_score.*max or min.*directions"),
+        (
+            "silent",
+            "c_brier_score",
+            "auto",
+            "best_mode='auto'.*higher or lower.*c_brier_score.*max or min.*directions",
+        ),
         ("Stating", "c_regret", "auto", "best_mode='auto'.*c_regret"),
         ("Stating", "c_brier_score", "max", "best_mode='max'.*no effect.*lower is better"),
         ("Stating", "test_accuracy", "min", "best_mode='min'.*no effect"),

@@ -55,7 +55,9 @@ def test_override(override, value):
 
 def test_what_counts_last():
     """A later override, and an override rather than the recipe's argument; they change nothing else."""
-    config = load_recipe(f"{DIGITS}:epochs=3", ["--config.model.width=None", "--config.model.width=32"])
+    config = load_recipe(
+        f"{DIGITS}:epochs=3", ["--config.model.width=None", "--config.model.width=32"]
+    )
     assert (config.total, config.model.width) == ("3 epochs", 32)
     assert load_recipe(f"{DIGITS}:epochs=3", ["--config.total=4 epochs"]).total == "4 epochs"
     before, changed = flatten(to_dict(load())), flatten(to_dict(config))
@@ -113,12 +115,18 @@ WRONG = f"load_recipe({DIGITS!r}), global_batch='many'"
         ("", None, "no recipe ''"),
         ("mine.py", "x = 1", "mine.py.*get_config"),
         ("mine.py", "def get_config(_): return {}", "mine.py.*PretrainConfig.*dict"),
-        ("mine.py", f"def get_config(_): return dataclasses.replace({WRONG})", "config.global_batch='many'.*int"),
+        (
+            "mine.py",
+            f"def get_config(_): return dataclasses.replace({WRONG})",
+            "config.global_batch='many'.*int",
+        ),
     ],
 )
 def test_what_is_no_recipe(tmp_path, monkeypatch, path, source, rule):
     monkeypatch.chdir(tmp_path)
-    pathlib.Path("mine.py").write_text(f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n")
+    pathlib.Path("mine.py").write_text(
+        f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n"
+    )
     with rejects("", rule):
         load_recipe(path)
 
@@ -136,14 +144,20 @@ NAMED = (
 )
 
 
-@pytest.mark.parametrize("overrides", [(), ("model.width=None", "polyak.factor=0.99", "data=None"), NAMED])
+@pytest.mark.parametrize(
+    "overrides", [(), ("model.width=None", "polyak.factor=0.99", "data=None"), NAMED]
+)
 def test_round_trip(overrides):
     config = load(*overrides)
     assert from_dict(PretrainConfig, to_dict(config)) == config
     assert from_dict(PretrainConfig, json.loads(json.dumps(to_dict(config)))) == config
-    read = dict(line.split(": ", 1) for line in to_text(config).splitlines())  # every field once, in order
+    read = dict(
+        line.split(": ", 1) for line in to_text(config).splitlines()
+    )  # every field once, in order
     assert list(read) == sorted(flatten(to_dict(config)))
-    assert {name: json.loads(value) for name, value in read.items()} == json.loads(json.dumps(flatten(to_dict(config))))
+    assert {name: json.loads(value) for name, value in read.items()} == json.loads(
+        json.dumps(flatten(to_dict(config)))
+    )
 
 
 def test_missing_fields_are_those_without_a_default():
@@ -164,7 +178,11 @@ def test_missing_fields_are_those_without_a_default():
         ({"total": 90}, "config.total=90", "duration.*'90 epochs'"),
         ({"polyak": 0.9}, "config.polyak=0.9", "section.*config.polyak.factor"),
         ({"optimizer": {"arguments": 3}}, "config.optimizer.arguments=3", "section"),
-        ({"evaluation": {"every": "1 step", "evaluators": {"v2": {"splt": 3}}}}, "evaluation.evaluators.v2.splt", ""),
+        (
+            {"evaluation": {"every": "1 step", "evaluators": {"v2": {"splt": 3}}}},
+            "evaluation.evaluators.v2.splt",
+            "",
+        ),
     ],
 )
 def test_wrong_names_and_types(fields, field, rule):
@@ -175,5 +193,7 @@ def test_wrong_names_and_types(fields, field, rule):
 @pytest.mark.parametrize("field", ["layer_norm_epsilon", "gelu", "depth"])
 def test_a_long_value_is_not_printed_whole(field):
     with pytest.raises(ValueError, match=f"architecture.{field}='xxx") as error:
-        read_architecture(dataclasses.asdict(named_architecture("ViT-mu/16")) | {field: "x" * 10**5})
+        read_architecture(
+            dataclasses.asdict(named_architecture("ViT-mu/16")) | {field: "x" * 10**5}
+        )
     assert len(str(error.value)) < 1000

@@ -12,10 +12,19 @@ from vit_jax.config.variants import MODEL_NAMES, list_models, parse_name
 
 
 def build(name="ViT-B/16", image_size=(224, 224), num_classes=1000, **fields):
-    return build_architecture(ModelConfig(name=name, **fields), image_size=image_size, num_classes=num_classes)
+    return build_architecture(
+        ModelConfig(name=name, **fields), image_size=image_size, num_classes=num_classes
+    )
 
 
-HEADS = {"mu": 2, "Ti": 3, "S": 6, "b": 6, "M": 8, "B": 12}  # no count of parameters would notice another number
+HEADS = {
+    "mu": 2,
+    "Ti": 3,
+    "S": 6,
+    "b": 6,
+    "M": 8,
+    "B": 12,
+}  # no count of parameters would notice another number
 
 
 @pytest.mark.parametrize("size", VIT_SIZES)
@@ -43,7 +52,9 @@ NEAREST = {
 }
 
 
-@pytest.mark.parametrize(("nearest", "name"), [(nearest, name) for nearest in NEAREST for name in NEAREST[nearest]])
+@pytest.mark.parametrize(
+    ("nearest", "name"), [(nearest, name) for nearest in NEAREST for name in NEAREST[nearest]]
+)
 def test_unknown_name_offers_the_nearest(name, nearest):
     with rejects(f"model.name={name!r}", f"nearest.*{nearest}"):
         parse_name(name)
@@ -54,7 +65,12 @@ def test_resnet_stands_for_numbers(name, width):
     a, channels = build(name), width // 32
     assert (a.family, a.has_transformer, a.has_resnet) == ("resnet", False, True)
     assert (a.width, a.map_channels, a.root_channels) == (width, width, channels)
-    assert [a.stage_channels(stage) for stage in range(4)] == [width // 8, width // 4, width // 2, width]
+    assert [a.stage_channels(stage) for stage in range(4)] == [
+        width // 8,
+        width // 4,
+        width // 2,
+        width,
+    ]
     assert (a.depth, a.mlp_dim, a.num_heads) == (0, 0, 0)
     assert (a.pool, a.head, a.residual_unit) == ("gap", "linear", "preactivation")
     assert (a.map_size, a.grid, a.sequence_length) == ((7, 7), (7, 7), 49)
@@ -62,7 +78,13 @@ def test_resnet_stands_for_numbers(name, width):
 
 
 @pytest.mark.parametrize(
-    ("name", "units", "channels", "patch", "tokens"),  # §2.3; tokens at 224 and at 384 without the class token
+    (
+        "name",
+        "units",
+        "channels",
+        "patch",
+        "tokens",
+    ),  # §2.3; tokens at 224 and at 384 without the class token
     [
         ("R+Ti/16", (), 64, 8, (49, 144)),
         ("R50+ViT-B/16", (3, 4, 9), 1024, 1, (196, 576)),
@@ -73,7 +95,9 @@ def test_resnet_stands_for_numbers(name, width):
     ],
 )
 def test_hybrid_stands_for_numbers(name, units, channels, patch, tokens):
-    for pixels, expected in zip((192, 384) if name.endswith("64") else (224, 384), tokens, strict=True):
+    for pixels, expected in zip(
+        (192, 384) if name.endswith("64") else (224, 384), tokens, strict=True
+    ):
         a = build(name, image_size=(pixels, pixels))
         assert (a.family, a.has_transformer, a.has_resnet) == ("hybrid", True, True)
         assert (a.units, a.map_channels, a.patch_size) == (units, channels, (patch, patch))
@@ -83,16 +107,39 @@ def test_hybrid_stands_for_numbers(name, units, channels, patch, tokens):
 
 def test_each_form_of_unit_has_its_constants():  # §2.1 and §2.3
     after = ("postactivation", 1e-6, 1e-5, "std")
-    forms = {("R50x1", None): ("preactivation", 1e-5, 1e-10, "variance"), ("R50x1", after[0]): after}
+    forms = {
+        ("R50x1", None): ("preactivation", 1e-5, 1e-10, "variance"),
+        ("R50x1", after[0]): after,
+    }
     for (name, form), constants in {**forms, ("R50+B/16", None): after}.items():
         a = build(name, residual_unit=form)
-        given = (a.residual_unit, a.group_norm_epsilon, a.standardization_epsilon, a.standardization_epsilon_added_to)
+        given = (
+            a.residual_unit,
+            a.group_norm_epsilon,
+            a.standardization_epsilon,
+            a.standardization_epsilon_added_to,
+        )
         assert given == constants
 
 
-TRANSFORMER_ONLY = {"width": 64, "depth": 2, "mlp_dim": 96, "num_heads": 4, "block": "axial", "gelu": "exact"}
-TRANSFORMER_ONLY |= {"position_embedding": "learned_2d", "position_layers": "every", "position_stddev": 0.1}
-TRANSFORMER_ONLY |= {"dropout_fraction": 0.1, "stochastic_depth_fraction": 0.1, "layer_norm_epsilon": 1e-5}
+TRANSFORMER_ONLY = {
+    "width": 64,
+    "depth": 2,
+    "mlp_dim": 96,
+    "num_heads": 4,
+    "block": "axial",
+    "gelu": "exact",
+}
+TRANSFORMER_ONLY |= {
+    "position_embedding": "learned_2d",
+    "position_layers": "every",
+    "position_stddev": 0.1,
+}
+TRANSFORMER_ONLY |= {
+    "dropout_fraction": 0.1,
+    "stochastic_depth_fraction": 0.1,
+    "layer_norm_epsilon": 1e-5,
+}
 RESNET_ONLY = {"residual_unit": "postactivation", "group_norm_epsilon": 1e-5}
 RESNET_ONLY |= {"standardization_epsilon": 1e-8, "standardization_epsilon_added_to": "std"}
 ONLY = {"transformer": TRANSFORMER_ONLY, "ResNet": RESNET_ONLY}
@@ -113,7 +160,13 @@ def test_a_spread_of_positions_that_are_not_learned_is_rejected(positions):
 
 
 def test_a_hybrid_has_use_for_all_options():
-    given = {"compute_dtype": "float32", "head": "linear", "head_bias_init": -10.0, "pool": "gap", "remat": "full"}
+    given = {
+        "compute_dtype": "float32",
+        "head": "linear",
+        "head_bias_init": -10.0,
+        "pool": "gap",
+        "remat": "full",
+    }
     given |= TRANSFORMER_ONLY | RESNET_ONLY | {"scan_unroll": 2}
     a = build("R50+B/16", **given)
     assert {name: getattr(a, name) for name in given} == given
@@ -124,24 +177,54 @@ def test_a_hybrid_has_use_for_all_options():
     [
         ({"image_size": (8, 8)}, "name='ViT-B/16'.*height.*8.*image_size of 16"),
         ({"width": 770}, "width=770.*divisible by.*num_heads=12"),
-        *(({f: 0}, f"{f}=0.*at least 1") for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")),
+        *(
+            ({f: 0}, f"{f}=0.*at least 1")
+            for f in ("width", "depth", "mlp_dim", "num_heads", "scan_unroll")
+        ),
         ({"num_classes": -1}, "num_classes=-1.*negative"),
         *(({f: 0.0}, f"{f}=0.0.*positive") for f in ("layer_norm_epsilon", "position_stddev")),
         ({"name": "R50x0.3"}, "name='R50x0.3'.*multiple of 0.5"),
         ({"name": "R50+B/7"}, r"name='R50\+B/7'.*total downsampling.*4, 8, 16, 32"),
         ({"name": "R50+B/16x8"}, r"name='R50\+B/16x8'.*total downsampling"),
         ({"name": "R+B/15"}, r"name='R\+B/15'.*even"),
-        ({"name": "R50+B/16", "image_size": (224, 230)}, r"name='R50\+B/16'.*width.*230.*224 or 240"),
-        ({"width": 6, "num_heads": 1, "position_embedding": "sincos2d"}, "='sincos2d'.*divisible by 4.*6"),
-        ({"width": 7, "num_heads": 1, "position_embedding": "learned_2d"}, "='learned_2d'.*divisible by 2.*7"),
+        (
+            {"name": "R50+B/16", "image_size": (224, 230)},
+            r"name='R50\+B/16'.*width.*230.*224 or 240",
+        ),
+        (
+            {"width": 6, "num_heads": 1, "position_embedding": "sincos2d"},
+            "='sincos2d'.*divisible by 4.*6",
+        ),
+        (
+            {"width": 7, "num_heads": 1, "position_embedding": "learned_2d"},
+            "='learned_2d'.*divisible by 2.*7",
+        ),
         ({"block": "axial", "pool": "token"}, "pool='token'.*axial.*gap or map"),
-        ({"position_embedding": "none", "position_layers": "shared"}, "layers='shared'.*'none'.*'stem'"),
-        ({"position_embedding": "relative", "position_layers": "every"}, "layers='every'.*relative.*'stem'"),
-        ({"position_embedding": "sincos2d", "position_layers": "every"}, "layers='every'.*sincos2d.*'shared'"),
-        ({"position_embedding": "relative", "block": "mine:Block"}, "embedding='relative'.*mine:Block"),
-        ({"position_embedding": "relative", "attention": "cudnn"}, "attention='cudnn'.*relative.*auto or xla"),
+        (
+            {"position_embedding": "none", "position_layers": "shared"},
+            "layers='shared'.*'none'.*'stem'",
+        ),
+        (
+            {"position_embedding": "relative", "position_layers": "every"},
+            "layers='every'.*relative.*'stem'",
+        ),
+        (
+            {"position_embedding": "sincos2d", "position_layers": "every"},
+            "layers='every'.*sincos2d.*'shared'",
+        ),
+        (
+            {"position_embedding": "relative", "block": "mine:Block"},
+            "embedding='relative'.*mine:Block",
+        ),
+        (
+            {"position_embedding": "relative", "attention": "cudnn"},
+            "attention='cudnn'.*relative.*auto or xla",
+        ),
         ({"name": "R50", "pool": "token"}, "pool='token'.*gap"),
-        ({"name": "R50+B/16", "residual_unit": "preactivation"}, "residual_unit='preactivation'.*hybrid"),
+        (
+            {"name": "R50+B/16", "residual_unit": "preactivation"},
+            "residual_unit='preactivation'.*hybrid",
+        ),
     ],
 )
 def test_numbers_that_do_not_fit(fields, rule):

@@ -19,19 +19,31 @@ def png(values, used_bits=None):
 
 def with_chunk(file, chunk):
     """A PNG with a further chunk, its kind and content, behind the header."""
-    return file[:33] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + file[33:]
+    return (
+        file[:33]
+        + struct.pack(">I", len(chunk) - 4)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + file[33:]
+    )
 
 
 def pnm(values, most):
     kind, (height, width) = b"P5" if values.ndim == 2 else b"P6", values.shape[:2]
     dtype = ">u2" if most > 255 else "u1"
-    return b"%b\n# made by hand\n%d %d\n%d\n" % (kind, width, height, most) + values.astype(dtype).tobytes()
+    return (
+        b"%b\n# made by hand\n%d %d\n%d\n" % (kind, width, height, most)
+        + values.astype(dtype).tobytes()
+    )
 
 
 def packed(values, bits):
     """Rows of values of 10 to 14 bits without gaps."""
     rows = ("".join(f"{value:0{bits}b}" for value in row) for row in values.tolist())
-    return b"".join(int(row.ljust(-(-len(row) // 8) * 8, "0"), 2).to_bytes(-(-len(row) // 8), "big") for row in rows)
+    return b"".join(
+        int(row.ljust(-(-len(row) // 8) * 8, "0"), 2).to_bytes(-(-len(row) // 8), "big")
+        for row in rows
+    )
 
 
 def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **tags):
@@ -41,7 +53,9 @@ def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **ta
     """
     height, width, *channels = values.shape
     samples = channels[0] if channels else 1
-    pixels = packed(values, bits) if bits else values.astype(values.dtype.newbyteorder(order)).tobytes()
+    pixels = (
+        packed(values, bits) if bits else values.astype(values.dtype.newbyteorder(order)).tobytes()
+    )
     word, count, room = ("Q", "Q", 8) if is_big else ("I", "H", 4)
     fields = {
         256: ("H", width),
@@ -69,10 +83,21 @@ def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **ta
                 place = start + size + len(extra)
                 extra += value + bytes(-len(value) % 8)
                 value = struct.pack(order + word, place)
-            entries += struct.pack(f"{order}HH{word}", tag, _TIFF_TYPES[kind], len(numbers)) + value.ljust(room, b"\0")
+            entries += struct.pack(
+                f"{order}HH{word}", tag, _TIFF_TYPES[kind], len(numbers)
+            ) + value.ljust(room, b"\0")
         extra += bytes(-(size + len(extra)) % 8)
         following = 0 if page == pages + thumbnails - 1 else start + size + len(extra)
-        body += struct.pack(order + count, len(of_page)) + entries + struct.pack(order + word, following) + extra
-    version = struct.pack(f"{order}HHHQ", 43, 8, 0, first) if is_big else struct.pack(f"{order}HI", 42, first)
+        body += (
+            struct.pack(order + count, len(of_page))
+            + entries
+            + struct.pack(order + word, following)
+            + extra
+        )
+    version = (
+        struct.pack(f"{order}HHHQ", 43, 8, 0, first)
+        if is_big
+        else struct.pack(f"{order}HI", 42, first)
+    )
     file = (b"II" if order == "<" else b"MM") + version
     return file + bytes(16 - len(file)) + body

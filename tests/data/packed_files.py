@@ -24,7 +24,9 @@ def packed(*entries, **options):
         for entry in entries:
             info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(entry[0])
             info.size = 0 if isinstance(entry, tarfile.TarInfo) else len(entry[1])
-            archive.addfile(info, None if isinstance(entry, tarfile.TarInfo) else io.BytesIO(entry[1]))
+            archive.addfile(
+                info, None if isinstance(entry, tarfile.TarInfo) else io.BytesIO(entry[1])
+            )
     return file.getvalue()
 
 
@@ -49,7 +51,9 @@ def by_class(classes):
 def write_shard(path, members):
     """Write members, bytes by name, or the type and target of a special one, into a tar."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    entries = (entry if isinstance(entry[1], bytes) else special(entry[0], *entry[1]) for entry in members)
+    entries = (
+        entry if isinstance(entry[1], bytes) else special(entry[0], *entry[1]) for entry in members
+    )
     path.write_bytes(packed(*entries))
     return path
 
@@ -57,20 +61,33 @@ def write_shard(path, members):
 def samples(labels, first=0, kind="cls"):
     """Return the members of one sample for each label; the image of number n is of level n."""
     for number, label in enumerate(labels, first):
-        stated = str(label).encode() if kind == "cls" else json.dumps({"label": label, "id": number}).encode()
+        stated = (
+            str(label).encode()
+            if kind == "cls"
+            else json.dumps({"label": label, "id": number}).encode()
+        )
         yield f"{number:05}.{kind}", stated
         yield f"{number:05}.png", image(number)
 
 
-def write_parquet(path, labels, first=0, names=None, label="label", group=4, images=None, **columns):
+def write_parquet(
+    path, labels, first=0, names=None, label="label", group=4, images=None, **columns
+):
     """Write images of level n with labels; with `names` also the metadata of Hugging Face."""
     path.parent.mkdir(parents=True, exist_ok=True)
     stored = (
-        [{"bytes": image(n), "path": None} for n in range(first, first + len(labels))] if images is None else images
+        [{"bytes": image(n), "path": None} for n in range(first, first + len(labels))]
+        if images is None
+        else images
     )
     table = pa.table({"image": pa.array(stored, IMAGE), label: pa.array(labels)} | columns)
     if names is not None:
-        features = {"image": {"_type": "Image"}, label: {"names": list(names), "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        features = {
+            "image": {"_type": "Image"},
+            label: {"names": list(names), "_type": "ClassLabel"},
+        }
+        table = table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
     pq.write_table(table, path, row_group_size=group)
     return path

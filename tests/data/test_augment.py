@@ -25,9 +25,13 @@ def test_three_augment_takes_one_of_three():
     for _ in range(300):
         found = augment.three_augment(rng, IMAGE)
         assert (found.shape, found.dtype) == (IMAGE.shape, np.uint8)
-        is_grey, is_solarized = (np.array_equal(found, other) for other in (augment.to_grey(IMAGE), solarized))
+        is_grey, is_solarized = (
+            np.array_equal(found, other) for other in (augment.to_grey(IMAGE), solarized)
+        )
         kinds["grey" if is_grey else "solarized" if is_solarized else "blurred"] += 1
-    assert all(70 < kinds[kind] < 130 for kind in ("grey", "solarized", "blurred"))  # 3.7 standard deviations
+    assert all(
+        70 < kinds[kind] < 130 for kind in ("grey", "solarized", "blurred")
+    )  # 3.7 standard deviations
 
 
 def test_blur_is_that_of_pillow(monkeypatch):
@@ -65,7 +69,9 @@ def test_color_jitter_by_formula(order):
         expected = np.clip(1.3 * expected - 0.3 * other, 0, 255)
     found = augment.color_jitter(FixedChoice(order=order), IMAGE, 0.3)
     assert found.dtype == np.uint8
-    assert np.abs(found - expected).max() <= 3  # three roundings, of which the next operations enlarge the errors
+    assert (
+        np.abs(found - expected).max() <= 3
+    )  # three roundings, of which the next operations enlarge the errors
 
 
 def test_color_jitter_draws_factors_and_orders():
@@ -86,7 +92,9 @@ def test_erase():
         erased = (found != 128).any(axis=2)
         rows, columns = (np.flatnonzero(erased.any(axis=axis)) for axis in (1, 0))
         height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
-        assert erased.sum() > 0.97 * height * width  # noise may be 128 in all channels, once in 16 million
+        assert (
+            erased.sum() > 0.97 * height * width
+        )  # noise may be 128 in all channels, once in 16 million
         assert 0.25 < height / width < 4
         areas.append(height * width / 4800)
     assert 0.018 < min(areas) < max(areas) < 0.34

@@ -37,7 +37,12 @@ def local(tmp_path_factory, cloud):
     (folder / "folder" / "list.csv").write_text("\n".join(["image,label", *rows]) + "\n")
     for number, name in enumerate(("train-0000", "train-0001")):
         write_shard(folder / "wds" / f"{name}.tar", samples(TWENTY[:10], 10 * number))
-        write_parquet(folder / "parquet" / f"{name}-of-0002.parquet", TWENTY[:10], 10 * number, names=["cat", "dog"])
+        write_parquet(
+            folder / "parquet" / f"{name}-of-0002.parquet",
+            TWENTY[:10],
+            10 * number,
+            names=["cat", "dog"],
+        )
     (folder / "wds" / "classes.txt").write_text("cat\ndog\n")
     gcs.upload(folder, f"{ROOT}/data")
     return folder
@@ -55,7 +60,11 @@ def local(tmp_path_factory, cloud):
     ],
 )
 def test_the_records_are_those_of_the_files(data, split, local, make_config):
-    config = make_config(train_split="train[:90%]", test_split="train[90%:]") if "[" in split else make_config()
+    config = (
+        make_config(train_split="train[:90%]", test_split="train[90%:]")
+        if "[" in split
+        else make_config()
+    )
     if "wds" in data or "parquet" in data:
         config = make_config(train_split=split, test_split="train[90%:]")
     ours = open_source(data.format(f"{ROOT}/data"), split, config, 0)
@@ -63,7 +72,9 @@ def test_the_records_are_those_of_the_files(data, split, local, make_config):
     assert (len(ours), ours.class_names) == (len(theirs), theirs.class_names)
     assert ours.labels.tolist() == theirs.labels.tolist()
     ours = pickle.loads(pickle.dumps(ours))  # as in a worker
-    assert [ours[index].image for index in range(len(ours))] == [theirs[index].image for index in range(len(theirs))]
+    assert [ours[index].image for index in range(len(ours))] == [
+        theirs[index].image for index in range(len(theirs))
+    ]
     assert ours.records_sha256 == theirs.records_sha256
     assert located(data.format(f"{ROOT}/data")) == data.format(f"{ROOT}/data")
 
@@ -75,9 +86,12 @@ def tfds_folder(cloud, data_dir):
 
 
 @pytest.mark.parametrize("split", ["train", "train[10%:20%]", "test"])
-def test_the_records_of_tfds_are_those_of_the_files(split, tfds_folder, data_dir, make_config, cloud):
+def test_the_records_of_tfds_are_those_of_the_files(
+    split, tfds_folder, data_dir, make_config, cloud
+):
     ours, theirs = (
-        open_source("tfds:vit_jax_digits", split, make_config(data_dir=folder), 0) for folder in (tfds_folder, data_dir)
+        open_source("tfds:vit_jax_digits", split, make_config(data_dir=folder), 0)
+        for folder in (tfds_folder, data_dir)
     )
     assert (len(ours), ours.class_names) == (len(theirs), theirs.class_names)
     np.testing.assert_array_equal(ours.labels, theirs.labels)
@@ -89,14 +103,20 @@ def test_the_records_of_tfds_are_those_of_the_files(split, tfds_folder, data_dir
 
 
 def test_what_is_not_there(cloud, tfds_folder, make_config):
-    with pytest.raises(ValueError, match="gs://bucket/nothing: cannot be read: there is no object below"):
+    with pytest.raises(
+        ValueError, match="gs://bucket/nothing: cannot be read: there is no object below"
+    ):
         open_source(f"folder:{ROOT}/nothing", "train", make_config(), 0)
-    with pytest.raises(ValueError, match="gs://bucket/tfds/cifar10: cannot be read: there is no object below"):
+    with pytest.raises(
+        ValueError, match="gs://bucket/tfds/cifar10: cannot be read: there is no object below"
+    ):
         open_source("tfds:cifar10", "train", make_config(data_dir=tfds_folder), 0)
     with pytest.raises(ValueError, match="has no effect on digits"):
         open_source("digits", "train", make_config(data_dir=tfds_folder), 0)
     cloud.inject("GET ", 403)
-    with pytest.raises(ValueError, match=r"gs://bucket/other: cannot be read: access is denied \(403\).*objectUser"):
+    with pytest.raises(
+        ValueError, match=r"gs://bucket/other: cannot be read: access is denied \(403\).*objectUser"
+    ):
         open_source(f"wds:{ROOT}/other", "train", make_config(), 0)
 
 
@@ -114,7 +134,9 @@ def test_the_index_of_a_shard_is_kept_on_this_machine(local, make_config, cache,
     """It is of a generation: a mirror that is made again has files with other times."""
     config = make_config(train_split="train", test_split="train[90%:]")
     open_source(f"wds:{ROOT}/data/wds", "train", config, 0)
-    assert (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar.index").is_file()
+    assert (
+        cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar.index"
+    ).is_file()
     (cache / "vit_jax" / "gs" / gcs.BUCKET / "data" / "wds" / "train-0000.tar").unlink()
     shard_index._find_valid.cache_clear()
     files.mirror.cache_clear()

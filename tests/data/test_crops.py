@@ -12,7 +12,9 @@ AREAS = (0.05, 1.0)
 
 def sample_areas(distribution, height=375, width=500, count=10_000):
     rng = np.random.default_rng(0)
-    boxes = np.array([crops.sample_inception_box(rng, height, width, AREAS, distribution) for _ in range(count)])
+    boxes = np.array(
+        [crops.sample_inception_box(rng, height, width, AREAS, distribution) for _ in range(count)]
+    )
     return boxes, boxes[:, 2] * boxes[:, 3] / (height * width)
 
 
@@ -40,7 +42,9 @@ def test_distributions(distribution, mean):
     seed=st.integers(0, 2**32 - 1),
 )
 def test_boxes_are_inside(height, width, distribution, seed):
-    box = crops.sample_inception_box(np.random.default_rng(seed), height, width, AREAS, distribution)
+    box = crops.sample_inception_box(
+        np.random.default_rng(seed), height, width, AREAS, distribution
+    )
     assert 0 <= box.top < box.top + box.height <= height
     assert 0 <= box.left < box.left + box.width <= width
 
@@ -48,7 +52,12 @@ def test_boxes_are_inside(height, width, distribution, seed):
 def test_impossible_boxes_fall_back():
     rng = np.random.default_rng(0)
     assert crops.sample_inception_box(rng, 10, 1000, (0.9, 1.0), "tf") == (0, 0, 10, 1000)
-    assert crops.sample_inception_box(rng, 10, 1000, (0.9, 1.0), "torchvision") == (0, (1000 - 13) // 2, 10, 13)
+    assert crops.sample_inception_box(rng, 10, 1000, (0.9, 1.0), "torchvision") == (
+        0,
+        (1000 - 13) // 2,
+        10,
+        13,
+    )
 
 
 def assert_uniform(places, rows, columns):
@@ -61,13 +70,17 @@ def assert_uniform(places, rows, columns):
 @pytest.mark.parametrize("size", [(3, 2), (4, 2), (2, 5)])
 def test_random_crops_are_uniform(size):
     """A pixel holds its own place, so the corner of a crop shows where it was cut."""
-    image = np.stack(np.broadcast_arrays(np.arange(4)[:, None], np.arange(5)[None, :], 0), axis=-1).astype(np.uint8)
+    image = np.stack(
+        np.broadcast_arrays(np.arange(4)[:, None], np.arange(5)[None, :], 0), axis=-1
+    ).astype(np.uint8)
     rng = np.random.default_rng(0)
     found = [crops.random_crop(rng, image, size) for _ in range(1000)]
     for crop in found:
         top, left = crop[0, 0, :2]
         assert np.array_equal(crop, image[top : top + size[0], left : left + size[1]])
-    assert_uniform([crop[0, 0, :2] for crop in found], range(4 - size[0] + 1), range(5 - size[1] + 1))
+    assert_uniform(
+        [crop[0, 0, :2] for crop in found], range(4 - size[0] + 1), range(5 - size[1] + 1)
+    )
 
 
 def test_shifts_are_uniform_and_fill_with_zeros():
@@ -81,7 +94,9 @@ def test_shifts_are_uniform_and_fill_with_zeros():
 
 def test_simple_crop_mirrors_the_border():
     """A pixel holds its own place; four pixels beyond the border repeat those inside, without the outermost."""
-    image = np.stack(np.broadcast_arrays(np.arange(6)[:, None], np.arange(9)[None, :], 0), axis=-1).astype(np.uint8)
+    image = np.stack(
+        np.broadcast_arrays(np.arange(6)[:, None], np.arange(9)[None, :], 0), axis=-1
+    ).astype(np.uint8)
     padded = np.pad(image, [(4, 4), (4, 4), (0, 0)], mode="reflect")
     rng, found = np.random.default_rng(0), set()
     for _ in range(2000):

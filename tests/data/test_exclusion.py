@@ -13,7 +13,12 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
 
-FILES = {f"{split}/{name}/{i}.png": i for split in ("train", "test") for name in ("cat", "dog") for i in range(5)}
+FILES = {
+    f"{split}/{name}/{i}.png": i
+    for split in ("train", "test")
+    for name in ("cat", "dog")
+    for i in range(5)
+}
 
 
 @pytest.fixture
@@ -32,7 +37,9 @@ def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
     assert drawn.isdisjoint({b"cat/2.png", b"dog/2.png"})
     assert len(drawn) == 6
     assert len(open_source(folder, "test", config, 0)) == 10
-    part = open_source(folder, "train[:80%]", make_config(exclude=config.exclude, train_split="train[:80%]"), 0)
+    part = open_source(
+        folder, "train[:80%]", make_config(exclude=config.exclude, train_split="train[:80%]"), 0
+    )
     assert len(part) + num_excluded(part) == 8
     assert len(exclusion_sha256(config.exclude)) == 64
 
@@ -42,7 +49,10 @@ def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
     [
         ("[]", "split, records and ids.*duplicates"),
         ('{"split": "train", "records": 10, "ids": [1]}', "split, records and ids"),
-        ('{"split": "train", "records": 10, "ids": ["emu/1.png"]}', "none of its 1 ids is a record"),
+        (
+            '{"split": "train", "records": 10, "ids": ["emu/1.png"]}',
+            "none of its 1 ids is a record",
+        ),
         ("{", "JSON"),
     ],
 )
@@ -95,6 +105,10 @@ def source_of(images):
 def test_ids_of_shards(tmp_path, make_config):
     write_shard(tmp_path / "train-0.tar", samples([0, 1] * 3))
     data = f"wds:{tmp_path}"
-    (tmp_path / "x.json").write_text(json.dumps({"split": "train", "records": 6, "ids": ["train-0.tar/00003.png"]}))
+    (tmp_path / "x.json").write_text(
+        json.dumps({"split": "train", "records": 6, "ids": ["train-0.tar/00003.png"]})
+    )
     train = open_source(data, "train", make_config(exclude=str(tmp_path / "x.json")), 0)
-    assert [train.key_of(index)[-5:] for index in range(5)] == [b"%d.png" % n for n in (0, 1, 2, 4, 5)]
+    assert [train.key_of(index)[-5:] for index in range(5)] == [
+        b"%d.png" % n for n in (0, 1, 2, 4, 5)
+    ]

@@ -24,7 +24,9 @@ from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.kinds.image_files import DECODED
 
 RNG = np.random.default_rng(0)
-SMOOTH = cv2.resize(RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (48, 32), interpolation=cv2.INTER_CUBIC)
+SMOOTH = cv2.resize(
+    RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (48, 32), interpolation=cv2.INTER_CUBIC
+)
 BANDS = np.dstack([SMOOTH, SMOOTH[..., ::-1]])
 ALPHA = np.linspace(0, 255, 32 * 48).reshape(32, 48).astype(np.uint8)
 RGBA = np.dstack([SMOOTH, ALPHA])
@@ -82,7 +84,13 @@ WRITTEN = {  # compressions that tifffile writes, by the name that it takes, and
     "jpegxr_ndpi": "JPEG XR",
     "lerc": "LERC",
 }
-LAYOUTS = ({}, {"tile": (16, 32)}, {"rowsperstrip": 5, "bigtiff": True}, {"predictor": True}, {"byteorder": ">"})
+LAYOUTS = (
+    {},
+    {"tile": (16, 32)},
+    {"rowsperstrip": 5, "bigtiff": True},
+    {"predictor": True},
+    {"byteorder": ">"},
+)
 
 FAST = {
     "lzma": {"compressionargs": {"level": 0}},
@@ -101,13 +109,21 @@ def written(values, **options):
 
 def tiffs(compression):
     """Yield name, file and values of all layouts that tifffile writes with a compression."""
-    kinds = itertools.product(range(1, 7), ("u1", "u2", "f4"), ("rgb", "minisblack"), ("contig", "separate"), LAYOUTS)
+    kinds = itertools.product(
+        range(1, 7), ("u1", "u2", "f4"), ("rgb", "minisblack"), ("contig", "separate"), LAYOUTS
+    )
     for bands, dtype, photometric, planes, layout in kinds:
-        values = BANDS[..., :bands].astype(dtype) * np.dtype(dtype).type(257 if dtype == "u2" else 1)
+        values = BANDS[..., :bands].astype(dtype) * np.dtype(dtype).type(
+            257 if dtype == "u2" else 1
+        )
         if compression in ("jpeg", "jpeg_lossy") and dtype == "u2":
             values = values // 16  # 12 bits
         stored = np.moveaxis(values, -1, 0) if planes == "separate" and bands > 1 else values
-        options = {"photometric": photometric, "planarconfig": planes if bands > 1 else None, **layout}
+        options = {
+            "photometric": photometric,
+            "planarconfig": planes if bands > 1 else None,
+            **layout,
+        }
         stored = stored[..., 0] if bands == 1 else stored
         is_slow = compression in FAST or dtype != "u1" or bands > 4
         if is_slow and layout and (photometric == "rgb" or bands not in (1, 3)):
@@ -116,7 +132,12 @@ def tiffs(compression):
         name = f"{bands} {dtype} {photometric} {planes} {layout}"
         try:
             file = written(stored, compression=compression, **options)
-        except (ValueError, KeyError, RuntimeError, NotImplementedError):  # tifffile does not write this layout
+        except (
+            ValueError,
+            KeyError,
+            RuntimeError,
+            NotImplementedError,
+        ):  # tifffile does not write this layout
             continue
         yield name, file, bands
 
@@ -138,10 +159,14 @@ def test_tiff(compression):
                 decode(file, value_range=value_range)
             continue
         if page.photometric == 6 and page.bitspersample > 8:
-            with pytest.raises(UnreadableImage, match=r"YCbCr .*compression \d+ \(JPEG\), 3 bands of 12 bits"):
+            with pytest.raises(
+                UnreadableImage, match=r"YCbCr .*compression \d+ \(JPEG\), 3 bands of 12 bits"
+            ):
                 decode(file)
             continue
-        values = np.moveaxis(values, 0, -1) if values.ndim == 3 and page.planarconfig == 2 else values
+        values = (
+            np.moveaxis(values, 0, -1) if values.ndim == 3 and page.planarconfig == 2 else values
+        )
         most = {"u1": 255, "f4": 255}.get(values.dtype.str[1:], 2**page.bitspersample - 1)
         expected = as_rgb(values).astype(float).clip(0) * 255 / most
         found = decode(file, value_range=value_range)
@@ -160,12 +185,18 @@ def test_every_compression_that_is_listed_is_tested():
 
 @pytest.mark.parametrize("second", ["deflate", "zstd"])
 def test_lerc_with_a_second_compression(second):
-    file = written(SMOOTH, photometric="rgb", compression="lerc", compressionargs={"compression": second})
+    file = written(
+        SMOOTH, photometric="rgb", compression="lerc", compressionargs={"compression": second}
+    )
     assert_close(file, SMOOTH)
 
 
-@pytest.mark.parametrize("compression", [None, "jpeg", "tiff_lzw", "packbits", "tiff_deflate", "zstd", "lzma"])
-@pytest.mark.parametrize("mode", ["RGB", "1", "L", "YCbCr", "CMYK", "P", "LA", "PA", "RGBA", "RGBX"])
+@pytest.mark.parametrize(
+    "compression", [None, "jpeg", "tiff_lzw", "packbits", "tiff_deflate", "zstd", "lzma"]
+)
+@pytest.mark.parametrize(
+    "mode", ["RGB", "1", "L", "YCbCr", "CMYK", "P", "LA", "PA", "RGBA", "RGBX"]
+)
 def test_tiff_of_pillow(mode, compression):
     if compression == "jpeg" and mode in ("1", "P", "PA"):
         pytest.skip("JPEG has no such images")
@@ -188,7 +219,9 @@ def test_jpeg_in_tiff(subsampling, layout):
 
 def test_jpeg_planes_without_jfif():
     """As GDAL writes them: tifffile takes each plane for RGB."""
-    file = written(np.moveaxis(SMOOTH, -1, 0), photometric="rgb", planarconfig="separate", compression="jpeg")
+    file = written(
+        np.moveaxis(SMOOTH, -1, 0), photometric="rgb", planarconfig="separate", compression="jpeg"
+    )
     assert file.count(b"JFIF") == 3
     assert_close(file.replace(b"JFIF", b"JFXX"), decode(file))
 
@@ -217,7 +250,10 @@ def test_colours_are_not_multiplied_by_a_fourth_band(kind, dtype):
 
 def test_palettes():
     colours = RNG.integers(0, 65536, (3, 256)).astype(np.uint16)
-    assert_close(written(SMOOTH[..., 0], photometric="palette", colormap=colours), (colours >> 8).T[SMOOTH[..., 0]])
+    assert_close(
+        written(SMOOTH[..., 0], photometric="palette", colormap=colours),
+        (colours >> 8).T[SMOOTH[..., 0]],
+    )
     image = Image.fromarray(SMOOTH).quantize(13)
     for kind in ("TIFF", "PNG", "GIF", "BMP"):
         assert_close(saved(image, kind), np.asarray(image.convert("RGB")))
@@ -230,7 +266,11 @@ UNSUPPORTED = {
         r"signed integers of 8 bits.*compression 1 \(none\), 3 bands",
     ),
     "complex numbers": (SMOOTH.astype(np.complex64), {}, "complex numbers of 64 bits"),
-    "a volume": (np.zeros((16, 16, 16), np.uint8), {"volumetric": True, "tile": (16, 16, 16)}, "volumes"),
+    "a volume": (
+        np.zeros((16, 16, 16), np.uint8),
+        {"volumetric": True, "tile": (16, 16, 16)},
+        "volumes",
+    ),
     "Lab": (SMOOTH, {"photometric": "cielab"}, r"colours as CIELAB \(8\)"),
     "inks": (
         BANDS[..., :4],
@@ -248,13 +288,16 @@ def test_layouts_that_are_not_supported_are_named(kind):
         decode(written(values, **default | options))
 
 
-@pytest.mark.parametrize(("number", "name"), [(34661, "JBIG"), (6, "OJPEG"), (32809, "THUNDERSCAN"), (4711, "unknown")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(34661, "JBIG"), (6, "OJPEG"), (32809, "THUNDERSCAN"), (4711, "unknown")]
+)
 def test_compressions_that_are_not_supported_are_named(number, name):
     file = written(SMOOTH, photometric="rgb", compression="lzw").replace(
         struct.pack("<HHIHH", 259, 3, 1, 5, 0), struct.pack("<HHIHH", 259, 3, 1, number, 0)
     )
     with pytest.raises(
-        UnreadableImage, match=rf"compression {number} \({name}\).*3 bands of 8 bits, unsigned integers"
+        UnreadableImage,
+        match=rf"compression {number} \({name}\).*3 bands of 8 bits, unsigned integers",
     ):
         decode(file)
 
@@ -296,7 +339,12 @@ def test_tiffs_cannot_ask_for_memory_or_time():
         decode(changed(changed(tiled, 256, 65535), 257, 65535))
     with pytest.raises(UnreadableImage, match="strips or tiles are listed"):
         decode(changed(tiled, 257, 65535))
-    large = written(np.zeros((5000, 5000), np.uint8), photometric="minisblack", compression="png", rowsperstrip=5000)
+    large = written(
+        np.zeros((5000, 5000), np.uint8),
+        photometric="minisblack",
+        compression="png",
+        rowsperstrip=5000,
+    )
     with pytest.raises(UnreadableImage, match="state more pixels than the page"):
         decode(changed(changed(changed(large, 256, 50), 257, 50), 278, 50))
 
@@ -336,12 +384,17 @@ def test_avif(bits, layout, has_alpha):
     if bits > 8:
         values = (values.astype(np.uint32) * (2**bits - 1) // 255).astype(np.uint16)
     file = imagecodecs.avif_encode(
-        values, level=95, bitspersample=bits, pixelformat=imagecodecs.AVIF.PIXEL_FORMAT[f"YUV{layout}"]
+        values,
+        level=95,
+        bitspersample=bits,
+        pixelformat=imagecodecs.AVIF.PIXEL_FORMAT[f"YUV{layout}"],
     )
     assert_close(file, as_rgb(np.asarray(Image.open(io.BytesIO(file)).convert("RGBA"))))
     if bits > 8:
         assert depth_of_file(file).bits == bits
-        exact = as_rgb(np.asarray(imagecodecs.avif_decode(file))).astype(float) * 255 / (2**bits - 1)
+        exact = (
+            as_rgb(np.asarray(imagecodecs.avif_decode(file))).astype(float) * 255 / (2**bits - 1)
+        )
         assert np.abs(decode(file, value_range=(0, 2**bits - 1)) - exact).max() <= 2
 
 
@@ -356,12 +409,16 @@ def test_of_a_sequence_the_first_image(kind, mode):
 def test_a_png_whose_animation_excludes_the_default_image():
     first = Image.fromarray(SMOOTH)
     others = [first.rotate(180), first.rotate(90)]
-    assert_close(saved(first, "PNG", save_all=True, default_image=True, append_images=others), SMOOTH)
+    assert_close(
+        saved(first, "PNG", save_all=True, default_image=True, append_images=others), SMOOTH
+    )
 
 
 # Other formats
 
-IMAGES = {mode: Image.fromarray(RGBA).convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")}
+IMAGES = {
+    mode: Image.fromarray(RGBA).convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")
+}
 MODES = {
     "PNG": ("1", "L", "LA", "P", "RGB", "RGBA"),
     "WEBP": ("RGB", "RGBA"),
@@ -374,13 +431,19 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes]
+)
 def test_formats_and_modes(kind, mode):
-    file = saved(IMAGES[mode], kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {}))
+    file = saved(
+        IMAGES[mode], kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {})
+    )
     assert_close(file, by_pillow(file))
 
 
-@pytest.mark.parametrize("options", [{"transparency": 3}, {"transparency": 3, "background": 5, "interlace": 1}])
+@pytest.mark.parametrize(
+    "options", [{"transparency": 3}, {"transparency": 3, "background": 5, "interlace": 1}]
+)
 @pytest.mark.parametrize("kind", ["GIF", "PNG"])
 def test_transparent_colours_of_a_palette(kind, options):
     file = saved(IMAGES["RGB"].quantize(20), kind, **options)
@@ -402,7 +465,9 @@ def test_jpeg_2000(bands, bits):
     if bits > 8:
         values = (values.astype(np.uint32) * (2**bits - 1) // 255).astype(np.uint16)
     stored = values[..., 0] if bands == 1 else values
-    file = imagecodecs.jpeg2k_encode(stored, level=0, bitspersample=bits, codecformat="jp2", mct=False)
+    file = imagecodecs.jpeg2k_encode(
+        stored, level=0, bitspersample=bits, codecformat="jp2", mct=False
+    )
     if bands > 4:
         with pytest.raises(UnreadableImage, match="JPEG 2000 of 5 bands"):
             decode(file)
@@ -411,13 +476,20 @@ def test_jpeg_2000(bands, bits):
 
 
 def bmp(bits, compression, data, masks=b"", header_size=40):
-    header = struct.pack("<IiiHHIIiiII", header_size, 48, 32, 1, bits, compression, len(data), 0, 0, 0, 0)
+    header = struct.pack(
+        "<IiiHHIIiiII", header_size, 48, 32, 1, bits, compression, len(data), 0, 0, 0, 0
+    )
     body = header + masks + bytes(max(0, header_size - 40 - len(masks)))
-    return b"BM" + struct.pack("<IHHI", 14 + len(body) + len(data), 0, 0, 14 + len(body)) + body + data
+    return (
+        b"BM" + struct.pack("<IHHI", 14 + len(body) + len(data), 0, 0, 14 + len(body)) + body + data
+    )
 
 
 def bits_565(green):
-    red, rest, blue = (SMOOTH[::-1, :, band].astype(int) >> shift for band, shift in ((0, 3), (1, 8 - green), (2, 3)))
+    red, rest, blue = (
+        SMOOTH[::-1, :, band].astype(int) >> shift
+        for band, shift in ((0, 3), (1, 8 - green), (2, 3))
+    )
     return (red << (5 + green) | rest << 5 | blue).astype("<u2").tobytes()
 
 
@@ -427,7 +499,9 @@ BMPS = {
     "16 bits with masks": bmp(16, 3, bits_565(6), struct.pack("<3I", 0xF800, 0x07E0, 0x001F)),
     "32 bits": bmp(32, 0, BGRA),
     "32 bits with masks": bmp(32, 3, BGRA, struct.pack("<3I", 0xFF0000, 0xFF00, 0xFF)),
-    "32 bits with alpha": bmp(32, 3, BGRA, struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000), header_size=108),
+    "32 bits with alpha": bmp(
+        32, 3, BGRA, struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000), header_size=108
+    ),
 }
 
 

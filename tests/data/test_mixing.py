@@ -27,11 +27,15 @@ def test_mixup_by_hand(unreadable):
     part = float(label[0, 0])
     assert 0.5 < part < 0.95
     for row in range(B):
-        weight = 1 if unreadable in (row, row - 1) else part  # neither the unreadable one nor the one mixed with it
+        weight = (
+            1 if unreadable in (row, row - 1) else part
+        )  # neither the unreadable one nor the one mixed with it
         np.testing.assert_allclose(
             image[row], weight * IMAGE[row] + (1 - weight) * IMAGE[row - 1], rtol=1e-5, atol=1e-6
         )
-        np.testing.assert_allclose(label[row], weight * LABEL[row] + (1 - weight) * LABEL[row - 1], rtol=1e-6)
+        np.testing.assert_allclose(
+            label[row], weight * LABEL[row] + (1 - weight) * LABEL[row - 1], rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize("unreadable", [None, 2])
@@ -44,7 +48,9 @@ def test_cutmix_by_hand(unreadable):
         assert np.array_equal(image[row], np.where(is_own[..., None], IMAGE[row], IMAGE[row - 1]))
         share = is_own.mean()
         assert share == 1 if is_alone else 0 < share < 1
-        np.testing.assert_allclose(label[row], share * LABEL[row] + (1 - share) * LABEL[row - 1], rtol=1e-6)
+        np.testing.assert_allclose(
+            label[row], share * LABEL[row] + (1 - share) * LABEL[row - 1], rtol=1e-6
+        )
         rows, columns = (np.flatnonzero(~is_own.all(axis=axis)) for axis in (1, 0))
         assert (~is_own).sum() == len(rows) * len(columns)  # a rectangle
 
@@ -64,7 +70,9 @@ def test_mixup_and_cutmix_take_turns():
 
 def test_weight_is_the_larger_part_of_a_beta():
     """With alpha 1 the weight is uniform on 1/2 to 1: mean 3/4, and 1,000 draws know it to 0.005."""
-    weights = jax.vmap(lambda key: mixup_weight(key, 1.0))(jax.random.split(jax.random.key(0), 1000))
+    weights = jax.vmap(lambda key: mixup_weight(key, 1.0))(
+        jax.random.split(jax.random.key(0), 1000)
+    )
     assert 0.5 <= float(weights.min()) < float(weights.max()) <= 1.0
     assert float(weights.mean()) == pytest.approx(0.75, abs=0.02)
 
@@ -80,7 +88,9 @@ def test_boxes_of_cutmix():
     assert set(np.unique(inside)) == {0, 1}
     assert inside.mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.02)
     heights, widths = inside.any(axis=2).sum(axis=1), inside.any(axis=1).sum(axis=1)
-    free = ~(inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))) & (heights > 0)
+    free = ~(inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))) & (
+        heights > 0
+    )
     assert free.sum() > 200
     assert np.abs(heights[free] / 64 - widths[free] / 96).max() < 1 / 64 + 1e-9  # rounded down
     assert (heights[free] % 2 == 1).any()
@@ -89,9 +99,13 @@ def test_boxes_of_cutmix():
 def test_boxes_of_odd_sides_keep_their_last_pixel():
     """The mean area of a box on 16 pixels, as the sum over all its sides and centres."""
     pixels = 16
-    side = np.floor(pixels * np.sqrt(np.linspace(0, 1, 100_001)[1:])).astype(int)  # of a uniform area
+    side = np.floor(pixels * np.sqrt(np.linspace(0, 1, 100_001)[1:])).astype(
+        int
+    )  # of a uniform area
     sides, counts = np.unique(side, return_counts=True)
-    covered = [np.mean([_covered(centre, side, pixels) for centre in range(pixels)]) for side in sides]
+    covered = [
+        np.mean([_covered(centre, side, pixels) for centre in range(pixels)]) for side in sides
+    ]
     expected = np.average(np.square(np.asarray(covered) / pixels), weights=counts)
     draw = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, pixels, pixels).mean()))
     weights = draw(jax.random.split(jax.random.key(1), 40_000))

@@ -27,7 +27,9 @@ def train(random_source, make_config):
     """Returns a function from what differs from 9 steps of 12 random images to a stream."""
 
     def make(source=random_source, start_step=0, num_steps=STEPS, **fields):
-        transform = TrainTransform(make_config(randaugment_layers=1, randaugment_magnitude=5, **fields))
+        transform = TrainTransform(
+            make_config(randaugment_layers=1, randaugment_magnitude=5, **fields)
+        )
         return TrainStream(source, transform, 7, BATCH, np.arange(BATCH), start_step, num_steps)
 
     return make
@@ -36,7 +38,9 @@ def train(random_source, make_config):
 @pytest.fixture
 def evaluate(random_source, evaluation_transform):
     """Returns a function from a source to a stream of its records, four at a time."""
-    return lambda source=random_source: EvaluationStream(source, evaluation_transform(), 4, np.arange(4))
+    return lambda source=random_source: EvaluationStream(
+        source, evaluation_transform(), 4, np.arange(4)
+    )
 
 
 def exhaust(batches):
@@ -45,7 +49,9 @@ def exhaust(batches):
 
 def assert_comes_through(batches, stream):
     for i, batch in enumerate(batches):
-        assert all(np.array_equal(array, truth) for array, truth in zip(batch, stream[i], strict=True))
+        assert all(
+            np.array_equal(array, truth) for array, truth in zip(batch, stream[i], strict=True)
+        )
 
 
 @pytest.mark.parametrize(("threads", "start_step"), [(1, 0), (4, 0), (1, STEPS)])
@@ -57,12 +63,20 @@ def test_the_stream_comes_through_in_order(train, evaluate, threads, start_step)
         assert_comes_through(found, stream)
 
 
-def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(train, broken, monkeypatch):
+def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
+    train, broken, monkeypatch
+):
     stream, shapes, empty = train(broken, num_steps=30), [], np.empty
-    monkeypatch.setattr(np, "empty", lambda shape, *rest: shapes.append(shape) or empty(shape, *rest))
+    monkeypatch.setattr(
+        np, "empty", lambda shape, *rest: shapes.append(shape) or empty(shape, *rest)
+    )
     with open_batches(stream) as batches:
         part = (slice(None), slice(2, None), slice(None, None, -1))
-        referring = [lambda image: None, lambda image: image[part], lambda image: jax.device_put(image)[part]]
+        referring = [
+            lambda image: None,
+            lambda image: image[part],
+            lambda image: jax.device_put(image)[part],
+        ]
         kept = [referring[i % 3](batch.image) for i, batch in enumerate(batches)]
     assert shapes.count((BATCH, 8, 8, 3)) < 30
     for i, pixels in enumerate(kept):
@@ -71,7 +85,9 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(tra
 
 @pytest.mark.slow
 def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_path, monkeypatch):
-    (tmp_path / "own.py").write_text("darker = lambda image, rng: image // 2")  # cannot be pickled by itself
+    (tmp_path / "own.py").write_text(
+        "darker = lambda image, rng: image // 2"
+    )  # cannot be pickled by itself
     monkeypatch.syspath_prepend(tmp_path)
     stream = train(start_step=4, num_steps=10**6, augmentations=("own:darker",))
     before, started = set(multiprocessing.active_children()), set()
@@ -102,7 +118,10 @@ def test_unreadable_images_count_once_and_too_many_stop_the_run(train, broken, c
     with open_batches(train(broken)) as batches:
         assert len(list(log.watch(batches))) == STEPS
     assert sorted(log.met) == [5, 8]
-    assert sorted(record.getMessage().rpartition(" ")[2] for record in caplog.records) == ["file-5.jpg", "file-8.jpg"]
+    assert sorted(record.getMessage().rpartition(" ")[2] for record in caplog.records) == [
+        "file-5.jpg",
+        "file-8.jpg",
+    ]
     with (
         open_batches(train(broken)) as batches,
         rejects("max_unreadable=1", r"file-\d.jpg \(.*format.*\), file-\d.jpg"),
@@ -131,7 +150,10 @@ def test_closed_is_not_the_end(evaluate):
 def test_a_premature_end_is_fatal(evaluate, broken):
     """As when grain ends a stream early because a worker died: it takes a StopIteration of the source for the end."""
     broken.fatal = StopIteration
-    with open_batches(evaluate(broken)) as batches, pytest.raises(LostWorker, match="died with 9 batches to come"):
+    with (
+        open_batches(evaluate(broken)) as batches,
+        pytest.raises(LostWorker, match="died with 9 batches to come"),
+    ):
         exhaust(batches)
 
 
@@ -151,7 +173,11 @@ def test_a_killed_worker_is_an_error_and_no_end(train):
 @pytest.mark.slow
 def test_signals_to_workers_that_start_end_none(train):
     """As from a terminal's Ctrl-C, or a launcher that sends SIGTERM to the process group."""
-    before, is_done, sent = set(multiprocessing.active_children()), threading.Event(), collections.Counter()
+    before, is_done, sent = (
+        set(multiprocessing.active_children()),
+        threading.Event(),
+        collections.Counter(),
+    )
 
     def hammer():
         while not is_done.wait(0.001):

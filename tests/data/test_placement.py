@@ -25,10 +25,16 @@ def sharding(request):
 def test_arrays_are_global_and_equal(sharding):
     assert placement.local_rows(sharding, BATCH).tolist() == list(range(BATCH))
     image = np.random.default_rng(0).integers(256, size=(BATCH, 4, 5, 3), dtype=np.uint8)
-    local = HostBatch(image, np.arange(BATCH, dtype=np.int32), np.ones(BATCH, np.float32), np.arange(BATCH))
+    local = HostBatch(
+        image, np.arange(BATCH, dtype=np.int32), np.ones(BATCH, np.float32), np.arange(BATCH)
+    )
     with jax.transfer_guard("disallow"):
         batch = placement.place(local, sharding, BATCH)
-    for found, expected in ((batch.image_BHWC, image), (batch.label_B, local.label), (batch.mask_B, local.mask)):
+    for found, expected in (
+        (batch.image_BHWC, image),
+        (batch.label_B, local.label),
+        (batch.mask_B, local.mask),
+    ):
         assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
         assert found.sharding.is_equivalent_to(sharding, found.ndim)
         assert np.array_equal(found, expected)

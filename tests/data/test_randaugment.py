@@ -61,10 +61,19 @@ FORMULAS = {  # operation: its result at a magnitude, and the tolerance
     "equalize": (equalized, 0),
     "invert": (lambda m: 255 - VALUES, 0),
     "posterize": (posterized, 0),
-    "solarize": (lambda m: np.where({0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[m] > VALUES, VALUES, 255 - VALUES), 0),
-    "solarize_add": (lambda m: np.where(VALUES < 128, np.clip(VALUES + int(m * 11), 0, 255), VALUES), 0),
+    "solarize": (
+        lambda m: np.where({0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[m] > VALUES, VALUES, 255 - VALUES),
+        0,
+    ),
+    "solarize_add": (
+        lambda m: np.where(VALUES < 128, np.clip(VALUES + int(m * 11), 0, 255), VALUES),
+        0,
+    ),
     "brightness": (lambda m: blended(0.0, m), 0.5),
-    "contrast": (lambda m: blended(32 * 24 // 256, m), 0.5),  # the number of pixels / 256 for the mean grey
+    "contrast": (
+        lambda m: blended(32 * 24 // 256, m),
+        0.5,
+    ),  # the number of pixels / 256 for the mean grey
     "color": (lambda m: blended(GREY, m), 4.5),  # grey is rounded, then scaled
     "sharpness": (lambda m: blended(smoothed(), m), 4.5),
 }
@@ -80,18 +89,26 @@ def test_operations_on_values(name):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("magnitude", [0, 1, 5, 10])
 def test_operations_on_places(sign, magnitude):
-    shear, pixels, angle = sign * 0.03 * magnitude, sign * 10 * magnitude, sign * np.deg2rad(3 * magnitude)
+    shear, pixels, angle = (
+        sign * 0.03 * magnitude,
+        sign * 10 * magnitude,
+        sign * np.deg2rad(3 * magnitude),
+    )
     rows, columns, sine, cosine = ROWS - 15.5, COLUMNS - 11.5, np.sin(angle), np.cos(angle)
     expected = {
         "shear_x": sampled(ROWS, COLUMNS + shear * ROWS),
         "shear_y": sampled(ROWS + shear * COLUMNS, COLUMNS),
         "translate_x": sampled(ROWS, COLUMNS + pixels),
         "translate_y": sampled(ROWS + pixels, COLUMNS),
-        "rotate": sampled(15.5 - sine * columns + cosine * rows, 11.5 + cosine * columns + sine * rows),
+        "rotate": sampled(
+            15.5 - sine * columns + cosine * rows, 11.5 + cosine * columns + sine * rows
+        ),
     }
     for name, image in expected.items():
         found = apply(name, magnitude, types.SimpleNamespace(random=lambda: 0.5 - 0.25 * sign))
-        assert np.mean(np.any(found != image, axis=-1)) < 0.05, name  # ties of rounding may fall either way
+        assert np.mean(np.any(found != image, axis=-1)) < 0.05, (
+            name
+        )  # ties of rounding may fall either way
 
 
 def test_cutout_covers_a_square():
@@ -106,7 +123,10 @@ def test_cutout_covers_a_square():
 def test_images_that_stay_as_they_are():
     flat, large = np.full((4, 4, 3), 77, np.uint8), np.full((224, 224, 3), 196, np.uint8)
     for operation, image in (
-        *((randaugment.autocontrast, flat), (randaugment.equalize, flat)),  # one value has no range and no histogram
+        *(
+            (randaugment.autocontrast, flat),
+            (randaugment.equalize, flat),
+        ),  # one value has no range and no histogram
         (randaugment.contrast, large),  # 224 x 224 / 256 = 196
         (randaugment.sharpness, IMAGE[:2, :2]),  # all of it is border
     ):
@@ -129,7 +149,9 @@ def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
 def test_layers_draw_every_operation_alike(monkeypatch):
     assert len(set(randaugment.OPERATIONS)) == 16
     drawn = []
-    fakes = tuple(lambda rng, image, strength, n=n: drawn.append((n, strength)) or image for n in range(16))
+    fakes = tuple(
+        lambda rng, image, strength, n=n: drawn.append((n, strength)) or image for n in range(16)
+    )
     monkeypatch.setattr(randaugment, "OPERATIONS", fakes)
     rng = np.random.default_rng(0)
     for _ in range(800):

@@ -39,8 +39,12 @@ def test_evaluation_prepares_images_as_timm_and_hugging_face_do(interpolation):
         for fraction in resizing.CROP_FRACTIONS:
             fields = {"interpolation": interpolation, "library": "timm"}
             found = EvaluationTransform(size, "short_side", fraction, **fields)(PHOTOGRAPH)
-            assert difference(found, GOLDEN[resizing.key("timm", interpolation, size, fraction)]) <= 1
-    crop = EvaluationTransform((10, 10), "short_side", 10 / 11, interpolation=interpolation)(PHOTOGRAPH)
+            assert (
+                difference(found, GOLDEN[resizing.key("timm", interpolation, size, fraction)]) <= 1
+            )
+    crop = EvaluationTransform((10, 10), "short_side", 10 / 11, interpolation=interpolation)(
+        PHOTOGRAPH
+    )
     squash = EvaluationTransform((12, 8), "direct", 1.0, interpolation=interpolation)(PHOTOGRAPH)
     assert difference(crop, GOLDEN[resizing.key("huggingface", interpolation, "crop")]) <= 1
     assert difference(squash, GOLDEN[resizing.key("huggingface", interpolation, "squash")]) <= 1

@@ -55,7 +55,9 @@ def own(tmp_path, monkeypatch):
 
 
 def test_own_source(own, make_config):
-    train, test = (open_source("own_data:Levels", split, make_config(), 1) for split in ("train", "test"))
+    train, test = (
+        open_source("own_data:Levels", split, make_config(), 1) for split in ("train", "test")
+    )
     assert (len(train), len(test), train.num_classes) == (7, 3, 2)
     assert train[6].label == 1
     assert np.array_equal(train[6].image, np.full((5, 4, 3), 210))

@@ -12,7 +12,9 @@ from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream, record_at
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
-CONFIG = InputConfig(train_split="train", test_split="test", image_size=(8, 8), randaugment_layers=1)
+CONFIG = InputConfig(
+    train_split="train", test_split="test", image_size=(8, 8), randaugment_layers=1
+)
 TRAIN = TrainTransform(CONFIG)
 EVALUATION = EvaluationTransform((8, 8), "direct", 1.0)
 RECORDS, BATCH, STEPS = 37, 12, 37  # twelve epochs, whose ends are inside batches
@@ -39,9 +41,14 @@ def assert_same(found, expected):
             assert np.array_equal(array, truth)
 
 
-@pytest.mark.parametrize("rows", [np.arange(4, 8), np.arange(1, BATCH, 2), [5, 0, 11]], ids=["block", "strided", "any"])
+@pytest.mark.parametrize(
+    "rows", [np.arange(4, 8), np.arange(1, BATCH, 2), [5, 0, 11]], ids=["block", "strided", "any"]
+)
 def test_same_for_any_hosts(batches, rows):
-    assert_same(run(rows=rows, num_steps=9), [HostBatch(*(array[rows] for array in batch)) for batch in batches[:9]])
+    assert_same(
+        run(rows=rows, num_steps=9),
+        [HostBatch(*(array[rows] for array in batch)) for batch in batches[:9]],
+    )
 
 
 @pytest.mark.parametrize("start_step", [1, STEPS - 1, STEPS])
@@ -71,7 +78,9 @@ def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
     source = MemorySource(IMAGES, labels, tuple("abcd"))
 
     def balanced(rows, start_step, num_steps):
-        stream = TrainStream(source, TRAIN, 7, BATCH, np.asarray(rows), start_step, num_steps, is_balanced=True)
+        stream = TrainStream(
+            source, TRAIN, 7, BATCH, np.asarray(rows), start_step, num_steps, is_balanced=True
+        )
         return [stream[i] for i in range(len(stream))]
 
     batches = balanced(range(BATCH), 0, 30)
@@ -81,25 +90,42 @@ def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
     assert len({*map(tuple, turns.tolist())}) == 6
     for label, size in ((0, 20), (2, 3), (3, 14)):
         epochs = index[labels[index] == label][: 120 // size * size].reshape(-1, size)
-        assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.flatnonzero(labels == label), (len(epochs), 1)))
+        assert np.array_equal(
+            np.sort(epochs, axis=1), np.tile(np.flatnonzero(labels == label), (len(epochs), 1))
+        )
         assert len({*map(tuple, epochs.tolist())}) > min(len(epochs), size) // 2
-    rare = [batch.image[i].tobytes() for batch in batches for i in np.flatnonzero(batch.record_index == 20)]
+    rare = [
+        batch.image[i].tobytes()
+        for batch in batches
+        for i in np.flatnonzero(batch.record_index == 20)
+    ]
     assert len(rare) == 40
     assert len({*rare}) > 30, "augmented anew each time"
-    assert_same(balanced([5, 0, 11], 9, 30), [HostBatch(*(array[[5, 0, 11]] for array in one)) for one in batches[9:]])
+    assert_same(
+        balanced([5, 0, 11], 9, 30),
+        [HostBatch(*(array[[5, 0, 11]] for array in one)) for one in batches[9:]],
+    )
 
 
-@pytest.mark.parametrize(("num_classes", "size"), [(1, 3), (2, 40), (10, 4), (300, 5), (1030, 2), (2, 1100)])
+@pytest.mark.parametrize(
+    ("num_classes", "size"), [(1, 3), (2, 40), (10, 4), (300, 5), (1030, 2), (2, 1100)]
+)
 def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, size, monkeypatch):
     """grain's `index_shuffle`, which is slow for few elements, shuffles many elements only."""
     shuffled, shuffle = [], stream.index_shuffle
     monkeypatch.setattr(
-        stream, "index_shuffle", lambda *a, **options: shuffled.append(options) or shuffle(*a, **options)
+        stream,
+        "index_shuffle",
+        lambda *a, **options: shuffled.append(options) or shuffle(*a, **options),
     )
     labels = np.repeat(np.arange(num_classes), size)
-    source = MemorySource(np.zeros((len(labels), 1, 1, 3), np.uint8), labels, tuple(map(str, range(num_classes))))
+    source = MemorySource(
+        np.zeros((len(labels), 1, 1, 3), np.uint8), labels, tuple(map(str, range(num_classes)))
+    )
     turns = min(size, 20)
-    one = TrainStream(source, TRAIN, 7, num_classes, np.arange(num_classes), 0, turns, is_balanced=True)
+    one = TrainStream(
+        source, TRAIN, 7, num_classes, np.arange(num_classes), 0, turns, is_balanced=True
+    )
     index = np.stack([one[turn].record_index for turn in range(turns)])
     assert len(np.unique(index)) == index.size, "each record once in one pass over its class"
     assert np.array_equal(np.sort(labels[index]), np.tile(np.arange(num_classes), (turns, 1)))
@@ -109,8 +135,12 @@ def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, s
 
 def test_balanced_orders_of_classes_and_of_the_first_class_differ():
     """With as many classes as images of the first one, and more than enough places to tell them apart."""
-    source = MemorySource(np.zeros((900, 1, 1, 3), np.uint8), np.repeat(np.arange(30), 30), tuple(map(str, range(30))))
-    index = TrainStream(source, TRAIN, 7, 900, np.arange(900), 0, 1, is_balanced=True)[0].record_index
+    source = MemorySource(
+        np.zeros((900, 1, 1, 3), np.uint8), np.repeat(np.arange(30), 30), tuple(map(str, range(30)))
+    )
+    index = TrainStream(source, TRAIN, 7, 900, np.arange(900), 0, 1, is_balanced=True)[
+        0
+    ].record_index
     assert not np.array_equal(source.labels[index[:30]], index[source.labels[index] == 0])
 
 
@@ -127,7 +157,9 @@ def test_an_order_that_grain_gets_wrong():
     """grain 0.2.18 repeats a record where the last index is 65,536. So many records have no stored order."""
     order = [record_at(3, 1, offset, 65_537) for offset in range(65_537)]
     assert sorted(order) == list(range(65_537))
-    others = [[record_at(*which, offset, 65_537) for offset in range(9)] for which in ((3, 0), (4, 0))]
+    others = [
+        [record_at(*which, offset, 65_537) for offset in range(9)] for which in ((3, 0), (4, 0))
+    ]
     assert len({*map(tuple, (order[:9], *others))}) == 3
 
 
@@ -139,7 +171,8 @@ def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
     assert {len(items) for items in streams} == {-(-RECORDS // global_batch)}
     found = [items[i] for items in streams for i in range(len(items))]
     index, mask, label = (
-        np.concatenate([getattr(b, name) for b in found]) for name in ("record_index", "mask", "label")
+        np.concatenate([getattr(b, name) for b in found])
+        for name in ("record_index", "mask", "label")
     )
     assert sorted(index[mask == 1]) == list(range(RECORDS))
     assert np.array_equal(label[mask == 1], SOURCE.labels[index[mask == 1]])
@@ -168,18 +201,27 @@ def test_repeated_augmentation(is_balanced):
     def batches(repeats, rows=None, start_step=0):
         rows = np.arange(BATCH) if rows is None else rows
         size = BATCH if repeats == 3 else BATCH // 3
-        stream = TrainStream(SOURCE, TRAIN, 7, size, rows[:size], start_step, STEPS, is_balanced, repeats)
+        stream = TrainStream(
+            SOURCE, TRAIN, 7, size, rows[:size], start_step, STEPS, is_balanced, repeats
+        )
         return [stream[i] for i in range(len(stream))]
 
     repeated, once = batches(3), batches(1)
     for batch, single in zip(repeated, once, strict=True):
         copies = batch.record_index.reshape(3, -1)
-        assert np.array_equal(copies, np.tile(single.record_index, (3, 1)))  # so neighbours are different records
+        assert np.array_equal(
+            copies, np.tile(single.record_index, (3, 1))
+        )  # so neighbours are different records
         images = batch.image.reshape(3, BATCH // 3, -1)
         assert not (images[0] == images[1]).all(axis=1).any()
-    assert len({image.tobytes() for batch in repeated for image in batch.image}) > 0.99 * BATCH * STEPS
+    assert (
+        len({image.tobytes() for batch in repeated for image in batch.image}) > 0.99 * BATCH * STEPS
+    )
     assert_same(batches(3, start_step=5), repeated[5:])
-    assert_same(batches(3, rows=np.arange(5, 9)), [HostBatch(*(a[5:9] for a in batch)) for batch in repeated])
+    assert_same(
+        batches(3, rows=np.arange(5, 9)),
+        [HostBatch(*(a[5:9] for a in batch)) for batch in repeated],
+    )
 
 
 def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():

@@ -57,7 +57,9 @@ def test_cache_reads_each_record_once(random_source, monkeypatch):
 
 def test_a_subset_of_a_subset_under_new_numbers():
     source = make_source(3, 3, 3)
-    inner = SubsetSource(CachedSource(source), np.flatnonzero(source.labels != 1)[::-1], ("c", "a"), [1, -1, 0])
+    inner = SubsetSource(
+        CachedSource(source), np.flatnonzero(source.labels != 1)[::-1], ("c", "a"), [1, -1, 0]
+    )
     outer = pickle.loads(pickle.dumps(SubsetSource(inner, [3, 0])))
     chosen = [numbers(inner)[3], numbers(inner)[0]]
     assert numbers(inner) == [i for i in range(8, -1, -1) if source.labels[i] != 1]
@@ -84,7 +86,9 @@ def test_hold_out_by_class(sizes, fraction, held_sizes):
     rest, held = hold_out(source, fraction, seed=3)
     assert np.bincount(held.labels, minlength=len(sizes)).tolist() == list(held_sizes)
     assert sorted(numbers(rest) + numbers(held)) == list(range(sum(sizes)))
-    assert [numbers(part) for part in (rest, held)] == [sorted(numbers(part)) for part in (rest, held)]
+    assert [numbers(part) for part in (rest, held)] == [
+        sorted(numbers(part)) for part in (rest, held)
+    ]
     assert rest.class_names == held.class_names == source.class_names
     unseen = [name for name, size in zip(source.class_names, held_sizes, strict=True) if not size]
     assert classes_without_examples(held) == unseen
@@ -122,7 +126,9 @@ def test_sources_without_a_hold_out():
 @pytest.fixture
 def folder(make_folder):
     files = {f"{name}/{i}.png": i for name, size in SIZES.items() for i in range(size)}
-    return make_folder({f"{split}/{file}": level for split in ("train", "test") for file, level in files.items()})
+    return make_folder(
+        {f"{split}/{file}": level for split in ("train", "test") for file, level in files.items()}
+    )
 
 
 def open_names(folder, split, config, seed=0):
@@ -152,7 +158,9 @@ def test_few_examples_of_each_class_of_training(folder, make_config):
     three, two = chosen(3), chosen(2)
     assert two < three
     assert any(chosen(3, seed=seed) != three for seed in (1, 2, 3))
-    assert chosen(3, classes=("cat", "bee")) == {name for name in three if not name.startswith("ant")}
+    assert chosen(3, classes=("cat", "bee")) == {
+        name for name in three if not name.startswith("ant")
+    }
     assert len(open_names(folder, "train", make_config())[0]) == 15
     assert len(open_names(folder, "test", make_config(train_examples_per_class=2))[0]) == 15
     moved = folder.rename(folder.parent / "elsewhere")
@@ -184,7 +192,11 @@ def test_few_examples_in_all_of_training(folder, make_config):
         ({"classes": ("cat", "")}, "config.input.classes", "no class ''"),
         ({"classes": ("cat",)}, "config.input.classes", "at least two"),
         ({"classes": ("cat", "ant", "cat")}, "config.input.classes", "at least two different"),
-        ({"train_examples_per_class": 5}, "", "5.*'ant' has 4.*config.input.train_examples_per_class"),
+        (
+            {"train_examples_per_class": 5},
+            "",
+            "5.*'ant' has 4.*config.input.train_examples_per_class",
+        ),
         ({"train_examples_per_class": 6, "classes": ("cat", "bee")}, "", "6.*'cat' has 5"),
     ],
 )

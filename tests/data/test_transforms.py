@@ -27,8 +27,15 @@ CROPS = [
     {"train_crop": "resize", "train_resize_pixels": 24},
     {"train_crop": "resize_short_side", "train_resize_pixels": 31},
     {"train_crop": "simple"},
-    *({"train_interpolation": "bicubic", "train_crop": crop} for crop in ("inception", "simple", "none")),
-    {"train_interpolation": "bicubic", "train_crop": "resize_short_side", "train_resize_pixels": 31},
+    *(
+        {"train_interpolation": "bicubic", "train_crop": crop}
+        for crop in ("inception", "simple", "none")
+    ),
+    {
+        "train_interpolation": "bicubic",
+        "train_crop": "resize_short_side",
+        "train_resize_pixels": 31,
+    },
 ]
 
 
@@ -37,7 +44,9 @@ def train(make_config):
     """Returns a function from an image, a seed or generator and fields of an `InputConfig` to the training image."""
 
     def run(image, rng=0, **fields):
-        transform = pickle.loads(pickle.dumps(TrainTransform(make_config(**fields))))  # as it is sent to workers
+        transform = pickle.loads(
+            pickle.dumps(TrainTransform(make_config(**fields)))
+        )  # as it is sent to workers
         return transform(Record(image, 0), np.random.default_rng(rng))
 
     return run
@@ -59,7 +68,11 @@ def test_any_image_fills_the_size_of_the_config(height, width, fields):
 
 def test_randomness_comes_from_the_generator_alone_and_the_record_stays(train):
     before = IMAGE.copy()
-    complete = {"train_crop": "resize_short_side", "train_resize_pixels": 40, "image_size": (40, 40)}
+    complete = {
+        "train_crop": "resize_short_side",
+        "train_resize_pixels": 40,
+        "image_size": (40, 40),
+    }
     for fields in ({}, {"train_crop": "none", "image_size": (40, 50)}, complete):
         fields = {"randaugment_layers": 3, "randaugment_magnitude": 9, **fields}
         first, again, *others = (train(IMAGE, seed, **fields) for seed in (0, 0, *range(1, 20)))
@@ -76,13 +89,19 @@ def test_augmentations_beside_randaugment_are_applied_and_the_record_stays(train
     assert not any(np.array_equal(image, IMAGE) for image in found)
     assert np.array_equal(IMAGE, before)
     rng = np.random.default_rng(0)
-    erased = [not np.array_equal(train(IMAGE, rng, **WHOLE, erasing_fraction=0.25), IMAGE) for _ in range(400)]
+    erased = [
+        not np.array_equal(train(IMAGE, rng, **WHOLE, erasing_fraction=0.25), IMAGE)
+        for _ in range(400)
+    ]
     assert 60 < sum(erased) < 140  # 4.6 standard deviations
 
 
 def test_half_of_the_images_are_flipped(train):
     rng = np.random.default_rng(0)
-    flipped = [np.array_equal(train(IMAGE, rng, **WHOLE | {"flip": True}), IMAGE[:, ::-1]) for _ in range(400)]
+    flipped = [
+        np.array_equal(train(IMAGE, rng, **WHOLE | {"flip": True}), IMAGE[:, ::-1])
+        for _ in range(400)
+    ]
     assert 150 < sum(flipped) < 250  # five standard deviations
     assert np.array_equal(train(IMAGE, rng, **WHOLE), IMAGE)
 
@@ -96,7 +115,9 @@ def test_solarize_of_the_s16_recipe_inverts_and_the_config_can_change_that(train
 
 def gradient(height, width, step):
     """Every row rises by `step` a pixel, in the three channels alike."""
-    return np.repeat(np.repeat(np.arange(width, dtype=np.uint8)[None, :, None] * step, height, axis=0), 3, axis=2)
+    return np.repeat(
+        np.repeat(np.arange(width, dtype=np.uint8)[None, :, None] * step, height, axis=0), 3, axis=2
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,14 +133,18 @@ def test_resize_then_random_crop(train, crop, size, columns):
     fields = {"train_crop": crop, "train_resize_pixels": 8, "image_size": size, "flip": False}
     rng, image = np.random.default_rng(0), gradient(16, 32, 4)
     found = {tuple(train(image, rng, **fields)[0, :, 0].tolist()) for _ in range(300)}
-    assert found == {tuple(int(4 * c) for c in columns[left : left + 6]) for left in range(len(columns) - 5)}
+    assert found == {
+        tuple(int(4 * c) for c in columns[left : left + 6]) for left in range(len(columns) - 5)
+    }
 
 
 def test_short_side_averages_areas_where_resize_samples(train, evaluation_transform):
     """Columns 0, 0, 0, 200 repeated: the area filter gives their mean, bilinear the middle two of every four."""
     image = np.broadcast_to(np.tile([0, 0, 0, 200], 4).astype(np.uint8)[None, :, None], (16, 16, 3))
     fields = {"train_resize_pixels": 4, "image_size": (4, 4), "flip": False}
-    resize, short_side = (train(image, train_crop=crop, **fields) for crop in ("resize", "resize_short_side"))
+    resize, short_side = (
+        train(image, train_crop=crop, **fields) for crop in ("resize", "resize_short_side")
+    )
     direct = evaluation_transform(image_size=(4, 4), test_resize="direct")(Record(image, 0))
     assert np.unique(resize).tolist() == np.unique(direct).tolist() == [0]
     assert np.unique(short_side).tolist() == [50]
@@ -151,7 +176,9 @@ def augmented(tmp_path, monkeypatch, train):
     """Returns a function from names of a user's own augmentations to the image that they make, by seed 0."""
     (tmp_path / "own_augmentations.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    return lambda *names: train(IMAGE, augmentations=tuple(f"own_augmentations:{n}" for n in names), **WHOLE)
+    return lambda *names: train(
+        IMAGE, augmentations=tuple(f"own_augmentations:{n}" for n in names), **WHOLE
+    )
 
 
 def test_own_augmentations_apply_in_order(augmented):
@@ -187,16 +214,22 @@ def test_own_augmentations_are_resolved_at_the_start(make_config):
 @pytest.mark.parametrize("size", [(24, 24), (90, 31)])
 def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation, size):
     """Of arrays and of JPEG files, which are then not decoded at a fraction of their size."""
-    image = cv2.GaussianBlur(np.random.default_rng(1).integers(256, size=(201, 280, 3), dtype=np.uint8), (0, 0), 1.2)
+    image = cv2.GaussianBlur(
+        np.random.default_rng(1).integers(256, size=(201, 280, 3), dtype=np.uint8), (0, 0), 1.2
+    )
     image = cv2.normalize(image, None, 0, 255, cv2.NORM_MINMAX)
     file = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
-    decoded = cv2.cvtColor(cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB)
+    decoded = cv2.cvtColor(
+        cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR), cv2.COLOR_BGR2RGB
+    )
     resampling = PIL.Image.Resampling[interpolation.upper()]
     fields = {"crop_area_fraction": (0.3, 1.0), "crop_distribution": "torchvision", "flip": False}
     fields |= {"train_interpolation": interpolation, "image_size": size}
     for stored, pixels in ((image, image), (file, decoded)):
         for seed in range(4):
-            box = crops.sample_inception_box(np.random.default_rng(seed), 201, 280, (0.3, 1.0), "torchvision")
+            box = crops.sample_inception_box(
+                np.random.default_rng(seed), 201, 280, (0.3, 1.0), "torchvision"
+            )
             cropped = PIL.Image.fromarray(np.ascontiguousarray(crops.cut(pixels, box)))
             expected = np.asarray(cropped.resize(size[::-1], resampling))
             found = train(stored, seed, **fields)
@@ -205,8 +238,17 @@ def test_antialiased_crops_are_pillows_within_a_grey_level(train, interpolation,
 
 def test_the_simple_crop_is_cut_from_pillows_image(train):
     """DeiT III: the short side is resized, bicubic with antialiasing, and 4 pixels are mirrored at each border."""
-    image = cv2.GaussianBlur(np.random.default_rng(2).integers(256, size=(97, 130, 3), dtype=np.uint8), (0, 0), 1.5)
-    resized = PIL.Image.fromarray(image).resize((int(32 * 130 / 97), 32), PIL.Image.Resampling.BICUBIC)
+    image = cv2.GaussianBlur(
+        np.random.default_rng(2).integers(256, size=(97, 130, 3), dtype=np.uint8), (0, 0), 1.5
+    )
+    resized = PIL.Image.fromarray(image).resize(
+        (int(32 * 130 / 97), 32), PIL.Image.Resampling.BICUBIC
+    )
     expected = crops.simple_crop(np.random.default_rng(5), np.asarray(resized), (32, 32))
-    fields = {"train_crop": "simple", "train_interpolation": "bicubic", "image_size": (32, 32), "flip": False}
+    fields = {
+        "train_crop": "simple",
+        "train_interpolation": "bicubic",
+        "image_size": (32, 32),
+        "flip": False,
+    }
     assert np.abs(train(image, 5, **fields).astype(int) - expected).max() <= 1

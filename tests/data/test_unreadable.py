@@ -43,7 +43,15 @@ def batch_of(records, unreadable):
 
 @pytest.mark.parametrize(
     ("num_images", "chosen", "expected"),
-    [(5, None, 1), (19, None, 1), (20, None, 2), (999, None, 99), (10**6, None, 100), (10**6, 7, 7), (5, 300, 300)],
+    [
+        (5, None, 1),
+        (19, None, 1),
+        (20, None, 2),
+        (999, None, 99),
+        (10**6, None, 100),
+        (10**6, 7, 7),
+        (5, 300, 300),
+    ],
 )
 def test_a_hundred_or_a_tenth_or_the_chosen_number(num_images, chosen, expected):
     assert largest_number(num_images, chosen) == expected
@@ -71,7 +79,9 @@ def test_one_readable_image_is_enough_before_a_run():
 def test_a_split_without_a_readable_image_is_rejected(chosen):
     """With any limit; the images are read only as far as the limit needs."""
     source = Damaged(200, range(200))
-    with rejects("data: ", r"(max_unreadable=|none of the 200 images).*file-\d+ \(Reason \d+\).* more"):
+    with rejects(
+        "data: ", r"(max_unreadable=|none of the 200 images).*file-\d+ \(Reason \d+\).* more"
+    ):
         require_readable(source, "data", chosen, MEGAPIXELS)
     assert len(source.asked) == {None: 101, 3: 101, 500: 200}[chosen]
 
@@ -80,7 +90,9 @@ def test_a_log_stops_at_a_tenth_or_at_the_chosen_number():
     source = Damaged(30, range(6))
     log = UnreadableLog(source, None)
     log.update(batch_of([0, 1, 2, 20], source.damaged))
-    with rejects("max_unreadable=None: 4 images", r"at most 3 of 30.*file-0 \(Reason 0\), .* and 1 more"):
+    with rejects(
+        "max_unreadable=None: 4 images", r"at most 3 of 30.*file-0 \(Reason 0\), .* and 1 more"
+    ):
         log.update(batch_of([3, 21], source.damaged))
     chosen = UnreadableLog(source, 6)
     chosen.update(batch_of(range(10), source.damaged))
@@ -91,7 +103,9 @@ def test_all_images_are_too_many_for_any_limit():
     source = Damaged(4, range(4))
     log = UnreadableLog(source, 100, option="--max_unreadable")
     log.update(batch_of([0, 1, 2], source.damaged))
-    with pytest.raises(TooManyUnreadable, match=r"^--max_unreadable=100: none of the 4 images can be read: file-0"):
+    with pytest.raises(
+        TooManyUnreadable, match=r"^--max_unreadable=100: none of the 4 images can be read: file-0"
+    ):
         log.update(batch_of([3], source.damaged))
 
 
@@ -119,5 +133,7 @@ def test_a_resumed_run_forgets_too_many_that_were_replaced():
 
 def test_a_small_split_without_a_readable_image_is_named_as_such():
     source = Damaged(12, range(12))
-    with pytest.raises(TooManyUnreadable, match=r"^here: none of the 12 images can be read: file-0 \(Reason 0\)"):
+    with pytest.raises(
+        TooManyUnreadable, match=r"^here: none of the 12 images can be read: file-0 \(Reason 0\)"
+    ):
         require_readable(source, "here", None, MEGAPIXELS)

@@ -55,13 +55,17 @@ def is_running(pid):
 def test_workers_end_with_a_killed_run(tmp_path):
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as run:
         pids = [int(pid) for pid in run.stdout.readline().split()[:2]]
         try:
             assert len(pids) == 2
             assert all(is_running(pid) for pid in pids)
             run.kill()
-            deadline = time.monotonic() + 300  # against a hang; they look for the run twice a second
+            deadline = (
+                time.monotonic() + 300
+            )  # against a hang; they look for the run twice a second
             while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert not [pid for pid in pids if is_running(pid)]
@@ -85,7 +89,9 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
 
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
-    group = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    group = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     with group as run:
         try:
             digits = run.stdout.readline().split()[2].strip("/vj_")
@@ -101,19 +107,28 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
 def test_private_names():
     """Those of grain and of Python on which workers depend, and the message of grain's error."""
     flags.FLAGS.is_parsed() or flags.FLAGS.mark_as_parsed()
-    batches = iter(grain.MapDataset.range(2).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1)))
+    batches = iter(
+        grain.MapDataset.range(2).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1))
+    )
     places = {workers._STARTER: batches, workers._SEGMENT_PREFIX: shared_memory}
     places[workers._FIRST_OF_PROCESSES] = multiprocessing.current_process()
     moved = [name for name, place in places.items() if not hasattr(place, name)]
     assert not moved, "correct these names in vit_jax/data/workers.py"
     assert callable(getattr(batches, workers._STARTER).start_prefetch)
     code = Path(inspect.getfile(grain)).parent.rglob("*prefetch.py")
-    assert any(workers._LOST_WORKER in file.read_text() for file in code), "correct the message in workers.py"
+    assert any(workers._LOST_WORKER in file.read_text() for file in code), (
+        "correct the message in workers.py"
+    )
 
 
 def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
     kept = ["vj00000_1234", "vjabcde_1234", "psm_1234", "vit_jax-?????.lock", "vit_jax-abcde.lock"]
-    kept += ["sem.mp-01234567", "sem.vjabcde-01234567", "sem.vj00000-01234567", "sem.vj012345-1234567"]
+    kept += [
+        "sem.mp-01234567",
+        "sem.vjabcde-01234567",
+        "sem.vj00000-01234567",
+        "sem.vj012345-1234567",
+    ]
     for name in [*kept, "vj01234_1234", "sem.vj01234-abcdefgh", "vit_jax-01234.lock"]:
         (tmp_path / name).touch()
     with (tmp_path / "vit_jax-abcde.lock").open() as living:
@@ -125,7 +140,14 @@ def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
 @pytest.mark.parametrize(
     ("cores", "given", "expected"),
     [
-        *((1, (), (0, 1)), (2, (), (0, 2)), (8, (), (0, 8)), (12, (), (2, 6)), (64, (), (10, 6)), (224, (), (37, 6))),
+        *(
+            (1, (), (0, 1)),
+            (2, (), (0, 2)),
+            (8, (), (0, 8)),
+            (12, (), (2, 6)),
+            (64, (), (10, 6)),
+            (224, (), (37, 6)),
+        ),
         *((64, (3, 2), (3, 2)), (64, (0,), (0, 8)), (64, (32,), (32, 2))),
     ],
 )
@@ -162,7 +184,9 @@ def test_workers_load_no_jax_of_ours():
         "from vit_jax.data.kinds import folder, in_memory, tfds_source; "
         "print('jax' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+    )
     assert result.stdout.split() == ["False"]
 
 
@@ -194,5 +218,7 @@ os._exit(3)
 def test_a_process_that_leaves_at_once_is_followed_by_no_warning_of_semaphores():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     # The tracker holds the pipe of the errors, so that this returns after it has ended.
-    ended = subprocess.run([sys.executable, "-c", LEAVES_AT_ONCE], env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES_AT_ONCE], env=environment, capture_output=True, text=True
+    )
     assert (ended.returncode, "leaked" in ended.stderr) == (3, False), ended.stderr

@@ -23,19 +23,28 @@ SIZES = {  # of the splits that parts are taken of; the others are shorter than 
     "patch_camelyon": {"train": 1000, "validation": 300, "test": 300},
     "eurosat/rgb": {"train": 27_000},
     "resisc45": {"train": 31_500},
-    "diabetic_retinopathy_detection/btgraham-300": {"sample": 10, "train": 1000, "validation": 300, "test": 300},
+    "diabetic_retinopathy_detection/btgraham-300": {
+        "sample": 10,
+        "train": 1000,
+        "validation": 300,
+        "test": 300,
+    },
     "clevr": {"train": 70_000, "validation": 300, "test": 300},
     "dmlab": {"train": 1000, "validation": 300, "test": 300},
     "dsprites": {"train": 737_280},
     "kitti": {"train": 1000, "validation": 300, "test": 300},
     "smallnorb": {"train": 1000, "test": 24_300},
 }
-PERIOD = 997  # distinct records, repeated: a prime, so that parts with a wrong start have other labels
+PERIOD = (
+    997  # distinct records, repeated: a prime, so that parts with a wrong start have other labels
+)
 
 
 def builder_of(dataset, version=""):
     """TFDS's own builder, of the version that it would prepare; no TensorFlow is imported and nothing is written."""
-    return tfds.builder(dataset + (f":{version}" if version else ""), data_dir="none", file_format="array_record")
+    return tfds.builder(
+        dataset + (f":{version}" if version else ""), data_dir="none", file_format="array_record"
+    )
 
 
 def write(folder, dataset, version="", sizes=None, changed=lambda number, example: example):
@@ -46,9 +55,13 @@ def write(folder, dataset, version="", sizes=None, changed=lambda number, exampl
     path.mkdir(parents=True)
     serializer = example_serializer.ExampleSerializer(features.get_serialized_info())
     examples = [changed(number, example_of(features, number)) for number in range(PERIOD)]
-    records = [serializer.serialize_example(features.encode_example(example)) for example in examples]
+    records = [
+        serializer.serialize_example(features.encode_example(example)) for example in examples
+    ]
     name = f"{builder.name}-{{SPLIT}}.{{FILEFORMAT}}-{{SHARD_X_OF_Y}}"
-    template = tfds.core.ShardedFileTemplate(path, name, builder.name, filetype_suffix="array_record")
+    template = tfds.core.ShardedFileTemplate(
+        path, name, builder.name, filetype_suffix="array_record"
+    )
     infos = []
     for split, size in (sizes or SIZES[dataset]).items():
         file = path / f"{builder.name}-{split}.array_record-00000-of-00001"

@@ -20,9 +20,13 @@ def test_copies_in_an_archive_are_found_and_not_trained_on(tmp_path, monkeypatch
     found = 0
     for split in ("validation", "train"):
         against = ["--against=folder:test", "--write=duplicates.json"]
-        out = succeed(["duplicates", "tfds:animals", "--data_dir=DATA", f"--split={split}", *against])
+        out = succeed(
+            ["duplicates", "tfds:animals", "--data_dir=DATA", f"--split={split}", *against]
+        )
         found += int(out.partition("copied test images")[2].split(" of ")[0])
     assert found == 9  # every planted copy, and no other image
     inputs = config("input.data_dir=DATA", "input.exclude=duplicates.json").input
-    train, tested = (open_source("tfds:animals", split, inputs, 0) for split in ("train", "validation"))
+    train, tested = (
+        open_source("tfds:animals", split, inputs, 0) for split in ("train", "validation")
+    )
     assert (len(train), len(tested)) == (98, 15)

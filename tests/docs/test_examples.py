@@ -15,7 +15,12 @@ from tests.train import small_runs as runs
 from vit_jax.train.pretrain import pretrain
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
-LENGTH = ["total=6 steps", "schedule.warmup=2 steps", "evaluation.every=3 steps", "logging.every=1 steps"]
+LENGTH = [
+    "total=6 steps",
+    "schedule.warmup=2 steps",
+    "evaluation.every=3 steps",
+    "logging.every=1 steps",
+]
 LENGTH += ["evaluation.global_batch=304"]  # all test images in one batch
 UNCROPPED = ["input.train_crop=none", "input.shift_pixels=0"]
 TOGETHER = [  # the options of the examples that fit into one run, as in their first lines
@@ -38,8 +43,14 @@ ALONE = ["model.network=docs.examples.network:Mixer", "sharding.parameters=fsdp"
 
 
 def test_every_file_is_run_here():
-    options = {re.search(r"docs\.examples\.(\w+):", option)[1] for option in TOGETHER + ALONE if "docs." in option}
-    assert options | {"training_loop", "vtab_suite"} == {path.stem for path in EXAMPLES.glob("*.py")}
+    options = {
+        re.search(r"docs\.examples\.(\w+):", option)[1]
+        for option in TOGETHER + ALONE
+        if "docs." in option
+    }
+    assert options | {"training_loop", "vtab_suite"} == {
+        path.stem for path in EXAMPLES.glob("*.py")
+    }
     for option in TOGETHER + ALONE:
         name = re.search(r"docs\.examples\.(\w+):", option)
         assert name is None or f"--config.{option}" in (EXAMPLES / f"{name[1]}.py").read_text()
@@ -62,7 +73,14 @@ def test_together(tmp_path):
 @pytest.mark.slow
 def test_a_network_and_a_loop_of_ones_own(tmp_path):
     """The network learns, and the loop of the example computes to the bit what `pretrain` does."""
-    options = [*LENGTH, *UNCROPPED, TOGETHER[0], *ALONE, "total=60 steps", "evaluation.every=60 steps"]
+    options = [
+        *LENGTH,
+        *UNCROPPED,
+        TOGETHER[0],
+        *ALONE,
+        "total=60 steps",
+        "evaluation.every=60 steps",
+    ]
     summary = pretrain(runs.config(*options), str(tmp_path))
     assert summary["test_accuracy"] > 0.5  # by chance it would be a third
     assert summary["exaflops"] > 0
@@ -73,15 +91,21 @@ def test_a_network_and_a_loop_of_ones_own(tmp_path):
 @pytest.mark.slow
 def test_a_suite_of_ones_own(data_dir, tmp_path):
     """The command of its first lines, for one task and two steps."""
-    pretrain(runs.config(*UNCROPPED, "total=1 steps", "schedule.warmup=0 steps"), str(tmp_path / "small"))
+    pretrain(
+        runs.config(*UNCROPPED, "total=1 steps", "schedule.warmup=0 steps"), str(tmp_path / "small")
+    )
     command = re.search(r"    vit-jax (vtab .*)\n", vtab_suite.__doc__)[1]
     words = [word.replace("runs/", f"{tmp_path}/") for word in command.split()]
     words += ["--tasks=ink", "--learning_rates=0.1", "--lengths=2:1", f"--data_dir={data_dir}"]
-    out = commands.succeed([*words, "--config.logging.tensorboard=False", "--config.global_batch=48"])
+    out = commands.succeed(
+        [*words, "--config.logging.tensorboard=False", "--config.global_batch=48"]
+    )
     assert re.search(r"^\| ink +\| appearance .*\| +360 \|", out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("name", "label"), [("digit", 8), ("parity", 0), ("loop", 1), ("ink", 0), ("side", 1)])
+@pytest.mark.parametrize(
+    ("name", "label"), [("digit", 8), ("parity", 0), ("loop", 1), ("ink", 0), ("side", 1)]
+)
 def test_answers_of_the_suite_by_hand(name, label):
     """For an 8 with ink in its right half alone, a quarter of all."""
     pixels = np.zeros((8, 8))
@@ -96,13 +120,19 @@ def test_focal_loss_by_hand():
 
 def test_trapezoid_by_hand():
     rate = schedule.trapezoid(learning_rate=1.0, warmup_steps=10, total_steps=100)
-    assert [float(rate(step)) for step in (0, 5, 10, 80, 90, 100)] == pytest.approx([0, 0.5, 1, 1, 0.5, 0], abs=1e-6)
-    assert isinstance(optax.tree.norm({"rate": rate(jnp.int32(7))}), jnp.ndarray)  # traced steps too
+    assert [float(rate(step)) for step in (0, 5, 10, 80, 90, 100)] == pytest.approx(
+        [0, 0.5, 1, 1, 0.5, 0], abs=1e-6
+    )
+    assert isinstance(
+        optax.tree.norm({"rate": rate(jnp.int32(7))}), jnp.ndarray
+    )  # traced steps too
 
 
 def test_random_erasing_repeats_and_leaves_its_input_alone():
     image = np.zeros((16, 16, 3), np.uint8)
-    results = [augmentation.random_erasing(image, np.random.default_rng(seed)) for seed in (*range(8), 0)]
+    results = [
+        augmentation.random_erasing(image, np.random.default_rng(seed)) for seed in (*range(8), 0)
+    ]
     assert not image.any()
     np.testing.assert_array_equal(results[0], results[-1])
     erased = [float((result.any(axis=2)).mean()) for result in results]

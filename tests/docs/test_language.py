@@ -45,14 +45,20 @@ def prose_of(page):
 
 def headings_of(path):
     """The anchors of the headings of a page, as GitHub and MkDocs form them."""
-    headings = re.findall(r"^#+ +(.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ +(.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE
+    )
     plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in plain}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_plain_terms(page):
-    found = [match[0] for phrase in AVOIDED for match in re.finditer(rf"\b{phrase}\b", prose_of(page), re.IGNORECASE)]
+    found = [
+        match[0]
+        for phrase in AVOIDED
+        for match in re.finditer(rf"\b{phrase}\b", prose_of(page), re.IGNORECASE)
+    ]
     assert found == []
 
 
@@ -62,7 +68,9 @@ def test_links_resolve(page):
     broken = []
     for target, anchor in LINK.findall(re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)):
         file = (path.parent / target).resolve()
-        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in headings_of(file)):
+        if not file.exists() or (
+            anchor and file.suffix == ".md" and anchor not in headings_of(file)
+        ):
             broken.append(f"{target}#{anchor}")
     assert broken == []
 
@@ -85,7 +93,12 @@ def test_paths_exist(page, modules):
 
 def test_the_architecture_page_has_the_ranks():
     text = (ROOT / "docs/architecture.md").read_text()
-    ranks = {int(rank): set(names.split()) for rank, names in re.findall(r"^rank (\d+) +(.*)$", text, re.MULTILINE)}
+    ranks = {
+        int(rank): set(names.split())
+        for rank, names in re.findall(r"^rank (\d+) +(.*)$", text, re.MULTILINE)
+    }
     assert ranks == {rank: set(names) for rank, names in enumerate(RANKS)}
-    folders = {path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()}
+    folders = {
+        path.name for path in (ROOT / "vit_jax").iterdir() if (path / "__init__.py").exists()
+    }
     assert folders <= set(re.findall(r"`(\w+)/`", text))

@@ -39,7 +39,10 @@ def test_pages_made_of_the_code(site):
     commands = (site / "commands.html").read_text()
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
     config = html.unescape(words_of(site / "config.html"))
-    assert "position_stddev float > 0 default 0.02 Transformer: standard deviation of learned positions" in config
+    assert (
+        "position_stddev float > 0 default 0.02 Transformer: standard deviation of learned positions"
+        in config
+    )
     assert "The network to train: name selects its sizes" in config
     assert "config.model: ModelConfig" in config
     assert "config.evaluation.evaluators.NAME: EvaluatorConfig" in config
@@ -66,7 +69,11 @@ def test_every_link_leads_to_a_file(site):
 
 @pytest.mark.tools
 def test_pages_load_nothing_from_a_network(site):
-    loaded = {link for page in site.rglob("*.html") for link in re.findall(r'src="(https?:[^"]+)', page.read_text())}
+    loaded = {
+        link
+        for page in site.rglob("*.html")
+        for link in re.findall(r'src="(https?:[^"]+)', page.read_text())
+    }
     assert loaded == set()
 
 
@@ -74,4 +81,6 @@ def test_the_readme_is_short_and_leads_on():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= README_LINES
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
-    assert pages <= set(re.findall(r"\(docs/([^)#/]+)", text)), "a page that the README does not name"
+    assert pages <= set(re.findall(r"\(docs/([^)#/]+)", text)), (
+        "a page that the README does not name"
+    )

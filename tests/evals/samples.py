@@ -16,12 +16,23 @@ from vit_jax.train.lifecycle.lock import WorkdirLock, is_abandoned
 
 NAMES = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
 SEVEN = dataclasses.replace(VIT, num_classes=len(NAMES))
-DIRECT = {"image_size": [8, 12], "resize": "direct", "crop_fraction": 1.0, "pixel_range": [-1.0, 1.0]}
+DIRECT = {
+    "image_size": [8, 12],
+    "resize": "direct",
+    "crop_fraction": 1.0,
+    "pixel_range": [-1.0, 1.0],
+}
 CROPPED = DIRECT | {"resize": "short_side", "crop_fraction": 0.5}
 
 
 def sample_weights(a=SEVEN, preprocessing=DIRECT, class_names=NAMES, **details):
-    return weights_of(a, preprocessing=preprocessing, class_names=class_names, source="w.npz (released)", **details)
+    return weights_of(
+        a,
+        preprocessing=preprocessing,
+        class_names=class_names,
+        source="w.npz (released)",
+        **details,
+    )
 
 
 def sample_pixels(count, size=(8, 12), seed=0):

@@ -3,7 +3,12 @@
 import tensorflow_datasets as tfds
 
 NAMES_FILE = tfds.core.tfds_path("datasets/imagenet2012/labels.txt")
-VERSIONS = {"imagenet2012": "5.1.0", "imagenet2012_real": "1.0.0", "imagenet_v2": "3.0.0", "imagenet_a": "0.1.0"}
+VERSIONS = {
+    "imagenet2012": "5.1.0",
+    "imagenet2012_real": "1.0.0",
+    "imagenet_v2": "3.0.0",
+    "imagenet_a": "0.1.0",
+}
 VERSIONS |= {"imagenet_r": "0.2.0", "imagenet_sketch": "1.0.0"}
 SPLITS = {"imagenet2012": "validation", "imagenet2012_real": "validation"}  # of the others "test"
 
@@ -11,8 +16,16 @@ SPLITS = {"imagenet2012": "validation", "imagenet2012_real": "validation"}  # of
 def features_of(name):
     label = tfds.features.ClassLabel(names_file=NAMES_FILE)
     several = tfds.features.Sequence(tfds.features.ClassLabel(names_file=NAMES_FILE))
-    labels = {"original_label": label, "real_label": several} if name == "imagenet2012_real" else {"label": label}
-    image = tfds.features.Image() if name == "imagenet_sketch" else tfds.features.Image(encoding_format="jpeg")
+    labels = (
+        {"original_label": label, "real_label": several}
+        if name == "imagenet2012_real"
+        else {"label": label}
+    )
+    image = (
+        tfds.features.Image()
+        if name == "imagenet_sketch"
+        else tfds.features.Image(encoding_format="jpeg")
+    )
     return tfds.features.FeaturesDict({"image": image, **labels, "file_name": tfds.features.Text()})
 
 

@@ -52,7 +52,10 @@ def expected_of(weights, pixels, labels):
     order, shares = np.argsort(-logits, axis=1, kind="stable"), softmax(logits)
     places = np.argsort(order, axis=1)[np.arange(len(labels)), labels]
     loss = float(-np.log(shares[np.arange(len(labels)), labels]).mean())
-    counts = (np.bincount(labels[keep], minlength=logits.shape[1]) for keep in (places >= 0, places < 1, places < 5))
+    counts = (
+        np.bincount(labels[keep], minlength=logits.shape[1])
+        for keep in (places >= 0, places < 1, places < 5)
+    )
     return Expected(loss, *counts, order, np.take_along_axis(shares, order, axis=1))
 
 
@@ -82,7 +85,9 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     header, *rows = lines
     assert header == ("image", "class", "answer", "probability", "is_right")
     first = expected.order_NK[:, 0]
-    names = [(f"record {record}", NAMES[LABELS[record]], NAMES[first[record]]) for record in range(37)]
+    names = [
+        (f"record {record}", NAMES[LABELS[record]], NAMES[first[record]]) for record in range(37)
+    ]
     assert [row[:3] for row in rows] == names
     assert [float(row[3]) for row in rows] == pytest.approx(expected.probability_NK[:, 0], abs=2e-6)
     assert [row[4] for row in rows] == (first == LABELS).tolist()
@@ -94,12 +99,16 @@ def test_calibration_confusions_and_mistakes_of_a_split():
     expected = expected_of(weights, PIXELS, LABELS)
     first, confidence = expected.order_NK[:, 0], expected.probability_NK[:, 0]
     bins = np.ceil(confidence * 15)
-    gaps = [abs(((first == LABELS) - confidence)[bins == number].sum()) for number in np.unique(bins)]
+    gaps = [
+        abs(((first == LABELS) - confidence)[bins == number].sum()) for number in np.unique(bins)
+    ]
     assert found["calibration_error"] == pytest.approx(sum(gaps) / 37, rel=1e-5)
     wrong = np.flatnonzero(first != LABELS)
     worst = wrong[np.argsort(-confidence[wrong])]
     mistakes = found["most_confident_mistakes"]
-    assert [one["image"] for one in mistakes] == [f"record {record}" for record in worst[: len(mistakes)]]
+    assert [one["image"] for one in mistakes] == [
+        f"record {record}" for record in worst[: len(mistakes)]
+    ]
     assert mistakes[0] == {
         "image": f"record {worst[0]}",
         "class": NAMES[LABELS[worst[0]]],
@@ -107,9 +116,13 @@ def test_calibration_confusions_and_mistakes_of_a_split():
         "probability": pytest.approx(confidence[worst[0]], rel=1e-5),
     }
     pairs = collections.Counter(zip(LABELS[wrong].tolist(), first[wrong].tolist(), strict=True))
-    shown = [(one["class"], one["answer"], one["images"], one["of"]) for one in found["most_confused"]]
+    shown = [
+        (one["class"], one["answer"], one["images"], one["of"]) for one in found["most_confused"]
+    ]
     sizes = np.bincount(LABELS)
-    assert sorted(shown) == sorted((NAMES[k], NAMES[a], count, sizes[k]) for (k, a), count in pairs.items())
+    assert sorted(shown) == sorted(
+        (NAMES[k], NAMES[a], count, sizes[k]) for (k, a), count in pairs.items()
+    )
     assert [count for _, _, count, _ in shown] == sorted(pairs.values(), reverse=True)
 
 
@@ -122,19 +135,33 @@ def test_outputs_that_are_not_finite_are_no_answers():
 
 def test_gflops_of_networks_of_ones_own():
     """Counted in the program: 8 x 12 x 3 numbers by 7; a loop whose length is not known has none."""
-    own = dataclasses.replace(from_weights(sample_weights()), architecture=dataclasses.replace(SEVEN, network="my:own"))
+    own = dataclasses.replace(
+        from_weights(sample_weights()), architecture=dataclasses.replace(SEVEN, network="my:own")
+    )
     labelled = Labelled(MemorySource(PIXELS, LABELS, NAMES), "", [], identity_map(NAMES))
 
     def once(images):
         return ModelOutput(images.reshape(-1, 288) @ jnp.ones((288, 7)))
 
     def often(images):
-        return jax.lax.while_loop(lambda x: x.logits_BK.sum() > 1e9, lambda x: once(images), once(images))
+        return jax.lax.while_loop(
+            lambda x: x.logits_BK.sum() > 1e9, lambda x: once(images), once(images)
+        )
 
-    models = [dataclasses.replace(own, module=jax.tree_util.Partial(network)) for network in (once, often)]
-    counted, unknown = (evaluate_of(model, global_batch=40, max_unreadable=0)(labelled) for model in models)
-    assert (counted.gflops_per_image, unknown.gflops_per_image) == (pytest.approx(2 * 288 * 7 / 1e9), None)
-    assert not any("flops" in to_text(sets, "w").lower() for sets in ({"": unknown}, {"a": unknown, "b": unknown}))
+    models = [
+        dataclasses.replace(own, module=jax.tree_util.Partial(network)) for network in (once, often)
+    ]
+    counted, unknown = (
+        evaluate_of(model, global_batch=40, max_unreadable=0)(labelled) for model in models
+    )
+    assert (counted.gflops_per_image, unknown.gflops_per_image) == (
+        pytest.approx(2 * 288 * 7 / 1e9),
+        None,
+    )
+    assert not any(
+        "flops" in to_text(sets, "w").lower()
+        for sets in ({"": unknown}, {"a": unknown, "b": unknown})
+    )
 
 
 def write_folder(folder, names, labels, pixels):
@@ -145,7 +172,9 @@ def write_folder(folder, names, labels, pixels):
 
 
 def evaluate_folder(weights, data, max_unreadable=0):
-    return evaluate_source(weights, open_labelled(data, weights).source, max_unreadable=max_unreadable)
+    return evaluate_source(
+        weights, open_labelled(data, weights).source, max_unreadable=max_unreadable
+    )
 
 
 def test_labels_are_matched_by_name_in_another_order(tmp_path):
@@ -155,7 +184,9 @@ def test_labels_are_matched_by_name_in_another_order(tmp_path):
     found = evaluate_folder(weights, data)
     assert_same_result(found, expected_of(weights, PIXELS, 6 - LABELS))
     by_number = expected_of(weights, PIXELS, LABELS)
-    assert found.values()["loss"] != pytest.approx(by_number.loss, rel=1e-3), "or the order would prove nothing"
+    assert found.values()["loss"] != pytest.approx(by_number.loss, rel=1e-3), (
+        "or the order would prove nothing"
+    )
 
 
 def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):
@@ -165,9 +196,13 @@ def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):
         (tmp_path / "test" / NAMES[LABELS[number]] / f"{number:03}.png").write_bytes(b"no image")
     with rejects("--max_unreadable", r"1.*0(07|30)\.png") as error:
         evaluate_folder(weights, data, max_unreadable=1)
-    assert {"007.png", "030.png"} <= set(re.findall(r"\d+\.png", str(error.value))), "all are named at once"
+    assert {"007.png", "030.png"} <= set(re.findall(r"\d+\.png", str(error.value))), (
+        "all are named at once"
+    )
     found = evaluate_folder(weights, data, max_unreadable=2)
-    assert_same_result(found, expected_of(weights, np.delete(PIXELS, (7, 30), 0), np.delete(LABELS, (7, 30))))
+    assert_same_result(
+        found, expected_of(weights, np.delete(PIXELS, (7, 30), 0), np.delete(LABELS, (7, 30)))
+    )
 
 
 def test_the_stored_preparation_is_used(tmp_path):
@@ -175,7 +210,9 @@ def test_the_stored_preparation_is_used(tmp_path):
     data = write_folder(tmp_path, NAMES, LABELS[:9], pixels)
     losses = {}
     for resize, crop_fraction in (("direct", 1.0), ("short_side", 1.0), ("short_side", 0.5)):
-        weights = sample_weights(preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction})
+        weights = sample_weights(
+            preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction}
+        )
         transform = from_weights(weights).transform
         source = open_labelled(data, weights).source
         prepared = np.stack([transform(source[index]) for index in range(len(source))])
@@ -191,15 +228,24 @@ def metrics_by_hand(labelled):
     for label, right, images in ((0, 900, 1000), (1, 100, 250)):
         first = np.repeat([label, 1 - label], [right, images - right])
         classes = np.stack([first, 1 - first], axis=1)
-        rows = {"record_B": np.arange(images), "label_B": np.full(images, label), "class_BT": classes}
-        metrics.add(rows | {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)})
+        rows = {
+            "record_B": np.arange(images),
+            "label_B": np.full(images, label),
+            "class_BT": classes,
+        }
+        metrics.add(
+            rows | {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)}
+        )
     return metrics
 
 
 def test_what_is_printed():
     source = MemorySource(PIXELS, LABELS % 2, ("cat", "dog"))
     labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(("cat", "dog")))
-    metrics, speed = metrics_by_hand(labelled), {"images_per_second": 1234.5, "gflops_per_image": 17.58}
+    metrics, speed = (
+        metrics_by_hand(labelled),
+        {"images_per_second": 1234.5, "gflops_per_image": 17.58},
+    )
     found = EvaluationResult(labelled=labelled, metrics=metrics, unreadable=0, **speed)
     assert to_text({"": found}, "w.npz (released)").splitlines() == [
         "weights            w.npz (released)",

@@ -19,11 +19,15 @@ ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 
 def entry_in(cache):
     kept = Cache(cache, WorkdirLock, is_abandoned)
-    return Entry(folder=cache / "entry", about='{"of": 1}', files=("a.npy",), num_rows=len(ROWS), cache=kept)
+    return Entry(
+        folder=cache / "entry", about='{"of": 1}', files=("a.npy",), num_rows=len(ROWS), cache=kept
+    )
 
 
 def fill(entry, folder, rows=ROWS):
-    entry.write_record(folder, {"a.npy": write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))})
+    entry.write_record(
+        folder, {"a.npy": write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))}
+    )
 
 
 def write(entry, rows=ROWS):
@@ -42,7 +46,9 @@ def test_one_name_once_complete(tmp_path):
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert sorted(os.listdir(entry.folder)) == ["a.npy", "about.json"]
     assert os.listdir(entry.folder.parent) == ["entry"]
-    assert entry.folder.stat().st_mode == entry.folder.parent.stat().st_mode  # for other users of a shared cache
+    assert (
+        entry.folder.stat().st_mode == entry.folder.parent.stat().st_mode
+    )  # for other users of a shared cache
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint64, np.float32])
@@ -51,7 +57,11 @@ def test_rows_are_an_array_file(tmp_path, dtype):
     described = write_rows(tmp_path / "a.npy", [rows[:1], rows[1:]], len(rows))
     found = np.load(tmp_path / "a.npy")
     assert np.array_equal(found, rows)
-    assert (found.dtype, described["dtype"], described["shape"]) == (dtype, np.dtype(dtype).name, [6, 2])
+    assert (found.dtype, described["dtype"], described["shape"]) == (
+        dtype,
+        np.dtype(dtype).name,
+        [6, 2],
+    )
 
 
 @pytest.mark.parametrize("num_rows", [5, 7])

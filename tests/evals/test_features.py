@@ -50,7 +50,11 @@ from vit_jax.storage.files import WriteError, cache_folder
 
 def batch_of(pixels, mask=None):
     mask = np.ones(len(pixels), np.float32) if mask is None else np.asarray(mask, np.float32)
-    return Batch(image_BHWC=jnp.asarray(pixels), label_B=jnp.zeros(len(pixels), jnp.int32), mask_B=jnp.asarray(mask))
+    return Batch(
+        image_BHWC=jnp.asarray(pixels),
+        label_B=jnp.zeros(len(pixels), jnp.int32),
+        mask_B=jnp.asarray(mask),
+    )
 
 
 def feature(a: Architecture, layer: str, pixels):
@@ -71,12 +75,16 @@ def test_layers_of_a_transformer():
         "pooled": output.pooled_BD,
         "token": output.pooled_BD,
         "mean": np.asarray(output.tokens_BND).mean(axis=1),
-        "token_mean": np.concatenate([output.pooled_BD, np.asarray(output.tokens_BND).mean(axis=1)], axis=1),
+        "token_mean": np.concatenate(
+            [output.pooled_BD, np.asarray(output.tokens_BND).mean(axis=1)], axis=1
+        ),
         "block:1": output.blocks_LBSD[0, :, 0],
         f"block:{VIT.depth}": output.blocks_LBSD[-1, :, 0],
     }
     for layer, value in expected.items():
-        np.testing.assert_allclose(feature(VIT, layer, pixels), np.asarray(value), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            feature(VIT, layer, pixels), np.asarray(value), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_token_and_mean_behind_registers_are_what_token_gap_pools():
@@ -94,7 +102,9 @@ def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
     output = layers(a, pixels)
     token, mean = output.prefix_BPD[:, 0], np.asarray(output.tokens_BND).mean(axis=1)
     np.testing.assert_allclose(feature(a, "token", pixels), token, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(feature(a, "token_mean", pixels), np.concatenate([token, mean], 1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        feature(a, "token_mean", pixels), np.concatenate([token, mean], 1), rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.slow
@@ -102,14 +112,18 @@ def test_block_without_class_token_and_stages():
     pixels = sample_pixels(2, VIT.image_size)
     gap = dataclasses.replace(VIT, pool="gap")
     blocks = layers(gap, pixels, "blocks").blocks_LBSD
-    np.testing.assert_allclose(feature(gap, "block:1", pixels), np.asarray(blocks[0]).mean(axis=1), atol=1e-5)
+    np.testing.assert_allclose(
+        feature(gap, "block:1", pixels), np.asarray(blocks[0]).mean(axis=1), atol=1e-5
+    )
     for a in (RESNET, HYBRID):
         pixels = sample_pixels(2, a.image_size)
         output = layers(a, pixels, "stages")
         stage = np.asarray(output.stages_BHWC[0]).mean(axis=(1, 2))
         np.testing.assert_allclose(feature(a, "stage:1", pixels), stage, rtol=1e-5, atol=1e-5)
         if a is RESNET:
-            np.testing.assert_allclose(feature(a, "mean", pixels), output.pooled_BD, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                feature(a, "mean", pixels), output.pooled_BD, rtol=1e-5, atol=1e-5
+            )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +136,11 @@ def test_block_without_class_token_and_stages():
         (RESNET, "block:1", "mean, stage:1 to stage:"),
         (RESNET, "token", "must be one of pre_logits, pooled, mean, stage"),
         (RESNET, "token_mean", "must be one of pre_logits, pooled, mean, stage"),
-        (dataclasses.replace(VIT, pool="gap"), "token_mean", "must be one of pre_logits, pooled, mean, block"),
+        (
+            dataclasses.replace(VIT, pool="gap"),
+            "token_mean",
+            "must be one of pre_logits, pooled, mean, block",
+        ),
     ],
 )
 def test_layers_that_are_not_there(a, layer, message):
@@ -153,7 +171,9 @@ def open_batches(batches):
 
 def fake_step(_, batch):
     return {
-        "feature_BD": batch.image_BHWC.reshape(len(batch.image_BHWC), -1)[:, :2].astype(jnp.float32),
+        "feature_BD": batch.image_BHWC.reshape(len(batch.image_BHWC), -1)[:, :2].astype(
+            jnp.float32
+        ),
         "hash_B2": jnp.zeros((len(batch.image_BHWC), 2), jnp.uint32),
         "mask_B": batch.mask_B,
     }
@@ -174,14 +194,18 @@ def test_features_that_are_not_finite():
         return results | {"feature_BD": results["feature_BD"].at[1, 0].set(jnp.nan)}
 
     with pytest.raises(ValueError, match="features: the outputs for image 1 are not finite"):
-        collect(open_batches([batch_of(sample_pixels(3, (2, 2)))]), broken, None, np.zeros(3, np.int32))
+        collect(
+            open_batches([batch_of(sample_pixels(3, (2, 2)))]), broken, None, np.zeros(3, np.int32)
+        )
 
 
 def test_images_on_both_sides():
     def side(numbers, unreadable=()):
         hash_N = np.array(numbers, np.uint64)
         is_read = np.array([number not in unreadable for number in numbers])
-        return Features(np.zeros((len(hash_N), 1)), np.zeros(len(hash_N), np.int32), is_read, hash_N)
+        return Features(
+            np.zeros((len(hash_N), 1)), np.zeros(len(hash_N), np.int32), is_read, hash_N
+        )
 
     assert num_in_both(side([1, 2, 3, 4], unreadable=[4]), side([3, 3, 2, 4, 9])) == 3
 
@@ -194,7 +218,9 @@ def extractor(cache=None, scale=None, **options):
     """Return seeded weights; a scale changes those of the last norm."""
     weights = sample_weights()
     if scale is not None:
-        parameters = dict(weights.parameters) | {"encoder/norm/scale": weights.parameters["encoder/norm/scale"] * scale}
+        parameters = dict(weights.parameters) | {
+            "encoder/norm/scale": weights.parameters["encoder/norm/scale"] * scale
+        }
         weights = dataclasses.replace(weights, parameters=parameters)
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     return extractor_of(model, cache, **({"global_batch": 5} | options))
@@ -253,7 +279,10 @@ def test_computed_anew_when_anything_changes(tmp_path):
     source = open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
     changed = extractor(cache).extract(source)
     assert kept() == 4
-    assert changed.hash_N[3] == changed.hash_N[[source.name_of(i).endswith("00.png") for i in range(13)]][0]
+    assert (
+        changed.hash_N[3]
+        == changed.hash_N[[source.name_of(i).endswith("00.png") for i in range(13)]][0]
+    )
 
 
 def test_files_of_equal_size_and_time_that_change_places(tmp_path):
@@ -261,7 +290,9 @@ def test_files_of_equal_size_and_time_that_change_places(tmp_path):
     first, second = (pathlib.Path(source.name_of(i)) for i in (0, 5))
     longest = max(path.stat().st_size for path in (first, second))
     for path in (first, second):
-        path.write_bytes(path.read_bytes().ljust(longest, b"\0"))  # decoders ignore what follows an image
+        path.write_bytes(
+            path.read_bytes().ljust(longest, b"\0")
+        )  # decoders ignore what follows an image
         os.utime(path, ns=(1, 1))
     before = extractor(cache).extract(folder_again(tmp_path)).hash_N
     first.rename(tmp_path / "other")
@@ -304,7 +335,10 @@ def flip_bits(content):
 
 DAMAGE = {
     "flipped bits": ("feature.npy", flip_bits),
-    "rows of zeros": ("feature.npy", lambda content: content[: len(content) // 2].ljust(len(content), b"\0")),
+    "rows of zeros": (
+        "feature.npy",
+        lambda content: content[: len(content) // 2].ljust(len(content), b"\0"),
+    ),
     "truncated": ("feature.npy", lambda content: content[:-100]),
     "truncated header": ("hash.npy", lambda content: content[:50]),
     "empty": ("is_read.npy", lambda content: b""),
@@ -388,7 +422,9 @@ def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
 def test_half_of_the_rows_are_never_kept(tmp_path, monkeypatch):
     source = folder_source(tmp_path)
     results = runner.results_of
-    monkeypatch.setattr(runner, "results_of", lambda *arguments: itertools.islice(results(*arguments), 1))
+    monkeypatch.setattr(
+        runner, "results_of", lambda *arguments: itertools.islice(results(*arguments), 1)
+    )
     with pytest.raises(RuntimeError, match="8 of its 13 images"):
         extractor(tmp_path / "cache").extract(source)
     assert list((tmp_path / "cache").iterdir()) == []

@@ -20,10 +20,14 @@ LABELS = np.array([2, 0, 1, 0, 2, 2, 0, 1, 0, 0], np.int32)  # five, two and thr
 def features(labels, seed=0, noise=0.1, unreadable=()):
     """Around a corner of its own for each class."""
     rng = np.random.default_rng(seed)
-    found = np.eye(4, dtype=np.float32)[labels] + noise * rng.normal(size=(len(labels), 4)).astype(np.float32)
+    found = np.eye(4, dtype=np.float32)[labels] + noise * rng.normal(size=(len(labels), 4)).astype(
+        np.float32
+    )
     is_read = np.ones(len(labels), bool)
     is_read[list(unreadable)] = False
-    return Features(found * is_read[:, None], labels, is_read, np.arange(len(labels), dtype=np.uint64))
+    return Features(
+        found * is_read[:, None], labels, is_read, np.arange(len(labels), dtype=np.uint64)
+    )
 
 
 def test_choice_is_that_of_the_released_evaluator():
@@ -38,7 +42,10 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
     seen = []
     monkeypatch.setattr("vit_jax.evals.fewshot.LeastSquares", recording(seen))
     few_shot(FewShot(shots=(2, 4), seeds=(0,)), features(LABELS), features(LABELS, 1), 4)
-    assert [np.bincount(labels, minlength=4).tolist() for labels in seen] == [[2, 2, 2, 0], [4, 2, 3, 0]]
+    assert [np.bincount(labels, minlength=4).tolist() for labels in seen] == [
+        [2, 2, 2, 0],
+        [4, 2, 3, 0],
+    ]
 
 
 def recording(seen):
@@ -58,8 +65,13 @@ def test_accuracies_and_short_classes():
     result = few_shot(protocol, features(LABELS, noise=0.01), test, 4)
     assert result.num_test == 20
     assert result.short == {1: (3,), 3: (1, 3)}
-    assert set(result.accuracy) == {(shots, seed, l2) for shots in (1, 3) for seed in (0, 1) for l2 in (1e-3, 1.0)}
-    assert result.of(3, 1e-3).tolist() == [0.75, 0.75]  # the class without an example is never predicted
+    assert set(result.accuracy) == {
+        (shots, seed, l2) for shots in (1, 3) for seed in (0, 1) for l2 in (1e-3, 1.0)
+    }
+    assert result.of(3, 1e-3).tolist() == [
+        0.75,
+        0.75,
+    ]  # the class without an example is never predicted
 
 
 def test_unreadable_images_are_neither_learnt_from_nor_counted():
@@ -141,7 +153,10 @@ def test_evaluator_yields_mean_and_spread():
         ({"sampling": "last"}, "random or first"),
         ({"sampling": "first"}, "seeds=.*no effect"),
         ({"l2": ()}, r"l2=\(\).*positive"),
-        ({"penalty_choice": "median", "l2": (1.0, 2.0)}, "penalty_choice='median'.*mean_accuracy or mean_rank"),
+        (
+            {"penalty_choice": "median", "l2": (1.0, 2.0)},
+            "penalty_choice='median'.*mean_accuracy or mean_rank",
+        ),
         ({"penalty_choice": "mean_rank"}, "penalty_choice='mean_rank'.*one penalty.*Give several"),
     ],
 )

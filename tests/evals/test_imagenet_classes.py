@@ -42,7 +42,11 @@ def test_which_networks_get_imagenets_names():
     """Those of the formats in which ImageNet's networks are released, with 1,000 outputs; nothing else is guessed."""
     assert readable_names(weights_with(None, format="released")) == class_names()
     assert readable_names(weights_with(None, format="timm")) == class_names()
-    for weights in (weights_with(None), weights_with(None, 21_843, format="released"), weights_with(None, 7)):
+    for weights in (
+        weights_with(None),
+        weights_with(None, 21_843, format="released"),
+        weights_with(None, 7),
+    ):
         assert readable_names(weights) is None
         assert not is_unnamed(weights)
         with rejects("classes", "--class_names=FILE"):

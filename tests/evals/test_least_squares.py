@@ -23,7 +23,9 @@ def released_scores(feature, label, num_classes, test, l2):
     feature, test = feature.astype(np.float64), test.astype(np.float64)
     mean, std = feature.mean(axis=0), feature.std(axis=0) + 1e-5
     x, y = (np.c_[(part - mean) / std, np.full(len(part), 100.0)] for part in (feature, test))
-    weight = np.linalg.solve(x.T @ x + l2 * np.eye(x.shape[1]), x.T @ (2 * np.eye(num_classes)[label] - 1))
+    weight = np.linalg.solve(
+        x.T @ x + l2 * np.eye(x.shape[1]), x.T @ (2 * np.eye(num_classes)[label] - 1)
+    )
     return y @ weight
 
 
@@ -45,7 +47,16 @@ def assert_equals_float64(feature, label, test, num_classes):
 
 @pytest.mark.parametrize(
     ("num", "width", "num_classes"),
-    [(900, 64, 7), (40, 64, 7), (64, 64, 200), (65, 64, 7), (66, 64, 7), (90, 89, 5), (89, 90, 5), (1, 8, 2)],
+    [
+        (900, 64, 7),
+        (40, 64, 7),
+        (64, 64, 200),
+        (65, 64, 7),
+        (66, 64, 7),
+        (90, 89, 5),
+        (89, 90, 5),
+        (1, 8, 2),
+    ],
 )
 def test_equals_float64(num, width, num_classes, monkeypatch):
     """Also where there are about as many examples as numbers of a feature, the worst conditioned systems."""
@@ -63,12 +74,17 @@ def test_fits_more_features_than_images_with_a_small_penalty():
 def test_dependent_and_constant_features():
     """A layer norm makes features dependent, up to rounding."""
     feature, label, test = examples(300, 32, 5)
-    dependent = [np.c_[part, -part.sum(axis=1), np.full(len(part), 7.0)].astype(np.float32) for part in (feature, test)]
+    dependent = [
+        np.c_[part, -part.sum(axis=1), np.full(len(part), 7.0)].astype(np.float32)
+        for part in (feature, test)
+    ]
     assert_equals_float64(dependent[0], label, dependent[1], 5)
 
 
 def test_too_little_memory_says_how_much_and_what_to_lower(monkeypatch):
     monkeypatch.setattr(least_squares, "memory_bytes", lambda: 2**18)
     feature, label, _ = examples(900, 200, 40)
-    with pytest.raises(ValueError, match=r"matrix of 200 x 200 and 40 classes needs .* GiB.*Lower --shots="):
+    with pytest.raises(
+        ValueError, match=r"matrix of 200 x 200 and 40 classes needs .* GiB.*Lower --shots="
+    ):
         LeastSquares(feature, label, 40)

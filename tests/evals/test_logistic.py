@@ -13,7 +13,9 @@ NUM, WIDTH, CLASSES = 150, 12, 4
 def examples():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, NUM)
-    return (rng.normal(size=(CLASSES, WIDTH))[labels] + 2 * rng.normal(size=(NUM, WIDTH))).astype(np.float32), labels
+    return (rng.normal(size=(CLASSES, WIDTH))[labels] + 2 * rng.normal(size=(NUM, WIDTH))).astype(
+        np.float32
+    ), labels
 
 
 def objective(weight, bias, features, labels, penalty):
@@ -28,10 +30,14 @@ def test_reaches_the_minimum_of_scikit_learn(penalty, monkeypatch):
     monkeypatch.setattr(logistic, "CHUNK", 64)  # three parts, the last padded
     features, labels = examples()
     found = fit_logistic(features, labels, CLASSES, penalty)
-    reference = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=2000).fit(features.astype(np.float64), labels)
+    reference = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=2000).fit(
+        features.astype(np.float64), labels
+    )
     expected = objective(reference.coef_.T, reference.intercept_, features, labels, penalty)
     # The gradient's largest number is below 1e-5 a mean loss: the value is that of the minimum to six digits.
-    assert objective(found.weight_DK, found.bias_K, features, labels, penalty) == pytest.approx(expected, rel=1e-5)
+    assert objective(found.weight_DK, found.bias_K, features, labels, penalty) == pytest.approx(
+        expected, rel=1e-5
+    )
     assert (found.predict(features) == reference.predict(features)).mean() > 0.98
     assert 0 < found.iterations < logistic.MAX_ITERATIONS
 
@@ -60,17 +66,23 @@ def test_probabilities_are_scikit_learns(monkeypatch):
     monkeypatch.setattr(logistic, "CHUNK", 64)
     features, labels = examples()
     found = fit_logistic(features, labels, CLASSES, 10.0).log_probabilities(features)
-    reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(features.astype(np.float64), labels)
+    reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(
+        features.astype(np.float64), labels
+    )
     np.testing.assert_allclose(found, reference.predict_log_proba(features), atol=2e-3)
 
 
 def test_several_labels_are_fitted_one_against_the_rest(monkeypatch):
     monkeypatch.setattr(logistic, "CHUNK", 64)
     features, labels = examples()
-    several = np.stack([labels == 0, labels < 2, features[:, 0] + features[:, 1] > 0], axis=1).astype(np.int32)
+    several = np.stack(
+        [labels == 0, labels < 2, features[:, 0] + features[:, 1] > 0], axis=1
+    ).astype(np.int32)
     found = fit_logistic(features, several, 3, 10.0)
     assert found.has_several_labels
     for number in range(3):
-        reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(features, several[:, number])
+        reference = LogisticRegression(C=0.1, tol=1e-8, max_iter=2000).fit(
+            features, several[:, number]
+        )
         expected = reference.decision_function(features)
         np.testing.assert_allclose(found.logits(features)[:, number], expected, atol=2e-3)

@@ -23,7 +23,9 @@ def features(num, seed, num_classes=5, width=16):
 
 def by_hand(train, test, k, temperature):
     unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
-    similarity = unit(test.feature_ND.astype(np.float64)) @ unit(train.feature_ND.astype(np.float64)).T
+    similarity = (
+        unit(test.feature_ND.astype(np.float64)) @ unit(train.feature_ND.astype(np.float64)).T
+    )
     index = np.argsort(-similarity)[:, :k]
     weight = np.exp(np.take_along_axis(similarity, index, axis=1) / temperature)
     votes = np.einsum("qk,qkc->qc", weight, np.eye(5)[train.label_N[index]])
@@ -42,7 +44,9 @@ def test_equals_numpy_over_all_pairs(temperature):
 def test_the_greatest_come_first_and_of_equal_ones_the_lower_index(keys_at_once):
     keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
     for k in (2, 4):
-        ((similarity, index),) = nearest(keys, np.array([[3, 0]], np.float32), k, keys_at_once=keys_at_once)
+        ((similarity, index),) = nearest(
+            keys, np.array([[3, 0]], np.float32), k, keys_at_once=keys_at_once
+        )
         assert index.tolist() == [[1, 2, 3, 0][:k]]
         assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0][:k])
 
@@ -65,4 +69,6 @@ def test_too_few_images():
 def test_evaluator():
     train, test = features(60, 0), features(20, 1)
     measure = make_neighbour_measure(5, neighbours=(3,))
-    assert dict(measure(train, test)) == {"3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]}
+    assert dict(measure(train, test)) == {
+        "3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]
+    }

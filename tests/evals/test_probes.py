@@ -27,7 +27,9 @@ class Found:
 
     def extract(self, source):
         seed = 0 if source.is_same else source.seed
-        found = features(source.labels.astype(np.int32), seed, unreadable=self._unreadable if source.seed else ())
+        found = features(
+            source.labels.astype(np.int32), seed, unreadable=self._unreadable if source.seed else ()
+        )
         return dataclasses.replace(found, hash_N=found.hash_N + np.uint64(1000 * seed))
 
 
@@ -63,13 +65,23 @@ def test_few_shot_table():
     means = [found["datasets"][name]["2"]["mean"] for name in ("first", "second")]
     assert found["average"]["2"] == pytest.approx(np.mean(means))
     lines = table.to_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["data", "first", "first", "second", "second", "average", "average"]
+    assert [line.split()[0] for line in lines] == [
+        "data",
+        "first",
+        "first",
+        "second",
+        "second",
+        "average",
+        "average",
+    ]
     assert "second: fewer than 2 images of ant, bee, cat; those there are are used." in table.notes
 
 
 @pytest.mark.parametrize("choice", ["mean_accuracy", "mean_rank"])
 def test_penalties_are_chosen_for_all_datasets(choice):
-    protocol = FewShot(shots=(1, 2), seeds=(0,), l2=(1e-3, 1e6), sampling="first", penalty_choice=choice)
+    protocol = FewShot(
+        shots=(1, 2), seeds=(0,), l2=(1e-3, 1e6), sampling="first", penalty_choice=choice
+    )
     table = run_few_shot([pair("first", BALANCED, BALANCED)], Found(), protocol)
     found = table.to_dict()
     assert set(found["l2_used"]) == {"1", "2"}
@@ -80,12 +92,17 @@ def test_penalties_are_chosen_for_all_datasets(choice):
 
 
 def test_probes():
-    train, test = Found().extract(pair("x", BALANCED, BALANCED).train), features(np.array(BALANCED), 1)
+    train, test = (
+        Found().extract(pair("x", BALANCED, BALANCED).train),
+        features(np.array(BALANCED), 1),
+    )
     _, closed = probe(train, test, 4, "least_squares")
     _, fixed = probe(train, test, 4, "logistic", 0.5)
     _, searched = probe(train, test, 4, "logistic")
     assert (closed["penalty"], fixed["penalty"]) == (1024.0, 0.5)
-    assert closed["accuracy"] == fixed["accuracy"] == searched["accuracy"] == 1.0  # the classes lie far apart
+    assert (
+        closed["accuracy"] == fixed["accuracy"] == searched["accuracy"] == 1.0
+    )  # the classes lie far apart
     assert "validation_loss" not in fixed
     assert len(searched["validation_loss"]) > 7
     assert "log_loss" not in closed  # least squares has no probabilities
@@ -105,7 +122,9 @@ def noisy(num, seed):
 
 def reference(train, test, penalty):
     """Log-losses of the test images by scikit-learn."""
-    fitted = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=3000).fit(train.feature_ND, train.label_N)
+    fitted = LogisticRegression(C=1 / penalty, tol=1e-8, max_iter=3000).fit(
+        train.feature_ND, train.label_N
+    )
     log_NK = fitted.predict_log_proba(test.feature_ND)
     return -log_NK[np.arange(len(test)), test.label_N]
 
@@ -116,11 +135,16 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
     _, found = probe(train, test, 4, "logistic", seed=3)
     splits = list(probes._split_folds(train, 4, 3, 3))
     tried = {float(penalty): loss for penalty, loss in found["validation_loss"].items()}
-    expected = {penalty: np.concatenate([reference(*split, penalty) for split in splits]).mean() for penalty in tried}
+    expected = {
+        penalty: np.concatenate([reference(*split, penalty) for split in splits]).mean()
+        for penalty in tried
+    }
     assert tried == pytest.approx(expected, rel=1e-3)
     assert found["penalty"] == pytest.approx(min(expected, key=expected.get), rel=1e-3)
     others = [0.1, 1.0, 10.0, 100.0]
-    assert found["log_loss"] <= 1.02 * min(reference(train, test, penalty).mean() for penalty in others)
+    assert found["log_loss"] <= 1.02 * min(
+        reference(train, test, penalty).mean() for penalty in others
+    )
     assert found["calibration_error"] < 0.06
 
 
@@ -193,10 +217,14 @@ def test_each_dataset_and_its_text():
     knn = functools.partial(measure_neighbours, neighbours=(3, 100), temperature=0.07)
     results, notes = run_on_pairs(pairs, Found(), knn)
     interval = pytest.approx((48 / (48 + 1.959964**2), 1.0))
-    assert results == {"first": {"accuracy": {3: 1.0}, "interval": {3: interval}, "test_images": 48}}
+    assert results == {
+        "first": {"accuracy": {3: 1.0}, "interval": {3: interval}, "test_images": 48}
+    }
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text(results)
     expected = "test accuracy     100.00%  (95 % interval 92.59% to 100.00%) of 48 images"  # 48 / (48 + 1.96**2)
     assert expected in to_text(results)
-    results, _ = run_on_pairs(pairs, Found(), lambda pair, *sides: (probe(*sides, 4, "least_squares", 2.0)[1], []))
+    results, _ = run_on_pairs(
+        pairs, Found(), lambda pair, *sides: (probe(*sides, 4, "least_squares", 2.0)[1], [])
+    )
     assert "least_squares, penalty 2" in to_text(results)

@@ -22,7 +22,11 @@ from vit_jax.text.tables import to_csv
 
 def make_batch(labels, mask, images=None):
     """A batch without pixels; the steps below take what stands in their place."""
-    return Batch(image_BHWC=images, label_B=jnp.asarray(labels, jnp.int32), mask_B=jnp.asarray(mask, jnp.float32))
+    return Batch(
+        image_BHWC=images,
+        label_B=jnp.asarray(labels, jnp.int32),
+        mask_B=jnp.asarray(mask, jnp.float32),
+    )
 
 
 def by_hand(logits, labels, mask):
@@ -44,7 +48,11 @@ def sample(num_classes, rows=60, seed=0):
     """Logits of five values, so that most examples have ties; the last class has no images; some do not count."""
     rng = np.random.default_rng(seed)
     logits = rng.integers(-2, 3, (rows, num_classes)).astype(np.float32)
-    return logits, rng.integers(0, num_classes - 1, rows), rng.integers(0, 2, rows).astype(np.float32)
+    return (
+        logits,
+        rng.integers(0, num_classes - 1, rows),
+        rng.integers(0, 2, rows).astype(np.float32),
+    )
 
 
 def answers_of(batches, num_outputs, is_allowed=None, output=None):
@@ -53,7 +61,9 @@ def answers_of(batches, num_outputs, is_allowed=None, output=None):
     outputs = jnp.arange(num_outputs) if output is None else jnp.asarray(output)
     step = jax.jit(lambda scale, batch: predict(batch.image_BHWC * scale, batch, allowed, outputs))
     num_examples = sum(len(batch.mask_B) for batch in batches)
-    parts = rows_of(lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1), num_examples)
+    parts = rows_of(
+        lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1), num_examples
+    )
     return list(map(counted, parts))
 
 
@@ -61,7 +71,9 @@ def metrics_of(num_classes, **changes):
     """Metrics of as many classes as outputs, named by their numbers."""
     names = tuple(map(str, range(num_classes)))
     source = MemorySource(np.zeros((1, 1, 1, 3), np.uint8), np.zeros(1, int), names)
-    return ClassMetrics(Labelled(source, "", [], dataclasses.replace(identity_map(names), **changes)))
+    return ClassMetrics(
+        Labelled(source, "", [], dataclasses.replace(identity_map(names), **changes))
+    )
 
 
 def summed(batches, num_classes):
@@ -96,12 +108,16 @@ def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others(
     logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
     labels, output = np.random.default_rng(4).integers(0, 3, 30), np.array([4, 1, 6])
     is_allowed = np.isin(np.arange(8), output)
-    (found,) = answers_of([make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output)
+    (found,) = answers_of(
+        [make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output
+    )
     kept = logits[:, [1, 4, 6]].astype(np.float64)
     probabilities = np.exp(kept) / np.exp(kept).sum(axis=1, keepdims=True)
     order = np.argsort(-kept, axis=1)
     assert np.array_equal(found["class_BT"][:, :3], np.array([1, 4, 6])[order])
-    assert found["probability_BT"][:, :3] == pytest.approx(np.take_along_axis(probabilities, order, 1), rel=1e-5)
+    assert found["probability_BT"][:, :3] == pytest.approx(
+        np.take_along_axis(probabilities, order, 1), rel=1e-5
+    )
     assert not found["probability_BT"][:, 3:].any()
     places = np.array([1, 0, 2])[labels]  # of the classes among 1, 4, 6
     assert found["loss_B"] == pytest.approx(-np.log(probabilities[np.arange(30), places]), rel=1e-4)
@@ -120,7 +136,12 @@ def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
 def add(metrics, labels, classes, confidence):
     """Add images whose most probable outputs are `classes`, one or several each."""
     classes, num = np.asarray(classes).reshape(len(labels), -1), len(labels)
-    rows = {"record_B": np.arange(num), "label_B": np.asarray(labels), "class_BT": classes, "loss_B": np.zeros(num)}
+    rows = {
+        "record_B": np.arange(num),
+        "label_B": np.asarray(labels),
+        "class_BT": classes,
+        "loss_B": np.zeros(num),
+    }
     metrics.add(rows | {"probability_BT": np.asarray(confidence, np.float32)[:, None]})
 
 
@@ -128,7 +149,11 @@ def test_confusions_and_mistakes_by_hand():
     """Classes 0 to 2; outputs 2, 5 and 7 may be answers, and class k is output (2, 5, 7)[k]."""
     output_L = np.array([2, 5, 7])
     names = tuple(map(str, range(8)))
-    changes = {"output_names": names, "is_allowed_K": np.isin(np.arange(8), output_L), "output_L": output_L}
+    changes = {
+        "output_names": names,
+        "is_allowed_K": np.isin(np.arange(8), output_L),
+        "output_L": output_L,
+    }
     metrics = metrics_of(3, **changes)
     labels, first = [0, 0, 0, 1, 1, 2, 2, 2], [2, 5, 5, 5, 2, 7, 2, 2]
     confidence = [0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7]
@@ -139,7 +164,9 @@ def test_confusions_and_mistakes_by_hand():
     assert shown == [("0", "5", 2, 3), ("2", "2", 2, 3)]
     assert len(metrics.confused(9)) == 3
     found = [(one.record, one.label, one.predicted) for one in metrics.wrong]
-    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)], "by confidence, then in their order"
+    assert found == [(2, 0, 5), (4, 1, 2), (7, 2, 2), (1, 0, 5), (6, 2, 2)], (
+        "by confidence, then in their order"
+    )
     assert metrics.wrong[0].probability == pytest.approx(0.8)
 
 
@@ -162,7 +189,11 @@ def classify(batches):
 
     @jax.jit
     def step(scale, batch):
-        terms = {"loss": batch.image_BHWC * scale, "correct": batch.label_B.astype(jnp.float32), "weight": 1.0}
+        terms = {
+            "loss": batch.image_BHWC * scale,
+            "correct": batch.label_B.astype(jnp.float32),
+            "weight": 1.0,
+        }
         return {name: jnp.sum(term * batch.mask_B) for name, term in terms.items()}
 
     split = Split("test", (), 3, lambda: contextlib.nullcontext(iter(batches)))
@@ -171,8 +202,15 @@ def classify(batches):
 
 def test_loss_and_accuracy_by_hand():
     """Three examples count: losses 2 x (1 + 2 + 6) over 3, two of them right; the padding's 100 is not seen."""
-    batches = [make_batch([1, 0], [1, 1], jnp.float32([1, 2])), make_batch([1, 1], [1, 0], jnp.float32([6, 100]))]
-    assert classify(batches) == {"loss": pytest.approx(6.0), "accuracy": pytest.approx(2 / 3), "images": 3}
+    batches = [
+        make_batch([1, 0], [1, 1], jnp.float32([1, 2])),
+        make_batch([1, 1], [1, 0], jnp.float32([6, 100])),
+    ]
+    assert classify(batches) == {
+        "loss": pytest.approx(6.0),
+        "accuracy": pytest.approx(2 / 3),
+        "images": 3,
+    }
 
 
 @pytest.mark.parametrize("num_batches", [0, 2])
@@ -195,7 +233,10 @@ def test_the_table_of_classes():
     assert header == ["class", "images", "top1_correct", *names]
     shares = ((3, 4), (4, 4), (1, 3), (2, 3))
     cells = [[f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in shares]
-    cat, best = ["cat", "4", "3", *cells[0], *cells[1]], ['the "best"', "3", "1", *cells[2], *cells[3]]
+    cat, best = (
+        ["cat", "4", "3", *cells[0], *cells[1]],
+        ['the "best"', "3", "1", *cells[2], *cells[3]],
+    )
     assert rows == [cat, ["dog, wet", "0", "0", *[""] * 6], best]
 
 
@@ -231,5 +272,7 @@ def test_calibration_by_hand():
 def test_confidence_at_the_ends_of_the_scale():
     """A probability of float32 may be 0, 1, or by rounding a little more."""
     calibration = Calibration()
-    calibration.add(np.array([0.0, 1.0, np.nextafter(np.float32(1), np.float32(2))]), np.ones(3, bool))
+    calibration.add(
+        np.array([0.0, 1.0, np.nextafter(np.float32(1), np.float32(2))]), np.ones(3, bool)
+    )
     assert [one.images for one in calibration.bins()] == [1] + [0] * 13 + [2]

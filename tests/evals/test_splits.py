@@ -41,7 +41,13 @@ def make(tmp_path, monkeypatch):
 
 def trained_on(data, **details):
     """Weights of a run on these data."""
-    usual = {"seed": 7, "holdout_fraction": 0.3, "train_split": "train", "test_split": "test", "classes": ()}
+    usual = {
+        "seed": 7,
+        "holdout_fraction": 0.3,
+        "train_split": "train",
+        "test_split": "test",
+        "classes": (),
+    }
     return sample_weights(training=TrainingData(data=located(data), **usual | details))
 
 
@@ -67,12 +73,18 @@ def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
     held_out, notes = judged(data, weights)
     assert (len(held_out), notes) == (6, [])
     (tmp_path / "link").symlink_to(tmp_path / "my-images")
-    old = dataclasses.replace(weights, training=dataclasses.replace(weights.training, data="folder:./my-images"))
-    assert judged(data, old) == (held_out, []), "a checkpoint of before has the path as it was given"
+    old = dataclasses.replace(
+        weights, training=dataclasses.replace(weights.training, data="folder:./my-images")
+    )
+    assert judged(data, old) == (held_out, []), (
+        "a checkpoint of before has the path as it was given"
+    )
     for other in ("my-images/", "./my-images", f"{tmp_path}/my-images", "link", "my-images/ant/.."):
         assert judged(f"folder:{other}", weights) == (held_out, []), other
     rest, _ = judged(data, weights, split="train")
-    assert sorted(held_out + rest) == sorted(judged(data, weights, split="all")[0]) == sorted(TEN_EACH)
+    assert (
+        sorted(held_out + rest) == sorted(judged(data, weights, split="all")[0]) == sorted(TEN_EACH)
+    )
     assert open_labelled(data, weights).words == "test of folder:my-images, 6 of 20 images"
 
 
@@ -81,7 +93,9 @@ def test_a_copy_is_not_known_and_that_is_told(make):
     names, notes = judged(make("copy"), weights)
     assert len(names) == 20
     assert len(notes) == 1
-    assert re.search(r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test", notes[0])
+    assert re.search(
+        r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test", notes[0]
+    )
     assert judged("folder:copy", weights, split="test") == judged("folder:my-images", weights)
 
 
@@ -117,19 +131,25 @@ def test_another_holdout_than_that_of_training_is_told(make, choice):
     names, notes = judged(data, weights, **choice)
     assert names != judged(data, weights)[0]
     (note,) = notes
-    assert note.startswith("training held out 0.3 of each class by seed 7; this is another hold-out")
+    assert note.startswith(
+        "training held out 0.3 of each class by seed 7; this is another hold-out"
+    )
     assert judged(data, weights, seed=7, holdout_fraction=0.3) == judged(data, weights)
 
 
 def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, tmp_path):
     data = make("my-images")
-    config = InputConfig(train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3)
+    config = InputConfig(
+        train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3
+    )
     held_out, trained = (open_source(data, split, config, 7) for split in ("test", "train"))
     weights = trained_on(data, held_up_to=held_up_to(held_out, 7))
     fitted = {trained.name_of(index)[-9:] for index in range(len(trained))}
     before, notes = judged(data, weights)
     assert (len(before), notes) == (6, [])
-    assert judged(data, trained_on(data)) == (before, []), "weights of before, which do not state it"
+    assert judged(data, trained_on(data)) == (before, []), (
+        "weights of before, which do not state it"
+    )
     (tmp_path / "my-images" / before[0]).unlink()
     make("my-images", [f"{name}/{letter}.png" for name in NAMES[:2] for letter in "abcdefghijkl"])
     assert fitted & {*judged(data, trained_on(data))[0]}, "the first by hash are others now"
@@ -150,9 +170,13 @@ def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, t
 
 
 def test_a_folder_that_was_given_splits_since(make):
-    data = make("my-images", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH])
+    data = make(
+        "my-images", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH]
+    )
     _, notes = judged(data, trained_on(data, held_up_to={"ant": "1" * 16}))
-    assert notes == ["folder:my-images had no splits in training: its test may hold images of then."]
+    assert notes == [
+        "folder:my-images had no splits in training: its test may hold images of then."
+    ]
 
 
 def test_split_folders(make):
@@ -206,7 +230,9 @@ def test_names_that_weights_have_twice(make):
     weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
     with rejects("w.npz", "more than one class.*bee"):
         open_labelled(make("both", ["bee/0.png", "cat/0.png"]), weights)
-    assert open_labelled(make("else", ["cat/0.png", "dog/0.png"]), weights).source.labels.tolist() == [2, 3]
+    assert open_labelled(
+        make("else", ["cat/0.png", "dog/0.png"]), weights
+    ).source.labels.tolist() == [2, 3]
 
 
 UNNAMED = dataclasses.replace(sample_weights(), class_names=None)
@@ -239,7 +265,9 @@ def test_integer_names_match_outputs_of_weights_without_names_by_value(make, out
 def test_outputs_beyond_nine_are_not_in_alphabetical_order(make):
     twelve = dataclasses.replace(UNNAMED.architecture, num_classes=12)
     data = make("twelve", [f"{number}/0.png" for number in range(12)])
-    assert labels_by_folder(data, architecture=twelve)[0] == {str(number): number for number in range(12)}
+    assert labels_by_folder(data, architecture=twelve)[0] == {
+        str(number): number for number in range(12)
+    }
 
 
 @pytest.mark.parametrize(
@@ -282,7 +310,9 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     folder, table = make("my-images"), tmp_path / "my-images/table.csv"
     lines = ["image,label", *(f"{file},{file[:3]}" for file in TEN_EACH[:14])]
     table.write_text("\n".join(lines))
-    config = InputConfig(train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3)
+    config = InputConfig(
+        train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3
+    )
     held_out = open_source(f"csv:{table}", "test", config, 7)
     weights = trained_on(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
     before, notes = judged("csv:./my-images/table.csv", weights)
@@ -292,7 +322,10 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     assert {*before} < {*after}
     assert not {*TEN_EACH[:14]} & {*after} - {*before}
     assert "No image has changed sides" in notes[0]
-    assert "If folder:my-images holds the same images, say --split=test." in judged(folder, weights)[1][0]
+    assert (
+        "If folder:my-images holds the same images, say --split=test."
+        in judged(folder, weights)[1][0]
+    )
 
 
 def test_released_datasets_have_their_splits(monkeypatch):
@@ -315,7 +348,9 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
 
 def test_digits_with_classes_and_parts(data_dir):
-    pair = open_pair("digits", SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]"))
+    pair = open_pair(
+        "digits", SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]")
+    )
     assert pair.train.class_names == pair.test.class_names == ("5", "7")
     assert 0 < len(pair.train) < len(pair.test) * 3
 
@@ -326,7 +361,9 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
     then = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
     as_then, fresh = open_pair(data, SplitChoice(), then), open_pair(data, SplitChoice())
     assert (len(as_then.test), len(fresh.test)) == (8, 2)
-    assert not {as_then.train.key_of(i) for i in range(12)} & {as_then.test.key_of(i) for i in range(8)}
+    assert not {as_then.train.key_of(i) for i in range(12)} & {
+        as_then.test.key_of(i) for i in range(8)
+    }
 
 
 @pytest.mark.parametrize(
@@ -344,7 +381,9 @@ def test_mistakes(name, choice, field, rule):
 def test_splits_of_other_classes(tmp_path, monkeypatch):
     kinds = iter([("a", "b"), ("a", "c")])
     monkeypatch.setattr(
-        splits, "open_source", lambda *_, **__: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})()
+        splits,
+        "open_source",
+        lambda *_, **__: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})(),
     )
     with rejects("mine:x", "different classes"):
         open_pair("mine:x", SplitChoice())
@@ -364,7 +403,9 @@ def test_images_without_a_classifier_need_no_training_split_and_one_class(make):
     assert both.class_names == ("cat", "dog", "ant")
     assert [both.name_of(index)[-9:] for index in range(2)] == ["dog/1.png", "ant/0.png"]
     assert both.labels.tolist() == [1, 2]
-    with rejects("folder:tested has no split 'train'", "Name one of them as the split, such as 'test'"):
+    with rejects(
+        "folder:tested has no split 'train'", "Name one of them as the split, such as 'test'"
+    ):
         open_split("folder:tested", "train", SplitChoice())
     make("empty", ["test/notes.txt"])
     with rejects("Folder 'empty/test'", "no images"):

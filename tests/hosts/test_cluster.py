@@ -11,8 +11,16 @@ from vit_jax.hosts import cluster
 from vit_jax.hosts.join import find_place
 from vit_jax.hosts.slurm import find_host, idle_tasks
 
-EXPLICIT = {"VIT_JAX_COORDINATOR": "a:1234", "VIT_JAX_NUM_PROCESSES": "4", "VIT_JAX_PROCESS_ID": "3"}
-OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+EXPLICIT = {
+    "VIT_JAX_COORDINATOR": "a:1234",
+    "VIT_JAX_NUM_PROCESSES": "4",
+    "VIT_JAX_PROCESS_ID": "3",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
 OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 OPEN_MPI |= {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
 JOBSET = {"JOBSET_NAME": "vit", "REPLICATED_JOB_NAME": "slice", "NUM_JOBS": "2", "JOB_INDEX": "1"}
@@ -23,7 +31,9 @@ SLURM |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
 
 
 def find(environment, *, gpus=0):
-    return find_place(environment, has_tpu=False, count_gpus=lambda: gpus, find_host=lambda node: node)
+    return find_place(
+        environment, has_tpu=False, count_gpus=lambda: gpus, find_host=lambda node: node
+    )
 
 
 def numbers(place):
@@ -49,8 +59,14 @@ def test_nothing_is_one_process_and_explicit_numbers_are_used():
         (EXPLICIT | {"VIT_JAX_NUM_PROCESSES": "many"}, "VIT_JAX_NUM_PROCESSES"),
         (EXPLICIT | {"VIT_JAX_COORDINATOR": "a"}, "VIT_JAX_COORDINATOR"),
         ({"VIT_JAX_COORDINATOR": "a:1"}, "nothing says how many processes"),
-        (SLURM | EXPLICIT | {"VIT_JAX_PROCESS_ID": "0"}, "VIT_JAX_PROCESS_ID=0, but SLURM says 4 and 3: unset"),
-        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"}, "OMPI_COMM_WORLD_RANK=9 and OMPI_COMM_WORLD_SIZE=4"),
+        (
+            SLURM | EXPLICIT | {"VIT_JAX_PROCESS_ID": "0"},
+            "VIT_JAX_PROCESS_ID=0, but SLURM says 4 and 3: unset",
+        ),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "9"},
+            "OMPI_COMM_WORLD_RANK=9 and OMPI_COMM_WORLD_SIZE=4",
+        ),
         (without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri"), "set VIT_JAX_COORDINATOR"),
         *((without(JOBSET, name), name) for name in JOBSET if name != "JOBSET_NAME"),
         (JOBSET | {"JOB_INDEX": "2"}, "JOB_INDEX"),
@@ -68,7 +84,9 @@ def test_variables_that_are_missing_or_contradict_each_other_are_named(environme
         find(environment)
 
 
-@pytest.mark.parametrize("environment", [OPEN_MPI, JOBSET, SLURM], ids=["Open MPI", "JobSet", "SLURM"])
+@pytest.mark.parametrize(
+    "environment", [OPEN_MPI, JOBSET, SLURM], ids=["Open MPI", "JobSet", "SLURM"]
+)
 def test_what_is_given_replaces_what_the_cluster_says(environment):
     assert numbers(find(environment))[1:] == ((8, 6) if environment is JOBSET else (4, 3))
     assert find(environment | {"VIT_JAX_COORDINATOR": "a:1"}).coordinator == "a:1"
@@ -85,15 +103,24 @@ def test_open_mpi():
     uri = {"OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp6://[fe80::b9b,2620:10d]:43370"}
     assert find(OPEN_MPI | uri).coordinator.startswith("[fe80::b9b]:")
     version_5 = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri")
-    assert find(version_5 | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith("login-1:")
-    assert find(version_5 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator.startswith("127.0.0.1:")
+    assert find(version_5 | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith(
+        "login-1:"
+    )
+    assert find(version_5 | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).coordinator.startswith(
+        "127.0.0.1:"
+    )
     assert find(version_5 | {"VIT_JAX_COORDINATOR": "a:1"}).process_id == 3
     assert find(OPEN_MPI | SLURM).launcher == "Open MPI"
 
 
 def test_jobset():
     assert find(JOBSET).coordinator == "vit-slice-0-0.vit:8476"
-    alone = {"PROCESSES_IN_JOB": "1", "NUM_JOBS": "1", "JOB_INDEX": "0", "JOB_COMPLETION_INDEX": "0"}
+    alone = {
+        "PROCESSES_IN_JOB": "1",
+        "NUM_JOBS": "1",
+        "JOB_INDEX": "0",
+        "JOB_COMPLETION_INDEX": "0",
+    }
     assert find(JOBSET | alone) is None
 
 
@@ -158,9 +185,9 @@ def test_jaxs_private_detection_has_the_names_that_are_used():
 
     moved = f"JAX {jax.__version__} has changed private names: adapt vit_jax/hosts/internals.py"
     assert running_in_cloud_tpu_vm is False, moved
-    assert {"client", "process_id", "num_processes"} <= vars(global_state).keys() | vars(type(global_state)).keys(), (
-        moved
-    )
+    assert {"client", "process_id", "num_processes"} <= vars(global_state).keys() | vars(
+        type(global_state)
+    ).keys(), moved
     for kind in (clusters.GceTpuCluster, clusters.GkeTpuCluster):
         assert kind.is_env_present() is False, moved
         for name in ("get_process_count", "get_process_id", "get_coordinator_address"):
@@ -168,12 +195,22 @@ def test_jaxs_private_detection_has_the_names_that_are_used():
     assert cluster.tpu_place({}, 1) is None
 
 
-OF_A_JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "node[01-02]", "SLURM_PROCID": "0"}
+OF_A_JOB = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_NTASKS": "4",
+    "SLURM_JOB_NODELIST": "node[01-02]",
+    "SLURM_PROCID": "0",
+}
 
 
 def one_node(num_tasks, task, **more):
     of_all = dict.fromkeys(("SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"), str(num_tasks))
-    return SLURM | of_all | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_NODEID": "0"} | more
+    return (
+        SLURM
+        | of_all
+        | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_NODEID": "0"}
+        | more
+    )
 
 
 def test_a_step():
@@ -188,7 +225,12 @@ def test_a_step():
     [
         OF_A_JOB,  # sbatch's script without srun
         without(OF_A_JOB, "SLURM_PROCID"),  # salloc
-        SLURM | OF_A_JOB | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},  # salloc with interactive step
+        SLURM
+        | OF_A_JOB
+        | {
+            "SLURM_STEP_ID": "4294967290",
+            "SLURM_STEP_NUM_TASKS": "1",
+        },  # salloc with interactive step
         SLURM | {"SLURM_STEP_ID": "4294967291"},  # sbatch's own step
     ],
 )
@@ -200,8 +242,14 @@ def test_a_shell_in_a_job_runs_alone(shell):
 
 
 def test_a_step_of_one_task_in_a_job_of_many():
-    assert find(SLURM | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-    assert find(without(SLURM, "SLURM_STEP_NUM_TASKS") | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert (
+        find(SLURM | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
+        is None
+    )
+    assert (
+        find(without(SLURM, "SLURM_STEP_NUM_TASKS") | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"})
+        is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +275,9 @@ def test_a_malformed_list_of_nodes_is_an_error_that_shows_it(nodes):
         found = find(SLURM | {"SLURM_STEP_NODELIST": nodes}).coordinator.rpartition(":")[0]
     except ValueError as error:
         found = str(error)
-    assert re.fullmatch(r"[a1.-]+", found) or found.startswith(f"SLURM_STEP_NODELIST={nodes!r} is not a list like ")
+    assert re.fullmatch(r"[a1.-]+", found) or found.startswith(
+        f"SLURM_STEP_NODELIST={nodes!r} is not a list like "
+    )
 
 
 NODES = "SLURM_STEP_TASKS_PER_NODE"
@@ -237,7 +287,11 @@ UNEVEN = SLURM | {NODES: "2(x3),1", "SLURM_NODEID": "3", "SLURM_LOCALID": "0"}
 @pytest.mark.parametrize(
     ("environment", "visible", "share"),
     [
-        (SLURM | {NODES: "1(x4)", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"}, "0,1,2,3,4,5,6,7", None),  # one uses all
+        (
+            SLURM | {NODES: "1(x4)", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
+            "0,1,2,3,4,5,6,7",
+            None,
+        ),  # one uses all
         (one_node(4, 0), "0,1,2,3", (0,)),
         (one_node(4, 3), "0,1,2,3", (3,)),
         (one_node(4, 2), "0,1,2,3,4,5,6,7", (4, 5)),
@@ -270,7 +324,10 @@ def test_gpus_that_are_absent_or_cannot_be_shared():
     ("answer", "expected"),
     [
         ("NodeName=no-node NodeAddr=127.0.0.1 NodeHostName=x", "127.0.0.1"),
-        ("NodeName=no-node NodeAddr=no-node NodeHostName=x", "SLURM's address, no-node, does not either"),
+        (
+            "NodeName=no-node NodeAddr=no-node NodeHostName=x",
+            "SLURM's address, no-node, does not either",
+        ),
         ("", "scontrol shows no address of it here"),
     ],
 )
@@ -284,5 +341,7 @@ def test_a_node_whose_name_does_not_resolve(answer, expected, monkeypatch, tmp_p
     if expected == "127.0.0.1":
         assert find_host("no-node") == expected
     else:
-        with pytest.raises(ValueError, match=f"SLURM node no-node: its name must resolve .*{expected}"):
+        with pytest.raises(
+            ValueError, match=f"SLURM node no-node: its name must resolve .*{expected}"
+        ):
             find_host("no-node")

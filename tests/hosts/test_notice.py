@@ -16,7 +16,9 @@ def killed(monkeypatch):
     signals, event = [], threading.Event()
     monkeypatch.setattr(notice, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(notice, "RESPONSE_SECONDS", 120)
-    monkeypatch.setattr("vit_jax.hosts.notice.os.kill", lambda _, number: (signals.append(number), event.set()))
+    monkeypatch.setattr(
+        "vit_jax.hosts.notice.os.kill", lambda _, number: (signals.append(number), event.set())
+    )
     return signals, event
 
 
@@ -50,7 +52,9 @@ def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatc
     product = tmp_path / "product_name"
     product.write_text("Google Compute Engine\n")
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata) as server:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
         monkeypatch.setattr(notice, "METADATA", f"http://127.0.0.1:{server.server_port}/instance")
         monkeypatch.setattr(notice, "PRODUCT", product)
         Notice().start()
@@ -61,7 +65,9 @@ def test_the_notice_of_a_server_becomes_one_sigterm(killed, tmp_path, monkeypatc
 
 def test_polling_goes_on_until_the_notice(killed):
     failures = [OSError("refused")] * (MAX_FAILURES - 1)
-    watch, left = scripted("FALSE", "NONE", *failures, "FALSE", "NONE", *failures, "TRUE", "never read")
+    watch, left = scripted(
+        "FALSE", "NONE", *failures, "FALSE", "NONE", *failures, "TRUE", "never read"
+    )
     watch.poll()
     assert (killed[0], left) == ([signal.SIGTERM], ["never read"])
 

@@ -109,8 +109,12 @@ def test_a_process_that_has_ended_normally_is_not_lost(run, ended):
 
 
 @pytest.mark.parametrize("failing", [0, 2])
-@pytest.mark.parametrize(("error", "code"), [(ValueError("bad images\nmore"), 2), (KeyError("bug"), 1), (OSError(), 1)])
-def test_a_failure_ends_the_others_with_its_message_and_code(run, ended, capfd, failing, error, code):
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError("bad images\nmore"), 2), (KeyError("bug"), 1), (OSError(), 1)]
+)
+def test_a_failure_ends_the_others_with_its_message_and_code(
+    run, ended, capfd, failing, error, code
+):
     live(run, 5)
     run[failing].fail(error)
     live(run, 2)  # in each of which the clock of all advances while one waits for its own error
@@ -149,10 +153,14 @@ def test_an_error_that_another_process_caused_waits_for_the_verdict(run, clock):
 
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_silent_first_process_may_have_caused_any_error(run, clock, monkeypatch, is_silent):
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # `talk` is called here instead
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda thread: None
+    )  # `talk` is called here instead
     run[1].start()
     talking, sleep, began = run[1:2] if is_silent else run[:2], clock.sleep, clock.now
-    monkeypatch.setattr(clock, "sleep", lambda seconds: sleep(seconds) or [process.talk() for process in talking])
+    monkeypatch.setattr(
+        clock, "sleep", lambda seconds: sleep(seconds) or [process.talk() for process in talking]
+    )
     run[1].fail(OSError("a file is gone"))
     assert (clock.now - began > LOST_SECONDS) is is_silent
 
@@ -167,7 +175,9 @@ def test_a_process_that_was_stopped_and_resumed_has_not_hung(run, clock, ended):
 
 
 def test_a_run_of_one_process_cannot_lose_any(ended, clock):
-    alone = Peers(None, 0, 1, lost_seconds=0.0, leave=lambda exit_code: ended.setdefault(0, exit_code))
+    alone = Peers(
+        None, 0, 1, lost_seconds=0.0, leave=lambda exit_code: ended.setdefault(0, exit_code)
+    )
     clock.sleep(1)
     alone.check()
     alone.fail(ValueError("mine"))

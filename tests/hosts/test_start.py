@@ -48,7 +48,11 @@ class Service:
         self.said |= {key: value, key[:-1] + "1": json.dumps(f"{json.loads(value)} of the other")}
 
     def key_value_dir_get(self, key):
-        return [(name, value) for name, value in reversed(self.said.items()) if name.startswith(f"{key}/")]
+        return [
+            (name, value)
+            for name, value in reversed(self.said.items())
+            if name.startswith(f"{key}/")
+        ]
 
 
 @pytest.fixture
@@ -60,7 +64,9 @@ def service(monkeypatch):
     return service
 
 
-def test_processes_wait_for_each_other_by_the_service_whose_time_limit_is_ours(service, monkeypatch):
+def test_processes_wait_for_each_other_by_the_service_whose_time_limit_is_ours(
+    service, monkeypatch
+):
     """A collective would begin with connections, for which Gloo waits no longer than 30 s."""
     monkeypatch.setattr(hosts, "multihost_utils", None)
     hosts.wait_for_all("here")
@@ -73,13 +79,17 @@ def test_what_is_gathered_does_not_fill_the_service(service):
     """What one is slow to read is not overwritten: all have read it when they meet the next time."""
     for number in range(10):
         assert hosts.gather(f"{number}") == [f"{number}", f"{number} of the other"]
-        assert {f'"{n}"' for n in range(max(0, number - 1), number + 1)} <= set(service.said.values())
+        assert {f'"{n}"' for n in range(max(0, number - 1), number + 1)} <= set(
+            service.said.values()
+        )
     assert len(service.said) == 4
     assert len(set(service.barriers)) == 1
 
 
 def test_cpus_connect_when_all_processes_are_there(fresh, service):
-    fresh.multihost_utils = types.SimpleNamespace(process_allgather=lambda _: service.barriers.append("collective"))
+    fresh.multihost_utils = types.SimpleNamespace(
+        process_allgather=lambda _: service.barriers.append("collective")
+    )
     fresh.global_state = types.SimpleNamespace(client=service, process_id=0, num_processes=2)
     fresh.Peers = lambda *_, **__: types.SimpleNamespace(start=lambda: None)
     fresh.atexit = types.SimpleNamespace(register=lambda *_: None)
@@ -87,7 +97,9 @@ def test_cpus_connect_when_all_processes_are_there(fresh, service):
     fresh.start()  # has no effect
     (here, limit), (compiled, _), collective = service.barriers
     assert (limit >= 3600_000, collective) == (True, "collective")
-    assert (here, compiled) == ("vit_jax/devices", "vit_jax/compiled"), "compiling takes long on a busy machine"
+    assert (here, compiled) == ("vit_jax/devices", "vit_jax/compiled"), (
+        "compiling takes long on a busy machine"
+    )
 
 
 @pytest.mark.parametrize("seconds", ["4", "100", "soon"])
@@ -110,7 +122,9 @@ def test_errors_are_reported_unless_all_processes_raise_them(monkeypatch):
 
 
 def place():
-    return Place(launcher="test", coordinator=f"127.0.0.1:{free_port()}", num_processes=2, process_id=0)
+    return Place(
+        launcher="test", coordinator=f"127.0.0.1:{free_port()}", num_processes=2, process_id=0
+    )
 
 
 def test_the_service_continues_after_the_first_process_for_the_given_time():
@@ -129,7 +143,9 @@ def test_a_jaxlib_that_has_no_such_service(monkeypatch):
     popen = subprocess.Popen
 
     def without(words, **options):
-        program = "import sys; sys.modules['jaxlib'] = None; sys.argv = sys.argv[1:]; import runpy; "
+        program = (
+            "import sys; sys.modules['jaxlib'] = None; sys.argv = sys.argv[1:]; import runpy; "
+        )
         program += "runpy.run_path(sys.argv[0], run_name='__main__')"
         return popen([words[0], "-c", program, *words[2:]], **options)
 

@@ -33,7 +33,11 @@ def fail(platforms, monkeypatch, found, error=None):
 @pytest.mark.parametrize(
     ("platforms", "found", "rule"),
     [
-        ("cuda", (), "'cuda' is not installed.*jaxlib.*plugins: none.*unset JAX_PLATFORMS.*pip install -U 'jax.cuda.'"),
+        (
+            "cuda",
+            (),
+            "'cuda' is not installed.*jaxlib.*plugins: none.*unset JAX_PLATFORMS.*pip install -U 'jax.cuda.'",
+        ),
         ("gpu", ("libtpu",), "'gpu' is not installed.*plugins: libtpu 1.2.*'jax.cuda.'"),
         ("cpu,tpu", ("jax-cuda12-plugin",), "'tpu' is not installed.*'jax.tpu.'"),
         ("rocm", (), "'rocm' is not installed.*install its plugin"),
@@ -55,10 +59,14 @@ def test_a_platform_that_is_not_installed(platforms, found, rule, monkeypatch):
         ("", ("libtpu",), "JAX_PLATFORMS=cpu"),
     ],
 )
-def test_an_installed_platform_that_does_not_start_may_start_later(platforms, found, advice, monkeypatch):
+def test_an_installed_platform_that_does_not_start_may_start_later(
+    platforms, found, advice, monkeypatch
+):
     """No ValueError: its exit code is 1, after which launchers try again."""
     monkeypatch.setattr(backend, "NVIDIA_DEVICES", ("proc",))  # a GPU is there
-    with pytest.raises(BackendError, match=f"(?s)the devices cannot be used.*Unable to initialize.*{advice}"):
+    with pytest.raises(
+        BackendError, match=f"(?s)the devices cannot be used.*Unable to initialize.*{advice}"
+    ):
         fail(platforms, monkeypatch, found)
 
 
@@ -76,7 +84,9 @@ def test_other_errors_stay_as_they_are(monkeypatch):
 
 def test_the_other_processes_of_a_run_hear_the_same_message(monkeypatch):
     heard = []
-    monkeypatch.setattr(hosts, "_this_process", type("Peers", (), {"fail": staticmethod(heard.append)}))
+    monkeypatch.setattr(
+        hosts, "_this_process", type("Peers", (), {"fail": staticmethod(heard.append)})
+    )
     with rejects("JAX_PLATFORMS=bogus"), hosts.ends_together():
         fail("bogus", monkeypatch, ())
     assert "JAX_PLATFORMS=bogus" in str(heard[0])
@@ -84,7 +94,9 @@ def test_the_other_processes_of_a_run_hear_the_same_message(monkeypatch):
 
 def test_exit_codes(monkeypatch, capsys):
     for found, code in (((), 2), (("libtpu",), 1)):
-        monkeypatch.setattr(cli, "_find", lambda verb, found=found: lambda rest: fail("tpu", monkeypatch, found))
+        monkeypatch.setattr(
+            cli, "_find", lambda verb, found=found: lambda rest: fail("tpu", monkeypatch, found)
+        )
         with pytest.raises(SystemExit) as end:
             cli.main(["doctor"])
         assert end.value.code == code
@@ -139,7 +151,9 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     messages = [line for line in ended.stderr.splitlines() if line.startswith("vit-jax: ")]
-    assert all(line.startswith(f"vit-jax: JAX_PLATFORMS={platform}: the platform") for line in messages), ended.stderr
+    assert all(
+        line.startswith(f"vit-jax: JAX_PLATFORMS={platform}: the platform") for line in messages
+    ), ended.stderr
     assert [line.split()[:2] for line in ended.stderr.splitlines() if line[0].isdigit()] == [
         ["2", words[0]] for words in verbs
     ]
@@ -177,7 +191,9 @@ def machine(tmp_path, monkeypatch):
 def test_without_any_hint_it_is_the_cpu(machine):
     assert machine.decide(HOME="/root") == "cpu"
     assert machine.decide(JAX_PLATFORMS="") == "cpu"
-    assert machine.decide(TPU_SKIP_MDS_QUERY="1", TPU_LIBRARY_PATH="libtpu.so") == "cpu"  # which JAX sets
+    assert (
+        machine.decide(TPU_SKIP_MDS_QUERY="1", TPU_LIBRARY_PATH="libtpu.so") == "cpu"
+    )  # which JAX sets
     machine.add("sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor")  # a Google VM's network card
     assert machine.decide() == "cpu"
 
@@ -234,25 +250,33 @@ def test_the_plugin_for_cuda_without_a_gpu_is_the_cpu(machine, libtpu):
         ("", "dev/nvidia0", False),
     ],
 )
-def test_the_plugin_for_cuda_is_hidden_without_a_gpu(machine, monkeypatch, platforms, file, is_hidden):
+def test_the_plugin_for_cuda_is_hidden_without_a_gpu(
+    machine, monkeypatch, platforms, file, is_hidden
+):
     modules = {}
     monkeypatch.setattr(backend, "sys", types.SimpleNamespace(modules=modules))
     if file:
         machine.add(file)
     backend.hide_cuda({"JAX_PLATFORMS": platforms}, machine.root)
-    assert ("jax_cuda12_plugin" in modules, "jax_plugins.xla_cuda13" in modules) == (is_hidden, is_hidden)
+    assert ("jax_cuda12_plugin" in modules, "jax_plugins.xla_cuda13" in modules) == (
+        is_hidden,
+        is_hidden,
+    )
     if is_hidden:
         modules["jax_plugins.xla_cuda12"].initialize()  # as JAX does
 
 
 @pytest.mark.tools
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
-@pytest.mark.skipif(backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator")
+@pytest.mark.skipif(
+    backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator"
+)
 def test_a_command_prints_no_errors_of_absent_accelerators():
     variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     result = subprocess.run(
         [sys.executable, "-m", "vit_jax", "doctor"],
-        env=variables | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},  # also while another program holds libtpu's lock
+        env=variables
+        | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"},  # also while another program holds libtpu's lock
         capture_output=True,
         text=True,
         cwd=ROOT,

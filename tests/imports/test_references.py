@@ -51,12 +51,31 @@ def modules(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    [None, 3, "", "a", "a.b", ":b", "a:", "a:b:c", "a b:c", "a.:b", ".a:b", "a:b.", "2a:b", "a-b:c", "a:b\n", "hf://a"],
+    [
+        None,
+        3,
+        "",
+        "a",
+        "a.b",
+        ":b",
+        "a:",
+        "a:b:c",
+        "a b:c",
+        "a.:b",
+        ".a:b",
+        "a:b.",
+        "2a:b",
+        "a-b:c",
+        "a:b\n",
+        "hf://a",
+    ],
 )
 def test_other_texts(text):
     assert all(map(is_reference, ("a:b", "a.b_2.C:d", "a:B.c", "_a:_b")))
     assert not is_reference(text)
-    with pytest.raises(ValueError, match=r"config\.x=.* is not a reference: write package\.module:name"):
+    with pytest.raises(
+        ValueError, match=r"config\.x=.* is not a reference: write package\.module:name"
+    ):
         resolve(text, "config.x")
 
 
@@ -72,7 +91,10 @@ def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("minelib5:f", r"^config\.x='minelib5:f': there is no such module\. .* working directory.* PYTHONPATH"),
+        (
+            "minelib5:f",
+            r"^config\.x='minelib5:f': there is no such module\. .* working directory.* PYTHONPATH",
+        ),
         ("mine:valeu", "mine has no 'valeu'; it has Net, value. Did you mean 'value'?"),
         ("optax:lionn", r"optax has no 'lionn'\. Did you mean 'lion'\?$"),
         ("optax:zzzz", r"optax has no 'zzzz'; it has (\w+, ){20}\.\.\.\.$"),
@@ -82,8 +104,14 @@ def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
         ("minelib.empty:f", "minelib.empty has no 'f'; it has nothing"),
         ("minelib.broken:f", "importing it failed with RuntimeError: boom"),
         ("minelib.syntax:f", "importing it failed with SyntaxError"),
-        ("minelib.needs:f", "importing it failed with ModuleNotFoundError: No module named 'no_such_package'"),
-        ("minelib.prefix:f", "importing it failed with ModuleNotFoundError: No module named 'mineli'"),
+        (
+            "minelib.needs:f",
+            "importing it failed with ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        (
+            "minelib.prefix:f",
+            "importing it failed with ModuleNotFoundError: No module named 'mineli'",
+        ),
     ],
 )
 def test_what_names_nothing_is_refused(modules, text, message):
@@ -117,7 +145,10 @@ def stored(text, *allowed):
 )
 def test_a_file_names_no_code_that_is_not_allowed(modules, text, allowed):
     modules(mine=f"from sys import exit\nimport sys\n{SOURCE}", minelib__sub="value = 7")
-    with pytest.raises(CodeNotAllowed, match=rf"^part\.0='{text}': w\.npz names code of (\w+), .* --allow_code=\S*\1 "):
+    with pytest.raises(
+        CodeNotAllowed,
+        match=rf"^part\.0='{text}': w\.npz names code of (\w+), .* --allow_code=\S*\1 ",
+    ):
         resolve(stored(text, *allowed), "config.x")
     assert (text.partition(":")[0] in sys.modules) == (allowed == ("mine",))
 
@@ -128,12 +159,18 @@ def test_a_file_names_allowed_code(modules):
     assert resolve(stored("minelib.sub:value", "minelib"), "config.x") == 7
     assert resolve(stored("minelib.sub:value", "minelib.sub"), "config.x") == 7
     assert resolve(stored("mine:exit", "mine", "sys"), "config.x") is sys.exit
-    assert resolve(stored("mine:exit", "mine:exit"), "config.x") is sys.exit  # the very reference, named by the user
+    assert (
+        resolve(stored("mine:exit", "mine:exit"), "config.x") is sys.exit
+    )  # the very reference, named by the user
 
 
 def test_marks_stay():
     """Every text of metadata that can be resolved is marked, in copies too; its value is unchanged."""
-    metadata = {"a": "x:y", "b": {"c": ["x:y", 3, None, "plain", {"d": "x.z:y.w"}]}, "e": "tfds:cifar10"}
+    metadata = {
+        "a": "x:y",
+        "b": {"c": ["x:y", 3, None, "plain", {"d": "x.z:y.w"}]},
+        "e": "tfds:cifar10",
+    }
     marked = mark_stored(copy.deepcopy(metadata), "w.npz", ("x",))
     assert marked == metadata
     references = [marked["a"], marked["b"]["c"][0], marked["b"]["c"][4]["d"], marked["e"]]

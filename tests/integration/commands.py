@@ -78,7 +78,9 @@ def start_held_at(call, words, folder, **environment):
     """As `start`, but after the first `call`, such as "os:fsync", it makes the file held and waits for a signal."""
     file = folder / "held"
     file.unlink(missing_ok=True)
-    process = start(words, devices=1, PYTHONPATH=HELD, HELD_CALL=call, HELD_FILE=str(file), **environment)
+    process = start(
+        words, devices=1, PYTHONPATH=HELD, HELD_CALL=call, HELD_FILE=str(file), **environment
+    )
     wait_until(file.exists, process)
     file.unlink()
     return process
@@ -89,7 +91,9 @@ STRICT = ("-W", "error", "-W", "ignore:Error reading persistent compilation cach
 
 
 def environment_of(devices):
-    return os.environ | {"XLA_FLAGS": re.sub(r"(?<=device_count=)\d+", str(devices), os.environ["XLA_FLAGS"])}
+    return os.environ | {
+        "XLA_FLAGS": re.sub(r"(?<=device_count=)\d+", str(devices), os.environ["XLA_FLAGS"])
+    }
 
 
 def start_all(words, environments, *, devices=1, **environment):
@@ -113,15 +117,24 @@ def run_series(verbs, environments, *, devices):
     words = [json.dumps([[str(word) for word in words] for words in verbs])]
     outcomes = finish(start_all(words, environments, devices=devices, program=("-c", SERIES)))
     assert all(outcome.out.count(chr(12)) >= len(verbs) - 1 for outcome in outcomes), outcomes
-    apart = [zip(outcome.out.split(chr(12)), outcome.err.split(chr(12)), strict=True) for outcome in outcomes]
-    made = [[Outcome(outcome.code, *texts) for texts in pairs] for outcome, pairs in zip(outcomes, apart, strict=True)]
+    apart = [
+        zip(outcome.out.split(chr(12)), outcome.err.split(chr(12)), strict=True)
+        for outcome in outcomes
+    ]
+    made = [
+        [Outcome(outcome.code, *texts) for texts in pairs]
+        for outcome, pairs in zip(outcomes, apart, strict=True)
+    ]
     return list(zip(*made, strict=True))[: len(verbs)]
 
 
 def finish(processes):
     """The outcome of each, once all have ended."""
     results = [process.communicate(timeout=HANG_SECONDS) for process in processes]
-    return [Outcome(process.returncode, *result) for process, result in zip(processes, results, strict=True)]
+    return [
+        Outcome(process.returncode, *result)
+        for process, result in zip(processes, results, strict=True)
+    ]
 
 
 def kill(process):
@@ -139,7 +152,10 @@ def summary(workdir):
 
 
 def metrics(workdir):
-    return [json.loads(line) for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (pathlib.Path(workdir) / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def losses(workdir):
@@ -148,7 +164,9 @@ def losses(workdir):
 
 
 def curve(workdir):
-    return [(line["step"], line.get("train_loss"), line.get("test_loss")) for line in metrics(workdir)]
+    return [
+        (line["step"], line.get("train_loss"), line.get("test_loss")) for line in metrics(workdir)
+    ]
 
 
 def checkpoint_steps(workdir):

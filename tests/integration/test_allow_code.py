@@ -43,7 +43,12 @@ def open_data(split, config, seed):
     return source(20)
 """
 TRAINING = TrainingData(
-    data="evil:open_data", seed=0, holdout_fraction=0.1, train_split="train", test_split="test", classes=()
+    data="evil:open_data",
+    seed=0,
+    holdout_fraction=0.1,
+    train_split="train",
+    test_split="test",
+    classes=(),
 )
 
 
@@ -55,7 +60,9 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text(EVIL)
     importlib.invalidate_caches()
     weights = sample_weights(dataclasses.replace(SEVEN))
-    named = dataclasses.replace(weights, architecture=dataclasses.replace(SEVEN, block="evil:Block"))
+    named = dataclasses.replace(
+        weights, architecture=dataclasses.replace(SEVEN, block="evil:Block")
+    )
     save_weights(named, tmp_path / "run", OWN)
     write_file(tmp_path / "w.safetensors", network="evil:build")
     write_pngs(tmp_path / "images" / "ant", sample_pixels(2))
@@ -86,7 +93,13 @@ VERBS = {
     "inspect": ["inspect", "W", "filters", "--output=pictures"],
     "finetune": [
         *("finetune", f"--config={RECIPE.with_name('finetune.py')}:any,own", "--workdir=tuned"),
-        *flags("init_from=W", "data=folder:images", "input.image_size=8,12", "total=20 steps", "global_batch=8"),
+        *flags(
+            "init_from=W",
+            "data=folder:images",
+            "input.image_size=8,12",
+            "total=20 steps",
+            "global_batch=8",
+        ),
     ],
     "vtab": ["vtab", "W", "--suite=mine:TASKS", "--tasks=all", "--workdir=sweep"],
 }
@@ -105,7 +118,9 @@ def open_data(split, config, seed):
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_runs_no_code_of_a_file(here, verb, source):
     (here / "mine.py").write_text(SUITE)
-    outcome = run([word.replace("W", source) if "=W" in word or word == "W" else word for word in VERBS[verb]])
+    outcome = run(
+        [word.replace("W", source) if "=W" in word or word == "W" else word for word in VERBS[verb]]
+    )
     sys.modules.pop("mine", None)
     assert outcome.code == 2
     assert re.search(refused("evil:(Block|build)", source), outcome.err), outcome.err
@@ -127,7 +142,10 @@ def test_every_field_of_a_network(here, field, monkeypatch):
     called = []
     monkeypatch.setattr(os, "system", lambda *words: called.append(words))
     write_file(here / "os.safetensors", **{field: "os:system"})
-    with pytest.raises(ValueError, match=rf"^architecture\.{field}='os:system': \S*os\.safetensors names code of os,"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^architecture\.{field}='os:system': \S*os\.safetensors names code of os,",
+    ):
         vit_jax.load_model("os.safetensors")
     assert called == []
 
@@ -147,7 +165,9 @@ def test_allowed_code_is_trained(here, verb):
     overrides = flags("data=mine:open_data", "search.learning_rates=", "schedule.learning_rate=0.1")
     overrides = overrides if verb == "finetune" else ["--lengths=2:1", "--learning_rates=0.1"]
     overrides += flags("logging.tensorboard=False", "global_batch=8", "input.image_size=8,12")
-    words = [word.replace("W", "run") if "=W" in word or word == "W" else word for word in VERBS[verb]] + overrides
+    words = [
+        word.replace("W", "run") if "=W" in word or word == "W" else word for word in VERBS[verb]
+    ] + overrides
     succeed([*words, "--allow_code=evil"])
     assert (here / "ran").exists()
     succeed([*words, "--config.allow_code=other,evil"])
@@ -177,7 +197,9 @@ def test_the_config_of_the_command_allows_the_same_network(here):
     """Pre-training that starts from weights with the parts that the command names."""
     from vit_jax.train.start import initial_weights
 
-    config = vit_jax.config.load_recipe(str(RECIPE), flags("init_from=run", "model.block=evil:Block"))
+    config = vit_jax.config.load_recipe(
+        str(RECIPE), flags("init_from=run", "model.block=evil:Block")
+    )
     assert initial_weights(config).architecture.block == "evil:Block"
     other = vit_jax.config.load_recipe(str(RECIPE), flags("init_from=run", "data=evil:Block"))
     with pytest.raises(ValueError, match=refused("evil:Block", "run")):

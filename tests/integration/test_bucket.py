@@ -11,7 +11,12 @@ from vit_jax.checkpoint import CheckpointReader
 from vit_jax.storage.buckets import BucketPath
 from vit_jax.train.run_files import read_metrics
 
-LENGTH = ("total=6 steps", "checkpoint.every=2 steps", "evaluation.every=3 steps", "logging.every=1 steps")
+LENGTH = (
+    "total=6 steps",
+    "checkpoint.every=2 steps",
+    "evaluation.every=3 steps",
+    "logging.every=1 steps",
+)
 OPTIONS = (*LENGTH, "polyak.factor=0.99", "logging.tensorboard=True")
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
@@ -34,7 +39,10 @@ def test_killed_while_it_saves_locked_out_and_resumed(cloud, data_dir, tmp_path)
     assert before < 4
 
     assert f"continuing from this workdir's checkpoint of step {before}" in commands.succeed(words)
-    summary, expected = json.loads((workdir / "summary.json").read_text()), commands.summary(tmp_path)
+    summary, expected = (
+        json.loads((workdir / "summary.json").read_text()),
+        commands.summary(tmp_path),
+    )
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert summary[name] == expected[name], name
     keys = ("step", "train_loss", "test_loss")
@@ -47,9 +55,14 @@ def test_killed_while_it_saves_locked_out_and_resumed(cloud, data_dir, tmp_path)
 
 @pytest.mark.parametrize(
     ("status", "place", "words"),
-    [(403, "run", "403.*roles/storage.objectUser.*Choose a folder"), (None, "", "no such object or bucket.*Choose a")],
+    [
+        (403, "run", "403.*roles/storage.objectUser.*Choose a folder"),
+        (None, "", "no such object or bucket.*Choose a"),
+    ],
 )
-def test_a_bucket_that_cannot_be_written_is_said_at_once(cloud, data_dir, tmp_path, status, place, words):
+def test_a_bucket_that_cannot_be_written_is_said_at_once(
+    cloud, data_dir, tmp_path, status, place, words
+):
     if status:
         cloud.inject("POST /upload", status)
     workdir = f"gs://{gcs.BUCKET}/forbidden" if status else "gs://no-such-bucket/run"

@@ -51,7 +51,9 @@ def test_evaluation_sees_the_test_images_of_training(ran):
     folder, outputs = ran
     (trained,) = re.findall(r"^test accuracy ([\d.]+%)", outputs["finetune"], re.MULTILINE)
     assert re.search(r"top1_accuracy +([\d.]+%)", outputs["evaluate"])[1] == trained
-    assert re.search(r"^data +test of folder:my-images, 89 of 896 images$", outputs["evaluate"], re.MULTILINE)
+    assert re.search(
+        r"^data +test of folder:my-images, 89 of 896 images$", outputs["evaluate"], re.MULTILINE
+    )
     training = load_weights(folder / "runs/mine").training
     assert (training.data, training.test_split) == (f"folder:{folder.resolve()}/my-images", "test")
     assert (folder / "classes.csv").read_text().startswith("class,images,")

@@ -10,7 +10,12 @@ from tests.evals.samples import to_png
 from tests.integration.commands import pretraining, succeed
 from vit_jax.weights import load_weights
 
-SHORT = ("total=2 steps", "schedule.warmup=1 steps", "checkpoint.every=2 steps", "evaluation.every=2 steps")
+SHORT = (
+    "total=2 steps",
+    "schedule.warmup=1 steps",
+    "checkpoint.every=2 steps",
+    "evaluation.every=2 steps",
+)
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 

@@ -13,7 +13,12 @@ from tests.integration.commands import finish, pretraining, spoken, start_all
 from tests.integration.launchers import explicit, jobset, open_mpi, slurm
 
 pytestmark = pytest.mark.processes
-FOREVER = ("total=5000 steps", "checkpoint.every=5 steps", "evaluation.every=5000 steps", "logging.every=1 steps")
+FOREVER = (
+    "total=5000 steps",
+    "checkpoint.every=5 steps",
+    "evaluation.every=5000 steps",
+    "logging.every=1 steps",
+)
 #: What one process meets when it reads its twelfth batch.
 TROUBLE = """
 import os, time
@@ -48,7 +53,9 @@ def ours(err):
     return [line for line in err.splitlines() if line.startswith("vit-jax:")]
 
 
-def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigterm_to_one(data_dir, tmp_path):
+def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigterm_to_one(
+    data_dir, tmp_path
+):
     """With the first would go JAX's coordination service, and the others by an abort, if it had no process apart."""
     words = pretraining(data_dir, tmp_path, *FOREVER, "global_batch=12")
     processes = start_all(words, slurm(3), VIT_JAX_LOST_SECONDS="20")
@@ -63,7 +70,9 @@ def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigter
         assert line.startswith("vit-jax: process 0 of 3 (")
         assert "was lost after step " in line
         assert "no sign of life for 20 s" in line
-        assert line.endswith(f"The last checkpoint is of step {newest}; start the same command again.")
+        assert line.endswith(
+            f"The last checkpoint is of step {newest}; start the same command again."
+        )
 
     saving = ("checkpoint.every=2 steps", "evaluation.every=2 steps", "evaluation.global_batch=8")
     processes = start_all([*words, *(f"--config.{field}" for field in saving)], explicit(2))
@@ -89,11 +98,22 @@ def test_an_error_in_one_process_ends_both_with_its_words(data_dir, tmp_path, tr
     assert line.startswith("vit-jax: process 1 of 2 (")
     assert line.endswith("failed after step 10: ValueError: 101 images cannot be decoded")
     # That of step 10 was being written, behind the steps that followed.
-    assert re.search("The last checkpoint is of step (5|10); fix that and start the same command again.", first.err)
+    assert re.search(
+        "The last checkpoint is of step (5|10); fix that and start the same command again.",
+        first.err,
+    )
 
 
-def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(data_dir, tmp_path, trouble):
-    words = pretraining(data_dir, tmp_path / "run", *FOREVER, "logging.hang_seconds=10", "checkpoint.every=5000 steps")
+def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(
+    data_dir, tmp_path, trouble
+):
+    words = pretraining(
+        data_dir,
+        tmp_path / "run",
+        *FOREVER,
+        "logging.hang_seconds=10",
+        "checkpoint.every=5000 steps",
+    )
     first, second = finish(start_all(words, open_mpi(2), **trouble("time.sleep(100000)")))
     assert (first.code, second.code) == (76, 76), (first, second)
     warning, end = ours(first.err)

@@ -49,7 +49,9 @@ def source(words, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tuning(words, source):
-    return lambda workdir, *overrides: words("finetune", "finetune", workdir, *SHORT, f"init_from={source}", *overrides)
+    return lambda workdir, *overrides: words(
+        "finetune", "finetune", workdir, *SHORT, f"init_from={source}", *overrides
+    )
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +63,34 @@ def uninterrupted(tuning, tmp_path_factory):
 
 def test_what_the_search_leaves(uninterrupted):
     workdir, out = uninterrupted
-    trials = {rate: commands.summary(workdir / "search" / f"learning_rate={rate}") for rate in ("0.003", "0.03")}
-    best = min(trials, key=lambda rate: (-trials[rate]["validation_accuracy"], trials[rate]["validation_loss"]))
+    trials = {
+        rate: commands.summary(workdir / "search" / f"learning_rate={rate}")
+        for rate in ("0.003", "0.03")
+    }
+    best = min(
+        trials,
+        key=lambda rate: (-trials[rate]["validation_accuracy"], trials[rate]["validation_loss"]),
+    )
     assert commands.summary(workdir)["learning_rate"] == float(best)
     (chosen,) = [line for line in out.splitlines() if "<- chosen" in line]
     assert chosen.startswith(best)
     assert "head/linear/kernel replaced" in out
     assert "positions/table resized from 4x4 to 8x8" in out
     said = ("trial ", "data ", "classes ", "the best ")
-    assert [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)] == [
-        "trial 1 of 2: learning rate 0.003",
-        "data digits: 105 training and 45 validation images, 5 classes",  # 30 % of 30 images of each class held out
-        "classes '5', '6', '7', '8', '9'",
-        "trial 2 of 2: learning rate 0.03",
-        "data digits: 105 training and 45 validation images, 5 classes",
-        "classes '5', '6', '7', '8', '9'",
-        f"the best of 2: learning rate {best}",
-        "data digits: 150 training and 179 test images, 5 classes",
-        "classes '5', '6', '7', '8', '9'",
-    ]
+    assert (
+        [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)]
+        == [
+            "trial 1 of 2: learning rate 0.003",
+            "data digits: 105 training and 45 validation images, 5 classes",  # 30 % of 30 images of each class held out
+            "classes '5', '6', '7', '8', '9'",
+            "trial 2 of 2: learning rate 0.03",
+            "data digits: 105 training and 45 validation images, 5 classes",
+            "classes '5', '6', '7', '8', '9'",
+            f"the best of 2: learning rate {best}",
+            "data digits: 150 training and 179 test images, 5 classes",
+            "classes '5', '6', '7', '8', '9'",
+        ]
+    )
     assert commands.summary(workdir)["test_images"] == 179
     assert trials[best]["validation_images"] == 45
     assert not (workdir / "search" / "learning_rate=0.03" / "checkpoints").exists()
@@ -106,16 +117,25 @@ def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
         process.send_signal(number)
         (outcome,) = commands.finish([process])
         assert outcome.code == (75 if number == signal.SIGTERM else -number), outcome.err
-        assert ("which is saved; the same command resumes it" in outcome.err) is (number == signal.SIGTERM)
+        assert ("which is saved; the same command resumes it" in outcome.err) is (
+            number == signal.SIGTERM
+        )
     succeed(tuning(workdir))
-    for folder, names in ((".", ("test_loss", "test_accuracy", "learning_rate")), *((trial, ()) for trial in trials)):
+    for folder, names in (
+        (".", ("test_loss", "test_accuracy", "learning_rate")),
+        *((trial, ()) for trial in trials),
+    ):
         found, expected = commands.summary(workdir / folder), commands.summary(reference / folder)
         for name in ("parameters_sha256", *names):
             assert found[name] == expected[name], (folder, name)
 
 
 def test_a_learning_rate_that_diverges_loses(tuning, tmp_path):
-    overrides = ("search.learning_rates=1e30,0.01", "optimizer.clip_global_norm=None", "total=5 steps")
+    overrides = (
+        "search.learning_rates=1e30,0.01",
+        "optimizer.clip_global_norm=None",
+        "total=5 steps",
+    )
     assert "diverged" in succeed(tuning(tmp_path / "run", *overrides))
     assert commands.summary(tmp_path / "run")["learning_rate"] == 0.01
 
@@ -158,6 +178,8 @@ def test_weights_that_change_under_a_run_are_noticed(uninterrupted, tuning, tmp_
     other = tmp_path / "run"
     shutil.copytree(uninterrupted[0], other)
     start = (other / "start.json").read_text()
-    (other / "start.json").write_text(start.replace('"parameters_sha256": "', '"parameters_sha256": "0'))
+    (other / "start.json").write_text(
+        start.replace('"parameters_sha256": "', '"parameters_sha256": "0')
+    )
     outcome = run(tuning(other))
     assert (outcome.code, "started from other weights" in outcome.err) == (2, True)

@@ -9,8 +9,19 @@ from tests.integration.commands import finish, pretraining, spoken, succeed
 from tests.integration.launchers import explicit
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
-OPTIONS = ("total=12 steps", "checkpoint.every=6 steps", "evaluation.every=12 steps", "logging.every=1 step")
-OPTIONS += ("model.depth=1", "model.width=32", "model.num_heads=4", "polyak.factor=0.99", "checkpoint.keep_latest=5")
+OPTIONS = (
+    "total=12 steps",
+    "checkpoint.every=6 steps",
+    "evaluation.every=12 steps",
+    "logging.every=1 step",
+)
+OPTIONS += (
+    "model.depth=1",
+    "model.width=32",
+    "model.num_heads=4",
+    "polyak.factor=0.99",
+    "checkpoint.keep_latest=5",
+)
 OPTIONS += ("evaluation.evaluators.few.kind=fewshot",)
 SHARDED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "sharding.num_replicas=2")
 
@@ -35,11 +46,15 @@ def four_processes(data_dir, tmp_path_factory):
 
 def assert_same_run(workdir, expected, steps):
     found, wanted = commands.losses(workdir), commands.losses(expected)
-    assert [found[step] for step in steps] == pytest.approx([wanted[step] for step in steps], rel=1e-5)
+    assert [found[step] for step in steps] == pytest.approx(
+        [wanted[step] for step in steps], rel=1e-5
+    )
     summary, wanted = commands.summary(workdir), commands.summary(expected)
     assert summary["test_loss"] == pytest.approx(wanted["test_loss"], rel=1e-4)
     assert summary["test_accuracy"] == wanted["test_accuracy"]
-    assert summary["few_5shot_accuracy"] == pytest.approx(wanted["few_5shot_accuracy"], abs=0.01)  # of 360 images
+    assert summary["few_5shot_accuracy"] == pytest.approx(
+        wanted["few_5shot_accuracy"], abs=0.01
+    )  # of 360 images
 
 
 @pytest.mark.newest

@@ -13,11 +13,16 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize(
     ("own", "message"),
-    [(1, "found no process at {address}, the address of process 0"), (0, "Not all processes came within 2 s")],
+    [
+        (1, "found no process at {address}, the address of process 0"),
+        (0, "Not all processes came within 2 s"),
+    ],
 )
 def test_others_that_do_not_come_are_reported(data_dir, tmp_path, own, message):
     environment = explicit(2)[own]
-    (outcome,) = finish([start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")])
+    (outcome,) = finish(
+        [start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")]
+    )
     assert outcome.code == 76
     assert message.format(address=environment["VIT_JAX_COORDINATOR"]) in outcome.err
 
@@ -28,14 +33,18 @@ def test_a_port_that_is_taken_is_reported(data_dir, tmp_path):
         port = environment["VIT_JAX_COORDINATOR"].rpartition(":")[2]
         other.bind(("", int(port)))
         other.listen()
-        (outcome,) = finish([start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")])
+        (outcome,) = finish(
+            [start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")]
+        )
     assert outcome.code == 76
     assert f"waits for port {port}, which another program still holds" in outcome.err
 
 
 def test_a_workdir_that_is_not_shared_is_noticed(data_dir, tmp_path):
     commands = [pretraining(data_dir, tmp_path / name) for name in "ab"]
-    for outcome in finish([start(words, devices=1, **own) for words, own in zip(commands, explicit(2), strict=True)]):
+    for outcome in finish(
+        [start(words, devices=1, **own) for words, own in zip(commands, explicit(2), strict=True)]
+    ):
         assert outcome.code == 2, outcome.err
         assert "is not the same folder in every process" in outcome.err
 
@@ -49,7 +58,9 @@ def test_other_images_under_the_same_names_are_noticed(data_dir, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image(10 * host + number))
             path.with_name(f"{number + 100}.png").write_bytes(image(50))
-    words = pretraining(data_dir, tmp_path / "run", "data=folder:~/photos", "input.holdout_fraction=0.5")
+    words = pretraining(
+        data_dir, tmp_path / "run", "data=folder:~/photos", "input.holdout_fraction=0.5"
+    )
     for host, own in enumerate(explicit(2)):
         commands.append(start(words, devices=1, **own, HOME=str(tmp_path / str(host))))
     for outcome in finish(commands):

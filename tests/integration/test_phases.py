@@ -12,8 +12,18 @@ PHASES = (
     "phases.small.image_size=4",
     "phases.small.global_batch=8",
 )
-FIELDS = ("total=10 steps", "schedule.warmup=2 steps", "checkpoint.every=2 steps", "checkpoint.keep_latest=9")
-FIELDS += ("evaluation.every=10 steps", "logging.every=1 steps", "input.repeats=3", "polyak.factor=0.9")
+FIELDS = (
+    "total=10 steps",
+    "schedule.warmup=2 steps",
+    "checkpoint.every=2 steps",
+    "checkpoint.keep_latest=9",
+)
+FIELDS += (
+    "evaluation.every=10 steps",
+    "logging.every=1 steps",
+    "input.repeats=3",
+    "polyak.factor=0.9",
+)
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 

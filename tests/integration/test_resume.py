@@ -8,7 +8,12 @@ from tests.integration import commands
 from vit_jax.checkpoint import CheckpointReader
 
 SHARDED = ("sharding.parameters=fsdp", "polyak.factor=0.99", "model.dropout_fraction=0.1")
-LENGTH = ("total=30 steps", "checkpoint.every=10 steps", "evaluation.every=15 steps", "logging.every=5 steps")
+LENGTH = (
+    "total=30 steps",
+    "checkpoint.every=10 steps",
+    "evaluation.every=15 steps",
+    "logging.every=5 steps",
+)
 OPTIONS = (*SHARDED, *LENGTH, "optimizer.first_moment_dtype=bfloat16")
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
@@ -41,7 +46,9 @@ def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
     found, expected = commands.summary(tmp_path), commands.summary(uninterrupted)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == expected[name], name
-    assert commands.curve(tmp_path) == commands.curve(uninterrupted), "metrics.jsonl reads as if it never stopped"
+    assert commands.curve(tmp_path) == commands.curve(uninterrupted), (
+        "metrics.jsonl reads as if it never stopped"
+    )
 
 
 def test_a_finished_run_is_only_evaluated_again(uninterrupted, data_dir):
@@ -49,6 +56,15 @@ def test_a_finished_run_is_only_evaluated_again(uninterrupted, data_dir):
     commands.succeed(commands.pretraining(data_dir, uninterrupted, *OPTIONS))
     after = commands.summary(uninterrupted)
     own = CheckpointReader(uninterrupted)
-    assert after["wall_seconds"] > own.metadata(own.all_steps()[-1])["wall_seconds"], "that of training counts"
-    for name in ("parameters_sha256", "test_loss", "test_accuracy", "train_loss", "images_per_second", "steps"):
+    assert after["wall_seconds"] > own.metadata(own.all_steps()[-1])["wall_seconds"], (
+        "that of training counts"
+    )
+    for name in (
+        "parameters_sha256",
+        "test_loss",
+        "test_accuracy",
+        "train_loss",
+        "images_per_second",
+        "steps",
+    ):
         assert after[name] == before[name]

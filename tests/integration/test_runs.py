@@ -15,7 +15,12 @@ from tests.integration import commands
 from tests.integration.commands import pretraining, run, succeed
 from tests.tiny import ROOT
 
-SHORT = ("total=12 steps", "checkpoint.every=4 steps", "evaluation.every=6 steps", "logging.every=1 steps")
+SHORT = (
+    "total=12 steps",
+    "checkpoint.every=4 steps",
+    "evaluation.every=6 steps",
+    "logging.every=1 steps",
+)
 AVERAGED = (*SHORT, "polyak.factor=0.9")
 PROGRAM = "import sys; from vit_jax.cli import main; main(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
@@ -26,8 +31,14 @@ def finished(data_dir, tmp_path_factory):
     """Workdir and output of a process with one device, beside a TensorFlow that can be found and leaves a trace."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tensorflow").mkdir()
-    (folder / "tensorflow" / "__init__.py").write_text(f"open({str(folder / 'imported')!r}, 'w').close()")
-    profile = ("logging.tensorboard=True", "logging.profile_start_step=3", "logging.profile_num_steps=2")
+    (folder / "tensorflow" / "__init__.py").write_text(
+        f"open({str(folder / 'imported')!r}, 'w').close()"
+    )
+    profile = (
+        "logging.tensorboard=True",
+        "logging.profile_start_step=3",
+        "logging.profile_num_steps=2",
+    )
     words = pretraining(data_dir, folder / "finished", *AVERAGED, *profile)
     result = subprocess.run(
         [sys.executable, *commands.STRICT, "-c", PROGRAM, *words],
@@ -42,7 +53,13 @@ def finished(data_dir, tmp_path_factory):
 
 
 def test_what_a_run_prints(finished):
-    for part in ("ViT-mu/2", "params   4,858: ", "1,437 training and 360 test images", "from scratch", "images/s"):
+    for part in (
+        "ViT-mu/2",
+        "params   4,858: ",
+        "1,437 training and 360 test images",
+        "from scratch",
+        "images/s",
+    ):
         assert part in finished[1]
     assert "test accuracy" in finished[1].splitlines()[-3]
 
@@ -50,7 +67,14 @@ def test_what_a_run_prints(finished):
 def test_what_a_run_leaves(finished):
     workdir, _ = finished
     summary, metrics = commands.summary(workdir), commands.metrics(workdir)
-    for name in ("test_accuracy", "test_loss", "train_loss", "exaflops", "wall_seconds", "images_per_second"):
+    for name in (
+        "test_accuracy",
+        "test_loss",
+        "train_loss",
+        "exaflops",
+        "wall_seconds",
+        "images_per_second",
+    ):
         assert isinstance(summary[name], float), name
     assert (summary["steps"], summary["images"]) == (12, 12 * 16)
     assert summary["num_devices"] == summary["num_processes"] == 1
@@ -58,7 +82,13 @@ def test_what_a_run_leaves(finished):
     assert json.loads((workdir / "config.json").read_text())["model"]["width"] == 16
     assert list(commands.losses(workdir)) == list(range(1, 13))
     assert [line["step"] for line in metrics if "test_loss" in line] == [6, 12]
-    for name in ("gradient_norm", "update_norm", "parameter_norm", "learning_rate", "images_per_second"):
+    for name in (
+        "gradient_norm",
+        "update_norm",
+        "parameter_norm",
+        "learning_rate",
+        "images_per_second",
+    ):
         assert name in metrics[0]
     assert commands.checkpoint_steps(workdir) == [8, 12]
     assert list((workdir / "tensorboard").glob("events.*"))
@@ -66,20 +96,31 @@ def test_what_a_run_leaves(finished):
 
 
 def test_weights_of_another_run_start_at_step_0(finished, data_dir, tmp_path):
-    out = succeed(pretraining(data_dir, tmp_path, *SHORT, "total=6 steps", f"init_from={finished[0]}"))
-    assert f"starting at step 0 with the weights of {finished[0]} (vit_jax, Polyak average of step 12)" in out
+    out = succeed(
+        pretraining(data_dir, tmp_path, *SHORT, "total=6 steps", f"init_from={finished[0]}")
+    )
+    assert (
+        f"starting at step 0 with the weights of {finished[0]} (vit_jax, Polyak average of step 12)"
+        in out
+    )
     assert list(commands.losses(tmp_path)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(finished, data_dir, tmp_path):
-    out = succeed(pretraining(data_dir, tmp_path, *AVERAGED, "total=16 steps", f"resume_from={finished[0]}"))
+def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(
+    finished, data_dir, tmp_path
+):
+    out = succeed(
+        pretraining(data_dir, tmp_path, *AVERAGED, "total=16 steps", f"resume_from={finished[0]}")
+    )
     assert "continuing from step 12" in out
     assert list(commands.losses(tmp_path)) == [13, 14, 15, 16]
     assert commands.summary(tmp_path)["num_devices"] == 8
 
 
 def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
-    outcome = run(pretraining(data_dir, tmp_path, *AVERAGED, f"init_from={finished[0]}", "model.gelu=exact"))
+    outcome = run(
+        pretraining(data_dir, tmp_path, *AVERAGED, f"init_from={finished[0]}", "model.gelu=exact")
+    )
     assert (outcome.code, "gelu: there 'tanh', here 'exact'" in outcome.err) == (2, True)
 
 
@@ -93,8 +134,18 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_d
     (workdir / "config.json").unlink()  # the longer run is another config
     words = pretraining(data_dir, workdir, *AVERAGED, "total=16 steps")
     limited = subprocess.run(
-        ["bash", "-c", 'ulimit -f 12 && exec "$@"', "bash", sys.executable, "-m", "vit_jax", *words],  # 12 KiB
-        env=commands.environment_of(1) | {"JAX_ENABLE_COMPILATION_CACHE": "false"},  # which would be written, too
+        [
+            "bash",
+            "-c",
+            'ulimit -f 12 && exec "$@"',
+            "bash",
+            sys.executable,
+            "-m",
+            "vit_jax",
+            *words,
+        ],  # 12 KiB
+        env=commands.environment_of(1)
+        | {"JAX_ENABLE_COMPILATION_CACHE": "false"},  # which would be written, too
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -103,13 +154,19 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_d
     assert limited.returncode == 1, limited.stderr
     assert "could not be written" in limited.stderr
     assert "the checkpoint of step 12 is intact" in limited.stderr
-    assert len(limited.stderr.splitlines()) == 2, "the message alone, without what orbax prints of its threads"
+    assert len(limited.stderr.splitlines()) == 2, (
+        "the message alone, without what orbax prints of its threads"
+    )
     assert commands.checkpoint_steps(workdir) == [8, 12]
     assert "checkpoint of step 12" in succeed(words)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(data_dir, tmp_path):
-    options = ("schedule.learning_rate=1e30", "schedule.warmup=0 steps", "optimizer.clip_global_norm=None")
+    options = (
+        "schedule.learning_rate=1e30",
+        "schedule.warmup=0 steps",
+        "optimizer.clip_global_norm=None",
+    )
     outcome = run(pretraining(data_dir, tmp_path, *SHORT, "checkpoint.every=1 steps", *options))
     assert outcome.code == 1
     assert "the loss is" in outcome.err
@@ -133,21 +190,36 @@ def write_damaged(folder):
     return folder / "images"
 
 
-def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_too(data_dir, tmp_path, caplog):
+def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_too(
+    data_dir, tmp_path, caplog
+):
     """Resumed in the first epoch and after it, and with the limit."""
-    options = ("checkpoint.every=2 steps", "checkpoint.keep_latest=9", "evaluation.every=2 steps", "total=6 steps")
-    options += ("evaluation.global_batch=8", "logging.every=1 steps", f"data=folder:{write_damaged(tmp_path)}")
+    options = (
+        "checkpoint.every=2 steps",
+        "checkpoint.keep_latest=9",
+        "evaluation.every=2 steps",
+        "total=6 steps",
+    )
+    options += (
+        "evaluation.global_batch=8",
+        "logging.every=1 steps",
+        f"data=folder:{write_damaged(tmp_path)}",
+    )
     options += ("input.max_unreadable=100",)  # more than a tenth
     words = pretraining(data_dir, tmp_path / "run", *options)
     outcome = run(words)
     assert outcome.code == 0, outcome.err
     lines = [*outcome.err.splitlines(), *caplog.messages]
     named = [line.rpartition("/")[2] for line in lines if "Unreadable image, left out" in line]
-    assert sorted(named) == [f"{number:02}.png" for number in DAMAGED], "once each, in three evaluations too"
+    assert sorted(named) == [f"{number:02}.png" for number in DAMAGED], (
+        "once each, in three evaluations too"
+    )
     assert "5 images could not be read and were left out" in outcome.out, "of both splits"
     summary = commands.summary(tmp_path / "run")
     assert summary["test_images"] == 3, "of four: a tenth of 20 of each class"
-    assert [line["test_images"] for line in commands.metrics(tmp_path / "run") if "test_loss" in line] == [3] * 3
+    assert [
+        line["test_images"] for line in commands.metrics(tmp_path / "run") if "test_loss" in line
+    ] == [3] * 3
 
     def counts():
         lines = commands.metrics(tmp_path / "run")

@@ -69,23 +69,39 @@ VERBS = {  # the call at which temporary files are there, the words
         "numpy.lib.format:write_array_header_1_0",
         ["features", "W", "D", "--cache=O", "--output=O/features.npz"],
     ),
-    "features, as they are written": ("os:fsync", ["features", "W", "D", "--cache=none", "--output=O/features.npz"]),
-    "fewshot": ("numpy.lib.format:write_array_header_1_0", ["fewshot", "W", "D", "--shots=1", "--cache=none"]),
+    "features, as they are written": (
+        "os:fsync",
+        ["features", "W", "D", "--cache=none", "--output=O/features.npz"],
+    ),
+    "fewshot": (
+        "numpy.lib.format:write_array_header_1_0",
+        ["fewshot", "W", "D", "--shots=1", "--cache=none"],
+    ),
     "evaluate": ("os:fsync", ["evaluate", "W", "D", "--report=O/report"]),
     "predict": ("os:fsync", ["predict", "W", "images", "--csv=O/table.csv"]),
     "convert": ("os:fsync", ["convert", "W", "O/weights.npz"]),
-    "lr-range": ("os:fsync", ["lr-range", "--config=configs/digits.py", "R", "--steps=20", "--output=O/rates.png"]),
+    "lr-range": (
+        "os:fsync",
+        ["lr-range", "--config=configs/digits.py", "R", "--steps=20", "--output=O/rates.png"],
+    ),
 }
-CASES = [(name, signal.SIGTERM) for name in VERBS] + [("features", signal.SIGINT), ("evaluate", signal.SIGINT)]
+CASES = [(name, signal.SIGTERM) for name in VERBS] + [
+    ("features", signal.SIGINT),
+    ("evaluate", signal.SIGINT),
+]
 
 
-@pytest.mark.parametrize(("name", "number"), CASES, ids=[f"{name}, {number.name}" for name, number in CASES])
+@pytest.mark.parametrize(
+    ("name", "number"), CASES, ids=[f"{name}, {number.name}" for name, number in CASES]
+)
 def test_a_verb_leaves_nothing_half_written(given, place, data_dir, name, number):
     images, weights = given / "images", str(given / "weights")
     recipe = commands.pretraining(data_dir, "none")[3:]
     short = {"W": [weights], "D": [f"--data=folder:{images}"], "R": recipe, "images": [str(images)]}
     call, words = VERBS[name]
-    words = [word.replace("=O", f"={place}/output").replace("O/", f"{place}/output/") for word in words]
+    words = [
+        word.replace("=O", f"={place}/output").replace("O/", f"{place}/output/") for word in words
+    ]
     words = [part for word in words for part in short.get(word, [word])]
     assert stop(number, call, words, place) != files_below(place), "temporary files were there"
     assert files_below(place / "output", place / "scratch") == []
@@ -118,7 +134,9 @@ def test_a_copy_of_a_folder_is_marked_as_unfinished(place, number):
 def test_a_signal_to_one_process_of_a_verb_ends_all(given, place):
     words = ["evaluate", given / "weights", f"--data=folder:{given / 'images'}"]
     files = [place / f"held_{process}" for process in range(2)]
-    environments = [own | {"HELD_FILE": str(file)} for own, file in zip(explicit(2), files, strict=True)]
+    environments = [
+        own | {"HELD_FILE": str(file)} for own, file in zip(explicit(2), files, strict=True)
+    ]
     call = "vit_jax.evals.evaluate:make_evaluate"
     processes = commands.start_all(words, environments, PYTHONPATH=commands.HELD, HELD_CALL=call)
     for process, file in zip(processes, files, strict=True):
@@ -128,13 +146,22 @@ def test_a_signal_to_one_process_of_a_verb_ends_all(given, place):
     assert (first.code, second.code) == (75, 75), (first, second)
     assert second.err == LINES[signal.SIGTERM][1]
     (line,) = first.err.splitlines()
-    assert re.fullmatch(r"vit-jax: process 1 of 2 \(.*\) was stopped by SIGTERM\. Start the same command again\.", line)
+    assert re.fullmatch(
+        r"vit-jax: process 1 of 2 \(.*\) was stopped by SIGTERM\. Start the same command again\.",
+        line,
+    )
 
 
 @pytest.mark.parametrize("number", LINES)
 def test_data_workers_end_with_the_verb(place, data_dir, number):
     recipe = commands.pretraining(data_dir, "none", "input.num_workers=2")[3:]
-    words = ["lr-range", "--config=configs/digits.py", *recipe, "--steps=20", f"--output={place}/output/rates.png"]
+    words = [
+        "lr-range",
+        "--config=configs/digits.py",
+        *recipe,
+        "--steps=20",
+        f"--output={place}/output/rates.png",
+    ]
     before = {*SHARED_MEMORY.glob("v*j*")}
     process = commands.start_held_at("vit_jax.tools.sweeps.range_test:RangeTest", words, place)
     workers = children(process.pid)

@@ -41,10 +41,21 @@ def swept(tiny_run, tmp_path_factory):
 def damaged_words(data_dir, tmp_path_factory):
     """Words of a training on images of which some cannot be read, and its workdir."""
     folder = tmp_path_factory.mktemp("damaged")
-    options = ("checkpoint.every=1 steps", "checkpoint.keep_latest=9", "schedule.warmup=1 steps", "total=4 steps")
-    options += ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "model.dropout_fraction=0.1")
+    options = (
+        "checkpoint.every=1 steps",
+        "checkpoint.keep_latest=9",
+        "schedule.warmup=1 steps",
+        "total=4 steps",
+    )
+    options += (
+        "sharding.parameters=fsdp",
+        "sharding.num_model_shards=2",
+        "model.dropout_fraction=0.1",
+    )
     data = f"data=folder:{write_damaged(folder)}"
-    return pretraining(data_dir, folder / "run", *options, "logging.every=1 steps", data), folder / "run"
+    return pretraining(
+        data_dir, folder / "run", *options, "logging.every=1 steps", data
+    ), folder / "run"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +80,11 @@ def in_two(evaluation, swept, damaged_words, tmp_path_factory):
 
 def counted(workdir):
     """Unreadable images by step, and which ones each process has met."""
-    counts = [line["unreadable_images"] for line in commands.metrics(workdir) if "unreadable_images" in line]
+    counts = [
+        line["unreadable_images"]
+        for line in commands.metrics(workdir)
+        if "unreadable_images" in line
+    ]
     return counts, CheckpointReader(workdir).metadata(4)["unreadable_records"]
 
 
@@ -98,7 +113,16 @@ def test_doctor_examines_both_processes(in_two):
     assert "checkpoint        16 MiB written" in first.out
 
 
-FIGURES = ("weights", "data", "images", "top1_accuracy", "top5_accuracy", "loss", "calibration_error", "most_confused")
+FIGURES = (
+    "weights",
+    "data",
+    "images",
+    "top1_accuracy",
+    "top5_accuracy",
+    "loss",
+    "calibration_error",
+    "most_confused",
+)
 KNN = ("--neighbours=1,3", "--json")
 
 
@@ -109,8 +133,13 @@ def figures(out):
 
 def test_two_processes_evaluate_as_one(evaluation, in_two):
     folder, words = evaluation
-    expected = figures(succeed([*map(str, words), f"--csv={folder / 'one'}.csv", f"--report={folder / 'one'}"]))
-    data, images = f"data{'':<15}test of folder:{folder}/images, 11 of 11 images", f"images{'':<13}11"
+    expected = figures(
+        succeed([*map(str, words), f"--csv={folder / 'one'}.csv", f"--report={folder / 'one'}"])
+    )
+    data, images = (
+        f"data{'':<15}test of folder:{folder}/images, 11 of 11 images",
+        f"images{'':<13}11",
+    )
     assert expected[1:3] == [data, images]
     first, second = in_two["evaluate"]
     assert (figures(first.out), figures(second.out)) == (expected, [])
@@ -120,8 +149,12 @@ def test_two_processes_evaluate_as_one(evaluation, in_two):
         assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes(), name
     lines = [(folder / number / "images.csv").read_text().splitlines() for number in ("one", "two")]
     one, two = ([line.split(",") for line in of_run] for of_run in lines)
-    assert [row[:3] for row in two] == [row[:3] for row in one], "every image, in the order of the data"
-    assert [float(row[3]) for row in two[1:]] == pytest.approx([float(row[3]) for row in one[1:]], abs=1e-5)
+    assert [row[:3] for row in two] == [row[:3] for row in one], (
+        "every image, in the order of the data"
+    )
+    assert [float(row[3]) for row in two[1:]] == pytest.approx(
+        [float(row[3]) for row in one[1:]], abs=1e-5
+    )
     assert len(two) == 12
 
 
@@ -145,7 +178,10 @@ def test_two_processes_stop_together_at_an_image_of_one(in_two):
 
 
 def accuracies(folder):
-    return [(t["task"], t["test_accuracy"]) for t in json.loads((folder / "results.json").read_text())["tasks"]]
+    return [
+        (t["task"], t["test_accuracy"])
+        for t in json.loads((folder / "results.json").read_text())["tasks"]
+    ]
 
 
 def test_two_processes_make_one_sweep(evaluation, swept, in_two):

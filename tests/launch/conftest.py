@@ -18,7 +18,11 @@ LISTENING = ("/usr/bin/env", "--default-signal=HUP,INT,TERM")
 def pytest_collection_modifyitems(items):
     """Mark the tests that run scripts as `launch`, except dry runs, which keep one fast test of each script."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and "stage" in item.fixturenames and "dry_run" not in item.name:
+        if (
+            Path(__file__).parent in item.path.parents
+            and "stage" in item.fixturenames
+            and "dry_run" not in item.name
+        ):
             item.add_marker("launch")
 
 
@@ -48,7 +52,11 @@ class Stage:
             (folder / str(number)).write_text(script + "\n")
 
     def start(
-        self, *words: str, cwd: Path | None = None, stdin: int = subprocess.DEVNULL, **variables: str
+        self,
+        *words: str,
+        cwd: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        **variables: str,
     ) -> subprocess.Popen[str]:
         """Starts a script of launch/, by default in the checkout, in a session of its own."""
         script, *rest = words

@@ -49,7 +49,8 @@ def stage(stage):
 
 
 @pytest.mark.parametrize(
-    ("words", "chips"), [(["tpu_pod.sh", *RUN, "--poll_seconds=0"], 16), (["gke.sh", "submit", *TPU], 16)]
+    ("words", "chips"),
+    [(["tpu_pod.sh", *RUN, "--poll_seconds=0"], 16), (["gke.sh", "submit", *TPU], 16)],
 )
 def test_hours_and_price_are_printed_before_anything_is_rented(stage, words, chips):
     """None of these commands gets so far: the first call of gcloud or kubectl fails."""
@@ -61,14 +62,19 @@ def test_hours_and_price_are_printed_before_anything_is_rented(stage, words, chi
     plan += "evaluation, checkpoints, input and interruptions are not included"
     assert plan in said
     assert said.index(plan) < said.index("down")
-    assert "vit-jax: --max_hours=10 is less: the run is stopped before its end, and the same command goes on" in said
+    assert (
+        "vit-jax: --max_hours=10 is less: the run is stopped before its end, and the same command goes on"
+        in said
+    )
     assert "vit-jax: by this plan the run does not fit into the memory of the chips" in said
     limit = "vit-jax: --max_hours=10: at most 160.0 chip-hours, 320.00 at 2 a chip-hour, then the run is saved and "
     assert f"{limit}stopped" in said[: said.index("down")]
 
 
 def test_a_plan_that_fails_stops_no_run(stage):
-    stage.answers("plan", "echo 'vit-jax: How many images folder:x has is not known here' >&2; exit 2")
+    stage.answers(
+        "plan", "echo 'vit-jax: How many images folder:x has is not known here' >&2; exit 2"
+    )
     result = stage.run("gke.sh", "submit", *TPU, *WORDS)
     assert result.returncode == 0, result.stderr
     assert "hours and price are not known: vit-jax: How many images folder:x has" in result.stderr
@@ -79,7 +85,11 @@ def test_a_plan_that_fails_stops_no_run(stage):
 @pytest.mark.parametrize("hours", ["0", "0.0001", "many", "-1", "1e3", ""])
 def test_hours_that_limit_nothing_are_refused(stage, hours):
     words = [] if not hours else [f"--max_hours={hours}"]
-    result = stage.run("tpu_pod.sh", *(["delete", *RUN[1:3], "--max_hours=1"] if not hours else [*RUN, *words]), *WORDS)
+    result = stage.run(
+        "tpu_pod.sh",
+        *(["delete", *RUN[1:3], "--max_hours=1"] if not hours else [*RUN, *words]),
+        *WORDS,
+    )
     assert result.returncode == 2
     assert (f"--max_hours={hours}: must be" if hours else "--max_hours is of run") in result.stderr
     assert stage.calls() == []
@@ -90,7 +100,9 @@ def test_the_workers_get_what_is_left_of_the_hours(stage):
         stage.answers(kind, script)
     result = stage.run("tpu_pod.sh", *RUN, *QUIET, "--max_hours=1", *WORDS)
     assert result.returncode == 0, result.stderr
-    (start,) = (word for call in stage.calls("gcloud") for word in call if "tpu_worker.sh start" in word)
+    (start,) = (
+        word for call in stage.calls("gcloud") for word in call if "tpu_worker.sh start" in word
+    )
     assert 3000 < int(start.partition("--seconds=")[2].split()[0]) <= 3600
 
 
@@ -102,7 +114,9 @@ def play(stage, trouble, number):
     for kind, script in MACHINE.items():
         stage.answers(kind, script)
     stage.answers("any", *["true"] * number, *TROUBLES[trouble])
-    with stage.start("tpu_pod.sh", *RUN, *QUIET, "--repository=https://example.org/v.git", *WORDS) as process:
+    with stage.start(
+        "tpu_pod.sh", *RUN, *QUIET, "--repository=https://example.org/v.git", *WORDS
+    ) as process:
         _, stderr = finish(process, timeout=60)
     return process, stderr
 

@@ -23,18 +23,35 @@ WORDS = ["--", "pretrain", "--config=configs/x.py:ViT-H/14"]
 COMMON = ["--name=vit-h", "--image=registry.example/vit:1"]
 BUCKET = ["--workdir=gs://bucket/runs/h"]
 TPU = [*COMMON, *BUCKET, "--accelerator=tpu-v5-lite-podslice", "--topology=16x16"]
-GPU = [*COMMON, "--workdir=claim:nfs/runs/h", "--accelerator=nvidia-h100-80gb", "--hosts=4", "--chips_per_host=8"]
+GPU = [
+    *COMMON,
+    "--workdir=claim:nfs/runs/h",
+    "--accelerator=nvidia-h100-80gb",
+    "--hosts=4",
+    "--chips_per_host=8",
+]
 CPU = [*COMMON, *BUCKET, "--accelerator=cpu", "--hosts=2"]
-SELECTOR = (
-    "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
-)
+SELECTOR = "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
 LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
 STATE = ["get", "jobset", "vit-h", "--ignore-not-found"]
 STATE += ["--output=jsonpath={.status.terminalState}/{.status.restarts}"]
-PLANNED = ["plan", "--topology=1*v5e:16x16", "--arithmetic", "--json", "--config=configs/x.py:ViT-H/14"]
+PLANNED = [
+    "plan",
+    "--topology=1*v5e:16x16",
+    "--arithmetic",
+    "--json",
+    "--config=configs/x.py:ViT-H/14",
+]
 
 
-CHECKED = [*WORDS[1:], "--workdir=/workdir/runs/h", "--check", "--devices=256", "--slices=1", "--remote=/"]
+CHECKED = [
+    *WORDS[1:],
+    "--workdir=/workdir/runs/h",
+    "--check",
+    "--devices=256",
+    "--slices=1",
+    "--remote=/",
+]
 
 
 @pytest.fixture
@@ -57,7 +74,9 @@ def validate(manifest):
     job = {"apiVersion": "batch/v1", "kind": "Job", **replicated["template"]}
     kubernetes_validate.validate(job, KUBERNETES, strict=True)
     known = JobsetV1alpha2JobSet.from_dict(manifest).to_dict()  # leaves unknown fields out
-    known["spec"]["replicatedJobs"][0]["template"] = replicated["template"]  # whose defaults it adds
+    known["spec"]["replicatedJobs"][0]["template"] = replicated[
+        "template"
+    ]  # whose defaults it adds
     assert known == manifest
 
 
@@ -112,7 +131,12 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
     for index, manifest in enumerate(manifests):
         validate(manifest)
         assert manifest["metadata"]["name"] == f"vit-h-{index}"
-        assert parts(manifest)[2]["args"] == [*words[-3:], "--workdir=/workdir/runs/h", f"--index={index}", "--count=2"]
+        assert parts(manifest)[2]["args"] == [
+            *words[-3:],
+            "--workdir=/workdir/runs/h",
+            f"--index={index}",
+            "--count=2",
+        ]
     assert len(manifests) == 2
     with pytest.raises(ValueError, match="pretrain is one run; study, sweep, vtab have several"):
         render([*GPU, "--shares=2", *WORDS])
@@ -121,7 +145,10 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
 def test_gpus_are_told_where_the_others_are():
     manifest = render([*GPU, "--slices=3", *WORDS])
     replicated, pod, container = parts(manifest)
-    values = {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
+    values = {
+        one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"]
+        for one in container["env"]
+    }
     assert values == {
         "JOBSET_NAME": "metadata.annotations['jobset.sigs.k8s.io/jobset-name']",
         "REPLICATED_JOB_NAME": "metadata.annotations['jobset.sigs.k8s.io/replicatedjob-name']",
@@ -156,12 +183,20 @@ def test_exit_codes_meet_their_rules():
                 break
         for rule in policy["rules"]:
             patterns = rule.get("onJobFailureMessagePatterns", [""])
-            if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+            if reason in rule["onJobFailureReasons"] and any(
+                re.search(pattern, message) for pattern in patterns
+            ):
                 return rule["action"]
         return "RestartJobSet"
 
     not_counted = "RestartJobSetAndIgnoreMaxRestarts"  # without a code the node was taken away
-    expected = {2: "FailJobSet", 75: not_counted, None: not_counted, 137: "RestartJobSet", 1: "RestartJobSet"}
+    expected = {
+        2: "FailJobSet",
+        75: not_counted,
+        None: not_counted,
+        137: "RestartJobSet",
+        1: "RestartJobSet",
+    }
     assert {code: action(code) for code in expected} == expected
     assert policy["maxRestarts"] == 5
 
@@ -180,11 +215,18 @@ def test_what_mounts_buckets_is_not_short_of_anything():
 
 def test_workdir_in_a_bucket_is_one_folder_for_all():
     _, pod, container = parts(render([*TPU, "--data_bucket=gs://images", *WORDS]))
-    assert container["args"] == ["pretrain", "--config=configs/x.py:ViT-H/14", "--workdir=/workdir/runs/h"]
+    assert container["args"] == [
+        "pretrain",
+        "--config=configs/x.py:ViT-H/14",
+        "--workdir=/workdir/runs/h",
+    ]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     workdir, data = volumes["workdir"]["csi"], volumes["data"]["csi"]
     assert workdir["volumeAttributes"]["bucketName"] == "bucket"
-    assert "metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0" in workdir["volumeAttributes"]["mountOptions"]
+    assert (
+        "metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
+        in workdir["volumeAttributes"]["mountOptions"]
+    )
     assert (data["readOnly"], data["volumeAttributes"]["bucketName"]) == (True, "images")
     cached = data["volumeAttributes"]["mountOptions"]
     assert "metadata-cache:ttl-secs:-1" in cached
@@ -202,7 +244,9 @@ def test_words_for_the_run_pass_untouched(word):
 
 
 def test_every_value_is_quoted():
-    manifest = renderer["fill"]("a: ${a}\nb: {c: ${c}}\n", {"a": "x\nhostPID: true", "c": '4", d: "'}, ())
+    manifest = renderer["fill"](
+        "a: ${a}\nb: {c: ${c}}\n", {"a": "x\nhostPID: true", "c": '4", d: "'}, ()
+    )
     assert yaml.safe_load(manifest) == {"a": "x\nhostPID: true", "b": {"c": '4", d: "'}}
 
 
@@ -230,8 +274,14 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*TPU, "--topology=3x3", *WORDS], "--topology=3x3: tpu-v5-lite-podslice has 1x1, "),
         ([*TPU, "--topology=4x4x4", *WORDS], "--topology=4x4x4: tpu-v5-lite-podslice has"),
         ([*TPU, "--topology=2x4", *WORDS], "one host of 8 chips or two hosts of 4"),
-        ([*TPU, "--chips_per_host=8", *WORDS], "--chips_per_host=8: hosts of a 16x16 slice have 4 chips"),
-        ([*TPU, "--chips_per_host=1", *WORDS], "--chips_per_host=1: hosts of a 16x16 slice have 4 chips"),
+        (
+            [*TPU, "--chips_per_host=8", *WORDS],
+            "--chips_per_host=8: hosts of a 16x16 slice have 4 chips",
+        ),
+        (
+            [*TPU, "--chips_per_host=1", *WORDS],
+            "--chips_per_host=1: hosts of a 16x16 slice have 4 chips",
+        ),
         ([*TPU, "--accelerator=tpu-v4-podslice", "--topology=8x4x4", *WORDS], "the smallest first"),
         ([*TPU, "--accelerator=tpu-v9", *WORDS], "--accelerator='tpu-v9': must be cpu, nvidia-"),
         ([*TPU, "--hosts=3", *WORDS], "given by --topology"),
@@ -240,8 +290,14 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*CPU, "--chips_per_host=4", *WORDS], "there are none with --accelerator=cpu"),
         ([*TPU, "--name=ViT", *WORDS], "--name=ViT: must be at most"),
         ([*TPU, "--name=" + "a" * 60, *WORDS], "must be at most 45 lower-case"),
-        ([*TPU, "--service_account=a\nhostPID: true", *WORDS], r"--service_account='a\nhostPID: true': must be"),
-        ([*GPU, "--accelerator=nvidia-a\nhostPID: true", *WORDS], r"--accelerator='nvidia-a\nhostPID: true': must be"),
+        (
+            [*TPU, "--service_account=a\nhostPID: true", *WORDS],
+            r"--service_account='a\nhostPID: true': must be",
+        ),
+        (
+            [*GPU, "--accelerator=nvidia-a\nhostPID: true", *WORDS],
+            r"--accelerator='nvidia-a\nhostPID: true': must be",
+        ),
         ([*CPU, '--cpus=4", x: "', *WORDS], "--cpus='4\", x: \"': must be a quantity"),
         ([*CPU, "--memory=16 GB", *WORDS], "--memory='16 GB': must be a quantity"),
         ([*TPU, "--workdir=/runs", *WORDS], "--workdir=/runs: must be gs://BUCKET/FOLDER"),
@@ -249,17 +305,38 @@ def test_hosts_follow_from_the_topology(accelerator, topology, chips_per_host, e
         ([*TPU, "--data_bucket=gs://a..b", *WORDS], "--data_bucket=gs://a..b: must name a bucket"),
         ([*TPU, "--data_bucket=gs://ab-", *WORDS], "--data_bucket=gs://ab-: must name a bucket"),
         *(
-            ([*TPU, f"--workdir={place}/{folder}", *WORDS], f"--workdir={place}/{folder}: parts of the folder must be")
+            (
+                [*TPU, f"--workdir={place}/{folder}", *WORDS],
+                f"--workdir={place}/{folder}: parts of the folder must be",
+            )
             for place in ("gs://bucket", "claim:nfs")
-            for folder in ("../other", "runs/..", "runs/./x", "runs//x", "$(HOSTNAME)/x", "`id`", "a b", "x\ty")
+            for folder in (
+                "../other",
+                "runs/..",
+                "runs/./x",
+                "runs//x",
+                "$(HOSTNAME)/x",
+                "`id`",
+                "a b",
+                "x\ty",
+            )
         ),
-        ([*TPU, "--workdir=claim:a..b/x", *WORDS], "--workdir=claim:a..b/x: must be gs://BUCKET/FOLDER, or claim:"),
+        (
+            [*TPU, "--workdir=claim:a..b/x", *WORDS],
+            "--workdir=claim:a..b/x: must be gs://BUCKET/FOLDER, or claim:",
+        ),
         ([*TPU, "--service_account=a..b", *WORDS], "--service_account='a..b': must be"),
         ([*TPU, "--service_account=$(id)", *WORDS], "--service_account='$(id)': must be"),
         ([*TPU, "--image=$(id)", *WORDS], "--image='$(id)': must be REGISTRY/NAME:TAG"),
-        ([*TPU, "--image=registry/../vit:1", *WORDS], "--image='registry/../vit:1': must be REGISTRY/NAME:TAG"),
+        (
+            [*TPU, "--image=registry/../vit:1", *WORDS],
+            "--image='registry/../vit:1': must be REGISTRY/NAME:TAG",
+        ),
         ([*TPU, "--image=vit jax", *WORDS], "--image='vit jax': must be REGISTRY/NAME:TAG"),
-        ([*GPU, "--accelerator=nvidia-l4-", *WORDS], "--accelerator='nvidia-l4-': must be cpu, nvidia-"),
+        (
+            [*GPU, "--accelerator=nvidia-l4-", *WORDS],
+            "--accelerator='nvidia-l4-': must be cpu, nvidia-",
+        ),
         ([*TPU, "--slices=0", *WORDS], "--slices=0: must be 1 or more"),
         ([*TPU], "give the command to run after --"),
         ([*TPU, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
@@ -271,7 +348,9 @@ def test_mistakes_are_refused(stage, words, message):
         render(words)
 
 
-@pytest.mark.parametrize("image", ["REGISTRY/vit-jax:1", "localhost:5000/a/b_c:v1.2", "r.io/x@sha256:" + 64 * "a"])
+@pytest.mark.parametrize(
+    "image", ["REGISTRY/vit-jax:1", "localhost:5000/a/b_c:v1.2", "r.io/x@sha256:" + 64 * "a"]
+)
 def test_images_by_tag_and_digest(image):
     *_, container = parts(render([*TPU, f"--image={image}", *WORDS]))
     assert container["image"] == image
@@ -286,7 +365,9 @@ def test_a_namespace_that_kubernetes_would_not_accept(stage, name):
 
 def test_one_command_from_the_manifest_to_the_end(stage):
     stage.answers("get", "echo /0", "echo /1", "echo /1", "echo Completed/1")
-    stage.answers("logs", "echo 'pods are not there yet' >&2; exit 1", "echo step 1", "exit 1", "echo step 2")
+    stage.answers(
+        "logs", "echo 'pods are not there yet' >&2; exit 1", "echo step 1", "exit 1", "echo step 2"
+    )
     result = stage.run("gke.sh", "run", *TPU, "--namespace=team", "--poll_seconds=0", *WORDS)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\nstep 2\n"
@@ -316,13 +397,28 @@ def test_dry_run_prints_exactly_what_is_executed(stage):
     ("machine", "options", "devices", "slices", "workdir", "chips", "topology"),
     [
         (TPU, ["--slices=2"], 512, 2, "gs://bucket", 512, "2*v5e:16x16"),
-        (TPU, ["--accelerator=tpu7x", "--topology=2x2x2"], 16, 1, "gs://bucket", 8, ""),  # two devices a chip
+        (
+            TPU,
+            ["--accelerator=tpu7x", "--topology=2x2x2"],
+            16,
+            1,
+            "gs://bucket",
+            8,
+            "",
+        ),  # two devices a chip
         (GPU, [], 32, 4, "claim:nfs", 32, "4*h100:8"),  # a node of GPUs is a slice
         (CPU, ["--data_bucket=gs://images"], 2, 1, "gs://bucket", 0, ""),
     ],
 )
-def test_machines_as_vit_jax_counts_them(machine, options, devices, slices, workdir, chips, topology):
-    lines = [f"devices {devices}", f"slices {slices}", "workdir /workdir/runs/h", f"mount /workdir {workdir}"]
+def test_machines_as_vit_jax_counts_them(
+    machine, options, devices, slices, workdir, chips, topology
+):
+    lines = [
+        f"devices {devices}",
+        f"slices {slices}",
+        "workdir /workdir/runs/h",
+        f"mount /workdir {workdir}",
+    ]
     lines += [f"chips {chips}", *([f"topology {topology}"] if topology else [])]
     lines += ["mount /data gs://images"] * ("--data_bucket=gs://images" in options)
     assert renderer["render"]([*machine, *options, "--machine", *WORDS]).splitlines() == lines
@@ -347,7 +443,9 @@ def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, found, 
     assert result.returncode == (2 if message else 0), result.stderr
     assert bool(stage.calls("kubectl")) == (message is None)
     assert (message or "") in result.stderr
-    address = {"/data/": "gs://images/tfds/cifar10", "/workd": "gs://bucket/runs/before"}.get(unseen[:6])
+    address = {"/data/": "gs://images/tfds/cifar10", "/workd": "gs://bucket/runs/before"}.get(
+        unseen[:6]
+    )
     assert stage.calls("gcloud") == ([["storage", "ls", address]] if address else [])
 
 
@@ -375,7 +473,11 @@ def test_what_is_not_checked(stage, options, verb):
 
 def test_data_that_cannot_be_looked_for_are_named(stage):
     """On a volume of the cluster, and without gcloud."""
-    stage.answers("check", "echo 'not visible from here: /workdir/weights'", "echo 'not visible from here: /data/tfds'")
+    stage.answers(
+        "check",
+        "echo 'not visible from here: /workdir/weights'",
+        "echo 'not visible from here: /data/tfds'",
+    )
     result = stage.run("gke.sh", "submit", *GPU, *WORDS)
     assert result.returncode == 0, result.stderr
     assert "/workdir/weights is on the volume claim:nfs and is not looked for" in result.stderr
@@ -399,7 +501,9 @@ def test_data_that_cannot_be_looked_for_are_named(stage):
         (programs / name).symlink_to(shutil.which(name) or "/bin/true")
     (programs / "python3").symlink_to(sys.executable)
     (programs / "kubectl").symlink_to("/bin/true")
-    result = stage.run("gke.sh", "submit", *TPU, "--data_bucket=gs://images", *WORDS, PATH=str(programs))
+    result = stage.run(
+        "gke.sh", "submit", *TPU, "--data_bucket=gs://images", *WORDS, PATH=str(programs)
+    )
     assert result.returncode == 0, result.stderr
     assert "gcloud is not installed here: gs://images/tfds is not looked for" in result.stderr
 
@@ -409,9 +513,19 @@ def test_data_that_cannot_be_looked_for_are_named(stage):
     [
         (["log", "--name=vit-h", "--no_check"], {}, 2, "--no_check is of run and submit"),
         (["log", "--name=vit-h", "--price=2"], {}, 2, "--price is of run and submit"),
-        (["log", "--name=vit-h"], {"get": "echo Failed/3"}, 1, "vit-h has failed, after 3 restart(s)"),
+        (
+            ["log", "--name=vit-h"],
+            {"get": "echo Failed/3"},
+            1,
+            "vit-h has failed, after 3 restart(s)",
+        ),
         (["log", "--name=vit-h"], {"get": "true"}, 1, "there is no JobSet vit-h"),
-        (["log", "--name=vit-h", "--poll_seconds=0"], {"get": "echo 'timed out' >&2; exit 1"}, 1, "cost money"),
+        (
+            ["log", "--name=vit-h", "--poll_seconds=0"],
+            {"get": "echo 'timed out' >&2; exit 1"},
+            1,
+            "cost money",
+        ),
         (["run", *TPU, *WORDS], {"apply": "exit 1"}, 1, "JobSet 0.10 or newer is not installed"),
         (["run", *TPU, "--topology=3x3", *WORDS], {"apply": "exit 99"}, 2, "--topology=3x3"),
     ],

@@ -34,7 +34,9 @@ def test_shellcheck(folder):
 
 @pytest.mark.tools
 def test_hadolint():
-    result = subprocess.run([linter("hadolint"), LAUNCH / "Dockerfile"], capture_output=True, text=True)
+    result = subprocess.run(
+        [linter("hadolint"), LAUNCH / "Dockerfile"], capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stdout
 
 
@@ -42,7 +44,11 @@ def test_images_install_the_extras_of_setup():
     """One target for each accelerator, each with the extra of its name."""
     text = (LAUNCH / "Dockerfile").read_text()
     targets = dict(
-        re.findall(r'^FROM base AS (\w+)\n(?:.*\n)*?RUN pip install --editable "\.\[(\w+)\]"', text, re.MULTILINE)
+        re.findall(
+            r'^FROM base AS (\w+)\n(?:.*\n)*?RUN pip install --editable "\.\[(\w+)\]"',
+            text,
+            re.MULTILINE,
+        )
     )
     assert targets == {"cpu": "cpu", "tpu": "tpu", "cuda": "cuda"}
     setup = (ROOT / "setup.py").read_text()
@@ -52,14 +58,25 @@ def test_images_install_the_extras_of_setup():
 
 def test_images_hold_what_the_installation_reads():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert not {"README.md", "setup.py", "pyproject.toml", "vit_jax", "configs", "launch", "*", "*.md"} & set(ignored)
+    assert not {
+        "README.md",
+        "setup.py",
+        "pyproject.toml",
+        "vit_jax",
+        "configs",
+        "launch",
+        "*",
+        "*.md",
+    } & set(ignored)
     assert {".git", ".venv*", "runs"} <= set(ignored)
 
 
 SOURCED = ("check.sh", "commands.sh", "environment.sh", "tpu_attempt.sh", "tpu_machine.sh")
 
 
-@pytest.mark.parametrize("script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "script", [path for path in SCRIPTS if path.name not in SOURCED], ids=lambda path: path.name
+)
 def test_scripts_may_be_executed_and_stop_at_errors(script):
     text = script.read_text()
     assert script.stat().st_mode & 0o100

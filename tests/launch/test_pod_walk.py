@@ -25,8 +25,19 @@ from tests.tiny import NETWORK, flags
 
 ROOT = LAUNCH.parent
 SMALL = flags(
-    *(*NETWORK, "global_batch=256", "total=6 steps", "schedule.warmup=2 steps", "input.image_size=32"),
-    *("checkpoint.every=3 steps", "evaluation.global_batch=256", "logging.every=2 steps", "logging.tensorboard=False"),
+    *(
+        *NETWORK,
+        "global_batch=256",
+        "total=6 steps",
+        "schedule.warmup=2 steps",
+        "input.image_size=32",
+    ),
+    *(
+        "checkpoint.every=3 steps",
+        "evaluation.global_batch=256",
+        "logging.every=2 steps",
+        "logging.tensorboard=False",
+    ),
     *("logging.compilation_cache=False", "input.num_workers=0"),
 )
 # vit-jax of the checkout that it runs in: here, and on a worker as one of two processes of a run.
@@ -61,7 +72,9 @@ LOOK = 'folder="${VIT_JAX_MOUNTS}_data/${words##* gs://}"; [[ -e "${folder% }" ]
 def stage(stage):
     """A stage with the complete package in its checkout, two workers, and a cloud with one machine and two buckets."""
     for name in ("vit_jax", "configs"):
-        shutil.copytree(ROOT / name, stage.checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name, stage.checkout / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     subprocess.run(["git", "-C", stage.checkout, "add", "--all"], check=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -88,7 +101,9 @@ def photos(folder, tar):
         for name in ("n01440764", "n01443537"):
             (folder / name).mkdir(parents=True)
             for number in range(24):
-                encoded = cv2.imencode(".jpg", rng.integers(0, 256, (40, 48, 3), np.uint8))[1].tobytes()
+                encoded = cv2.imencode(".jpg", rng.integers(0, 256, (40, 48, 3), np.uint8))[
+                    1
+                ].tobytes()
                 (folder / name / f"{name}_{number}.JPEG").write_bytes(encoded)
             inner = io.BytesIO()
             with tarfile.open(fileobj=inner, mode="w") as archive:
@@ -108,7 +123,9 @@ def commands():
 
 def made_small(words):
     """The same command for this machine: small fields behind its own, other buckets, plans without a compiler."""
-    words = [word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/") for word in words]
+    words = [
+        word.replace("gs://BUCKET", "gs://images").replace("/BUCKET/", "/images/") for word in words
+    ]
     words = [word.replace("--workdir=gs://images", "--workdir=gs://bucket") for word in words]
     verb = words[words.index("--") + 1] if "--" in words else words[1]
     if verb in ("pretrain", "plan", "doctor"):
@@ -127,16 +144,27 @@ def test_every_command_of_the_page(stage):
     for words in map(made_small, commands()):
         words[0] = "vit-jax" if words[0] == "vit-jax" else str(stage.checkout / words[0])
         result = subprocess.run(
-            words, cwd=stage.checkout, env=stage.variables, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            words,
+            cwd=stage.checkout,
+            env=stage.variables,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
         )
-        may_be_slow = words[1] == "doctor" and result.returncode == 1  # the speed of this machine decides
-        assert result.returncode == 0 or may_be_slow, f"{shlex.join(words)}\n{result.stdout}\n{result.stderr}"
+        may_be_slow = (
+            words[1] == "doctor" and result.returncode == 1
+        )  # the speed of this machine decides
+        assert result.returncode == 0 or may_be_slow, (
+            f"{shlex.join(words)}\n{result.stdout}\n{result.stderr}"
+        )
         said.append(f"$ {shlex.join(words)}\n{result.stdout}{result.stderr}")
     text = "\n".join(said)
     assert "vit-jax: plan, by arithmetic: " in text
     assert "2 x cpu in 2 process(es)" in (stage.checkout / "runs/vit-l/log.txt").read_text()
     assert json.loads((stage.checkout / "runs/vit-l/summary.json").read_text())["steps"] == 6
-    assert len(re.findall(r"runs/vit-l +\| ended +\| +6 \|", text)) == 2, "by tpu_pod.sh status and vit-jax status"
+    assert len(re.findall(r"runs/vit-l +\| ended +\| +6 \|", text)) == 2, (
+        "by tpu_pod.sh status and vit-jax status"
+    )
     assert (stage.checkout / "curves.png").stat().st_size > 1000
     assert not (stage.folder / "play/machine").exists(), "the machine is deleted"
     assert not (stage.checkout / "runs/vit-l/rented.txt").exists()

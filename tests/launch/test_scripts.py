@@ -76,7 +76,9 @@ def installed(sandbox):
 def test_first_run_installs_and_second_does_not(sandbox):
     first = sandbox.run("local.sh", "pretrain")
     assert first.returncode == 0, first.stderr
-    assert first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"  # nothing of pip on the way
+    assert (
+        first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"
+    )  # nothing of pip on the way
     assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
     second = sandbox.run("local.sh", "pretrain", cwd=sandbox.checkout)
     assert (second.stdout, second.stderr) == (f"vit-jax in {sandbox.checkout}: [pretrain]\n", "")
@@ -87,9 +89,21 @@ def test_first_run_installs_and_second_does_not(sandbox):
 
 
 def test_arguments_pass_untouched(sandbox):
-    arguments = ("pretrain", "--workdir=my runs/x", "", 'it\'s "quoted"', "$HOME `ls` * \\", "line\nbreak", "--", "-e")
+    arguments = (
+        "pretrain",
+        "--workdir=my runs/x",
+        "",
+        'it\'s "quoted"',
+        "$HOME `ls` * \\",
+        "line\nbreak",
+        "--",
+        "-e",
+    )
     result = sandbox.run("local.sh", *arguments)
-    assert result.stdout.partition(": ")[2] == " ".join(f"[{argument}]" for argument in arguments) + "\n"
+    assert (
+        result.stdout.partition(": ")[2]
+        == " ".join(f"[{argument}]" for argument in arguments) + "\n"
+    )
 
 
 def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
@@ -141,13 +155,28 @@ def test_two_first_runs_install_once(sandbox):
     [
         ("echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'", "", "", "cuda"),
         ("echo 'No devices were found'", "", "", "cpu"),
-        ("echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "", "", "cpu"),
+        (
+            "echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9",
+            "",
+            "",
+            "cpu",
+        ),
         ("exit 127", "dev/accel0", "", "tpu"),
         ("exit 127", "dev/accel/accel0", "", "cpu"),  # what Linux calls the accelerator of a laptop
         ("exit 127", "dev/vfio/vfio", "", "cpu"),  # any machine with the module loaded
         ("exit 127", "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor", "0x1ae0\n", "tpu"),
-        ("exit 127", "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor", "0x10de\n", "cpu"),  # passed on to a guest
-        ("exit 127", "sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor", "0x1ae0\n", "cpu"),  # a Google VM's network card
+        (
+            "exit 127",
+            "sys/bus/pci/drivers/vfio-pci/0000:00:05.0/vendor",
+            "0x10de\n",
+            "cpu",
+        ),  # passed on to a guest
+        (
+            "exit 127",
+            "sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor",
+            "0x1ae0\n",
+            "cpu",
+        ),  # a Google VM's network card
     ],
 )
 def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
@@ -156,13 +185,16 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
     path.parent.mkdir(parents=True)
     path.write_text(text)
     script = 'set -euo pipefail; source "$1/launch/environment.sh"; accelerator "$2/root"'
-    variables = {name: value for name, value in sandbox.variables.items() if name != "VIT_JAX_ACCELERATOR"}
+    variables = {
+        name: value for name, value in sandbox.variables.items() if name != "VIT_JAX_ACCELERATOR"
+    }
     words = [BASH, "-c", script, "bash", sandbox.checkout, sandbox.folder]
     assert subprocess.check_output(words, env=variables, text=True).strip() == extra
 
 
 @pytest.mark.parametrize(
-    ("script", "message"), [("echo 3.10.13", "is needed; python3 is 3.10.13"), ("exit 127", "python3 is not found")]
+    ("script", "message"),
+    [("echo 3.10.13", "is needed; python3 is 3.10.13"), ("exit 127", "python3 is not found")],
 )
 def test_old_python_is_refused_unless_there_is_a_newer_one(sandbox, script, message):
     write_program(sandbox.programs / "python3", f"#!/bin/bash\n{script}\n")
@@ -208,22 +240,42 @@ GPUS = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)'; echo 'GPU 1: NVIDIA H
 @pytest.mark.parametrize(
     ("accelerator", "variables", "message"),
     [
-        ("cuda", {}, "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n"),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES=1 chooses among 2 GPU(s): 2 x NVIDIA H100"),
-        ("cuda", {"CUDA_VISIBLE_DEVICES": ""}, "vit-jax: CUDA_VISIBLE_DEVICES= chooses among 2 GPU(s)"),
-        ("cuda", {"JAX_CUDA_VISIBLE_DEVICES": "0"}, "vit-jax: JAX_CUDA_VISIBLE_DEVICES=0 chooses among 2 GPU(s)"),
+        (
+            "cuda",
+            {},
+            "vit-jax: 2 GPU(s), all of them used by one process: 2 x NVIDIA H100 80GB HBM3\n",
+        ),
+        (
+            "cuda",
+            {"CUDA_VISIBLE_DEVICES": "1"},
+            "CUDA_VISIBLE_DEVICES=1 chooses among 2 GPU(s): 2 x NVIDIA H100",
+        ),
+        (
+            "cuda",
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "vit-jax: CUDA_VISIBLE_DEVICES= chooses among 2 GPU(s)",
+        ),
+        (
+            "cuda",
+            {"JAX_CUDA_VISIBLE_DEVICES": "0"},
+            "vit-jax: JAX_CUDA_VISIBLE_DEVICES=0 chooses among 2 GPU(s)",
+        ),
         ("cuda", {"JAX_PLATFORMS": "cpu"}, "vit-jax: JAX_PLATFORMS=cpu chooses what JAX uses\n"),
         ("cpu", {"JAX_PLATFORMS": "tpu"}, ""),
         ("cpu", {}, ""),
         ("tpu", {}, ""),
     ],
 )
-def test_accelerators_are_named_and_the_environment_is_left_alone(sandbox, accelerator, variables, message):
+def test_accelerators_are_named_and_the_environment_is_left_alone(
+    sandbox, accelerator, variables, message
+):
     """Nothing limits the GPUs or changes how JAX uses memory; without an accelerator none is looked for by default."""
     write_program(sandbox.programs / "nvidia-smi", f"#!/bin/bash\n{GPUS}\n")
     show = write_program(sandbox.elsewhere / "show", "#!/bin/bash\nenv\n")
     before = {*sandbox.variables, "VIT_JAX_ACCELERATOR", "PWD", "OLDPWD", "SHLVL", "_"}
-    result = sandbox.run("local.sh", "x", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **variables)
+    result = sandbox.run(
+        "local.sh", "x", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **variables
+    )
     assert message in result.stderr
     assert installed(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
     added = {line for line in result.stdout.splitlines() if line.partition("=")[0] not in before}

@@ -19,9 +19,17 @@ from tests.tiny import NETWORK, ROOT, flags
 
 SCRIPT = Path(__file__).with_name("slurm_cluster.sh")
 MISSING = subprocess.run([SCRIPT, "check"], capture_output=True, text=True).stderr.strip()
-pytestmark = [pytest.mark.launch, pytest.mark.skipif(bool(MISSING), reason=f"no real SLURM: {MISSING}")]
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(bool(MISSING), reason=f"no real SLURM: {MISSING}"),
+]
 
-OPTIONS = ("total=30 steps", "checkpoint.every=10 steps", "evaluation.every=15 steps", "logging.every=5 steps")
+OPTIONS = (
+    "total=30 steps",
+    "checkpoint.every=10 steps",
+    "evaluation.every=15 steps",
+    "logging.every=5 steps",
+)
 VIT_JAX = f"""#!/bin/bash
 # vit-jax of these tests; a job that is queued again is not held.
 if ((${{SLURM_RESTART_COUNT:-0}} > 0)); then unset HELD_FOLDER; fi
@@ -49,7 +57,9 @@ class Jobs:
     def __init__(self, stage, cluster):
         self.stage, self.folder = stage, stage.folder
         self.submitted = []
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+        variables = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLURM")
+        }
         self.variables = variables | cluster | {"VIT_JAX_ACCELERATOR": "cpu"}
 
     def tool(self, text):
@@ -57,7 +67,12 @@ class Jobs:
 
     def call(self, *words, check=True, **variables):
         result = subprocess.run(
-            words, cwd=self.stage.checkout, env=self.variables | variables, capture_output=True, text=True, timeout=120
+            words,
+            cwd=self.stage.checkout,
+            env=self.variables | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         assert not check or result.returncode == 0, result.stderr
         return result
@@ -65,7 +80,9 @@ class Jobs:
     def submit(self, *words, options=("--nodes=2",), **variables):
         """Submit a job with these words of vit-jax; its number."""
         log = f"--output={self.folder}/%j.log"
-        result = self.call("sbatch", "--parsable", log, *options, "launch/slurm.sbatch", *words, **variables)
+        result = self.call(
+            "sbatch", "--parsable", log, *options, "launch/slurm.sbatch", *words, **variables
+        )
         self.submitted.append(result.stdout.strip())
         return self.submitted[-1]
 
@@ -103,7 +120,9 @@ def preempted(cluster, data_dir, tmp_path_factory):
     held = {"HELD_FOLDER": str(workdir), "HELD_BEFORE": "", "HELD_RELEASE": str(release)}
     job = jobs.submit(*training(data_dir, workdir), **held)
     jobs.wait(lambda: commands.checkpoint_steps(workdir), job)
-    urgent = jobs.call("sbatch", "--parsable", "--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=true")
+    urgent = jobs.call(
+        "sbatch", "--parsable", "--partition=high", "--nodes=2", "--output=/dev/null", "--wrap=true"
+    )
     jobs.wait(lambda: jobs.log(job).count("SIGTERM caught") == 2, job)
     release.touch()
     assert jobs.end(urgent.stdout.strip())[0] == ["COMPLETED"]
@@ -121,8 +140,20 @@ def jobs(stage, cluster, preempted):
 def test_an_array_shares_the_runs_of_a_study(jobs):
     jobs.tool(VIT_JAX)
     folder = jobs.folder / "study"
-    short = flags(*NETWORK, "total=4 steps", "schedule.warmup=1 steps", "global_batch=16", "logging.tensorboard=False")
-    words = ["study", "pooling", "--config=digits_studies:ViT-16", f"--workdir={folder}", "--learning_rates=0.01"]
+    short = flags(
+        *NETWORK,
+        "total=4 steps",
+        "schedule.warmup=1 steps",
+        "global_batch=16",
+        "logging.tensorboard=False",
+    )
+    words = [
+        "study",
+        "pooling",
+        "--config=digits_studies:ViT-16",
+        f"--workdir={folder}",
+        "--learning_rates=0.01",
+    ]
     job = jobs.submit(*words, *short, options=("--nodes=1", "--array=0-1"))
     assert jobs.end(job) == (["COMPLETED"] * 2, "0:0")
     rows = json.loads((folder / "study.json").read_text())["rows"]
@@ -197,7 +228,9 @@ def test_installing_on_a_login_node_while_a_job_runs_changes_nothing_under_it(fa
     assert fake.show(job, "JobState") == ["RUNNING"]
 
 
-def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_bytes(jobs, preempted, data_dir):
+def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_bytes(
+    jobs, preempted, data_dir
+):
     """Last, when two minutes have passed."""
     jobs.tool(VIT_JAX)
     job = jobs.submit(*training(data_dir, jobs.folder / "run"))
@@ -207,7 +240,9 @@ def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_byt
     of_preempted, job, workdir = preempted
     assert jobs.end(job) == (["COMPLETED"], "0:0"), of_preempted.log(job)
     assert jobs.show(job, "Restarts") == ["1"]
-    (stopped_at,) = re.findall(r"continuing from this workdir's checkpoint of step (\d+)", of_preempted.log(job))
+    (stopped_at,) = re.findall(
+        r"continuing from this workdir's checkpoint of step (\d+)", of_preempted.log(job)
+    )
     assert f"stopped after step {stopped_at} of 30, which is saved" in of_preempted.log(job)
     for name in ("parameters_sha256", "test_loss"):
         assert commands.summary(workdir)[name] == commands.summary(jobs.folder / "run")[name]

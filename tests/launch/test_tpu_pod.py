@@ -18,14 +18,29 @@ NAME = ["--name=pod", "--zone=us-west4-a"]
 RUN = ["run", *NAME, "--type=v5litepod-16", "--workdir=gs://bucket/run", "--poll_seconds=0"]
 WORDS = ["--", "pretrain", "--config=configs/x.py:ViT-H/14", "--config.note=it's"]
 
-DESCRIBE = ["compute", "tpus", "queued-resources", "describe", "pod", "--format=value(state.state)", *PLACE]
+DESCRIBE = [
+    "compute",
+    "tpus",
+    "queued-resources",
+    "describe",
+    "pod",
+    "--format=value(state.state)",
+    *PLACE,
+]
 CREATE = [
     *["compute", "tpus", "queued-resources", "create", "pod", "--accelerator-type=v5litepod-16"],
     *["--runtime-version=v2-alpha-tpuv5-lite", "--node-id=pod", "--async", *PLACE],
 ]
 DELETE = ["compute", "tpus", "queued-resources", "delete", "pod", "--force", *PLACE]
 SUMMARY = ["storage", "cat", "gs://bucket/run/summary.json"]
-FETCH = ["storage", "rsync", "--recursive", "--exclude=(^|/)checkpoints/", "gs://bucket/run", "runs/pod"]
+FETCH = [
+    "storage",
+    "rsync",
+    "--recursive",
+    "--exclude=(^|/)checkpoints/",
+    "gs://bucket/run",
+    "runs/pod",
+]
 UNPACK = "rm -rf vit_jax.new && mkdir vit_jax.new && tar -xzf vit_jax.tar.gz -C vit_jax.new"
 INSTALL = f"{UNPACK} && bash vit_jax.new/launch/tpu_worker.sh install gs://bucket"
 START = (
@@ -43,7 +58,9 @@ NOT_THERE = "echo 'NOT_FOUND: no such resource' >&2; exit 1"
 ENDED_WELL = "echo t1v-n-1-w-0 exit 0 100; echo t1v-n-1-w-1 exit 0 101"
 BOTH_RUN = "echo t1v-n-1-w-0 running; echo t1v-n-1-w-1 running"
 SAVED = "echo t1v-n-1-w-0 exit 75 100; echo t1v-n-1-w-1 exit 0 101"
-KILLED = "echo t1v-n-1-w-0 exit 76 99.5; echo t1v-n-1-w-1 exit 137 100.5; echo t1v-n-1-w-2 exit 1 100.7"
+KILLED = (
+    "echo t1v-n-1-w-0 exit 76 99.5; echo t1v-n-1-w-1 exit 137 100.5; echo t1v-n-1-w-2 exit 1 100.7"
+)
 
 
 @pytest.fixture
@@ -54,7 +71,17 @@ def stage(stage):
 
 
 def ssh(command, worker="all", node="pod"):
-    return ["compute", "tpus", "tpu-vm", "ssh", node, f"--worker={worker}", *SSH, f"--command={command}", *PLACE]
+    return [
+        "compute",
+        "tpus",
+        "tpu-vm",
+        "ssh",
+        node,
+        f"--worker={worker}",
+        *SSH,
+        f"--command={command}",
+        *PLACE,
+    ]
 
 
 def step(words, **options):
@@ -63,11 +90,30 @@ def step(words, **options):
 
 def scp(archive):
     flags = [flag.replace("--ssh-flag", "--scp-flag") for flag in SSH]
-    return ["compute", "tpus", "tpu-vm", "scp", archive, "pod:vit_jax.tar.gz", "--worker=all", *flags, *PLACE]
+    return [
+        "compute",
+        "tpus",
+        "tpu-vm",
+        "scp",
+        archive,
+        "pod:vit_jax.tar.gz",
+        "--worker=all",
+        *flags,
+        *PLACE,
+    ]
 
 
-NEW = [NOT_THERE, NOT_THERE, "echo ACTIVE"]  # what describe says of a machine that is created at once
-UNDISTURBED = {"describe": NEW, "summary": ["exit 1", "true"], "log": ["echo step 1"], "status": [ENDED_WELL]}
+NEW = [
+    NOT_THERE,
+    NOT_THERE,
+    "echo ACTIVE",
+]  # what describe says of a machine that is created at once
+UNDISTURBED = {
+    "describe": NEW,
+    "summary": ["exit 1", "true"],
+    "log": ["echo step 1"],
+    "status": [ENDED_WELL],
+}
 
 
 def run(stage, *options, words=WORDS, **answers):
@@ -91,7 +137,11 @@ def kinds(stage):
 
 def changes(stage):
     """Those that do something, without questions."""
-    return [kind for kind in kinds(stage) if kind in ("create", "install", "start", "stop", "rsync", "delete")]
+    return [
+        kind
+        for kind in kinds(stage)
+        if kind in ("create", "install", "start", "stop", "rsync", "delete")
+    ]
 
 
 def whole_life(archive, waiting):
@@ -105,7 +155,11 @@ def whole_life(archive, waiting):
 
 def test_one_command_is_the_whole_life(stage):
     waiting = ["echo WAITING_FOR_RESOURCES", "echo PROVISIONING"]
-    result = run(stage, describe=[NOT_THERE, NOT_THERE, *waiting, "echo ACTIVE"], log=["echo step 1; echo step 2"])
+    result = run(
+        stage,
+        describe=[NOT_THERE, NOT_THERE, *waiting, "echo ACTIVE"],
+        log=["echo step 1; echo step 2"],
+    )
     assert result.returncode == 0, result.stderr
     calls = stage.calls("gcloud")
     archive = next(call[4] for call in calls if "scp" in call)
@@ -130,7 +184,9 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
     assert result.returncode == 0, result.stderr
     assert stage.calls() == []
     assert not (stage.checkout / "runs").exists()
-    pack, *commands = sorted(result.stdout.splitlines(), key=lambda line: not line.startswith("git"))
+    pack, *commands = sorted(
+        result.stdout.splitlines(), key=lambda line: not line.startswith("git")
+    )
     assert shlex.split(pack)[3:6] == ["ls-files", "-z", "--cached"]
     assert [shlex.split(line)[1:] for line in commands] == [
         *(CHECKED, PLANNED),
@@ -138,7 +194,9 @@ def test_dry_run_prints_exactly_what_a_run_executes(stage):
     ]
 
 
-@pytest.mark.parametrize(("uploads", "others"), [((), 2), (("--upload=runs", "--upload=my recipe.py"), 2)])
+@pytest.mark.parametrize(
+    ("uploads", "others"), [((), 2), (("--upload=runs", "--upload=my recipe.py"), 2)]
+)
 def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, others):
     (stage.checkout / ".gitignore").write_text("/runs/\n.venv*\n")
     (stage.checkout / "runs").mkdir()
@@ -148,8 +206,13 @@ def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, ot
     stage.answers("scp", f'cp "$archive" "{stage.folder}/shipped.tar.gz"')
     result = stage.run("tpu_pod.sh", "install", *NAME, *uploads)
     assert result.returncode == 0, result.stderr
-    listing = subprocess.check_output(["tar", "-tzf", stage.folder / "shipped.tar.gz"], text=True).splitlines()
-    tracked = {"setup.py", *(f"launch/{path.name}" for path in (stage.checkout / "launch").iterdir())}
+    listing = subprocess.check_output(
+        ["tar", "-tzf", stage.folder / "shipped.tar.gz"], text=True
+    ).splitlines()
+    tracked = {
+        "setup.py",
+        *(f"launch/{path.name}" for path in (stage.checkout / "launch").iterdir()),
+    }
     assert set(listing) == tracked | ({"runs/weights", "my recipe.py"} if uploads else set())
     assert f"{len(listing)} files, 0.0 MB compressed, are copied to every worker" in result.stderr
     assert f"without {others} file(s) that git does not track" in result.stderr
@@ -160,7 +223,11 @@ def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, ot
 @pytest.mark.parametrize(
     ("refusal", "recipe", "message"),
     [
-        ("echo 'config.optimzer: there is no such field' >&2; exit 2", "configs/x.py", "there is no such field"),
+        (
+            "echo 'config.optimzer: there is no such field' >&2; exit 2",
+            "configs/x.py",
+            "there is no such field",
+        ),
         ("true", "mine.py:ViT-L/16", "mine.py is not known to git and would not be on the workers"),
     ],
 )
@@ -172,7 +239,12 @@ def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, 
     assert message in result.stderr
     assert stage.calls("gcloud") == []
     if refusal == "true":
-        assert run(stage, "--upload=mine.py", words=["--", "pretrain", f"--config={recipe}"]).returncode == 0
+        assert (
+            run(
+                stage, "--upload=mine.py", words=["--", "pretrain", f"--config={recipe}"]
+            ).returncode
+            == 0
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,8 +255,19 @@ def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, 
     ],
 )
 def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(stage, type, slices, devices):
-    options = ["run", *NAME, f"--type={type}", f"--slices={slices}", "--workdir=gs://bucket/run", "--dry-run"]
-    line = next(line for line in stage.run("tpu_pod.sh", *options, *WORDS).stdout.splitlines() if "--check" in line)
+    options = [
+        "run",
+        *NAME,
+        f"--type={type}",
+        f"--slices={slices}",
+        "--workdir=gs://bucket/run",
+        "--dry-run",
+    ]
+    line = next(
+        line
+        for line in stage.run("tpu_pod.sh", *options, *WORDS).stdout.splitlines()
+        if "--check" in line
+    )
     assert shlex.split(line)[-3:] == [f"--devices={devices}", f"--slices={slices}", "--remote=/"]
 
 
@@ -195,7 +278,10 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
     stage.answers("check", f"echo 'checked: a recipe'; {lines}")
     result = run(stage, "--data_bucket=gs://images")
     assert result.returncode == 0, result.stderr
-    looks = [["storage", "ls", f"gs://{address}"] for address in ("images/tfds/cifar10", "bucket/my runs/a")]
+    looks = [
+        ["storage", "ls", f"gs://{address}"]
+        for address in ("images/tfds/cifar10", "bucket/my runs/a")
+    ]
     assert stage.calls("gcloud")[:3] == [*looks, SUMMARY]
     assert result.stdout == "step 1\n"
     assert "checked: a recipe" in result.stderr
@@ -212,9 +298,18 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
     ("line", "message"),
     [
         ("not visible from here: /mnt/vit_jax_data/photos/tfds", "--data_bucket=gs://BUCKET"),
-        ("not visible from here: /mnt/vit_jax/images/run", "/mnt/vit_jax/images/run: the machines of the run do not"),
-        ("not visible from here: /root/tensorflow_datasets/cifar10", "below /mnt/vit_jax_data/BUCKET"),
-        ("looked for here: weights.npz", "weights.npz is not known to git and would not be on the workers"),
+        (
+            "not visible from here: /mnt/vit_jax/images/run",
+            "/mnt/vit_jax/images/run: the machines of the run do not",
+        ),
+        (
+            "not visible from here: /root/tensorflow_datasets/cifar10",
+            "below /mnt/vit_jax_data/BUCKET",
+        ),
+        (
+            "looked for here: weights.npz",
+            "weights.npz is not known to git and would not be on the workers",
+        ),
     ],
 )
 def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
@@ -228,7 +323,9 @@ def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
         assert run(stage, "--upload=weights.npz").returncode == 0
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--no_check", "--repository=https://example.org/v.git"])
+@pytest.mark.parametrize(
+    "option", ["--dry-run", "--no_check", "--repository=https://example.org/v.git"]
+)
 def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, option):
     def look(path):
         words = [*WORDS, f"--config.data=folder:{path}", "--config.init_from=/elsewhere"]
@@ -236,13 +333,18 @@ def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, opti
 
     result = look("/mnt/vit_jax_data/images/photos")
     assert result.returncode == 0, result.stderr
-    printed = [shlex.split(line)[1:] for line in result.stdout.splitlines() if line.startswith("gcloud")]
+    printed = [
+        shlex.split(line)[1:] for line in result.stdout.splitlines() if line.startswith("gcloud")
+    ]
     calls = printed if option == "--dry-run" else stage.calls("gcloud")
     assert calls[:2] == [["storage", "ls", "gs://images/photos"], SUMMARY]
     assert not stage.calls("vit-jax")
     result = look("/mnt/vit_jax_data/others/photos")
     assert result.returncode == 2
-    assert "/mnt/vit_jax_data/others/photos: the machines of the run do not have this path" in result.stderr
+    assert (
+        "/mnt/vit_jax_data/others/photos: the machines of the run do not have this path"
+        in result.stderr
+    )
 
 
 def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
@@ -256,7 +358,13 @@ def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
 
 def life(does, *said, code=0, options=(), **answers):
     """A run that something happens to: what is done, what the user is told, the exit code, and gcloud's answers."""
-    return does, said, code, options, {kind: [a] if isinstance(a, str) else a for kind, a in answers.items()}
+    return (
+        does,
+        said,
+        code,
+        options,
+        {kind: [a] if isinstance(a, str) else a for kind, a in answers.items()},
+    )
 
 
 ONE_LIFE = "create install start rsync delete"
@@ -286,7 +394,11 @@ LIVES = {
     ),
     "no quota": life(
         "create",
-        *(NO_QUOTA, "no quota or no capacity for 1 x v5litepod-16 in us-west4-a", "--retry_seconds=600"),
+        *(
+            NO_QUOTA,
+            "no quota or no capacity for 1 x v5litepod-16 in us-west4-a",
+            "--retry_seconds=600",
+        ),
         code=3,
         create=refused(NO_QUOTA),
         describe=NOT_THERE,
@@ -296,7 +408,10 @@ LIVES = {
         *("requesting again in 0 s", "PERMISSION_DENIED", "Nothing of it costs money"),
         code=1,
         options=("--retry_seconds=0",),
-        create=[refused(text) for text in ("There is no more capacity", "exceeded the quota", "PERMISSION_DENIED")],
+        create=[
+            refused(text)
+            for text in ("There is no more capacity", "exceeded the quota", "PERMISSION_DENIED")
+        ],
         describe=NOT_THERE,
     ),
     "a request that fails later for want of quota is deleted, since it stays in the queue for good": life(
@@ -315,7 +430,10 @@ LIVES = {
     ),
     "workers that each can be reached are not given up": life(ONE_LIFE, "finished", **UNANSWERED),
     "a laptop off line gives nothing up": life(
-        ONE_LIFE, "finished", describe=[*NEW, *[refused("no network")] * 7, "echo ACTIVE"], **UNANSWERED
+        ONE_LIFE,
+        "finished",
+        describe=[*NEW, *[refused("no network")] * 7, "echo ACTIVE"],
+        **UNANSWERED,
     ),
     "a dead worker is named, and the run starts again a few times on the same machine": life(
         "create install start stop install start stop install start delete",
@@ -362,7 +480,11 @@ LIVES = {
     ),
     "the machine is kept, and what it costs is said": life(
         "create install start rsync",
-        *("costs money until it is deleted", "tpu_pod.sh delete --name=pod --zone=us-west4-a", "(256 chips)"),
+        *(
+            "costs money until it is deleted",
+            "tpu_pod.sh delete --name=pod --zone=us-west4-a",
+            "(256 chips)",
+        ),
         options=("--type=v4-512", "--keep"),
     ),
     "all workers are waited for, and no summary is a failure": life(
@@ -408,11 +530,15 @@ def test_what_happens_to_a_run(stage, name):
     assert changes(stage) == does.split()
     assert not [text for text in said if text not in result.stderr]
     assert code or "status" in answers or "dead worker" not in result.stderr
-    creations = [call for call in stage.calls("gcloud") if call[2:4] == ["queued-resources", "create"]]
+    creations = [
+        call for call in stage.calls("gcloud") if call[2:4] == ["queued-resources", "create"]
+    ]
     assert all(call == creations[0] for call in creations)
     assert not creations or ("--spot" in creations[0]) == ("--spot" in options)
     if answers.get("status") == [KILLED]:
-        assert (stage.checkout / "runs/pod/worker-1-of-pod.txt").read_text() == "the last words of worker 1\n"
+        assert (
+            stage.checkout / "runs/pod/worker-1-of-pod.txt"
+        ).read_text() == "the last words of worker 1\n"
         assert step("tail", worker=1) in stage.calls("gcloud")
 
 
@@ -420,7 +546,9 @@ def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_
     shutil.rmtree(stage.checkout / ".git")
     result = run(stage)
     assert result.returncode == 2
-    assert "is not a git checkout, so its files are not known: give --repository=URL" in result.stderr
+    assert (
+        "is not a git checkout, so its files are not known: give --repository=URL" in result.stderr
+    )
     assert stage.calls("gcloud") == []
 
 
@@ -428,14 +556,21 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
     """gcloud runs a command again, with the same words, when its connection drops; a cut line comes as a whole."""
     repeats = [r"step 1\n\nstép 2\nst", r"st", r"step 1\n", r"step 1\n\nstép 2\nstep 3\ncut"]
     first = "; ".join(rf"printf '\nvit-jax-log 0\n{text}'" for text in repeats)
-    rest = [r"printf '\nvit-jax-log 23\ncut line\n'", r"printf '\nvit-jax-log 32\n\nstep 4\nno end'"]
+    rest = [
+        r"printf '\nvit-jax-log 23\ncut line\n'",
+        r"printf '\nvit-jax-log 32\n\nstep 4\nno end'",
+    ]
     result = run(stage, log=[f"{first}; exit 255", *rest], status=[BOTH_RUN, BOTH_RUN, ENDED_WELL])
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\n\nstép 2\nst\nstep 3\ncut\ncut line\n\nstep 4\nno end\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == result.stdout
-    asked = [call for call in stage.calls("gcloud") if any("tpu_worker.sh log" in word for word in call)]
+    asked = [
+        call for call in stage.calls("gcloud") if any("tpu_worker.sh log" in word for word in call)
+    ]
     whole_lines = len("step 1..stép 2.step 3.".encode())
-    assert asked == [step(f"log {size}", worker=0) for size in (0, whole_lines, whole_lines + len("cut line."))]
+    assert asked == [
+        step(f"log {size}", worker=0) for size in (0, whole_lines, whole_lines + len("cut line."))
+    ]
     assert kinds(stage).count("start") == 1
     assert result.stderr.count("was lost and the run continues: following again") == 2
 
@@ -446,16 +581,36 @@ def test_slices_are_one_request_and_every_node_is_started(stage):
     assert result.returncode == 0, result.stderr
     assert "(128 chips)" in result.stderr
     calls = stage.calls("gcloud")
-    flags = ["--node-count=2", "--node-prefix=pod", "--reserved", "--network=mine", "--async", *PLACE]
-    assert calls[3] == [*CREATE[:5], "--accelerator-type=v6e-64", "--runtime-version=v2-alpha-tpuv6e", *flags]
+    flags = [
+        "--node-count=2",
+        "--node-prefix=pod",
+        "--reserved",
+        "--network=mine",
+        "--async",
+        *PLACE,
+    ]
+    assert calls[3] == [
+        *CREATE[:5],
+        "--accelerator-type=v6e-64",
+        "--runtime-version=v2-alpha-tpuv6e",
+        *flags,
+    ]
     for node in ("pod-0", "pod-1"):
         assert ssh(START, node=node) in calls
         assert ssh(INSTALL, node=node) in calls
-    assert [call[4] for call in calls if any("tpu_worker.sh log" in word for word in call)] == ["pod-0"]
+    assert [call[4] for call in calls if any("tpu_worker.sh log" in word for word in call)] == [
+        "pod-0"
+    ]
 
 
 def test_repository_is_cloned_on_the_workers(stage):
-    words = ["install", *NAME, "--repository=https://example.org/v.git", "--ref=v1.0", "--data_bucket=gs://images"]
+    words = [
+        "install",
+        *NAME,
+        "--repository=https://example.org/v.git",
+        "--ref=v1.0",
+        "--data_bucket=gs://images",
+    ]
     assert stage.run("tpu_pod.sh", *words).returncode == 0
     clone = "git clone --quiet https://example.org/v.git vit_jax.new && git -C vit_jax.new checkout --quiet v1.0"
     install = "bash vit_jax.new/launch/tpu_worker.sh install --data=gs://images"
@@ -493,12 +648,15 @@ def test_data_are_prepared_and_copied(stage):
     copy = ["storage", "rsync", "--recursive", "tfds", "gs://images/tfds"]
     assert stage.calls() == [["vit-jax", "prepare", *words], ["gcloud", *copy]]
     assert "input.data_dir=/mnt/vit_jax_data/images/tfds." in result.stderr
-    assert stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words).returncode == 1
+    assert (
+        stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words).returncode == 1
+    )
     assert len(stage.calls("gcloud")) == 1, "nothing is copied before all is prepared"
 
 
 @pytest.mark.parametrize(
-    ("words", "tool"), [(("tpu_pod.sh", "status", *NAME), "gcloud"), (("gke.sh", "log", "--name=a"), "kubectl")]
+    ("words", "tool"),
+    [(("tpu_pod.sh", "status", *NAME), "gcloud"), (("gke.sh", "log", "--name=a"), "kubectl")],
 )
 def test_a_missing_tool_is_named(stage, words, tool):
     for program in ("bash", "readlink", "dirname", "git"):
@@ -519,7 +677,11 @@ def test_a_missing_tool_is_named(stage, words, tool):
         ("echo ACTIVE", "exit 255", 1),
         ("echo PROVISIONING", "exit 99", 3),
         (NOT_THERE, "exit 99", 3),
-        ("echo 'credentials not found' >&2; exit 1", "exit 99", 1),  # which says nothing about the machine
+        (
+            "echo 'credentials not found' >&2; exit 1",
+            "exit 99",
+            1,
+        ),  # which says nothing about the machine
     ],
 )
 def test_status_has_exit_codes(stage, state, workers, code):
@@ -561,11 +723,17 @@ def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, documen
 
 @pytest.mark.parametrize("answer", [None, "y\n", "\n"], ids=["no terminal", "yes", "no"])
 def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer):
-    for kind, script in {"describe": "echo ACTIVE", "status": BOTH_RUN, "summary": "exit 1"}.items():
+    for kind, script in {
+        "describe": "echo ACTIVE",
+        "status": BOTH_RUN,
+        "summary": "exit 1",
+    }.items():
         stage.answers(kind, script)
     stage.answers("log", "echo step 1; sleep 600")
     terminal, ours = pty.openpty()
-    with stage.start("tpu_pod.sh", *RUN, *WORDS, stdin=subprocess.DEVNULL if answer is None else ours) as process:
+    with stage.start(
+        "tpu_pod.sh", *RUN, *WORDS, stdin=subprocess.DEVNULL if answer is None else ours
+    ) as process:
         assert process.stdout.readline() == "step 1\n"
         os.write(terminal, (answer or "").encode())
         os.killpg(process.pid, signal.SIGINT)
@@ -591,16 +759,34 @@ def test_price_is_an_argument(stage):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*RUN, "--", "pretrainn", "--config=x"], "'pretrainn' follows --: this script runs pretrain or finetune"),
+        (
+            [*RUN, "--", "pretrainn", "--config=x"],
+            "'pretrainn' follows --: this script runs pretrain or finetune",
+        ),
         (["run"], "--name=: must be"),
         (["run", "--name=Pod"], "--name=Pod: must be at most 48 lower-case"),
         (["run", "--name=pod", "--zone=here"], "--zone=here: must be a zone"),
         (["run", *NAME, "--type=v5litepod"], "--type=v5litepod: must be"),
         (["run", *NAME, "--type=v99-8"], "--type=v99-8: must be"),
-        (["run", *NAME, "--type=v4-8", "--workdir=runs/x"], "--workdir=runs/x: must be gs://BUCKET/FOLDER"),
+        (
+            ["run", *NAME, "--type=v4-8", "--workdir=runs/x"],
+            "--workdir=runs/x: must be gs://BUCKET/FOLDER",
+        ),
         *(
-            (["run", *NAME, "--type=v4-8", f"--workdir=gs://bucket/{folder}"], f"gs://bucket/{folder}: parts of the")
-            for folder in ("../other", "runs/..", "runs/./x", "runs//x", "$(id)", "`id`", "a b", "x;y")
+            (
+                ["run", *NAME, "--type=v4-8", f"--workdir=gs://bucket/{folder}"],
+                f"gs://bucket/{folder}: parts of the",
+            )
+            for folder in (
+                "../other",
+                "runs/..",
+                "runs/./x",
+                "runs//x",
+                "$(id)",
+                "`id`",
+                "a b",
+                "x;y",
+            )
         ),
         ([*RUN], "Give the command to run after --"),
         ([*RUN, "--", "pretrain", "--workdir=x"], "--workdir=x follows --"),
@@ -612,15 +798,27 @@ def test_price_is_an_argument(stage):
         ([*RUN, "--data_bucket=images", *WORDS], "--data_bucket=images: must be gs://BUCKET"),
         ([*RUN, "--upload=../weights", *WORDS], "--upload=../weights: must be a file or folder in"),
         ([*RUN, "--upload=x", "--repository=y", *WORDS], "--upload is of this checkout"),
-        ([*RUN, "--", "pretrain", "--config=/home/me/x.py"], "--config=/home/me/x.py: must be a path from"),
+        (
+            [*RUN, "--", "pretrain", "--config=/home/me/x.py"],
+            "--config=/home/me/x.py: must be a path from",
+        ),
         (["status", *NAME, "--no_check"], "--no_check is of run"),
         ([*RUN, "--learning_rate=1", *WORDS], "'--learning_rate=1' is not an option of tpu_pod.sh"),
         (["delete", *NAME, *WORDS], "'delete' takes no command"),
         (["destroy"], "There is no command 'destroy'"),
-        (["data", "--", "imagenet2012", "--data_dir=tfds"], "data copies to one --data_bucket=gs://BUCKET"),
+        (
+            ["data", "--", "imagenet2012", "--data_dir=tfds"],
+            "data copies to one --data_bucket=gs://BUCKET",
+        ),
         (["data", "--data_bucket=gs://images", "--", "imagenet2012"], "with --data_dir=FOLDER"),
-        ([*RUN, "--cache_dir=/mnt/ssd", *WORDS], "--cache_dir is of run and install with a --data_bucket"),
-        ([*RUN, "--data_bucket=gs://images", "--cache_dir=ssd", *WORDS], "--cache_dir=ssd: must be an absolute path"),
+        (
+            [*RUN, "--cache_dir=/mnt/ssd", *WORDS],
+            "--cache_dir is of run and install with a --data_bucket",
+        ),
+        (
+            [*RUN, "--data_bucket=gs://images", "--cache_dir=ssd", *WORDS],
+            "--cache_dir=ssd: must be an absolute path",
+        ),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_asked_for(stage, words, message):

@@ -56,13 +56,20 @@ def wait_for(condition):
 
 def exit_code(stage) -> str:
     """Of the run, once it has ended."""
-    return wait_for(lambda: stage.run("tpu_worker.sh", "status").stdout.partition(" exit ")[2]).split()[0]
+    return wait_for(
+        lambda: stage.run("tpu_worker.sh", "status").stdout.partition(" exit ")[2]
+    ).split()[0]
 
 
 def test_start_returns_at_once_and_the_end_is_recorded(worker):
     play(worker, "echo step 1; until [[ -e $HOME/go ]]; do sleep 0.02; done; echo step 2; exit 75")
     assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 none\n"
-    assert worker.run("tpu_worker.sh", "start", "gs://bucket/a run", "pretrain", "--config.note=it's").returncode == 0
+    assert (
+        worker.run(
+            "tpu_worker.sh", "start", "gs://bucket/a run", "pretrain", "--config.note=it's"
+        ).returncode
+        == 0
+    )
     assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 running\n"
     with worker.start("tpu_worker.sh", "log") as process:
         (worker.folder / "go").touch()
@@ -93,7 +100,9 @@ def test_run_survives_the_session_that_started_it_and_is_not_started_twice(worke
     assert (worker.folder / "starts").read_text() == "x\n"
 
 
-@pytest.mark.parametrize(("trap", "code"), [("sleep 0.2; exit 75", "75"), ("", "137")], ids=["sigterm", "stop"])
+@pytest.mark.parametrize(
+    ("trap", "code"), [("sleep 0.2; exit 75", "75"), ("", "137")], ids=["sigterm", "stop"]
+)
 def test_the_exit_code_stays_whatever_ends_the_run(worker, trap, code):
     """At a preemption the shell around vit-jax gets SIGTERM as well; `stop` kills what does not end by itself."""
     play(worker, f"trap '{trap}' TERM; echo ready; while :; do sleep 0.02; done")
@@ -130,10 +139,15 @@ def test_a_time_limit_is_kept_by_the_worker_alone(worker, end, code):
     assert exit_code(worker) == code
     *flags, seconds, _, verb, _, _ = (worker.folder / "timeout-arguments").read_text().split()
     assert (seconds, verb) == ("1", "pretrain")
-    assert subprocess.run(["timeout", *flags, "0.1", "sleep", "600"]).returncode == 128 + signal.SIGTERM
+    assert (
+        subprocess.run(["timeout", *flags, "0.1", "sleep", "600"]).returncode
+        == 128 + signal.SIGTERM
+    )
     play(worker, "", f"{end.replace('76', '75')}")
     assert worker.run("tpu_worker.sh", "start", "--seconds=600", *words[1:]).returncode == 0
-    assert exit_code(worker) == end.replace("76", "75").removeprefix("exit "), "before the limit it is a preemption"
+    assert exit_code(worker) == end.replace("76", "75").removeprefix("exit "), (
+        "before the limit it is a preemption"
+    )
 
 
 def test_progress_is_of_the_run_that_was_started(worker):
@@ -148,7 +162,9 @@ def test_progress_is_of_the_run_that_was_started(worker):
 def test_mount_remembers_nothing_of_what_is_there(worker):
     """A process must see at once what another has written: the workdir is checked to be shared in this way."""
     install = worker.run("tpu_worker.sh", "--dry-run", "install", "gs://bucket").stdout
-    other = worker.run("tpu_worker.sh", "--dry-run", "install", "--cache=/mnt/ssd", "--data=gs://images").stdout
+    other = worker.run(
+        "tpu_worker.sh", "--dry-run", "install", "--cache=/mnt/ssd", "--data=gs://images"
+    ).stdout
     assert " --cache-dir=/mnt/ssd/images " in other
     start = worker.run("tpu_worker.sh", "--dry-run", "start", "gs://bucket/run", "pretrain").stdout
     assert "gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0" in install
@@ -156,16 +172,29 @@ def test_mount_remembers_nothing_of_what_is_there(worker):
     assert worker.calls() == []  # a dry run executes nothing
     write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
     for _ in range(2):
-        worker.run("tpu_worker.sh", "install", "gs://bucket", "--data=gs://images", FAKE_TOOL="/bin/true")
-    flags = ["--implicit-dirs", "--metadata-cache-ttl-secs=0", "--metadata-cache-negative-ttl-secs=0"]
+        worker.run(
+            "tpu_worker.sh", "install", "gs://bucket", "--data=gs://images", FAKE_TOOL="/bin/true"
+        )
+    flags = [
+        "--implicit-dirs",
+        "--metadata-cache-ttl-secs=0",
+        "--metadata-cache-negative-ttl-secs=0",
+    ]
     workdir, data = worker.calls("gcsfuse")
-    assert workdir == [*flags, "--rename-dir-limit=200000", "bucket", f"{worker.folder}/buckets/bucket"]
+    assert workdir == [
+        *flags,
+        "--rename-dir-limit=200000",
+        "bucket",
+        f"{worker.folder}/buckets/bucket",
+    ]
     # Data are remembered, and their files kept on the disk, of which some stays free.
     assert data[:3] == ["--implicit-dirs", "-o", "ro"]
     assert "--metadata-cache-ttl-secs=-1" in data
     assert f"--cache-dir={worker.folder}/vit_jax_cache/images" in data
     assert "--file-cache-cache-file-for-range-read" in data
-    (size,) = (int(flag.partition("=")[2]) for flag in data if flag.startswith("--file-cache-max-size-mb="))
+    (size,) = (
+        int(flag.partition("=")[2]) for flag in data if flag.startswith("--file-cache-max-size-mb=")
+    )
     assert 0 < size < shutil.disk_usage(worker.folder).total / 2**20 / 2
     assert data[-2:] == ["images", f"{worker.folder}/buckets_data/images"]
 
@@ -181,7 +210,9 @@ def test_packages_are_tried_again_while_another_program_installs(worker):
     for name in ("sleep", "apt-cache"):
         write_program(bin / name, "#!/bin/bash\n")
     locked = "echo 'E: Could not get lock /var/lib/apt/lists/lock' >&2; exit 100"
-    worker.answers("apt-get", locked, locked, "true", locked, f"ln -s {STAND_INS}/gcsfuse {bin}", locked)
+    worker.answers(
+        "apt-get", locked, locked, "true", locked, f"ln -s {STAND_INS}/gcsfuse {bin}", locked
+    )
     environment = {"FAKE_TOOL": "/bin/true", "PATH": f"{bin}:{os.environ['PATH']}"}
     result = worker.run("tpu_worker.sh", "install", "gs://bucket", **environment)
     assert result.returncode == 0, result.stderr
@@ -204,7 +235,9 @@ def test_a_downloaded_package_lies_where_only_the_user_may_write(worker):
     (bin / "gcsfuse").unlink()
     write_program(bin / "apt-cache", "#!/bin/bash\nexit 1\n")
     output = 'while [[ "$1" != --output ]]; do shift; done; echo package >"$2"'
-    write_program(bin / "curl", f'#!/bin/bash\n{output}\nstat --format=\'%a\' -- "$(dirname "$2")" >{seen}\n')
+    write_program(
+        bin / "curl", f'#!/bin/bash\n{output}\nstat --format=\'%a\' -- "$(dirname "$2")" >{seen}\n'
+    )
     worker.answers("apt-get", "true", f"ln -s {STAND_INS}/gcsfuse {bin}")
     environment = {"FAKE_TOOL": "/bin/true", "PATH": f"{bin}:{os.environ['PATH']}"}
     result = worker.run("tpu_worker.sh", "install", "gs://bucket", **environment)
@@ -228,8 +261,16 @@ def test_four_workers_of_which_one_is_killed(stage):
         'if [[ "$HOST" == *-w-2 ]]; then kill -9 $$; fi; await 2; echo "a process was lost"; exit 1',
         f'{last}; echo finished; mkdir -p "$workdir"; echo "{{}}" >"$workdir/summary.json"',
     )
-    stage.answers("describe", "echo NOT_FOUND >&2; exit 1", "echo NOT_FOUND >&2; exit 1", "echo ACTIVE")
-    words = ["--name=pod", "--zone=us-west4-a", "--type=v5litepod-16", "--workdir=gs://bucket/run", "--poll_seconds=0"]
+    stage.answers(
+        "describe", "echo NOT_FOUND >&2; exit 1", "echo NOT_FOUND >&2; exit 1", "echo ACTIVE"
+    )
+    words = [
+        "--name=pod",
+        "--zone=us-west4-a",
+        "--type=v5litepod-16",
+        "--workdir=gs://bucket/run",
+        "--poll_seconds=0",
+    ]
     result = stage.run(
         *["tpu_pod.sh", "run", *words, "--", "pretrain", "--config=configs/digits.py"],
         PATH=f"{stage.folder}/bin:{stage.variables['PATH']}",
@@ -239,7 +280,12 @@ def test_four_workers_of_which_one_is_killed(stage):
     )
     assert result.returncode == 0, result.stderr
     assert "a dead worker: pod-w-2 (worker 2 of pod) was killed (exit code 137" in result.stderr
-    assert [(stage.folder / f"homes/pod-w-{number}/starts").read_text() for number in range(4)] == ["x\n" * 2] * 4
+    assert [(stage.folder / f"homes/pod-w-{number}/starts").read_text() for number in range(4)] == [
+        "x\n" * 2
+    ] * 4
     log = (stage.checkout / "runs/pod/log.txt").read_text()
-    assert [line for line in log.splitlines() if not line.startswith("vit-jax")] == ["a process was lost", "finished"]
+    assert [line for line in log.splitlines() if not line.startswith("vit-jax")] == [
+        "a process was lost",
+        "finished",
+    ]
     assert Path(stage.folder / "buckets/bucket/run/summary.json").exists()

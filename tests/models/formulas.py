@@ -44,8 +44,12 @@ def _block(a: Architecture) -> int:
     tokens = a.sequence_length
     dense_layers = 2 if a.mlp == "gelu" else 3  # with a gate
     projections_and_mlp = tokens * (4 * a.width * a.width + dense_layers * a.width * a.mlp_dim)
-    products = 3 if a.position_embedding == "relative" else 2  # QK^T and AV; and Q times the keys of offsets
-    attention = [products * tokens * length * a.width for length in a.attention_lengths]  # all heads: the full width
+    products = (
+        3 if a.position_embedding == "relative" else 2
+    )  # QK^T and AV; and Q times the keys of offsets
+    attention = [
+        products * tokens * length * a.width for length in a.attention_lengths
+    ]  # all heads: the full width
     return len(attention) * projections_and_mlp + sum(attention)
 
 

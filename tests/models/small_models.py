@@ -19,12 +19,16 @@ class Place(types.SimpleNamespace):
 def filled(architecture):
     """The model with made-up parameters, also in the head, which starts at zero. Initialisers take long to compile."""
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture))
+    return jax.tree.map(
+        lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture)
+    )
 
 
 def apply(model, image_BHWC, taps=None, **options):
     fixed = {} if taps is None else {"taps": taps}
-    return jax.jit(lambda model, x, options: model(x, **options, **fixed))(model, image_BHWC, options)
+    return jax.jit(lambda model, x, options: model(x, **options, **fixed))(
+        model, image_BHWC, options
+    )
 
 
 def assert_same_up_to_rounding(a, b, tolerance=1e-5):
@@ -35,7 +39,9 @@ def assert_same_up_to_rounding(a, b, tolerance=1e-5):
 
 
 def images(architecture, batch=2, seed=1):
-    return jax.random.uniform(jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0)
+    return jax.random.uniform(
+        jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0
+    )
 
 
 def size(tree):
@@ -51,4 +57,6 @@ def embedded(model, x):
     tokens = model.embedding(x)
     if model.class_token is None:
         return tokens
-    return jnp.concatenate([jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens], 1)
+    return jnp.concatenate(
+        [jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens], 1
+    )

@@ -24,7 +24,10 @@ SHAPES = [  # images, tokens, heads, head dimension: tiles shared, filled, spann
     (1, 17, 1, 192),
     (1, 700, 2, 64),
 ]
-TOLERANCE = {"float32": 5e-6, "bfloat16": 8e-3}  # of the norm of the difference, relative; bfloat16 rounds to 4e-3
+TOLERANCE = {
+    "float32": 5e-6,
+    "bfloat16": 8e-3,
+}  # of the norm of the difference, relative; bfloat16 rounds to 4e-3
 
 
 def projections(images, tokens, heads, head_dim, dtype):
@@ -40,14 +43,19 @@ def results(form, operands, gradient, heads):
 
     @jax.jit
     def mixture_and_gradients(operands, gradient):
-        mixture, pull_back = jax.vjp(lambda *operands: CORES[form](Projections(*operands), heads), *operands)
+        mixture, pull_back = jax.vjp(
+            lambda *operands: CORES[form](Projections(*operands), heads), *operands
+        )
         return mixture, *pull_back(gradient.astype(mixture.dtype))
 
     return [np.float32(x) for x in mixture_and_gradients(operands, gradient)]
 
 
 def distances(actual, expected):
-    return [float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in zip(actual, expected, strict=True)]
+    return [
+        float(np.linalg.norm(a - b) / np.linalg.norm(b))
+        for a, b in zip(actual, expected, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +94,9 @@ def test_heads_of_a_program(heads, head_dim, tokens, group):
 
 def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
     operands, _ = projections(1, 1025, 16, 88, "bfloat16")
-    with pytest.raises(ValueError, match=r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"):
+    with pytest.raises(
+        ValueError, match=r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"
+    ):
         jax.eval_shape(lambda: CORES["pallas"](Projections(*operands), 16))
 
 
@@ -103,7 +113,9 @@ def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
 def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form, monkeypatch):
     taken = []
     for name in CORES:
-        monkeypatch.setitem(CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE)
+        monkeypatch.setitem(
+            CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE
+        )
 
     attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)

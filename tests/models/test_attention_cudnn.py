@@ -25,7 +25,9 @@ from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 
-H100, T4, AMD = (Place(platform="gpu", compute_capability=version) for version in ((9, 0), (7, 5), (0, 0)))
+H100, T4, AMD = (
+    Place(platform="gpu", compute_capability=version) for version in ((9, 0), (7, 5), (0, 0))
+)
 SIZES = {"length": 197, "num_heads": 3, "head_dim": 64, "dtype": jnp.dtype("bfloat16")}
 
 
@@ -34,14 +36,18 @@ def stand_in(monkeypatch):
     """The calls of cuDNN, computed by XLA; the log of the sums must be what the forward call gave."""
 
     def forward(query_BSTh, key_BSTh, value_BSTh):
-        scores_BTSS = jnp.einsum("BSTh,BKTh->BTSK", query_BSTh, key_BSTh) / query_BSTh.shape[-1] ** 0.5
+        scores_BTSS = (
+            jnp.einsum("BSTh,BKTh->BTSK", query_BSTh, key_BSTh) / query_BSTh.shape[-1] ** 0.5
+        )
         mixture_BTSh = jnp.einsum("BTSK,BKTh->BTSh", jax.nn.softmax(scores_BTSS), value_BSTh)
         return mixture_BTSh, jax.nn.logsumexp(scores_BTSS, axis=-1)
 
     def backward(*operands_BSTh):
         *inputs, log_sums_BTS, gradient_BSTh, output_BSTh = operands_BSTh
         mixture_BTSh, expected_BTS = forward(*inputs)
-        agree = jnp.allclose(expected_BTS, log_sums_BTS) & jnp.allclose(mixture_BTSh, _turned(output_BSTh))
+        agree = jnp.allclose(expected_BTS, log_sums_BTS) & jnp.allclose(
+            mixture_BTSh, _turned(output_BSTh)
+        )
         gradients = jax.vjp(lambda *inputs: forward(*inputs)[0], *inputs)[1](_turned(gradient_BSTh))
         return [jnp.where(agree, _turned(x), jnp.nan) for x in gradients]
 
@@ -60,21 +66,27 @@ def _turned(x):
 @pytest.mark.parametrize("tokens", [16, 17])
 def test_values_and_gradients_are_those_of_xla(tokens, stand_in):
     operands, gradient = projections(2, tokens, 3, 8, "float32")
-    actual = distances(results("cudnn", operands, gradient, 3), results("xla", operands, gradient, 3))
+    actual = distances(
+        results("cudnn", operands, gradient, 3), results("xla", operands, gradient, 3)
+    )
     assert max(actual) < 5e-6
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_calls_are_those_of_jax(dtype, monkeypatch):
     """JAX lowers its own function for GPUs, where lengths are even, to the same calls."""
-    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(
+        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000
+    )
     operand = jax.ShapeDtypeStruct((2, 16, 3, 8), jnp.dtype(dtype))
 
     def calls(attend):
         def loss(*operands):
             return attend(*operands).astype(jnp.float32).sum()
 
-        step = jax.jit(lambda *operands: (attend(*operands), jax.grad(loss, argnums=(0, 1, 2))(*operands)))
+        step = jax.jit(
+            lambda *operands: (attend(*operands), jax.grad(loss, argnums=(0, 1, 2))(*operands))
+        )
         text = step.trace(operand, operand, operand).lower(lowering_platforms=("cuda",)).as_text()
         return [_described(line) for line in text.splitlines() if "__cudnn$" in line]
 
@@ -86,13 +98,17 @@ def test_calls_are_those_of_jax(dtype, monkeypatch):
 def _described(line):
     """Return the call's target, attributes and types, without what XLA does not read or takes by default."""
     target = re.search(r"@(__cudnn\$\w+|\"__cudnn\$\w+\")", line)[1].strip('"')
-    config = json.loads(re.search(r'backend_config = "(.*?)(?<!\\)"[,}]', line)[1].replace("\\22", '"'))[
-        "cudnn_fmha_backend_config"
-    ]
+    config = json.loads(
+        re.search(r'backend_config = "(.*?)(?<!\\)"[,}]', line)[1].replace("\\22", '"')
+    )["cudnn_fmha_backend_config"]
     types, attributes = line.rpartition(" : ")[2], re.findall(r"_layouts = \[(.*?xindex>)\]", line)
     assert len(attributes) == 2, "of operands and of results"
     config["algorithm"].pop("tuning_knobs", None)
-    for place in (config["intermediate_tensor_shape"], config["intermediate_tensor_shape"]["layout"], config):
+    for place in (
+        config["intermediate_tensor_shape"],
+        config["intermediate_tensor_shape"]["layout"],
+        config,
+    ):
         for name, value in [*place.items()]:
             if value in ([], "0", 0, 0.0, False, "PRIMITIVE_TYPE_INVALID"):
                 del place[name]
@@ -134,7 +150,10 @@ def test_auto_takes_cudnn_on_gpus_where_it_can(place, sizes, form):
     ],
 )
 def test_the_explicit_form_is_rejected_with_the_rule(place, sizes, rule):
-    with placed_by(place), pytest.raises(ValueError, match=rf"model.attention='cudnn'.*{rule}.*Use auto or xla\."):
+    with (
+        placed_by(place),
+        pytest.raises(ValueError, match=rf"model.attention='cudnn'.*{rule}.*Use auto or xla\."),
+    ):
         choose_form("cudnn", **(SIZES | sizes))
 
 
@@ -143,7 +162,9 @@ def test_forms_of_architectures():
     with placed_by(H100):
         assert attention_form(small(**sizes)) == "cudnn"
         assert attention_form(small(**sizes, pool="gap", block="axial")) == "xla"
-        assert attention_form(small(**sizes, pool="gap", block="axial", attention="cudnn")) == "cudnn"
+        assert (
+            attention_form(small(**sizes, pool="gap", block="axial", attention="cudnn")) == "cudnn"
+        )
         assert attention_form(small(**sizes, pool="gap", position_embedding="relative")) == "xla"
 
 
@@ -155,23 +176,42 @@ def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
     def attend(attention, x):
         return attention(x, x).astype(jnp.float32).sum()
 
-    program = str(jax.make_jaxpr(jax.grad(attend, argnums=1))(attention, jnp.zeros((2, 17, 64), jnp.bfloat16)))
+    program = str(
+        jax.make_jaxpr(jax.grad(attend, argnums=1))(attention, jnp.zeros((2, 17, 64), jnp.bfloat16))
+    )
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmax\s", program)) == forwards
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmaxBackward\s", program)) == 1
 
 
 MISSING = aot.missing_compiler(parse_topology("h100:1"))
-FIELDS = ("model.depth=2", "model.compute_dtype=bfloat16", "global_batch=16", "evaluation.global_batch=16")
+FIELDS = (
+    "model.depth=2",
+    "model.compute_dtype=bfloat16",
+    "global_batch=16",
+    "evaluation.global_batch=16",
+)
 FIELDS += ("model.remat=dots", "model.scan_unroll=1", "sharding.parameters=replicated")
 ONE_CALL = {"fmhaSoftmax": 1, "fmhaSoftmaxBackward": 1}  # in the body of the loop over blocks
 PROGRAMS = {
-    "197 tokens, full remat": (ONE_CALL | {"fmhaSoftmax": 2}, 1, "train", "model.pool=token", "model.remat=full"),
+    "197 tokens, full remat": (
+        ONE_CALL | {"fmhaSoftmax": 2},
+        1,
+        "train",
+        "model.pool=token",
+        "model.remat=full",
+    ),
     "196 tokens, data": (ONE_CALL, 8, "train", "sharding.parameters=fsdp"),
     "257 tokens, data x model": (
         *(ONE_CALL, 8, "train", "model.pool=token", "model.name=ViT-S/14", "model.remat=attention"),
         "sharding.num_model_shards=2",
     ),
-    "evaluation": ({"fmhaSoftmax": 1}, 8, "evaluation", "model.pool=token", "sharding.num_model_shards=2"),
+    "evaluation": (
+        {"fmhaSoftmax": 1},
+        8,
+        "evaluation",
+        "model.pool=token",
+        "sharding.num_model_shards=2",
+    ),
 }
 
 
@@ -181,12 +221,21 @@ PROGRAMS = {
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_a_step_compiled_for_gpus_calls_cudnn(case):
     calls, num_gpus, step, *fields = PROGRAMS[case]
-    config = load_recipe("configs/pretrain_s16_baseline.py", [f"--config.{field}" for field in (*FIELDS, *fields)])
+    config = load_recipe(
+        "configs/pretrain_s16_baseline.py", [f"--config.{field}" for field in (*FIELDS, *fields)]
+    )
     devices = aot.topology_devices(parse_topology(f"h100:{num_gpus}"))
     run = assemble(config, architecture_of(config, 1000), num_examples=10_000, devices=devices)
     if step == "train":
         compiled = aot.compile_step(run)
     else:
-        batch = abstract_batch(run.evaluation_batch, run.architecture.image_size, run.batch_sharding)
-        compiled = aot.compile_program(lambda: run.evaluation_step.lower(run.abstract_state, batch), devices[0])
-    assert collections.Counter(re.findall(r'custom_call_target="__cudnn\$(\w+)"', compiled.text)) == calls
+        batch = abstract_batch(
+            run.evaluation_batch, run.architecture.image_size, run.batch_sharding
+        )
+        compiled = aot.compile_program(
+            lambda: run.evaluation_step.lower(run.abstract_state, batch), devices[0]
+        )
+    assert (
+        collections.Counter(re.findall(r'custom_call_target="__cudnn\$(\w+)"', compiled.text))
+        == calls
+    )

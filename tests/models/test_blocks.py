@@ -61,7 +61,11 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
     first = int(pool == "token")  # the place of the first patch
 
     for layer, (block, entering) in enumerate(
-        zip(layers_of(model.encoder.blocks), (embedded(model, x), output.blocks_LBSD[0]), strict=True)
+        zip(
+            layers_of(model.encoder.blocks),
+            (embedded(model, x), output.blocks_LBSD[0]),
+            strict=True,
+        )
     ):
         table = np.float64(block.attention.positions.table[...])
         assert table.shape == (11 + 3 * first, 16)
@@ -71,14 +75,21 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
                 return table[11 + (query >= first) + 2 * (query < first and key < first)]
             return table[query - key + 5]
 
-        expected = weights_by_loops(block.attention, block.attention_norm(entering), key_of, lambda *_: True)
+        expected = weights_by_loops(
+            block.attention, block.attention_norm(entering), key_of, lambda *_: True
+        )
         np.testing.assert_allclose(output.attention_LBTQS[layer], expected, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("layers", "kind"),
-    [("every", "learned_1d"), ("every", "learned_2d"), ("shared", "learned_1d"), ("shared", "sincos2d")],
+    [
+        ("every", "learned_1d"),
+        ("every", "learned_2d"),
+        ("shared", "learned_1d"),
+        ("shared", "sincos2d"),
+    ],
 )
 def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     _, model, x = block_and_inputs(position_layers=layers, position_embedding=kind)
@@ -90,8 +101,15 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
         tokens = run_block(block, tokens + positions())
         np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
     if kind == "learned_1d":
-        shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(model).items() if "positions/table" in name}
-        every, shared = {"encoder/blocks/positions/table": (2, 1, 7, 32)}, {"positions/table": (1, 7, 32)}
+        shapes = {
+            name: leaf.shape
+            for name, leaf in pytree.named_leaves(model).items()
+            if "positions/table" in name
+        }
+        every, shared = (
+            {"encoder/blocks/positions/table": (2, 1, 7, 32)},
+            {"positions/table": (1, 7, 32)},
+        )
         assert shapes == (every if layers == "every" else shared)
 
 
@@ -105,7 +123,10 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     tokens, attentions = model.embedding(x), iter(output.attention_LBTQS)
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         for half, axis in ((block.rows, 1), (block.columns, 0)):
-            table, norm = np.float64(half.attention.positions.table[...]), half.attention_norm(tokens)
+            table, norm = (
+                np.float64(half.attention.positions.table[...]),
+                half.attention_norm(tokens),
+            )
 
             def key_of(query, key, table=table, axis=axis):
                 return table[place[query][axis] - place[key][axis] + GRID[axis] - 1]
@@ -147,14 +168,19 @@ def test_every_parameter_learns(options):
     """Rows of tables one by one: no token, offset or class token is left out."""
     for name, leaf in pytree.named_leaves(gradient(**options)).items():
         if not name.endswith("key/bias"):  # it moves all logits of a query alike
-            assert np.abs(leaf).max(-1).min() > 0 if "positions/" in name else np.abs(leaf).max() > 0, name
+            assert (
+                np.abs(leaf).max(-1).min() > 0 if "positions/" in name else np.abs(leaf).max() > 0
+            ), name
 
 
 @pytest.mark.slow
 def test_rematerialisation_and_unrolling_change_no_gradient():
     options = {"block": "axial", "position_embedding": "relative", "dropout_fraction": 0.1}
     options["stochastic_depth_fraction"] = 0.2
-    for change in ({"remat": "dots"}, {"scan_unroll": 2}):  # together they take XLA three times as long
+    for change in (
+        {"remat": "dots"},
+        {"scan_unroll": 2},
+    ):  # together they take XLA three times as long
         assert_same_up_to_rounding(gradient(**options), gradient(**options, **change))
 
 
@@ -169,7 +195,12 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 
     for module in (blocks, mlp, norm):
         monkeypatch.setattr(module, "checkpoint_name", checkpoint_name)
-    options = {"block": block, "dropout_fraction": 0.1, "stochastic_depth_fraction": 0.5, "scan_unroll": 1}
+    options = {
+        "block": block,
+        "dropout_fraction": 0.1,
+        "stochastic_depth_fraction": 0.5,
+        "scan_unroll": 1,
+    }
     gradients = []
     for platform, rank in (("gpu", 2), ("cpu", 3)):
         ranks.clear()
@@ -183,4 +214,6 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 def test_the_kernel_computes_what_the_default_form_computes(block):
     _, model, x = block_and_inputs(block=block)
     _, by_kernel, _ = block_and_inputs(block=block, attention="pallas")
-    np.testing.assert_allclose(apply(by_kernel, x).logits_BK, apply(model, x).logits_BK, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        apply(by_kernel, x).logits_BK, apply(model, x).logits_BK, rtol=1e-4, atol=1e-5
+    )

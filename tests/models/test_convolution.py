@@ -22,17 +22,25 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, str
     def results(function):
         options = {"stride": stride, "padding": border if padding == "border" else padding}
         y, pull_back = jax.vjp(lambda x, kernel: function(x, kernel, **options), x, kernel)
-        return y, *pull_back(jnp.asarray(np.random.default_rng(1).normal(size=y.shape), jnp.float32))
+        return y, *pull_back(
+            jnp.asarray(np.random.default_rng(1).normal(size=y.shape), jnp.float32)
+        )
 
-    for here, there in zip(jax.jit(results, static_argnums=0)(convolve_on_cpu), results(convolve), strict=True):
-        np.testing.assert_allclose(here, there, rtol=0, atol=TOLERANCE * float(jnp.abs(there).max()))
+    for here, there in zip(
+        jax.jit(results, static_argnums=0)(convolve_on_cpu), results(convolve), strict=True
+    ):
+        np.testing.assert_allclose(
+            here, there, rtol=0, atol=TOLERANCE * float(jnp.abs(there).max())
+        )
 
 
 def test_gradients_are_convolutions_in_the_order_that_is_fast_in_loops():
     x, kernels = jnp.ones((1, 4, 4, 8)), jnp.ones((2, 3, 3, 8, 8))
 
     def loss(x, kernels):
-        return jax.lax.scan(lambda x, k: (convolve_on_cpu(x, k, 1, "SAME"), None), x, kernels)[0].sum()
+        return jax.lax.scan(lambda x, k: (convolve_on_cpu(x, k, 1, "SAME"), None), x, kernels)[
+            0
+        ].sum()
 
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, kernels).as_text()
     orders = re.findall("dim_numbers = (.*?), window", text)

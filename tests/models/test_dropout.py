@@ -33,7 +33,10 @@ def test_elements_are_independent_in_pairs_and_in_rectangles():
     for rows, columns in ((1, 0), (0, 1), (1, 1), (3, 7)):
         a, b = centred[rows:, columns:], centred[: len(centred) - rows, : SHAPE[-1] - columns]
         assert abs((a * b).mean()) < bound
-        other_row, other_column = centred[: len(centred) - rows, columns:], centred[rows:, : SHAPE[-1] - columns]
+        other_row, other_column = (
+            centred[: len(centred) - rows, columns:],
+            centred[rows:, : SHAPE[-1] - columns],
+        )
         if rows and columns:
             assert abs((a * b * other_row * other_column).mean()) < bound
 
@@ -46,7 +49,9 @@ def test_keys_have_masks_of_their_own():
 
 def test_sites_of_one_key_have_masks_of_their_own():
     ones, key = jnp.ones(SHAPE), jax.random.key(0)
-    at_sites = [np.sign(np.asarray(dropout(ones, 0.5, key, site=site))) * 2 - 1 for site in range(5)]
+    at_sites = [
+        np.sign(np.asarray(dropout(ones, 0.5, key, site=site))) * 2 - 1 for site in range(5)
+    ]
     for place, first in enumerate(at_sites):
         for second in at_sites[:place]:
             assert abs((first * second).mean()) < SIGMAS / np.sqrt(first.size)
@@ -79,5 +84,9 @@ def test_no_mask_is_kept_for_the_backward_pass():
 def test_the_mask_is_that_of_one_device_on_any_layout():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    apply = jax.jit(lambda x: dropout(x, 0.3, jax.random.key(0)), in_shardings=sharding, out_shardings=sharding)
-    np.testing.assert_array_equal(apply(jnp.ones(SHAPE)), np.where(masks(0.3), np.float32(1 / (1 - 0.3)), 0))
+    apply = jax.jit(
+        lambda x: dropout(x, 0.3, jax.random.key(0)), in_shardings=sharding, out_shardings=sharding
+    )
+    np.testing.assert_array_equal(
+        apply(jnp.ones(SHAPE)), np.where(masks(0.3), np.float32(1 / (1 - 0.3)), 0)
+    )

@@ -33,7 +33,9 @@ class GatedBlock(nnx.Module):
     """x + gate * tanh(x W): no attention."""
 
     def __init__(self, architecture, *, rngs):
-        self.novelty = nnx.Param(jax.random.normal(rngs.params(), (architecture.width, architecture.width)) / 8)
+        self.novelty = nnx.Param(
+            jax.random.normal(rngs.params(), (architecture.width, architecture.width)) / 8
+        )
         self.gate = nnx.Param(jnp.full((architecture.width,), 0.5))
 
     def __call__(self, x_BSD, drop_fraction, key):
@@ -96,7 +98,9 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     assert model.encoder.blocks.novelty.shape == (3, 32, 32)
     output = apply(model, x, taps=("blocks",))
     token_BSD = embedded(model, x) + model.positions()
-    for layer, (weights, gate) in enumerate(zip(model.encoder.blocks.novelty, model.encoder.blocks.gate, strict=True)):
+    for layer, (weights, gate) in enumerate(
+        zip(model.encoder.blocks.novelty, model.encoder.blocks.gate, strict=True)
+    ):
         token_BSD = token_BSD + gate * np.tanh(token_BSD @ weights)
         np.testing.assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
     assert output.attention_LBTQS is None
@@ -106,7 +110,9 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
 
 def test_positions_of_another_shape_are_refused():
     architecture = small(position_embedding="ShortPositions")
-    with pytest.raises(ValueError, match=r"ShortPositions returns positions \(1, 1, 32\) for \(1, 7, 32\)"):
+    with pytest.raises(
+        ValueError, match=r"ShortPositions returns positions \(1, 1, 32\) for \(1, 7, 32\)"
+    ):
         apply(filled(architecture), images(architecture))
 
 
@@ -114,7 +120,11 @@ def test_a_pooling_and_a_head():
     """The pooling sees patches only, the head the pooled vector; parameters lie under "pooling" and "head"."""
     architecture = small(pool="MaxPooling", head="QuadraticHead")
     model, x = filled(architecture), images(architecture)
-    assert (model.class_token, architecture.sequence_length, architecture.is_standard) == (None, 6, False)
+    assert (model.class_token, architecture.sequence_length, architecture.is_standard) == (
+        None,
+        6,
+        False,
+    )
     output = apply(model, x)
     pooled_BD = model.pooling.gain[...] * np.asarray(output.tokens_BND).max(axis=1)
     np.testing.assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
@@ -134,9 +144,18 @@ def test_a_resnet_has_a_custom_head_and_no_custom_pooling():
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"pool": "NoPooling"}, r"config\.model\.pool: NoPooling returns .*\(2, 6, 32\).*must be \(2, 32\)"),
-        ({"head": "LogitsAlone"}, r"config\.model\.head: LogitsAlone returns .*Return \(logits_BK, features_BD\)"),
-        ({"head": "TransposedHead"}, r"config\.model\.head: TransposedHead returns .*\(5, 2\).*must be .*\(2, 5\)"),
+        (
+            {"pool": "NoPooling"},
+            r"config\.model\.pool: NoPooling returns .*\(2, 6, 32\).*must be \(2, 32\)",
+        ),
+        (
+            {"head": "LogitsAlone"},
+            r"config\.model\.head: LogitsAlone returns .*Return \(logits_BK, features_BD\)",
+        ),
+        (
+            {"head": "TransposedHead"},
+            r"config\.model\.head: TransposedHead returns .*\(5, 2\).*must be .*\(2, 5\)",
+        ),
         (
             {"head": "needs_more"},
             r"config\.model\.head='\S+needs_more' cannot be called with \(architecture, rngs=...\)",
@@ -151,5 +170,7 @@ def test_a_pooling_or_head_of_another_form_is_rejected(part, words):
 
 @pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
 def test_a_reference_to_nothing_names_its_field(field):
-    with pytest.raises(ValueError, match=f"config.model.{field}='{__name__}:Missing'.* has no 'Missing'"):
+    with pytest.raises(
+        ValueError, match=f"config.model.{field}='{__name__}:Missing'.* has no 'Missing'"
+    ):
         abstract(small(**{field: "Missing"}))

@@ -20,11 +20,20 @@ COMPUTED = "computed"
 
 # 2 x 3 patches of 4 x 4 pixels, width 8, one block with an MLP of 16.
 TINY = Architecture(
-    name="tiny", image_size=(8, 12), patch_size=(4, 4), num_classes=5, width=8, depth=1, mlp_dim=16, num_heads=2
+    name="tiny",
+    image_size=(8, 12),
+    patch_size=(4, 4),
+    num_classes=5,
+    width=8,
+    depth=1,
+    mlp_dim=16,
+    num_heads=2,
 )
 TINY_MLP = (8 * 16 + 16) + (16 * 8 + 8)
 TINY_BLOCK = 2 * 16 + 4 * (64 + 8) + TINY_MLP  # two norms, four projections, two dense layers
-TINY_COUNT = (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)  # class token, position embedding; norm, head
+TINY_COUNT = (
+    (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)
+)  # class token, position embedding; norm, head
 
 # 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
 POSTACTIVATION = {"family": "resnet", "units": (2, 1), "width_factor": 0.5}
@@ -37,14 +46,22 @@ CONVOLUTIONS = (
     + (128 * 32 + 9 * 32 * 32 + 32 * 128)
     + (128 * 64 + 9 * 64 * 64 + 64 * 256 + 128 * 256)
 )
-NORMS_BEFORE = 2 * ((32 + 32 + 32) + (128 + 32 + 32) + (128 + 64 + 64) + 256)  # the last follows the last stage
-NORMS_AFTER = 2 * (32 + (32 + 32 + 128 + 128) + (32 + 32 + 128) + (64 + 64 + 256 + 256))  # the root's is the first
+NORMS_BEFORE = 2 * (
+    (32 + 32 + 32) + (128 + 32 + 32) + (128 + 64 + 64) + 256
+)  # the last follows the last stage
+NORMS_AFTER = 2 * (
+    32 + (32 + 32 + 128 + 128) + (32 + 32 + 128) + (64 + 64 + 256 + 256)
+)  # the root's is the first
 
 
 def count_of(row):
     """Our count for a golden row; a head of "none" means the backbone alone, which is built with no classes."""
-    config = ModelConfig(name=row["name"], pool=row["pool"], head="linear" if row["head"] == "none" else row["head"])
-    architecture = build_architecture(config, image_size=(row["image_size"],) * 2, num_classes=row["num_classes"])
+    config = ModelConfig(
+        name=row["name"], pool=row["pool"], head="linear" if row["head"] == "none" else row["head"]
+    )
+    architecture = build_architecture(
+        config, image_size=(row["image_size"],) * 2, num_classes=row["num_classes"]
+    )
     return size(abstract(architecture))
 
 
@@ -53,9 +70,16 @@ def golden_rows():
     if os.environ.get("UPDATE_GOLDEN") != "1":
         return rows
     for name in sorted(expected_names() - {row["name"] for row in rows}):
-        new = {"name": name, "image_size": 224, "num_classes": 1000, "pool": "token" if "/" in name else "gap"}
+        new = {
+            "name": name,
+            "image_size": 224,
+            "num_classes": 1000,
+            "pool": "token" if "/" in name else "gap",
+        }
         rows.append({**new, "head": "linear", "parameters": 0, "source": COMPUTED})
-    rows = [{**row, "parameters": count_of(row)} if row["source"] == COMPUTED else row for row in rows]
+    rows = [
+        {**row, "parameters": count_of(row)} if row["source"] == COMPUTED else row for row in rows
+    ]
     GOLDEN.write_text("[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n")
     return rows
 
@@ -76,9 +100,14 @@ def test_golden_counts(name):
 def test_golden_rows_are_complete_distinct_and_mostly_published():
     missing = expected_names() - {row["name"] for row in ROWS}
     assert not missing, f"no golden count for {sorted(missing)}: run once with UPDATE_GOLDEN=1"
-    keys = [tuple(value for name, value in row.items() if name not in ("parameters", "source")) for row in ROWS]
+    keys = [
+        tuple(value for name, value in row.items() if name not in ("parameters", "source"))
+        for row in ROWS
+    ]
     assert len(set(keys)) == len(keys)
-    assert sum(row["source"] != COMPUTED for row in ROWS) == 78  # a published row is never dropped or recomputed
+    assert (
+        sum(row["source"] != COMPUTED for row in ROWS) == 78
+    )  # a published row is never dropped or recomputed
 
 
 @pytest.mark.parametrize(
@@ -87,16 +116,28 @@ def test_golden_rows_are_complete_distinct_and_mostly_published():
         ({}, 0),
         ({"depth": 3}, 2 * TINY_BLOCK),
         ({"pool": "gap"}, -2 * 8),  # the class token and its position
-        ({"pool": "map"}, -2 * 8 + 8 + 4 * (64 + 8) + 16 + TINY_MLP),  # a query attends to all tokens, then an MLP
+        (
+            {"pool": "map"},
+            -2 * 8 + 8 + 4 * (64 + 8) + 16 + TINY_MLP,
+        ),  # a query attends to all tokens, then an MLP
         ({"head": "mlp"}, 64 + 8),
         ({"head": "mlp", "num_classes": 0}, 64 + 8 - 45),
         ({"num_classes": 0}, -45),
-        ({"position_embedding": "learned_2d"}, (2 * 4 + 3 * 4 + 8) - 7 * 8),  # half a vector for rows and for columns
+        (
+            {"position_embedding": "learned_2d"},
+            (2 * 4 + 3 * 4 + 8) - 7 * 8,
+        ),  # half a vector for rows and for columns
         ({"position_embedding": "learned_2d", "pool": "gap"}, (2 * 4 + 3 * 4) - 7 * 8 - 8),
         ({"position_embedding": "sincos2d"}, -7 * 8),
         ({"position_embedding": "none"}, -7 * 8),
-        ({"position_embedding": "relative"}, (11 + 3) * 4 - 7 * 8),  # offsets, and a class token's, of a head's length
-        ({"position_embedding": "relative", "pool": "gap", "depth": 2}, TINY_BLOCK + 2 * 11 * 4 - 7 * 8 - 8),
+        (
+            {"position_embedding": "relative"},
+            (11 + 3) * 4 - 7 * 8,
+        ),  # offsets, and a class token's, of a head's length
+        (
+            {"position_embedding": "relative", "pool": "gap", "depth": 2},
+            TINY_BLOCK + 2 * 11 * 4 - 7 * 8 - 8,
+        ),
         ({"position_layers": "every", "depth": 3}, 2 * (TINY_BLOCK + 7 * 8)),
         ({"position_layers": "shared", "depth": 3}, 2 * TINY_BLOCK),
         ({"registers": 3}, 3 * (8 + 8)),  # with positions
@@ -134,7 +175,11 @@ def test_by_hand(changes, difference):
 
 
 @pytest.mark.parametrize(
-    ("options", "num_classes", "millions"),  # timm: resnet50_gn of results-imagenet.csv; model cards of SigLIP
+    (
+        "options",
+        "num_classes",
+        "millions",
+    ),  # timm: resnet50_gn of results-imagenet.csv; model cards of SigLIP
     [
         ({"name": "R50x1", "residual_unit": "postactivation"}, 1000, 25.56),
         ({"name": "ViT-So400m/14", "pool": "map", "head": "linear"}, 0, 428),
@@ -142,6 +187,8 @@ def test_by_hand(changes, difference):
     ],
 )
 def test_counts_of_timm(options, num_classes, millions):
-    architecture = build_architecture(ModelConfig(**options), image_size=(224, 224), num_classes=num_classes)
+    architecture = build_architecture(
+        ModelConfig(**options), image_size=(224, 224), num_classes=num_classes
+    )
     count = size(abstract(architecture)) / 1e6
     assert round(count, 2 if millions < 100 else 0) == millions

@@ -22,7 +22,14 @@ from vit_jax.models.position_tables import rotary_angles
 from vit_jax.models.positions import RotaryPositions
 
 SMALL = Architecture(
-    name="small", image_size=(16, 24), patch_size=(8, 8), num_classes=3, width=32, depth=2, mlp_dim=24, num_heads=2
+    name="small",
+    image_size=(16, 24),
+    patch_size=(8, 8),
+    num_classes=3,
+    width=32,
+    depth=2,
+    mlp_dim=24,
+    num_heads=2,
 )
 EVERYTHING = dataclasses.replace(
     SMALL,
@@ -57,7 +64,9 @@ def test_every_parameter_of_every_part_is_trained():
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}])
 def test_rematerialisation_and_unrolling_change_no_gradient_of_parts(changes):
-    assert_same_up_to_rounding(gradient(EVERYTHING), gradient(dataclasses.replace(EVERYTHING, **changes)))
+    assert_same_up_to_rounding(
+        gradient(EVERYTHING), gradient(dataclasses.replace(EVERYTHING, **changes))
+    )
 
 
 def test_the_kernel_for_tpus_takes_rotary_positions():
@@ -74,21 +83,31 @@ def test_pooling_reads_class_tokens_and_patches_but_no_registers():
     output = apply(model, images(EVERYTHING))
     assert output.tokens_BND.shape == (2, 6, 32)
     assert output.pooled_BD.shape == (2, 3 * 32)
-    np.testing.assert_allclose(output.pooled_BD[:, 64:], output.tokens_BND.mean(axis=1), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        output.pooled_BD[:, 64:], output.tokens_BND.mean(axis=1), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["centred", "grid", "index"])
 def test_rotary_positions_turn_pairs_of_patches_alone(kind):
     a = dataclasses.replace(SMALL, rope=kind, registers=1)
     x = np.random.default_rng(0).normal(size=(2, a.sequence_length, a.width)).astype(np.float32)
-    turned = np.asarray(RotaryPositions(a)(jnp.asarray(x), a.num_heads)).reshape(*x.shape[:2], a.num_heads, -1)
+    turned = np.asarray(RotaryPositions(a)(jnp.asarray(x), a.num_heads)).reshape(
+        *x.shape[:2], a.num_heads, -1
+    )
     heads = x.reshape(turned.shape)
     np.testing.assert_array_equal(turned[:, :2], heads[:, :2])
     angles_Np = rotary_angles(kind, a.grid, 16, has_class_token=True)[:, None]
-    half = (heads[..., :8], heads[..., 8:]) if kind == "centred" else (heads[..., ::2], heads[..., 1::2])
+    half = (
+        (heads[..., :8], heads[..., 8:])
+        if kind == "centred"
+        else (heads[..., ::2], heads[..., 1::2])
+    )
     pairs = (half[0] + 1j * half[1])[:, 2:] * np.exp(1j * angles_Np)
     parts = (
-        np.concatenate([pairs.real, pairs.imag], -1) if kind == "centred" else np.stack([pairs.real, pairs.imag], -1)
+        np.concatenate([pairs.real, pairs.imag], -1)
+        if kind == "centred"
+        else np.stack([pairs.real, pairs.imag], -1)
     )
     np.testing.assert_allclose(turned[:, 2:], parts.reshape(turned[:, 2:].shape), rtol=0, atol=1e-5)
 
@@ -111,26 +130,45 @@ def test_coordinates_of_rotary_positions():
         ({"class_tokens": 0}, "class_tokens=0: pool='token' needs a class token"),
         ({"registers": -1}, "registers=-1: must not be negative"),
         ({"registers": 2, "pool": "gap", "block": "axial"}, "class token or register has no place"),
-        ({"registers": 2, "position_embedding": "learned_2d"}, "has a place for one class token alone"),
+        (
+            {"registers": 2, "position_embedding": "learned_2d"},
+            "has a place for one class token alone",
+        ),
         ({"layer_scale": -0.1}, "layer_scale=-0.1: must not be negative"),
-        ({"rope": "grid", "width": 12, "num_heads": 2, "position_embedding": "none"}, "divisible by 4"),
+        (
+            {"rope": "grid", "width": 12, "num_heads": 2, "position_embedding": "none"},
+            "divisible by 4",
+        ),
         ({"rope": "grid", "position_embedding": "relative"}, "have no rotary positions"),
         ({"position_tokens": "patches", "pool": "gap"}, "position_tokens='patches': needs"),
-        ({"position_tokens": "patches", "position_embedding": "none"}, "position_tokens='patches': needs"),
-        ({"final_norm": "pooled", "pool": "map"}, "final_norm='pooled': the pooled features of pool='map'"),
+        (
+            {"position_tokens": "patches", "position_embedding": "none"},
+            "position_tokens='patches': needs",
+        ),
+        (
+            {"final_norm": "pooled", "pool": "map"},
+            "final_norm='pooled': the pooled features of pool='map'",
+        ),
         ({"pool_num_heads": 3, "pool": "map"}, "pool_num_heads=3: must divide the width"),
         ({"pool_num_heads": 2}, "needs pool=map"),
     ],
 )
 def test_parts_that_do_not_fit_are_rejected(options, words):
     with pytest.raises(ValueError, match=words):
-        build_architecture(ModelConfig(name="ViT-mu/16", **options), image_size=(32, 32), num_classes=3)
+        build_architecture(
+            ModelConfig(name="ViT-mu/16", **options), image_size=(32, 32), num_classes=3
+        )
 
 
 def test_a_resnet_has_no_such_parts():
     for options in ({"registers": 1}, {"layer_scale": 0.1}, {"rope": "grid"}, {"qkv_bias": "none"}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))}=.* has no effect on R26x1, without a Transformer"):
-            build_architecture(ModelConfig(name="R26x1", **options), image_size=(32, 32), num_classes=3)
+        with pytest.raises(
+            ValueError,
+            match=f"{next(iter(options))}=.* has no effect on R26x1, without a Transformer",
+        ):
+            build_architecture(
+                ModelConfig(name="R26x1", **options), image_size=(32, 32), num_classes=3
+            )
 
 
 def test_the_papers_network_has_no_parts():

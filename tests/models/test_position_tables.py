@@ -11,7 +11,12 @@ def test_sincos2d_first_row_and_last_frequency():
     assert (table.shape, table.dtype) == ((15, 16), np.float32)
     np.testing.assert_array_equal(table[0], [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4)
     row, column = 2, 3
-    expected = [np.sin(column * 1e-4), np.cos(column * 1e-4), np.sin(row * 1e-4), np.cos(row * 1e-4)]
+    expected = [
+        np.sin(column * 1e-4),
+        np.cos(column * 1e-4),
+        np.sin(row * 1e-4),
+        np.cos(row * 1e-4),
+    ]
     np.testing.assert_allclose(table[row * 5 + column, 3::4], expected, rtol=1e-5)
 
 

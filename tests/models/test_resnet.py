@@ -17,7 +17,9 @@ from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_
 
 def small(name="R26x0.5", image_size=(48, 40), **options):
     options = {"compute_dtype": "float32"} | options
-    return build_architecture(ModelConfig(name=name, **options), image_size=image_size, num_classes=7)
+    return build_architecture(
+        ModelConfig(name=name, **options), image_size=image_size, num_classes=7
+    )
 
 
 # The forward passes are compared with the libraries' in tests/weights/test_reference_logits.
@@ -26,7 +28,11 @@ def small(name="R26x0.5", image_size=(48, 40), **options):
 @pytest.mark.parametrize("added_to", ["variance", "std"])
 def test_constants_in_which_the_releases_differ(added_to):
     """Standardised kernels and group norm by their definitions, with constants that change the result."""
-    a = small(group_norm_epsilon=0.5, standardization_epsilon=0.4, standardization_epsilon_added_to=added_to)
+    a = small(
+        group_norm_epsilon=0.5,
+        standardization_epsilon=0.4,
+        standardization_epsilon_added_to=added_to,
+    )
     layer = StandardizedConv(1, 64, 3, a, rngs=nnx.Rngs(0))
     x = np.asarray(jax.random.normal(jax.random.key(0), (2, 5, 4, 64)))
     kernel = np.float64(layer.kernel[...] / layer.kernel[...].std())
@@ -58,7 +64,10 @@ def assert_near(found, expected):
 def test_stages_are_run_in_order(name, image_size, unit):
     architecture = small(name, image_size=image_size, residual_unit=unit)
     model, x = filled(architecture), images(architecture)
-    output, body = apply(model, x, taps=("stages",)), model.stem if architecture.has_transformer else model.body
+    output, body = (
+        apply(model, x, taps=("stages",)),
+        model.stem if architecture.has_transformer else model.body,
+    )
 
     @jax.jit
     def run(body, x):
@@ -98,7 +107,9 @@ def test_group_norm_of_bfloat16_does_not_centre_and_is_as_exact(mean):
     groups = np.asarray(x, np.float64).reshape(2, 256, 32, 1)
     centred = groups - groups.mean((1, 3), keepdims=True)
     exact = centred / np.sqrt(np.square(centred).mean((1, 3), keepdims=True) + norm.epsilon)
-    np.testing.assert_allclose(np.float64(norm(x)).reshape(exact.shape), exact, rtol=0.01, atol=2e-3)
+    np.testing.assert_allclose(
+        np.float64(norm(x)).reshape(exact.shape), exact, rtol=0.01, atol=2e-3
+    )
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 2)])
@@ -106,11 +117,15 @@ def test_the_root_pools_among_zeros(size):
     x = jnp.asarray(np.random.default_rng(0).normal(-0.5, 1.0, (2, *size, 3)), jnp.float32)
 
     def padded(x):
-        return nnx.max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2), padding="VALID")
+        return nnx.max_pool(
+            jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2), padding="VALID"
+        )
 
     np.testing.assert_array_equal(max_pool_among_zeros(x), padded(x))
     weights = jnp.arange(padded(x).size, dtype=jnp.float32).reshape(padded(x).shape)
-    gradients = [jax.grad(lambda x, f=f: (f(x) * weights).sum())(x) for f in (max_pool_among_zeros, padded)]
+    gradients = [
+        jax.grad(lambda x, f=f: (f(x) * weights).sum())(x) for f in (max_pool_among_zeros, padded)
+    ]
     np.testing.assert_array_equal(*gradients)
 
 
@@ -135,23 +150,31 @@ def test_initial_values(form):
     unit = Unit(64, 128, 2, small("R14x0.5", residual_unit=form), rngs=nnx.Rngs(0))
     for name, leaf in pytree.named_leaves(unit).items():
         if name.endswith("scale"):
-            assert (leaf == (0 if form == "postactivation" and name == "norm3/scale" else 1)).all(), name
+            assert (
+                leaf == (0 if form == "postactivation" and name == "norm3/scale" else 1)
+            ).all(), name
         elif name.endswith("bias"):
             assert (leaf == 0).all(), name
         else:
-            assert float(leaf.std()) == pytest.approx(np.prod(leaf.shape[:3]) ** -0.5, rel=0.1), name
+            assert float(leaf.std()) == pytest.approx(np.prod(leaf.shape[:3]) ** -0.5, rel=0.1), (
+                name
+            )
     stage = Stage(32, 128, 1, 3, small(), jax.random.key(0))
     first, second = stage.rest.conv2.kernel[...]
     assert not np.array_equal(first, second)
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str
+)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)
 
 
-@pytest.mark.parametrize(("platform", "remat", "unroll"), [("tpu", "dots", 2), ("tpu", "full", 1), ("gpu", "dots", 1)])
+@pytest.mark.parametrize(
+    ("platform", "remat", "unroll"), [("tpu", "dots", 2), ("tpu", "full", 1), ("gpu", "dots", 1)]
+)
 def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unroll):
     stage = nnx.eval_shape(lambda: Stage(32, 128, 1, 3, small(remat=remat), jax.random.key(0)))
     with placed_by(Place(platform=platform)):

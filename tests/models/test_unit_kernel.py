@@ -55,7 +55,11 @@ def output_and_gradients(run, unit, x, gradient):
 def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride, monkeypatch):
     monkeypatch.setattr(unit_programs, "ROWS", 16)  # several products, the last one with fewer rows
     out_size = [side // stride for side in size]
-    operands = unit(inputs, inner, stride=stride, form=form), maps(2, *size, inputs), maps(2, *out_size, 4 * inner)
+    operands = (
+        unit(inputs, inner, stride=stride, form=form),
+        maps(2, *size, inputs),
+        maps(2, *out_size, 4 * inner),
+    )
     expected = output_and_gradients(lambda unit, x: unit(x), *operands)
     found = output_and_gradients(Unit.by_kernel, *operands)
     for ours, xla in zip(found, expected, strict=True):
@@ -75,14 +79,21 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
     def outputs(run, dtype):
         operands = maps(1, 6, 8, 128), maps(1, 3, 4, 512)
         found = output_and_gradients(
-            run, unit(128, 128, stride=2, form=form, dtype=dtype), *(x.astype(dtype) for x in operands)
+            run,
+            unit(128, 128, stride=2, form=form, dtype=dtype),
+            *(x.astype(dtype) for x in operands),
         )
         return [np.float32(x) for x in jax.tree.leaves(found)]
 
     exact = outputs(lambda unit, x: unit(x), "float32")
     by_kernel, by_xla = (
-        np.array([np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(found, exact, strict=True)])
-        for found in (outputs(Unit.by_kernel, "bfloat16"), outputs(lambda unit, x: unit(x), "bfloat16"))
+        np.array(
+            [np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(found, exact, strict=True)]
+        )
+        for found in (
+            outputs(Unit.by_kernel, "bfloat16"),
+            outputs(lambda unit, x: unit(x), "bfloat16"),
+        )
     )
     np.testing.assert_array_less(by_kernel, 1.2 * by_xla + 0.02)
 
@@ -97,13 +108,20 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
         ("TPU v5 lite", 56, {"dtype": "float32"}, False),
         ("TPU v5 lite", 56, {"stride": 2}, False),  # 64 channels are no complete tiles
         ("TPU v5 lite", 56, {"stride": 2, "inputs": 128, "inner": 128}, True),
-        ("TPU v5 lite", 55, {"stride": 2, "inputs": 128, "inner": 128}, False),  # its planes differ in size
+        (
+            "TPU v5 lite",
+            55,
+            {"stride": 2, "inputs": 128, "inner": 128},
+            False,
+        ),  # its planes differ in size
         ("TPU v5 lite", 56, {"form": "postactivation"}, True),
     ],
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
     options = {"dtype": "bfloat16", "inputs": 64, "inner": 64} | options
-    with placed_by(Place(platform="tpu", device_kind=kind, on_shards=lambda function, *_: function)):
+    with placed_by(
+        Place(platform="tpu", device_kind=kind, on_shards=lambda function, *_: function)
+    ):
         program = jax.make_jaxpr(lambda unit, x: unit(x))(
             unit(**options), jnp.zeros((1, size, size, options["inputs"]))
         )

@@ -24,7 +24,9 @@ from vit_jax.models.dropout import drop_examples
 
 def small(image_size=(16, 8), num_classes=10, **options) -> Architecture:
     options = {"name": "ViT-mu/4", "depth": 2, "compute_dtype": "float32"} | options
-    return build_architecture(ModelConfig(**options), image_size=image_size, num_classes=num_classes)
+    return build_architecture(
+        ModelConfig(**options), image_size=image_size, num_classes=num_classes
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,9 +62,15 @@ def test_patch_embedding_equals_a_convolution():
     assert architecture.grid == (4, 6)
     embedding, x = filled(architecture).embedding, images(architecture)
     numbers = ("NHWC", "HWIO", "NHWC")
-    expected = jax.lax.conv_general_dilated(x, embedding.kernel[...], (4, 2), "VALID", dimension_numbers=numbers)
-    np.testing.assert_allclose(embedding(x), expected.reshape(2, -1, 32) + embedding.bias[...], atol=1e-5)
-    larger = jnp.pad(x, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=jnp.nan)  # a border that no patch covers
+    expected = jax.lax.conv_general_dilated(
+        x, embedding.kernel[...], (4, 2), "VALID", dimension_numbers=numbers
+    )
+    np.testing.assert_allclose(
+        embedding(x), expected.reshape(2, -1, 32) + embedding.bias[...], atol=1e-5
+    )
+    larger = jnp.pad(
+        x, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=jnp.nan
+    )  # a border that no patch covers
     np.testing.assert_array_equal(embedding(larger), embedding(x))
 
 
@@ -71,11 +79,16 @@ def test_taps_are_the_blocks_one_after_the_other():
     architecture = small(head="mlp", remat="full", scan_unroll=2)
     model, x = filled(architecture), images(architecture)
     output = apply(model, x, taps=("blocks", "attention"))
-    tokens, run_block = embedded(model, x) + model.positions(), jax.jit(lambda block, x: block(x, 0.0, None))
+    tokens, run_block = (
+        embedded(model, x) + model.positions(),
+        jax.jit(lambda block, x: block(x, 0.0, None)),
+    )
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         normed = np.float64(block.attention_norm(tokens))
         query, key = (
-            (normed @ np.float64(project.kernel[...]) + project.bias[...]).reshape(*normed.shape[:2], 2, -1)
+            (normed @ np.float64(project.kernel[...]) + project.bias[...]).reshape(
+                *normed.shape[:2], 2, -1
+            )
             for project in (block.attention.query, block.attention.key)
         )
         logits = np.einsum("bqth,bsth->btqs", query, key) / np.sqrt(query.shape[-1])
@@ -92,10 +105,15 @@ def test_taps_are_the_blocks_one_after_the_other():
 def test_taps_not_asked_for_add_nothing_to_the_program():
     """The scan over blocks carries the tokens and returns no more; every kind of tap adds one output to it."""
     architecture = small(dropout_fraction=0.1, remat="dots")
-    arguments = abstract(architecture), jax.ShapeDtypeStruct((2, *architecture.image_size, 3), "float32")
+    arguments = (
+        abstract(architecture),
+        jax.ShapeDtypeStruct((2, *architecture.image_size, 3), "float32"),
+    )
 
     def outputs_of_scan(**options):
-        jaxpr = jax.make_jaxpr(lambda model, x: model(x, dropout_key=jax.random.key(0), **options))(*arguments)
+        jaxpr = jax.make_jaxpr(lambda model, x: model(x, dropout_key=jax.random.key(0), **options))(
+            *arguments
+        )
         (scan,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
         return len(scan.outvars), len(jaxpr.jaxpr.outvars)
 
@@ -103,14 +121,20 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
     assert outputs_of_scan(taps=("blocks",)) == outputs_of_scan(taps=("attention",)) == (2, 6)
     assert outputs_of_scan(taps=("blocks", "attention")) == (3, 7)
     for taps in ("blocks", ("stages",), ("blocks", "block")):
-        with pytest.raises(ValueError, match="give a tuple of names that this network has: blocks, attention"):
+        with pytest.raises(
+            ValueError, match="give a tuple of names that this network has: blocks, attention"
+        ):
             outputs_of_scan(taps=taps)
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize("change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str
+)
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
-    assert_same_up_to_rounding(*(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change)))
+    assert_same_up_to_rounding(
+        *(gradient(small(dropout_fraction=0.1, **options)) for options in ({}, change))
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +154,9 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
 def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(platform, options, unroll):
     architecture = small(depth=3, **options)
     with placed_by(Place(platform=platform, compute_capability=None)):
-        program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(abstract(architecture), images(architecture))
+        program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(
+            abstract(architecture), images(architecture)
+        )
     (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
     assert loop.params["unroll"] == unroll
 
@@ -138,7 +164,9 @@ def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(platform, o
 @functools.cache
 def gradient(architecture):
     def loss(model):
-        return jnp.square(model(images(architecture), dropout_key=jax.random.key(5)).logits_BK).mean()
+        return jnp.square(
+            model(images(architecture), dropout_key=jax.random.key(5)).logits_BK
+        ).mean()
 
     return jax.jit(jax.grad(loss))(filled(architecture))
 
@@ -147,7 +175,9 @@ def test_dropout_needs_a_key_and_is_a_function_of_it():
     architecture = small(dropout_fraction=0.5)
     model, x = filled(architecture), images(architecture)
     plain = apply(model, x).logits_BK
-    first, again, other = (apply(model, x, dropout_key=jax.random.key(seed)).logits_BK for seed in (0, 0, 1))
+    first, again, other = (
+        apply(model, x, dropout_key=jax.random.key(seed)).logits_BK for seed in (0, 0, 1)
+    )
     np.testing.assert_array_equal(first, again)
     assert not np.allclose(first, other)
     assert not np.allclose(first, plain)

@@ -9,19 +9,25 @@ from vit_jax.objectives.classification import Classification, build_classificati
 
 
 def prepared(objective, labels, mask):
-    batch = Batch(None, jnp.zeros(len(labels), jnp.int32), mask)  # classification needs neither pixels
+    batch = Batch(
+        None, jnp.zeros(len(labels), jnp.int32), mask
+    )  # classification needs neither pixels
     return objective.prepare(batch, labels, mask, None)  # nor random numbers
 
 
 def sums(objective, logits, labels, mask=None):
     labels = jnp.asarray(labels, jnp.float32)
     mask = jnp.ones(labels.shape[0]) if mask is None else jnp.asarray(mask, jnp.float32)
-    return objective.sums(ModelOutput(jnp.asarray(logits, jnp.float32)), prepared(objective, labels, mask))
+    return objective.sums(
+        ModelOutput(jnp.asarray(logits, jnp.float32)), prepared(objective, labels, mask)
+    )
 
 
 def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
     logits, labels = np.full((1, 21843), -10.0), np.eye(1, 21843)
-    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(10.9916, abs=1e-3)
+    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(
+        10.9916, abs=1e-3
+    )
 
 
 def test_losses_equal_numpy():
@@ -29,18 +35,27 @@ def test_losses_equal_numpy():
     logits, labels = rng.normal(size=(4, 5)), rng.dirichlet(np.ones(5), size=4)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -(labels * log_p).sum()
-    assert float(sums(Classification("softmax"), logits, labels)["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert float(sums(Classification("softmax"), logits, labels)["loss"]) == pytest.approx(
+        expected, rel=1e-5
+    )
     p = 1 / (1 + np.exp(-logits))
     expected = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum()
-    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(
+        expected, rel=1e-5
+    )
 
 
 def test_bce_takes_all_mixed_classes_for_present():
-    logits, labels = np.random.default_rng(0).normal(size=(2, 4)), [[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
+    logits, labels = (
+        np.random.default_rng(0).normal(size=(2, 4)),
+        [[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]],
+    )
     p = 1 / (1 + np.exp(-logits))
     expected = -(np.log(p[0, :2]).sum() + np.log(1 - p[0, 2:]).sum() + np.log(p[1, 2]))
     expected -= np.log(1 - p[1, [0, 1, 3]]).sum()
-    assert float(sums(Classification("bce"), logits, labels)["loss"]) == pytest.approx(expected / 4, rel=1e-5)
+    assert float(sums(Classification("bce"), logits, labels)["loss"]) == pytest.approx(
+        expected / 4, rel=1e-5
+    )
 
 
 def test_label_smoothing_spreads_evenly():
@@ -69,7 +84,9 @@ def test_a_reference_is_the_loss_and_gives_the_gradient():
     """Logits 1 and 5 where 2 x label is 2 and 0: (1 - 2)**2 + 5**2, gradients -2 and 10; a masked example has none."""
     objective = build_classification(ObjectiveConfig(loss=f"{__name__}:margin"))
     logits, labels = np.array([[1.0, 5.0], [7.0, 7.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
-    value, gradient = jax.value_and_grad(lambda x: sums(objective, x, labels, [1, 0])["loss"])(jnp.float32(logits))
+    value, gradient = jax.value_and_grad(lambda x: sums(objective, x, labels, [1, 0])["loss"])(
+        jnp.float32(logits)
+    )
     assert float(value) == pytest.approx(26.0)
     np.testing.assert_allclose(gradient, [[-2.0, 10.0], [0.0, 0.0]])
 

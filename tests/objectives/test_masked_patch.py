@@ -25,7 +25,9 @@ def objective(target="mean_colour", grid=(2, 3), patch_size=(4, 4), **options):
 
 def batch_of(image, mask=None):
     mask = jnp.ones(len(image)) if mask is None else jnp.asarray(mask, jnp.float32)
-    return Batch(image_BHWC=jnp.asarray(image), label_B=jnp.zeros(len(image), jnp.int32), mask_B=mask)
+    return Batch(
+        image_BHWC=jnp.asarray(image), label_B=jnp.zeros(len(image), jnp.int32), mask_B=mask
+    )
 
 
 def random_images(count, height=8, width=12):
@@ -71,35 +73,60 @@ def test_loss_and_metrics_by_hand():
     """Two images of two patches; the third patch is as it was, the second image does not count."""
     logits = np.zeros((2, 2, CLASSES), np.float32)
     logits[0, 0, 9] = 3.0
-    target, is_corrupted = jnp.array([[[9], [9]], [[1], [2]]]), jnp.array([[True, True], [True, False]])
+    target, is_corrupted = (
+        jnp.array([[[9], [9]], [[1], [2]]]),
+        jnp.array([[True, True], [True, False]]),
+    )
     targets = Targets(None, jnp.array([1.0, 0.0]), None, target, is_corrupted)
-    actual = {k: float(v) for k, v in objective().sums(ModelOutput(patches_BNO=jnp.asarray(logits)), targets).items()}
+    actual = {
+        k: float(v)
+        for k, v in objective().sums(ModelOutput(patches_BNO=jnp.asarray(logits)), targets).items()
+    }
     right = np.log(np.exp(3) + 511) - 3
-    expected = {"loss": right + np.log(512), "correct": 1.0, "majority": 2.0, "weight": 2.0, "images": 1.0}
+    expected = {
+        "loss": right + np.log(512),
+        "correct": 1.0,
+        "majority": 2.0,
+        "weight": 2.0,
+        "images": 1.0,
+    }
     assert actual == pytest.approx(expected, rel=1e-6)
 
 
 def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
-    target, is_corrupted = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3), jnp.array([[True, False]])
+    target, is_corrupted = (
+        jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3),
+        jnp.array([[True, False]]),
+    )
     targets = Targets(None, jnp.ones(1), None, target, is_corrupted)
     logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0).reshape(1, 2, -1)
     actual = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
     log_sum = np.log(np.exp(2) + 511)
     assert float(actual["loss"]) == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
-    assert (float(actual["correct"]), float(actual["majority"])) == pytest.approx((12 / 16, 12 / 16))
-    pixels = Targets(None, jnp.ones(1), None, jnp.array([[[0.5, -0.5], [1.0, 1.0]]]), jnp.array([[True, False]]))
+    assert (float(actual["correct"]), float(actual["majority"])) == pytest.approx(
+        (12 / 16, 12 / 16)
+    )
+    pixels = Targets(
+        None, jnp.ones(1), None, jnp.array([[[0.5, -0.5], [1.0, 1.0]]]), jnp.array([[True, False]])
+    )
     actual = objective("pixels").sums(ModelOutput(patches_BNO=jnp.zeros((1, 2, 2))), pixels)
     assert {k: float(v) for k, v in actual.items()} == {"loss": 0.25, "weight": 1.0, "images": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("fraction", "shares"), [(0.5, (0.8, 0.1, 0.1)), (0.15, (0.2, 0.5, 0.3)), (1.0, (1.0, 0.0, 0.0))]
+    ("fraction", "shares"),
+    [(0.5, (0.8, 0.1, 0.1)), (0.15, (0.2, 0.5, 0.3)), (1.0, (1.0, 0.0, 0.0))],
 )
 def test_proportions_are_within_binomial_bounds(fraction, shares):
     """Five standard deviations; the key is fixed."""
-    task = objective(grid=(14, 14), patch_size=(1, 1), corrupted_fraction=fraction, corruption_shares=shares)
+    task = objective(
+        grid=(14, 14), patch_size=(1, 1), corrupted_fraction=fraction, corruption_shares=shares
+    )
     targets = task.prepare(batch_of(random_images(200, 14, 14)), None, jnp.ones(200), KEY)
-    masked, source = np.asarray(targets.corruption.is_masked_BN), np.asarray(targets.corruption.source_BN)
+    masked, source = (
+        np.asarray(targets.corruption.is_masked_BN),
+        np.asarray(targets.corruption.source_BN),
+    )
     corrupted, own = np.asarray(targets.is_corrupted_BN), np.arange(196)
     moved = source != own
     number = 200 * 196
@@ -121,7 +148,9 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
 
 def test_another_key_hides_other_patches():
     batch = batch_of(random_images(2))
-    first, second = (objective().prepare(batch, None, jnp.ones(2), jax.random.key(seed)) for seed in (0, 1))
+    first, second = (
+        objective().prepare(batch, None, jnp.ones(2), jax.random.key(seed)) for seed in (0, 1)
+    )
     assert not np.array_equal(first.is_corrupted_BN, second.is_corrupted_BN)
 
 
@@ -138,7 +167,9 @@ def test_nothing_of_a_hidden_patch_reaches_its_prediction():
 
     @jax.jit
     def gradient(image, patch):
-        return jax.grad(lambda x: jnp.sum(model(x, corruption=corruption).patches_BNO[0, patch] ** 2))(image)
+        return jax.grad(
+            lambda x: jnp.sum(model(x, corruption=corruption).patches_BNO[0, patch] ** 2)
+        )(image)
 
     for patch in (0, 1, 4):
         largest = np.abs(gradient(image, patch)[0]).reshape(2, 4, 3, 4, 3).max(axis=(1, 3, 4))
@@ -153,7 +184,9 @@ def test_networks_that_cannot_predict_patches():
     with pytest.raises(ValueError, match="4x4 equal cells"):
         patch_outputs(config, (14, 14))
     for a in (HYBRID, RESNET, dataclasses.replace(VIT, head="mlp"), VIT):
-        values = dataclasses.asdict(dataclasses.replace(a, patch_outputs=512, num_classes=0 if a is not VIT else 3))
+        values = dataclasses.asdict(
+            dataclasses.replace(a, patch_outputs=512, num_classes=0 if a is not VIT else 3)
+        )
         with pytest.raises(ValueError, match=r"must be a ViT without ResNet .* for masked patches"):
             read_architecture(values)
     one_patch = dataclasses.replace(PREDICTING, image_size=(4, 4))

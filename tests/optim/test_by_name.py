@@ -29,7 +29,13 @@ def updates_of(**config):
 # Layer decay.
 
 
-TRANSFORMER = {"encoder/blocks": {3, 2, 1}, "encoder/norm": {0}, "embedding": {4}, "positions": {4}, "head": {0}}
+TRANSFORMER = {
+    "encoder/blocks": {3, 2, 1},
+    "encoder/norm": {0},
+    "embedding": {4},
+    "positions": {4},
+    "head": {0},
+}
 STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stage4": {1}}
 
 
@@ -42,7 +48,12 @@ STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stag
         (
             {"registers": 2, "embedding_norm": "tokens", "final_norm": "pooled"},
             {name: layers for name, layers in TRANSFORMER.items() if name != "encoder/norm"}
-            | {"class_token": {4}, "register_tokens": {4}, "embedding_norm": {4}, "pooled_norm": {0}},
+            | {
+                "class_token": {4},
+                "register_tokens": {4},
+                "embedding_norm": {4},
+                "pooled_norm": {0},
+            },
         ),
         ({"name": "R26"}, {"body/root": {5}, **STAGES, "norm": {0}, "head": {0}}),
     ],
@@ -50,7 +61,9 @@ STAGES = {"body/stage1": {4}, "body/stage2": {3}, "body/stage3": {2}, "body/stag
 def test_layers_between_a_parameter_and_the_head(options, expected):
     actual = {}
     for name, distance in layers_to_head(abstract(**options)).items():
-        actual.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(distance.ravel().tolist())
+        actual.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(
+            distance.ravel().tolist()
+        )
     assert actual == expected
 
 
@@ -86,24 +99,43 @@ def test_the_first_pattern_that_matches_scales_the_update():
 def test_frozen_parameters_change_nothing_for_the_others():
     """Layers are counted in the complete network: with its blocks frozen the embedding is as far from the head."""
     scales = {"layer_decay": 0.5, "learning_rate_multipliers": {"head/*": 3.0}}
-    everything, some = (updates_of(name="sgd", frozen=frozen, **scales) for frozen in ((), ("encoder/blocks/*",)))
+    everything, some = (
+        updates_of(name="sgd", frozen=frozen, **scales) for frozen in ((), ("encoder/blocks/*",))
+    )
     for name, update in some.items():
-        expected = np.full_like(update, -0.0) if name.startswith("encoder/blocks/") else everything[name]
+        expected = (
+            np.full_like(update, -0.0) if name.startswith("encoder/blocks/") else everything[name]
+        )
         assert update.tobytes() == expected.tobytes(), name
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"frozen": ("embedding/*", "encoder/layer3/*")}, r"frozen: no parameter matches 'encoder/layer3/\*'\. "),
-        ({"frozen": ("embeding/*",)}, r"no parameter matches 'embeding/\*'\. Nearest: 'embedding/\*'.*\. The names: "),
+        (
+            {"frozen": ("embedding/*", "encoder/layer3/*")},
+            r"frozen: no parameter matches 'encoder/layer3/\*'\. ",
+        ),
+        (
+            {"frozen": ("embeding/*",)},
+            r"no parameter matches 'embeding/\*'\. Nearest: 'embedding/\*'.*\. The names: ",
+        ),
         ({"frozen": ("zzz",)}, r"no parameter matches 'zzz'\. The names: "),
-        ({"learning_rate_multipliers": {"heads/*": 3.0}}, r"multipliers: no parameter matches 'heads/\*'.*head/linear"),
-        ({"frozen": ("*",)}, r"trained='all', frozen=\('\*',\) leaves no parameter of this model to train"),
+        (
+            {"learning_rate_multipliers": {"heads/*": 3.0}},
+            r"multipliers: no parameter matches 'heads/\*'.*head/linear",
+        ),
+        (
+            {"frozen": ("*",)},
+            r"trained='all', frozen=\('\*',\) leaves no parameter of this model to train",
+        ),
     ],
 )
 def test_patterns_are_checked(fields, message):
-    check_patterns(OptimizerConfig(frozen=("embedding/*",), learning_rate_multipliers={"head/*": 3.0}), abstract())
+    check_patterns(
+        OptimizerConfig(frozen=("embedding/*",), learning_rate_multipliers={"head/*": 3.0}),
+        abstract(),
+    )
     check_patterns(OptimizerConfig(trained="head"), abstract())
     with pytest.raises(ValueError, match=rf"config\.optimizer.*{message}"):
         check_patterns(OptimizerConfig(**fields), abstract())
@@ -115,7 +147,9 @@ def test_patterns_are_checked(fields, message):
 
 
 def head_of(model):
-    return {name: leaf for name, leaf in pytree.named_leaves(model).items() if name.startswith("head/")}
+    return {
+        name: leaf for name, leaf in pytree.named_leaves(model).items() if name.startswith("head/")
+    }
 
 
 def with_frozen(model, value):
@@ -125,14 +159,21 @@ def with_frozen(model, value):
     )
 
 
-@pytest.mark.parametrize("fields", [{"trained": "head"}, {"frozen": ("[!h]*",)}], ids=["head", "frozen"])
 @pytest.mark.parametrize(
-    ("name", "value"), [("adam", 0.0), ("sgd", -0.0), ("adam", 1 / 3), ("sgd", float("inf")), ("optax:lion", 0.0)]
+    "fields", [{"trained": "head"}, {"frozen": ("[!h]*",)}], ids=["head", "frozen"]
+)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("adam", 0.0), ("sgd", -0.0), ("adam", 1 / 3), ("sgd", float("inf")), ("optax:lion", 0.0)],
 )
 def test_what_is_not_trained_stays_to_the_bit(name, value, fields):
     settings = {} if ":" in name else SETTINGS
     model = with_frozen(fill(abstract(), seed=0), value)
-    after = run(OptimizerConfig(name=name, **fields, **settings), model, [fill(model, seed=seed) for seed in (1, 2)])
+    after = run(
+        OptimizerConfig(name=name, **fields, **settings),
+        model,
+        [fill(model, seed=seed) for seed in (1, 2)],
+    )
     before = pytree.named_leaves(model)
     for leaf, array in pytree.named_leaves(after).items():
         same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()
@@ -145,9 +186,17 @@ def test_the_head_is_trained_as_if_it_stood_alone(name, moments):
     model, config = fill(abstract(), seed=0), OptimizerConfig(name=name, trained="head", **SETTINGS)
     gradients = [with_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
     ours = head_of(run(config, model, gradients))
-    alone = run(OptimizerConfig(name=name, **SETTINGS), head_of(model), [head_of(gradient) for gradient in gradients])
+    alone = run(
+        OptimizerConfig(name=name, **SETTINGS),
+        head_of(model),
+        [head_of(gradient) for gradient in gradients],
+    )
     for leaf, array in alone.items():
         np.testing.assert_array_equal(ours[leaf], array, err_msg=leaf)
-    state = jax.eval_shape(build_optimizer(config, lambda step: jnp.float32(RATE), RATE).init, model)
+    state = jax.eval_shape(
+        build_optimizer(config, lambda step: jnp.float32(RATE), RATE).init, model
+    )
     numbers = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
-    assert numbers == moments * sum(leaf.size for leaf in alone.values()), "no moments of frozen parameters"
+    assert numbers == moments * sum(leaf.size for leaf in alone.values()), (
+        "no moments of frozen parameters"
+    )

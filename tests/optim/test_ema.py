@@ -23,12 +23,23 @@ def average_of(parameters, **settings):
         return ema.update(average, now, index, **settings), None
 
     steps = jnp.arange(1, len(parameters))
-    return np.asarray(jax.lax.scan(step, ema.init(jnp.asarray(parameters[0])), (steps, parameters[1:]))[0])
+    return np.asarray(
+        jax.lax.scan(step, ema.init(jnp.asarray(parameters[0])), (steps, parameters[1:]))[0]
+    )
 
 
 @pytest.mark.parametrize(
     ("num_steps", "start_step", "factor"),
-    [(1, 0, 0.9), (1, 1, 0.9), (2, 1, 0.9), (6, 6, 0.9), (8, 0, 0.9), (8, 7, 0.9), (40, 7, 0.9), (5000, 0, 0.9999)],
+    [
+        (1, 0, 0.9),
+        (1, 1, 0.9),
+        (2, 1, 0.9),
+        (6, 6, 0.9),
+        (8, 0, 0.9),
+        (8, 7, 0.9),
+        (40, 7, 0.9),
+        (5000, 0, 0.9999),
+    ],
 )
 def test_against_a_float64_loop(num_steps, start_step, factor):
     """Corrected: a weighted mean of what came after the start. Otherwise: begun at the parameters of the start."""
@@ -40,7 +51,9 @@ def test_against_a_float64_loop(num_steps, start_step, factor):
     for now in seen:
         uncorrected = factor * uncorrected + (1 - factor) * now
     for bias_correction, expected in ((True, corrected), (False, uncorrected)):
-        ours = average_of(parameters, factor=factor, start_step=start_step, bias_correction=bias_correction)
+        ours = average_of(
+            parameters, factor=factor, start_step=start_step, bias_correction=bias_correction
+        )
         np.testing.assert_allclose(ours, expected, rtol=1e-5 if num_steps < 100 else 2e-5)
 
 
@@ -52,7 +65,9 @@ def test_warm_up_against_a_float64_loop(warmup):
     for n, now in enumerate(parameters[start + 1 :]):
         weight = (1 + n) / (10 + n) if warmup == "ratio" else 1 - (1 + n / 1.0) ** -(2 / 3)
         expected = min(factor, weight) * expected + (1 - min(factor, weight)) * now
-    ours = average_of(parameters, factor=factor, start_step=start, bias_correction=False, warmup=warmup)
+    ours = average_of(
+        parameters, factor=factor, start_step=start, bias_correction=False, warmup=warmup
+    )
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
     assert min(factor, weight) > 0.85  # the warm-up has nearly ended
 
@@ -69,7 +84,11 @@ def test_the_average_of_a_module_is_one_of_float32_with_buffers_of_its_own():
     settings = {"factor": 0.9, "start_step": 0, "bias_correction": True}
     average = ema.init(network)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), network)
-    updated = jax.jit(ema.update, static_argnames=tuple(settings))(average, half, jnp.int32(1), **settings)
+    updated = jax.jit(ema.update, static_argnames=tuple(settings))(
+        average, half, jnp.int32(1), **settings
+    )
     assert isinstance(updated, nnx.Linear)
     assert {str(leaf.dtype) for leaf in pytree.named_leaves(updated).values()} == {"float32"}
-    assert average.kernel[...].unsafe_buffer_pointer() != network.kernel[...].unsafe_buffer_pointer()
+    assert (
+        average.kernel[...].unsafe_buffer_pointer() != network.kernel[...].unsafe_buffer_pointer()
+    )

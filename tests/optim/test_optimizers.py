@@ -50,7 +50,9 @@ def reference(config, parameters, gradients, rates):
                 m[name] = direction.astype(jnp.dtype(config.first_moment_dtype)).astype(np.float64)
             decays = config.weight_decay_meaning == "paper" or name.endswith("kernel")
             decay_rate = rate / PEAK if config.weight_decay_meaning == "big_vision" else rate
-            after[name] = p - rate * direction - (decay_rate * config.weight_decay * p if decays else 0.0)
+            after[name] = (
+                p - rate * direction - (decay_rate * config.weight_decay * p if decays else 0.0)
+            )
     return after
 
 
@@ -64,12 +66,21 @@ CASES |= {"sgd_without_momentum": {"name": "sgd", "momentum": 0.0}}
 @pytest.mark.parametrize("case", CASES)
 def test_module_against_float64_loop(case, meaning, clip):
     """With this seed nothing comes near to where float32 and float64 would round to different bfloat16."""
-    config = OptimizerConfig(weight_decay=0.3, weight_decay_meaning=meaning, clip_global_norm=clip, **CASES[case])
-    network, rates = Network(), [0.0, 0.1, 0.2, 0.15, 0.05]  # update number n takes the rate of n steps taken
+    config = OptimizerConfig(
+        weight_decay=0.3, weight_decay_meaning=meaning, clip_global_norm=clip, **CASES[case]
+    )
+    network, rates = (
+        Network(),
+        [0.0, 0.1, 0.2, 0.15, 0.05],
+    )  # update number n takes the rate of n steps taken
     gradients = [fill(network, seed) for seed in range(5)]
-    after = run(config, network, gradients, lambda step: jnp.asarray(rates, jnp.float32)[step], PEAK)
+    after = run(
+        config, network, gradients, lambda step: jnp.asarray(rates, jnp.float32)[step], PEAK
+    )
     assert isinstance(after, Network)
-    expected = reference(config, pytree.named_leaves(network), [*map(pytree.named_leaves, gradients)], rates)
+    expected = reference(
+        config, pytree.named_leaves(network), [*map(pytree.named_leaves, gradients)], rates
+    )
     for name, leaf in pytree.named_leaves(after).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -82,10 +93,14 @@ def test_first_moment_of_adam_in_bfloat16():
     optimizer = build_optimizer(config, lambda step: RATE, PEAK)
     for gradient in (10.0, 0.0):
         _, state = optimizer.update(scalars(gradient), state, scalars(1.0))
-    assert float(optax.tree.get(state, "mu")["kernel"]) == 0.8984375  # beta1 is rounded too, as the documentation says
+    assert (
+        float(optax.tree.get(state, "mu")["kernel"]) == 0.8984375
+    )  # beta1 is rounded too, as the documentation says
     after = run(config, scalars(1.0), [scalars(0.3)] * 3)["kernel"]
     assert after.dtype == jnp.float32
-    assert float(after) == pytest.approx(1 - 3 * RATE, abs=3 * RATE * 2**-7)  # a bfloat16 has 8 bits
+    assert float(after) == pytest.approx(
+        1 - 3 * RATE, abs=3 * RATE * 2**-7
+    )  # a bfloat16 has 8 bits
 
 
 def no_optimizer(learning_rate):
@@ -95,7 +110,11 @@ def no_optimizer(learning_rate):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("optax:lion", {"beta": 0.9}, r"cannot be called with learning_rate and .*arguments=\{'beta': 0.9\}: .*'beta'"),
+        (
+            "optax:lion",
+            {"beta": 0.9},
+            r"cannot be called with learning_rate and .*arguments=\{'beta': 0.9\}: .*'beta'",
+        ),
         ("math:pi", {}, "'float' object is not callable"),
         (f"{__name__}:no_optimizer", {}, r"gives int, not an optax\.GradientTransformation"),
         ("optax:no_such", {}, "optax has no 'no_such'"),

@@ -34,8 +34,15 @@ OPTIMIZERS = {
 
 
 def test_each_optimiser_of_the_docs_is_tested_here():
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/**/*.py"), *ROOT.glob("vit_jax/**/*.py")]
-    named = {name for page in pages for name in re.findall(r"optax(?:\.contrib)?:\w+", page.read_text())}
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("docs/**/*.py"),
+        *ROOT.glob("vit_jax/**/*.py"),
+    ]
+    named = {
+        name for page in pages for name in re.findall(r"optax(?:\.contrib)?:\w+", page.read_text())
+    }
     assert named == OPTIMIZERS.keys()
 
 
@@ -53,7 +60,9 @@ def unstack(tree):
 
 def as_matrices(arrays):
     """Return the arrays with kernels of two dimensions: those that optax's Muon trains by itself."""
-    return {name: x.reshape(-1, x.shape[-1]) if "/kernel" in name else x for name, x in arrays.items()}
+    return {
+        name: x.reshape(-1, x.shape[-1]) if "/kernel" in name else x for name, x in arrays.items()
+    }
 
 
 def run_apart(optimizer, params, gradients, prepare=unstack):
@@ -68,12 +77,19 @@ def run_apart(optimizer, params, gradients, prepare=unstack):
 
 
 def run_muon_apart(params, gradients, **arguments):
-    return run_apart(optax.contrib.muon(RATE, **arguments), params, gradients, lambda tree: as_matrices(unstack(tree)))
+    return run_apart(
+        optax.contrib.muon(RATE, **arguments),
+        params,
+        gradients,
+        lambda tree: as_matrices(unstack(tree)),
+    )
 
 
 def assert_equal(params, expected):
     for name, array in unstack(params).items():
-        np.testing.assert_allclose(array, expected[name].reshape(array.shape), rtol=1e-4, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            array, expected[name].reshape(array.shape), rtol=1e-4, atol=1e-5, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -82,8 +98,12 @@ def test_against_optax_on_unstacked_parameters(name):
     if name == "optax.contrib:muon":
         expected = run_muon_apart(params, gradients, **OPTIMIZERS[name])
     else:
-        expected = run_apart(getattr(optax, name.removeprefix("optax:"))(RATE, **OPTIMIZERS[name]), params, gradients)
-    assert_equal(run(OptimizerConfig(name=name, arguments=OPTIMIZERS[name]), params, gradients), expected)
+        expected = run_apart(
+            getattr(optax, name.removeprefix("optax:"))(RATE, **OPTIMIZERS[name]), params, gradients
+        )
+    assert_equal(
+        run(OptimizerConfig(name=name, arguments=OPTIMIZERS[name]), params, gradients), expected
+    )
 
 
 def kernels(arrays):
@@ -103,7 +123,10 @@ def test_lamb_scales_the_kernels_of_every_layer_to_their_norms(trained):
     )
     expected = run_apart(optimizer, params, gradients)
     if trained == "head":
-        expected = {name: x if name.startswith("head/") else unstack(params)[name] for name, x in expected.items()}
+        expected = {
+            name: x if name.startswith("head/") else unstack(params)[name]
+            for name, x in expected.items()
+        }
     options = {"weight_decay": 0.3, "weight_decay_meaning": "paper_kernels", "trained": trained}
     config = OptimizerConfig(name="lamb", beta1=0.8, beta2=0.95, epsilon=1e-6, **options)
     assert_equal(run(config, params, gradients), expected)
@@ -111,9 +134,13 @@ def test_lamb_scales_the_kernels_of_every_layer_to_their_norms(trained):
 
 def test_units_of_a_resnet():
     shapes = {"first": (1, 1, 4, 6), "rest": (2, 1, 1, 6, 6)}
-    tree = {"body": {"stage1": {unit: {"conv1": {"kernel": shape}} for unit, shape in shapes.items()}}}
+    tree = {
+        "body": {"stage1": {unit: {"conv1": {"kernel": shape}} for unit, shape in shapes.items()}}
+    }
     tree = jax.tree.map(
-        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), tree, is_leaf=lambda x: type(x) is tuple
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+        tree,
+        is_leaf=lambda x: type(x) is tuple,
     )
     params, *gradients = (fill(tree, seed) for seed in range(STEPS + 1))
     expected = run_muon_apart(params, gradients)
@@ -121,19 +148,34 @@ def test_units_of_a_resnet():
 
 
 def test_with_frozen_parameters_and_multipliers():
-    frozen, multipliers = ("embedding/*", "encoder/blocks/attention/*"), {"encoder/blocks/mlp/*": 0.5, "head/*": 2.0}
+    frozen, multipliers = (
+        ("embedding/*", "encoder/blocks/attention/*"),
+        {"encoder/blocks/mlp/*": 0.5, "head/*": 2.0},
+    )
     params, gradient = (fill(abstract(), seed) for seed in range(2))
-    config = OptimizerConfig(name="optax:lamb", frozen=frozen, learning_rate_multipliers=multipliers)
+    config = OptimizerConfig(
+        name="optax:lamb", frozen=frozen, learning_rate_multipliers=multipliers
+    )
     after = unstack(run(config, params, [gradient]))
     complete, before = run_apart(optax.lamb(RATE), params, [gradient]), unstack(params)
     for name, array in after.items():
         is_frozen = name.startswith(("embedding/", "encoder/blocks/attention/"))
-        factor = 0.0 if is_frozen else 0.5 if "/mlp/" in name else 2.0 if name.startswith("head/") else 1.0
+        factor = (
+            0.0
+            if is_frozen
+            else 0.5
+            if "/mlp/" in name
+            else 2.0
+            if name.startswith("head/")
+            else 1.0
+        )
         step = factor * (complete[name] - before[name])
         np.testing.assert_allclose(array - before[name], step, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", [pytest.param("optax.contrib:muon", marks=pytest.mark.slow), "optax:adafactor"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("optax.contrib:muon", marks=pytest.mark.slow), "optax:adafactor"]
+)
 def test_sharded(name):
     """The state is stored stacked, under the names of the parameters, so that it is sharded as they are."""
     params, *gradients = (fill(abstract(), seed) for seed in range(STEPS + 1))
@@ -145,10 +187,18 @@ def test_sharded(name):
     state = jax.device_put(state, shardings)
     for gradient in gradients:
         update = jax.jit(optimizer.update, out_shardings=(shardings.model, shardings.optimizer))
-        updates, moments = update(jax.device_put(gradient, shardings.model), state.optimizer, state.model)
-        state = dataclasses.replace(state, model=optax.apply_updates(state.model, updates), optimizer=moments)
+        updates, moments = update(
+            jax.device_put(gradient, shardings.model), state.optimizer, state.model
+        )
+        state = dataclasses.replace(
+            state, model=optax.apply_updates(state.model, updates), optimizer=moments
+        )
     assert_equal(state.model, unstack(run(config, params, gradients)))
-    matrices = [leaf for path, leaf in pytree.named_leaves(state.optimizer).items() if path.endswith("expand/kernel")]
+    matrices = [
+        leaf
+        for path, leaf in pytree.named_leaves(state.optimizer).items()
+        if path.endswith("expand/kernel")
+    ]
     stored = [leaf for leaf in matrices if leaf.shape == (DEPTH, 8, 8)]
     assert all(not leaf.sharding.is_fully_replicated for leaf in stored)
     assert stored or name == "optax:adafactor"  # which keeps rows and columns
@@ -167,7 +217,9 @@ def test_a_sum_over_all_parameters_is_over_all_layers():
 
 def test_layers_of_different_state_stay_apart():
     """A mask that an optimiser sets by layer survives being stored."""
-    optimizer = optax.masked(optax.trace(0.5), lambda params: {name: "/0/" not in name for name in params})
+    optimizer = optax.masked(
+        optax.trace(0.5), lambda params: {name: "/0/" not in name for name in params}
+    )
     optimizer = per_layer(optimizer)
     params = {"encoder/blocks/mlp/kernel": jnp.ones((2, 3, 4)), "head/kernel": jnp.ones((4, 5))}
     state = jax.jit(optimizer.init)(params)

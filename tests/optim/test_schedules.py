@@ -12,7 +12,12 @@ from vit_jax.optim.schedules import build_schedule
 
 WARMUP, TOTAL, TIMESCALE = 100, 1100, 400
 BASE = 8e-4
-LENGTHS = {"warmup_steps": WARMUP, "total_steps": TOTAL, "timescale_steps": TIMESCALE, "cooldown_steps": 400}
+LENGTHS = {
+    "warmup_steps": WARMUP,
+    "total_steps": TOTAL,
+    "timescale_steps": TIMESCALE,
+    "cooldown_steps": 400,
+}
 
 
 def config(decay, **changes):
@@ -30,11 +35,15 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     schedule = build_schedule(config(decay), **LENGTHS)
     every = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
     assert every.dtype == jnp.float32
-    np.testing.assert_allclose(every[: WARMUP + 1], BASE * np.arange(WARMUP + 1) / WARMUP, rtol=1e-6)
+    np.testing.assert_allclose(
+        every[: WARMUP + 1], BASE * np.arange(WARMUP + 1) / WARMUP, rtol=1e-6
+    )
     assert (np.diff(every[WARMUP:]) <= 0).all()
     rate = schedule(345)  # not traced
     assert (rate.shape, float(rate)) == ((), pytest.approx(float(every[345]), rel=1e-5))
-    assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx([BASE], rel=1e-6)
+    assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx(
+        [BASE], rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +57,11 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
         ("wsd", 1e-5, TOTAL - 400, BASE),
         ("wsd", 0.0, TOTAL - 300, BASE / 2),  # a quarter of the cooldown, whose root is a half
         *((decay, 0.0, TOTAL, 0.0) for decay in ("linear", "cosine", "wsd")),
-        *((decay, 1e-5, step, 1e-5) for decay in ("linear", "cosine", "wsd") for step in (TOTAL, TOTAL + 9)),
+        *(
+            (decay, 1e-5, step, 1e-5)
+            for decay in ("linear", "cosine", "wsd")
+            for step in (TOTAL, TOTAL + 9)
+        ),
     ],
 )
 def test_decay_on_its_way(decay, end, step, expected):
@@ -56,9 +69,9 @@ def test_decay_on_its_way(decay, end, step, expected):
 
 
 def test_a_linear_cooldown_and_a_stable_part_that_runs_of_all_lengths_share():
-    assert rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5) == pytest.approx(
-        [1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6
-    )
+    assert rates(
+        "wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5
+    ) == pytest.approx([1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6)
     shorter = {**LENGTHS, "total_steps": 800, "cooldown_steps": 100}
     assert rates("wsd", *range(0, 701, 7), lengths=shorter) == rates("wsd", *range(0, 701, 7))
 
@@ -71,20 +84,29 @@ def test_staircase_of_bit_hyperrule():
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
     np.testing.assert_allclose(every, np.repeat(falling, [2500, 3000, 3000, 1000]), rtol=1e-6)
     lengths = {"warmup_steps": 0, "total_steps": 7, "timescale_steps": 1}
-    ours = rates("staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8))  # steps 3.5 and 5.6
+    ours = rates(
+        "staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8)
+    )  # steps 3.5 and 5.6
     assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
 
 
 def test_long_runs_keep_their_resolution():
     """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
-    schedule = build_schedule(config("linear"), warmup_steps=10_000, total_steps=1_035_645, timescale_steps=1)
+    schedule = build_schedule(
+        config("linear"), warmup_steps=10_000, total_steps=1_035_645, timescale_steps=1
+    )
     values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
     assert values[0] > values[1]
-    assert values[2] == pytest.approx(BASE / 1_025_645, rel=0.07)  # remaining = 1 - progress, progress near 1
+    assert values[2] == pytest.approx(
+        BASE / 1_025_645, rel=0.07
+    )  # remaining = 1 - progress, progress near 1
 
 
 def rsqrt_of_mine(learning_rate, warmup_steps, total_steps):
-    return lambda step: learning_rate * jnp.minimum(1.0, jnp.float32(warmup_steps) / (jnp.float32(step) + total_steps))
+    return lambda step: (
+        learning_rate
+        * jnp.minimum(1.0, jnp.float32(warmup_steps) / (jnp.float32(step) + total_steps))
+    )
 
 
 def no_scalar(learning_rate, warmup_steps, total_steps):
@@ -94,13 +116,19 @@ def no_scalar(learning_rate, warmup_steps, total_steps):
 def test_a_reference_gives_the_complete_schedule():
     schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), **LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(10))
-    assert (rate.dtype, float(rate)) == (jnp.float32, pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6))
+    assert (rate.dtype, float(rate)) == (
+        jnp.float32,
+        pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6),
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("optax:cosine_decay_schedule", "cannot be called with learning_rate, warmup_steps and total_steps: .*arg"),
+        (
+            "optax:cosine_decay_schedule",
+            "cannot be called with learning_rate, warmup_steps and total_steps: .*arg",
+        ),
         (f"{__name__}:no_scalar", r"gives .*\(2,\).* for a step; a learning rate is a scalar"),
         ("optax:no_such", "optax has no 'no_such'"),
     ],

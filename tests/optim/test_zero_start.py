@@ -43,7 +43,9 @@ def test_a_head_of_zeros_learns_separable_classes(name):
         updates, state = optimizer.update(jax.grad(loss)(params), state, params)
         return (optax.apply_updates(params, updates), state), None
 
-    (params, _), _ = jax.jit(lambda first: jax.lax.scan(step, first, length=STEPS))((zeros, optimizer.init(zeros)))
+    (params, _), _ = jax.jit(lambda first: jax.lax.scan(step, first, length=STEPS))(
+        (zeros, optimizer.init(zeros))
+    )
     assert float(loss(zeros)) == pytest.approx(np.log(4))
     assert float(loss(params)) < 1.2
     norm = float(jnp.linalg.norm(params["head/linear/kernel"]))
@@ -54,12 +56,18 @@ def test_the_step_is_that_of_a_standard_deviation_of_002():
     """The root mean square of LAMB's first step at zero is the rate times 0.02, of both kinds of LAMB."""
     shape = (6, 5)
     params = {"blocks/lora_b": jnp.zeros(shape), "blocks/bias": jnp.zeros(7)}
-    gradient = jax.tree.map(lambda x: jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32), params)
+    gradient = jax.tree.map(
+        lambda x: jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32), params
+    )
     for name, names in (("lamb", ["blocks/lora_b"]), ("optax:lamb", list(params))):
-        optimizer = build_optimizer(OptimizerConfig(name=name), lambda step: jnp.float32(RATE), RATE)
+        optimizer = build_optimizer(
+            OptimizerConfig(name=name), lambda step: jnp.float32(RATE), RATE
+        )
         updates, _ = optimizer.update(gradient, optimizer.init(params), params)
         for leaf in names:
-            np.testing.assert_allclose(jnp.sqrt(jnp.mean(updates[leaf] ** 2)), RATE * STAND_IN_STDDEV, rtol=1e-4)
+            np.testing.assert_allclose(
+                jnp.sqrt(jnp.mean(updates[leaf] ** 2)), RATE * STAND_IN_STDDEV, rtol=1e-4
+            )
 
 
 def test_larger_parameters_are_seen_as_they_are():
@@ -72,8 +80,14 @@ def test_larger_parameters_are_seen_as_they_are():
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "R14x0.5"])
 def test_every_zero_of_a_network_is_known(name):
     """Parameters below 1e-5 at the start are those that the rule names."""
-    options = {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2, "registers": 1} if "/" in name else {}
-    architecture = build_architecture(ModelConfig(name=name, **options), image_size=(32, 32), num_classes=5)
+    options = (
+        {"width": 8, "depth": 1, "mlp_dim": 8, "num_heads": 2, "registers": 1}
+        if "/" in name
+        else {}
+    )
+    architecture = build_architecture(
+        ModelConfig(name=name, **options), image_size=(32, 32), num_classes=5
+    )
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
     for parameter, leaf in pytree.named_leaves(model).items():
         assert may_start_at_zero(parameter) or float(jnp.abs(leaf).max()) > 1e-5, parameter

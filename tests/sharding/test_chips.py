@@ -47,13 +47,19 @@ def test_numbers_have_their_units():
     for fabric in FABRICS:
         chip = find_chip(fabric.device_kind)
         assert 0.9 < fabric.usable_bytes / chip.memory_bytes < 1.02
-        assert fabric.network_bytes_per_second < fabric.link_bytes_per_second < chip.memory_bandwidth_bytes_per_second
+        assert (
+            fabric.network_bytes_per_second
+            < fabric.link_bytes_per_second
+            < chip.memory_bandwidth_bytes_per_second
+        )
     assert all(entry.source for entry in (*CHIPS, *FABRICS))
     v3 = find_chip("TPU v3")  # two devices a chip
     assert (v3.peak_bf16_flops, v3.memory_bytes) == (61.5e12, 16 * 2**30)
 
 
-@pytest.mark.parametrize(("kind", "units", "side"), [("v4", 8, 128), ("v5e", 4, 128), ("v5p", 8, 128), ("v6e", 4, 256)])
+@pytest.mark.parametrize(
+    ("kind", "units", "side"), [("v4", 8, 128), ("v5e", 4, 128), ("v5p", 8, 128), ("v6e", 4, 256)]
+)
 def test_the_clock_makes_the_peak(kind, units, side):
     fabric = find_fabric(kind)
     peak = find_chip(fabric.device_kind).peak_bf16_flops

@@ -25,7 +25,9 @@ class Chip:
 def slices(count, side=2):
     """Slices of `side` x `side` chips."""
     places = [(x, y, 0) for y in range(side) for x in range(side)]
-    return [Chip(len(places) * s + i, s, place) for s in range(count) for i, place in enumerate(places)]
+    return [
+        Chip(len(places) * s + i, s, place) for s in range(count) for i, place in enumerate(places)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +58,14 @@ def test_options_are_those_of_the_chip():
 
 
 def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
-    gpus = [dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3") for chip in slices(2)]
+    gpus = [
+        dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+        for chip in slices(2)
+    ]
     assert build_mesh(gpus).devices.shape == (2, 4, 1)
-    with pytest.raises(ValueError, match="num_model_shards=8: must divide the 4 devices of a slice"):
+    with pytest.raises(
+        ValueError, match="num_model_shards=8: must divide the 4 devices of a slice"
+    ):
         build_mesh(gpus, ShardingConfig(num_model_shards=8))
     with pytest.raises(ValueError, match="num_replicas=4: must divide the 6 slices"):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))

@@ -33,7 +33,9 @@ AXES = {"replica": 2, "data": 16, "model": 4}
 
 @functools.cache
 def parameters(name, **options):
-    architecture = build_architecture(ModelConfig(name=name, **options), image_size=(224, 224), num_classes=18_291)
+    architecture = build_architecture(
+        ModelConfig(name=name, **options), image_size=(224, 224), num_classes=18_291
+    )
     return pytree.named_leaves(jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))))
 
 
@@ -49,10 +51,16 @@ def table(name):
     total = sum(x.size for x in leaves.values())
     held = sum(x.size // parts(specs[leaf]) for leaf, x in leaves.items())
     mesh = " x ".join(f"{size} {axis}" for axis, size in AXES.items())
-    lines = [f"{name} on {mesh}, fsdp: {total:,} parameters, {held:,} on each device (1/{total / held:.1f})", ""]
+    lines = [
+        f"{name} on {mesh}, fsdp: {total:,} parameters, {held:,} on each device (1/{total / held:.1f})",
+        "",
+    ]
     width = max(map(len, leaves))
     for leaf, x in leaves.items():
-        shape, spec = " ".join(map(str, x.shape)), " ".join(axis or "-" for axis in specs[leaf]) or "whole"
+        shape, spec = (
+            " ".join(map(str, x.shape)),
+            " ".join(axis or "-" for axis in specs[leaf]) or "whole",
+        )
         lines.append(f"{leaf:<{width}}  {shape:<18}  {spec}")
     return "\n".join(lines) + "\n"
 
@@ -70,7 +78,10 @@ def test_golden_tables(name):
 POOLS_AND_HEADS = itertools.product(("token", "gap", "map"), ("mlp", "linear"))
 EVERY_KIND = [
     *({"name": "ViT-S/16", "pool": pool, "head": head} for pool, head in POOLS_AND_HEADS),
-    *({"name": "ViT-S/16", "position_embedding": kind} for kind in ("learned_1d", "learned_2d", "sincos2d", "none")),
+    *(
+        {"name": "ViT-S/16", "position_embedding": kind}
+        for kind in ("learned_1d", "learned_2d", "sincos2d", "none")
+    ),
     {"name": "ViT-S/16", "position_embedding": "relative"},
     {"name": "ViT-S/16", "position_layers": "every"},
     {"name": "ViT-S/16", "block": "axial"},
@@ -85,9 +96,14 @@ def test_every_large_parameter_is_split_over_data_and_what_computes_most_over_mo
     for name, leaf in parameters(**options).items():
         if leaf.size >= 50_000:
             assert parts(spec_of(name, leaf.shape, data, "fsdp"), data) == 8, name
-        computes_most = re.search(r"(blocks|pooling)/.*kernel|(conv[123]|shortcut/conv)/kernel", name) is not None
+        computes_most = (
+            re.search(r"(blocks|pooling)/.*kernel|(conv[123]|shortcut/conv)/kernel", name)
+            is not None
+        )
         spread = parts(spec_of(name, leaf.shape, model, "replicated"), model)
-        assert spread == (2 if computes_most or re.search("(query|key|value|expand)/bias", name) else 1), name
+        assert spread == (
+            2 if computes_most or re.search("(query|key|value|expand)/bias", name) else 1
+        ), name
 
 
 def test_every_rule_decides_something_and_known_networks_need_no_last_one():
@@ -102,12 +118,30 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
 @pytest.mark.parametrize(
     ("name", "shape", "axes", "strategy", "expected"),
     [
-        ("head/linear/kernel", (384, 10), {"replica": 1, "data": 7, "model": 1}, "fsdp", ()),  # 7 divides nothing
-        ("encoder/novelty", (32, 768, 96), AXES, "fsdp", (None, "data", None)),  # the largest dimension
+        (
+            "head/linear/kernel",
+            (384, 10),
+            {"replica": 1, "data": 7, "model": 1},
+            "fsdp",
+            (),
+        ),  # 7 divides nothing
+        (
+            "encoder/novelty",
+            (32, 768, 96),
+            AXES,
+            "fsdp",
+            (None, "data", None),
+        ),  # the largest dimension
         ("encoder/novelty", (32, 100, 96), AXES, "fsdp", (None, None, "data")),  # that 16 divides
         ("encoder/novelty", (33, 100), AXES, "fsdp", ()),
         ("encoder/novelty", (), AXES, "fsdp", ()),
-        ("encoder/mine/mlp/expand/kernel", (768,), AXES, "fsdp", ("data",)),  # too few dimensions for its rule
+        (
+            "encoder/mine/mlp/expand/kernel",
+            (768,),
+            AXES,
+            "fsdp",
+            ("data",),
+        ),  # too few dimensions for its rule
     ],
 )
 def test_arrays_that_no_rule_splits_and_unknown_names(name, shape, axes, strategy, expected):
@@ -140,9 +174,13 @@ def test_states_of_optimizers(name):
 
     All that our own optimisers keep is of their parameters' shapes, but for counters of steps.
     """
-    architecture = build_architecture(ModelConfig(name="ViT-S/16"), image_size=(224, 224), num_classes=1000)
+    architecture = build_architecture(
+        ModelConfig(name="ViT-S/16"), image_size=(224, 224), num_classes=1000
+    )
     model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
-    state = jax.eval_shape(lambda model: init_state(model, OPTIMIZERS[name], with_polyak=True), model)
+    state = jax.eval_shape(
+        lambda model: init_state(model, OPTIMIZERS[name], with_polyak=True), model
+    )
     placed = pytree.named_leaves(shard_tree(state, AbstractMesh((1, 8, 2), tuple(AXES)), "fsdp"))
     shapes = {leaf: x.shape for leaf, x in pytree.named_leaves(model).items()}
     for leaf, x in pytree.named_leaves(state).items():
@@ -152,14 +190,22 @@ def test_states_of_optimizers(name):
         else:
             is_split = any(size % 8 == 0 for size in x.shape)
             assert parts(placed[leaf].spec, {"data": 8}) == (8 if is_split else 1), leaf
-            assert not name.startswith(("adam", "sgd")) or leaf == "step" or leaf.endswith("/count"), leaf
+            assert (
+                not name.startswith(("adam", "sgd")) or leaf == "step" or leaf.endswith("/count")
+            ), leaf
 
 
 def test_a_data_axis_that_does_not_divide_the_width_is_an_error():
     """1,664 values over 512 devices of a pod: nothing would be split."""
     mesh = AbstractMesh((1, 512, 1), ("replica", "data", "model"))
-    with pytest.raises(ValueError, match=r"data axis of 512 devices .* Choose config.sharding.num_replicas=4"):
+    with pytest.raises(
+        ValueError, match=r"data axis of 512 devices .* Choose config.sharding.num_replicas=4"
+    ):
         shard_tree(parameters("ViT-G/14"), mesh, "fsdp")
-    shard_tree(parameters("ViT-H/14"), AbstractMesh((1, 256, 1), ("replica", "data", "model")), "fsdp")
+    shard_tree(
+        parameters("ViT-H/14"), AbstractMesh((1, 256, 1), ("replica", "data", "model")), "fsdp"
+    )
     with pytest.raises(ValueError, match="Choose parameters=replicated"):
-        shard_tree(parameters("ViT-S/16"), AbstractMesh((1, 7, 1), ("replica", "data", "model")), "fsdp")
+        shard_tree(
+            parameters("ViT-S/16"), AbstractMesh((1, 7, 1), ("replica", "data", "model")), "fsdp"
+        )

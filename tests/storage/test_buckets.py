@@ -29,7 +29,11 @@ def fast(monkeypatch):
 
 def test_a_path_is_pathlibs_with_the_scheme_kept():
     path = BucketPath("gs://b/runs/a")
-    assert (str(path), os.fspath(path / "x.json"), path.name) == ("gs://b/runs/a", "gs://b/runs/a/x.json", "a")
+    assert (str(path), os.fspath(path / "x.json"), path.name) == (
+        "gs://b/runs/a",
+        "gs://b/runs/a/x.json",
+        "a",
+    )
     assert (str(path.parent), path.bucket, path.key) == ("gs://b/runs", "b", "runs/a")
     assert path.with_name("c") == BucketPath("gs://b/runs/c")
     assert (path / "x").relative_to(path).parts == ("x",)
@@ -44,7 +48,11 @@ def test_files_and_folders(folder):
     files.write_atomically(folder / "a" / "one.json", '{"x": 1}')
     files.write_atomically(folder / "a" / "b" / "two.txt", b"two")
     assert files.read_json(folder / "a" / "one.json") == {"x": 1}
-    assert [folder.is_dir(), (folder / "a/one.json").is_dir(), (folder / "a/one.json").is_file()] == [True, False, True]
+    assert [
+        folder.is_dir(),
+        (folder / "a/one.json").is_dir(),
+        (folder / "a/one.json").is_file(),
+    ] == [True, False, True]
     assert [path.name for path in (folder / "a").iterdir()] == ["one.json", "b"]
     assert list(folder.glob("a/*.json")) == [folder / "a" / "one.json"]
     assert [path.name for path in folder.rglob("*.txt")] == ["two.txt"]
@@ -65,7 +73,9 @@ def test_a_write_with_a_precondition_replaces_only_what_it_names(folder):
     with pytest.raises(FileExistsError, match="another process"):
         path.write_bytes(b"three", first)
     assert path.read_generation() == (b"two", second)
-    assert path.write_bytes(b"two", first) == second  # as when the reply to the write that did it was lost
+    assert (
+        path.write_bytes(b"two", first) == second
+    )  # as when the reply to the write that did it was lost
 
 
 def test_reads_are_of_ranges_and_of_one_generation(folder, cloud):
@@ -106,7 +116,9 @@ def test_a_slow_answer_is_asked_for_again(folder, cloud, fast):
     cloud.inject("GET ", seconds=0.9)
     assert path.read_bytes() == b"content"
     cloud.inject("POST /upload", seconds=0.9)
-    path.write_bytes(b"other", path.stat().generation)  # the first request is carried out, too late to be heard
+    path.write_bytes(
+        b"other", path.stat().generation
+    )  # the first request is carried out, too late to be heard
     assert path.read_bytes() == b"other"
 
 
@@ -120,11 +132,18 @@ def test_retries_end(folder, cloud, fast):
 
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
-    [(403, PermissionError, "403.*roles/storage.objectUser"), (401, PermissionError, "auth application-default login")],
+    [
+        (403, PermissionError, "403.*roles/storage.objectUser"),
+        (401, PermissionError, "auth application-default login"),
+    ],
 )
 def test_without_permission_it_is_said_at_once_which_is_needed(folder, cloud, status, kind, words):
     path = folder / "x"
-    for action in (path.read_bytes, lambda: path.write_bytes(b"", 0), lambda: list(folder.iterdir())):
+    for action in (
+        path.read_bytes,
+        lambda: path.write_bytes(b"", 0),
+        lambda: list(folder.iterdir()),
+    ):
         cloud.inject(".", status)
         with pytest.raises(kind, match=words):
             action()
@@ -134,13 +153,19 @@ def test_a_bucket_that_does_not_exist(cloud):
     path = BucketPath("gs://no-such-bucket/x")
     with pytest.raises(FileNotFoundError, match="no such object or bucket"):
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match="gs://no-such-bucket/x: cannot be read: there is no such object or bucket"):
+    with pytest.raises(
+        ValueError, match="gs://no-such-bucket/x: cannot be read: there is no such object or bucket"
+    ):
         files.mirror(str(path))
 
 
 @pytest.mark.parametrize(
     ("address", "rule"),
-    [("gs://", "must name a bucket"), ("gs:///x", "must name a bucket"), ("gs://b/../c", r"must not have '\.\.'")],
+    [
+        ("gs://", "must name a bucket"),
+        ("gs:///x", "must name a bucket"),
+        ("gs://b/../c", r"must not have '\.\.'"),
+    ],
 )
 def test_addresses_that_are_none(address, rule):
     with pytest.raises(ValueError, match=rule):
@@ -150,7 +175,9 @@ def test_addresses_that_are_none(address, rule):
 def test_without_the_library_the_extra_is_named(monkeypatch):
     buckets._set_up.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(ValueError, match=r"gs://b/x: gs:// needs gcsfs.*pip install .*\[gcs\].*gcsfuse"):
+    with pytest.raises(
+        ValueError, match=r"gs://b/x: gs:// needs gcsfs.*pip install .*\[gcs\].*gcsfuse"
+    ):
         files.expanded("gs://b/x")
 
 
@@ -162,7 +189,11 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
     local = files.mirror(str(folder), ".json")
     one = local / "a" / "one.bin"
     assert local == tmp_path / "vit_jax" / "gs" / gcs.BUCKET / folder.key
-    assert (one.stat().st_size, one.stat().st_blocks, (local / "info.json").read_text()) == (10, 0, "{}")
+    assert (one.stat().st_size, one.stat().st_blocks, (local / "info.json").read_text()) == (
+        10,
+        0,
+        "{}",
+    )
     assert files.read_bounded(one, 100) == b"0123456789"
     assert files.read_range(one, 3, 4) == b"3456"
     (folder / "b.bin").write_bytes(b"newer")
@@ -173,7 +204,11 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
     files.mirror.cache_clear()  # as a later process
     files.mirror(str(folder), ".json")
     assert files.read_bounded(local / "b.bin", 100) == b"newer"
-    assert sorted(path.name for path in local.rglob("*") if path.is_file()) == ["b.bin", "b.index", "info.json"]
+    assert sorted(path.name for path in local.rglob("*") if path.is_file()) == [
+        "b.bin",
+        "b.index",
+        "info.json",
+    ]
     if os.getuid():
         with pytest.raises(PermissionError), contextlib.closing(open(local / "b.bin", "rb")):
             pass

@@ -32,14 +32,18 @@ def test_readers_see_the_old_file_until_the_end(tmp_path):
     path.write_bytes(b"old")
     with open_atomically(str(path)) as file:
         file.write(b"new")
-        assert os.path.dirname(file.name) == str(tmp_path)  # the same file system: a rename replaces it in one step
+        assert os.path.dirname(file.name) == str(
+            tmp_path
+        )  # the same file system: a rename replaces it in one step
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new"
 
 
 def test_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda number: synced.append((os.fstat(number).st_size, path.exists())))
+    monkeypatch.setattr(
+        os, "fsync", lambda number: synced.append((os.fstat(number).st_size, path.exists()))
+    )
     path = tmp_path / "a"
     write_atomically(path, b"\x00\xff")
     assert path.read_bytes() == b"\x00\xff"
@@ -80,7 +84,9 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
 def test_a_new_file_has_the_usual_permissions(tmp_path):
     (tmp_path / "usual").touch()
     write_atomically(tmp_path / "a", "x")
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE(
+        (tmp_path / "usual").stat().st_mode
+    )
 
 
 def test_a_long_name_can_be_written(tmp_path):
@@ -163,7 +169,11 @@ def test_what_cannot_be_a_file_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a socket's path has at most 108 bytes
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
-        problems = {"pipe": "no program reads this pipe", "link": "Is a directory", "socket": "it is a socket"}
+        problems = {
+            "pipe": "no program reads this pipe",
+            "link": "Is a directory",
+            "socket": "it is a socket",
+        }
         for name, problem in problems.items():
             with rejects(str(tmp_path / name), problem), open_atomically(tmp_path / name):
                 raise AssertionError("rejected before the content is computed")
@@ -191,8 +201,15 @@ def test_standard_output_of_any_kind(tmp_path, kind):
     elif kind == "pipe":
         reading, writing = os.pipe()
     else:
-        reading, writing = (os.open(tmp_path / "file", mode) for mode in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND))
-    subprocess.run([sys.executable, "-c", PRINT, str(tmp_path / "stdout")], cwd=ROOT, stdout=writing, check=True)
+        reading, writing = (
+            os.open(tmp_path / "file", mode) for mode in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND)
+        )
+    subprocess.run(
+        [sys.executable, "-c", PRINT, str(tmp_path / "stdout")],
+        cwd=ROOT,
+        stdout=writing,
+        check=True,
+    )
     printed = os.read(reading, 1000).decode().replace("\r\n", "\n")
     assert printed == ("kept\n" if kind == "file" else "") + "before\ncontent\nafter\n"
     assert sorted(os.listdir(tmp_path)) == ["file", "stdout"]
@@ -218,7 +235,9 @@ def test_a_folder_is_made_where_a_link_leads(tmp_path):
 def test_refusals_of_the_system_are_explained(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/b").touch()
-    with pytest.raises(ValueError, match=rf"{name} cannot be written: .*choose a path in an existing folder"):
+    with pytest.raises(
+        ValueError, match=rf"{name} cannot be written: .*choose a path in an existing folder"
+    ):
         write_atomically(tmp_path / name, "x")
     assert os.listdir(tmp_path) == ["folder"]
 
@@ -241,7 +260,9 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
         file.truncate(60 * 10**9)
     with rejects("", "larger than 5 bytes"):
         read_bounded(tmp_path / "sparse", 5)
-    assert read_bounded("/proc/self/stat", 4096).startswith(f"{os.getpid()} ".encode())  # it states a size of 0
+    assert read_bounded("/proc/self/stat", 4096).startswith(
+        f"{os.getpid()} ".encode()
+    )  # it states a size of 0
     with rejects("", "larger than 5 bytes"):
         read_bounded("/proc/self/stat", 5)
 

@@ -12,8 +12,34 @@ from vit_jax.text.tables import columns, to_csv
 ROOT = Path(__file__).parents[2]
 
 
-FORMULAS = ["=1+2", "+1+2", "-1+2", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "-dash.png", "\uff1d1", "'=1", "''@a"]
-OTHERS = ["", "a=1", "a-b", "'tis", "-1.5", "+1", "-1e-05", "-.5", "0.750000", "ant, red", "a\nb", "a\rb", 'a"b']
+FORMULAS = [
+    "=1+2",
+    "+1+2",
+    "-1+2",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    "-dash.png",
+    "\uff1d1",
+    "'=1",
+    "''@a",
+]
+OTHERS = [
+    "",
+    "a=1",
+    "a-b",
+    "'tis",
+    "-1.5",
+    "+1",
+    "-1e-05",
+    "-.5",
+    "0.750000",
+    "ant, red",
+    "a\nb",
+    "a\rb",
+    'a"b',
+]
 
 
 @pytest.mark.parametrize("cell", FORMULAS)
@@ -25,11 +51,17 @@ def test_text_that_is_a_formula_gets_one_quote_and_is_restored_without_it(cell):
 
 @pytest.mark.parametrize("cell", OTHERS)
 def test_other_text_and_numbers_stay(cell):
-    assert [*csv.reader(io.StringIO(to_csv([[cell, -1.5, -2]]), newline=""))] == [[cell, "-1.5", "-2"]]
+    assert [*csv.reader(io.StringIO(to_csv([[cell, -1.5, -2]]), newline=""))] == [
+        [cell, "-1.5", "-2"]
+    ]
 
 
 def test_there_is_one_writer_of_csv():
-    files = (path for path in (ROOT / "vit_jax").rglob("*.py") if re.search(r"csv\.(Dict)?[wW]riter", path.read_text()))
+    files = (
+        path
+        for path in (ROOT / "vit_jax").rglob("*.py")
+        if re.search(r"csv\.(Dict)?[wW]riter", path.read_text())
+    )
     assert [path.name for path in files] == ["tables.py"]
 
 

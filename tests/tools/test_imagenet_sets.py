@@ -46,7 +46,9 @@ def labels(logits):
 
 
 def examples(labels, key="label", **more):
-    rows = [dict(zip(more, values, strict=True)) for values in zip(*more.values(), strict=True)] or [{}] * COUNT
+    rows = [
+        dict(zip(more, values, strict=True)) for values in zip(*more.values(), strict=True)
+    ] or [{}] * COUNT
     return [
         {"image": to_png(image), key: int(label), "file_name": name, **row}
         for image, label, name, row in zip(PIXELS, labels, FILES, rows, strict=True)
@@ -70,7 +72,9 @@ def accuracy(logits, labels, subset=""):
 
 def evaluated(folder, *words, weights="w.npz"):
     """What `evaluate --json` finds, and the notes."""
-    code, out, err = run(["evaluate", str(folder / weights), f"--data_dir={folder}", "--json", *words])
+    code, out, err = run(
+        ["evaluate", str(folder / weights), f"--data_dir={folder}", "--json", *words]
+    )
     assert code == 0, err
     return json.loads(out), err
 
@@ -96,7 +100,10 @@ def test_the_whole_family(here, logits, labels):
     assert list(found["sets"]) == [one.name for one in SETS if one.name != "objectnet"]
     for name, (top1, top5) in expected.items():
         values = found["sets"][name]
-        assert (values["top1_accuracy"], values["top5_accuracy"]) == (pytest.approx(top1), pytest.approx(top5)), name
+        assert (values["top1_accuracy"], values["top5_accuracy"]) == (
+            pytest.approx(top1),
+            pytest.approx(top5),
+        ), name
         assert values["images"] == COUNT
         assert values["loss"] > 0
     unrestricted, restricted = accuracy(logits, labels("A"))[0], expected["a"][0]
@@ -104,7 +111,10 @@ def test_the_whole_family(here, logits, labels):
     real = found["sets"]["real"]
     assert (real["top1_accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
     assert list(found["absent"]) == ["objectnet"]
-    assert "note: imagenet:objectnet is missing: unpack its archive, so that objectnet-1.0/images is in" in notes
+    assert (
+        "note: imagenet:objectnet is missing: unpack its archive, so that objectnet-1.0/images is in"
+        in notes
+    )
     assert "imagenet:a has 23 images here, and 7,500 were released." in notes
     out = succeed(["evaluate", str(here / "w.npz"), "--data=imagenet:a,v2", f"--data_dir={here}"])
     names = [line.split()[0] for line in out.splitlines()[4:]]
@@ -115,11 +125,16 @@ def test_the_whole_family(here, logits, labels):
 def test_a_set_as_its_archive_unpacks(here, logits, labels, one):
     """V2's folders are numbers, whose order as words is another."""
     chosen = labels(one.subset)
-    write_folder(here / one.folders[-1], chosen, tuple(map(str, range(1000))) if "v2" in one.name else IDS)
+    write_folder(
+        here / one.folders[-1], chosen, tuple(map(str, range(1000))) if "v2" in one.name else IDS
+    )
     found, _ = evaluated(here, f"--data=imagenet:{one.name}")
     values = found["sets"][one.name]
     top1, top5 = accuracy(logits, chosen, one.subset)
-    assert (values["top1_accuracy"], values["top5_accuracy"]) == (pytest.approx(top1), pytest.approx(top5))
+    assert (values["top1_accuracy"], values["top5_accuracy"]) == (
+        pytest.approx(top1),
+        pytest.approx(top5),
+    )
     assert f"folder:{here / one.folders[-1]}" in values["data"]
 
 
@@ -148,7 +163,9 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
         wide[..., order] = parameters[name]
         parameters[name] = wide
     a = dataclasses.replace(weights.architecture, num_classes=1400)
-    wide = dataclasses.replace(weights, architecture=a, parameters=parameters, class_names=tuple(names), format="")
+    wide = dataclasses.replace(
+        weights, architecture=a, parameters=parameters, class_names=tuple(names), format=""
+    )
     save_weights(wide, here / "wide.npz", "released")
     write_folder(here / "val", labels())
     found, _ = evaluated(here, "--data=imagenet:validation", weights="wide.npz")
@@ -167,17 +184,27 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     lacking = int(chosen[0])
     kept = np.delete(np.arange(1000), lacking)
     weights = weights_with(None, format="released")
-    parameters = {name: p[..., kept] if name.startswith("head/") else p for name, p in weights.parameters.items()}
+    parameters = {
+        name: p[..., kept] if name.startswith("head/") else p
+        for name, p in weights.parameters.items()
+    }
     a = dataclasses.replace(weights.architecture, num_classes=999)
     names = tuple(IDS[number] for number in kept)
-    lean = dataclasses.replace(weights, architecture=a, parameters=parameters, class_names=names, format="")
+    lean = dataclasses.replace(
+        weights, architecture=a, parameters=parameters, class_names=names, format=""
+    )
     save_weights(lean, here / "lean.npz", "released")
     write_folder(here / "val", chosen)
     found, notes = evaluated(here, "--data=imagenet:validation", weights="lean.npz")
     values = found["sets"]["validation"]
     first = kept[logits[:, kept].argmax(axis=1)]
-    assert (values["top1_accuracy"], values["loss"]) == (pytest.approx((first == chosen).mean()), None)
-    assert f"has no output for {classes.class_names()[lacking]}, which are never its answer" in notes
+    assert (values["top1_accuracy"], values["loss"]) == (
+        pytest.approx((first == chosen).mean()),
+        None,
+    )
+    assert (
+        f"has no output for {classes.class_names()[lacking]}, which are never its answer" in notes
+    )
 
 
 # ReaL.
@@ -207,7 +234,10 @@ def test_real_by_hand(here, logits, labels, form):
     assert values["top1_accuracy"] == pytest.approx(np.mean([n % 4 == 0 for n in counted]))
     assert values["top5_accuracy"] == 1
     assert values["loss"] is None
-    rows = [line.rsplit(",", 1)[1] for line in (here / "report" / "images.csv").read_text().splitlines()[1:]]
+    rows = [
+        line.rsplit(",", 1)[1]
+        for line in (here / "report" / "images.csv").read_text().splitlines()[1:]
+    ]
     assert sorted(rows) == sorted(str(int(n % 4 == 0)) for n in counted)
 
 
@@ -257,7 +287,9 @@ def test_objectnet(here, unnamed, logits):
     kept = sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")
     assert len(labelled.source) == len(kept)
     for index, (folder, number) in enumerate(kept):
-        assert np.array_equal(labelled.source[index].image, PIXELS[number]), "not a pixel more or less is removed"
+        assert np.array_equal(labelled.source[index].image, PIXELS[number]), (
+            "not a pixel more or less is removed"
+        )
         assert labelled.source.class_names[labelled.source[index].label] == folder
     found, _ = evaluated(here, "--data=imagenet:objectnet")
     first = np.argsort(-logits, axis=1)[:, :5]
@@ -268,14 +300,21 @@ def test_objectnet(here, unnamed, logits):
     label_map = labelled.label_map
     answers = np.array([[409, 530, 954, 0]] * len(kept))
     labels = labelled.source.labels
-    by_hand = [[True, True, False, False] if label == 0 else [False, False, True, False] for label in labels]
+    by_hand = [
+        [True, True, False, False] if label == 0 else [False, False, True, False]
+        for label in labels
+    ]
     assert label_map.is_right(np.arange(len(kept)), labels, answers).tolist() == by_hand
 
 
 def test_objectnet_without_its_mappings(here, unnamed):
     write_objectnet(here, PIXELS[:2], ["alarm_clock", "banana"])
     mapping = here / "objectnet-1.0" / "mappings" / "objectnet_to_imagenet_1k.json"
-    for content, rule in (('{"Banana": "bananas"}', "mappings"), ('{"Banana": 7}', "mappings"), ("{}", "no class")):
+    for content, rule in (
+        ('{"Banana": "bananas"}', "mappings"),
+        ('{"Banana": 7}', "mappings"),
+        ("{}", "no class"),
+    ):
         mapping.write_text(content)
         with rejects("objectnet", rule):
             open_family("imagenet:objectnet", unnamed, data_dir=str(here))
@@ -293,10 +332,19 @@ def test_nothing_is_there(here, unnamed):
     lines = str(error.value).splitlines()
     assert len(lines) == len(SETS)
     for name, said in (
-        ("validation", f"vit-jax prepare imagenet2012 --data_dir={here} --manual_dir=FOLDER, which holds ILSVRC"),
+        (
+            "validation",
+            f"vit-jax prepare imagenet2012 --data_dir={here} --manual_dir=FOLDER, which holds ILSVRC",
+        ),
         ("real", "or give --real=real.json"),
-        ("v2/topimages", f"vit-jax prepare imagenet_v2/topimages --data_dir={here}; or unpack its archive, so that"),
-        ("sketch", f"vit-jax prepare imagenet_sketch --data_dir={here}; or unpack its archive, so that sketch is in"),
+        (
+            "v2/topimages",
+            f"vit-jax prepare imagenet_v2/topimages --data_dir={here}; or unpack its archive, so that",
+        ),
+        (
+            "sketch",
+            f"vit-jax prepare imagenet_sketch --data_dir={here}; or unpack its archive, so that sketch is in",
+        ),
     ):
         assert any(line.startswith(f"imagenet:{name} is") and said in line for line in lines), name
 
@@ -306,7 +354,10 @@ def test_nothing_is_there(here, unnamed):
     [
         (["--data=imagenet:sketsh"], "Did you mean 'sketch'? Known: validation, real, v2/"),
         (["--data=imagenet:a", "--real=r.json"], "--real=r.json: without effect on imagenet:a"),
-        (["--data=imagenet:a", "--split=test", "--seed=1"], "--split=test, --seed=1: has no effect on imagenet:a"),
+        (
+            ["--data=imagenet:a", "--split=test", "--seed=1"],
+            "--split=test, --seed=1: has no effect on imagenet:a",
+        ),
         (["--data=digits", "--real=r.json"], "--real=r.json: has no effect on digits"),
         (["--data=imagenet:a,r", "--csv=x.csv"], "--csv="),
     ],

@@ -26,7 +26,10 @@ def test_an_ended_run(workdir):
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert (found.state, found.step, found.total_steps, found.error) == ("ended", 6, 6, None)
     assert found.train_loss == [line["train_loss"] for line in lines if "train_loss" in line][-1]
-    assert found.test_accuracy == [line["test_accuracy"] for line in lines if "test_accuracy" in line][-1]
+    assert (
+        found.test_accuracy
+        == [line["test_accuracy"] for line in lines if "test_accuracy" in line][-1]
+    )
     assert (found.checkpoint_step, found.seconds_left) == (6, None)
     assert found.seconds_since_written > 1e7
 
@@ -72,7 +75,11 @@ def test_the_error_that_ended_a_run_is_shown_until_it_starts_again(tmp_path):
     with pytest.raises(RuntimeError), claim(str(workdir), tiny.config()):
         raise RuntimeError("the network | has gone")
     found = read_status(workdir, LATER)
-    assert (found.state, found.step, found.error) == ("stopped", None, "RuntimeError: the network | has gone")
+    assert (found.state, found.step, found.error) == (
+        "stopped",
+        None,
+        "RuntimeError: the network | has gone",
+    )
     assert "RuntimeError: the network" in succeed(["status", str(workdir)])
     with claim(str(workdir), tiny.config()):
         assert read_status(workdir, LATER).error is None
@@ -83,13 +90,22 @@ def test_a_diverged_run_names_the_step(workdir, monkeypatch):
     assert read_status(workdir, LATER).state == "ended"
     (workdir / "summary.json").unlink()
     found = read_status(workdir, LATER)
-    assert (found.state, found.error) == ("diverged", f"step 5 is not finite: vit-jax replay {workdir}")
+    assert (found.state, found.error) == (
+        "diverged",
+        f"step 5 is not finite: vit-jax replay {workdir}",
+    )
 
 
 def test_the_verb(workdir, tmp_path):
     other = shutil.copytree(workdir, tmp_path / "runs" / "deep" / "two")
     (tmp_path / "runs" / "weights").mkdir()
-    theirs = {"architecture": "vit", "norm_pix_loss": False, "auxiliary_loss": False, "error": 1, "metrics": {"a": "b"}}
+    theirs = {
+        "architecture": "vit",
+        "norm_pix_loss": False,
+        "auxiliary_loss": False,
+        "error": 1,
+        "metrics": {"a": "b"},
+    }
     (tmp_path / "runs" / "weights" / "config.json").write_text(json.dumps(theirs))
     assert find_runs([str(tmp_path / "runs")]) == [other, workdir]
     assert find_runs([str(workdir), str(tmp_path / "runs")]) == [workdir, other]

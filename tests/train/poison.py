@@ -18,9 +18,13 @@ def open_data(split, config, seed):
 
 
 def infinite(logits_BK, label_BK):
-    return optax.softmax_cross_entropy(logits_BK, label_BK) + jnp.where(label_BK[:, 9] > 0, jnp.inf, 0.0)
+    return optax.softmax_cross_entropy(logits_BK, label_BK) + jnp.where(
+        label_BK[:, 9] > 0, jnp.inf, 0.0
+    )
 
 
 def steep(logits_BK, label_BK):
     """Finite, with a gradient that is not: that of the square root at 0."""
-    return optax.softmax_cross_entropy(logits_BK, label_BK) + label_BK[:, 9] * jnp.sqrt(jnp.abs(0 * logits_BK[:, 0]))
+    return optax.softmax_cross_entropy(logits_BK, label_BK) + label_BK[:, 9] * jnp.sqrt(
+        jnp.abs(0 * logits_BK[:, 0])
+    )

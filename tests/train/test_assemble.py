@@ -16,7 +16,11 @@ LION = ("optimizer.name=optax:lion", "optimizer.weight_decay=0")
         (("sharding.num_model_shards=8",), "sharding.num_model_shards=8", "divi.*2 heads"),
         (("objective.class_weights=1,2,3",), "objective.class_weights", "3.*10"),
         (("model.attention=cudnn",), "model.attention='cudnn'", "NVIDIA.*cpu"),
-        ((*LION, "optimizer.arguments.b1=high"), "optimizer.name='optax:lion'", "arguments=.*'b1': 'high'.*update"),
+        (
+            (*LION, "optimizer.arguments.b1=high"),
+            "optimizer.name='optax:lion'",
+            "arguments=.*'b1': 'high'.*update",
+        ),
     ],
 )
 def test_values_that_do_not_fit(overrides, field, rule):

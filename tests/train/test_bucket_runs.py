@@ -20,14 +20,18 @@ def pretend(workdir, **changes):
     while True:
         with contextlib.suppress(FileExistsError):
             found, generation = (workdir / FILE).read_generation()
-            return (workdir / FILE).write_bytes(json.dumps(json.loads(found) | changes).encode(), generation)
+            return (workdir / FILE).write_bytes(
+                json.dumps(json.loads(found) | changes).encode(), generation
+            )
 
 
 def test_the_lock_names_the_process_and_host_that_have_it(workdir):
     with lock_of(workdir) as lock:
         assert isinstance(lock, BucketLock)
         pretend(workdir, host="vm-7", pid=1234)
-        with pytest.raises(ValueError, match=r"used by another run: process 1234 on vm-7, since 20.*End that run"):
+        with pytest.raises(
+            ValueError, match=r"used by another run: process 1234 on vm-7, since 20.*End that run"
+        ):
             hold_renewed(workdir)
 
 
@@ -78,7 +82,9 @@ def test_metrics_are_written_as_a_whole_and_not_over_those_of_another_run(workdi
     before = len(cloud.requests)
     for step in range(1, 6):
         lines.write(step, {"train_loss": 1.0 / step})
-    assert len(cloud.requests) - before == 1  # for the first; then after ten seconds, or before a checkpoint
+    assert (
+        len(cloud.requests) - before == 1
+    )  # for the first; then after ten seconds, or before a checkpoint
     lines.flush()
     assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4, 5]
     again = ObjectLines(workdir, 3)

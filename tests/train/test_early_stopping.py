@@ -29,7 +29,10 @@ OPTIONS = [
     "checkpoint.keep_latest=1",
     "checkpoint.best_metric=val_accuracy",
 ]
-OPTIONS += [f"evaluation.evaluators.val.kind={__name__}:Told", "evaluation.evaluators.val.every=1 step"]
+OPTIONS += [
+    f"evaluation.evaluators.val.kind={__name__}:Told",
+    "evaluation.evaluators.val.every=1 step",
+]
 
 
 class Told:
@@ -46,7 +49,9 @@ class Told:
 
 @pytest.fixture(scope="module")
 def config(data_dir):
-    return runs.config(*OPTIONS, "stop_early.patience=2", "logging.every=1 step", f"input.data_dir={data_dir}")
+    return runs.config(
+        *OPTIONS, "stop_early.patience=2", "logging.every=1 step", f"input.data_dir={data_dir}"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,14 @@ def stopped(config, tmp_path_factory):
 
 
 def assert_same_end(summary, workdir, stopped):
-    for name in ("steps", "best_step", "stopped_early", "parameters_sha256", "test_loss", "train_loss"):
+    for name in (
+        "steps",
+        "best_step",
+        "stopped_early",
+        "parameters_sha256",
+        "test_loss",
+        "train_loss",
+    ):
         assert summary[name] == stopped[0][name], name
     assert commands.curve(workdir) == commands.curve(stopped[1])
     assert commands.checkpoint_steps(workdir) == [2, 4]
@@ -65,7 +77,12 @@ def assert_same_end(summary, workdir, stopped):
 @pytest.mark.slow
 def test_it_ends_and_other_verbs_take_the_best(stopped, config):
     summary, workdir = stopped
-    assert [summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")] == [4, 2, True, 0.5]
+    assert [summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")] == [
+        4,
+        2,
+        True,
+        0.5,
+    ]
     assert summary["images"] == 4 * config.global_batch
     assert commands.checkpoint_steps(workdir) == [2, 4]
     assert parameters_sha256(load_weights(str(workdir)).parameters) == summary["parameters_sha256"]
@@ -125,7 +142,12 @@ def noted(values, metric="test_loss", mode="auto", **fields):
         ([3, 2, 2.5, 1.9, 2.5], {"patience": 2}, False, 4),
         ([3, 2, 2], {"patience": 1}, True, 3),  # no improvement; of equal ones the later is kept
         ([3, 2.6], {"patience": 1, "min_delta": 0.5}, True, 2),
-        ([3, 2.6, 2.2], {"patience": 2, "min_delta": 0.5}, False, 3),  # little by little it improves
+        (
+            [3, 2.6, 2.2],
+            {"patience": 2, "min_delta": 0.5},
+            False,
+            3,
+        ),  # little by little it improves
         ([math.nan, 2, math.nan, math.inf], {"patience": 2}, True, 2),
         ([3, 4, 5], {}, False, None),
     ],
@@ -142,7 +164,9 @@ def test_of_accuracies_more_is_better_and_of_another_metric_nothing_is_known():
     assert stopping.reason_to_stop()
     assert stopping.best_of([1, 3]) == 3
     other = dataclasses.replace(runs.config(), stop_early=StopEarlyConfig(patience=1))
-    other = dataclasses.replace(other, checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss"))
+    other = dataclasses.replace(
+        other, checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss")
+    )
     assert not EarlyStopping(other, stopping.metadata()).reason_to_stop()
 
 
@@ -153,7 +177,9 @@ def test_of_errors_less_is_better(metric, mode):
 
 @pytest.fixture(scope="module")
 def interrupted_config(tiny_run):
-    checkpoint = dataclasses.replace(tiny_run.config.checkpoint, every="4 steps")  # none at the first stop
+    checkpoint = dataclasses.replace(
+        tiny_run.config.checkpoint, every="4 steps"
+    )  # none at the first stop
     return dataclasses.replace(tiny_run.config, checkpoint=checkpoint)
 
 
@@ -162,7 +188,9 @@ def interrupted_config(tiny_run):
     [(2, 2, False), (9, 6, True), (11, 6, True)],
     ids=["a plain step", "the last step", "the last evaluation"],
 )
-def test_goes_on_from_where_it_was_asked(question, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch):
+def test_goes_on_from_where_it_was_asked(
+    question, step, owes, interrupted_config, tiny_run, tmp_path, monkeypatch
+):
     runs.interrupt(lambda: pretrain(interrupted_config, str(tmp_path)), question, step, monkeypatch)
     reader = CheckpointReader(tmp_path)
     assert max(reader.all_steps()) == step
@@ -171,7 +199,9 @@ def test_goes_on_from_where_it_was_asked(question, step, owes, interrupted_confi
     assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)
 
 
-def test_an_evaluation_that_is_owed_may_be_broken_off_again(interrupted_config, tiny_run, tmp_path, monkeypatch):
+def test_an_evaluation_that_is_owed_may_be_broken_off_again(
+    interrupted_config, tiny_run, tmp_path, monkeypatch
+):
     for question, message in ((5, "stopped after step 3 of 6"), (2, "stopped while evaluating")):
         runs.ask_to_end_at(question, monkeypatch)
         with pytest.raises(Interrupted, match=message):

@@ -34,8 +34,15 @@ from vit_jax.weights import load_weights
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 PIXELS = f"{__name__}:Pixels"
-LENGTHS = ["total=6 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=3 steps"]
-LENGTHS += [f"optimizer.{field}" for field in ("name=sgd", "first_moment_dtype=bfloat16", "trained=head")]
+LENGTHS = [
+    "total=6 steps",
+    "schedule.warmup=1 step",
+    "logging.every=1 step",
+    "checkpoint.every=3 steps",
+]
+LENGTHS += [
+    f"optimizer.{field}" for field in ("name=sgd", "first_moment_dtype=bfloat16", "trained=head")
+]
 EVALUATORS = [
     "evaluation.every=3 steps",
     "evaluation.evaluators.v2.split=other",
@@ -74,9 +81,14 @@ class NoRun:
         pass
 
 
-OTHERS = {name: source(count, seed=seed) for name, count, seed in (("v2", 24, 2), ("mine", 20, 3), ("few", 20, 4))}
+OTHERS = {
+    name: source(count, seed=seed)
+    for name, count, seed in (("v2", 24, 2), ("mine", 20, 3), ("few", 20, 4))
+}
 OTHERS["near"] = OTHERS["few"]
-DATA = Datasets(source(160), source(20, seed=1), OTHERS, {"few": source(40, seed=5), "near": OTHERS["few"]})
+DATA = Datasets(
+    source(160), source(20, seed=1), OTHERS, {"few": source(40, seed=5), "near": OTHERS["few"]}
+)
 TWO_BATCHES = "evaluation.global_batch=16"
 CONFIG = runs.config(*LENGTHS, *EVALUATORS, TWO_BATCHES)
 
@@ -109,9 +121,14 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
     found = results(workdir)
     steps = {name: [step for step, _ in values] for name, values in found.items()}
     assert steps == {
-        **{name: [3, 6] for name in ("test_loss", "test_accuracy", "test_images", "mine_pixel", "mine_at_step")},
+        **{
+            name: [3, 6]
+            for name in ("test_loss", "test_accuracy", "test_images", "mine_pixel", "mine_at_step")
+        },
         **{name: [2, 4, 6] for name in ("v2_loss", "v2_accuracy", "v2_images")},
-        **{f"few_{shots}shot_{name}": [3, 6] for shots in (1, 2) for name in ("accuracy", "spread")},
+        **{
+            f"few_{shots}shot_{name}": [3, 6] for shots in (1, 2) for name in ("accuracy", "spread")
+        },
         "near_3nn_accuracy": [6],
     }
     assert (summary["test_images"], summary["v2_images"], summary["mine_at_step"]) == (20, 24, 6)
@@ -163,12 +180,18 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     workdir, summary = uninterrupted
     model = from_weights(load_weights(str(workdir)))
     transform = build_fewshot_transform((8, 8))
-    model = dataclasses.replace(model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))))
+    model = dataclasses.replace(
+        model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices())))
+    )
     extractor = extractor_of(model, transform=transform, global_batch=16)
-    sides = [extractor.extract(source) for source in (DATA.train_sources["few"], DATA.others["few"])]
+    sides = [
+        extractor.extract(source) for source in (DATA.train_sources["few"], DATA.others["few"])
+    ]
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
     for shots in (1, 2):
-        assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(result.of(shots, 1024.0).mean())
+        assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(
+            result.of(shots, 1024.0).mean()
+        )
 
 
 def test_kinds_on_frozen_features_are_those_of_the_schema():
@@ -183,7 +206,11 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
     assert (len(data.train_sources["few"]), len(data.others["few"])) == (718, 360)
     other = EvaluatorConfig(kind="fewshot", data=f"{__name__}:open_splits_that_differ")
     with rejects("splits", "different classes"):
-        open_datasets(dataclasses.replace(config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})))
+        open_datasets(
+            dataclasses.replace(
+                config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})
+            )
+        )
 
 
 def test_frozen_features_are_of_all_images_whatever_part_is_trained_on(data_dir):

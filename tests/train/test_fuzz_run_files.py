@@ -29,7 +29,20 @@ SECONDS = 600  # against endless loops only
 DEEP = "[" * 10_000 + "]" * 10_000
 VALUES = (
     *(None, True, False, 0, 1, -1, 0.5, 1e308, -1e308, float("nan"), float("inf"), -float("inf")),
-    *(2**53, 2**63, -(2**64), 10**400, "", "a", "\ud800", "\0", "\x1b[2J", "$\\frac$", "x" * 100_000, "1" * 400),
+    *(
+        2**53,
+        2**63,
+        -(2**64),
+        10**400,
+        "",
+        "a",
+        "\ud800",
+        "\0",
+        "\x1b[2J",
+        "$\\frac$",
+        "x" * 100_000,
+        "1" * 400,
+    ),
     *([], {}, [None], [[1], "a"], {"a": None}, {"": {"": []}}, "DEEP"),
 )
 
@@ -53,7 +66,9 @@ def run(tiny_run, tmp_path):
     """A copy of the tiny run, with the files that other kinds of run have."""
     folder = tmp_path / "run"
     shutil.copytree(tiny_run.workdir, folder)
-    (folder / "start.json").write_text(json.dumps({"init_from": "x", "parameters_sha256": "0" * 64, "classes": ["a"]}))
+    (folder / "start.json").write_text(
+        json.dumps({"init_from": "x", "parameters_sha256": "0" * 64, "classes": ["a"]})
+    )
     (folder / "classes.txt").write_text("".join(f"class {number}\n" for number in range(10)))
     return folder
 
@@ -63,7 +78,18 @@ def damage_bytes(rng, content):
     at, end = rng.randrange(len(content) + 1), rng.randrange(1, 50)
     flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in content[at : at + 1])
     piece = rng.choice(
-        (b"\0", b"\0" * 4096, b"\xff", b"\n", b"{", b"]", b'"', b"9" * 5000, b"\\ud800", rng.randbytes(9))
+        (
+            b"\0",
+            b"\0" * 4096,
+            b"\xff",
+            b"\n",
+            b"{",
+            b"]",
+            b'"',
+            b"9" * 5000,
+            b"\\ud800",
+            rng.randbytes(9),
+        )
     )
     return rng.choice(
         (
@@ -89,7 +115,9 @@ def damage_values(rng, text):
     if kind == 0:
         del part[key]
     elif kind == 1 and isinstance(part, dict):
-        part[rng.choice(("", "step", "test_loss", "wall_seconds", "\ud800", "x" * 5000, "diverged"))] = other
+        part[
+            rng.choice(("", "step", "test_loss", "wall_seconds", "\ud800", "x" * 5000, "diverged"))
+        ] = other
     else:
         part[key] = other
     changed = json.dumps(other if kind == 2 and rng.random() < 0.3 else value)
@@ -99,7 +127,13 @@ def damage_values(rng, text):
 
 
 def places_of(value):
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield value, key
         yield from places_of(inner)
 
@@ -176,7 +210,9 @@ def fuzz(folder, name, readers, seed, num_cases=NUM_CASES):
 def draw_nothing(monkeypatch):
     """Drawing takes most of the time of a page; test_fuzz_page draws."""
     monkeypatch.setattr(page, "_svg", lambda figure: "<svg></svg>")
-    monkeypatch.setattr(page, "draw_curves", lambda runs, names: [run.curve(name) for run in runs for name in names])
+    monkeypatch.setattr(
+        page, "draw_curves", lambda runs, names: [run.curve(name) for run in runs for name in names]
+    )
 
 
 def make_page(folder):
@@ -191,7 +227,12 @@ def positions(folder):
 
 
 def test_metrics(run, draw_nothing):
-    readers = (make_page, positions, lambda folder: run_files.metrics_up_to(folder, 3), run_files.last_training_line)
+    readers = (
+        make_page,
+        positions,
+        lambda folder: run_files.metrics_up_to(folder, 3),
+        run_files.last_training_line,
+    )
     rejected = fuzz(run, "metrics.jsonl", readers, seed=1)
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
@@ -207,38 +248,60 @@ def test_summary(run, draw_nothing):
             state_of(folder_of(folder.parent, grid.runs[0]))
             rows_of(grid, folder.parent)
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from None  # it names the run by its place in the study
+            raise ValueError(
+                f"{folder}: {error}"
+            ) from None  # it names the run by its place in the study
 
     def of_search(folder):
         summary = run_files.read_summary(folder, ("test_loss",), ("test_accuracy",))
         if summary is not None:
             found = {name.replace("test", "validation"): value for name, value in summary.items()}
-            rate_search.choose({0.1: found, 0.2: {rate_search.ACCURACY: 0.5, rate_search.LOSS: 1.0}})
+            rate_search.choose(
+                {0.1: found, 0.2: {rate_search.ACCURACY: 0.5, rate_search.LOSS: 1.0}}
+            )
 
     rejected = fuzz(run, "summary.json", (make_page, outcome_of_task, of_search, of_study), seed=2)
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 
 def test_divergence(run):
-    found = {"step": 4, "metrics": {"train_loss": math.nan}, "records": [1, 2], "config": {"seed": 0}}
+    found = {
+        "step": 4,
+        "metrics": {"train_loss": math.nan},
+        "records": [1, 2],
+        "config": {"seed": 0},
+    }
     (run / "divergence.json").write_text(json.dumps(found))
     (rejected,) = fuzz(run, "divergence.json", (run_files.read_divergence,), seed=8).values()
     assert 0 < rejected < NUM_CASES
 
 
 def test_config(run, tiny_run, draw_nothing):
-    readers = (make_page, positions, lambda folder: workdir.require_same_config(folder, tiny_run.config))
+    readers = (
+        make_page,
+        positions,
+        lambda folder: workdir.require_same_config(folder, tiny_run.config),
+    )
     rejected = fuzz(run, "config.json", readers, seed=3)
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 
 def test_pause(run):
     run_files.write_pause(run, {"fraction": 0.5, "steps": 20})
-    assert 0 < fuzz(run, "pause.json", [run_files.read_pause], seed=6)[run_files.read_pause] < NUM_CASES
+    assert (
+        0
+        < fuzz(run, "pause.json", [run_files.read_pause], seed=6)[run_files.read_pause]
+        < NUM_CASES
+    )
 
 
 def test_start(run):
-    rejected = fuzz(run, "start.json", [read := lambda folder: run_files.read_start(folder / "start.json")], seed=4)
+    rejected = fuzz(
+        run,
+        "start.json",
+        [read := lambda folder: run_files.read_start(folder / "start.json")],
+        seed=4,
+    )
     assert 0 < rejected[read] < NUM_CASES
 
 

@@ -37,7 +37,9 @@ def train(config):
 
 
 def with_network(name):
-    return dataclasses.replace(runs.config(*IMAGES), model=ModelConfig(name=name, compute_dtype="float32"))
+    return dataclasses.replace(
+        runs.config(*IMAGES), model=ModelConfig(name=name, compute_dtype="float32")
+    )
 
 
 def fine_tune(data_dir, folder):
@@ -48,8 +50,17 @@ def fine_tune(data_dir, folder):
         return [verb, f"--config={RECIPE}:{verb}", f"--workdir={folder / verb}", *fields]
 
     commands.succeed(words("pretrain", *NETWORK, "total=2 steps"))
-    tuned = [f"init_from={folder / 'pretrain'}", "search.learning_rates=", "schedule.learning_rate=0.03"]
-    length = [f"total={NUM_STEPS} steps", "schedule.warmup=4 steps", "logging.every=1 steps", "global_batch=16"]
+    tuned = [
+        f"init_from={folder / 'pretrain'}",
+        "search.learning_rates=",
+        "schedule.learning_rate=0.03",
+    ]
+    length = [
+        f"total={NUM_STEPS} steps",
+        "schedule.warmup=4 steps",
+        "logging.every=1 steps",
+        "global_batch=16",
+    ]
     commands.succeed(words("finetune", *tuned, *length))
     return list(commands.losses(folder / "finetune").values())
 

@@ -26,7 +26,9 @@ def assembled(recipe, machine, *overrides, **changes):
     """The run of a recipe on devices in name only, whose fields may change."""
     config = load_recipe(recipe, [f"--config.{override}" for override in overrides])
     dataset = choose_dataset(recipe, config)
-    devices = [dataclasses.replace(device, **changes) for device in parse_topology(machine).stand_ins()]
+    devices = [
+        dataclasses.replace(device, **changes) for device in parse_topology(machine).stand_ins()
+    ]
     architecture = architecture_of(config, dataset.num_classes)
     return assemble(config, architecture, num_examples=dataset.num_examples, devices=devices)
 
@@ -34,7 +36,12 @@ def assembled(recipe, machine, *overrides, **changes):
 def layout(config):
     """Policy, micro-batches, parameters, replicas."""
     sharding = config.sharding
-    return config.model.remat, config.optimizer.accumulation_steps, sharding.parameters, sharding.num_replicas
+    return (
+        config.model.remat,
+        config.optimizer.accumulation_steps,
+        sharding.parameters,
+        sharding.num_replicas,
+    )
 
 
 def fits(run, machine):
@@ -43,7 +50,9 @@ def fits(run, machine):
 
 
 def test_on_cpus_nothing_is_computed_again_and_nothing_is_split():
-    run = runs.assemble_config(runs.config("model.remat=auto", "sharding.parameters=auto"), devices=4)
+    run = runs.assemble_config(
+        runs.config("model.remat=auto", "sharding.parameters=auto"), devices=4
+    )
     assert layout(run.config) == ("none", 1, "replicated", None)
     assert run.architecture.remat == "none"
 
@@ -55,7 +64,11 @@ def test_the_tiny_run_has_written_its_layout(tiny_run):
 
 
 def test_values_that_are_set_stay():
-    given = ("model.remat=attention", "optimizer.accumulation_steps=2", "sharding.parameters=replicated")
+    given = (
+        "model.remat=attention",
+        "optimizer.accumulation_steps=2",
+        "sharding.parameters=replicated",
+    )
     assert layout(assembled(B16, "v5e:4x4", *given).config) == ("attention", 2, "replicated", None)
     given = ("sharding.num_replicas=4", "sharding.num_model_shards=2")
     run = assembled(B16, "v5e:4x4", *given)
@@ -63,7 +76,9 @@ def test_values_that_are_set_stay():
     assert run.config.model.remat == "none"
 
 
-@pytest.mark.parametrize("machine", ["v5e:4x4", "v5e:16x16", "v5p:2x2x4", "v6e:4x4", "h100:8", "2*v5e:8x8"])
+@pytest.mark.parametrize(
+    "machine", ["v5e:4x4", "v5e:16x16", "v5p:2x2x4", "v6e:4x4", "h100:8", "2*v5e:8x8"]
+)
 @pytest.mark.parametrize("recipe", [B16, L16, H14])
 def test_the_recipes_fit(recipe, machine):
     run = assembled(recipe, machine)
@@ -76,7 +91,9 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
     found = []
     for batch in (16, 64, 128, 129, 512 + 1, 2048 + 1):  # odd numbers are not divided into parts
         run = assembled(L16, "v5e:1x1", f"global_batch={batch}", "evaluation.global_batch=16")
-        found.append((POLICIES.index(run.config.model.remat), run.config.optimizer.accumulation_steps))
+        found.append(
+            (POLICIES.index(run.config.model.remat), run.config.optimizer.accumulation_steps)
+        )
     assert found == sorted(found)
     assert found[0] == (0, 1)
     assert found[2][0] == 0
@@ -86,11 +103,20 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
 
 @pytest.mark.parametrize(
     ("machine", "batch", "parts"),
-    [("v5p:2x2x4", 4096, 4), ("v5e:4x4", 4096, 4), ("v5e:4x4", 1024, 1), ("v6e:4x4", 4096, 1), ("v5p:2x2x4", 4112, 1)],
+    [
+        ("v5p:2x2x4", 4096, 4),
+        ("v5e:4x4", 4096, 4),
+        ("v5e:4x4", 1024, 1),
+        ("v6e:4x4", 4096, 1),
+        ("v5p:2x2x4", 4112, 1),
+    ],
 )
 def test_large_micro_batches_are_split_where_they_are_slower(machine, batch, parts):
     """257 images on each chip cannot be divided; a v6e computes 256 at once."""
-    assert assembled(B16, machine, f"global_batch={batch}").config.optimizer.accumulation_steps == parts
+    assert (
+        assembled(B16, machine, f"global_batch={batch}").config.optimizer.accumulation_steps
+        == parts
+    )
 
 
 def test_narrow_networks_are_faster_with_large_micro_batches():
@@ -138,7 +164,12 @@ def test_all_processes_find_the_same():
     assert one == other
 
 
-RESOLVED = ("model.remat=full", "optimizer.accumulation_steps=2", "sharding.parameters=fsdp", "sharding.num_replicas=2")
+RESOLVED = (
+    "model.remat=full",
+    "optimizer.accumulation_steps=2",
+    "sharding.parameters=fsdp",
+    "sharding.num_replicas=2",
+)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +191,9 @@ def test_a_resumed_run_keeps_its_layout(tmp_path, num_devices, expected):
     assert layout(kept) == expected
     rest = {"model": auto.model, "optimizer": auto.optimizer, "sharding": auto.sharding}
     assert dataclasses.replace(kept, **rest) == auto
-    other = runs.config("model.remat=dots", "sharding.parameters=replicated", "optimizer.accumulation_steps=4")
+    other = runs.config(
+        "model.remat=dots", "sharding.parameters=replicated", "optimizer.accumulation_steps=4"
+    )
     assert keep_layout(other, str(tmp_path), num_devices) == other
 
 
@@ -174,7 +207,9 @@ def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path
     assert stored_config(workdir)["model"]["remat"] == "dots"
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"model": {"remat": "auto"}}', '{"sharding": {"parameters": 3}}', "{}"])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"model": {"remat": "auto"}}', '{"sharding": {"parameters": 3}}', "{}"]
+)
 def test_a_stored_config_without_a_layout(tmp_path, text):
     add_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text(text)

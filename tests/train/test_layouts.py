@@ -30,7 +30,9 @@ def assert_same_parameters(a, b, atol):
     a, b = pytree.named_leaves(a), pytree.named_leaves(b)
     for name in a:
         bound = 1e-3 if name.endswith(NO_GRADIENT) else atol
-        np.testing.assert_allclose(np.asarray(a[name]), np.asarray(b[name]), rtol=0, atol=bound, err_msg=name)
+        np.testing.assert_allclose(
+            np.asarray(a[name]), np.asarray(b[name]), rtol=0, atol=bound, err_msg=name
+        )
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,9 @@ def one_device():
 
 @pytest.mark.newest
 @pytest.mark.parametrize(("parameters", "replicas", "model", "attention"), LAYOUTS)
-def test_every_layout_gives_the_run_of_one_device(one_device, parameters, replicas, model, attention):
+def test_every_layout_gives_the_run_of_one_device(
+    one_device, parameters, replicas, model, attention
+):
     options = (*WIDE, *layout(parameters, replicas, model), f"model.attention={attention}")
     state, curve = runs.train(runs.build(*options, devices=8), NUM_STEPS)
     np.testing.assert_allclose(runs.losses(curve), runs.losses(one_device[1]), rtol=1e-5)
@@ -62,7 +66,12 @@ def test_resnet_and_transformer_in_one_likewise():
     "options",
     [
         ("model.block=axial", "model.position_embedding=relative"),
-        ("model.rope=centred", "model.registers=2", "model.mlp=swiglu_norm", "model.layer_scale=0.1"),
+        (
+            "model.rope=centred",
+            "model.registers=2",
+            "model.mlp=swiglu_norm",
+            "model.layer_scale=0.1",
+        ),
     ],
     ids=["axial", "parts"],
 )
@@ -79,14 +88,18 @@ def test_moments_and_average_lie_with_their_parameters(model):
     state = run.init_state()
     for tree in (state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu):
         kernel = tree.encoder.blocks.mlp.expand.kernel[...]
-        assert kernel.addressable_shards[0].data.size == kernel.size // 4  # each of the two replicas has all of it
+        assert (
+            kernel.addressable_shards[0].data.size == kernel.size // 4
+        )  # each of the two replicas has all of it
     image = runs.first_batch(run).image_BHWC  # shared by model shards
     assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 8 * model}
 
 
 @pytest.mark.parametrize("step", ["train_step", "evaluation_step"])
 def test_what_the_compiler_is_told_reaches_both_steps(monkeypatch, step):
-    monkeypatch.setattr("vit_jax.train.assemble.compiler_options", lambda mesh: {"no_such_option": "1"})
+    monkeypatch.setattr(
+        "vit_jax.train.assemble.compiler_options", lambda mesh: {"no_such_option": "1"}
+    )
     run = runs.assemble_config(runs.config())
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         getattr(run, step)(run.init_state(), runs.first_batch(run))

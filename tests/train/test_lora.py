@@ -24,17 +24,31 @@ from vit_jax.weights import load_weights
 
 FACTORS = ("lora_a", "lora_b")
 RANK = ("optimizer.lora_rank=2", "optimizer.lora_alpha=6")
-TUNING = ("data=digits", "total=20 steps", "global_batch=16", "schedule.warmup=2 steps", "model.compute_dtype=float32")
-TUNING += ("optimizer.name=adam", "optimizer.first_moment_dtype=float32", "schedule.learning_rate=0.01")
+TUNING = (
+    "data=digits",
+    "total=20 steps",
+    "global_batch=16",
+    "schedule.warmup=2 steps",
+    "model.compute_dtype=float32",
+)
+TUNING += (
+    "optimizer.name=adam",
+    "optimizer.first_moment_dtype=float32",
+    "schedule.learning_rate=0.01",
+)
 
 
 @functools.cache
 def build(*fields, network=("model.pool=gap", "model.head=linear"), devices=1):
     """Return an assembly that fine-tunes the tiny network on the first CPU devices."""
-    config = load_recipe(str(ROOT / "configs/finetune.py:any,own,rule=quick"), flags(*TUNING, *fields))
+    config = load_recipe(
+        str(ROOT / "configs/finetune.py:any,own,rule=quick"), flags(*TUNING, *fields)
+    )
     architecture = architecture_of(runs.config(*network), 10)
     of_layout = {name: getattr(config.model, name) for name in ("remat", "scan_unroll")}
-    architecture = dataclasses.replace(architecture, **{name: value for name, value in of_layout.items() if value})
+    architecture = dataclasses.replace(
+        architecture, **{name: value for name, value in of_layout.items() if value}
+    )
     return assemble(config, architecture, num_examples=160, devices=jax.devices()[:devices])
 
 
@@ -71,7 +85,10 @@ def test_the_merged_network_computes_the_same(trained):
     made, _, state = trained
     batch = next(runs.batches(made, 1))
     images = normalise(batch.image_BHWC, "float32")
-    adapted, merged = apply(state.model, images).logits_BK, apply(plain(made, state.model), images).logits_BK
+    adapted, merged = (
+        apply(state.model, images).logits_BK,
+        apply(plain(made, state.model), images).logits_BK,
+    )
     np.testing.assert_allclose(adapted, merged, rtol=0, atol=1e-6 * float(np.abs(merged).max()))
     assert np.abs(adapted - apply(made.init_state().model, images).logits_BK).max() > 1e-3
 
@@ -92,10 +109,19 @@ def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
     layers = [name.removesuffix("/lora_a") for name in found if name.endswith("/lora_a")]
     assert len(layers) == 6
     for layer in layers:
-        kernel, a, b = of_plain[f"{layer}/kernel"], parameters[f"{layer}/lora_a"], parameters[f"{layer}/lora_b"]
-        for name, expected in {"lora_a": kernel @ b.swapaxes(1, 2), "lora_b": a.swapaxes(1, 2) @ kernel}.items():
+        kernel, a, b = (
+            of_plain[f"{layer}/kernel"],
+            parameters[f"{layer}/lora_a"],
+            parameters[f"{layer}/lora_b"],
+        )
+        for name, expected in {
+            "lora_a": kernel @ b.swapaxes(1, 2),
+            "lora_b": a.swapaxes(1, 2) @ kernel,
+        }.items():
             expected = scale * expected
-            np.testing.assert_allclose(found[f"{layer}/{name}"], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+            np.testing.assert_allclose(
+                found[f"{layer}/{name}"], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+            )
 
 
 @pytest.mark.slow
@@ -133,9 +159,15 @@ def test_a_step_needs_less_memory():
 
 
 def test_shapes_of_factors():
-    shapes = {"encoder/blocks/mlp/expand/kernel": (3, 8, 32), "encoder/blocks/attention/query/kernel": (3, 8, 8)}
+    shapes = {
+        "encoder/blocks/mlp/expand/kernel": (3, 8, 32),
+        "encoder/blocks/attention/query/kernel": (3, 8, 8),
+    }
     shapes |= {"encoder/blocks/attention/query/bias": (3, 8), "head/linear/kernel": (8, 5)}
-    some, query = factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("query",))), "encoder/blocks/attention/query"
+    some, query = (
+        factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("query",))),
+        "encoder/blocks/attention/query",
+    )
     assert some == {f"{query}/lora_a": (3, 8, 2), f"{query}/lora_b": (3, 2, 8)}
     assert len(factor_shapes(shapes, Lora(rank=8, scale=1.0, layers=()))) == 4
     with rejects("optimizer.lora_rank=9", r"must lie in \[1, 8\]"):
@@ -155,7 +187,11 @@ def test_shapes_of_factors():
 )
 def test_values_without_meaning_are_rejected(fields, field):
     with rejects(field):
-        validate(load_recipe(str(ROOT / "configs/finetune.py:any,own,rule=quick"), flags("data=digits", *fields)))
+        validate(
+            load_recipe(
+                str(ROOT / "configs/finetune.py:any,own,rule=quick"), flags("data=digits", *fields)
+            )
+        )
 
 
 def test_patterns_of_parameters_that_lora_freezes_are_rejected():
@@ -176,7 +212,9 @@ def test_lamb_scales_updates_of_factors_to_their_norms():
     rate = float(schedule_of(made.config, made.steps)(2))
     for factor, least in (("lora_a", 0.0), ("lora_b", 0.02)):
         name = f"encoder/blocks/mlp/expand/{factor}"
-        for old, new in zip(before[name], after[name], strict=True):  # one trust ratio for each layer
+        for old, new in zip(
+            before[name], after[name], strict=True
+        ):  # one trust ratio for each layer
             norm = max(np.linalg.norm(old), least * np.sqrt(old.size))
             assert np.linalg.norm(new - old) == pytest.approx(rate * norm, rel=1e-3)
 
@@ -190,7 +228,9 @@ def test_pretraining_has_no_lora():
 def test_networks_without_our_blocks_are_rejected(name):
     a = architecture_of(runs.config(), 10)
     other = (
-        dataclasses.replace(a, block=name) if ":" in name else architecture_of(load_recipe("pretrain_jft:R50x1"), 10)
+        dataclasses.replace(a, block=name)
+        if ":" in name
+        else architecture_of(load_recipe("pretrain_jft:R50x1"), 10)
     )
     with rejects("optimizer.lora_rank", "no built-in blocks"):
         require_adaptable(other)
@@ -198,8 +238,15 @@ def test_networks_without_our_blocks_are_rejected(name):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiled_once")
-def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_network(tiny_run, data_dir, tmp_path):
-    fields = ("data=digits", f"init_from={tiny_run.workdir}", f"input.data_dir={data_dir}", "input.image_size=8,8")
+def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_network(
+    tiny_run, data_dir, tmp_path
+):
+    fields = (
+        "data=digits",
+        f"init_from={tiny_run.workdir}",
+        f"input.data_dir={data_dir}",
+        "input.image_size=8,8",
+    )
     fields += (
         "total=4 steps",
         "schedule.warmup=1 steps",
@@ -227,5 +274,7 @@ def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_netw
     assert not np.array_equal(weights.parameters[kernel], source[kernel])
     evaluated = succeed(["evaluate", str(adapted), "--data=digits", f"--data_dir={data_dir}"])
     assert f"{summary(adapted)['test_loss']:.4f}" in evaluated
-    succeed([*words, f"--workdir={adapted}", "--config.optimizer.lora_rank=4"])  # a finished run stays one
+    succeed(
+        [*words, f"--workdir={adapted}", "--config.optimizer.lora_rank=4"]
+    )  # a finished run stays one
     assert run([*words, f"--workdir={adapted}", "--config.optimizer.lora_rank=2"]).code == 2

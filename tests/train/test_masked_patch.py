@@ -19,14 +19,21 @@ from vit_jax.weights import load_weights
 from vit_jax.weights.saving import save_weights
 
 MASKED = ("objective.kind=masked_patch", "input.mixup_alpha=0.0")
-LENGTHS = ("total=4 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=2 steps")
+LENGTHS = (
+    "total=4 steps",
+    "schedule.warmup=1 step",
+    "logging.every=1 step",
+    "checkpoint.every=2 steps",
+)
 LENGTHS += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
 def pretrain(workdir, monkeypatch, *options):
-    monkeypatch.setattr(verb, "open_datasets", lambda config: Datasets(tiny.source(80), tiny.source(20, seed=1)))
+    monkeypatch.setattr(
+        verb, "open_datasets", lambda config: Datasets(tiny.source(80), tiny.source(20, seed=1))
+    )
     return verb.pretrain(runs.config(*MASKED, *LENGTHS, *options), str(workdir))
 
 
@@ -70,21 +77,29 @@ def test_pixels_have_a_loss_alone(tmp_path, monkeypatch):
 def test_every_layout_trains_as_one_device():
     steps = 3
     alone = runs.build(*MASKED, devices=1)
-    spread = runs.build(*MASKED, "sharding.parameters=fsdp", "sharding.num_model_shards=2", devices=8)
+    spread = runs.build(
+        *MASKED, "sharding.parameters=fsdp", "sharding.num_model_shards=2", devices=8
+    )
     (_, expected), (_, found) = (runs.train(run, steps) for run in (alone, spread))
     for step in range(steps):
         for name in ("train_loss", "train_accuracy", "train_majority_accuracy"):
             assert found[step][name] == pytest.approx(expected[step][name], rel=1e-5)
-    assert expected[0]["train_loss"] == pytest.approx(np.log(512), rel=1e-6)  # the last layer begins at zero
+    assert expected[0]["train_loss"] == pytest.approx(
+        np.log(512), rel=1e-6
+    )  # the last layer begins at zero
 
 
 def test_learns_a_colour_from_its_surroundings():
     """Images of one colour each: a patch is known as soon as another is seen."""
-    run = runs.build(*MASKED, "total=60 steps", "schedule.learning_rate=0.01", "schedule.warmup=5 steps")
+    run = runs.build(
+        *MASKED, "total=60 steps", "schedule.learning_rate=0.01", "schedule.warmup=5 steps"
+    )
     state, losses = run.init_state(), []
     for number, batch in enumerate(runs.batches(run, 60)):
         colours = np.random.default_rng(number).integers(0, 2, (len(batch.label_B), 1, 1, 1)) * 255
-        plain = dataclasses.replace(batch, image_BHWC=np.broadcast_to(colours, batch.image_BHWC.shape).astype(np.uint8))
+        plain = dataclasses.replace(
+            batch, image_BHWC=np.broadcast_to(colours, batch.image_BHWC.shape).astype(np.uint8)
+        )
         state, metrics = run.train_step(state, jax.device_put(plain, run.batch_sharding))
         losses.append(float(metrics["train_accuracy"]))
     assert np.mean(losses[-10:]) > 0.9  # half of the images are black: guessing gives 0.5
@@ -97,7 +112,10 @@ def test_fine_tuning_leaves_the_head_behind_and_says_so(finished):
     assert (architecture.patch_outputs, architecture.num_classes) == (0, 10)
     assert "head/mask" not in fitted.parameters
     assert fitted.parameters["head/linear/kernel"].shape == (16, 10)
-    assert "note     the head that predicts masked patches, and its [mask] embedding, are left out." in report
+    assert (
+        "note     the head that predicts masked patches, and its [mask] embedding, are left out."
+        in report
+    )
 
 
 def test_other_formats_hold_the_network_without_its_head(finished, tmp_path):

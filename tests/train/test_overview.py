@@ -45,29 +45,51 @@ def start(folder):
 
 
 def test_parameters_are_listed_or_counted_by_part():
-    model = {"head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}, "norm": {"scale": np.zeros(1)}}
+    model = {
+        "head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)},
+        "norm": {"scale": np.zeros(1)},
+    }
     assert parameter_table(model, is_folded=True) == "params   9: head 8, norm 1"
     lines = [line.split() for line in parameter_table(model, is_folded=False).splitlines()]
     *leaves, total = lines
-    assert sorted(leaves) == [["head/bias", "2", "2"], ["head/kernel", "3", "x", "2", "6"], ["norm/scale", "1", "1"]]
+    assert sorted(leaves) == [
+        ["head/bias", "2", "2"],
+        ["head/kernel", "3", "x", "2", "6"],
+        ["norm/scale", "1", "1"],
+    ]
     assert total == ["total", "9"]
 
 
 def test_what_is_said_before_training_and_after_an_evaluation():
     """Class names may be bytes that are no text."""
-    names = (b"caf\xe9".decode("utf-8", "surrogateescape"), *(f"class {number}" for number in range(11)))
+    names = (
+        b"caf\xe9".decode("utf-8", "surrogateescape"),
+        *(f"class {number}" for number in range(11)),
+    )
     data = Datasets(tiny.source(160, names), tiny.source(1200, names))
-    lines = opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation").encode().splitlines()
+    lines = (
+        opening(runs.build(), data, pathlib.Path("/runs/x"), split="validation")
+        .encode()
+        .splitlines()
+    )
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines
-    assert any(re.fullmatch(rb"input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+", line) for line in lines)
+    assert any(
+        re.fullmatch(rb"input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+", line)
+        for line in lines
+    )
     assert b"compute  float32, attention xla" in lines
     ten = b", ".join(b"'class %d'" % number for number in range(9))
     assert rb"classes  'caf\udce9', " + ten + b" and 2 more" in lines
     results = {"test_loss": 0.12345, "test_accuracy": 0.9, "test_images": 1234.0}
-    assert results_line(5, 20, results) == "step      5/20  test_loss 0.1235  test_accuracy 90.00%  test_images 1,234"
+    assert (
+        results_line(5, 20, results)
+        == "step      5/20  test_loss 0.1235  test_accuracy 90.00%  test_images 1,234"
+    )
 
 
-@pytest.mark.parametrize("moves", [{"cat/0": "cat/zz"}, {"cat/3": "dog/33", "dog/3": "cat/33"}], ids=["name", "class"])
+@pytest.mark.parametrize(
+    "moves", [{"cat/0": "cat/zz"}, {"cat/3": "dog/33", "dog/3": "cat/33"}], ids=["name", "class"]
+)
 def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, moves):
     """Two files that change places too, where no number does; the folder may move."""
     workdir = tmp_path / "run"
@@ -94,10 +116,14 @@ def test_the_names_of_files_are_read_once(folder, monkeypatch):
 
 
 def test_a_run_describes_its_network_as_every_format_does():
-    run = runs.build("input.test_resize=direct", "input.test_interpolation=bicubic", "input.value_range=0,4095")
+    run = runs.build(
+        "input.test_resize=direct", "input.test_interpolation=bicubic", "input.value_range=0,4095"
+    )
     names = tuple("0123456789")
     metadata = checkpoint_metadata(run, Datasets(tiny.source(160, names), tiny.source(8, names)))
-    assert not any("sha256" in name for name in metadata)  # only a folder is identified by its files
+    assert not any(
+        "sha256" in name for name in metadata
+    )  # only a folder is identified by its files
     assert stored_architecture(metadata) == run.architecture
     assert metadata["format_version"] == FORMAT_VERSION
     assert (metadata["grid"], metadata["class_names"]) == (list(run.architecture.grid), [*names])

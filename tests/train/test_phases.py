@@ -56,9 +56,13 @@ def test_a_network_sees_images_of_another_size(options):
     model, small = networks(**options)
     view = make_view(model, small, (4, 4), (2, 3))
     image = jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
-    assert jax.eval_shape(lambda model, image: view(model)(image), model, image).logits_BK.shape == (2, 3)
+    assert jax.eval_shape(
+        lambda model, image: view(model)(image), model, image
+    ).logits_BK.shape == (2, 3)
     before, after = pytree.named_leaves(model), pytree.named_leaves(view(model))
-    gradients = jax.grad(lambda model: sum(x.sum() for x in pytree.named_leaves(view(model)).values()))(model)
+    gradients = jax.grad(
+        lambda model: sum(x.sum() for x in pytree.named_leaves(view(model)).values())
+    )(model)
     for name, gradient in pytree.named_leaves(gradients).items():
         assert (np.asarray(gradient) > 0).all(), name
         assert "positions" in name or after[name] is before[name]
@@ -73,24 +77,35 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
     table = np.asarray(model.positions.table[...])[0]
     found = np.asarray(make_view(model, small, (4, 4), (2, 2))(model).positions.table[...])[0]
     weights = np.array([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7
-    expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, table[1:].reshape(4, 4, -1)).reshape(4, -1)
+    expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, table[1:].reshape(4, 4, -1)).reshape(
+        4, -1
+    )
     np.testing.assert_array_equal(found[0], table[0])  # of the class token
     np.testing.assert_allclose(found[1:], expected, rtol=1e-5, atol=1e-7)
 
 
 def test_durations_count_the_examples_of_each_phase():
     clock = Clock(16, 160, total_steps=100, earlier=((10, 8), (30, 32)))  # 80, then 640 examples
-    assert [clock.to_steps(text) for text in ("40 examples", "0.5 epochs", "720 examples", "5 epochs", "50 steps")] == [
+    assert [
+        clock.to_steps(text)
+        for text in ("40 examples", "0.5 epochs", "720 examples", "5 epochs", "50 steps")
+    ] == [
         5,
         10,
         30,
         35,
         50,
     ]
-    config = tiny.config(*TWO, "total=2 epochs", "schedule.warmup=0.25 epochs", "evaluation.every=1 epochs")
+    config = tiny.config(
+        *TWO, "total=2 epochs", "schedule.warmup=0.25 epochs", "evaluation.every=1 epochs"
+    )
     steps = lengths(config, 160)
     assert steps.phases == (Phase(4, (4, 4), 8), Phase(10, (8, 6), 16))
-    assert (steps.total, steps.warmup, steps.evaluate_every) == (4 + (320 - 32) // 16, 4 + 8 // 16, 10)
+    assert (steps.total, steps.warmup, steps.evaluate_every) == (
+        4 + (320 - 32) // 16,
+        4 + 8 // 16,
+        10,
+    )
     half = tiny.config("phases.a.until=0.5 fraction", "phases.a.global_batch=32", "total=8 epochs")
     assert (lengths(half, 160).phases[0].last_step, lengths(half, 160).total) == (20, 20 + 40)
 
@@ -115,14 +130,19 @@ def test_images_and_flops_of_each_phase():
 
 def test_batches_go_on_where_the_phase_before_ended():
     """The images of all steps are those of one run, and a start in any phase sees the same."""
-    run, source = runs.build(*TWO, "input.flip=False", "input.shift_pixels=0", "input.train_crop=none"), tiny.source(40)
+    run, source = (
+        runs.build(*TWO, "input.flip=False", "input.shift_pixels=0", "input.train_crop=none"),
+        tiny.source(40),
+    )
 
     def batches(start_step):
         with open_train_batches(run, source, start_step) as (placed, _):
             return [(np.asarray(batch.image_BHWC), np.asarray(batch.label_B)) for batch in placed]
 
     seen = batches(0)
-    assert [image.shape for image, _ in seen] == [(8, 4, 4, 3)] * 4 + [(16, 8, 6, 3)] * 6 + [(16, 8, 8, 3)] * 10
+    assert [image.shape for image, _ in seen] == [(8, 4, 4, 3)] * 4 + [(16, 8, 6, 3)] * 6 + [
+        (16, 8, 8, 3)
+    ] * 10
     plain = runs.build("input.flip=False", "input.shift_pixels=0", "input.train_crop=none")
     with open_train_batches(plain, source, 0) as (placed, _):
         expected = np.concatenate([np.asarray(batch.label_B) for batch in placed])
@@ -142,7 +162,11 @@ def test_batches_go_on_where_the_phase_before_ended():
         ((*TWO, "phases.wide.until=4 steps"), "phases.wide.until", "after step 4"),
         ((*TWO, "phases.small.until=0 steps"), "phases.small.until", "after step 0"),
         (("phases.a.until=5 steps", "phases.a.image_size=5"), "phases", "4 or 6"),
-        (("phases.a.until=5 steps", "phases.a.global_batch=9"), "phases.a.global_batch=9", "divisible by 2"),
+        (
+            ("phases.a.until=5 steps", "phases.a.global_batch=9"),
+            "phases.a.global_batch=9",
+            "divisible by 2",
+        ),
     ],
 )
 def test_phases_that_cannot_work(fields, field, rule):
@@ -154,7 +178,12 @@ def test_phases_that_cannot_work(fields, field, rule):
 @pytest.mark.slow
 def test_one_phase_is_another_run():
     """A step of an earlier phase is that of a run with its sizes, where no position depends on the size."""
-    rope = ("model.position_embedding=none", "model.rope=centred", "model.pool=gap", "logging.every=1 steps")
+    rope = (
+        "model.position_embedding=none",
+        "model.rope=centred",
+        "model.pool=gap",
+        "logging.every=1 steps",
+    )
     run = runs.build(*rope, "phases.a.until=5 steps", "phases.a.image_size=4")
     alone = runs.build(*rope, "input.image_size=4")
     state, expected = run.init_state(), alone.init_state()
@@ -162,7 +191,9 @@ def test_one_phase_is_another_run():
         batch = jax.device_put(batch, run.batch_sharding)
         state, metrics = run.in_phase(1).train_step(state, batch)
         expected, wanted = alone.train_step(expected, batch)
-        assert {name: float(x) for name, x in metrics.items()} == {name: float(x) for name, x in wanted.items()}
+        assert {name: float(x) for name, x in metrics.items()} == {
+            name: float(x) for name, x in wanted.items()
+        }
     found, wanted = (pytree.named_leaves(each.model) for each in (state, expected))
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
     assert dataclasses.replace(run.in_phase(1).config, phases={}) == alone.config

@@ -35,9 +35,9 @@ def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
     assert rates["mfu"] == 20 * 5.0 / 1000.0
     assert rates["exaflops"] == 20 * 8 * 5.0 / 1e18  # of all steps
     assert clock.seconds_left(20, 40) == 8
-    assert "mfu" not in TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None).rates(
-        1
-    )  # of a chip that is not known
+    assert "mfu" not in TrainingClock(
+        0, lambda step: 8 * step, lambda step: 40.0 * step, None
+    ).rates(1)  # of a chip that is not known
 
 
 def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
@@ -49,8 +49,13 @@ def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
             time[0] += seconds
             yield seconds
 
-    clock, source = TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None), batches()
-    found = [clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)]
+    clock, source = (
+        TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None),
+        batches(),
+    )
+    found = [
+        clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)
+    ]
     time[0] += 1
     assert found == [1, 5, 3]
     assert clock.rates(3)["input_wait_fraction"] == 5 / 10
@@ -66,7 +71,10 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     display.show(13, METRICS, seconds_left=75, seconds_to_end=3600)
     display.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
+    assert (
+        lines[0]
+        == "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
+    )
     assert lines[1].endswith("1,234 images/s  1m 15s left")
     assert lines[2].endswith("1,234 images/s  waiting for input 12%  1m 15s left")
     assert lines[3].endswith("1m 15s left, about 1h 00m to the end of all runs")
@@ -99,7 +107,8 @@ def test_the_estimate_names_probe_for_long_runs_on_a_cpu():
 
 
 @pytest.mark.parametrize(
-    ("every", "last", "expected"), [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (4, 8, [4, 8]), (10, 3, [3])]
+    ("every", "last", "expected"),
+    [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (4, 8, [4, 8]), (10, 3, [3])],
 )
 def test_due_every_so_often_and_at_the_end(every, last, expected):
     cadence = Cadence(every, last)
@@ -125,7 +134,9 @@ def test_what_is_not_finite_raises(name, value):
     require_finite(5, metrics)
     with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
         require_finite(5, metrics | {name: value})
-    with pytest.raises(FloatingPointError, match="The learning rate is 0, so it is not the cause") as raised:
+    with pytest.raises(
+        FloatingPointError, match="The learning rate is 0, so it is not the cause"
+    ) as raised:
         require_finite(5, metrics | {name: value, "learning_rate": 0.0})
     assert "lower" not in str(raised.value)
 
@@ -140,7 +151,11 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
     second = JsonLines(tmp_path, 2)
     second.write(3, {"x": 9.0})
     second.close()
-    assert commands.metrics(tmp_path) == [{"step": 1, "x": 0.5}, {"step": 2, "x": 1.0}, {"step": 3, "x": 9.0}]
+    assert commands.metrics(tmp_path) == [
+        {"step": 1, "x": 0.5},
+        {"step": 2, "x": 1.0},
+        {"step": 3, "x": 9.0},
+    ]
 
 
 def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
@@ -154,11 +169,15 @@ def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
             calls.append(("finish",))
 
     def init(**options):
-        calls.append(("init", options["project"], options["config"]["logging"]["every"], options["resume"]))
+        calls.append(
+            ("init", options["project"], options["config"]["logging"]["every"], options["resume"])
+        )
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    config = runs.config("logging.every=1 steps", "logging.tensorboard=False", "logging.wandb_project=p")
+    config = runs.config(
+        "logging.every=1 steps", "logging.tensorboard=False", "logging.wandb_project=p"
+    )
     writers = Writers(tmp_path, config, 0, enabled=True)
     writers.write(3, {"x": 1.0})
     writers.close()
@@ -169,5 +188,7 @@ def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"pip install .*\[wandb\]"):
         Writers(tmp_path, runs.config("logging.wandb_project=p"), 0, enabled=True)
-    Writers(tmp_path, runs.config(), 0, enabled=False).write(1, {"x": 1.0})  # a process that does not write
+    Writers(tmp_path, runs.config(), 0, enabled=False).write(
+        1, {"x": 1.0}
+    )  # a process that does not write
     assert list(tmp_path.iterdir()) == []

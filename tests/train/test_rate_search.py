@@ -20,7 +20,11 @@ from vit_jax.train.rate_search import (
 from vit_jax.train.run_files import write_summary
 
 CONFIG = load_recipe("configs/finetune.py:any,own")
-DIVERGED = {"validation_accuracy": None, "validation_loss": None, "diverged": "Step 3: the loss is nan"}
+DIVERGED = {
+    "validation_accuracy": None,
+    "validation_loss": None,
+    "diverged": "Step 3: the loss is nan",
+}
 SPOILT = {"validation_accuracy": 0.99, "validation_loss": math.nan}
 
 
@@ -30,12 +34,21 @@ def trial(accuracy, loss):
 
 def changes(before, after):
     """Names of fields that differ."""
-    return {f.name for f in dataclasses.fields(before) if getattr(before, f.name) != getattr(after, f.name)}
+    return {
+        f.name
+        for f in dataclasses.fields(before)
+        if getattr(before, f.name) != getattr(after, f.name)
+    }
 
 
 def test_the_most_accurate_wins_then_the_lower_loss_then_the_lower_rate():
     assert choose({0.1: trial(0.8, 0.5), 0.01: trial(0.9, 2.0), 0.001: trial(0.7, 0.1)}) == 0.01
-    tie = {0.1: trial(0.9, 0.5), 0.03: trial(0.9, 0.4), 0.01: trial(0.9, 0.4), 0.001: trial(0.8, 0.1)}
+    tie = {
+        0.1: trial(0.9, 0.5),
+        0.03: trial(0.9, 0.4),
+        0.01: trial(0.9, 0.4),
+        0.001: trial(0.8, 0.1),
+    }
     assert choose(tie) == choose(dict(reversed(tie.items()))) == 0.01
 
 
@@ -49,7 +62,9 @@ def test_a_trial_that_did_not_stay_finite_never_wins(lost):
 
 
 def test_the_table_has_a_line_for_each_and_marks_the_best():
-    text = table({0.001: trial(0.5, 1.23456), 0.03: trial(0.9375, 0.25), 0.3: DIVERGED, 1.0: SPOILT}, 0.03)
+    text = table(
+        {0.001: trial(0.5, 1.23456), 0.03: trial(0.9375, 0.25), 0.3: DIVERGED, 1.0: SPOILT}, 0.03
+    )
     assert text.splitlines() == [
         "learning rate  validation accuracy  validation loss",
         "0.001                       50.00%           1.2346",
@@ -63,8 +78,12 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
 def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
     """A trial leaves its summary, diverged or not, and no checkpoints; missing classes are named."""
     labels, tried, later = np.repeat(np.arange(4), sizes), [], []
-    source = MemorySource(np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog"))
-    config = dataclasses.replace(CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)), total="20 steps")
+    source = MemorySource(
+        np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog")
+    )
+    config = dataclasses.replace(
+        CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)), total="20 steps"
+    )
 
     def train_with(config, data, workdir, split, steps_after):
         folder = workdir.folder
@@ -78,18 +97,31 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
         return trial(0.5, 0.5)
 
     for _ in range(2):
-        chosen, trials = choose_learning_rate(config, Datasets(source, source), tmp_path, train_with)
-        assert (chosen, trials) == (with_learning_rate(config, 0.1), {0.1: trial(0.5, 0.5), 0.3: DIVERGED})
+        chosen, trials = choose_learning_rate(
+            config, Datasets(source, source), tmp_path, train_with
+        )
+        assert (chosen, trials) == (
+            with_learning_rate(config, 0.1),
+            {0.1: trial(0.5, 0.5), 0.3: DIVERGED},
+        )
         files = [path.name for path in (tmp_path / "search" / "learning_rate=0.3").iterdir()]
         assert sorted(files) == ["config.json", "summary.json"]
     assert tried == [(0.1, "validation"), (0.3, "validation")]
     steps = resolve(config, num_examples=len(labels), num_devices=8).total
     assert later[1] == steps
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0 if said is None else 1].startswith(f"search   2 trials of {later[0] - later[1]} steps, tested on ")
-    assert lines[0 if said is None else 1].endswith(f"; then {steps} steps on all with the best learning rate")
+    assert lines[0 if said is None else 1].startswith(
+        f"search   2 trials of {later[0] - later[1]} steps, tested on "
+    )
+    assert lines[0 if said is None else 1].endswith(
+        f"; then {steps} steps on all with the best learning rate"
+    )
     notes = {line for line in lines if line.startswith("note")}
-    assert notes == ({f"note     these classes have no validation image in the search: {said}"} if said else set())
+    assert notes == (
+        {f"note     these classes have no validation image in the search: {said}"}
+        if said
+        else set()
+    )
 
 
 def test_a_trial_is_judged_once_at_its_end():
@@ -100,7 +132,11 @@ def test_a_trial_is_judged_once_at_its_end():
     assert changes(CONFIG.schedule, final.schedule) == {"learning_rate"}
     assert changes(final, one) == {"evaluation", "checkpoint", "stop_early"}
     assert one.stop_early == StopEarlyConfig()
-    for num_examples in (64, 100, 1_437):  # a trial has fewer images than the final run, and its epochs fewer steps
+    for num_examples in (
+        64,
+        100,
+        1_437,
+    ):  # a trial has fewer images than the final run, and its epochs fewer steps
         steps = resolve(one, num_examples=num_examples, num_devices=8)
         assert steps.evaluate_every == steps.total
     assert (one.checkpoint.keep_latest, one.checkpoint.keep_best) == (1, 0)

@@ -26,7 +26,12 @@ from vit_jax.train.run_files import read_divergence
 from vit_jax.weights import load_weights
 
 BATCH = 16
-FIELDS = ("data=tests.train.poison:open_data", "input.mixup_alpha=0.0", *tiny.LENGTH, "evaluation.every=6 steps")
+FIELDS = (
+    "data=tests.train.poison:open_data",
+    "input.mixup_alpha=0.0",
+    *tiny.LENGTH,
+    "evaluation.every=6 steps",
+)
 OURS = "tests"  # the package that the workdirs name
 
 pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group("tiny")]
@@ -35,7 +40,9 @@ pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group(
 def order(num_steps):
     """The records of each step, by the permutation of each epoch alone."""
     places = (divmod(position, COUNT) for position in range(num_steps * BATCH))
-    return np.array([record_at(0, epoch, offset, COUNT) for epoch, offset in places]).reshape(num_steps, BATCH)
+    return np.array([record_at(0, epoch, offset, COUNT) for epoch, offset in places]).reshape(
+        num_steps, BATCH
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,11 @@ def copy(diverged, tmp_path):
 
 
 def digests(folder):
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and replays.FOLDER not in path.parts)
+    files = (
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and replays.FOLDER not in path.parts
+    )
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -128,7 +139,9 @@ def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
 
 def array_digests(workdir, step):
     """Digests of every array of the state: parameters, optimiser, average."""
-    return json.loads((workdir / "checkpoints" / str(step) / METADATA / METADATA).read_text())[DIGESTS]
+    return json.loads((workdir / "checkpoints" / str(step) / METADATA / METADATA).read_text())[
+        DIGESTS
+    ]
 
 
 def test_norms_by_layer():
@@ -138,7 +151,10 @@ def test_norms_by_layer():
     tree = {
         "head": {"linear": {"bias": np.array([1.0])}},
         "encoder": {"blocks": blocks, "norm": {"scale": np.array([2.0])}},
-        "stem": {"stage1": {"rest": rest, "first": {"conv1": np.array([7.0])}}, "root": {"conv": np.array([6.0])}},
+        "stem": {
+            "stage1": {"rest": rest, "first": {"conv1": np.array([7.0])}},
+            "root": {"conv": np.array([6.0])},
+        },
     }
     found = {name: float(norm) for name, norm in norms(tree).items()}
     assert found["stem/stage1/rest/0"] == 5.0
@@ -209,25 +225,47 @@ def test_a_run_that_starts_again_forgets(tiny_run, tmp_path):
     assert not (tmp_path / "run" / "divergence.json").exists()
 
 
-LENGTH = ("total=4 steps", "schedule.warmup=1 step", "logging.every=1 step", "checkpoint.every=2 steps")
+LENGTH = (
+    "total=4 steps",
+    "schedule.warmup=1 step",
+    "logging.every=1 step",
+    "checkpoint.every=2 steps",
+)
 LENGTH += ("evaluation.every=4 steps", "logging.tensorboard=False")
 
 
 @pytest.mark.slow
 def test_micro_batches_on_shards_in_an_early_phase(diverge):
     """The images of each micro-batch are spread over the batch; the loss is still that of its record."""
-    fields = ("optimizer.accumulation_steps=2", "model.dropout_fraction=0.1", "sharding.parameters=fsdp")
-    phase = ("phases.small.until=3 steps", "phases.small.image_size=4", "phases.small.global_batch=32")
+    fields = (
+        "optimizer.accumulation_steps=2",
+        "model.dropout_fraction=0.1",
+        "sharding.parameters=fsdp",
+    )
+    phase = (
+        "phases.small.until=3 steps",
+        "phases.small.image_size=4",
+        "phases.small.global_batch=32",
+    )
     workdir, _ = diverge("infinite", *fields, *phase)
     found = replay(str(workdir), allow_code=OURS)
     assert (found.step, len(found.record_B), found.differences) == (2, 32, [])
-    assert found.record_B.tolist() == read_divergence(workdir)["records"] == order(4)[2:].reshape(-1).tolist()
+    assert (
+        found.record_B.tolist()
+        == read_divergence(workdir)["records"]
+        == order(4)[2:].reshape(-1).tolist()
+    )
     assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
 
 
 @pytest.mark.slow
 def test_masked_patches(data_dir, tmp_path):
-    fields = (*LENGTH, f"input.data_dir={data_dir}", "objective.kind=masked_patch", "input.mixup_alpha=0.0")
+    fields = (
+        *LENGTH,
+        f"input.data_dir={data_dir}",
+        "objective.kind=masked_patch",
+        "input.mixup_alpha=0.0",
+    )
     pretrain(tiny.config(*fields), str(tmp_path))
     found = replay(str(tmp_path), 4)
     assert (found.differences, found.first_cause) == ([], "")
@@ -239,12 +277,21 @@ def test_masked_patches(data_dir, tmp_path):
 @pytest.mark.slow
 def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
     """After a search the learning rate is the chosen one; a trial has another part of the data, and no checkpoint."""
-    fields = (*LENGTH, f"input.data_dir={data_dir}", "global_batch=16", f"init_from={tiny_run.workdir}")
+    fields = (
+        *LENGTH,
+        f"input.data_dir={data_dir}",
+        "global_batch=16",
+        f"init_from={tiny_run.workdir}",
+    )
     search = ("search.learning_rates=0.01,1e30", "search.validation_fraction=0.3")
     recipe = f"{tiny.ROOT / 'configs' / 'digits_transfer.py'}:finetune"
     finetune(load_recipe(recipe, tiny.flags(*fields, *search)), str(tmp_path))
     found = replay(str(tmp_path), 4)
-    assert (found.start, found.differences, found.first_cause) == ("from the checkpoint of step 2", [], "")
+    assert (found.start, found.differences, found.first_cause) == (
+        "from the checkpoint of step 2",
+        [],
+        "",
+    )
     assert found.metrics["learning_rate"] < 0.01
     trial = tmp_path / "search" / "learning_rate=1e+30"
     found = replay(str(trial))

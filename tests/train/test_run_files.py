@@ -18,15 +18,26 @@ from vit_jax.train.run_files import (
     write_summary,
 )
 
-LINES = ('{"step": 1, "train_loss": 2.5}', '{"step": 2, "test_loss": NaN}', '{"step": 3, "train_loss": 1, "mfu": 1e-3}')
+LINES = (
+    '{"step": 1, "train_loss": 2.5}',
+    '{"step": 2, "test_loss": NaN}',
+    '{"step": 3, "train_loss": 1, "mfu": 1e-3}',
+)
 ZEROS = "\0" * 10
 DEEP = "[" * 10_000
-COMMON = {"empty": ("", "not JSON"), "zeros": (ZEROS, "not JSON"), "deep": (DEEP, "deeper"), "list": ("[]", "object")}
+COMMON = {
+    "empty": ("", "not JSON"),
+    "zeros": (ZEROS, "not JSON"),
+    "deep": (DEEP, "deeper"),
+    "list": ("[]", "object"),
+}
 
 
 @pytest.fixture
 def workdir(tmp_path):
-    (tmp_path / "config.json").write_text('{"global_batch": 8, "data": "digits", "model": {"name": "x"}}')
+    (tmp_path / "config.json").write_text(
+        '{"global_batch": 8, "data": "digits", "model": {"name": "x"}}'
+    )
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in LINES))
     return tmp_path
 
@@ -36,7 +47,15 @@ def test_what_was_written_is_read(workdir):
     assert metrics_up_to(workdir, 2) == "".join(f"{line}\n" for line in LINES[:2])
     assert last_training_line(workdir) == json.loads(LINES[2])
     assert read_summary(workdir) is None
-    write_summary(workdir, {"test_accuracy": None, "diverged": "Step 1: …", "by_batch": {"1": 2}, "version_jax": "0.9"})
+    write_summary(
+        workdir,
+        {
+            "test_accuracy": None,
+            "diverged": "Step 1: …",
+            "by_batch": {"1": 2},
+            "version_jax": "0.9",
+        },
+    )
     assert read_summary(workdir, ("test_accuracy", "test_f1"))["by_batch"] == {"1": 2}
     assert read_config(workdir)["data"] == "digits"
 
@@ -55,10 +74,22 @@ def test_a_last_line_that_is_not_complete_is_skipped(workdir):
     [
         *COMMON.values(),
         ('{"x": 1}', "must have step"),
-        *((f'{{"step": {step}}}', "step must be") for step in ("0", "-1", "1.0", "true", '"1"', "null", "1" * 30)),
-        *((f'{{"step": 1, "x": {x}}}', "x must be a number") for x in ("null", "true", '"1"', "[]", "{}", "1" * 400)),
-        *((f'{{"step": 1, "{name}": "x"}}', f"{name} must be a number") for name in ("data", "error", "diverged")),
-        *((f'{{"step": 1, "wall_seconds": {x}}}', "wall_seconds must be .* 0") for x in ("NaN", "Infinity", "-1")),
+        *(
+            (f'{{"step": {step}}}', "step must be")
+            for step in ("0", "-1", "1.0", "true", '"1"', "null", "1" * 30)
+        ),
+        *(
+            (f'{{"step": 1, "x": {x}}}', "x must be a number")
+            for x in ("null", "true", '"1"', "[]", "{}", "1" * 400)
+        ),
+        *(
+            (f'{{"step": 1, "{name}": "x"}}', f"{name} must be a number")
+            for name in ("data", "error", "diverged")
+        ),
+        *(
+            (f'{{"step": 1, "wall_seconds": {x}}}', "wall_seconds must be .* 0")
+            for x in ("NaN", "Infinity", "-1")
+        ),
         ('{"step": 1, "x\\u001b[2J": null}', r"x\\x1b\[2J must be a number"),
         ('{"step": 1}' + " " * 2**20, "longer than 1,048,576"),
     ],
@@ -74,12 +105,18 @@ def test_a_line_of_another_structure_is_named(workdir, line, rule):
     ("name", "content", "rule"),
     [
         *((name, *case) for name in ("config", "summary", "start") for case in COMMON.values()),
-        *(("config", f'{{"global_batch": {x}}}', "global_batch") for x in ("0", "null", "[]", "8.0", "true", "9" * 20)),
+        *(
+            ("config", f'{{"global_batch": {x}}}', "global_batch")
+            for x in ("0", "null", "[]", "8.0", "true", "9" * 20)
+        ),
         ("config", '{"data": []}', "data must be"),
         ("config", '{"model": null}', "model must be"),
         ("start", '{"init_from": "x"}', "parameters_sha256"),
         ("start", '{"parameters_sha256": 1}', "parameters_sha256"),
-        *(("summary", f'{{"test_accuracy": {x}}}', "test_accuracy") for x in ('"1"', "[]", "{}", "true", "9" * 400)),
+        *(
+            ("summary", f'{{"test_accuracy": {x}}}', "test_accuracy")
+            for x in ('"1"', "[]", "{}", "true", "9" * 400)
+        ),
         ("summary", '{"test_loss": "a"}', "test_loss"),
         ("summary", '{"diverged": 1}', "diverged must be text"),
         ("summary", '{"wall_seconds": Infinity}', "wall_seconds"),
@@ -102,7 +139,11 @@ def test_special_files_and_large_ones_are_named(workdir, monkeypatch):
     monkeypatch.setattr(run_files, "MAX_METRICS_BYTES", 20)
     with rejects("metrics.jsonl", "larger than 20 bytes"):
         read_metrics(workdir)
-    for name, read in (("metrics.jsonl", read_metrics), ("summary.json", read_summary), ("config.json", read_config)):
+    for name, read in (
+        ("metrics.jsonl", read_metrics),
+        ("summary.json", read_summary),
+        ("config.json", read_config),
+    ):
         (workdir / name).unlink(missing_ok=True)
         os.mkfifo(workdir / name)
         with rejects(name, "not a regular file"):

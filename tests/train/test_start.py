@@ -22,7 +22,13 @@ from vit_jax.train.start import adapt, state_of_parameters
 from vit_jax.weights.fit import fit, without_head
 from vit_jax.weights.saving import save_weights
 
-FACTS = {"data": "folder:x", "num_examples": 160, "class_names": ["a", "b"], "global_batch": 16, "seed": 0}
+FACTS = {
+    "data": "folder:x",
+    "num_examples": 160,
+    "class_names": ["a", "b"],
+    "global_batch": 16,
+    "seed": 0,
+}
 FILES = {"train_files_sha256": "1" * 64, "test_files_sha256": "2" * 64}
 
 
@@ -31,7 +37,9 @@ def restore(stored, given):
     run = runs.build()
     metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
     items = {"progress": {"step": 5}, "model": None, "optimizer": None}
-    store = types.SimpleNamespace(folder="run", metadata=lambda step: metadata, restore=lambda step, items_: items)
+    store = types.SimpleNamespace(
+        folder="run", metadata=lambda step: metadata, restore=lambda step, items_: items
+    )
     return start.restore(run, store, 5, given).step
 
 
@@ -70,7 +78,12 @@ def test_a_folder_without_checkpoints(tmp_path):
         start.start_state(run, None, nothing, {})
 
 
-WSD = ("schedule.decay=wsd", "schedule.warmup=2 steps", "schedule.cooldown=3 steps", "resume_from=trunk")
+WSD = (
+    "schedule.decay=wsd",
+    "schedule.warmup=2 steps",
+    "schedule.cooldown=3 steps",
+    "resume_from=trunk",
+)
 
 
 def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
@@ -80,13 +93,21 @@ def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
     reader = types.SimpleNamespace(all_steps=lambda: list(stored), metadata=lambda step: metadata)
     monkeypatch.setattr(start, "CheckpointReader", lambda folder: reader)
     config = tiny.config(*WSD, *fields)
-    return start.steps_to_continue(types.SimpleNamespace(config=config, steps=lengths(config, 160)))[1]
+    return start.steps_to_continue(
+        types.SimpleNamespace(config=config, steps=lengths(config, 160))
+    )[1]
 
 
 def test_a_branch_continues_what_comes_before_both_cooldowns(monkeypatch):
     assert continued(monkeypatch, "total=8 steps") == [2, 4]  # its own begins at 5
     assert continued(monkeypatch, "total=20 steps") == [2, 4, 6]  # the trunk's begins at 7
-    assert continued(monkeypatch, "total=20 steps", trunk=("schedule.decay=constant",)) == [2, 4, 6, 8, 10]
+    assert continued(monkeypatch, "total=20 steps", trunk=("schedule.decay=constant",)) == [
+        2,
+        4,
+        6,
+        8,
+        10,
+    ]
     assert continued(monkeypatch, "total=20 steps", "resume_step=4") == [4]
     assert continued(monkeypatch, "total=20 steps", "schedule.decay=cosine") == [2, 4, 6, 8, 10]
 
@@ -96,8 +117,16 @@ def test_a_branch_continues_what_comes_before_both_cooldowns(monkeypatch):
     [
         (("total=20 steps", "resume_step=8"), "resume_from='trunk'", "before both cooldowns"),
         (("total=8 steps", "resume_step=6"), "resume_from='trunk'", "before both cooldowns"),
-        (("total=20 steps", "schedule.learning_rate=0.1"), "resume_from='trunk'", "learning rates of this run"),
-        (("total=20 steps", "schedule.warmup=3 steps"), "resume_from='trunk'", "learning rates of this run"),
+        (
+            ("total=20 steps", "schedule.learning_rate=0.1"),
+            "resume_from='trunk'",
+            "learning rates of this run",
+        ),
+        (
+            ("total=20 steps", "schedule.warmup=3 steps"),
+            "resume_from='trunk'",
+            "learning rates of this run",
+        ),
         (("total=20 steps", "resume_step=5"), "resume_step=5", r"\[2, 4, 6, 8, 10\]"),
     ],
 )
@@ -141,13 +170,21 @@ def save(tmp_path):
 
 
 def head_of(fitted):
-    return {name: array for name, array in fitted.parameters.items() if name.startswith("head/linear/")}
+    return {
+        name: array for name, array in fitted.parameters.items() if name.startswith("head/linear/")
+    }
 
 
 def test_weights_get_a_new_head(save):
     path = save(VIT, class_names=("a", "b", "c"))
-    architecture, fitted, words = adapt(config(path), source("a", "b", "c"))  # the same names are no reason to keep it
-    assert (architecture.num_classes, architecture.image_size, architecture.head) == (3, (16, 24), "linear")
+    architecture, fitted, words = adapt(
+        config(path), source("a", "b", "c")
+    )  # the same names are no reason to keep it
+    assert (architecture.num_classes, architecture.image_size, architecture.head) == (
+        3,
+        (16, 24),
+        "linear",
+    )
     expected = fit(without_head(weights_of(VIT)), architecture)
     for name, array in expected.parameters.items():
         assert fitted.parameters[name].tobytes() == array.tobytes(), name
@@ -195,8 +232,12 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
     architecture, fitted, _ = adapt(config(path, head="select"), source("c", "x", "a"))
     before, after = weights_of(VIT).parameters, fitted.parameters
     assert architecture.num_classes == 3
-    np.testing.assert_array_equal(after["head/linear/kernel"][:, [0, 2]], before["head/linear/kernel"][:, [2, 0]])
-    np.testing.assert_array_equal(after["head/linear/bias"][[0, 2]], before["head/linear/bias"][[2, 0]])
+    np.testing.assert_array_equal(
+        after["head/linear/kernel"][:, [0, 2]], before["head/linear/kernel"][:, [2, 0]]
+    )
+    np.testing.assert_array_equal(
+        after["head/linear/bias"][[0, 2]], before["head/linear/bias"][[2, 0]]
+    )
     assert not after["head/linear/kernel"][:, 1].any()
     assert after["head/linear/bias"][1] == pytest.approx(before["head/linear/bias"][[0, 2]].mean())
 
@@ -226,7 +267,9 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
     """On eight devices that share them out."""
     path = save(RESNET, "workdir", "vit_jax")
     chosen = config(path, image_size=RESNET.image_size)
-    chosen = dataclasses.replace(chosen, sharding=dataclasses.replace(chosen.sharding, parameters="fsdp"))
+    chosen = dataclasses.replace(
+        chosen, sharding=dataclasses.replace(chosen.sharding, parameters="fsdp")
+    )
     architecture, fitted, _ = adapt(chosen, source(*"abcdefghij"))
     run = assemble(chosen, architecture, num_examples=160, devices=jax.devices())
     state = state_of_parameters(run, fitted.parameters, str(path))
@@ -243,7 +286,11 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
 def test_parameters_of_another_network_are_all_named():
     run = runs.build()
     named = dict(pytree.named_leaves(run.abstract_state.model))
-    given = {name: np.zeros(leaf.shape, np.float32) for name, leaf in named.items() if name != "encoder/norm/bias"}
+    given = {
+        name: np.zeros(leaf.shape, np.float32)
+        for name, leaf in named.items()
+        if name != "encoder/norm/bias"
+    }
     given["head/linear/bias"] = np.zeros(3, np.float32)
     with rejects("here", "ViT-mu/2") as error:
         state_of_parameters(run, given, "here")

@@ -14,7 +14,9 @@ from vit_jax.arrays import normalise
 
 def assert_trees_close(a, b, atol):
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol)
+        np.testing.assert_allclose(
+            np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol
+        )
 
 
 @pytest.mark.newest
@@ -75,7 +77,11 @@ def test_class_weights_count_in_proportion():
     ("options", "expected", "tolerance"),
     [
         ((), math.log(10), 1e-6),
-        (("model.head_bias_init=-10.0", "objective.loss=sigmoid"), 10.0000454 + 9 * 4.5399e-5, 1e-4),
+        (
+            ("model.head_bias_init=-10.0", "objective.loss=sigmoid"),
+            10.0000454 + 9 * 4.5399e-5,
+            1e-4,
+        ),
     ],
 )
 def test_initial_loss(options, expected, tolerance):
@@ -86,7 +92,9 @@ def test_initial_loss(options, expected, tolerance):
 @pytest.mark.slow
 def test_a_step_is_a_function_of_seed_and_step():
     options = ("model.dropout_fraction=0.2", "model.stochastic_depth_fraction=0.2")
-    first, again, other = (runs.losses(runs.train(runs.build(*options, *seed), 4)[1]) for seed in ((), (), ("seed=1",)))
+    first, again, other = (
+        runs.losses(runs.train(runs.build(*options, *seed), 4)[1]) for seed in ((), (), ("seed=1",))
+    )
     assert first == again
     assert first != other
 
@@ -98,7 +106,9 @@ def test_metrics_norms_and_learning_rate():
     run = runs.build(*SHORT, "logging.every=1 steps")
     before = jax.device_get(run.init_state().model)
     _, curve = runs.train(run, 1)
-    norm = math.sqrt(sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before)))
+    norm = math.sqrt(
+        sum(float(np.square(np.float64(leaf)).sum()) for leaf in jax.tree.leaves(before))
+    )
     assert curve[0]["parameter_norm"] == pytest.approx(norm, rel=1e-5), "step 0 has learning rate 0"
     assert curve[0]["learning_rate"] == curve[0]["update_norm"] == 0.0
     _, curve = runs.train(run, 7)
@@ -108,8 +118,12 @@ def test_metrics_norms_and_learning_rate():
 
 def test_the_norm_of_the_update_is_computed_where_it_is_logged():
     """After every third step and the last. Logged values do not depend on the interval."""
-    (_, every), (_, third) = (runs.train(runs.build(*SHORT, f"logging.every={n} steps"), 7) for n in (1, 3))
-    assert [step for step, metrics in enumerate(third, 1) if math.isfinite(metrics["update_norm"])] == [3, 6, 7]
+    (_, every), (_, third) = (
+        runs.train(runs.build(*SHORT, f"logging.every={n} steps"), 7) for n in (1, 3)
+    )
+    assert [
+        step for step, metrics in enumerate(third, 1) if math.isfinite(metrics["update_norm"])
+    ] == [3, 6, 7]
     for expected, metrics in zip(every, third, strict=True):
         logged = {name: value for name, value in metrics.items() if math.isfinite(value)}
         assert set(expected) - set(logged) <= {"update_norm"}
@@ -124,7 +138,9 @@ def test_polyak_average_is_what_is_evaluated():
         state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         models.append(jax.device_get(state.model))
     initial = jax.device_get(run.init_state().model)
-    expected = jax.tree.map(lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d, initial, *models)
+    expected = jax.tree.map(
+        lambda a, b, c, d: 0.125 * a + 0.125 * b + 0.25 * c + 0.5 * d, initial, *models
+    )
     assert_trees_close(state.evaluated_model(), expected, atol=1e-6)
     batch = runs.first_batch(run)
     sums = run.evaluation_step(state, batch)
@@ -148,17 +164,29 @@ FROZEN = ("optimizer.trained=head", "input.mixup_alpha=0.0", "model.head=mlp", "
 def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_to_the_bit():
     """Also where the weights bring their own dropout; under weight decay, and in the Polyak average too."""
     decayed = runs.config(*FROZEN, "polyak.factor=0.9", "optimizer.weight_decay=0.3")
-    run = runs.assemble_config(decayed, devices=2, dropout_fraction=0.5, stochastic_depth_fraction=0.5)
+    run = runs.assemble_config(
+        decayed, devices=2, dropout_fraction=0.5, stochastic_depth_fraction=0.5
+    )
     first, *others = (jax.device_put(batch, run.batch_sharding) for batch in runs.batches(run, 3))
-    rng = np.random.default_rng(0)  # also in the head, which else starts at zero and hands no gradient to the backbone
-    state = run.state_of(jax.tree.map(lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)), run.abstract_state.model))
+    rng = np.random.default_rng(
+        0
+    )  # also in the head, which else starts at zero and hands no gradient to the backbone
+    state = run.state_of(
+        jax.tree.map(
+            lambda x: jnp.float32(0.2 * rng.normal(size=x.shape)), run.abstract_state.model
+        )
+    )
     before = pytree.named_leaves(jax.device_get(state.model))
 
     def mean_loss(model):
-        log_probability_BK = jax.nn.log_softmax(model(normalise(first.image_BHWC, "float32")).logits_BK)
+        log_probability_BK = jax.nn.log_softmax(
+            model(normalise(first.image_BHWC, "float32")).logits_BK
+        )
         return -jnp.take_along_axis(log_probability_BK, first.label_B[:, None], 1).mean()
 
-    loss, gradients = jax.jit(jax.value_and_grad(mean_loss))(state.model)  # without dropout, of all parameters
+    loss, gradients = jax.jit(jax.value_and_grad(mean_loss))(
+        state.model
+    )  # without dropout, of all parameters
     head = optax.tree.norm(gradients.head)
     assert optax.tree.norm(gradients) > 1.005 * head  # a gradient of the backbone would show
     state, metrics = run.train_step(state, first)
@@ -168,7 +196,9 @@ def test_a_frozen_backbone_has_the_features_of_evaluation_no_gradient_and_stays_
         state, _ = run.train_step(state, batch)
     for model in (state.model, state.polyak):
         for name, leaf in pytree.named_leaves(jax.device_get(model)).items():
-            assert (leaf.tobytes() == before[name].tobytes()) == (not name.startswith("head/")), name
+            assert (leaf.tobytes() == before[name].tobytes()) == (not name.startswith("head/")), (
+                name
+            )
 
 
 @pytest.mark.newest

@@ -22,7 +22,9 @@ def config(tiny_run):
     evaluation = dataclasses.replace(tiny_run.config.evaluation, every="6 steps")
     checkpoint = dataclasses.replace(tiny_run.config.checkpoint, keep_latest=3)
     logging = dataclasses.replace(tiny_run.config.logging, tensorboard=True)
-    return dataclasses.replace(tiny_run.config, evaluation=evaluation, checkpoint=checkpoint, logging=logging)
+    return dataclasses.replace(
+        tiny_run.config, evaluation=evaluation, checkpoint=checkpoint, logging=logging
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,9 @@ def test_a_damaged_newest_checkpoint_is_set_aside(config, uninterrupted, tmp_pat
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), MemoryError()])
-def test_a_checkpoint_that_cannot_be_read_now_stays_in_its_place(config, uninterrupted, tmp_path, monkeypatch, error):
+def test_a_checkpoint_that_cannot_be_read_now_stays_in_its_place(
+    config, uninterrupted, tmp_path, monkeypatch, error
+):
     shutil.copytree(uninterrupted[1], tmp_path / "run")
     restore = ocp.PyTreeCheckpointHandler.restore
 
@@ -71,18 +75,25 @@ def test_without_a_good_checkpoint_nothing_is_moved(config, uninterrupted, tmp_p
     shutil.copytree(uninterrupted[1], tmp_path / "run")
     for step in (2, 4, 6):
         (tmp_path / f"run/checkpoints/{step}/model/manifest.ocdbt").write_text("")
-    with pytest.raises(ValueError, match=r"can be used\. .* to start over, choose another workdir.*\n.*/6 is damaged"):
+    with pytest.raises(
+        ValueError,
+        match=r"can be used\. .* to start over, choose another workdir.*\n.*/6 is damaged",
+    ):
         pretrain(config, str(tmp_path / "run"))
     assert commands.checkpoint_steps(tmp_path / "run") == [2, 4, 6]
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_workdir_that_goes_ends_the_run_at_the_next_write(config, tmp_path, monkeypatch, replaced):
+def test_a_workdir_that_goes_ends_the_run_at_the_next_write(
+    config, tmp_path, monkeypatch, replaced
+):
     count = itertools.count(1)
 
     def is_requested(self):
         if next(count) == 3:
-            while commands.checkpoint_steps(tmp_path / "run") != [2]:  # it is written behind the steps
+            while commands.checkpoint_steps(tmp_path / "run") != [
+                2
+            ]:  # it is written behind the steps
                 pass
             (tmp_path / "run").rename(tmp_path / "gone")
             if replaced:
@@ -102,7 +113,9 @@ def test_a_save_does_not_make_a_removed_workdir_again(config, tmp_path, monkeypa
     save = CheckpointStore.save
 
     def remove():
-        (tmp_path / "run").rename(tmp_path / "gone")  # at once: files may come while a folder is removed
+        (tmp_path / "run").rename(
+            tmp_path / "gone"
+        )  # at once: files may come while a folder is removed
         shutil.rmtree(tmp_path / "gone")
 
     def save_and_remove(store, step, *words, **options):

@@ -12,7 +12,9 @@ from vit_jax.weights.description import TrainingData
 from vit_jax.weights.names import FORMATS, unstack
 
 SIZES = {"width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2}
-VIT = Architecture(name="ViT-custom/4", image_size=(8, 12), patch_size=(4, 4), num_classes=3, **SIZES)
+VIT = Architecture(
+    name="ViT-custom/4", image_size=(8, 12), patch_size=(4, 4), num_classes=3, **SIZES
+)
 SQUARE = dataclasses.replace(VIT, image_size=(12, 12))
 HYBRID = dataclasses.replace(
     VIT,
@@ -54,12 +56,24 @@ OURS = {  # of which no other format has the names
     "every_2d": dataclasses.replace(VIT, position_layers="every", position_embedding="learned_2d"),
     "shared": dataclasses.replace(VIT, position_layers="shared"),
     "axial": dataclasses.replace(VIT, block="axial", pool="gap"),
-    "axial_relative": dataclasses.replace(VIT, block="axial", pool="map", position_embedding="relative"),
+    "axial_relative": dataclasses.replace(
+        VIT, block="axial", pool="map", position_embedding="relative"
+    ),
 }
 TRAINING = TrainingData(
-    data="folder:/my/images", seed=3, holdout_fraction=0.4, train_split="train", test_split="test", classes=()
+    data="folder:/my/images",
+    seed=3,
+    holdout_fraction=0.4,
+    train_split="train",
+    test_split="test",
+    classes=(),
 )
-PREPROCESSING = {"image_size": [8, 12], "resize": "short_side", "crop_fraction": 0.875, "pixel_range": [-1.0, 1.0]}
+PREPROCESSING = {
+    "image_size": [8, 12],
+    "resize": "short_side",
+    "crop_fraction": 0.875,
+    "pixel_range": [-1.0, 1.0],
+}
 
 
 def weights_of(a: Architecture, **details) -> Weights:
@@ -67,7 +81,9 @@ def weights_of(a: Architecture, **details) -> Weights:
     return Weights(a, networks.parameters(a), **details)
 
 
-def arrays_of(a: Architecture, format_name: str, parameters: Mapping[str, np.ndarray] | None = None):
+def arrays_of(
+    a: Architecture, format_name: str, parameters: Mapping[str, np.ndarray] | None = None
+):
     """The arrays of a foreign file of a network."""
     apart = unstack(parameters or networks.parameters(a), a.num_heads)
     return {entry.name: entry.write(apart) for entry in FORMATS[format_name].entries(a)}

@@ -16,7 +16,14 @@ from vit_jax.weights.library_config import write_library_config
 QUERY = "vit.encoder.layer.1.attention.attention.query"
 DENSE = "vit.encoder.layer.0.intermediate.dense"
 NEWER = {QUERY: "vit.layers.1.attention.q_proj", DENSE: "vit.layers.0.mlp.fc1"}
-CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "bias": "none", "target_modules": ["query"], "loftq_config": {}}
+CONFIG = {
+    "peft_type": "LORA",
+    "r": 2,
+    "lora_alpha": 6,
+    "bias": "none",
+    "target_modules": ["query"],
+    "loftq_config": {},
+}
 
 
 def write_base(folder, a=SQUARE, format_name="huggingface", class_names=("x", "y", "z")):
@@ -31,7 +38,9 @@ def write_adapter(folder, base, factors, config=(), others=()):
     """Write factors {layer: (A, B)}, and other arrays."""
     folder.mkdir(exist_ok=True)
     arrays = {f"base_model.model.{layer}.lora_A.weight": pair[0] for layer, pair in factors.items()}
-    arrays |= {f"base_model.model.{layer}.lora_B.weight": pair[1] for layer, pair in factors.items()}
+    arrays |= {
+        f"base_model.model.{layer}.lora_B.weight": pair[1] for layer, pair in factors.items()
+    }
     write_safetensors(folder / "adapter_model.safetensors", {**arrays, **dict(others)}, {})
     text = json.dumps({**CONFIG, "base_model_name_or_path": str(base), **dict(config)})
     (folder / "adapter_config.json").write_text(text)
@@ -49,7 +58,9 @@ def load_merged(folder, arrays, pairs, scale, format_name="huggingface"):
     """Load the base with kernels computed by hand: {array: (A, B)}."""
     merged = dict(arrays)
     for name, (first, second) in pairs.items():
-        product = np.einsum("or,r...->o...", second.reshape(second.shape[:2]).astype(float), first.astype(float))
+        product = np.einsum(
+            "or,r...->o...", second.reshape(second.shape[:2]).astype(float), first.astype(float)
+        )
         merged[name] = (arrays[name] + scale * product).astype(np.float32)
     write_safetensors(folder / "model.safetensors", merged, {})
     expected = load_weights(folder)
@@ -61,11 +72,15 @@ def assert_near(weights, expected):
     assert weights.architecture == expected.architecture
     assert weights.parameters.keys() == expected.parameters.keys()
     for name, array in expected.parameters.items():
-        np.testing.assert_allclose(weights.parameters[name], array, rtol=1e-6, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            weights.parameters[name], array, rtol=1e-6, atol=1e-6, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("is_newer", [False, True])
-@pytest.mark.parametrize(("options", "scale"), [({}, 3.0), ({"use_rslora": True}, 6 / math.sqrt(2))])
+@pytest.mark.parametrize(
+    ("options", "scale"), [({}, 3.0), ({"use_rslora": True}, 6 / math.sqrt(2))]
+)
 def test_factors_are_merged(tmp_path, is_newer, options, scale):
     arrays = write_base(tmp_path / "base")
     pairs = {QUERY: make_factors(16, 16), DENSE: make_factors(24, 16, seed=1)}
@@ -88,24 +103,36 @@ def test_factors_are_merged(tmp_path, is_newer, options, scale):
 def test_ranks_and_scales_of_layers(tmp_path):
     arrays = write_base(tmp_path / "base")
     pairs = {QUERY: make_factors(16, 16, rank=3), DENSE: make_factors(24, 16)}
-    config = {"rank_pattern": {"query": 3}, "alpha_pattern": {"layer.1.attention.attention.query": 9}}
+    config = {
+        "rank_pattern": {"query": 3},
+        "alpha_pattern": {"layer.1.attention.attention.query": 9},
+    }
     folder = write_adapter(tmp_path / "adapter", tmp_path / "base", pairs, config)
-    expected = load_merged(tmp_path / "base", arrays, {f"{layer}.weight": pair for layer, pair in pairs.items()}, 3.0)
+    expected = load_merged(
+        tmp_path / "base", arrays, {f"{layer}.weight": pair for layer, pair in pairs.items()}, 3.0
+    )
     assert_near(load_weights(folder), expected)
     write_adapter(folder, tmp_path / "base", pairs)
-    with pytest.raises(ValueError, match=rf"adapter_model.*: its layer '{QUERY}' has the rank 3, .* r=2"):
+    with pytest.raises(
+        ValueError, match=rf"adapter_model.*: its layer '{QUERY}' has the rank 3, .* r=2"
+    ):
         load_weights(folder)
 
 
 def test_a_base_of_timm_and_a_convolution(tmp_path):
     """Below the name of transformers' wrapper; the base is wrapped and in half precision."""
     arrays = write_base(tmp_path / "base", format_name="timm")
-    pairs = {"patch_embed.proj": make_factors(16, (3, 4, 4)), "blocks.0.attn.qkv": make_factors(48, 16)}
+    pairs = {
+        "patch_embed.proj": make_factors(16, (3, 4, 4)),
+        "blocks.0.attn.qkv": make_factors(48, 16),
+    }
     named = {f"timm_model.{layer}": pair for layer, pair in pairs.items()}
     folder = write_adapter(tmp_path / "adapter", tmp_path / "base", named)
     halves = {name: array.astype(np.float16) for name, array in arrays.items()}
     single = {name: array.astype(np.float32) for name, array in halves.items()}
-    expected = load_merged(tmp_path / "base", single, {f"{layer}.weight": pair for layer, pair in pairs.items()}, 3.0)
+    expected = load_merged(
+        tmp_path / "base", single, {f"{layer}.weight": pair for layer, pair in pairs.items()}, 3.0
+    )
     wrapped = {f"module.{name}": array for name, array in halves.items()}
     write_safetensors(tmp_path / "base/model.safetensors", wrapped, {})
     weights = load_weights(folder)
@@ -120,16 +147,23 @@ def test_a_classifier_of_the_adapter(tmp_path, classes, base):
     names = ("x", "y", "z") if a.num_classes else None
     write_base(tmp_path / "base", a, class_names=names)
     kernel = np.ones((classes, 16), np.float32)
-    head = {"base_model.model.classifier.weight": kernel, "base_model.model.classifier.bias": kernel[:, 0] * 2}
+    head = {
+        "base_model.model.classifier.weight": kernel,
+        "base_model.model.classifier.bias": kernel[:, 0] * 2,
+    }
     pairs = {QUERY: make_factors(16, 16)}
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "base", pairs, {"modules_to_save": ["classifier"]}, head)
+    folder = write_adapter(
+        tmp_path / "adapter", tmp_path / "base", pairs, {"modules_to_save": ["classifier"]}, head
+    )
     weights = load_weights(folder)
     assert weights.architecture.num_classes == classes
     np.testing.assert_array_equal(weights.parameters["head/linear/kernel"], kernel.T)
     np.testing.assert_array_equal(weights.parameters["head/linear/bias"], np.full(classes, 2))
     is_named = names is not None and classes == len(names)
     assert weights.class_names == (names if is_named else None)
-    assert any("names are those of the base" in note for note in weights.notes) == (names is not None)
+    assert any("names are those of the base" in note for note in weights.notes) == (
+        names is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,8 +187,12 @@ def test_a_classifier_of_the_adapter(tmp_path, classes, base):
 )
 def test_other_methods_are_named_with_the_command_that_merges_them(tmp_path, changes, words):
     write_base(tmp_path / "base")
-    folder = write_adapter(tmp_path / "adapter", tmp_path / "base", {QUERY: make_factors(16, 16)}, changes)
-    with pytest.raises(ValueError, match=rf"adapter_config\.json: {words}.* \(of {tmp_path}/base\)") as caught:
+    folder = write_adapter(
+        tmp_path / "adapter", tmp_path / "base", {QUERY: make_factors(16, 16)}, changes
+    )
+    with pytest.raises(
+        ValueError, match=rf"adapter_config\.json: {words}.* \(of {tmp_path}/base\)"
+    ) as caught:
         load_weights(folder)
     assert str(caught.value).endswith(f"{tmp_path}/base {folder} merged")
 
@@ -165,7 +203,9 @@ def test_factors_that_do_not_fit(tmp_path):
     cases = {
         "no array in the base": {"vit.encoder.layer.7.output.dense": make_factors(16, 24)},
         r"shapes \(2, 16\) and \(23, 2\), and the base \(24, 16\)": {DENSE: make_factors(23, 16)},
-        r"shapes \(2, 16\) and \(24, 3\)": {DENSE: (make_factors(24, 16)[0], make_factors(24, 16, rank=3)[1])},
+        r"shapes \(2, 16\) and \(24, 3\)": {
+            DENSE: (make_factors(24, 16)[0], make_factors(24, 16, rank=3)[1])
+        },
     }
     for words, pairs in cases.items():
         with pytest.raises(ValueError, match=rf"adapter_model\.safetensors: .*{words}"):
@@ -173,7 +213,11 @@ def test_factors_that_do_not_fit(tmp_path):
     alone = {f"base_model.model.{QUERY}.lora_A.weight": np.ones((2, 16))}
     with pytest.raises(ValueError, match="one factor of two"):
         load_weights(write_adapter(folder, base, {}, others=alone))
-    for name in ("base_model.model.x.lora_magnitude_vector", "base_model.model.x.lora_embedding_A", "other.weight"):
+    for name in (
+        "base_model.model.x.lora_magnitude_vector",
+        "base_model.model.x.lora_embedding_A",
+        "other.weight",
+    ):
         with pytest.raises(ValueError, match=rf"array '{re.escape(name)}' is of no part of LoRA"):
             load_weights(write_adapter(folder, base, {}, others={name: np.ones((2, 16))}))
     saved = {"base_model.model.vit.neck.weight": np.ones(3)}
@@ -197,8 +241,12 @@ def test_the_base_is_a_folder_or_a_name_of_the_hub(tmp_path, monkeypatch):
     load_weights("hf://owner/adapter")
     assert fetched == ["hf://google/vit", "hf://owner/adapter", "hf://google/vit@v2"]
 
-    write_adapter(folder, tmp_path / "base", pairs)  # a downloaded adapter opens no file of this machine
-    with pytest.raises(ValueError, match=r"neither a name of the Hub nor a folder .* Set base_model_name_or_path"):
+    write_adapter(
+        folder, tmp_path / "base", pairs
+    )  # a downloaded adapter opens no file of this machine
+    with pytest.raises(
+        ValueError, match=r"neither a name of the Hub nor a folder .* Set base_model_name_or_path"
+    ):
         load_weights("hf://owner/adapter")
     for base in ("", None, 3, "a\nb"):
         write_adapter(folder, "", pairs, {"base_model_name_or_path": base})
@@ -227,12 +275,17 @@ def test_folders_of_adapters_that_are_not_whole(tmp_path):
     with pytest.raises(ValueError, match=r"a network \(model\.safetensors\) and a PEFT adapter"):
         load_weights(folder)
     assert_same(
-        load_weights(folder / "model.safetensors", num_heads=2).parameters, load_weights(tmp_path / "base").parameters
+        load_weights(folder / "model.safetensors", num_heads=2).parameters,
+        load_weights(tmp_path / "base").parameters,
     )
     (folder / "model.safetensors").unlink()
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(ValueError, match=r"holds adapter_model\.bin, a PyTorch file, .*adapter_model\.safetensors "):
+    with pytest.raises(
+        ValueError, match=r"holds adapter_model\.bin, a PyTorch file, .*adapter_model\.safetensors "
+    ):
         load_weights(folder)
     (folder / "adapter_model.bin").unlink()
-    with pytest.raises(ValueError, match=r"no adapter_model\.safetensors\. Fetch the adapter again"):
+    with pytest.raises(
+        ValueError, match=r"no adapter_model\.safetensors\. Fetch the adapter again"
+    ):
         load_weights(folder)

@@ -88,7 +88,9 @@ def test_sizes_are_those_of_the_model(name, sizes):
 
 
 def test_published_weights_and_written_names_are_known():
-    addresses = list(itertools.chain(*PUBLISHED.values(), *(family.addresses for family in FAMILIES)))
+    addresses = list(
+        itertools.chain(*PUBLISHED.values(), *(family.addresses for family in FAMILIES))
+    )
     full_addresses = list(itertools.chain(*map(expanded, addresses)))
     start = "hf://timm/"
     names = [address.removeprefix(start) for address in full_addresses if address.startswith(start)]
@@ -105,8 +107,14 @@ def test_tags_and_deprecated_names():
 
 
 REJECTED = [
-    ("vit_base_patch16_rpn_224", "a ViT with post-norm blocks is not supported: it has a norm behind each branch"),
-    ("eva02_enormous_patch14_clip_224", "a ViT with post-norm blocks is not supported: it has a norm behind each"),
+    (
+        "vit_base_patch16_rpn_224",
+        "a ViT with post-norm blocks is not supported: it has a norm behind each branch",
+    ),
+    (
+        "eva02_enormous_patch14_clip_224",
+        "a ViT with post-norm blocks is not supported: it has a norm behind each",
+    ),
     (
         "vit_so150m_patch16_reg4_map_256",
         "attention pooling and registers is not supported: it has a pooling of",
@@ -114,11 +122,20 @@ REJECTED = [
     ("cait_xs24_384", "CaiT is not supported: it has attention that mixes heads"),
     ("beitv2_large_patch16_224", "BEiT is not supported: it has relative positions"),
     ("beit3_base_patch16_224", "BEiT-3 is not supported: it has norms in MLPs"),
-    ("vit_medium_patch16_rope_reg1_gap_256", "RoPE-ViT is not supported: it has rotary positions of other forms"),
+    (
+        "vit_medium_patch16_rope_reg1_gap_256",
+        "RoPE-ViT is not supported: it has rotary positions of other forms",
+    ),
     ("vit_relpos_small_patch16_224", "a ViT with relative positions is not supported"),
     ("samvit_huge_patch16", "SAM is not supported: it has attention in windows"),
-    ("naflexvit_base_patch16_siglip", "a NaFlex model is not supported: it has patches of images of any aspect ratio"),
-    ("vit_small_patch16_18x2_224", "a ViT with parallel layers is not supported: it has several branches"),
+    (
+        "naflexvit_base_patch16_siglip",
+        "a NaFlex model is not supported: it has patches of images of any aspect ratio",
+    ),
+    (
+        "vit_small_patch16_18x2_224",
+        "a ViT with parallel layers is not supported: it has several branches",
+    ),
     ("resnetv2_50d_gn", "a ResNet v2 other than Big Transfer's is not supported"),
 ]
 
@@ -134,14 +151,19 @@ def test_a_name_is_rejected_with_its_reason(name, words):
 @pytest.mark.parametrize(("name", "words"), REJECTED[:3])
 def test_arrays_of_a_known_network_do_not_save_a_rejected_name(name, words, tmp_path):
     folder = write_case("timm/mae", tmp_path / "folder", architecture=name)
-    with pytest.raises(ValueError, match=rf"config\.json: architecture='{name}': .*{re.escape(words[:20])}"):
+    with pytest.raises(
+        ValueError, match=rf"config\.json: architecture='{name}': .*{re.escape(words[:20])}"
+    ):
         load_weights(folder)
 
 
 def test_an_unknown_name_needs_the_option(tmp_path):
     known = load_weights(write_case("timm/mae", tmp_path / "known"))
     folder = write_case("timm/mae", tmp_path / "unknown", architecture="vit_base_patch16_mine_224")
-    with pytest.raises(ValueError, match=r"architecture='vit_base_patch16_mine_224': must be a model of timm that was"):
+    with pytest.raises(
+        ValueError,
+        match=r"architecture='vit_base_patch16_mine_224': must be a model of timm that was",
+    ):
         load_weights(folder)
     require_same(load_weights(folder, architecture="vit_base_patch16_224"), known)
     with pytest.raises(ValueError, match="architecture='resnet50': must be a model of"):
@@ -153,7 +175,9 @@ def test_the_option_names_a_file_without_configuration(tmp_path):
     golden = GOLDEN["timm/dinov3"]["config"]
     file = folder / "model.safetensors"
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"does not state its rotary positions: .*such as architecture="):
+    with pytest.raises(
+        ValueError, match=r"does not state its rotary positions: .*such as architecture="
+    ):
         load_weights(file)
 
     arguments = {"architecture": golden["architecture"]}
@@ -170,7 +194,11 @@ def test_an_unnamed_file_is_noted(tmp_path):
 
 
 def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
-    case = next(case for case, golden in GOLDEN.items() if "config" in golden and case.startswith("huggingface/"))
+    case = next(
+        case
+        for case, golden in GOLDEN.items()
+        if "config" in golden and case.startswith("huggingface/")
+    )
     folder = write_case(case, tmp_path / "folder")
     with pytest.raises(ValueError, match="model_type='vit_base_patch16_224': must be one of vit"):
         load_weights(folder, architecture="vit_base_patch16_224")
@@ -181,7 +209,9 @@ def test_a_file_that_states_its_network_takes_no_name(name, tmp_path):
     weights = load_weights(write_case("timm/mae", tmp_path / "folder"))
     file = tmp_path / name
     save_weights(weights, file, "released" if name.endswith("npz") else "vit_jax")
-    with pytest.raises(ValueError, match=r"architecture: must not be set, as .* states its network"):
+    with pytest.raises(
+        ValueError, match=r"architecture: must not be set, as .* states its network"
+    ):
         load_weights(file, architecture="vit_base_patch16_224")
 
 
@@ -189,7 +219,9 @@ def test_a_model_type_that_was_not_compared(tmp_path):
     case = "huggingface/dinov2"
     known = load_weights(write_case(case, tmp_path / "known"))
     folder = write_case(case, tmp_path / "unknown", model_type="dinov2_of_mine")
-    with pytest.raises(ValueError, match=r"model_type='dinov2_of_mine': must be one of .* such as architecture=vit"):
+    with pytest.raises(
+        ValueError, match=r"model_type='dinov2_of_mine': must be one of .* such as architecture=vit"
+    ):
         load_weights(folder)
     require_same(load_weights(folder, architecture="dinov2"), known)
 
@@ -216,7 +248,12 @@ def test_values_that_no_array_shows(name, value, words):
 
 def test_arguments_that_change_a_network_in_an_unknown_way():
     name = "vit_base_patch16_224"
-    assert timm_fields(name, {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True})["rope"] is None
+    assert (
+        timm_fields(name, {"embed_dim": 32, "drop_path_rate": 0.1, "dynamic_img_size": True})[
+            "rope"
+        ]
+        is None
+    )
     for argument in ("block_fn", "norm_layer", "rope_theta", "a" * 1000):
         with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
             timm_fields(name, {argument: "x"})
@@ -224,7 +261,10 @@ def test_arguments_that_change_a_network_in_an_unknown_way():
 
 def test_places_of_rotary_positions():
     assert timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
-    assert timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"] == (3, 5)
+    assert timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"] == (
+        3,
+        5,
+    )
     for odd in ([3], [3, 0], ["3", 3], 3):
         with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
             timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": odd})
@@ -238,5 +278,7 @@ def test_attention_pooling_of_patches_alone_beside_registers(tmp_path):
     load_weights(write_case(case, tmp_path / "all"))
     arguments = {**GOLDEN[case]["config"]["model_args"], "pool_include_prefix": False}
     folder = write_case(case, tmp_path / "patches", model_args=arguments)
-    with pytest.raises(ValueError, match="it pools patches without prefix tokens by map, which is not supported"):
+    with pytest.raises(
+        ValueError, match="it pools patches without prefix tokens by map, which is not supported"
+    ):
         load_weights(folder)

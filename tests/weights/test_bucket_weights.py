@@ -38,7 +38,8 @@ def cache(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["one.npz", "hf", "hf/model.safetensors", "shards", "shards/model.safetensors.index.json"]
+    "name",
+    ["one.npz", "hf", "hf/model.safetensors", "shards", "shards/model.safetensors.index.json"],
 )
 def test_files_are_downloaded_once(cloud, weights_folder, name):
     here, there = load_weights(weights_folder / name), load_weights(f"{ROOT}/{name}")
@@ -57,7 +58,9 @@ def test_files_are_downloaded_once(cloud, weights_folder, name):
 def test_checkpoints_are_read_where_they_are(weights_folder, tmp_path):
     # As orbax writes into a bucket, which cannot rename: a checkpoint is complete with this object.
     for item in ("", "/model", "/metadata"):
-        (gcs.buckets.BucketPath(f"{ROOT}/run/checkpoints/0{item}") / "commit_success.txt").write_bytes(b"")
+        (
+            gcs.buckets.BucketPath(f"{ROOT}/run/checkpoints/0{item}") / "commit_success.txt"
+        ).write_bytes(b"")
     weights = load_weights(f"{ROOT}/run")
     assert_same(weights.parameters, networks.parameters(VIT))
     assert weights.source.startswith(f"{ROOT}/run (vit_jax")
@@ -72,12 +75,19 @@ def test_copies_of_files_that_the_bucket_has_no_more_are_not_read(weights_folder
 
 
 def test_pickles_are_named(weights_folder):
-    with pytest.raises(ValueError, match=r"no \.safetensors but pytorch_model\.bin\. Copy it here.*python -c"):
+    with pytest.raises(
+        ValueError, match=r"no \.safetensors but pytorch_model\.bin\. Copy it here.*python -c"
+    ):
         load_weights(f"{ROOT}/pickled")
 
 
 def test_what_is_not_there(weights_folder):
-    with pytest.raises(ValueError, match=r"gs://bucket/none\.npz: cannot be read: there is no such object or bucket"):
+    with pytest.raises(
+        ValueError,
+        match=r"gs://bucket/none\.npz: cannot be read: there is no such object or bucket",
+    ):
         load_weights(f"{ROOT}/none.npz")
-    with pytest.raises(ValueError, match=r"gs://bucket: must have checkpoints of ours or a \.safetensors"):
+    with pytest.raises(
+        ValueError, match=r"gs://bucket: must have checkpoints of ours or a \.safetensors"
+    ):
         load_weights(ROOT)

@@ -32,7 +32,11 @@ def card_of(weights, folder, format_name):
     ("format_name", "library", "use"),
     [
         ("timm", "timm", 'timm.create_model("local-dir:my-vit", pretrained=True)'),
-        ("huggingface", "transformers", 'transformers.ViTForImageClassification.from_pretrained("my-vit")'),
+        (
+            "huggingface",
+            "transformers",
+            'transformers.ViTForImageClassification.from_pretrained("my-vit")',
+        ),
         (OWN, "vit_jax", 'vit_jax.load_model("my-vit")'),
     ],
 )
@@ -64,7 +68,9 @@ def test_names_stay_names(tmp_path, format_name):
     text = model_card(weights, format_name, HOSTILE)
     assert "\x1b" not in text
     parser = markdown.Markdown(extensions=["tables", "fenced_code"])
-    page = xml.etree.ElementTree.fromstring(f"<page>{parser.convert(text.split('---', 2)[2])}</page>")
+    page = xml.etree.ElementTree.fromstring(
+        f"<page>{parser.convert(text.split('---', 2)[2])}</page>"
+    )
     tags = collections.Counter(element.tag for element in page.iter())
     assert not {"img", "a"} & {*tags}
     assert [tags[tag] for tag in ("h1", "h2", "table", "pre")] == [1, 2, 1, 1]
@@ -76,11 +82,17 @@ def test_names_stay_names(tmp_path, format_name):
     classes = page.findall("p")[-2 if format_name != OWN else -1]
     assert [code.text.strip() for code in classes.iter("code")] == [shown, NAMES[1], NAMES[2]]
     (code,) = page.iter("pre")
-    literals = [node.value for node in ast.walk(ast.parse("".join(code.itertext()))) if isinstance(node, ast.Constant)]
+    literals = [
+        node.value
+        for node in ast.walk(ast.parse("".join(code.itertext())))
+        if isinstance(node, ast.Constant)
+    ]
     assert (f"local-dir:{HOSTILE}" if format_name == "timm" else HOSTILE) in literals
 
 
-@pytest.mark.parametrize(("is_upright", "words"), [(True, "turned upright"), (False, "taken as they are stored")])
+@pytest.mark.parametrize(
+    ("is_upright", "words"), [(True, "turned upright"), (False, "taken as they are stored")]
+)
 def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
     weights = weights_of(VIT, preprocessing=PREPROCESSING | {"exif_orientation": is_upright})
     assert f"| photographs | were {words}" in card_of(weights, tmp_path / "my-vit", "timm")[1]
@@ -89,30 +101,45 @@ def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
 def test_a_card_names_the_filter_of_the_resize(tmp_path):
     weights = weights_of(VIT, preprocessing=PREPROCESSING | {"interpolation": "bicubic"})
     assert (
-        "the short side resized (bicubic, antialiased), and the middle" in card_of(weights, tmp_path / "my-vit", OWN)[1]
+        "the short side resized (bicubic, antialiased), and the middle"
+        in card_of(weights, tmp_path / "my-vit", OWN)[1]
     )
 
 
 @pytest.mark.parametrize("values", [[0.0, 4095.0], None, "wide"])
 def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values):
-    text = card_of(weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values}), tmp_path / "my-vit", OWN)[1]
-    assert ("| more than 8 bits | values from 0 to 4095 become 0 to 255" in text) == (values == [0.0, 4095.0])
+    text = card_of(
+        weights_of(VIT, preprocessing=PREPROCESSING | {"value_range": values}),
+        tmp_path / "my-vit",
+        OWN,
+    )[1]
+    assert ("| more than 8 bits | values from 0 to 4095 become 0 to 255" in text) == (
+        values == [0.0, 4095.0]
+    )
     assert ("more than 8 bits" in text) == (values == [0.0, 4095.0])
 
 
 @pytest.mark.parametrize("format_name", ["timm", "huggingface", OWN])
 def test_a_card_says_how_outputs_become_probabilities(format_name):
     several = weights_of(VIT, has_several_labels=True)
-    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(several, format_name, "x")
+    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(
+        several, format_name, "x"
+    )
     trained = weights_of(VIT, training=dataclasses.replace(TRAINING, is_multilabel=True))
-    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(trained, format_name, "x")
-    assert "| outputs | single-label: the softmax of the logits" in model_card(weights_of(VIT), format_name, "x")
+    assert "| outputs | multi-label: the sigmoid of each logit" in model_card(
+        trained, format_name, "x"
+    )
+    assert "| outputs | single-label: the softmax of the logits" in model_card(
+        weights_of(VIT), format_name, "x"
+    )
     features = weights_of(dataclasses.replace(VIT, num_classes=0))
     assert "| outputs |" not in model_card(features, format_name, "x")
 
 
 def test_what_is_not_known_is_said(tmp_path):
-    front, text = card_of(without_head(weights_of(HYBRID), keep_hidden=False), tmp_path / "features", "timm")
+    front, text = card_of(
+        without_head(weights_of(HYBRID), keep_hidden=False), tmp_path / "features", "timm"
+    )
     assert front["pipeline_tag"] == "image-feature-extraction"
     assert "no classifier: it ends in its features" in text
     assert "| preparation | not known |" in text
@@ -157,7 +184,10 @@ def test_an_upload(tmp_path, monkeypatch, hub):
     assert out.splitlines()[-1] == "uploaded to hf://me/my-vit"
     assert hub == [("me/my-vit", True), ("me/my-vit", "my-vit")]
     outcome = run(["convert", "w", "other", "--to=timm", "--push=hf://nobody/x"])
-    assert (outcome.code, "other is written, and cannot be uploaded to hf://nobody/x: 401" in outcome.err) == (2, True)
+    assert (
+        outcome.code,
+        "other is written, and cannot be uploaded to hf://nobody/x: 401" in outcome.err,
+    ) == (2, True)
     assert (tmp_path / "other/model.safetensors").exists()
 
 
@@ -167,7 +197,10 @@ def test_an_upload(tmp_path, monkeypatch, hub):
         (["new", "--push=hf://me/x"], "must be of a folder. Use --to=timm or --to=huggingface"),
         (["new.safetensors", "--to=timm", "--push=hf://me/x"], "must be of a folder"),
         (["new", "--to=timm", "--push=me/x"], "is not an address of the form hf://owner/name"),
-        (["new", "--to=timm", "--push=hf://me/x@v1"], "a revision is made by the upload; give hf://owner/name."),
+        (
+            ["new", "--to=timm", "--push=hf://me/x@v1"],
+            "a revision is made by the upload; give hf://owner/name.",
+        ),
     ],
 )
 def test_refused_uploads_write_nothing(tmp_path, monkeypatch, hub, words, message):

@@ -58,7 +58,11 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
 @pytest.mark.parametrize(
     ("destination", "to", "words"),
     [
-        ("out.safetensors", None, "does not determine whose names are wanted. Give --to=timm or --to=huggingface"),
+        (
+            "out.safetensors",
+            None,
+            "does not determine whose names are wanted. Give --to=timm or --to=huggingface",
+        ),
         ("out.npz", "torch", "to='torch': must be one of released, bit, timm, huggingface"),
         ("out.npz", "vit_jax", "our own checkpoints are folders"),
         ("out", "released", "the format released is a file. Give one that ends in .npz"),
@@ -79,7 +83,9 @@ def test_destinations_that_make_no_sense(destination, to, words, source, tmp_pat
 def test_what_exists_is_not_written_over_unless_asked(source, taken, tmp_path):
     destination = tmp_path / "out.npz"
     (tmp_path / taken).write_text("precious")
-    with pytest.raises(ValueError, match=f"{taken} exists: choose another destination, or give --overwrite"):
+    with pytest.raises(
+        ValueError, match=f"{taken} exists: choose another destination, or give --overwrite"
+    ):
         convert(source, str(destination))
     assert (tmp_path / taken).read_text() == "precious"
     convert(source, str(destination), overwrite=True)
@@ -99,20 +105,35 @@ def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
     monkeypatch.chdir(inside)
     convert(source, destination, overwrite=True, without_head=True, gelu="exact")
     folder = inside if destination != ".." else inside.parent
-    assert load_weights(destination).architecture == dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
+    assert load_weights(destination).architecture == dataclasses.replace(
+        SQUARE, num_classes=0, gelu="exact"
+    )
     assert {path.name for path in folder.iterdir()} - {"deeper"} == {"README.md", "checkpoints"}
 
 
 def test_the_report_names_or_counts_every_array_on_both_sides(source, tmp_path):
-    report = convert(source, str(tmp_path / "out.safetensors"), to="timm", class_names=["a", "b", "c"])
+    report = convert(
+        source, str(tmp_path / "out.safetensors"), to="timm", class_names=["a", "b", "c"]
+    )
     expected = set(arrays_of(SQUARE, "released"))
     assert {status.name for status in report.read} == expected
     assert {status.name for status in report.written} == set(arrays_of(SQUARE, "timm"))
     lines = report.text(is_complete=True).splitlines()
     (qkv,) = [line.split() for line in lines if " blocks.1.attn.qkv.weight " in line]
     ours = "encoder/blocks/1/attention/{query,key,value}/kernel"
-    assert qkv == ["blocks.1.attn.qkv.weight", ours, "48x16", "float32", "joined,", "transposed,", "unstacked"]
-    assert any(line.startswith("ViT-custom/4: ") and "3 classes" in line and "gelu tanh" in line for line in lines)
+    assert qkv == [
+        "blocks.1.attn.qkv.weight",
+        ours,
+        "48x16",
+        "float32",
+        "joined,",
+        "transposed,",
+        "unstacked",
+    ]
+    assert any(
+        line.startswith("ViT-custom/4: ") and "3 classes" in line and "gelu tanh" in line
+        for line in lines
+    )
     assert "- A square grid of 3x3 patches is assumed, of 12x12 images." in lines[-3:]
     assert any("readers of timm files compute with exact" in line for line in lines)
     short = report.text(is_complete=False).splitlines()  # numbers of arrays
@@ -127,7 +148,9 @@ def test_the_report_names_or_counts_every_array_on_both_sides(source, tmp_path):
 def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_place():
     statuses = [
         ArrayStatus("a.weight", ("a/query/x", "a/key/x"), (2, 3), "float32", "joined"),
-        ArrayStatus("b", tuple(f"b/{layer}/x" for layer in range(12)), (12, 1), "float32", "stacked"),
+        ArrayStatus(
+            "b", tuple(f"b/{layer}/x" for layer in range(12)), (12, 1), "float32", "stacked"
+        ),
         ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]
     assert table(statuses).splitlines() == [
@@ -139,7 +162,8 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("every", "learned_1d, position_layers every"), ("axial_relative", "relative, block axial")]
+    ("name", "words"),
+    [("every", "learned_1d, position_layers every"), ("axial_relative", "relative, block axial")],
 )
 def test_the_summary_states_unusual_positions_and_blocks(name, words, tmp_path):
     save_weights(weights_of(OURS[name]), tmp_path / "source", OWN)

@@ -10,13 +10,20 @@ from vit_jax.weights.description import describe, stored_architecture, stored_tr
 
 
 def test_metadata_of_before_it_had_the_grid_and_class_tokens_is_read():
-    assert stored_architecture({"architecture": describe(VIT, None, None, None)["architecture"]}) == VIT
+    assert (
+        stored_architecture({"architecture": describe(VIT, None, None, None)["architecture"]})
+        == VIT
+    )
 
 
 @pytest.mark.parametrize(
     ("a", "wrong", "words"),
     [
-        (VIT, {"grid": [3, 2]}, r"grid is \[3, 2\], but ViT-custom/4 on images of \(8, 12\) has \[2, 3\]"),
+        (
+            VIT,
+            {"grid": [3, 2]},
+            r"grid is \[3, 2\], but ViT-custom/4 on images of \(8, 12\) has \[2, 3\]",
+        ),
         (VIT, {"num_class_tokens": 0}, "num_class_tokens is 0, .* has 1"),
         (NETWORKS["gap"], {"num_class_tokens": 1}, "num_class_tokens is 1, .* has 0"),
         (RESNET, {"grid": None}, r"grid is None, .* has \[3, 3\]"),
@@ -32,8 +39,15 @@ STORED = json.loads(json.dumps(dataclasses.asdict(DATA)))
 
 
 def test_checkpoints_that_have_the_config_alone():
-    inputs = {name: STORED[name] for name in ("holdout_fraction", "train_split", "test_split", "classes")}
-    config = {"data": "folder:/my/images", "seed": 3, "input": inputs | {"flip": True}, "total": "9 epochs"}
+    inputs = {
+        name: STORED[name] for name in ("holdout_fraction", "train_split", "test_split", "classes")
+    }
+    config = {
+        "data": "folder:/my/images",
+        "seed": 3,
+        "input": inputs | {"flip": True},
+        "total": "9 epochs",
+    }
     assert stored_training_data({"config": config, "class_names": ["a"]}) == DATA
     assert stored_training_data({"training": STORED}) == DATA
     several = stored_training_data({"training": STORED | {"is_multilabel": True}})

@@ -25,7 +25,10 @@ MLP = NETWORKS["mlp_head"]
 HEAD = ("head/linear/kernel", "head/linear/bias")
 FILTERS = {
     "bilinear": (1, lambda x: 1 - x),
-    "bicubic": (2, lambda x: 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2),
+    "bicubic": (
+        2,
+        lambda x: 1.5 * x**3 - 2.5 * x**2 + 1 if x < 1 else -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2,
+    ),
     "lanczos3": (3, lambda x: np.sinc(x) * np.sinc(x / 3)),
 }
 """Radius and value at a distance: the triangle, Keys' cubic with a slope of -0.5, and the windowed sinc."""
@@ -47,7 +50,9 @@ def words_of(fitted):
     return {status.name: status.status for status in fitted.statuses}
 
 
-@pytest.mark.parametrize(("name", "resize"), [*((name, True) for name in NETWORKS), ("token", False)])
+@pytest.mark.parametrize(
+    ("name", "resize"), [*((name, True) for name in NETWORKS), ("token", False)]
+)
 def test_every_parameter_of_either_network_has_one_status(name, resize):
     source = NETWORKS[name]
     weights = weights_of(source)
@@ -55,9 +60,13 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
     target = changed(doubled(source) if resize else source, num_classes=7, head="linear")
     fitted = fit(without_head(weights), target)
     assert_same(weights.parameters, before)  # nothing was changed in place
-    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
+        target
+    )
     names = collections.Counter(status.name for status in fitted.statuses)
-    assert names == collections.Counter(stacked_shapes(source).keys() | stacked_shapes(target).keys())
+    assert names == collections.Counter(
+        stacked_shapes(source).keys() | stacked_shapes(target).keys()
+    )
     for name, words in words_of(fitted).items():
         source_array, made = weights.parameters.get(name), fitted.parameters.get(name)
         if words == "copied":
@@ -73,25 +82,38 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
             assert resize
             (height, width), (new_height, new_width) = source.grid, target.grid
             grids = f"{height}x{width} to {new_height}x{new_width}"
-            assert name != "positions/table" or words == f"resized from {grids} (corners, as the released code)"
+            assert (
+                name != "positions/table"
+                or words == f"resized from {grids} (corners, as the released code)"
+            )
             resized = made[0] if name == "positions/table" else made
             old = source_array[0] if name == "positions/table" else source_array
             grids = {"row": ((height, 1), (new_height, 1)), "column": ((width, 1), (new_width, 1))}
-            grid = grids.get(name.removeprefix("positions/").removesuffix("_table"), (source.grid, target.grid))
+            grid = grids.get(
+                name.removeprefix("positions/").removesuffix("_table"), (source.grid, target.grid)
+            )
             assert resized.tobytes() == resize_rows(old, *grid, "corners").tobytes()
 
 
 def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     weights = weights_of(MLP)
     kept = fit(weights, doubled(MLP))
-    assert {words_of(kept)[name] for name in (*HEAD, "head/hidden/kernel", "head/hidden/bias")} == {"copied"}
-    assert all(kept.parameters[name].tobytes() == weights.parameters[name].tobytes() for name in HEAD)
-    fitted = fit(without_head(weights), MLP)  # the same number of classes, and still a fresh last layer
+    assert {words_of(kept)[name] for name in (*HEAD, "head/hidden/kernel", "head/hidden/bias")} == {
+        "copied"
+    }
+    assert all(
+        kept.parameters[name].tobytes() == weights.parameters[name].tobytes() for name in HEAD
+    )
+    fitted = fit(
+        without_head(weights), MLP
+    )  # the same number of classes, and still a fresh last layer
     for name in ("head/hidden/kernel", "head/hidden/bias"):
         assert fitted.parameters[name].tobytes() == weights.parameters[name].tobytes()
         assert words_of(fitted)[name] == "copied"
     assert not any(fitted.parameters[name].any() for name in HEAD)
-    summary = fit(without_head(weights), changed(doubled(MLP), num_classes=5, head="linear")).summary()
+    summary = fit(
+        without_head(weights), changed(doubled(MLP), num_classes=5, head="linear")
+    ).summary()
     assert summary == (
         f"{len(weights.parameters) - 5} parameters copied, head/hidden/bias left out, head/hidden/kernel left out, "
         "head/linear/bias replaced, head/linear/kernel replaced, "
@@ -101,18 +123,27 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
 
 def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
     weights, norm = weights_of(VIT), ("encoder/norm/scale", "encoder/norm/bias")
-    target = adapt_architecture(VIT, AdaptConfig(pool="gap", final_norm="pooled"), image_size=(8, 12), num_classes=2)
+    target = adapt_architecture(
+        VIT, AdaptConfig(pool="gap", final_norm="pooled"), image_size=(8, 12), num_classes=2
+    )
     fitted = fit(weights, target)
-    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
+        target
+    )
     for name in norm:
         moved = name.replace("encoder/norm", "pooled_norm")
         assert words_of(fitted)[name] == f"moved to {moved}"
         assert fitted.parameters[moved].tobytes() == weights.parameters[name].tobytes()
-    back = fit(dataclasses.replace(weights, architecture=target, parameters=fitted.parameters), VIT).parameters
+    back = fit(
+        dataclasses.replace(weights, architecture=target, parameters=fitted.parameters), VIT
+    ).parameters
     assert all(back[name].tobytes() == weights.parameters[name].tobytes() for name in norm)
     bare = changed(VIT, final_norm="none")
     new = fit(weights_of(bare), target)
-    assert [new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")] == [[1.0] * 16, [0.0] * 16]
+    assert [new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")] == [
+        [1.0] * 16,
+        [0.0] * 16,
+    ]
     assert words_of(new)["pooled_norm/scale"] == "new"
     assert [words_of(fit(weights, bare))[name] for name in norm] == ["left out"] * 2
     pooling = changed(VIT, pool="map")
@@ -138,9 +169,13 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
 def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, layer):
     weights = weights_of(changed(VIT, **options))
     ended = ending_in(weights, layer)
-    assert {name: array.shape for name, array in ended.parameters.items()} == stacked_shapes(ended.architecture)
+    assert {name: array.shape for name, array in ended.parameters.items()} == stacked_shapes(
+        ended.architecture
+    )
     pixels = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
-    of_layer, of_network = (model_of(w.architecture, w.parameters)(pixels) for w in (weights, ended))
+    of_layer, of_network = (
+        model_of(w.architecture, w.parameters)(pixels) for w in (weights, ended)
+    )
     token = of_layer.prefix_BPD[:, : weights.architecture.num_class_tokens].reshape(2, -1)
     mean = of_layer.tokens_BND.mean(axis=1)
     expected = {"token": token, "mean": mean, "token_mean": np.concatenate([token, mean], axis=1)}
@@ -152,13 +187,19 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
 def test_positions_in_blocks_are_resized_block_by_block(network):
     a, target = OURS[network], doubled(OURS[network])
     before, fitted = weights_of(a).parameters, fit(weights_of(a), target)
-    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
+        target
+    )
     resized = {name: words for name, words in words_of(fitted).items() if words != "copied"}
     tables = {name for name in before if "positions/" in name and not name.endswith("class_row")}
     assert resized.keys() == tables
     if network == "every":
-        for old, new in zip(*(p["encoder/blocks/positions/table"] for p in (before, fitted.parameters)), strict=True):
-            np.testing.assert_array_equal(new[0], resize_rows(old[0], a.grid, target.grid, "corners"))
+        for old, new in zip(
+            *(p["encoder/blocks/positions/table"] for p in (before, fitted.parameters)), strict=True
+        ):
+            np.testing.assert_array_equal(
+                new[0], resize_rows(old[0], a.grid, target.grid, "corners")
+            )
     if network == "axial_relative":
         assert {words.partition(" (")[0] for words in resized.values()} == {
             "resized from 1x3 to 1x6",
@@ -173,29 +214,41 @@ def test_positions_are_resized_by_the_method_and_a_bias_begins_where_the_target_
     fitted = fit(weights, target, position_resize=method).parameters
     expected = resize_rows(weights.parameters["positions/table"][0], VIT.grid, target.grid, method)
     assert fitted["positions/table"][0].tobytes() == expected.tobytes()
-    assert expected[0].tobytes() == weights.parameters["positions/table"][0, 0].tobytes()  # the class token's
+    assert (
+        expected[0].tobytes() == weights.parameters["positions/table"][0, 0].tobytes()
+    )  # the class token's
     assert fitted["head/linear/kernel"].tolist() == [[0.0] * 4] * 16
     assert fitted["head/linear/bias"].tolist() == [-10.0] * 4
     empty = without_head(weights, keep_hidden=False)
     assert (empty.architecture, empty.class_names) == (changed(VIT, num_classes=0), None)
-    assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(empty.architecture)
+    assert {name: array.shape for name, array in empty.parameters.items()} == stacked_shapes(
+        empty.architecture
+    )
 
 
 def test_every_mismatch_is_listed_at_once():
     weights = weights_of(VIT)
-    parameters = {name: array for name, array in weights.parameters.items() if name != "class_token"}
+    parameters = {
+        name: array for name, array in weights.parameters.items() if name != "class_token"
+    }
     parameters["encoder/extra/bias"] = np.zeros(3, np.float32)
     weights = dataclasses.replace(weights, parameters=parameters, source="w.npz (released)")
     target = changed(doubled(VIT), width=24, depth=5, num_classes=7, head="mlp", name="ViT-other/4")
-    with pytest.raises(ValueError, match=r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is") as error:
+    with pytest.raises(
+        ValueError, match=r"^w\.npz \(released\) does not fit ViT-other/4 \(ViT-custom/4 is"
+    ) as error:
         fit(without_head(weights), target)
     told = str(error.value)
     assert "missing: head/hidden/kernel (24, 24)" in told
     assert "missing: class_token (1, 1, 24)" in told
     assert "left over: encoder/extra/bias (3,)" in told
-    assert "shape: encoder/blocks/mlp/expand/kernel is (2, 16, 24), the model has (5, 24, 24)" in told
+    assert (
+        "shape: encoder/blocks/mlp/expand/kernel is (2, 16, 24), the model has (5, 24, 24)" in told
+    )
     expected = stacked_shapes(target)
-    shared = stacked_shapes(doubled(VIT)).items() - {(name, expected.get(name)) for name in expected}
+    shared = stacked_shapes(doubled(VIT)).items() - {
+        (name, expected.get(name)) for name in expected
+    }
     different = {name for name, _ in shared} - {*HEAD, "class_token"}
     assert {line.split()[1] for line in told.splitlines() if "shape:" in line} == different
 
@@ -228,17 +281,32 @@ def test_corners_are_the_order_1_zoom_of_scipy(old, new):
     resized = resize_grid(old_hwD, new)
     assert resized.shape == (*new, 3)
     assert resized.dtype == np.float32
-    np.testing.assert_allclose(resized, expected, rtol=0, atol=5e-7)  # the last bit of float32 below 4 is worth 2.4e-7
+    np.testing.assert_allclose(
+        resized, expected, rtol=0, atol=5e-7
+    )  # the last bit of float32 below 4 is worth 2.4e-7
     for corner in ((0, 0), (0, -1), (-1, 0), (-1, -1)) if min(*old, *new) > 1 else ():
         assert resized[corner].tobytes() == old_hwD[corner].tobytes()
-    flat_SD = np.concatenate([table(1, 3), old_hwD.reshape(-1, 3)])  # the row of a class token stays
+    flat_SD = np.concatenate(
+        [table(1, 3), old_hwD.reshape(-1, 3)]
+    )  # the row of a class token stays
     resized_SD = resize_rows(flat_SD, old, new, "corners")
     np.testing.assert_array_equal(resized_SD, np.concatenate([flat_SD[:1], resized.reshape(-1, 3)]))
 
 
 def test_offsets_in_a_row_of_two_become_those_of_three():
-    table = np.array([[2], [4], [10], [-1], [-2], [-3]], np.float32)  # offsets -1, 0, 1; a class token's
-    assert resize_offsets(table, (1, 2), (1, 3), "corners").ravel().tolist() == [2, 3, 4, 7, 10, -1, -2, -3]
+    table = np.array(
+        [[2], [4], [10], [-1], [-2], [-3]], np.float32
+    )  # offsets -1, 0, 1; a class token's
+    assert resize_offsets(table, (1, 2), (1, 3), "corners").ravel().tolist() == [
+        2,
+        3,
+        4,
+        7,
+        10,
+        -1,
+        -2,
+        -3,
+    ]
 
 
 def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_have_it():
@@ -248,14 +316,18 @@ def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_ha
     sums, counts = np.zeros((23, 2)), np.zeros(23)
     patches = list(np.ndindex(new))
     for query, key in ((q, k) for q in patches for k in patches):
-        y, x = ((q - k) * (n - 1) / (m - 1) for q, k, n, m in zip(query, key, old, new, strict=True))
+        y, x = (
+            (q - k) * (n - 1) / (m - 1) for q, k, n, m in zip(query, key, old, new, strict=True)
+        )
         place = (query[0] - key[0]) * new_columns + query[1] - key[1] + 11
         counts[place] += 1
         for row, column in np.ndindex(2 * rows - 1, 2 * columns - 1):
             row, column = row - rows + 1, column - columns + 1
             share = max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column))
             sums[place] += share * offsets_Rh[row * columns + column + 5]
-    np.testing.assert_allclose(resize_offsets(offsets_Rh, old, new, "corners"), sums / counts[:, None], atol=1e-6)
+    np.testing.assert_allclose(
+        resize_offsets(offsets_Rh, old, new, "corners"), sums / counts[:, None], atol=1e-6
+    )
     assert resize_offsets(offsets_Rh, old, (3, 2), "corners").shape == (11, 2)
 
 
@@ -277,17 +349,27 @@ def by_filter(old_n, new_n, method):
 def test_other_filters(old, new, method):
     old_hwD = table(*old, 3)
     rows, columns = (by_filter(*sizes, method) for sizes in zip(old, new, strict=True))
-    expected = np.stack([rows @ channel @ columns.T for channel in np.moveaxis(old_hwD.astype(np.float64), -1, 0)], -1)
+    expected = np.stack(
+        [rows @ channel @ columns.T for channel in np.moveaxis(old_hwD.astype(np.float64), -1, 0)],
+        -1,
+    )
     resized = resize_grid(old_hwD, new, method)
     assert resized.dtype == np.float32
-    np.testing.assert_allclose(resized, expected, rtol=0, atol=2e-5)  # weights and sums are float32 there
+    np.testing.assert_allclose(
+        resized, expected, rtol=0, atol=2e-5
+    )  # weights and sums are float32 there
     assert np.abs(resized - resize_grid(old_hwD, new)).max() > 1e-2
     assert resize_grid(old_hwD, old, method).tobytes() == old_hwD.tobytes()
 
 
 @pytest.mark.parametrize(
     ("library", "method"),
-    [("timm", "bicubic"), ("huggingface", "huggingface"), ("dinov2", "dinov2"), ("bilinear", "bilinear")],
+    [
+        ("timm", "bicubic"),
+        ("huggingface", "huggingface"),
+        ("dinov2", "dinov2"),
+        ("bilinear", "bilinear"),
+    ],
 )
 @pytest.mark.parametrize("grids", resizing.GRIDS)
 def test_positions_are_those_of_the_library(library, method, grids):
@@ -302,5 +384,7 @@ def test_positions_are_those_of_the_library(library, method, grids):
 
 def test_an_unknown_filter_is_refused_whatever_the_grid():
     for grid in ((2, 2), (3, 3)):
-        with pytest.raises(ValueError, match="'nearest': use one of corners, bilinear, bicubic, lanczos3"):
+        with pytest.raises(
+            ValueError, match="'nearest': use one of corners, bilinear, bicubic, lanczos3"
+        ):
             resize_grid(table(2, 2, 1), grid, "nearest")

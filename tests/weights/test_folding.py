@@ -15,7 +15,9 @@ def test_the_folded_embedding_of_pixels_is_that_of_normalised_pixels(has_bias):
     parameters |= {BIAS: rng.normal(size=8)} if has_bias else {}
     pixels = rng.uniform(size=(5, 4, 4, 3))
     normalised = (pixels - IMAGENET.mean) / IMAGENET.std
-    expected = np.einsum("NhwC,hwCD->ND", normalised, parameters[KERNEL]) + parameters.get(BIAS, 0.0)
+    expected = np.einsum("NhwC,hwCD->ND", normalised, parameters[KERNEL]) + parameters.get(
+        BIAS, 0.0
+    )
     folded = fold(parameters, IMAGENET)
     outputs = np.einsum("NhwC,hwCD->ND", 2 * pixels - 1, folded[KERNEL]) + folded[BIAS]
     np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-14 * np.abs(expected).max())

@@ -48,7 +48,10 @@ def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
     assert not [note for note in read.notes if "WARNING" in note]
     assert_same(read.parameters, written.parameters)
     if format_name == "timm":
-        assert read.preprocessing == PREPROCESSING | {"interpolation": "bilinear", "resize_library": "timm"}
+        assert read.preprocessing == PREPROCESSING | {
+            "interpolation": "bilinear",
+            "resize_library": "timm",
+        }
     else:
         assert any("tested on central crops" in note for note in notes)
         processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
@@ -62,11 +65,16 @@ def test_the_folder_tells_whether_images_have_several_labels(format_name, is_mul
     """With our metadata and without them, for weights of a library and of a run, and through each format of ours."""
     training = dataclasses.replace(TRAINING, is_multilabel=is_multilabel)
     stated = weights_of(VIT, class_names=NAMES, has_several_labels=is_multilabel)
-    for number, written in enumerate((stated, weights_of(VIT, class_names=NAMES, training=training))):
+    for number, written in enumerate(
+        (stated, weights_of(VIT, class_names=NAMES, training=training))
+    ):
         folder = tmp_path / str(number)
         save_weights(written, folder, format_name)
         kind = "multi" if is_multilabel else "single"
-        assert json.loads((folder / "config.json").read_text())["problem_type"] == f"{kind}_label_classification"
+        assert (
+            json.loads((folder / "config.json").read_text())["problem_type"]
+            == f"{kind}_label_classification"
+        )
         assert load_weights(folder).is_multilabel == is_multilabel
         forget_metadata(folder)
         read = load_weights(folder)
@@ -80,7 +88,9 @@ def test_the_folder_tells_whether_images_have_several_labels(format_name, is_mul
 @pytest.fixture
 def folder(tmp_path):
     """Hugging Face's files of a network for images of 16 x 16 pixels, in patches of 4 x 4."""
-    save_weights(weights_of(dataclasses.replace(VIT, image_size=(16, 16))), tmp_path / "out", "huggingface")
+    save_weights(
+        weights_of(dataclasses.replace(VIT, image_size=(16, 16))), tmp_path / "out", "huggingface"
+    )
     forget_metadata(tmp_path / "out")
     return tmp_path / "out"
 
@@ -89,7 +99,14 @@ def folder(tmp_path):
     ("processor", "size"),
     [
         ({"size": {"shortest_edge": 16}, "do_center_crop": True, "crop_size": 8}, (8, 8)),
-        ({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": {"height": 24, "width": 24}}, (24, 24)),
+        (
+            {
+                "size": {"shortest_edge": 32},
+                "do_center_crop": True,
+                "crop_size": {"height": 24, "width": 24},
+            },
+            (24, 24),
+        ),
         ({"size": {"height": 8, "width": 12}}, (8, 12)),
     ],
 )
@@ -100,7 +117,10 @@ def test_the_processor_decides_the_image_size(folder, processor, size):
     assert read.architecture.image_size == size
     assert read.preprocessing["image_size"] == list(size)
     (note,) = [note for note in read.notes if "preprocessor_config.json" in note]
-    assert f"makes images of {size[0]}x{size[1]} pixels, config.json says 16x16: {size[0]}x{size[1]} is taken" in note
+    assert (
+        f"makes images of {size[0]}x{size[1]} pixels, config.json says 16x16: {size[0]}x{size[1]} is taken"
+        in note
+    )
     assert_same(read.parameters, resized(before, size).parameters)
 
     asked = load_weights(folder, image_size=(20, 16))
@@ -113,14 +133,21 @@ def test_the_processor_decides_the_image_size(folder, processor, size):
 
 @pytest.mark.parametrize("edge", [10, 15])
 def test_patches_that_do_not_divide_the_images_of_the_processor(folder, edge):
-    (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": edge, "width": edge}}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"size": {"height": edge, "width": edge}})
+    )
     read = load_weights(folder)
     assert read.architecture.image_size == (16, 16)
-    assert any(f"{edge}x{edge} pixels, config.json says 16x16, which is taken, since patches" in n for n in read.notes)
+    assert any(
+        f"{edge}x{edge} pixels, config.json says 16x16, which is taken, since patches" in n
+        for n in read.notes
+    )
 
 
 def test_networks_without_classes_have_no_problem_type(tmp_path):
-    save_weights(weights_of(dataclasses.replace(VIT, num_classes=0)), tmp_path / "out", "huggingface")
+    save_weights(
+        weights_of(dataclasses.replace(VIT, num_classes=0)), tmp_path / "out", "huggingface"
+    )
     assert "problem_type" not in json.loads((tmp_path / "out/config.json").read_text())
 
 
@@ -143,15 +170,24 @@ def test_published_networks_have_a_name_in_timm(name, expected):
     assert config["pretrained_cfg"]["input_size"] == [3, 224, 224]
     if a.has_transformer:
         assert (config["model_args"]["mlp_ratio"], config["model_args"]["class_token"]) == (4, True)
-        for width, mlp_dim in [(336, 816), *((size, n) for size in (16, 48, 1152) for n in range(1, 3 * size, 7))]:
-            config = timm_config(dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim), NAMES, PREPROCESSING)
+        for width, mlp_dim in [
+            (336, 816),
+            *((size, n) for size in (16, 48, 1152) for n in range(1, 3 * size, 7)),
+        ]:
+            config = timm_config(
+                dataclasses.replace(VIT, width=width, mlp_dim=mlp_dim), NAMES, PREPROCESSING
+            )
             assert int(width * config["model_args"]["mlp_ratio"]) == mlp_dim  # as timm computes it
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("format_name", ["timm", "huggingface"])
 def test_the_folder_alone_tells_the_interpolation(format_name, interpolation, tmp_path):
-    preprocessing = PREPROCESSING | {"resize": "direct", "crop_fraction": 1.0, "interpolation": interpolation}
+    preprocessing = PREPROCESSING | {
+        "resize": "direct",
+        "crop_fraction": 1.0,
+        "interpolation": interpolation,
+    }
     save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
     forget_metadata(tmp_path)
     library = {"resize_library": "timm"} if format_name == "timm" else {}
@@ -163,7 +199,10 @@ def test_the_folder_alone_tells_the_interpolation(format_name, interpolation, tm
 def test_preprocessing_that_nobody_knows_is_not_made_up(format_name, preprocessing, tmp_path):
     (tmp_path / "preprocessor_config.json").write_text("{}")  # of other weights
     _, notes = save_weights(weights_of(VIT, preprocessing=preprocessing), tmp_path, format_name)
-    assert any(note.startswith("How images were resized and cropped for this network is not known") for note in notes)
+    assert any(
+        note.startswith("How images were resized and cropped for this network is not known")
+        for note in notes
+    )
     assert not (tmp_path / "preprocessor_config.json").exists()
     if format_name == "timm":
         pretrained = json.loads((tmp_path / "config.json").read_text())["pretrained_cfg"]

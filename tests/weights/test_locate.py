@@ -22,14 +22,20 @@ def fill(folder, *names):
         (["checkpoint.pth"], ["checkpoint.pth"]),
         (["epoch=9.ckpt", "last.ckpt"], ["epoch=9.ckpt"]),
         (
-            ["pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
+            [
+                "pytorch_model.bin.index.json",
+                "pytorch_model-00001-of-00002.bin",
+                "pytorch_model-00002-of-00002.bin",
+            ],
             ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"],
         ),
     ],
 )
 def test_a_folder_of_pickles(tmp_path, names, inputs):
     fill(tmp_path, *names)
-    with pytest.raises(ValueError, match=f"^{tmp_path}: holds {inputs[0]}, a PyTorch file, which runs code") as caught:
+    with pytest.raises(
+        ValueError, match=f"^{tmp_path}: holds {inputs[0]}, a PyTorch file, which runs code"
+    ) as caught:
         load_weights(tmp_path)
     paths = " ".join(str(tmp_path / name) for name in ["model.safetensors", *inputs])
     assert str(caught.value).replace("'", "").endswith(paths)
@@ -37,18 +43,20 @@ def test_a_folder_of_pickles(tmp_path, names, inputs):
 
 def test_a_folder_without_weights(tmp_path):
     fill(tmp_path, "config.json", "training_args.bin", "optimizer.pt")
-    with pytest.raises(ValueError, match=r"no model\.safetensors \(\.safetensors in it: none\): give a file"):
+    with pytest.raises(
+        ValueError, match=r"no model\.safetensors \(\.safetensors in it: none\): give a file"
+    ):
         load_weights(tmp_path)
 
 
 def test_a_repository_of_pickles(tmp_path, monkeypatch):
     names = ["README.md", "pytorch_model.bin", "onnx/model.bin"]
     api = types.SimpleNamespace(list_repo_files=lambda name, *, revision: names)
-    library = types.SimpleNamespace(snapshot_download=lambda *_, **__: str(tmp_path), HfApi=lambda: api)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
-    words = (
-        r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, .* owner/vit --revision=v1 --local-dir=vit,"
+    library = types.SimpleNamespace(
+        snapshot_download=lambda *_, **__: str(tmp_path), HfApi=lambda: api
     )
+    monkeypatch.setitem(sys.modules, "huggingface_hub", library)
+    words = r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, .* owner/vit --revision=v1 --local-dir=vit,"
     with pytest.raises(ValueError, match=words) as caught:
         load_weights("hf://owner/vit@v1")
     assert str(caught.value).endswith(" vit/model.safetensors vit/pytorch_model.bin")

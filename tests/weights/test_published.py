@@ -24,7 +24,9 @@ def test_addresses_are_distinct_and_of_a_known_release():
     assert len(set(ADDRESSES)) == len(ADDRESSES)
     assert all(any(address.startswith(start) for start in RELEASES) for address in ADDRESSES)
     assert set(PUBLISHED) <= set(MODEL_NAMES)
-    assert {release for name in PUBLISHED for release in releases_of(name)} == set(RELEASES.values())
+    assert {release for name in PUBLISHED for release in releases_of(name)} == set(
+        RELEASES.values()
+    )
 
 
 def test_every_file_of_the_documentation_is_listed():
@@ -36,13 +38,22 @@ def test_every_file_of_the_documentation_is_listed():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_files_bear_the_name_of_their_network(name):
-    size, sizes = parse_name(name), {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+    size, sizes = (
+        parse_name(name),
+        {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"},
+    )
     for address in PUBLISHED[name]:
         file = address.rpartition("/")[2]
         if is_hub_address(address):
-            word = next((word for word in sizes if f"vit_{word}_" in file or f"vit-{word}-" in file), None)
+            word = next(
+                (word for word in sizes if f"vit_{word}_" in file or f"vit-{word}-" in file), None
+            )
             assert sizes.get(word) == size.size
-            assert word is None or size.units is not None or re.search(rf"patch{size.patch[0]}[_-]", file)
+            assert (
+                word is None
+                or size.units is not None
+                or re.search(rf"patch{size.patch[0]}[_-]", file)
+            )
         elif not file.startswith("vit_s16"):
             short = name.replace("/", "_")
             variants = (short, short.replace("ViT-", "").replace("+", "_"))
@@ -65,7 +76,10 @@ def test_names_of_a_family_give_its_licence(family):
         ("vit_small_patch16_dinov3_qkvb.eupe_lvd1689m", "fair-noncommercial-research-license"),
         ("openai/clip-vit-base-patch32", "mit"),
         ("clip_vision_model", ""),  # of OpenAI, LAION, Apple or Meta
-        *((name, "") for name in ("", "vit", "someone/vit-base", "vit_base_patch16_224.augreg_in21k")),
+        *(
+            (name, "")
+            for name in ("", "vit", "someone/vit-base", "vit_base_patch16_224.augreg_in21k")
+        ),
     ],
 )
 def test_the_licence_is_that_of_the_family_or_unknown(name, licence):

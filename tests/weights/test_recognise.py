@@ -18,7 +18,15 @@ from vit_jax.weights.saving import describe_weights
 
 FLOAT32 = np.dtype(np.float32)
 PAPER = {
-    "released": ["ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-H/14", "R50+ViT-B/16", "R50+ViT-L/32", "R26+ViT-S/32"],
+    "released": [
+        "ViT-B/16",
+        "ViT-B/32",
+        "ViT-L/16",
+        "ViT-H/14",
+        "R50+ViT-B/16",
+        "R50+ViT-L/32",
+        "R26+ViT-S/32",
+    ],
     "bit": ["R50x1", "R101x3", "R152x4"],
     "timm": ["ViT-B/16", "ViT-S/16", "R50+ViT-B/16", "R26+ViT-S/32", "R+ViT-Ti/16", "R50x3"],
     "huggingface": ["ViT-B/16", "ViT-L/32", "ViT-H/14"],
@@ -32,7 +40,9 @@ DEFAULTS = {
 
 
 def headers(a, format_name):
-    return {entry.name: StoredArray(entry.shape, FLOAT32) for entry in FORMATS[format_name].entries(a)}
+    return {
+        entry.name: StoredArray(entry.shape, FLOAT32) for entry in FORMATS[format_name].entries(a)
+    }
 
 
 def as_read(a, format_name):
@@ -42,7 +52,9 @@ def as_read(a, format_name):
     return dataclasses.replace(a, **details)
 
 
-@pytest.mark.parametrize(("format_name", "name"), [(f, name) for f, names in PAPER.items() for name in names])
+@pytest.mark.parametrize(
+    ("format_name", "name"), [(f, name) for f, names in PAPER.items() for name in names]
+)
 def test_published_networks_are_recognised_whole(format_name, name):
     head = {"head": "linear"} if "ViT" in name else {}
     a = build_architecture(ModelConfig(name=name, **head), image_size=(224, 224), num_classes=1000)
@@ -71,13 +83,25 @@ SAID = {"image_size": (8, 12), "num_heads": 2}
         (NO_TABLE, "released", {"options": {"image_size": (8, 12)}}, {}),
         (NO_TABLE, "released", {"options": {"image_size": (8, 12)} | NO_POSITIONS}, NO_POSITIONS),
         # What is given counts more than what is stated beside the file; of the head, one of the two may have none.
-        (VIT, "timm", {"stated": SAID | {"gelu": "tanh", "num_heads": 8}, "options": {"num_heads": 2}}, {}),
+        (
+            VIT,
+            "timm",
+            {"stated": SAID | {"gelu": "tanh", "num_heads": 8}, "options": {"num_heads": 2}},
+            {},
+        ),
         (TIMM_VIT, "timm", {"stated": OF_VIT, "options": SAID}, {}),
         (TIMM_VIT, "timm", {"stated": OF_VIT | {"num_classes": 0}, "options": SAID}, {}),
-        (dataclasses.replace(TIMM_VIT, num_classes=0), "timm", {"stated": OF_VIT, "options": SAID}, {}),
+        (
+            dataclasses.replace(TIMM_VIT, num_classes=0),
+            "timm",
+            {"stated": OF_VIT, "options": SAID},
+            {},
+        ),
     ],
 )
-def test_what_the_file_does_not_tell_is_taken_from_what_is_said(a, format_name, arguments, expected):
+def test_what_the_file_does_not_tell_is_taken_from_what_is_said(
+    a, format_name, arguments, expected
+):
     known = recognise(headers(a, format_name), {}, **arguments)
     assert known.architecture == dataclasses.replace(a, **expected)
     is_guess = a is NO_TABLE and not expected
@@ -94,16 +118,59 @@ def test_a_border_that_no_patch_covers_is_left_out_and_told():
 @pytest.mark.parametrize(
     ("a", "format_name", "options", "words"),
     [
-        *((a, "released", {}, r"not a square grid of patches: give image_size.*multiples of 4 and 4") for a in POOLS),
-        (VIT, "released", {"image_size": (16, 12)}, r"\(16, 12\) has 12 patches of 4x4 pixels, .* positions for 6"),
-        (VIT, "timm", {"image_size": (8, 12)}, "width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16"),
-        (VIT, "timm", SAID | {"num_heads": 3}, "num_heads=3: must divide the width. Give a divisor of 16"),
+        *(
+            (
+                a,
+                "released",
+                {},
+                r"not a square grid of patches: give image_size.*multiples of 4 and 4",
+            )
+            for a in POOLS
+        ),
+        (
+            VIT,
+            "released",
+            {"image_size": (16, 12)},
+            r"\(16, 12\) has 12 patches of 4x4 pixels, .* positions for 6",
+        ),
+        (
+            VIT,
+            "timm",
+            {"image_size": (8, 12)},
+            "width 16, depth 2 and mlp_dim 24: give num_heads, a divisor of 16",
+        ),
+        (
+            VIT,
+            "timm",
+            SAID | {"num_heads": 3},
+            "num_heads=3: must divide the width. Give a divisor of 16",
+        ),
         (NO_TABLE, "released", {}, "does not state the image size, .*: give image_size"),
         (SQUARE, "released", {"num_heads": 4}, "num_heads=4: must be 2, as the file states"),
-        (SQUARE, "released", {"position_embedding": "sincos2d"}, "'sincos2d': must be 'learned_1d', as the file"),
-        (SQUARE, "released", {"group_norm_epsilon": 1e-5}, "group_norm_epsilon=1e-05: .* no effect on a vit"),
-        (SQUARE, "timm", SAID | {"image_size": (14, 15)}, r"\(14, 15\): must be a multiple .* such as 12,12"),
-        (SQUARE, "timm", SAID | {"image_size": (3, 15)}, r"\(3, 15\): must be a multiple .* such as 4,12"),
+        (
+            SQUARE,
+            "released",
+            {"position_embedding": "sincos2d"},
+            "'sincos2d': must be 'learned_1d', as the file",
+        ),
+        (
+            SQUARE,
+            "released",
+            {"group_norm_epsilon": 1e-5},
+            "group_norm_epsilon=1e-05: .* no effect on a vit",
+        ),
+        (
+            SQUARE,
+            "timm",
+            SAID | {"image_size": (14, 15)},
+            r"\(14, 15\): must be a multiple .* such as 12,12",
+        ),
+        (
+            SQUARE,
+            "timm",
+            SAID | {"image_size": (3, 15)},
+            r"\(3, 15\): must be a multiple .* such as 4,12",
+        ),
     ],
 )
 def test_options_that_are_missing_or_contradict_are_refused(a, format_name, options, words):
@@ -114,7 +181,10 @@ def test_options_that_are_missing_or_contradict_are_refused(a, format_name, opti
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"depth": 12, "width": 999}, "width 999 there, 16 in the file; depth 12 there, 2 in the file. Bring both"),
+        (
+            {"depth": 12, "width": 999},
+            "width 999 there, 16 in the file; depth 12 there, 2 in the file. Bring both",
+        ),
         ({"mlp_dim": 25}, "mlp_dim 25 there, 24 in the file"),
         ({"num_classes": 10}, "num_classes 10 there, 3 in the file"),
         ({"patch_size": (4, 8)}, r"patch_size \(4, 8\) there, \(4, 4\) in the file"),
@@ -136,9 +206,17 @@ def test_a_configuration_of_another_network_is_refused(wrong, words):
         ({"other": 1}, "no 'architecture' in it"),
         *(  # numbers that lie cost nothing
             ({"architecture": dataclasses.asdict(HYBRID) | changes}, "at most|make no hybrid|image")
-            for changes in ({"depth": 10**15}, {"units": (1,) * 400}, {"units": (10**15,)}, {"units": (-3,)})
+            for changes in (
+                {"depth": 10**15},
+                {"units": (1,) * 400},
+                {"units": (10**15,)},
+                {"units": (-3,)},
+            )
         ),
-        (describe_weights(weights_of(SQUARE)), "gelu='exact': must be 'tanh', as the file's metadata"),
+        (
+            describe_weights(weights_of(SQUARE)),
+            "gelu='exact': must be 'tanh', as the file's metadata",
+        ),
     ],
 )
 def test_metadata_that_describes_nothing_or_something_else_is_refused(metadata, words):
@@ -156,10 +234,19 @@ def test_names_of_no_format_are_refused_with_those_that_are_known():
     ("name", "words"),
     [
         ("blocks.0.attn.q_norm.weight", "of a ViT with qk-norm: it has norms of queries and keys"),
-        ("blocks.0.attn.relative_position_bias_table", "of Swin, BEiT .*: it has relative positions .* take weights"),
-        ("embeddings.cls_register_token", "of C-RADIO in .* names of memory: .* save it by save_pretrained"),
+        (
+            "blocks.0.attn.relative_position_bias_table",
+            "of Swin, BEiT .*: it has relative positions .* take weights",
+        ),
+        (
+            "embeddings.cls_register_token",
+            "of C-RADIO in .* names of memory: .* save it by save_pretrained",
+        ),
         ("head.output_proj.weight", "of AIMv2 with attention pooling"),
-        ("vit.embeddings.detection_tokens", "of a detector .*: it has tokens or heads for boxes .*such as DeiT"),
+        (
+            "vit.embeddings.detection_tokens",
+            "of a detector .*: it has tokens or heads for boxes .*such as DeiT",
+        ),
         ("bbox_predictor.layers.0.weight", "of a detector .* take weights for classification"),
         (
             "encoder.layer.0.attention.attention.relative_position_bias.relative_position_bias_table",
@@ -169,7 +256,10 @@ def test_names_of_no_format_are_refused_with_those_that_are_known():
         ("encoder.layers.0.ls1", r"of InternViT .* such as timm's InternViT"),
         ("freqs", "of RoPE-ViT: it has learned or mixed rotary frequencies .* such as DINOv3"),
         ("rope.freqs", "of RoPE-ViT: "),
-        ("vit.encoder.layer.0.output.dense.SCB", "of a quantised network: .* take the file in float32"),
+        (
+            "vit.encoder.layer.0.output.dense.SCB",
+            "of a quantised network: .* take the file in float32",
+        ),
         ("vit.encoder.layer.0.output.dense.weight.absmax", "of a quantised network: "),
         *(
             (name, "of a NaFlex model: .* take weights of SigLIP 2 for one resolution")
@@ -195,13 +285,34 @@ def test_quantised_arrays_and_a_text_tower_alone_are_refused_in_words():
     words = rf"quantised network: .* \({name}\), .* take the file in float32"
     with pytest.raises(ValueError, match=words):
         recognise(arrays | {name: StoredArray(arrays[name].shape, np.dtype(np.int8))}, {})
-    with pytest.raises(ValueError, match=r"of a text tower alone, .* take the file with both towers"):
+    with pytest.raises(
+        ValueError, match=r"of a text tower alone, .* take the file with both towers"
+    ):
         recognise({f"text_model.{name}": array for name, array in arrays.items()}, {})
     with pytest.raises(ValueError, match=r"of a text tower alone"):  # a text model of transformers
         recognise({"embeddings.token_embedding.weight": StoredArray((9, 16), FLOAT32)}, {})
 
 
-ODD = [0, -1, 1, 2, 3, 10**12, 2**70, None, "x", [], {}, True, 1.5, float("inf"), [1, 2], "sincos2d", "resnet", "map"]
+ODD = [
+    0,
+    -1,
+    1,
+    2,
+    3,
+    10**12,
+    2**70,
+    None,
+    "x",
+    [],
+    {},
+    True,
+    1.5,
+    float("inf"),
+    [1, 2],
+    "sincos2d",
+    "resnet",
+    "map",
+]
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
@@ -218,8 +329,13 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
                 shape[chance.randrange(len(shape))] = chance.choice([0, 1, 2, 7, 10**9])
             changed = chance.choice([name, name, name + "x", name.replace("1", "2"), name[1:]])
             arrays[changed] = StoredArray(tuple(shape[: chance.randrange(5)]), FLOAT32)
-        fields = {**metadata["architecture"], chance.choice(list(metadata["architecture"])): chance.choice(ODD)}
-        odd = chance.choice([{}, {}, {**metadata, "architecture": fields}, {"architecture": chance.choice(ODD)}])
+        fields = {
+            **metadata["architecture"],
+            chance.choice(list(metadata["architecture"])): chance.choice(ODD),
+        }
+        odd = chance.choice(
+            [{}, {}, {**metadata, "architecture": fields}, {"architecture": chance.choice(ODD)}]
+        )
         odd = odd if number else metadata
         try:
             recognise(arrays, odd, options={} if odd else {"image_size": a.image_size})
@@ -242,8 +358,17 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
 )
 def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, words):
     """That none is let through unchecked, and none is always refused."""
-    possible = {"image_size": (8, 8), "num_heads": 4, "gelu": "exact", "position_embedding": "sincos2d"}
-    possible |= {"architecture": "vit_base_patch16_224", "rope": "grid", "standardization_epsilon_added_to": "variance"}
+    possible = {
+        "image_size": (8, 8),
+        "num_heads": 4,
+        "gelu": "exact",
+        "position_embedding": "sincos2d",
+    }
+    possible |= {
+        "architecture": "vit_base_patch16_224",
+        "rope": "grid",
+        "standardization_epsilon_added_to": "variance",
+    }
     assert validated_options({option: possible.get(option, 1e-6)})
     assert validated_options({option: None}) == {}
     with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):

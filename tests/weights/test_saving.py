@@ -55,11 +55,14 @@ def test_a_custom_pooling_and_head_are_saved_loaded_and_replaced(tmp_path):
     assert fitted["head/linear/kernel"].shape == (a.width, 7)
     assert_same({"score": fitted["pooling/score"]}, {"score": written.parameters["pooling/score"]})
     with pytest.raises(ValueError, match=r"head='zero_keep_hidden'.*no hidden layer"):
-        adapt_architecture(a, AdaptConfig(head="zero_keep_hidden"), image_size=a.image_size, num_classes=7)
+        adapt_architecture(
+            a, AdaptConfig(head="zero_keep_hidden"), image_size=a.image_size, num_classes=7
+        )
 
 
 @pytest.mark.parametrize(
-    ("format_name", "network"), [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation", *OURS))]
+    ("format_name", "network"),
+    [*EXACT, *((OWN, n) for n in ("sincos2d", "learned_2d", "postactivation", *OURS))],
 )
 def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tmp_path):
     a = dataclasses.replace((NETWORKS | OURS)[network], layer_norm_epsilon=3e-6, gelu="exact")
@@ -79,14 +82,24 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
-            assert {status.name for status in statuses} == {status.name for status in read.statuses} == set(file.arrays)
+            assert (
+                {status.name for status in statuses}
+                == {status.name for status in read.statuses}
+                == set(file.arrays)
+            )
 
 
 @pytest.mark.parametrize(
     ("format_name", "pool", "form"),
-    [("released", "gap", "learned_2d"), ("timm", "token", "none"), ("huggingface", "token", "sincos2d")],
+    [
+        ("released", "gap", "learned_2d"),
+        ("timm", "token", "none"),
+        ("huggingface", "token", "sincos2d"),
+    ],
 )
-def test_other_positions_become_a_learned_table_that_computes_the_same(format_name, pool, form, tmp_path):
+def test_other_positions_become_a_learned_table_that_computes_the_same(
+    format_name, pool, form, tmp_path
+):
     a = dataclasses.replace(VIT, position_embedding=form, pool=pool)
     path = tmp_path / f"w{FORMATS[format_name].suffix}"
     statuses, notes = save_weights(detailed(a), path, format_name)
@@ -94,18 +107,31 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(format_na
     assert read.architecture == dataclasses.replace(a, position_embedding="learned_1d")
     model = model_of(a, networks.parameters(a))
     np.testing.assert_array_equal(read.parameters["positions/table"], model.positions())
-    kept = {name: array for name, array in networks.parameters(a).items() if not name.startswith("positions/")}
-    assert_same({name: array for name, array in read.parameters.items() if name != "positions/table"}, kept)
+    kept = {
+        name: array
+        for name, array in networks.parameters(a).items()
+        if not name.startswith("positions/")
+    }
+    assert_same(
+        {name: array for name, array in read.parameters.items() if name != "positions/table"}, kept
+    )
     (status,) = [status for status in statuses if status.status.startswith("made of")]
     assert status.status == f"made of {form}"
-    assert status.ours == tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
+    assert status.ours == tuple(
+        name for name in networks.parameters(a) if name.startswith("positions/")
+    )
     assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
 @pytest.mark.parametrize("network", OURS)
-def test_blocks_and_positions_that_no_other_format_has_are_refused_by_name(format_name, network, tmp_path):
-    with pytest.raises(ValueError, match=rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax"):
+def test_blocks_and_positions_that_no_other_format_has_are_refused_by_name(
+    format_name, network, tmp_path
+):
+    with pytest.raises(
+        ValueError,
+        match=rf"{format_name} cannot hold .* has (block|position_\w+)='.*: write vit_jax",
+    ):
         save_weights(weights_of(OURS[network]), tmp_path / "w", format_name)
     assert not list(tmp_path.iterdir())
 
@@ -116,12 +142,21 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
     statuses, _ = save_weights(detailed(a), path, format_name, without_head=True)
     left_out = [status.ours[0] for status in statuses if status.status == "left out"]
-    assert sorted(left_out) == [f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")]
+    assert sorted(left_out) == [
+        f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")
+    ]
     read = load_weights(path)
     assert read.architecture == dataclasses.replace(VIT, num_classes=0)
     assert read.class_names is None
-    kept = {name: array for name, array in networks.parameters(a).items() if not name.startswith("head/")}
-    empty = {"head/linear/kernel": np.zeros((16, 0), np.float32), "head/linear/bias": np.zeros(0, np.float32)}
+    kept = {
+        name: array
+        for name, array in networks.parameters(a).items()
+        if not name.startswith("head/")
+    }
+    empty = {
+        "head/linear/kernel": np.zeros((16, 0), np.float32),
+        "head/linear/bias": np.zeros(0, np.float32),
+    }
     assert_same(read.parameters, kept | empty)
 
 
@@ -134,7 +169,9 @@ def test_a_checkpoint_of_weights_alone_has_one_step_and_replaces_no_run(tmp_path
     assert CheckpointReader(tmp_path).item_names(0) == {"model", "metadata"}
     store.save(4, {"model": {"a": np.zeros(1, np.float32)}}, metadata={}, metrics={})
     store.close()
-    with pytest.raises(ValueError, match=r"holds checkpoints of a run \(4\): choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"holds checkpoints of a run \(4\): choose another folder"
+    ):
         save_weights(weights_of(SQUARE), tmp_path, OWN)
 
 
@@ -165,7 +202,9 @@ def test_class_names_for_which_a_npz_has_no_room_stand_beside(tmp_path):
     read = load_weights(path)
     assert (read.class_names, read.notes) == (names, [])
     for classes, expected in (((), TRAINING), (names, None)):  # no room for these
-        trained = dataclasses.replace(weights, training=dataclasses.replace(TRAINING, classes=classes))
+        trained = dataclasses.replace(
+            weights, training=dataclasses.replace(TRAINING, classes=classes)
+        )
         save_weights(trained, path, "released")
         assert load_weights(path).training == expected
     (tmp_path / "w.npz.classes.txt").write_bytes(b"\xff")
@@ -188,10 +227,17 @@ def test_what_readers_compute_otherwise_is_said(tmp_path):
     assert "go with gelu=tanh; readers of timm files compute with exact" in notes[0]
     _, notes = save_weights(detailed(VIT), tmp_path / "folder", "timm")  # config.json says it
     assert notes == []
-    _, notes = save_weights(weights_of(dataclasses.replace(VIT, gelu="exact")), tmp_path / "w.npz", "released")
+    _, notes = save_weights(
+        weights_of(dataclasses.replace(VIT, gelu="exact")), tmp_path / "w.npz", "released"
+    )
     assert "compute with tanh" in notes[0]
     _, notes = save_weights(weights_of(NETWORKS["mlp_head"]), tmp_path / "h.npz", "released")
     assert notes == ["timm silently ignores the hidden layer of the head (pre_logits)."]
     _, notes = save_weights(weights_of(NETWORKS["hybrid"]), tmp_path / "w.safetensors", "timm")
-    fields = ["gelu", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
+    fields = [
+        "gelu",
+        "group_norm_epsilon",
+        "standardization_epsilon",
+        "standardization_epsilon_added_to",
+    ]
     assert [note.split("=")[0].split()[-1] for note in notes] == fields

@@ -48,7 +48,11 @@ TIMM = {
 
 
 def test_hugging_face(tmp_path):
-    processor = {"size": {"height": 384, "width": 384}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+    processor = {
+        "size": {"height": 384, "width": 384},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
     assert read_sidecar(tmp_path) == Sidecar()
     sidecar = read(tmp_path, HUGGINGFACE, processor)
     assert sidecar.fields == {
@@ -99,7 +103,9 @@ def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
     assert any("SigLIP was trained with the tanh GELU" in note for note in sidecar.notes)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN']
+)
 def test_a_file_that_is_no_json_object_is_refused(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config.json is (not readable JSON|no JSON object)"):
@@ -112,11 +118,15 @@ def test_files_beside_weights_are_bounded_in_kind_size_and_error(tmp_path):
         path = tmp_path / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)  # opening it would wait
-        with pytest.raises(ValueError, match=f"{path} is not readable JSON: it is not a regular file"):
+        with pytest.raises(
+            ValueError, match=f"{path} is not readable JSON: it is not a regular file"
+        ):
             read_sidecar(tmp_path)
         path.unlink()
         path.write_text(f"{' ' * MAX_BYTES}{{}}")
-        with pytest.raises(ValueError, match=f"{path} is not readable JSON: it is larger than 4,194,304 bytes"):
+        with pytest.raises(
+            ValueError, match=f"{path} is not readable JSON: it is larger than 4,194,304 bytes"
+        ):
             read_sidecar(tmp_path)
         path.unlink()
     for odd in ({"hidden_act": "a" * 10**6}, {"id2label": {"1" * 5000: "cat"}}):
@@ -129,18 +139,44 @@ def test_odd_values_are_read_or_one_error_of_a_line(tmp_path):
     chance = random.Random(0)
     messages = list[str]()
     numbers = [None, True, False, -1, 1.5, 10**400, float("inf"), float("nan")]
-    odd = [*numbers, "x", [], {}, [1], ["a", 2], {"a": 1}, {"0": 3}, {"²": "x"}, [[1], [2]], [0.5, "x"]]
-    for base in (HUGGINGFACE, TIMM, TIMM["pretrained_cfg"] | {"architecture": "vit_base_patch16_224"}):
+    odd = [
+        *numbers,
+        "x",
+        [],
+        {},
+        [1],
+        ["a", 2],
+        {"a": 1},
+        {"0": 3},
+        {"²": "x"},
+        [[1], [2]],
+        [0.5, "x"],
+    ]
+    for base in (
+        HUGGINGFACE,
+        TIMM,
+        TIMM["pretrained_cfg"] | {"architecture": "vit_base_patch16_224"},
+    ):
         for name in [*base, "size", "label_names", "crop_pct", "interpolation"]:
             for value in odd:
-                names = ("size", "crop_size", "do_center_crop", "do_resize", "resample", "rescale_factor", "image_mean")
+                names = (
+                    "size",
+                    "crop_size",
+                    "do_center_crop",
+                    "do_resize",
+                    "resample",
+                    "rescale_factor",
+                    "image_mean",
+                )
                 processor = {"image_std": value} | {name: chance.choice(odd) for name in names}
                 try:
                     sidecar = read(tmp_path, {**base, name: value}, processor)
                 except ValueError as error:
                     messages.append(str(error))
                     continue
-                assert sidecar.class_names is None or all(isinstance(label, str) for label in sidecar.class_names)
+                assert sidecar.class_names is None or all(
+                    isinstance(label, str) for label in sidecar.class_names
+                )
                 assert all(isinstance(note, str) for note in sidecar.notes)
     assert all(message.startswith(str(tmp_path)) for message in messages)
     assert all(len(message.splitlines()) == 1 and len(message) < 500 for message in messages)
@@ -169,8 +205,14 @@ WRONG = [  # of config.json of Hugging Face, and the rule
     ({"vision_config": [1]}, r"vision_config=\[1\]: must be an object"),
     ({"vision_config": {"hidden_size": "16"}}, "hidden_size='16': must be a whole number"),
     ({"problem_type": 1}, "problem_type=1: must be text"),
-    ({"problem_type": "regression"}, "problem_type='regression': must be single_label_classification or multi_label"),
-    ({"problem_type": "multilabel"}, "problem_type='multilabel': must be single_label_classification or multi_label"),
+    (
+        {"problem_type": "regression"},
+        "problem_type='regression': must be single_label_classification or multi_label",
+    ),
+    (
+        {"problem_type": "multilabel"},
+        "problem_type='multilabel': must be single_label_classification or multi_label",
+    ),
 ]
 
 
@@ -190,7 +232,10 @@ def test_values_of_another_type_in_the_configuration_of_hugging_face(odd, rule, 
         ({"do_resize": "no"}, "do_resize='no': must be true or false"),
         ({"do_center_crop": "true"}, "do_center_crop='true': must be true or false"),
         ({"do_normalize": []}, r"do_normalize=\[\]: must be true or false"),
-        ({"size": {"shortest_edge": "256"}}, "size.shortest_edge='256': must be a whole number of pixels"),
+        (
+            {"size": {"shortest_edge": "256"}},
+            "size.shortest_edge='256': must be a whole number of pixels",
+        ),
         ({"size": {"height": 0, "width": 32}}, "size.height=0: must be a whole number of pixels"),
         ({"size": 224.0}, "size=224.0: must be one or two whole numbers"),
         ({"crop_size": "224"}, "crop_size='224': must be one or two whole numbers"),
@@ -218,7 +263,11 @@ def test_values_of_another_type_in_the_configuration_of_the_processor(odd, rule,
         ("model_args", {"mlp_ratio": -4}, "mlp_ratio=-4: must be a finite number above 0"),
         ("model_args", {"in_chans": 1}, "in_chans=1: must be 3"),
         ("pretrained_cfg", {"input_size": [4, 224, 224]}, r"input_size\[0\]=4: must be 3"),
-        ("pretrained_cfg", {"input_size": [3, 224]}, "input_size=.*: must be channels, height and width"),
+        (
+            "pretrained_cfg",
+            {"input_size": [3, 224]},
+            "input_size=.*: must be channels, height and width",
+        ),
         ("pretrained_cfg", {"crop_pct": "0.9"}, "crop_pct='0.9': must be a finite number above 0"),
         ("pretrained_cfg", {"interpolation": 3}, "interpolation=3: must be text"),
     ],
@@ -231,7 +280,11 @@ def test_values_of_another_type_in_the_configuration_of_timm(part, odd, rule, tm
 
 def test_values_that_are_null_are_not_stated(tmp_path):
     nothing = dict.fromkeys(HUGGINGFACE) | {"model_type": "vit"}
-    sidecar = read(tmp_path, nothing, dict.fromkeys(("size", "crop_size", "do_resize", "rescale_factor", "resample")))
+    sidecar = read(
+        tmp_path,
+        nothing,
+        dict.fromkeys(("size", "crop_size", "do_resize", "rescale_factor", "resample")),
+    )
     assert sidecar.fields == {}
     assert sidecar.class_names is None
 
@@ -239,7 +292,10 @@ def test_values_that_are_null_are_not_stated(tmp_path):
 @pytest.mark.parametrize(
     ("labels", "names"),
     [
-        ({str(number): f"c{number}" for number in (10, 2, 0, 1, 9, 8, 3, 7, 4, 6, 5)}, [f"c{n}" for n in range(11)]),
+        (
+            {str(number): f"c{number}" for number in (10, 2, 0, 1, 9, 8, 3, 7, 4, 6, 5)},
+            [f"c{n}" for n in range(11)],
+        ),
         ({"01": "b", "00": "a"}, ["a", "b"]),
         ({}, None),
         (["a", "b"], ["a", "b"]),
@@ -256,7 +312,10 @@ def test_keys_of_labels_are_numbers_of_outputs(labels, names, tmp_path):
     [
         ({str(number): f"c{number}" for number in range(1, 11)}, "0 to 9, each once; 0 is missing"),
         ({"0": "a", "1": "b", "3": "d"}, "0 to 2, each once; 2 is missing"),
-        ({"0": "a", "1": "b", "01": "c"}, "0 to 2, each once; '01' is another, or has the value of another"),
+        (
+            {"0": "a", "1": "b", "01": "c"},
+            "0 to 2, each once; '01' is another, or has the value of another",
+        ),
         ({"0": "a", "one": "b"}, "0 to 1, each once; 'one' is another"),
         ({"-1": "a", "0": "b"}, "'-1' is another"),
         ({"0": "a", "1.0": "b"}, "'1.0' is another"),
@@ -265,7 +324,10 @@ def test_keys_of_labels_are_numbers_of_outputs(labels, names, tmp_path):
 )
 def test_labels_whose_keys_are_not_all_numbers_of_outputs(labels, reason, tmp_path):
     for config in (HUGGINGFACE | {"id2label": labels}, TIMM | {"label_names": labels}):
-        with pytest.raises(ValueError, match=f"config.json: .*: its keys must be the numbers of the outputs.*{reason}"):
+        with pytest.raises(
+            ValueError,
+            match=f"config.json: .*: its keys must be the numbers of the outputs.*{reason}",
+        ):
             read(tmp_path, config)
 
 
@@ -287,7 +349,12 @@ SMALL, LARGE = {"height": 32, "width": 48}, {"height": 40, "width": 60}
 
 
 def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear", library=None):
-    how = {"image_size": list(size), "resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
+    how = {
+        "image_size": list(size),
+        "resize": resize,
+        "crop_fraction": crop_fraction,
+        "interpolation": interpolation,
+    }
     return how | RANGE | ({} if library is None else {"resize_library": library})
 
 
@@ -298,7 +365,10 @@ def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear",
         ({"size": SMALL, "do_center_crop": True, "crop_size": SMALL}, ((32, 48),)),
         ({"size": SMALL, "resample": 2, "do_center_crop": False, "crop_size": LARGE}, ((32, 48),)),
         ({"size": SMALL, "resample": 3}, ((32, 48), "direct", 1.0, "bicubic")),
-        ({"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32}, ((32, 32), "short_side", 0.8)),
+        (
+            {"size": {"shortest_edge": 40}, "do_center_crop": True, "crop_size": 32},
+            ((32, 32), "short_side", 0.8),
+        ),
         (CLIP | {"feature_extractor_type": "CLIPFeatureExtractor"}, ((32, 32), "short_side", 1.0)),
         (CLIP | {"image_processor_type": "ViTImageProcessor"}, ((32, 32),)),
     ],
@@ -313,11 +383,20 @@ def test_what_a_processor_says_and_ours_does(processor, expected):
 @pytest.mark.parametrize(
     ("processor", "said"),
     [
-        ({"size": LARGE, "do_center_crop": True, "crop_size": SMALL}, "do_center_crop=True, crop_size={'height': 32"),
+        (
+            {"size": LARGE, "do_center_crop": True, "crop_size": SMALL},
+            "do_center_crop=True, crop_size={'height': 32",
+        ),
         ({"size": SMALL, "do_center_crop": True}, "do_center_crop=True"),
         ({"size": SMALL, "do_resize": False}, "do_resize=False"),
-        ({"size": {"shortest_edge": 60}, "do_center_crop": True, "crop_size": SMALL}, "size={'shortest_edge': 60}"),
-        ({"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": 32}, "size={'shortest_edge': 20}"),
+        (
+            {"size": {"shortest_edge": 60}, "do_center_crop": True, "crop_size": SMALL},
+            "size={'shortest_edge': 60}",
+        ),
+        (
+            {"size": {"shortest_edge": 20}, "do_center_crop": True, "crop_size": 32},
+            "size={'shortest_edge': 20}",
+        ),
     ],
 )
 def test_what_ours_cannot_do_is_left_unknown_and_told(processor, said):
@@ -345,8 +424,13 @@ def test_the_normalisation_of_a_processor(processor, mean, std, tmp_path):
 
 
 def test_gated_mlps_with_another_activation_are_rejected(tmp_path):
-    assert "gelu" not in read(tmp_path, {**HUGGINGFACE, "use_gated_mlp": True, "hidden_act": "silu"}).fields
-    with pytest.raises(ValueError, match="its gated MLPs have the activation 'gelu': ours have silu only"):
+    assert (
+        "gelu"
+        not in read(tmp_path, {**HUGGINGFACE, "use_gated_mlp": True, "hidden_act": "silu"}).fields
+    )
+    with pytest.raises(
+        ValueError, match="its gated MLPs have the activation 'gelu': ours have silu only"
+    ):
         read(tmp_path, {**HUGGINGFACE, "use_gated_mlp": True, "hidden_act": "gelu"})
 
 
@@ -379,7 +463,10 @@ def test_the_short_side_of_a_processor_is_kept_exactly():
     ("config", "expected"),
     [
         ({"crop_pct": 0.9}, (prepared((32, 48), "short_side", 0.9, "bicubic", "timm"), ())),
-        ({"crop_pct": 1, "crop_mode": "center"}, (prepared((32, 48), "short_side", 1.0, "bicubic", "timm"), ())),
+        (
+            {"crop_pct": 1, "crop_mode": "center"},
+            (prepared((32, 48), "short_side", 1.0, "bicubic", "timm"), ()),
+        ),
         (
             {"crop_pct": 1.0, "crop_mode": "squash", "interpolation": "bilinear"},
             (prepared((32, 48), library="timm"), ()),
@@ -391,8 +478,13 @@ def test_what_timm_says_and_ours_does(config, expected):
     assert of_timm(config, (32, 48)) == expected
 
 
-@pytest.mark.parametrize("config", [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}])
+@pytest.mark.parametrize(
+    "config", [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}]
+)
 def test_what_timm_does_and_ours_cannot(config):
     preprocessing, (note,) = of_timm(config, (32, 48))
     assert preprocessing is None
-    assert f"prepared by crop_pct={config['crop_pct']}, crop_mode={config['crop_mode']}, which ours cannot do" in note
+    assert (
+        f"prepared by crop_pct={config['crop_pct']}, crop_mode={config['crop_mode']}, which ours cannot do"
+        in note
+    )

@@ -68,10 +68,14 @@ def create_model(
     for word, meant in _OF_OTHERS.items():
         if word in options:
             raise ValueError(f"create_model has no {word}=: {meant}.")
-    config = from_dict(ModelConfig, {"name": name, "compute_dtype": compute_dtype, **options}, "model.")
+    config = from_dict(
+        ModelConfig, {"name": name, "compute_dtype": compute_dtype, **options}, "model."
+    )
     architecture = build_architecture(config, image_size=_pair(image_size), num_classes=num_classes)
     source = f"{name} with initial parameters of seed {seed}"
-    transform = build_transform(resize, crop_fraction, interpolation, architecture.image_size, source)
+    transform = build_transform(
+        resize, crop_fraction, interpolation, architecture.image_size, source
+    )
     return Model(
         module=jax.jit(lambda: build_model(architecture, jax.random.key(seed)))(),
         architecture=architecture,
@@ -109,7 +113,9 @@ def load_model(
       ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
       CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
-    weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **(facts or {}))
+    weights = load_weights(
+        source, polyak=polyak, class_names=class_names, allow_code=allow_code, **(facts or {})
+    )
     return from_weights(weights, num_classes=num_classes, image_size=image_size, **options)
 
 
@@ -148,8 +154,16 @@ def from_weights(
     """
     if image_size is not None:
         weights = resized(weights, _pair(image_size), position_resize)
-    stored, names, notes = weights.architecture, weights.class_names, [*weights.notes, *weights.warnings()]
-    changes = {"compute_dtype": compute_dtype, "dropout_fraction": 0.0, "position_resize": position_resize}
+    stored, names, notes = (
+        weights.architecture,
+        weights.class_names,
+        [*weights.notes, *weights.warnings()],
+    )
+    changes = {
+        "compute_dtype": compute_dtype,
+        "dropout_fraction": 0.0,
+        "position_resize": position_resize,
+    }
     changes["head"] = "keep" if num_classes is None else "zero"
     architecture = adapt_architecture(
         stored,
@@ -173,7 +187,9 @@ def from_weights(
 
     image_size = architecture.image_size
     return Model(
-        module=pytree.map_with_names(place, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))),
+        module=pytree.map_with_names(
+            place, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+        ),
         architecture=architecture,
         class_names=names or numbers_of(architecture.num_classes),
         transform=stored_transform(
@@ -196,7 +212,9 @@ def from_weights(
 
 
 def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
-    return (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
+    return (
+        (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
+    )
 
 
 def with_probe(
@@ -220,7 +238,9 @@ def with_probe(
     base = ending_in(weights, layer)
     preparation = describe_preparation(transform, stored_normalisation(weights.preprocessing))
     fitted = with_classifier(base, *classifier.to_linear(), class_names)
-    has_several_labels = isinstance(classifier, LogisticClassifier) and classifier.has_several_labels
+    has_several_labels = (
+        isinstance(classifier, LogisticClassifier) and classifier.has_several_labels
+    )
     return dataclasses.replace(
         fitted, preprocessing=preparation, training=training, has_several_labels=has_several_labels
     )
@@ -249,12 +269,16 @@ def stored_transform(
         if value is None:
             continue
         if known.setdefault(field, value) != value:
-            raise ValueError(f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out.")
+            raise ValueError(
+                f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out."
+            )
     if known.get("resize") == "direct":
         known.setdefault("crop_fraction", 1.0)
     if "resize" in known and "crop_fraction" in known:
         how = known["resize"], known["crop_fraction"], known.get("interpolation")
-        is_upright = known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
+        is_upright = (
+            known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
+        )
         values = known.get("value_range") if value_range is None else value_range
         transform = build_transform(*how, image_size, source, is_upright, values)
         return dataclasses.replace(

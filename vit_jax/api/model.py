@@ -48,10 +48,14 @@ class Images(Source):
     def __init__(self, images: Any) -> None:
         """Take one image, an array of images, or an iterable of images."""
         is_array = hasattr(images, "ndim")
-        is_iterable = isinstance(images, Iterable) and not isinstance(images, (str, bytes, os.PathLike))
+        is_iterable = isinstance(images, Iterable) and not isinstance(
+            images, (str, bytes, os.PathLike)
+        )
         is_many = images.ndim == 4 if is_array else is_iterable
         self.batch = images if is_array and is_many else None
-        self._images: Any = images if is_array and is_many else list(images) if is_many else [images]
+        self._images: Any = (
+            images if is_array and is_many else list(images) if is_many else [images]
+        )
         if not len(self._images):
             raise ValueError("The list of images is empty; give at least one.")
         self.labels = np.zeros(len(self._images), np.int32)
@@ -100,7 +104,9 @@ class Model:
         a = self.architecture
         return f"Model({a.name}, {a.image_size[0]}x{a.image_size[1]} pixels, {a.num_classes} classes, {self.source})"
 
-    def save(self, destination: str | pathlib.Path, *, to: str | None = None, overwrite: bool = False) -> Report:
+    def save(
+        self, destination: str | pathlib.Path, *, to: str | None = None, overwrite: bool = False
+    ) -> Report:
         """Write the parameters with classes and preparation of images, for `load_model`, the verbs and other libraries.
 
         Args:
@@ -116,11 +122,18 @@ class Model:
         """
         weights = Weights(
             architecture=self.architecture,
-            parameters={name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()},
-            class_names=None if self.class_names == numbers_of(len(self.class_names)) else self.class_names,
-            preprocessing=None if self.transform is None else describe_preparation(self.transform, self.normalisation),
+            parameters={
+                name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()
+            },
+            class_names=None
+            if self.class_names == numbers_of(len(self.class_names))
+            else self.class_names,
+            preprocessing=None
+            if self.transform is None
+            else describe_preparation(self.transform, self.normalisation),
             source=self.source,
-            training=self.training and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
+            training=self.training
+            and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
             licence=self.licence,
             has_several_labels=self.is_multilabel,
         )
@@ -141,7 +154,9 @@ class Model:
             network does not have.
         """
         taps = (taps,) if isinstance(taps, str) else tuple(taps)
-        return _forward(self.module, self._validated(images_BHWC), self.architecture.compute_dtype, taps)
+        return _forward(
+            self.module, self._validated(images_BHWC), self.architecture.compute_dtype, taps
+        )
 
     def preprocess(self, images: Any) -> np.ndarray:
         """Decode, resize and crop images as in training.
@@ -202,13 +217,17 @@ class Model:
             raise ValueError(f"batch_size={batch_size}: give at least 1.")
         source = images if isinstance(images, Images) else Images(images)
         size = -(-min(batch_size, len(source)) // mesh.size) * mesh.size
-        batches: Any = self._read(source, size) if source.batch is None else self._cut(source.batch, size)
+        batches: Any = (
+            self._read(source, size) if source.batch is None else self._cut(source.batch, size)
+        )
         yield from _rows(prefetch(batches, run))
 
     def require_classes(self) -> None:
         """Raise ValueError for a network without classes."""
         if self.architecture.num_classes == 0:
-            raise ValueError(f"{self.source} has no classes, only features: its head was left out. Fine-tune it first.")
+            raise ValueError(
+                f"{self.source} has no classes, only features: its head was left out. Fine-tune it first."
+            )
 
     def require_transform(self) -> EvaluationTransform:
         """Return the transform; raise ValueError if the weights do not describe one."""
@@ -238,14 +257,23 @@ class Model:
         with open_batches(stream, threads) as batches:
             for batch in batches:
                 rows = zip(batch.record_index.tolist(), batch.mask, strict=True)
-                reasons = (None if ok else reason_of(source, i, *decoding) for i, ok in rows if i >= 0)
-                yield batch.image, [None if reason is None else UnreadableImage(reason) for reason in reasons]
+                reasons = (
+                    None if ok else reason_of(source, i, *decoding) for i, ok in rows if i >= 0
+                )
+                yield (
+                    batch.image,
+                    [None if reason is None else UnreadableImage(reason) for reason in reasons],
+                )
 
     def _validated(self, images_BHWC: Any) -> Any:
         images = images_BHWC if isinstance(images_BHWC, jax.Array) else np.asarray(images_BHWC)
         height, width = self.architecture.image_size
         is_float = jnp.issubdtype(images.dtype, jnp.floating)
-        if images.ndim != 4 or images.shape[1:] != (height, width, 3) or not (is_float or images.dtype == np.uint8):
+        if (
+            images.ndim != 4
+            or images.shape[1:] != (height, width, 3)
+            or not (is_float or images.dtype == np.uint8)
+        ):
             raise ValueError(
                 f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, 3) in uint8, 0 to 255, or in "
                 "floating point in [-1, 1]. preprocess() makes this of files and of images of any size."
@@ -253,13 +281,21 @@ class Model:
         if is_float and images.size and not isinstance(images, jax.core.Tracer):
             low, high = float(images.min()), float(images.max())
             if not -1 <= low <= high <= 1:
-                raise ValueError(f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or uint8.")
+                raise ValueError(
+                    f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or uint8."
+                )
         return images
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "taps"))
-def _forward(module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, ...] = ()) -> ModelOutput:
-    scaled = normalise(images_BHWC, dtype) if images_BHWC.dtype == jnp.uint8 else images_BHWC.astype(dtype)
+def _forward(
+    module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, ...] = ()
+) -> ModelOutput:
+    scaled = (
+        normalise(images_BHWC, dtype)
+        if images_BHWC.dtype == jnp.uint8
+        else images_BHWC.astype(dtype)
+    )
     return module(scaled, taps=taps) if taps else module(scaled)
 
 
@@ -274,17 +310,29 @@ def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "field", "is_multilabel"))
-def _field(module: Any, images_BHWC: jax.Array, dtype: str, field: str, is_multilabel: bool) -> jax.Array:
+def _field(
+    module: Any, images_BHWC: jax.Array, dtype: str, field: str, is_multilabel: bool
+) -> jax.Array:
     output = _forward(module, images_BHWC, dtype)
     value = getattr(output, "logits_BK" if field == "probabilities" else field, None)
     if value is None:
-        raise ValueError(f"This network does not return {field}: choose a field of ModelOutput that it sets.")
-    return to_probabilities(value, is_multilabel) if field == "probabilities" else value.astype(jnp.float32)
+        raise ValueError(
+            f"This network does not return {field}: choose a field of ModelOutput that it sets."
+        )
+    return (
+        to_probabilities(value, is_multilabel)
+        if field == "probabilities"
+        else value.astype(jnp.float32)
+    )
 
 
-def _rows(batches: Iterable[tuple[Any, list[UnreadableImage | None]]]) -> Iterator[np.ndarray | UnreadableImage]:
+def _rows(
+    batches: Iterable[tuple[Any, list[UnreadableImage | None]]],
+) -> Iterator[np.ndarray | UnreadableImage]:
     for result, errors in batches:
-        for row, error in zip(jax.device_get(result), errors, strict=False):  # rows of padding come last
+        for row, error in zip(
+            jax.device_get(result), errors, strict=False
+        ):  # rows of padding come last
             yield row if error is None else error
 
 
@@ -292,7 +340,9 @@ def _stacked(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np
     stacked = []
     for number, row in enumerate(rows):
         if isinstance(row, UnreadableImage):
-            raise UnreadableImage(f"{source.name_of(number)}: {row}. Use stream() to continue after such images.")
+            raise UnreadableImage(
+                f"{source.name_of(number)}: {row}. Use stream() to continue after such images."
+            )
         stacked.append(row)
     return np.stack(stacked)
 

@@ -24,7 +24,9 @@ class Record(TypedDict, total=False):
     predictions: list[Likely]
 
 
-def predict(model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0) -> Iterator[Record]:
+def predict(
+    model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0
+) -> Iterator[Record]:
     """Yield a record for each file, in their order: its most probable classes, or why it is unreadable.
 
     The classes are the first `top`, or all, with a probability of at least `threshold`.
@@ -53,9 +55,17 @@ def to_json(records: Sequence[Record]) -> str:
 def to_csv(records: Sequence[Record]) -> str:
     """Return CSV with a line for each image: name, why it is unreadable, classes, the most probable first."""
     most = max(len(record.get("predictions", ())) for record in records)
-    rows = [["image", "error", *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability"))]]
+    rows = [
+        [
+            "image",
+            "error",
+            *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability")),
+        ]
+    ]
     for record in records:
-        classes = [(one["class"], f"{one['probability']:.6f}") for one in record.get("predictions", ())]
+        classes = [
+            (one["class"], f"{one['probability']:.6f}") for one in record.get("predictions", ())
+        ]
         empty = [("", "")] * (most - len(classes))
         rows.append([record["image"], record.get("error", ""), *itertools.chain(*classes, *empty)])
     return rows_to_csv(rows)
@@ -67,6 +77,9 @@ def to_table(records: Sequence[Record]) -> str:
     def classes(record: Record) -> str:
         if "error" in record:
             return f"cannot be read: {record['error']}"
-        return "   ".join(f"{one['class']} {one['probability']:.1%}" for one in record["predictions"]) or "none"
+        return (
+            "   ".join(f"{one['class']} {one['probability']:.1%}" for one in record["predictions"])
+            or "none"
+        )
 
     return columns([(record["image"], classes(record)) for record in records], "<<", gap="   ")

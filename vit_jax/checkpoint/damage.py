@@ -16,14 +16,25 @@ METADATA = "metadata"
 _DATA = "d"  # the folder of the files that hold arrays
 _TREE = "_METADATA"  # orbax's description of an item
 _DESCRIPTIONS = ("_CHECKPOINT_METADATA", _TREE, "_sharding", "manifest.ocdbt", METADATA, "metrics")
-_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}  # errors of the system that are damage
+_MISSING = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+}  # errors of the system that are damage
 # tensorstore raises ValueError for every failure. Its text begins with the status, except INVALID_ARGUMENT.
 _STATUS = re.compile(r"(?:([A-Z_]+): )?Error (?:opening|reading|decoding|parsing) ")
 _DAMAGE = {None, "DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
-_OF_DEVICES = (RuntimeError, jax.errors.JaxRuntimeError)  # classes of errors of JAX; subclasses have other meanings
+_OF_DEVICES = (
+    RuntimeError,
+    jax.errors.JaxRuntimeError,
+)  # classes of errors of JAX; subclasses have other meanings
 _SHARDING = "_sharding"  # orbax's description of the layout of arrays
 _ARRAYS = "array_metadatas"  # orbax's folder of shapes of pieces
-_PARSERS = {"array_metadata": _ARRAYS, "sharding": _SHARDING}  # part of the name of a function, and what it parses
+_PARSERS = {
+    "array_metadata": _ARRAYS,
+    "sharding": _SHARDING,
+}  # part of the name of a function, and what it parses
 _ERROR_NUMBER = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 
 
@@ -49,16 +60,32 @@ def damage_of(error: Exception, folder: pathlib.Path) -> str:
     Raises:
       OSError: in the place of a ValueError by which tensorstore reports an error of the system.
     """
-    cause = error.__cause__ if type(error) is Exception and isinstance(error.__cause__, Exception) else error
+    cause = (
+        error.__cause__
+        if type(error) is Exception and isinstance(error.__cause__, Exception)
+        else error
+    )
     status = _STATUS.match(str(cause)) if isinstance(cause, ValueError) else None
     if isinstance(cause, OSError):
-        is_damage = isinstance(cause, FileNotFoundError) or cause.errno in _MISSING  # orbax's has no number
+        is_damage = (
+            isinstance(cause, FileNotFoundError) or cause.errno in _MISSING
+        )  # orbax's has no number
     elif status:
-        number = next((int(number) for pair in _ERROR_NUMBER.findall(str(cause)) for number in pair if number), None)
+        number = next(
+            (
+                int(number)
+                for pair in _ERROR_NUMBER.findall(str(cause))
+                for number in pair
+                if number
+            ),
+            None,
+        )
         is_damage = number in _MISSING or (number is None and status[1] in _DAMAGE)
         if not is_damage:
             number = number or errno.EIO
-            raise OSError(number, f"{os.strerror(number)} ({reason(cause)})", str(folder)) from error
+            raise OSError(
+                number, f"{os.strerror(number)} ({reason(cause)})", str(folder)
+            ) from error
     else:
         is_damage = not (isinstance(cause, MemoryError) or type(cause) in _OF_DEVICES)
     if not is_damage:
@@ -73,7 +100,9 @@ def damage_of_description(error: Exception, item: pathlib.Path) -> str:
 
     Only the description itself is known to be damaged if it lacks a key; other errors are those of `damage_of`.
     """
-    is_parsed = isinstance(error, (AttributeError, LookupError, RecursionError, TypeError, ValueError))
+    is_parsed = isinstance(
+        error, (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+    )
     if is_parsed and not _STATUS.match(str(error)) and not _is_description(item / _TREE):
         return f"{item.name}/{_TREE} cannot be parsed"
     return damage_of(error, item)
@@ -113,14 +142,22 @@ def require_plain_files(folder: pathlib.Path) -> None:
 
     A link to a device would be read without end.
     """
-    files = folder.objects() if isinstance(folder, BucketPath) else ((path, path.stat()) for path in folder.rglob("*"))
+    files = (
+        folder.objects()
+        if isinstance(folder, BucketPath)
+        else ((path, path.stat()) for path in folder.rglob("*"))
+    )
     for path, status in files:
         problem, size = "", status.st_size
         if stat.S_ISDIR(status.st_mode):
-            problem = "is a link to a folder" if path.is_symlink() else ""  # which is not walked here
+            problem = (
+                "is a link to a folder" if path.is_symlink() else ""
+            )  # which is not walked here
         elif not stat.S_ISREG(status.st_mode):
             problem = "is not a regular file"
-        elif (not size and path.name in _DESCRIPTIONS) or (size > MAX_JSON_BYTES and path.parent.name != _DATA):
+        elif (not size and path.name in _DESCRIPTIONS) or (
+            size > MAX_JSON_BYTES and path.parent.name != _DATA
+        ):
             problem = f"has {size} bytes"
         if problem:
             raise ValueError(f"{path.relative_to(folder)} {problem}")

@@ -19,7 +19,8 @@ _WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}
 def array_digests(arrays: Mapping[str, jax.Array]) -> dict[str, int]:
     """The digest of each array, under its name; the same in every process."""
     return {
-        name: int(digest) for name, digest in zip(arrays, np.asarray(_digest_all(list(arrays.values()))), strict=True)
+        name: int(digest)
+        for name, digest in zip(arrays, np.asarray(_digest_all(list(arrays.values()))), strict=True)
     }
 
 

@@ -20,7 +20,9 @@ class MissingArrays(RuntimeError):
     """Arrays of a checkpoint that is being written cannot be found again."""
 
 
-def build_checked_handler(arrays: ocp.type_handlers.TypeHandlerRegistry) -> ocp.PyTreeCheckpointHandler:
+def build_checked_handler(
+    arrays: ocp.type_handlers.TypeHandlerRegistry,
+) -> ocp.PyTreeCheckpointHandler:
     """Return a handler of items that fails before a checkpoint is committed if an array of its item is missing.
 
     orbax calls `finalize` in the first process, when all processes have written their arrays. A subclass would need
@@ -59,7 +61,9 @@ def require_arrays(item: str | os.PathLike[str]) -> None:
             stored.add(name)
     missing = sorted(described - stored)
     if missing:
-        raise MissingArrays(f"{folder}: {len(missing)} of {len(described)} arrays are missing, such as {missing[0]}")
+        raise MissingArrays(
+            f"{folder}: {len(missing)} of {len(described)} arrays are missing, such as {missing[0]}"
+        )
 
 
 def _require_manifest(file: pathlib.Path) -> None:

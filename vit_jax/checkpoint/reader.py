@@ -93,15 +93,23 @@ class CheckpointReader:
             problem = damage_of(error, self.folder / str(step))
         problem = problem if is_local else next(filter(None, hosts.gather(problem)), "")
         to_check = {} if problem else unchecked
-        changed = [f"{item}/{leaf}" for item, leaves in to_check.items() for leaf in _changed(restored[item], leaves)]
+        changed = [
+            f"{item}/{leaf}"
+            for item, leaves in to_check.items()
+            for leaf in _changed(restored[item], leaves)
+        ]
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
             problem = f"other bytes than were written in {', '.join(changed[:3])}{more}"
         if problem:
             raise DamagedCheckpoint(self.folder / str(step), problem)
-        return {name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()}
+        return {
+            name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()
+        }
 
-    def _restore_item(self, step: int, name: str, tree: object) -> tuple[dict[str, jax.Array], list[str]]:
+    def _restore_item(
+        self, step: int, name: str, tree: object
+    ) -> tuple[dict[str, jax.Array], list[str]]:
         """The item's leaves by name, and the names of those that were stored with the dtype asked for."""
         path = self.folder / str(step) / name
         wanted = pytree.named_leaves(tree)
@@ -115,14 +123,18 @@ class CheckpointReader:
             raise DamagedCheckpoint(path.parent, damage_of_description(error, path)) from error
         expected = {leaf: _with_heads(value, stored.get(leaf)) for leaf, value in wanted.items()}
         if lines := pytree.differences(expected, stored):
-            raise _OtherModel(f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}")
+            raise _OtherModel(
+                f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}"
+            )
         nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
         leaves = pytree.named_leaves(handler.restore(path, args=args))
         for leaf in (leaf for leaf in wanted if expected[leaf] is not wanted[leaf]):
             leaves[leaf] = _reshaped(leaves[leaf], wanted[leaf])
-        return leaves, [leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype]
+        return leaves, [
+            leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype
+        ]
 
     def _metadata(self, step: int) -> JsonObject:
         """Return metadata with digests, empty for checkpoints without any; its files are read once."""
@@ -135,7 +147,9 @@ class CheckpointReader:
             if metadata.pop(METADATA_DIGEST, None) not in (None, metadata_digest(metadata)):
                 raise ValueError(f"other bytes than were written in {METADATA}")
             if not _are_digests(metadata.setdefault(DIGESTS, {})):
-                raise ValueError(f"{DIGESTS} in {METADATA} must be an integer or null by item and array")
+                raise ValueError(
+                    f"{DIGESTS} in {METADATA} must be an integer or null by item and array"
+                )
         except (OSError, TypeError, ValueError) as error:
             problem = damage_of(error, folder) if isinstance(error, OSError) else reason(error)
             raise DamagedCheckpoint(folder, problem) from error
@@ -157,7 +171,8 @@ def _parse_metadata(content: bytes) -> JsonObject:
 def _are_digests(value: object) -> bool:
     """Return whether a value of the metadata is a digest (or None) by item and array."""
     return isinstance(value, dict) and all(
-        isinstance(leaves, dict) and all(type(digest) in (int, type(None)) for digest in leaves.values())
+        isinstance(leaves, dict)
+        and all(type(digest) in (int, type(None)) for digest in leaves.values())
         for leaves in value.values()
     )
 
@@ -210,7 +225,9 @@ def read_workdir(
         return read
     advice = "Is it half written, or copied in part? Copy it again."
     reasons = problems or ["None is completely on disk."]
-    raise ValueError("\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *reasons]))
+    raise ValueError(
+        "\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *reasons])
+    )
 
 
 def _steps_to_read(reader: CheckpointReader) -> list[int]:
@@ -218,7 +235,9 @@ def _steps_to_read(reader: CheckpointReader) -> list[int]:
     newest_first = reader.all_steps()[::-1]
     for step in newest_first:
         with contextlib.suppress(DamagedCheckpoint):
-            best = [step for step in reader.metadata(step).get(BEST_STEPS, ()) if step in newest_first]
+            best = [
+                step for step in reader.metadata(step).get(BEST_STEPS, ()) if step in newest_first
+            ]
             return list(dict.fromkeys([*best, *newest_first]))
     return newest_first
 
@@ -231,12 +250,24 @@ def _read_weights(
     shapes = shapes_of(metadata)
     for name, shape in shapes.items():
         if math.prod(shape) > MOST_VALUES:
-            raise DamagedCheckpoint(reader.folder / str(step), f"{METADATA} states {name} with the shape {shape}")
+            raise DamagedCheckpoint(
+                reader.folder / str(step), f"{METADATA} states {name} with the shape {shape}"
+            )
     # NumPy's arrays, whose place is the memory; these take none.
-    abstract = {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items() if math.prod(shape)}
+    abstract = {
+        name: np.broadcast_to(np.float32(0), shape)
+        for name, shape in shapes.items()
+        if math.prod(shape)
+    }
     restored = reader.restore(step, {item: abstract})[item]
-    parameters = {name: restored.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()}
-    return parameters, metadata, f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}"
+    parameters = {
+        name: restored.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()
+    }
+    return (
+        parameters,
+        metadata,
+        f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}",
+    )
 
 
 def _with_heads(leaf: Any, stored: Any) -> Any:
@@ -245,8 +276,14 @@ def _with_heads(leaf: Any, stored: Any) -> Any:
     So had the projections of attention, and their moments, before 0.3: (D, T, h), where (D, T h) is now.
     """
     shape, heads = leaf.shape, getattr(stored, "shape", leaf.shape)
-    axis = next((axis for axis, pair in enumerate(zip(shape, heads, strict=False)) if pair[0] != pair[1]), None)
-    if axis is None or (*heads[:axis], math.prod(heads[axis : axis + 2]), *heads[axis + 2 :]) != shape:
+    axis = next(
+        (axis for axis, pair in enumerate(zip(shape, heads, strict=False)) if pair[0] != pair[1]),
+        None,
+    )
+    if (
+        axis is None
+        or (*heads[:axis], math.prod(heads[axis : axis + 2]), *heads[axis + 2 :]) != shape
+    ):
         return leaf
     if isinstance(leaf, np.ndarray):
         return np.broadcast_to(np.zeros((), leaf.dtype), heads)

@@ -86,7 +86,9 @@ class CheckpointStore:
         orbax_log.addFilter(_is_news)
         self.folder = expanded(workdir).absolute() / FOLDER
         require_exact_path(self.folder.parent)
-        policies: list[checkpoint_managers.PreservationPolicy] = [checkpoint_managers.LatestN(keep_latest)]
+        policies: list[checkpoint_managers.PreservationPolicy] = [
+            checkpoint_managers.LatestN(keep_latest)
+        ]
         if keep_best:
             best = checkpoint_managers.BestN(
                 get_metric_fn=operator.itemgetter(best_metric),
@@ -102,7 +104,9 @@ class CheckpointStore:
             best_mode=best_mode,
         )
         arrays = workarounds.handlers_of_arrays()
-        handlers: dict[str, ocp.CheckpointHandler] = {name: build_checked_handler(arrays) for name in ITEMS}
+        handlers: dict[str, ocp.CheckpointHandler] = {
+            name: build_checked_handler(arrays) for name in ITEMS
+        }
         handlers[METADATA] = ocp.JsonCheckpointHandler()
         self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
         self._check_workdir, self._last_save = check_workdir, -1
@@ -112,7 +116,12 @@ class CheckpointStore:
         return self._manager.latest_step()
 
     def save(
-        self, step: int, items: Mapping[str, object], *, metadata: Mapping[str, object], metrics: Mapping[str, float]
+        self,
+        step: int,
+        items: Mapping[str, object],
+        *,
+        metadata: Mapping[str, object],
+        metrics: Mapping[str, float],
     ) -> None:
         """Start to save; return once the arrays are copied off the devices, while files are still being written.
 
@@ -129,14 +138,26 @@ class CheckpointStore:
         self._check_workdir()
         self._last_save = step
         named = {name: pytree.named_leaves(tree) for name, tree in items.items()}
-        described = {**metadata, DIGESTS: {name: array_digests(leaves) for name, leaves in named.items()}}
-        args = {name: ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/")) for name, leaves in named.items()}
-        args[METADATA] = ocp.args.JsonSave({**described, METADATA_DIGEST: metadata_digest(described)})
+        described = {
+            **metadata,
+            DIGESTS: {name: array_digests(leaves) for name, leaves in named.items()},
+        }
+        args = {
+            name: ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/"))
+            for name, leaves in named.items()
+        }
+        args[METADATA] = ocp.args.JsonSave(
+            {**described, METADATA_DIGEST: metadata_digest(described)}
+        )
         self._guard(
-            lambda: self._manager.save(step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True)
+            lambda: self._manager.save(
+                step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True
+            )
         )
 
-    def complete(self, step: int, *, metadata: Mapping[str, object], metrics: Mapping[str, float]) -> None:
+    def complete(
+        self, step: int, *, metadata: Mapping[str, object], metrics: Mapping[str, float]
+    ) -> None:
         """Add to a checkpoint what was found after it was saved; every process calls this.
 
         Args:
@@ -150,11 +171,15 @@ class CheckpointStore:
         if hosts.is_first():
             folder = self.folder / str(step)
             described = read_json(folder / METADATA / METADATA) | metadata
-            described[METADATA_DIGEST] = metadata_digest({k: v for k, v in described.items() if k != METADATA_DIGEST})
+            described[METADATA_DIGEST] = metadata_digest(
+                {k: v for k, v in described.items() if k != METADATA_DIGEST}
+            )
             if metrics:
                 (folder / METRICS).mkdir(exist_ok=True)
                 write_atomically(folder / METRICS / METRICS, json.dumps(metrics))
-            write_atomically(folder / METADATA / METADATA, json.dumps(described))  # last: nothing is owed any more
+            write_atomically(
+                folder / METADATA / METADATA, json.dumps(described)
+            )  # last: nothing is owed any more
         hosts.wait_for_all("checkpoint completed")
         self._manager.reload()
 
@@ -185,7 +210,9 @@ class CheckpointStore:
             while time.monotonic() < quiet_since + LATE_SECONDS:
                 beside = {path.name for path in self.folder.parent.glob("*")}
                 steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
-                if beside == {FOLDER} and steps <= {str(self._last_save)}:  # nothing of another run, or of a copy
+                if beside == {FOLDER} and steps <= {
+                    str(self._last_save)
+                }:  # nothing of another run, or of a copy
                     remove_tree(self.folder)
                     with contextlib.suppress(OSError):
                         self.folder.parent.rmdir()
@@ -210,10 +237,14 @@ class CheckpointStore:
 def _is_news(record: logging.LogRecord) -> bool:
     """False for what is normal, and for what `CheckpointStore` raises: a message with a traceback."""
     message = record.getMessage()
-    return not record.exc_info and not any(known in message for known in ("tracked_metric", "already exists. Removing"))
+    return not record.exc_info and not any(
+        known in message for known in ("tracked_metric", "already exists. Removing")
+    )
 
 
-def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, object]) -> None:
+def write_workdir(
+    folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, object]
+) -> None:
     """Write a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
 
     Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.
@@ -226,7 +257,9 @@ def write_workdir(folder: pathlib.Path, parameters: Mapping[str, np.ndarray], me
     taken = folder / FOLDER
     others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
     if others:
-        raise ValueError(f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder.")
+        raise ValueError(
+            f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder."
+        )
     # The old one stays until the new one is complete. It is written inside, since the folder may be a mount.
     beside = folder / f".new.{secrets.token_hex(8)}"
     store = CheckpointStore(beside)

@@ -33,10 +33,14 @@ def apply() -> None:
     In a bucket orbax asks whether it has folders, for which an account needs more than access to objects. Without the
     answer it treats all buckets as flat, which works with both kinds.
     """
-    logging.getLogger("asyncio").addFilter(lambda record: "exception was never retrieved" not in record.getMessage())
+    logging.getLogger("asyncio").addFilter(
+        lambda record: "exception was never retrieved" not in record.getMessage()
+    )
     threading.excepthook = _without_orbax(threading.excepthook)
     sys.unraisablehook = _without_orbax(sys.unraisablehook)
-    warnings.filterwarnings("ignore", r"coroutine '.*serialize.*' was never awaited", RuntimeWarning)
+    warnings.filterwarnings(
+        "ignore", r"coroutine '.*serialize.*' was never awaited", RuntimeWarning
+    )
     gcs_utils.is_hierarchical_namespace_enabled = lambda path: False
     if hasattr(tensorstore_utils, "get_tensorstore_raw_bytes"):
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *direction: 0
@@ -69,7 +73,9 @@ def list_keys(item: pathlib.Path) -> list[str]:
 
 
 def _without_orbax(hook: Any) -> Any:
-    return lambda report: None if _is_of_orbax(report.exc_value, report.exc_traceback) else hook(report)
+    return lambda report: (
+        None if _is_of_orbax(report.exc_value, report.exc_traceback) else hook(report)
+    )
 
 
 def _is_of_orbax(error: BaseException | None, trace: TracebackType | None) -> bool:

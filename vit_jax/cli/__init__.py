@@ -32,7 +32,14 @@ _ALL: Any = (  # in the order of the help
     *(training.Pretrain, training.Finetune, training.Replay, training.LrRange, sweeps.Sweep),
     *(weights.Evaluate, weights.Predict, weights.Export, weights.Convert),
     *(frozen.Fewshot, frozen.Probe, frozen.Knn, frozen.Features, frozen.Duplicates, sweeps.Vtab),
-    *(sweeps.Study, run_reports.Status, run_reports.Plot, run_reports.Report, analysis.Inspect, analysis.InspectData),
+    *(
+        sweeps.Study,
+        run_reports.Status,
+        run_reports.Plot,
+        run_reports.Report,
+        analysis.Inspect,
+        analysis.InspectData,
+    ),
     *(lists.Models, lists.Weights, lists.Recipes, lists.Show),
     *(planning.Plan, preparation.Prepare, training.Bench, training.Doctor),
 )
@@ -47,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files and classes may contain undecodable bytes
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # names of files and classes may contain undecodable bytes
     try:
         with stop.orderly_end():
             try:
@@ -57,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt as error:
         stop.leave(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards the rest of the output
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # discards the rest of the output
         sys.exit(128 + signal.SIGPIPE)
     except (ValueError, FloatingPointError, BackendError) as error:
         if os.environ.get("VIT_JAX_TRACEBACK"):
@@ -66,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:  # of a disk or a network; launchers start the command again
         if os.environ.get("VIT_JAX_TRACEBACK") or error.strerror is None:
             raise
-        fail(f"{describe_system_error(error, 'the system')}. Check the path, permissions and free space.", 1)
+        fail(
+            f"{describe_system_error(error, 'the system')}. Check the path, permissions and free space.",
+            1,
+        )
 
 
 def _open_streams() -> None:
@@ -79,7 +93,9 @@ def _open_streams() -> None:
 def _run(words: Sequence[str]) -> None:
     verb, *rest = join_verb(words) if words else ["help"]
     if verb == "--version":
-        print(f"vit_jax {__version__}, JAX {importlib.metadata.version('jax')}, Python {platform.python_version()}")
+        print(
+            f"vit_jax {__version__}, JAX {importlib.metadata.version('jax')}, Python {platform.python_version()}"
+        )
     elif verb in _HELP and not rest:
         print(_overview(), end="")
     elif verb in _HELP:

@@ -26,7 +26,10 @@ def _read_heads(text: str) -> Heads:
     return tuple((int(layer), int(head)) for layer, head in pairs)
 
 
-@verb("ViT-L_32.npz filters,positions --output=pictures", "runs/digits --images=digits --output=pictures")
+@verb(
+    "ViT-L_32.npz filters,positions --output=pictures",
+    "runs/digits --images=digits --output=pictures",
+)
 class Inspect(Reading, Checkpoint):
     """Draw pictures of a network: filters, positions, attention, similar images, and more."""
 
@@ -37,12 +40,18 @@ class Inspect(Reading, Checkpoint):
         "all",
     )
     output: str = option("FOLDER", "for each picture a .png, and its numbers as .npz", REQUIRED)
-    images: str | None = option("FILES", "input images: a folder, an image, a pattern, or data as in a recipe")
+    images: str | None = option(
+        "FILES", "input images: a folder, an image, a pattern, or data as in a recipe"
+    )
     split: Annotated[str | None, When("images")] = option("NAME", "of data; default: test")
     data_dir: Annotated[str | None, When("images")] = option("FOLDER", "of TFDS")
-    num_images: Annotated[Count | None, When("images")] = option("N", "images at most, evenly spread; default: 128")
+    num_images: Annotated[Count | None, When("images")] = option(
+        "N", "images at most, evenly spread; default: 128"
+    )
     shown: Annotated[Count | None, When("images")] = option("N", "images in a sheet; default: 8")
-    heads: Annotated[Heads, _read_heads] = option("LAYER:HEAD,…", "from 1; default: up to 8 of the last layer", ())
+    heads: Annotated[Heads, _read_heads] = option(
+        "LAYER:HEAD,…", "from 1; default: up to 8 of the last layer", ()
+    )
 
     def run(self) -> None:
         from vit_jax.tools.figures.drawing import require_drawing
@@ -56,11 +65,16 @@ class Inspect(Reading, Checkpoint):
         if "heads" not in names:
             self.reject_ineffective(["heads"], f"on {', '.join(names)}")
         if with_images and self.images is None and self.what != "all":
-            raise UsageError(f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe.")
+            raise UsageError(
+                f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe."
+            )
         output = output_folder(self.output)
         require_drawing()
         model, _ = self.load(
-            self.checkpoint, needs_classes=False, needs_transform=self.images is not None, uses_head=False
+            self.checkpoint,
+            needs_classes=False,
+            needs_transform=self.images is not None,
+            uses_head=False,
         )
         drawn = self._possible(names, available(model))
         if "heads" in drawn:
@@ -70,11 +84,21 @@ class Inspect(Reading, Checkpoint):
             drawn = self._possible(drawn, dict.fromkeys(with_images, "it needs --images="))
         elif with_images & {*drawn}:
             view = read_view(
-                model, self.images, split=self.split, data_dir=self.data_dir, num_images=self.num_images or 128
+                model,
+                self.images,
+                split=self.split,
+                data_dir=self.data_dir,
+                num_images=self.num_images or 128,
             )
             has = f"images, and --images={self.images} has {len(view.names)}"
-            least = {name: kind.least_images for name, kind in KINDS.items() if len(view.names) < kind.least_images}
-            drawn = self._possible(drawn, {name: f"it needs at least {number} {has}" for name, number in least.items()})
+            least = {
+                name: kind.least_images
+                for name, kind in KINDS.items()
+                if len(view.names) < kind.least_images
+            }
+            drawn = self._possible(
+                drawn, {name: f"it needs at least {number} {has}" for name, number in least.items()}
+            )
         view = dataclasses.replace(view, shown=self.shown or 8, heads=self.heads)
         note(*view.notes)
         _write(output, ((name, KINDS[name].draw(model, view)) for name in drawn))
@@ -97,7 +121,9 @@ class Inspect(Reading, Checkpoint):
 class InspectData(Recipe):
     """Draw the images and labels that a recipe trains and evaluates on, as the network receives them."""
 
-    output: str = option("FOLDER", "for train.png and test.png, and their numbers as .npz", REQUIRED)
+    output: str = option(
+        "FOLDER", "for train.png and test.png, and their numbers as .npz", REQUIRED
+    )
     shown: Count = option("N", "images in a sheet", 32)
 
     def run(self) -> None:

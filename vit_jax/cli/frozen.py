@@ -34,15 +34,28 @@ if TYPE_CHECKING:
     from vit_jax.evals.splits import Pair, SplitChoice
     from vit_jax.weights import Weights
 
-_OF_IMAGES = ("resize", "crop_fraction", "interpolation", "exif_orientation")  # of the weights' own preparation
+_OF_IMAGES = (
+    "resize",
+    "crop_fraction",
+    "interpolation",
+    "exif_orientation",
+)  # of the weights' own preparation
 Preprocessing = Literal["fewshot", "own"]
 Choice = Literal["mean_accuracy", "mean_rank"]
-_CLASSIFIED = ("pre_logits", "pooled", "token", "mean", "token_mean")  # layers that a network can end in
+_CLASSIFIED = (
+    "pre_logits",
+    "pooled",
+    "token",
+    "mean",
+    "token_mean",
+)  # layers that a network can end in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Features(Limits, Reading):
-    layer: str = option("LAYER", "pre_logits, pooled, token, mean, token_mean, block:N or stage:N", "pre_logits")
+    layer: str = option(
+        "LAYER", "pre_logits, pooled, token, mean, token_mean, block:N or stage:N", "pre_logits"
+    )
     cache: str | None = option("FOLDER", "where features are kept, or none")
     json: bool = switch("print all figures as JSON")
     data_dir: str | None = option("FOLDER", "of TFDS")
@@ -64,9 +77,15 @@ class _Features(Limits, Reading):
             # the released protocol takes the range of values, even if the weights do not describe a preparation
             reading = self if is_own else dataclasses.replace(self, value_range=None)
             model, weights = reading.load(
-                checkpoint, is_placed=True, needs_classes=False, needs_transform=is_own, uses_head=False
+                checkpoint,
+                is_placed=True,
+                needs_classes=False,
+                needs_transform=is_own,
+                uses_head=False,
             )
-            transform = model.require_transform() if is_own else _fewshot_transform(model, self.value_range)
+            transform = (
+                model.require_transform() if is_own else _fewshot_transform(model, self.value_range)
+            )
             extractor = Extractor(
                 module=model.module,
                 architecture=model.architecture,
@@ -75,7 +94,11 @@ class _Features(Limits, Reading):
                 cache=self._cache(),
                 **self.limits,
             )
-            yield extractor, SplitChoice(data_dir=self.data_dir, value_range=transform.value_range, **choice), weights
+            yield (
+                extractor,
+                SplitChoice(data_dir=self.data_dir, value_range=transform.value_range, **choice),
+                weights,
+            )
 
     def reject_data_dir(self, data: str) -> None:
         """Raise UsageError for --data_dir= if all data are files that they name."""
@@ -130,7 +153,9 @@ class _OfPairs(_Features, Checkpoint):
     train_split: str | None = option("NAME", "to fit on")
     test_split: str | None = option("NAME", "to test on")
     classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
-    preprocessing: Preprocessing | None = option("", "as released (default of fewshot), or as the weights were trained")
+    preprocessing: Preprocessing | None = option(
+        "", "as released (default of fewshot), or as the weights were trained"
+    )
 
     @contextlib.contextmanager
     def pairs(
@@ -139,26 +164,45 @@ class _OfPairs(_Features, Checkpoint):
         """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
         splits = self.chosen("train_split", "test_split", "classes")
         preprocessing = self.preprocessing or preprocessing
-        with self.extracting(self.checkpoint, self.data, preprocessing, **splits) as (extractor, choice, weights):
+        with self.extracting(self.checkpoint, self.data, preprocessing, **splits) as (
+            extractor,
+            choice,
+            weights,
+        ):
             from vit_jax.evals.splits import RELEASED, open_pair
 
-            names = list(RELEASED) if self.data == "released" else list(filter(None, self.data.split(",")))
+            names = (
+                list(RELEASED)
+                if self.data == "released"
+                else list(filter(None, self.data.split(",")))
+            )
             if repeated := [name for name in names if names.count(name) > 1]:
-                raise UsageError(f"--data={self.data}: must be different datasets, and has {repeated[0]} twice.")
+                raise UsageError(
+                    f"--data={self.data}: must be different datasets, and has {repeated[0]} twice."
+                )
             options = {"allows_several_labels": allows_several_labels}
-            yield [open_pair(name, choice, weights.training, **options) for name in names], extractor, weights
+            yield (
+                [open_pair(name, choice, weights.training, **options) for name in names],
+                extractor,
+                weights,
+            )
 
 
 @verb("ViT-B_16.npz --data=released", "runs/mine --data=folder:my-images --shots=10 --l2=1")
 class Fewshot(_OfPairs):
     """Accuracy of a linear classifier in closed form on the frozen features of a few images of each class."""
 
-    shots: tuple[Count, ...] | None = option("N,…", "training images of each class; default: 1,5,10,25")
+    shots: tuple[Count, ...] | None = option(
+        "N,…", "training images of each class; default: 1,5,10,25"
+    )
     seeds: Annotated[tuple[Number, ...] | None, When("sampling", "random")] = option(
-        "N,…", "random seeds of the choice of images; results are averaged over them; default: 0,1,2"
+        "N,…",
+        "random seeds of the choice of images; results are averaged over them; default: 0,1,2",
     )
     l2: tuple[Positive, ...] | None = option("X,…", "penalties; default: 1024")
-    penalty_choice: Choice | None = option("", "selects one of several penalties: ours (default), or scenic's")
+    penalty_choice: Choice | None = option(
+        "", "selects one of several penalties: ours (default), or scenic's"
+    )
     sampling: Literal["random", "first"] = option("", "which images of a class to use", "random")
 
     def run(self) -> None:
@@ -174,14 +218,23 @@ class Fewshot(_OfPairs):
             self.say(extractor, weights, table.to_dict(), table.to_text(), table.notes)
 
 
-@verb("ViT-B_16.npz --data=cifar100", "ViT-B_16.npz --data=folder:my-images --folds=5 --output=runs/probe")
+@verb(
+    "ViT-B_16.npz --data=cifar100",
+    "ViT-B_16.npz --data=folder:my-images --folds=5 --output=runs/probe",
+)
 class Probe(_OfPairs):
     """Accuracy of a linear classifier on the frozen features of all training images."""
 
-    method: Literal["logistic", "least_squares"] = option("", "logistic regression, or closed form", "logistic")
+    method: Literal["logistic", "least_squares"] = option(
+        "", "logistic regression, or closed form", "logistic"
+    )
     penalty: Positive | None = option("X", "default: searched by the log-loss over folds")
-    folds: Annotated[int | None, Range("[2, inf)")] = option("K", "also cross-validate on K parts: mean and deviation")
-    output: str | None = option("FOLDER", "write the network with the classifier, for verbs that take weights")
+    folds: Annotated[int | None, Range("[2, inf)")] = option(
+        "K", "also cross-validate on K parts: mean and deviation"
+    )
+    output: str | None = option(
+        "FOLDER", "write the network with the classifier, for verbs that take weights"
+    )
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")
 
     def run(self) -> None:
@@ -201,7 +254,9 @@ class Probe(_OfPairs):
             from vit_jax.weights.saving import save
 
             for pair in pairs:  # before features are computed
-                require_probe_images(pair.train.labels, pair.train.num_classes, self.method, self.penalty, self.folds)
+                require_probe_images(
+                    pair.train.labels, pair.train.num_classes, self.method, self.penalty, self.folds
+                )
 
             def measure(
                 pair: "Pair", train: "SplitFeatures", test: "SplitFeatures"
@@ -211,7 +266,9 @@ class Probe(_OfPairs):
                 if output is None or not hosts.is_first():
                     return result, []
                 names, training = pair.train.class_names, pair.training
-                fitted = with_probe(weights, extractor.transform, self.layer, classifier, names, training)
+                fitted = with_probe(
+                    weights, extractor.transform, self.layer, classifier, names, training
+                )
                 written = save(fitted, output, overwrite=self.overwrite).destination
                 return result, [f"{written} has the classifier: vit-jax predict {output} IMAGE"]
 
@@ -223,9 +280,13 @@ class Probe(_OfPairs):
         if pathlib.Path(output).suffix not in ("", ".npz"):
             raise UsageError(f"--output={output}: must be a folder or a file that ends in .npz.")
         if "," in self.data or self.data in ("released", "all"):
-            raise UsageError(f"--data={self.data}: must be one dataset, whose classifier --output= saves. Give one.")
+            raise UsageError(
+                f"--data={self.data}: must be one dataset, whose classifier --output= saves. Give one."
+            )
         if self.layer not in _CLASSIFIED:
-            raise UsageError(f"--layer={self.layer}: must be one of {', '.join(_CLASSIFIED)} for --output=.")
+            raise UsageError(
+                f"--layer={self.layer}: must be one of {', '.join(_CLASSIFIED)} for --output=."
+            )
         if self.preprocessing == "fewshot":
             raise UsageError("--preprocessing=fewshot: must be own for --output=. Leave it out.")
 
@@ -234,7 +295,9 @@ class Probe(_OfPairs):
 class Knn(_OfPairs):
     """Accuracy of the nearest neighbours among the training images, by the cosine similarity of features."""
 
-    neighbours: tuple[Count, ...] | None = option("N,…", "numbers of neighbours that vote; default: 10,20,100")
+    neighbours: tuple[Count, ...] | None = option(
+        "N,…", "numbers of neighbours that vote; default: 10,20,100"
+    )
     temperature: Positive | None = option("X", "of the weights of their votes; default: 0.07")
 
     def run(self) -> None:
@@ -244,7 +307,9 @@ class Knn(_OfPairs):
 
             for pair in pairs:  # before features are computed
                 require_neighbours(self.neighbours or NUM_NEIGHBOURS, len(pair.train))
-            measure = functools.partial(measure_neighbours, **self.chosen("neighbours", "temperature"))
+            measure = functools.partial(
+                measure_neighbours, **self.chosen("neighbours", "temperature")
+            )
             results, notes = run_on_pairs(pairs, extractor, measure)
             self.say(extractor, weights, {"datasets": results}, to_text(results), notes)
 
@@ -266,7 +331,9 @@ class Features(_Features, Checkpoint):
         output = output_file(self.output)
         if output.suffix != ".npz":
             raise UsageError(f"--output={self.output}: must be a file that ends in .npz.")
-        with self.extracting(self.checkpoint, self.data, self.preprocessing, classes=self.classes) as (
+        with self.extracting(
+            self.checkpoint, self.data, self.preprocessing, classes=self.classes
+        ) as (
             extractor,
             choice,
             weights,
@@ -277,7 +344,13 @@ class Features(_Features, Checkpoint):
 
             source = open_split(self.data, self.split, choice, weights.training)
             written = write_features(output, extractor.extract(source), source)
-            self.say(extractor, weights, written, columns(written.items(), "<<", gap=" ", least=(12,)), [])
+            self.say(
+                extractor,
+                weights,
+                written,
+                columns(written.items(), "<<", gap=" ", least=(12,)),
+                [],
+            )
 
 
 def _read_candidates(text: str) -> str | int:
@@ -299,26 +372,37 @@ class Duplicates(_Features):
     data: str = argument("DATA", "as in a recipe: images to search for duplicates of --against=")
     against: str = option("DATA,…", "test sets", REQUIRED)
     split: str | None = option("NAME", "of DATA; default: train, or all without splits")
-    against_split: str | None = option("NAME", "of all test sets; default: test, or all without splits")
-    distance: Number = option("N", "largest number of different bits of 64 in the hashes of duplicates", 6)
+    against_split: str | None = option(
+        "NAME", "of all test sets; default: test, or all without splits"
+    )
+    distance: Number = option(
+        "N", "largest number of different bits of 64 in the hashes of duplicates", 6
+    )
     weights: str | None = option("CHECKPOINT", "any weights, whose features confirm further pairs")
     candidates: Annotated[str | int | None, When("weights"), _read_candidates] = option(
         "N", "further pairs: those that differ in at most this number of bits, or all; default: 16"
     )
-    cosine: Annotated[PositiveShare | None, When("weights")] = option("X", "least cosine of these pairs; default: 0.95")
+    cosine: Annotated[PositiveShare | None, When("weights")] = option(
+        "X", "least cosine of these pairs; default: 0.95"
+    )
     output: str | None = option("FILE", "the pairs as CSV")
     write: str | None = option("FILE", "ids of the images of DATA, for --config.input.exclude=FILE")
 
     def run(self) -> None:
         if self.weights is None:
             of_weights = [field.name for field in dataclasses.fields(Reading)]
-            self.reject_ineffective(["layer", "cache", "global_batch", *of_weights], "without --weights")
+            self.reject_ineffective(
+                ["layer", "cache", "global_batch", *of_weights], "without --weights"
+            )
         self.reject_data_dir(f"{self.data},{self.against}")
         by_features, distance, cosine = self.candidates == "all", self.distance, self.cosine or 0.95
         candidates = distance
         if self.weights is not None and not by_features:
             candidates = max(distance, 16 if self.candidates is None else int(self.candidates))
-        files = {name: output_file(path, f"--{name}=") for name, path in self.chosen("output", "write").items()}
+        files = {
+            name: output_file(path, f"--{name}=")
+            for name, path in self.chosen("output", "write").items()
+        }
 
         with self._perhaps_extracting() as (extractor, choice):
             from vit_jax import hosts
@@ -334,21 +418,40 @@ class Duplicates(_Features):
             data, against = self.data, self.against.split(",")
             split = self.split or split_to_search(data, "train", choice, against)
             source = open_split(data, split, choice)
-            test_splits = [self.against_split or split_to_search(name, "test", choice, [data]) for name in against]
-            tests = [open_split(name, part, choice) for name, part in zip(against, test_splits, strict=True)]
+            test_splits = [
+                self.against_split or split_to_search(name, "test", choice, [data])
+                for name in against
+            ]
+            tests = [
+                open_split(name, part, choice)
+                for name, part in zip(against, test_splits, strict=True)
+            ]
             pairs = find_by_hashes(source, tests, candidates, self.max_unreadable)
             if extractor:
                 pairs = confirm(pairs, source, tests, extractor, distance, cosine)
             if extractor and by_features:
                 pairs = merged([*pairs, *find_by_features(source, tests, extractor, cosine)])
             if hosts.is_first():
-                print(report(pairs, source, dict(zip(against, tests, strict=True)), split, files, self.json))
+                print(
+                    report(
+                        pairs,
+                        source,
+                        dict(zip(against, tests, strict=True)),
+                        split,
+                        files,
+                        self.json,
+                    )
+                )
 
     @contextlib.contextmanager
     def _perhaps_extracting(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
         """Join the other processes; load the model of --weights=, if there is one."""
         if self.weights is not None:
-            with self.extracting(self.weights, f"{self.data},{self.against}") as (extractor, choice, _):
+            with self.extracting(self.weights, f"{self.data},{self.against}") as (
+                extractor,
+                choice,
+                _,
+            ):
                 yield extractor, choice
             return
         with joined():

@@ -24,7 +24,9 @@ _PIXELS, _NUM_CLASSES = 224, 1000  # the defaults of `vit_jax.create_model`
 class Models(Options):
     """List networks by name with parameters, GFLOPs and public weights."""
 
-    pattern: str = argument("PATTERN", "text in the names, or a pattern such as 'ViT-B/*'; default: all", "")
+    pattern: str = argument(
+        "PATTERN", "text in the names, or a pattern such as 'ViT-B/*'; default: all", ""
+    )
     weights: bool = switch("list the addresses of the public weights of each network")
     json: bool = switch("print everything as JSON")
 
@@ -42,8 +44,17 @@ class Models(Options):
             config = ModelConfig(name=name, head="linear")
             a = build_architecture(config, image_size=(_PIXELS, _PIXELS), num_classes=_NUM_CLASSES)
             parameters, flops = count_parameters(a), FLOPS_PER_MAC * forward_macs(a)
-            rows.append({"name": name, "parameters": parameters, "flops": flops, "weights": PUBLISHED.get(name, ())})
-            lines.append([name, _short(parameters / 1e6), _short(flops / 1e9), ", ".join(releases_of(name))])
+            rows.append(
+                {
+                    "name": name,
+                    "parameters": parameters,
+                    "flops": flops,
+                    "weights": PUBLISHED.get(name, ()),
+                }
+            )
+            lines.append(
+                [name, _short(parameters / 1e6), _short(flops / 1e9), ", ".join(releases_of(name))]
+            )
         if self.json:
             print(json.dumps(rows, indent=2))
             return
@@ -53,12 +64,18 @@ class Models(Options):
             f"At {_PIXELS} x {_PIXELS} pixels, with a linear head of {_NUM_CLASSES:,} classes; 1 multiply-add: 2 FLOPs."
         )
         if not self.weights:
-            print("--weights lists the addresses of the weights. Other names: any patch size, R50x2+ViT-B/32, ...")
-            print("`vit-jax weights --list` lists current families of pre-trained ViTs: DINOv3, SigLIP 2, ...")
+            print(
+                "--weights lists the addresses of the weights. Other names: any patch size, R50x2+ViT-B/32, ..."
+            )
+            print(
+                "`vit-jax weights --list` lists current families of pre-trained ViTs: DINOv3, SigLIP 2, ..."
+            )
             return
         for row in rows:
             print(f"\n{row['name']}:", *(row["weights"] or ["none"]), sep="\n  ")
-        print("\nhf://owner/name is downloaded by the verbs that take weights; download gs:// files yourself.")
+        print(
+            "\nhf://owner/name is downloaded by the verbs that take weights; download gs:// files yourself."
+        )
 
 
 def _require_match(pattern: str, matches: Collection[object], names: Collection[str]) -> None:
@@ -83,7 +100,9 @@ class Weights(Options):
         from vit_jax.text.tables import aligned
         from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
-        families = [family for family in FAMILIES if self.pattern.casefold() in family.name.casefold()]
+        families = [
+            family for family in FAMILIES if self.pattern.casefold() in family.name.casefold()
+        ]
         _require_match(self.pattern, families, [family.name for family in FAMILIES])
         if self.json:
             print(json.dumps([family._asdict() for family in families], indent=2))
@@ -93,9 +112,13 @@ class Weights(Options):
         for family in families:
             print(f"{family.name}:", *family.addresses, sep="\n  ", end="\n\n")
         if self.list:
-            print("Accuracies of the authors: top-1 in percent on ImageNet-1k. Read the licence at the address.")
+            print(
+                "Accuracies of the authors: top-1 in percent on ImageNet-1k. Read the licence at the address."
+            )
         else:
-            print("--list shows licence, pixels and accuracy of each family. {A,B} stands for each of these names.")
+            print(
+                "--list shows licence, pixels and accuracy of each family. {A,B} stands for each of these names."
+            )
 
 
 @verb("digits", "pretrain --json")
@@ -122,7 +145,11 @@ class Recipes(Options):
                 print(entry("", f"{table}: {' '.join(rows)}"))
 
 
-@verb("--config=digits", "--config=finetune:ViT-B/16,cifar10 --config.seed=1", appendix=fields_of_recipes)
+@verb(
+    "--config=digits",
+    "--config=finetune:ViT-B/16,cifar10 --config.seed=1",
+    appendix=fields_of_recipes,
+)
 class Show(Recipe):
     """Print every value of a recipe; with --help, describe all fields."""
 

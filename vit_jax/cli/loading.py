@@ -43,7 +43,8 @@ def _read_range(text: str) -> tuple[float, float]:
 
 
 _OF_FILE = {  # form and meaning of facts about weights
-    name: ("" if "|" in form else form, f"{meaning}; default: of the file") for name, (form, meaning) in OPTIONS.items()
+    name: ("" if "|" in form else form, f"{meaning}; default: of the file")
+    for name, (form, meaning) in OPTIONS.items()
 }
 
 
@@ -52,7 +53,9 @@ class Limits(Options):
     """The batch, and the number of images that may be unreadable, as in training."""
 
     global_batch: Count = option("N", "images at a time on all devices", 128)
-    max_unreadable: Number | None = option("N", "largest number of unreadable images; default: 100, at most a tenth")
+    max_unreadable: Number | None = option(
+        "N", "largest number of unreadable images; default: 100, at most a tenth"
+    )
 
     @property
     def limits(self) -> dict[str, Any]:
@@ -64,7 +67,9 @@ class Limits(Options):
 class Names(Options):
     """Names of the classes."""
 
-    class_names: str | None = option("FILE", "names of the classes, one a line; default: of the weights")
+    class_names: str | None = option(
+        "FILE", "names of the classes, one a line; default: of the weights"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +78,8 @@ class OfWeights(AllowCode):
 
     raw: bool = switch("use a workdir's parameters, not their Polyak average")
     image_size: Annotated[tuple[int, int] | None, _read_size] = option(
-        "H,W", "pixels, or one number for both; learned positions are resized as in the library of the weights"
+        "H,W",
+        "pixels, or one number for both; learned positions are resized as in the library of the weights",
     )
     architecture: str | None = option(*_OF_FILE["architecture"])
     num_heads: Count | None = option(*_OF_FILE["num_heads"])
@@ -81,7 +87,9 @@ class OfWeights(AllowCode):
     layer_norm_epsilon: Positive | None = option(*_OF_FILE["layer_norm_epsilon"])
     group_norm_epsilon: Positive | None = option(*_OF_FILE["group_norm_epsilon"])
     standardization_epsilon: Positive | None = option(*_OF_FILE["standardization_epsilon"])
-    standardization_epsilon_added_to: AddedTo | None = option(*_OF_FILE["standardization_epsilon_added_to"])
+    standardization_epsilon_added_to: AddedTo | None = option(
+        *_OF_FILE["standardization_epsilon_added_to"]
+    )
     rope: Rope | None = option(*_OF_FILE["rope"])
     position_embedding: Literal["learned_1d", "learned_2d", "sincos2d", "none"] | None = option(
         *_OF_FILE["position_embedding"]
@@ -98,19 +106,28 @@ class OfWeights(AllowCode):
         try:
             return facts | {"class_names": read_class_names(expanded(file))}
         except (OSError, ValueError) as error:
-            raise UsageError(f"--class_names={file}: must be readable UTF-8 text, one name a line. {error}.") from None
+            raise UsageError(
+                f"--class_names={file}: must be readable UTF-8 text, one name a line. {error}."
+            ) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading(OfWeights):
     """Facts about weights and the preparation of their images."""
 
-    resize: Literal["direct", "short_side"] | None = option("", "resize of images; default: of the weights")
-    crop_fraction: PositiveShare | None = option("X", "fraction of both sides that a central crop keeps")
+    resize: Literal["direct", "short_side"] | None = option(
+        "", "resize of images; default: of the weights"
+    )
+    crop_fraction: PositiveShare | None = option(
+        "X", "fraction of both sides that a central crop keeps"
+    )
     interpolation: Interpolation | None = option("", "antialiased filter; default: of the weights")
-    exif_orientation: Literal["applied", "ignored"] | None = option("", "turn photographs upright; default: as trained")
+    exif_orientation: Literal["applied", "ignored"] | None = option(
+        "", "turn photographs upright; default: as trained"
+    )
     value_range: Annotated[tuple[float, float] | None, _read_range] = option(
-        "LOW,HIGH", "values of files of more than 8 bits that become 0 and 255; default: as in training"
+        "LOW,HIGH",
+        "values of files of more than 8 bits that become 0 and 255; default: as in training",
     )
     compute_dtype: Literal["float32", "bfloat16"] = option("", "of activations", "float32")
 
@@ -149,7 +166,9 @@ class Reading(OfWeights):
             resize=self.resize,
             crop_fraction=self.crop_fraction,
             interpolation=self.interpolation,
-            exif_orientation=None if self.exif_orientation is None else self.exif_orientation == "applied",
+            exif_orientation=None
+            if self.exif_orientation is None
+            else self.exif_orientation == "applied",
             value_range=self.value_range,
             sharding=sharding,
         )
@@ -165,5 +184,6 @@ class Checkpoint(Options):
     """The weights."""
 
     checkpoint: str = argument(
-        "CHECKPOINT", "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"
+        "CHECKPOINT",
+        "weights: a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name",
     )

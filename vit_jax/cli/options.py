@@ -27,7 +27,10 @@ _WIDTH = 120
 _INDENT = 32  # of the meaning of an option
 _OVERRIDE = "config.SECTION.FIELD"
 _REQUIRED = "the following arguments are required: "  # the message of argparse
-_PROBLEMS = {"expected one argument": "needs a value", "ignored explicit argument": "takes no value"}
+_PROBLEMS = {
+    "expected one argument": "needs a value",
+    "ignored explicit argument": "takes no value",
+}
 _READ = ("data", "against", "data_dir", "weights")  # options that take gs://
 _READING_VERBS = (  # whose positional words do
     *("status", "evaluate", "predict", "export", "convert", "inspect"),
@@ -80,7 +83,9 @@ class Options:
             if field.name not in names or value == default_of_field(field):
                 continue
             values = value if isinstance(value, tuple) else (value,)
-            is_word = value is not True and all(isinstance(one, str | int | float) for one in values)
+            is_word = value is not True and all(
+                isinstance(one, str | int | float) for one in values
+            )
             text = f"={','.join(map(str, values))}" if is_word else ""
             shown += value if field.name == "overrides" else [f"--{field.name}{text}"]
         if shown:
@@ -98,7 +103,9 @@ class Options:
 class AllowCode(Options):
     """The option that every verb with weights or a recipe has."""
 
-    allow_code: str | None = option("PACKAGE,…", "run code of these packages where the weights name it; default: none")
+    allow_code: str | None = option(
+        "PACKAGE,…", "run code of these packages where the weights name it; default: none"
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,12 +113,17 @@ class Overrides(AllowCode):
     """Changes of a recipe."""
 
     overrides: list[str] = option(
-        "VALUE", "change a value of the recipe; `vit-jax show --help` describes all fields", [], flag=_OVERRIDE
+        "VALUE",
+        "change a value of the recipe; `vit-jax show --help` describes all fields",
+        [],
+        flag=_OVERRIDE,
     )
 
     def __post_init__(self) -> None:
         allowed = [] if self.allow_code is None else [f"--config.allow_code={self.allow_code}"]
-        last = {word.partition("=")[0]: word for word in [*self.overrides, *allowed]}  # of each field
+        last = {
+            word.partition("=")[0]: word for word in [*self.overrides, *allowed]
+        }  # of each field
         self.overrides[:] = last.values()
 
 
@@ -119,7 +131,9 @@ class Overrides(AllowCode):
 class Recipe(Overrides):
     """A recipe with changes of its values."""
 
-    config: str = option("RECIPE[:ARGUMENT]", "a file (configs/digits.py), or an installed recipe (digits)", REQUIRED)
+    config: str = option(
+        "RECIPE[:ARGUMENT]", "a file (configs/digits.py), or an installed recipe (digits)", REQUIRED
+    )
 
     def load(self) -> Any:
         """Return the config."""
@@ -132,14 +146,20 @@ class Recipe(Overrides):
 class Share(Options):
     """The part of several runs that this machine does."""
 
-    index: Annotated[int | None, Range("[0, inf)"), When("count")] = option("I", "number of this machine, from 0")
-    count: Annotated[int | None, Range("[1, inf)")] = option("N", "number of machines that share the runs")
+    index: Annotated[int | None, Range("[0, inf)"), When("count")] = option(
+        "I", "number of this machine, from 0"
+    )
+    count: Annotated[int | None, Range("[1, inf)")] = option(
+        "N", "number of machines that share the runs"
+    )
 
     @property
     def share(self) -> tuple[int, int]:
         """The number of this machine, and that of all."""
         if self.count is not None and (self.index is None or self.index >= self.count):
-            raise UsageError(f"--index={self.index}: must lie in [0, {self.count}), with --count={self.count}.")
+            raise UsageError(
+                f"--index={self.index}: must lie in [0, {self.count}), with --count={self.count}."
+            )
         return self.index or 0, self.count or 1
 
 
@@ -155,7 +175,11 @@ class Verb:
     def options(self) -> type[Any]:
         """The dataclass of the declaration, made on first use: it takes a millisecond."""
         is_made = "__dataclass_fields__" in vars(self.declaration)
-        return self.declaration if is_made else dataclasses.dataclass(frozen=True, kw_only=True)(self.declaration)
+        return (
+            self.declaration
+            if is_made
+            else dataclasses.dataclass(frozen=True, kw_only=True)(self.declaration)
+        )
 
     def __call__(self, words: Sequence[str]) -> None:
         self.parse(words).run()
@@ -188,7 +212,11 @@ class Verb:
         """
         known: list[str] = []
         for word in words:
-            if known and known[-1].startswith(f"--{_OVERRIDE}=") and "=" not in known[-1].partition("=")[2]:
+            if (
+                known
+                and known[-1].startswith(f"--{_OVERRIDE}=")
+                and "=" not in known[-1].partition("=")[2]
+            ):
                 known[-1] += f"={word}"  # "--config.seed 1"
             else:
                 known.append(_known(word, self.options, self.name))
@@ -209,14 +237,20 @@ class Verb:
         return options
 
     def _parser(self) -> "_Parser":
-        words = [field for field in dataclasses.fields(self.options) if "flag" not in field.metadata]
+        words = [
+            field for field in dataclasses.fields(self.options) if "flag" not in field.metadata
+        ]
         named = {name: field for name, field in _named(self.options).items() if name != _OVERRIDE}
-        needed = [f"--{name} {_form(field)}" for name, field in named.items() if _is_required(field)]
+        needed = [
+            f"--{name} {_form(field)}" for name, field in named.items() if _is_required(field)
+        ]
         parser = _Parser(
             prog=f"vit-jax {self.name}",
             usage=" ".join([f"vit-jax {self.name}", *map(_form, words), *needed, "[OPTION …]"]),
             description=inspect.cleandoc(self.options.__doc__ or ""),
-            epilog="\n".join(["Examples:", *(f"  vit-jax {self.name} {example}" for example in self.examples)]),
+            epilog="\n".join(
+                ["Examples:", *(f"  vit-jax {self.name} {example}" for example in self.examples)]
+            ),
             formatter_class=functools.partial(
                 argparse.RawDescriptionHelpFormatter, width=_WIDTH, max_help_position=_INDENT
             ),
@@ -232,7 +266,11 @@ class Verb:
             parser.add_argument(field.name, metavar=_form(field), help=_meaning(field, ()), **more)
         for name, field in _named(self.options).items():
             hint = hints[field.name]
-            more = {"dest": field.name, "help": _meaning(field, rules_in(hint)), "required": _is_required(field)}
+            more = {
+                "dest": field.name,
+                "help": _meaning(field, rules_in(hint)),
+                "required": _is_required(field),
+            }
             more |= {} if _is_required(field) else {"default": default_of_field(field)}
             if _plain(hint) is bool:
                 more["action"] = "store_true"
@@ -260,8 +298,12 @@ def verb(*examples: str, appendix: Callable[[], str] | None = None) -> Callable[
 
 def _named(options: type[Any]) -> dict[str, "dataclasses.Field[Any]"]:
     """Return the options with names by flag: required ones, then those of the class, then those of its bases."""
-    fields = {field.name: field for field in dataclasses.fields(options) if "flag" in field.metadata}
-    order = dict.fromkeys(name for kind in options.__mro__ for name in inspect.get_annotations(kind) if name in fields)
+    fields = {
+        field.name: field for field in dataclasses.fields(options) if "flag" in field.metadata
+    }
+    order = dict.fromkeys(
+        name for kind in options.__mro__ for name in inspect.get_annotations(kind) if name in fields
+    )
     ordered = sorted((fields[name] for name in order), key=lambda field: not _is_required(field))
     return {field.metadata["flag"] or field.name: field for field in ordered}
 
@@ -277,10 +319,18 @@ def _form(field: "dataclasses.Field[Any]") -> str:
 
 
 def _meaning(field: "dataclasses.Field[Any]", rules: Iterable[Any]) -> str:
-    needed = "".join(f"; {_reason(rule, 'not with', 'needs')}" for rule in rules if isinstance(rule, When))
+    needed = "".join(
+        f"; {_reason(rule, 'not with', 'needs')}" for rule in rules if isinstance(rule, When)
+    )
     default = default_of_field(field)
     is_shown = default is not REQUIRED and type(default) in (int, float, str) and default != ""
-    suffix = f" (default: {default:g})" if type(default) is float else f" (default: {default})" if is_shown else ""
+    suffix = (
+        f" (default: {default:g})"
+        if type(default) is float
+        else f" (default: {default})"
+        if is_shown
+        else ""
+    )
     return (field.metadata["meaning"] + needed + suffix).replace("%", "%%")
 
 
@@ -296,12 +346,19 @@ def _read(flag: str, hint: Any, text: str) -> Any:
             raise ValueError("must have a value")
         value = custom(text) if custom else check_value("", parse_text(text, plain), plain)
         for number in value if isinstance(value, tuple) else (value,):
-            if wrong := next((rule for rule in rules if isinstance(rule, Range) and not rule.allows(number)), None):
+            if wrong := next(
+                (rule for rule in rules if isinstance(rule, Range) and not rule.allows(number)),
+                None,
+            ):
                 raise ValueError(wrong.rule)
         return value
     except ValueError as error:
-        problem = re.sub("^=.*?: ", "", str(error)).rstrip(".")  # without the value of `check_value`
-        raise argparse.ArgumentTypeError(f"{flag}={text}: {problem}{'' if problem.endswith('?') else '.'}") from None
+        problem = re.sub("^=.*?: ", "", str(error)).rstrip(
+            "."
+        )  # without the value of `check_value`
+        raise argparse.ArgumentTypeError(
+            f"{flag}={text}: {problem}{'' if problem.endswith('?') else '.'}"
+        ) from None
 
 
 def _plain(hint: Any) -> Any:
@@ -361,14 +418,18 @@ def _hint(name: str, value: str, known: Collection[str]) -> str:
 
     paths = [*field_paths(PretrainConfig), *field_paths(FinetuneConfig)]
     fields = fields_meant(name, dict.fromkeys(path.partition(".NAME")[0] for path in paths))
-    near = " or ".join(f"--config.{field}" if "=" in field else f"--config.{field}=" for field in fields)
+    near = " or ".join(
+        f"--config.{field}" if "=" in field else f"--config.{field}=" for field in fields
+    )
     return f" Did you mean {near}?" if near else did_you_mean(name, known, "--{}")
 
 
 def _reason(rule: When, excluded: str = "with", needed: str = "without") -> str:
     if rule.values == (False,):
         return f"{excluded} --{rule.field}"
-    return f"{needed} --{rule.field}" + (f"={' or '.join(map(str, rule.values))}" if rule.values else "")
+    return f"{needed} --{rule.field}" + (
+        f"={' or '.join(map(str, rule.values))}" if rule.values else ""
+    )
 
 
 # Output.
@@ -383,7 +444,9 @@ def fields_of_recipes() -> str:
         parts += ["", textwrap.fill(f"{section.name}: {section.description}", _WIDTH)]
         for field in section.fields:
             default = "required" if field.default is None else f"default {field.default}"
-            parts.append(entry(section.prefix + field.name, f"{field.description} [{field.type}; {default}]"))
+            parts.append(
+                entry(section.prefix + field.name, f"{field.description} [{field.type}; {default}]")
+            )
     return "\n".join([*parts, ""])
 
 
@@ -391,7 +454,11 @@ def entry(name: str, meaning: str) -> str:
     """Return a name with its meaning in a column beside it, or below a longer name."""
     indent = " " * _INDENT
     lines = textwrap.fill(meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent)
-    return f"  {name}\n{lines}" if len(name) > _INDENT - 4 else f"  {name}".ljust(_INDENT) + lines[_INDENT:]
+    return (
+        f"  {name}\n{lines}"
+        if len(name) > _INDENT - 4
+        else f"  {name}".ljust(_INDENT) + lines[_INDENT:]
+    )
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -30,11 +30,15 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
     try:
         target = target_of(path)
     except OSError as error:
-        raise UsageError(f"{option}{value}: cannot be written ({error.strerror}). Choose another.") from error
+        raise UsageError(
+            f"{option}{value}: cannot be written ({error.strerror}). Choose another."
+        ) from error
     if target is not None:
         folder = target.parent if path.is_symlink() else path.parent
         if not folder.is_dir():
-            raise UsageError(f"{option}{value}: {str(folder)!r} is no folder. Create it, or choose another.")
+            raise UsageError(
+                f"{option}{value}: {str(folder)!r} is no folder. Create it, or choose another."
+            )
         require_creatable(folder, f"{option}{value}")
     reject_runs(path, f"{option}{value}")
     return path
@@ -67,7 +71,9 @@ def reject_runs(path: pathlib.Path, word: str) -> None:
 
 def require_creatable(folder: pathlib.Path, word: str) -> None:
     """Raise UsageError, which begins with `word`, if a folder neither exists nor can be created, or is read-only."""
-    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    nearest = next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
+    )
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:

@@ -24,17 +24,25 @@ class Plan(Recipe):
     """
 
     topology: str = option(
-        "NAME", "v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs", REQUIRED
+        "NAME",
+        "v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs",
+        REQUIRED,
     )
     slices: Count | None = option("N", "of this topology")
     price: NotNegative | None = option("N", "of one chip for one hour")
     num_examples: Count | None = option("N", "of data that the recipe does not name")
     num_classes: Count | None = option("N", "of data that the recipe does not name")
     arithmetic: bool = switch("compile nothing")
-    search: bool = switch("find the fastest layout that fits: rematerialisation, sharding and micro-batches")
+    search: bool = switch(
+        "find the fastest layout that fits: rematerialisation, sharding and micro-batches"
+    )
     batches: Annotated[bool, SEARCHING] = switch("search other batches, too")
-    tries: Annotated[Count | None, SEARCHING, COMPILING] = option("N", "best layouts to compile; default: 4")
-    hlo: Annotated[str | None, When("search", False), COMPILING] = option("FILE", "write the compiled program")
+    tries: Annotated[Count | None, SEARCHING, COMPILING] = option(
+        "N", "best layouts to compile; default: 4"
+    )
+    hlo: Annotated[str | None, When("search", False), COMPILING] = option(
+        "FILE", "write the compiled program"
+    )
     json: bool = switch("print all figures as JSON")
 
     def run(self) -> None:
@@ -62,13 +70,27 @@ class Plan(Recipe):
                 can_compile=not self.arithmetic,
                 report=lambda text: print(text, file=sys.stderr, flush=True),
             )
-            text = json.dumps(result_to_json(layouts), indent=2) + "\n" if self.json else result_to_text(layouts)
+            text = (
+                json.dumps(result_to_json(layouts), indent=2) + "\n"
+                if self.json
+                else result_to_text(layouts)
+            )
             print(text, end="")
             return
-        result = make_plan(config, topology, dataset, price_per_chip_hour=self.price, can_compile=not self.arithmetic)
-        print(json.dumps(to_json(result), indent=2) + "\n" if self.json else to_text(result), end="")
+        result = make_plan(
+            config,
+            topology,
+            dataset,
+            price_per_chip_hour=self.price,
+            can_compile=not self.arithmetic,
+        )
+        print(
+            json.dumps(to_json(result), indent=2) + "\n" if self.json else to_text(result), end=""
+        )
         if target is None:
             return
         if not isinstance(result.compiled, Executable):
-            raise UsageError(f"--hlo={target}: must have a compiled program. {result.reason.splitlines()[0]}.")
+            raise UsageError(
+                f"--hlo={target}: must have a compiled program. {result.reason.splitlines()[0]}."
+            )
         write_atomically(target, result.compiled.text)

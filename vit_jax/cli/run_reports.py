@@ -20,8 +20,12 @@ class Status(Options):
     It reads the files of workdirs and no device, and can run beside the runs.
     """
 
-    workdirs: tuple[str, ...] = argument("WORKDIR…", "of runs, or folders of workdirs; also on shared file systems")
-    follow: Annotated[Positive | None, When("json", False)] = option("SECONDS", "repeat until no run is running")
+    workdirs: tuple[str, ...] = argument(
+        "WORKDIR…", "of runs, or folders of workdirs; also on shared file systems"
+    )
+    follow: Annotated[Positive | None, When("json", False)] = option(
+        "SECONDS", "repeat until no run is running"
+    )
     json: bool = switch("print a list of objects, for programs")
 
     def run(self) -> None:
@@ -29,7 +33,11 @@ class Status(Options):
 
         while True:
             runs = read_all(self.workdirs)
-            text = json.dumps(list(map(dataclasses.asdict, runs)), indent=2) + "\n" if self.json else to_table(runs)
+            text = (
+                json.dumps(list(map(dataclasses.asdict, runs)), indent=2) + "\n"
+                if self.json
+                else to_table(runs)
+            )
             print(text, end="", flush=True)
             if self.follow is None or all(run.state != "running" for run in runs):
                 return
@@ -54,7 +62,9 @@ class Plot(Options):
 
         output, form = drawing.output_of(self.output)
         output_file(self.output)
-        figure = curves.draw_curves(curves.read_runs(self.runs), self.metrics or curves.USUAL, self.axis)
+        figure = curves.draw_curves(
+            curves.read_runs(self.runs), self.metrics or curves.USUAL, self.axis
+        )
         write_atomically(output, drawing.to_bytes(figure, form))
         print(printable(str(output)))
 
@@ -87,15 +97,22 @@ class Report(Limits, AllowCode):
         from vit_jax.tools.figures.curves import read_run
         from vit_jax.train.run_files import read_summary
 
-        content: dict[str, Any] = {"run": read_run(folder, str(folder)), "summary": read_summary(folder)}
+        content: dict[str, Any] = {
+            "run": read_run(folder, str(folder)),
+            "summary": read_summary(folder),
+        }
         if has_checkpoints(folder):
             reading = Reading(allow_code=self.allow_code)
-            model, weights = reading.load(str(folder), is_placed=True, needs_classes=False, needs_transform=False)
+            model, weights = reading.load(
+                str(folder), is_placed=True, needs_classes=False, needs_transform=False
+            )
             content["model"] = model
             if not self.without_data:
                 content |= page.look_at_data(model, weights, self.data_dir, **self.limits)
         else:
-            content["notes"] = ["There is no checkpoint yet: the page has no predictions and no network pictures."]
+            content["notes"] = [
+                "There is no checkpoint yet: the page has no predictions and no network pictures."
+            ]
         note(*content.get("notes", ()))
         write_atomically(output, page.build_page(page.Report(**content)))
         print(printable(str(output)))

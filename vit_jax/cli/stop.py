@@ -33,15 +33,23 @@ _is_sent_again = threading.Event()  # by `_send_again`, perhaps more than once
 def orderly_end() -> Iterator[None]:
     """Raise `Terminated` in this context when SIGTERM arrives, and in the place of an error that follows from it."""
     global _asked_at
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals in the main thread only
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # Python handles signals in the main thread only
         yield
         return
     _asked_at = None
     _raised.clear()
-    hook, on_sigterm, on_sigint = sys.unraisablehook, signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    hook, on_sigterm, on_sigint = (
+        sys.unraisablehook,
+        signal.getsignal(signal.SIGTERM),
+        signal.getsignal(signal.SIGINT),
+    )
     sys.unraisablehook = again = _send_again(hook)
     take_sigterm()
-    if on_sigint is signal.default_int_handler:  # a shell makes programs in the background ignore it
+    if (
+        on_sigint is signal.default_int_handler
+    ):  # a shell makes programs in the background ignore it
         signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
@@ -104,7 +112,10 @@ def _send_again(hook: Any) -> Any:
         A signal that arrives just before a system call does not end that call, so it is sent until its handler runs.
         """
         main_thread = threading.main_thread().ident or 0
-        while any(frame.f_code is handle.__code__ for frame, _ in walk_stack(sys._current_frames().get(main_thread))):
+        while any(
+            frame.f_code is handle.__code__
+            for frame, _ in walk_stack(sys._current_frames().get(main_thread))
+        ):
             time.sleep(0.01)
         _is_sent_again.set()
         while not _raised.is_set():

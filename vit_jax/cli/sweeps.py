@@ -53,13 +53,21 @@ def _run_together(run: Callable[[], None], workdir: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Runs(Share, Recipe):
-    workdir: str = option("FOLDER", "of the runs and the results; the same command resumes them", REQUIRED)
+    workdir: str = option(
+        "FOLDER", "of the runs and the results; the same command resumes them", REQUIRED
+    )
     dry_run: bool = switch("list the runs with their states and costs")
-    num_examples: Annotated[Count | None, PLANNING] = option("N", "of data that the recipe does not name")
-    num_classes: Annotated[Count | None, PLANNING] = option("N", "of data that the recipe does not name")
+    num_examples: Annotated[Count | None, PLANNING] = option(
+        "N", "of data that the recipe does not name"
+    )
+    num_classes: Annotated[Count | None, PLANNING] = option(
+        "N", "of data that the recipe does not name"
+    )
     topology: str | None
 
-    def perform(self, grid: "Grid", halving: "Halving | None" = None, *, with_paper: bool = False) -> None:
+    def perform(
+        self, grid: "Grid", halving: "Halving | None" = None, *, with_paper: bool = False
+    ) -> None:
         """Print the plan of a grid's runs, or do this machine's share of them and print the results."""
         index, count = self.share
         workdir = expanded(self.workdir).absolute()
@@ -71,7 +79,10 @@ class _Runs(Share, Recipe):
             from vit_jax.tools.sweeps.runs import plan_to_markdown
 
             sizes = self.chosen("num_examples", "num_classes")
-            print(plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving), end="")
+            print(
+                plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving),
+                end="",
+            )
             return
 
         def run() -> None:
@@ -115,10 +126,18 @@ class Sweep(_Runs):
     )
     random: Count | None = option("N", "number of random settings, in place of all combinations")
     seed: Annotated[Number, When("random")] = option("N", "of the random settings", 0)
-    metric: str | None = option("NAME", "result that settings are compared by; default: checkpoint.best_metric")
-    stop_after: Annotated[float | None, Range("(0, 0.99]")] = option("FRACTION", "then only the best continue")
-    keep: Annotated[Count | None, When("stop_after")] = option("N", "settings that continue; default: half of them")
-    topology: Annotated[str | None, PLANNING] = option("NAME", "time and chip-hours there, as `plan` prints them")
+    metric: str | None = option(
+        "NAME", "result that settings are compared by; default: checkpoint.best_metric"
+    )
+    stop_after: Annotated[float | None, Range("(0, 0.99]")] = option(
+        "FRACTION", "then only the best continue"
+    )
+    keep: Annotated[Count | None, When("stop_after")] = option(
+        "N", "settings that continue; default: half of them"
+    )
+    topology: Annotated[str | None, PLANNING] = option(
+        "NAME", "time and chip-hours there, as `plan` prints them"
+    )
 
     def run(self) -> None:
         if self.dry_run:
@@ -128,7 +147,12 @@ class Sweep(_Runs):
         from vit_jax.tools.sweeps.runs import Halving
 
         grid = make_sweep(
-            self.config, self.overrides, self.grid, metric=self.metric, num_settings=self.random, seed=self.seed
+            self.config,
+            self.overrides,
+            self.grid,
+            metric=self.metric,
+            num_settings=self.random,
+            seed=self.seed,
         )
         self.perform(grid, Halving(self.stop_after, self.keep) if self.stop_after else None)
 
@@ -155,23 +179,35 @@ class Study(_Runs):
     table `STUDIES`, else the paper's.
     """
 
-    name: str = argument("NAME", "data_size, scaling, positions, pooling, shape, optimizer or speed")
-    topology: str | None = option("NAME", "for a dry run, as of `plan`; the TPU that speed is planned for")
+    name: str = argument(
+        "NAME", "data_size, scaling, positions, pooling, shape, optimizer or speed"
+    )
+    topology: str | None = option(
+        "NAME", "for a dry run, as of `plan`; the TPU that speed is planned for"
+    )
     measures: Values = option("A,B,…", "metrics of summary.json to show")
     paper: bool = switch("draw the paper's Table 6 too (scaling)")
-    models: Values = option("A,B,…", "arguments of the recipe and fields: ViT-B/32,epochs=7,model.block=axial,R50x1")
+    models: Values = option(
+        "A,B,…", "arguments of the recipe and fields: ViT-B/32,epochs=7,model.block=axial,R50x1"
+    )
     examples: Values = option("A,B,…", "numbers of training images (data_size)")
     weight_decays: Values = option("A,B,…", "searched for each number of images (data_size)")
     dropouts: Values = option("A,B,…", "searched for each number of images (data_size)")
     label_smoothings: Values = option("A,B,…", "searched for each number of images (data_size)")
     epochs: Values = option("A,B,…", "lengths (scaling)")
-    positions: Values = option("A,B,…", "none, learned_1d, learned_2d, relative, sincos2d (positions)")
+    positions: Values = option(
+        "A,B,…", "none, learned_1d, learned_2d, relative, sincos2d (positions)"
+    )
     layers: Values = option("A,B,…", "where they are added: stem, every, shared (positions)")
     pools: Values = option("A,B,…", "token, gap, map (pooling)")
     learning_rates: Values = option("A,B,…", "at the peak (pooling)")
-    shapes: Values = option("A,B,…", "base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)")
+    shapes: Values = option(
+        "A,B,…", "base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)"
+    )
     optimizers: Values = option("A,B,…", "adam, sgd (optimizer)")
-    rate_factors: Values = option("A,B,…", "of the learning rate, searched for each optimiser (optimizer)")
+    rate_factors: Values = option(
+        "A,B,…", "of the learning rate, searched for each optimiser (optimizer)"
+    )
     image_sizes: Values = option("A,B,…", "sides in pixels (speed)")
     seeds: Values = option("A,B,…", "of every study: their mean and extremes are shown")
 
@@ -184,7 +220,9 @@ class Study(_Runs):
             self.reject_ineffective(["topology"], f"on {self.name} without --dry-run")
         if self.name != "scaling":
             self.reject_ineffective(["paper"], f"on {self.name}, only on scaling")
-        axes = [name for name in type(self).__annotations__ if name not in ("name", "topology", "paper")]
+        axes = [
+            name for name in type(self).__annotations__ if name not in ("name", "topology", "paper")
+        ]
         if self.dry_run or self.topology is not None:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
@@ -205,8 +243,13 @@ _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its run
     "search.validation_fraction": "the validation split of a suite's tasks",
     **dict.fromkeys(("input.train_split", "input.test_split"), "the tasks of a suite"),
     "input.data_dir": "--data_dir=",
-    **dict.fromkeys(("evaluation.every", "stop_early.patience"), "nothing: a run is evaluated once, at its end"),
-    **dict.fromkeys(("checkpoint.keep_latest", "checkpoint.keep_best"), "nothing: a run keeps its last checkpoint"),
+    **dict.fromkeys(
+        ("evaluation.every", "stop_early.patience"), "nothing: a run is evaluated once, at its end"
+    ),
+    **dict.fromkeys(
+        ("checkpoint.keep_latest", "checkpoint.keep_best"),
+        "nothing: a run keeps its last checkpoint",
+    ),
 }
 
 
@@ -215,7 +258,9 @@ def _read_lengths(text: str) -> tuple[tuple[int, int], ...]:
     are_pairs = all(len(pair) == 2 and all(map(str.isdecimal, pair)) for pair in pairs)
     lengths = tuple((int(steps), int(warmup)) for steps, warmup in pairs) if are_pairs else ()
     if not lengths or any(warmup >= steps for steps, warmup in lengths):
-        raise ValueError("must be pairs STEPS:WARMUP, each warm-up shorter than its run. Use 500:100,2500:200")
+        raise ValueError(
+            "must be pairs STEPS:WARMUP, each warm-up shorter than its run. Use 500:100,2500:200"
+        )
     return lengths
 
 
@@ -229,15 +274,25 @@ class Vtab(Share, Overrides):
     Settings are tried on 800 images of a task and compared on 200; then the best is trained on all 1,000 and tested.
     """
 
-    weights: str = argument("WEIGHTS", "a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name")
-    tasks: str = option("TASKS", "all, a group (natural, specialized, structured), or names", REQUIRED)
-    workdir: str = option("FOLDER", "of the runs and the table; the same command resumes them", REQUIRED)
+    weights: str = argument(
+        "WEIGHTS", "a workdir, .npz, .safetensors, a folder with weights, or hf://owner/name"
+    )
+    tasks: str = option(
+        "TASKS", "all, a group (natural, specialized, structured), or names", REQUIRED
+    )
+    workdir: str = option(
+        "FOLDER", "of the runs and the table; the same command resumes them", REQUIRED
+    )
     data_dir: str | None = option("FOLDER", "of TFDS")
     available: bool = switch("skip tasks whose data cannot be opened")
     dry_run: bool = switch("print the plan; run nothing")
-    sweep: Literal["shared", "per_task"] = option("", "one setting for all tasks, or one for each", "shared")
+    sweep: Literal["shared", "per_task"] = option(
+        "", "one setting for all tasks, or one for each", "shared"
+    )
     learning_rates: tuple[Positive, ...] | None = option("X,…", "to try")
-    lengths: Annotated[tuple[tuple[int, int], ...] | None, _read_lengths] = option("STEPS:WARMUP,…", "to try")
+    lengths: Annotated[tuple[tuple[int, int], ...] | None, _read_lengths] = option(
+        "STEPS:WARMUP,…", "to try"
+    )
     suite: str | None = option("package.module:name", "custom tasks")
     config: str = option("RECIPE", "of the fine-tuning", VTAB_RECIPE)
 
@@ -256,7 +311,11 @@ class Vtab(Share, Overrides):
         if not self.dry_run:
             run_sweep(sweep)
         if hosts.is_first():
-            print(plan_to_markdown(sweep) if self.dry_run else write_results(sweep), end="", flush=True)
+            print(
+                plan_to_markdown(sweep) if self.dry_run else write_results(sweep),
+                end="",
+                flush=True,
+            )
 
     def _tasks(self) -> "vtab_sweeps.Sweep":
         """Return the sweep; the data of every task can be opened."""
@@ -270,7 +329,9 @@ class Vtab(Share, Overrides):
         data_dir = [f"--config.input.data_dir={self.data_dir}"] if self.data_dir is not None else []
         config = load_recipe(self.config, [*self.overrides, *data_dir])
         if not isinstance(config, FinetuneConfig):
-            raise UsageError(f"--config={self.config}: must be a recipe for fine-tuning. Use {VTAB_RECIPE}.")
+            raise UsageError(
+                f"--config={self.config}: must be a recipe for fine-tuning. Use {VTAB_RECIPE}."
+            )
         asked = select_tasks(load_suite(self.suite), self.tasks)
         problems = unavailable(asked, config)
         tasks = tuple(task for task in asked if task not in problems)
@@ -279,8 +340,14 @@ class Vtab(Share, Overrides):
                 note(*(f"{task.name} is skipped. {problem}" for task, problem in problems.items()))
         elif problems:
             lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
-            hint = "\nWith --available the other tasks are run." if tasks and not self.available else ""
-            raise UsageError(f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}")
+            hint = (
+                "\nWith --available the other tasks are run."
+                if tasks and not self.available
+                else ""
+            )
+            raise UsageError(
+                f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}"
+            )
         rates, lengths = self.learning_rates or LEARNING_RATES, self.lengths or LENGTHS
         require_different("--learning_rates=", rates)
         require_different("--lengths=", [steps for steps, _ in lengths])

@@ -42,20 +42,37 @@ CHECKING = When("check")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run(Recipe):
-    workdir: str = option("FOLDER", "checkpoints and results; the same command resumes after an interruption", REQUIRED)
+    workdir: str = option(
+        "FOLDER",
+        "checkpoints and results; the same command resumes after an interruption",
+        REQUIRED,
+    )
     parameters: bool = switch("list every parameter of the network first, not only its parts")
-    check: bool = switch("check the recipe, data and weights, print one line and end; no device is used")
-    devices: Annotated[Count | None, CHECKING] = option("N", "devices of all machines; default: the smallest number")
-    slices: Annotated[Count | None, CHECKING] = option("N", "TPU slices, or nodes of GPUs, of these devices")
-    remote: Annotated[str | None, CHECKING] = option("FOLDER", "that only the machines of the run have")
-    doctor: bool = switch("examine the machines first, as the verb doctor does, and start only if all is well")
+    check: bool = switch(
+        "check the recipe, data and weights, print one line and end; no device is used"
+    )
+    devices: Annotated[Count | None, CHECKING] = option(
+        "N", "devices of all machines; default: the smallest number"
+    )
+    slices: Annotated[Count | None, CHECKING] = option(
+        "N", "TPU slices, or nodes of GPUs, of these devices"
+    )
+    remote: Annotated[str | None, CHECKING] = option(
+        "FOLDER", "that only the machines of the run have"
+    )
+    doctor: bool = switch(
+        "examine the machines first, as the verb doctor does, and start only if all is well"
+    )
 
     def run(self) -> None:
         with preemptible():
             from vit_jax.config import FinetuneConfig, PretrainConfig
 
             verb = type(self).__name__.lower()
-            kinds: dict[str, type[RunConfig]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+            kinds: dict[str, type[RunConfig]] = {
+                "pretrain": PretrainConfig,
+                "finetune": FinetuneConfig,
+            }
             self.overrides.extend(["--config.logging.parameters=True"] if self.parameters else [])
             config = self.load()
             if not isinstance(config, kinds.pop(verb)):
@@ -80,9 +97,17 @@ class _Run(Recipe):
 
         for name in needed:
             if getattr(config, name) is None:
-                raise UsageError(f"config.{name}=None: must be set for this recipe. Add --config.{name}=…")
+                raise UsageError(
+                    f"config.{name}=None: must be set for this recipe. Add --config.{name}=…"
+                )
         remote = None if self.remote is None else Path(self.remote)
-        lines = check_start(self.config, config, num_devices=self.devices, num_slices=self.slices or 1, remote=remote)
+        lines = check_start(
+            self.config,
+            config,
+            num_devices=self.devices,
+            num_slices=self.slices or 1,
+            remote=remote,
+        )
         print(printable_lines("\n".join(lines)))
 
 
@@ -111,7 +136,10 @@ def preemptible() -> Iterator[None]:
     try:
         yield
     except Terminated as error:
-        leave(error, "stopped before the first step: there is nothing to save; the same command starts again")
+        leave(
+            error,
+            "stopped before the first step: there is nothing to save; the same command starts again",
+        )
 
 
 def _examine(words: Sequence[str]) -> None:
@@ -134,7 +162,9 @@ def _require_effective_holdout(config: "RunConfig", overrides: Sequence[str]) ->
 
     words = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
     if words and config.data is not None and not holds_out(config.data, config.input):
-        raise UsageError(f"{words[-1]}: has no effect on {config.data}, which has splits. Leave it out.")
+        raise UsageError(
+            f"{words[-1]}: has no effect on {config.data}, which has splits. Leave it out."
+        )
 
 
 def run_training(loop: Callable[[], object], workdir: str) -> None:
@@ -170,7 +200,11 @@ def _kept(workdir: str) -> str:
     from vit_jax.train.lifecycle.watchdog import newest_checkpoint
 
     step = newest_checkpoint(expanded(workdir))
-    return "no checkpoint was written" if step is None else f"the last checkpoint, of step {step:,}, is kept"
+    return (
+        "no checkpoint was written"
+        if step is None
+        else f"the last checkpoint, of step {step:,}, is kept"
+    )
 
 
 @verb("runs/digits", "runs/digits --step=250")
@@ -181,7 +215,9 @@ class Replay(AllowCode):
     WORKDIR/replay/step_N receives all figures and the state before the step; nothing else changes.
     """
 
-    workdir: str = argument("WORKDIR", "of a run; of a search also FOLDER/search/learning_rate=RATE")
+    workdir: str = argument(
+        "WORKDIR", "of a run; of a search also FOLDER/search/learning_rate=RATE"
+    )
     step: Count | None = option("N", "from 1; default: the step that diverged")
 
     def run(self) -> None:
@@ -189,7 +225,9 @@ class Replay(AllowCode):
         from vit_jax.train.series import say
 
         with joined():
-            say(replay(self.workdir, self.step, allow_code=self.allow_code or "", say=say).to_text())
+            say(
+                replay(self.workdir, self.step, allow_code=self.allow_code or "", say=say).to_text()
+            )
 
 
 @verb(
@@ -202,7 +240,9 @@ class LrRange(Recipe):
     The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture and its numbers.
     """
 
-    output: str = option("FILE", ".png, .svg or .pdf, and all figures beside it in a .json", "lr_range.png")
+    output: str = option(
+        "FILE", ".png, .svg or .pdf, and all figures beside it in a .json", "lr_range.png"
+    )
     low: Positive = option("X", "the first learning rate", 1e-6)
     high: Positive = option("X", "the last one, unless the loss diverges before", 1.0)
     steps: Count = option("N", "steps, each with a higher rate than the one before", 100)
@@ -224,7 +264,9 @@ class LrRange(Recipe):
         write_atomically(output.with_suffix(".json"), json.dumps(test.to_json(), indent=2) + "\n")
         for reason, rate in suggestions.items():
             print(f"{rate:<9.2g}{reason}")
-        print(f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more")
+        print(
+            f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more"
+        )
         print(f"{output}, {output.with_suffix('.json').name}")
 
 
@@ -256,12 +298,19 @@ class Doctor(Overrides):
     equal trainings, a restored state, steps of S/16 and B/16 beside their plans, input. On a CPU it uses small sizes.
     """
 
-    workdir: str | None = option("FOLDER", "write a checkpoint there, too, and report the free space")
-    config: str | None = option("RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too")
-    topology: Annotated[str | None, When("config")] = option(
-        "NAME", "as of `plan`: compare the data with the step that is planned for this machine instead"
+    workdir: str | None = option(
+        "FOLDER", "write a checkpoint there, too, and report the free space"
     )
-    hardware: bool = switch("examine the devices in minutes: numerics, determinism, speed and memory")
+    config: str | None = option(
+        "RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too"
+    )
+    topology: Annotated[str | None, When("config")] = option(
+        "NAME",
+        "as of `plan`: compare the data with the step that is planned for this machine instead",
+    )
+    hardware: bool = switch(
+        "examine the devices in minutes: numerics, determinism, speed and memory"
+    )
     json: bool = switch("print the findings of each process as JSON")
 
     def run(self) -> None:
@@ -280,8 +329,12 @@ class Doctor(Overrides):
         report, is_good = [], True
         try:
             with joined():
-                for name, findings in examine(self.workdir, config, topology=topology, with_hardware=self.hardware):
-                    report.append([{"name": name} | dataclasses.asdict(finding) for finding in findings])
+                for name, findings in examine(
+                    self.workdir, config, topology=topology, with_hardware=self.hardware
+                ):
+                    report.append(
+                        [{"name": name} | dataclasses.asdict(finding) for finding in findings]
+                    )
                     is_good &= all(finding.is_good for finding in findings)
                     if hosts.is_first() and not self.json:
                         print(printable_lines("\n".join(lines(name, findings))), flush=True)

@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 Library = Literal["timm", "huggingface"]
 Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
-_CHOICE = ("split", "train_split", "classes", "seed", "holdout_fraction")  # of the images to evaluate on
+_CHOICE = (
+    "split",
+    "train_split",
+    "classes",
+    "seed",
+    "holdout_fraction",
+)  # of the images to evaluate on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +44,13 @@ class _Conversion(OfWeights, Names):
     overwrite: bool = switch("replace existing files")
 
     def convert(
-        self, source: str, destination: str, to: str | None, *, without_head: bool = False, verbose: bool = False
+        self,
+        source: str,
+        destination: str,
+        to: str | None,
+        *,
+        without_head: bool = False,
+        verbose: bool = False,
     ) -> None:
         """Write weights in another format; print what was converted."""
         require_creatable(expanded(destination).parent, destination)
@@ -59,14 +71,18 @@ class _Conversion(OfWeights, Names):
 class Convert(_Conversion):
     """Read weights in any format and write them in any other."""
 
-    source: str = argument("SOURCE", "weights in any format: a file, a folder, a workdir or hf://owner/name")
+    source: str = argument(
+        "SOURCE", "weights in any format: a file, a folder, a workdir or hf://owner/name"
+    )
     destination: str = argument("DESTINATION", "a .npz or .safetensors file, or a folder")
     to: Literal["released", "bit", "timm", "huggingface", "vit_jax"] | None = option(
         "", "the format; a .npz and a folder have defaults"
     )
     without_head: bool = switch("remove the classifier")
     verbose: bool = switch("list every array and how it is used")
-    push: str | None = option("hf://OWNER/NAME", "upload the folder of --to=timm or huggingface to the Hub")
+    push: str | None = option(
+        "hf://OWNER/NAME", "upload the folder of --to=timm or huggingface to the Hub"
+    )
 
     def run(self) -> None:
         from vit_jax.weights import hub
@@ -74,7 +90,9 @@ class Convert(_Conversion):
 
         if self.push is not None:
             if self.to not in LIBRARIES or not names_folder(self.destination):
-                raise UsageError(f"--push={self.push}: must be of a folder. Use --to=timm or --to=huggingface.")
+                raise UsageError(
+                    f"--push={self.push}: must be of a folder. Use --to=timm or --to=huggingface."
+                )
             hub.require_hub(self.push)
         more = {"without_head": self.without_head, "verbose": self.verbose}
         self.convert(self.source, self.destination, self.to, **more)
@@ -100,7 +118,9 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         "its sets",
         REQUIRED,
     )
-    report: str | None = option("FOLDER", "write tables of classes and images, confusions and pictures")
+    report: str | None = option(
+        "FOLDER", "write tables of classes and images, confusions and pictures"
+    )
     csv: str | None = option("FILE", "write the table of classes; - prints only this table")
     json: bool = switch("print all metrics as JSON")
     real: str | None = option("FILE", "real.json, the labels of ImageNet ReaL")
@@ -149,7 +169,11 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         if not hosts.is_first():
             return
         if self.csv != "-":
-            text = to_json(values(results, absent, model.source)) if self.json else to_text(results, model.source)
+            text = (
+                to_json(values(results, absent, model.source))
+                if self.json
+                else to_text(results, model.source)
+            )
             print(text, flush=True)
         for result in results.values():
             note(*result.labelled.notes)
@@ -158,7 +182,9 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             (result,) = results.values()
             _write_csv(table, to_csv(result.metrics.class_rows()))
 
-    def _open(self, model: "Model", weights: "Weights") -> "tuple[dict[str, Labelled], dict[str, str]]":
+    def _open(
+        self, model: "Model", weights: "Weights"
+    ) -> "tuple[dict[str, Labelled], dict[str, str]]":
         """Return the images by name, "" for a single dataset; and how missing sets are made."""
         from vit_jax.evals.splits import SplitChoice, open_labelled
         from vit_jax.tools.imagenet_sets import is_family, open_family
@@ -186,7 +212,9 @@ def _csv_file(csv: str | None) -> pathlib.Path | None:
         return None
     path = output_file(csv, "--csv=")
     if is_image(path.name):
-        raise UsageError(f"--csv={csv}: must not be an image, which would be replaced. Use NAME.csv.")
+        raise UsageError(
+            f"--csv={csv}: must not be an image, which would be replaced. Use NAME.csv."
+        )
     return path
 
 
@@ -211,11 +239,19 @@ class Predict(Reading, Names, Checkpoint):
     classified.
     """
 
-    images: tuple[str, ...] = argument("IMAGE…", "images, folders, patterns, or - for names on standard input")
-    top: Count | None = option("N", "classes to print for each image; default: 3, all of multi-label weights")
-    threshold: PositiveShare | None = option("X", "least probability of a class of multi-label weights; default: 0.5")
+    images: tuple[str, ...] = argument(
+        "IMAGE…", "images, folders, patterns, or - for names on standard input"
+    )
+    top: Count | None = option(
+        "N", "classes to print for each image; default: 3, all of multi-label weights"
+    )
+    threshold: PositiveShare | None = option(
+        "X", "least probability of a class of multi-label weights; default: 0.5"
+    )
     json: bool = switch("print them as JSON")
-    csv: str | None = option("FILE", "write them as a table too, a line for each image; - prints only this table")
+    csv: str | None = option(
+        "FILE", "write them as a table too, a line for each image; - prints only this table"
+    )
 
     def run(self) -> None:
         table = _csv_file(self.csv)
@@ -232,17 +268,27 @@ class Predict(Reading, Names, Checkpoint):
         note(*survey(images, model.require_transform().value_range, "--value_range"))
         threshold = self.threshold
         if threshold is not None and not model.is_multilabel:
-            raise UsageError(f"--threshold={threshold:g}: has no effect on single-label {model.source}. Use --top=N.")
+            raise UsageError(
+                f"--threshold={threshold:g}: has no effect on single-label {model.source}. Use --top=N."
+            )
         usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
         records = list(
-            predict(model, images, self.top or usual_top, usual_threshold if threshold is None else threshold)
+            predict(
+                model,
+                images,
+                self.top or usual_top,
+                usual_threshold if threshold is None else threshold,
+            )
         )
         if self.csv != "-":
             print(to_json(records) if self.json else to_table(records))
         if self.csv is not None:
             _write_csv(table, to_csv(records))
         if failed := [printable(record["image"]) for record in records if "error" in record]:
-            fail(f"{len(failed)} of {len(records)} images cannot be read: {', '.join(failed)}", exits.FAILED)
+            fail(
+                f"{len(failed)} of {len(records)} images cannot be read: {', '.join(failed)}",
+                exits.FAILED,
+            )
 
 
 @verb("runs/mine --to=npz", "runs/mine --to=onnx --output=mine.onnx")
@@ -251,17 +297,31 @@ class Export(_Conversion, Reading, Checkpoint):
 
     to: Programs = option("", "weights, or a program that takes uint8 images", REQUIRED)
     output: str | None = option("PATH", "default: the name of the weights")
-    names: Annotated[Library | None, When("to", "safetensors")] = option("", "names of parameters; default: timm")
+    names: Annotated[Library | None, When("to", "safetensors")] = option(
+        "", "names of parameters; default: timm"
+    )
 
     def run(self) -> None:
         name = pathlib.Path(os.path.realpath(expanded(self.checkpoint))).name
-        output = self.output or f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{self.to}"
+        output = (
+            self.output or f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{self.to}"
+        )
         if self.to == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
-            raise UsageError(f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz.")
+            raise UsageError(
+                f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz."
+            )
         if self.to not in ("stablehlo", "onnx"):
-            of_programs = [field.name for field in dataclasses.fields(Reading) if not hasattr(OfWeights, field.name)]
+            of_programs = [
+                field.name
+                for field in dataclasses.fields(Reading)
+                if not hasattr(OfWeights, field.name)
+            ]
             self.reject_ineffective(of_programs, "without --to=stablehlo or onnx")
-            self.convert(self.checkpoint, output, (self.names or "timm") if self.to == "safetensors" else None)
+            self.convert(
+                self.checkpoint,
+                output,
+                (self.names or "timm") if self.to == "safetensors" else None,
+            )
             return
 
         from vit_jax.tools.export.programs import export_onnx, export_stablehlo, require_free
@@ -282,5 +342,7 @@ def _readable(model: "Model", weights: "Weights") -> "Model":
     names = readable_names(weights)
     if weights.class_names is None:
         meaning = "their numbers are used" if names is None else "ImageNet's 1,000 names are used"
-        note(f"the weights do not name their classes: {meaning}; --class_names=FILE gives names, one a line.")
+        note(
+            f"the weights do not name their classes: {meaning}; --class_names=FILE gives names, one a line."
+        )
     return model if names is None else dataclasses.replace(model, class_names=names)

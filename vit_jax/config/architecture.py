@@ -30,10 +30,22 @@ from vit_jax.config.variants import (
 from vit_jax.imports.references import is_reference
 
 _MODERN_OPTIONS = (
-    *("class_tokens", "pool_num_heads", "registers", "position_tokens", "rope", "layer_scale", "mlp", "norm"),
+    *(
+        "class_tokens",
+        "pool_num_heads",
+        "registers",
+        "position_tokens",
+        "rope",
+        "layer_scale",
+        "mlp",
+        "norm",
+    ),
     *("embedding_norm", "final_norm", "attention_norm", "patch_bias", "qkv_bias", "linear_bias"),
 )
-UNROLLED = ("none", "dots")  # policies of rematerialisation with which accelerators need no loop over layers
+UNROLLED = (
+    "none",
+    "dots",
+)  # policies of rematerialisation with which accelerators need no loop over layers
 
 Family = Literal["vit", "resnet", "hybrid"]
 
@@ -45,36 +57,50 @@ class Architecture(schema.NetworkOptions):
     name: str
     family: Family = "vit"
     image_size: tuple[int, int]  # height and width of the input in pixels
-    patch_size: tuple[int, int]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
+    patch_size: tuple[
+        int, int
+    ]  # height and width: in pixels for a ViT, in cells of the ResNet's map for a hybrid
     num_classes: Number  # K, length of the logits; 0 for a network that ends in its features
-    patch_outputs: Number = 0  # O, numbers predicted for each patch by a network for masked patches, without classes
+    patch_outputs: Number = (
+        0  # O, numbers predicted for each patch by a network for masked patches, without classes
+    )
     width: Transformer[Count]  # D, length of the representation of an image
     depth: Transformer[Count]  # of the transformer, like mlp_dim and num_heads; 0 for a ResNet
     mlp_dim: Transformer[Count]
     num_heads: Transformer[Count]
-    units: tuple[int, ...] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone
+    units: tuple[
+        int, ...
+    ] = ()  # of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone
     width_factor: float = 1.0  # multiplies all channels of the ResNet
     pool: schema.Pool | Reference = "token"
     head: schema.HeadForm | Reference = "linear"
-    rope_grid: tuple[int, int] | None = None  # rows and columns that "index" scales its places to; None: those it has
+    rope_grid: tuple[int, int] | None = (
+        None  # rows and columns that "index" scales its places to; None: those it has
+    )
     residual_unit: schema.UnitForm = "postactivation"
     group_norm_epsilon: Positive = 1e-6
     standardization_epsilon: Positive = 1e-5
     standardization_epsilon_added_to: schema.AddedTo = "std"
     compute_dtype: schema.ComputeDtype = "float32"
-    remat: schema.Policy = "none"  # never auto: `train.layout` decides that before anything is built
+    remat: schema.Policy = (
+        "none"  # never auto: `train.layout` decides that before anything is built
+    )
 
     @property
     def custom_components(self) -> dict[str, str]:
         """References to user-defined components, by field."""
         fields = ("network", "block", "position_embedding", "pool", "head")
-        return {field: getattr(self, field) for field in fields if is_reference(getattr(self, field))}
+        return {
+            field: getattr(self, field) for field in fields if is_reference(getattr(self, field))
+        }
 
     @property
     def modern_options(self) -> dict[str, Any]:
         """Components of current pre-trained ViTs that the paper's does not have, by field."""
         values = {name: getattr(self, name) for name in _MODERN_OPTIONS}
-        others = {name: value for name, value in values.items() if value != getattr(Architecture, name)}
+        others = {
+            name: value for name, value in values.items() if value != getattr(Architecture, name)
+        }
         return others | ({"gelu": "quick"} if self.gelu == "quick" else {})
 
     @property
@@ -135,7 +161,11 @@ class Architecture(schema.NetworkOptions):
     @property
     def num_class_tokens(self) -> int:
         """Number of class tokens."""
-        return int(self.pool in ("token", "token_gap")) if self.class_tokens is None else self.class_tokens
+        return (
+            int(self.pool in ("token", "token_gap"))
+            if self.class_tokens is None
+            else self.class_tokens
+        )
 
     @property
     def prefix_length(self) -> int:
@@ -154,7 +184,9 @@ class Architecture(schema.NetworkOptions):
 
         No kernel computes relative positions. Kernels are for longer sequences than those of axial blocks.
         """
-        has_xla_alone = self.position_embedding == "relative" or (self.block == "axial" and self.attention == "auto")
+        has_xla_alone = self.position_embedding == "relative" or (
+            self.block == "axial" and self.attention == "auto"
+        )
         return "xla" if has_xla_alone else self.attention
 
     @property
@@ -176,7 +208,9 @@ def build_architecture(
     name = parse_name(config.name)
     family: Family = "resnet" if name.size is None else "vit" if name.units is None else "hybrid"
     reject(_without_effect(config, family))
-    units, patch_size = _cut(config.name, name) if family == "hybrid" else (name.units or (), name.patch)
+    units, patch_size = (
+        _cut(config.name, name) if family == "hybrid" else (name.units or (), name.patch)
+    )
     form = config.residual_unit or ("preactivation" if family == "resnet" else "postactivation")
     defaults: dict[str, Any] = {
         **vars(RESIDUAL_UNITS[form]),
@@ -206,7 +240,10 @@ def build_architecture(
 
 def _execution(config: schema.ComputeOptions) -> dict[str, Any]:
     """Return the options of computing; a run on devices replaces the policy of `auto`."""
-    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(schema.ComputeOptions)}
+    options = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(schema.ComputeOptions)
+    }
     return options | ({"remat": "none"} if config.remat == "auto" else {})
 
 
@@ -225,15 +262,26 @@ def adapt_architecture(
         image size, or an option has no effect on it.
     """
     if config.name is not None and (different := _different_numbers(a, config.name)):
-        lines = "\n".join(f"  {field}: there {there}, {config.name} has {here}" for field, there, here in different)
-        raise ValueError(f"config.model.name={config.name!r}: must be the network of the weights, {a.name}:\n{lines}")
+        lines = "\n".join(
+            f"  {field}: there {there}, {config.name} has {here}"
+            for field, there, here in different
+        )
+        raise ValueError(
+            f"config.model.name={config.name!r}: must be the network of the weights, {a.name}:\n{lines}"
+        )
     dropout = config.dropout_fraction
     if dropout is None:
         published = FINETUNE_DROPOUT if a.head == "mlp" else {}
-        dropout = next((value for name, value in published.items() if not _different_numbers(a, name)), 0.0)
+        dropout = next(
+            (value for name, value in published.items() if not _different_numbers(a, name)), 0.0
+        )
     reject(_adapting_problems(a, config))
-    drops_border = config.uncovered_border == "drop" or image_size == a.image_size  # decided when `a` was made
-    resized = at_image_size(a, image_size, rope_rescale=config.rope_rescale, drops_border=drops_border)
+    drops_border = (
+        config.uncovered_border == "drop" or image_size == a.image_size
+    )  # decided when `a` was made
+    resized = at_image_size(
+        a, image_size, rope_rescale=config.rope_rescale, drops_border=drops_border
+    )
     return _checked(
         dataclasses.replace(
             with_pooling(resized, config.pool, config.final_norm),
@@ -251,7 +299,11 @@ def adapt_architecture(
 
 
 def at_image_size(
-    a: Architecture, image_size: tuple[int, int], *, rope_rescale: bool = False, drops_border: bool = False
+    a: Architecture,
+    image_size: tuple[int, int],
+    *,
+    rope_rescale: bool = False,
+    drops_border: bool = False,
 ) -> Architecture:
     """Return the same network for images of another height and width in pixels.
 
@@ -262,7 +314,9 @@ def at_image_size(
       ValueError: patches do not divide the image size.
     """
     grid = a.grid if rope_rescale and a.rope == "index" and a.rope_grid is None else a.rope_grid
-    return _checked(dataclasses.replace(a, image_size=image_size, rope_grid=grid), drops_border=drops_border)
+    return _checked(
+        dataclasses.replace(a, image_size=image_size, rope_grid=grid), drops_border=drops_border
+    )
 
 
 def with_pooling(a: Architecture, pool: str | None, final_norm: str | None) -> Architecture:
@@ -273,7 +327,9 @@ def with_pooling(a: Architecture, pool: str | None, final_norm: str | None) -> A
     Raises:
       ValueError: the network has no tokens to pool so.
     """
-    fields: dict[str, Any] = {} if final_norm in (None, a.final_norm) else {"final_norm": final_norm}
+    fields: dict[str, Any] = (
+        {} if final_norm in (None, a.final_norm) else {"final_norm": final_norm}
+    )
     if pool not in (None, a.pool):
         is_implied = a.num_class_tokens == int(pool in ("token", "token_gap"))
         class_tokens = None if is_implied else a.num_class_tokens
@@ -302,7 +358,9 @@ def _adapting_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
     if config.rope_rescale and a.rope != "index":
         yield f"model.rope_rescale=True: has no effect on {a.name}, with rope={a.rope!r}. Use False."
     changes = {"pool": config.pool, "final_norm": config.final_norm}
-    changes = {name: value for name, value in changes.items() if value not in (None, getattr(a, name))}
+    changes = {
+        name: value for name, value in changes.items() if value not in (None, getattr(a, name))
+    }
     if changes and config.head != "zero":
         yield f"model.head={config.head!r}: must be zero with other features ({changes}). Use zero."
     if config.head == "zero_keep_hidden" and a.head != "mlp":
@@ -311,14 +369,27 @@ def _adapting_problems(a: Architecture, config: AdaptConfig) -> Iterator[str]:
 
 def _different_numbers(a: Architecture, name: str) -> list[tuple[str, object, object]]:
     named = named_architecture(name)
-    fields = ("family", "width", "depth", "mlp_dim", "num_heads", "patch_size", "units", "width_factor")
-    return [(f, getattr(a, f), getattr(named, f)) for f in fields if getattr(a, f) != getattr(named, f)]
+    fields = (
+        "family",
+        "width",
+        "depth",
+        "mlp_dim",
+        "num_heads",
+        "patch_size",
+        "units",
+        "width_factor",
+    )
+    return [
+        (f, getattr(a, f), getattr(named, f)) for f in fields if getattr(a, f) != getattr(named, f)
+    ]
 
 
 def named_architecture(name: str) -> Architecture:
     """Return the network of this name, for one class and an image size that its patches divide."""
     height, width = parse_name(name).patch
-    return build_architecture(ModelConfig(name=name), image_size=(32 * height, 32 * width), num_classes=1)
+    return build_architecture(
+        ModelConfig(name=name), image_size=(32 * height, 32 * width), num_classes=1
+    )
 
 
 def read_architecture(values: Mapping[str, Any]) -> Architecture:
@@ -327,7 +398,9 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
     Raises:
       ValueError: fields are missing, unknown, or do not fit together.
     """
-    if missing := sorted({"family", "units", "width_factor"} - set(values)):  # without these it would be a smaller one
+    if missing := sorted(
+        {"family", "units", "width_factor"} - set(values)
+    ):  # without these it would be a smaller one
         raise ValueError(f"The stored description of the network lacks {', '.join(missing)}.")
     try:
         return _checked(from_dict(Architecture, values, "architecture."), drops_border=True)
@@ -351,8 +424,12 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
             return (*name.units[: stages - 1], sum(name.units[stages - 1 :])), (1, 1)
         if height > 32 and height % 32 == 0:
             return name.units, (height // 32, height // 32)
-    allowed = "4, 8, 16, 32 or a multiple of 32, or an even number where the ResNet is the root alone"
-    raise ValueError(f"model.name={text!r}: the number of a hybrid is its total downsampling: must be {allowed}.")
+    allowed = (
+        "4, 8, 16, 32 or a multiple of 32, or an even number where the ResNet is the root alone"
+    )
+    raise ValueError(
+        f"model.name={text!r}: the number of a hybrid is its total downsampling: must be {allowed}."
+    )
 
 
 def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
@@ -371,7 +448,9 @@ def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
 
 def _checked(a: Architecture, *, drops_border: bool = False) -> Architecture:
     skipped = () if a.has_transformer else (Component("Transformer"),)
-    rules = {name: rules for name, rules in rules_of(Architecture).items() if not {*skipped} & {*rules}}
+    rules = {
+        name: rules for name, rules in rules_of(Architecture).items() if not {*skipped} & {*rules}
+    }
     reject(out_of_range(a, "model.", rules), "")
     reject(_problems(a, drops_border), "model.")
     return a
@@ -381,7 +460,10 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     fits = {  # what a name cannot say, but a damaged description can
         "vit": not a.units,
         "hybrid": a.residual_unit == "postactivation",
-        "resnet": bool(a.units) and a.pool == "gap" and a.width == a.map_channels and a.patch_size == (1, 1),
+        "resnet": bool(a.units)
+        and a.pool == "gap"
+        and a.width == a.map_channels
+        and a.patch_size == (1, 1),
     }
     if not fits[a.family] or min(a.units, default=1) < 1:
         numbers = f"units {a.units}, pool {a.pool!r}, width {a.width}, patch {a.patch_size} and {a.residual_unit} units"
@@ -392,7 +474,9 @@ def _problems(a: Architecture, drops_border: bool) -> Iterator[str]:
     divisor = variants.resnet_downsampling(a.units) if a.family == "hybrid" else 1
     for axis, image, cells in zip(("height", "width"), a.image_size, a.patch_size, strict=True):
         patch = cells * divisor
-        is_covered = patch > 0 and (image % patch == 0 or (drops_border and a.family == "vit" and image > patch))
+        is_covered = patch > 0 and (
+            image % patch == 0 or (drops_border and a.family == "vit" and image > patch)
+        )
         if image < 1 or not is_covered:
             below = max(image, 0) // max(patch, 1) * patch
             sizes = f"{below} or {below + patch}" if below else str(patch)

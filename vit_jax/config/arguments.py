@@ -29,7 +29,9 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
             hint = did_you_mean(name, names)
             raise ValueError(f"{name!r}: must be one of the recipe's arguments: {taken}.{hint}")
         if name in values:
-            raise ValueError(f"{argument!r}: must not set {name} twice. Values without a name fill {taken}, in order.")
+            raise ValueError(
+                f"{argument!r}: must not set {name} twice. Values without a name fill {taken}, in order."
+            )
         kind = type(defaults[name])
         values[name] = check_value(name, parse_text(text, kind), kind)
     return defaults | values
@@ -50,10 +52,14 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
         return matches[0]
     if matches:
         lengths = " or ".join(f"epochs={epochs}" for _, epochs in matches)
-        raise ValueError(f"model={model}: must have a length, as the paper has several. Add {lengths}.")
+        raise ValueError(
+            f"model={model}: must have a length, as the paper has several. Add {lengths}."
+        )
     known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
     row = f"{model},epochs={epochs}" if epochs else model
-    raise ValueError(f"{row}: must be a row of the paper's table: {known}. Or override --config.model.name, total.")
+    raise ValueError(
+        f"{row}: must be a row of the paper's table: {known}. Or override --config.model.name, total."
+    )
 
 
 def _is_same_model(known: str, name: str) -> bool:

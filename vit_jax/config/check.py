@@ -44,7 +44,9 @@ class Clock:
         value, unit = parse_duration(text)
         if unit == "fraction":
             if self.total_steps is None:
-                raise ValueError(f"total={text!r}: the length of the run cannot be a fraction of itself.")
+                raise ValueError(
+                    f"total={text!r}: the length of the run cannot be a fraction of itself."
+                )
             steps = value * self.total_steps
         elif unit == "steps":
             steps = value
@@ -100,7 +102,9 @@ def validate(config: RunConfig) -> None:
         if isinstance(value, str):
             is_read = name in _FROM_BUCKETS or name.endswith(".data")  # of an evaluator
             refuse_bucket(value, f"config.{name}={value}", allowed=is_read)
-    for name, value in references(config):  # first: whether other fields have an effect depends on what exists
+    for name, value in references(
+        config
+    ):  # first: whether other fields have an effect depends on what exists
         import_reference(value, f"config.{name}")
     checks = (
         out_of_range(config),
@@ -155,11 +159,15 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
     """
     clock = Clock(config.global_batch, num_examples)
     phases = _phases(config, clock)
-    start = dataclasses.replace(clock, earlier=tuple((phase.last_step, phase.global_batch) for phase in phases))
+    start = dataclasses.replace(
+        clock, earlier=tuple((phase.last_step, phase.global_batch) for phase in phases)
+    )
     total, too_large = start.to_steps(config.total), _too_large(config, num_examples)
     if total < 1:
         raise ValueError(
-            f"config.{too_large}" if too_large else f"config.total={config.total!r}: must be at least one step."
+            f"config.{too_large}"
+            if too_large
+            else f"config.total={config.total!r}: must be at least one step."
         )
     start, clock = (dataclasses.replace(each, total_steps=total) for each in (start, clock))
     steps = RunSteps(
@@ -191,13 +199,19 @@ def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
     total, unit = parse_duration(config.total)
     for name, phase in _phases_by_name(config).items():
         value, own_unit = parse_duration(phase.until)
-        until = f"{value * total} {unit}" if own_unit == "fraction" and unit != "fraction" else phase.until
+        until = (
+            f"{value * total} {unit}"
+            if own_unit == "fraction" and unit != "fraction"
+            else phase.until
+        )
         before = tuple((earlier.last_step, earlier.global_batch) for earlier in phases)
         batch, first = phase.global_batch or config.global_batch, before[-1][0] if before else 0
         last = dataclasses.replace(clock, global_batch=batch, earlier=before).to_steps(until)
         if last <= first:
             field = f"config.phases.{name}.until={phase.until!r}"
-            raise ValueError(f"{field}: must be after step {first}, and is step {last}. Give phases in order.")
+            raise ValueError(
+                f"{field}: must be after step {first}, and is step {last}. Give phases in order."
+            )
         phases.append(Phase(last, phase.image_size or config.input.image_size, batch))
     return tuple(phases)
 
@@ -205,7 +219,9 @@ def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
 def _too_large(config: RunConfig, num_examples: int) -> str:
     """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
     rule = f"must be at most the {num_examples} training images, or lengths in epochs are less than one step"
-    return f"global_batch={config.global_batch}: {rule}." if config.global_batch > num_examples else ""
+    return (
+        f"global_batch={config.global_batch}: {rule}." if config.global_batch > num_examples else ""
+    )
 
 
 def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
@@ -225,13 +241,19 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
         step = f"step {steps.polyak_start} of {steps.total}"
         yield f"polyak.start={polyak.start!r}: is {step} and must be before the end. Or set polyak.factor=None."
     if schedule.decay == "staircase" and (first := round(drops[0] * steps.total)) < steps.warmup:
-        rule = f"must be after the warm-up, and step {first} is before its end at step {steps.warmup}"
+        rule = (
+            f"must be after the warm-up, and step {first} is before its end at step {steps.warmup}"
+        )
         yield f"schedule.drop_at_fraction={drops}: {rule}. Shorten the warm-up, or drop later."
     if start is not None and not 1 <= start <= steps.total:
         yield f"logging.profile_start_step={start}: must be a step of the run, 1 to {steps.total}."
-    evaluators = {f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()}
+    evaluators = {
+        f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()
+    }
     evaluations = {"evaluation": steps.evaluate_every} | evaluators
-    for section, every in (evaluations | {"checkpoint": steps.checkpoint_every, "logging": steps.log_every}).items():
+    for section, every in (
+        evaluations | {"checkpoint": steps.checkpoint_every, "logging": steps.log_every}
+    ).items():
         if every < 1:
             yield f"{section}.every: must be at least one step."
     yield from _of_early_stopping(config, steps)
@@ -239,11 +261,15 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
 
 def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     patience, metric = config.stop_early.patience, config.checkpoint.best_metric
-    of_metric = [every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")]
+    of_metric = [
+        every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")
+    ]
     every = min(of_metric, default=steps.evaluate_every)
     num_evaluations = -(-steps.total // every)
     if patience is not None and num_evaluations < patience + 2:
-        evaluations = f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps"
+        evaluations = (
+            f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps"
+        )
         rule = f"must be at most {num_evaluations - 2}, for {evaluations}"
         yield f"stop_early.patience={patience}: {rule}. Lower it, or evaluate more often."
 
@@ -256,9 +282,15 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
     accumulation = config.optimizer.accumulation_steps or 1
     shares = num_devices // shards  # model shards see the same examples
     training: dict[str, int | None] = {"global_batch": config.global_batch}
-    training |= {f"phases.{name}.global_batch": phase.global_batch for name, phase in _phases_by_name(config).items()}
+    training |= {
+        f"phases.{name}.global_batch": phase.global_batch
+        for name, phase in _phases_by_name(config).items()
+    }
     batches = [(name, batch, shares * accumulation) for name, batch in training.items()]
-    for name, batch, divisor in (*batches, ("evaluation.global_batch", config.evaluation.global_batch, shares)):
+    for name, batch, divisor in (
+        *batches,
+        ("evaluation.global_batch", config.evaluation.global_batch, shares),
+    ):
         if batch is not None and batch % divisor:
             below = batch // divisor * divisor
             allowed = f"{below} or {below + divisor}" if below else str(divisor)
@@ -268,7 +300,11 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
 
 
 def _of_network(config: RunConfig, a: Architecture, platform: str) -> Iterator[str]:
-    weights, form, shards = config.objective.class_weights, config.model.attention, config.sharding.num_model_shards
+    weights, form, shards = (
+        config.objective.class_weights,
+        config.model.attention,
+        config.sharding.num_model_shards,
+    )
     if len(weights) not in (0, a.num_classes):
         yield f"objective.class_weights={weights}: must have one number for each class. Give {a.num_classes}."
     if form == "cudnn" and platform != "gpu":
@@ -300,7 +336,11 @@ def _of_labels(config: RunConfig, is_multilabel: bool, frozen: Mapping[str, bool
 def is_value_range(value: Any) -> bool:
     """Return whether this is a pair of finite numbers, the first of them lower."""
     is_pair = isinstance(value, (tuple, list)) and len(value) == 2
-    return is_pair and all(type(n) in (int, float) and math.isfinite(n) for n in value) and value[0] < value[1]
+    return (
+        is_pair
+        and all(type(n) in (int, float) and math.isfinite(n) for n in value)
+        and value[0] < value[1]
+    )
 
 
 def _wrong_input(config: InputConfig) -> Iterator[str]:
@@ -348,7 +388,9 @@ def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
         yield f"optimizer.weight_decay_meaning='big_vision': {rule}. Set schedule.learning_rate, or weight_decay=0."
     if optimizer.lora_rank is not None and not isinstance(config, FinetuneConfig):
         yield f"optimizer.lora_rank={optimizer.lora_rank}: must be fine-tuning. Use `vit-jax finetune`, or None."
-    if optimizer.trained == "head" and (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
+    if optimizer.trained == "head" and (
+        config.model.dropout_fraction or config.model.stochastic_depth_fraction
+    ):
         yield "model: dropout has no effect with optimizer.trained='head', on frozen features. Use 0."
     if polyak.factor is not None and polyak.warmup and polyak.bias_correction:
         yield f"polyak.warmup={polyak.warmup!r}: replaces bias_correction. Set config.polyak.bias_correction=False."
@@ -358,7 +400,9 @@ def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
     base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
     if base and end > base:
         yield f"schedule.end_learning_rate={end}: must lie in [0, {base}], up to learning_rate."
-    if not fractions or any(after <= before for before, after in itertools.pairwise((0.0, *fractions, 1.0))):
+    if not fractions or any(
+        after <= before for before, after in itertools.pairwise((0.0, *fractions, 1.0))
+    ):
         yield f"schedule.drop_at_fraction={fractions}: must be ascending numbers in (0, 1). Use (0.3, 0.6, 0.9)."
 
 
@@ -376,7 +420,11 @@ def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
             own.append(f"{name}_")
         else:
             frozen = evaluator.frozen
-            results = [f"{number}{frozen.result_suffix}" for number in evaluator.numbers] if frozen else usual
+            results = (
+                [f"{number}{frozen.result_suffix}" for number in evaluator.numbers]
+                if frozen
+                else usual
+            )
             known += [f"{name}_{result}" for result in results]
     return tuple(known), tuple(own)
 
@@ -390,7 +438,10 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
             yield from _wrong_arguments(
                 field, evaluator, (evaluator.frozen.number_argument, *evaluator.frozen.arguments)
             )
-            train, test = evaluator.train_split or config.input.train_split, evaluator.split or config.input.test_split
+            train, test = (
+                evaluator.train_split or config.input.train_split,
+                evaluator.split or config.input.test_split,
+            )
             if train == test:
                 yield f"{field}: split and train_split must differ, and are both {test!r}."
         if is_reference(evaluator.kind):
@@ -412,7 +463,9 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     require_direction(config, metric)
 
 
-def _wrong_arguments(field: str, config: EvaluatorConfig, allowed: tuple[str, ...]) -> Iterator[str]:
+def _wrong_arguments(
+    field: str, config: EvaluatorConfig, allowed: tuple[str, ...]
+) -> Iterator[str]:
     """Check names; the evaluator checks values before anything is compiled."""
     for name in (name for name in config.arguments if name not in allowed):
         hint = did_you_mean(name, allowed, "{}")

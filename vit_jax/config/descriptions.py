@@ -37,7 +37,11 @@ class Section:
 
 def read_sections() -> list[Section]:
     """Return every section of a run, in the order of the schema."""
-    nodes = {node.name: node for node in ast.parse(inspect.getsource(schema)).body if isinstance(node, ast.ClassDef)}
+    nodes = {
+        node.name: node
+        for node in ast.parse(inspect.getsource(schema)).body
+        if isinstance(node, ast.ClassDef)
+    }
     runs = (schema.PretrainConfig, schema.FinetuneConfig)
     prefixes = {kind: prefix for run in runs for kind, prefix in _prefixes(run, "")}
     return [
@@ -57,7 +61,9 @@ def describe_fields(node: ast.ClassDef) -> dict[str, str]:
     for statement, below in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign):
             is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            texts[ast.unparse(statement.target)] = _in_one_line(below.value.value if is_text else "")  # type: ignore[union-attr]
+            texts[ast.unparse(statement.target)] = _in_one_line(
+                below.value.value if is_text else ""
+            )  # type: ignore[union-attr]
     return texts
 
 
@@ -73,8 +79,14 @@ def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
         if default is dataclasses.MISSING:
             shown = None
         else:
-            shown = f"{type(default).__name__}()" if dataclasses.is_dataclass(default) else repr(default)
-        yield Field(name, _spelled(hints[name]), shown, f"{component}{text}{needed and f' Needs {needed}.'}")
+            shown = (
+                f"{type(default).__name__}()"
+                if dataclasses.is_dataclass(default)
+                else repr(default)
+            )
+        yield Field(
+            name, _spelled(hints[name]), shown, f"{component}{text}{needed and f' Needs {needed}.'}"
+        )
 
 
 def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
@@ -84,13 +96,17 @@ def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
         is_mapping = typing.get_origin(hint) is Mapping
         for section in typing.get_args(hint) or (hint,):
             if dataclasses.is_dataclass(section):
-                yield from _prefixes(typing.cast(type, section), f"{prefix}{name}.{'NAME.' if is_mapping else ''}")
+                yield from _prefixes(
+                    typing.cast(type, section), f"{prefix}{name}.{'NAME.' if is_mapping else ''}"
+                )
 
 
 def _spelled(hint: Any) -> str:
     """Return a type as Python writes it, with allowed values in place of `Literal` and ranges of numbers."""
     if hasattr(hint, "__metadata__"):
-        interval = next((rule.interval for rule in hint.__metadata__ if isinstance(rule, Range)), "")
+        interval = next(
+            (rule.interval for rule in hint.__metadata__ if isinstance(rule, Range)), ""
+        )
         signs = {"": "", "[0, inf)": " >= 0", "(0, inf)": " > 0", "[1, inf)": " >= 1"}
         return _spelled(hint.__origin__) + signs.get(interval, f" in {interval}")
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -34,7 +34,9 @@ def stated_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
     is_mapping = isinstance(stated, Mapping) and all(isinstance(name, str) for name in stated)
     if not is_mapping or any(mode not in get_args(Mode) for mode in stated.values()):
         example = '{"brier_score": "min", "sure_accuracy": "max"}'
-        raise ValueError(f"{place}: its directions must map results to 'max' or 'min', not {stated!r}. Use {example}.")
+        raise ValueError(
+            f"{place}: its directions must map results to 'max' or 'min', not {stated!r}. Use {example}."
+        )
     return stated
 
 
@@ -86,7 +88,9 @@ def require_direction(config: RunConfig, result: str) -> Direction:
         )
     else:
         field = f"metric={result}"
-        fix = f"Set config.checkpoint.best_metric={result} and config.checkpoint.best_mode=max or min"
+        fix = (
+            f"Set config.checkpoint.best_metric={result} and config.checkpoint.best_mode=max or min"
+        )
     raise ValueError(
         f"{field}: must say whether higher or lower values of {result} are better, which is not known. {fix}, or "
         "state it in the attribute directions of the evaluator (docs/extend.md)."

@@ -23,7 +23,9 @@ class FrozenEvaluatorSpec(NamedTuple):
 
 
 FROZEN_EVALUATORS: Mapping[FrozenKind, FrozenEvaluatorSpec] = {
-    "fewshot": FrozenEvaluatorSpec("shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")),
+    "fewshot": FrozenEvaluatorSpec(
+        "shots", (5,), "shot_accuracy", ("seeds", "l2", "sampling", "layer")
+    ),
     "knn": FrozenEvaluatorSpec("neighbours", (20,), "nn_accuracy", ("temperature", "layer")),
 }
 
@@ -68,11 +70,19 @@ SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
 
 def metric_of(name: str) -> Metric | None:
     """Return the metric that a result, such as "test_accuracy", is named after; None for other names."""
-    return next((metric for end, metric in METRICS.items() if name == end or name.endswith(f"_{end}")), None)
+    return next(
+        (metric for end, metric in METRICS.items() if name == end or name.endswith(f"_{end}")), None
+    )
 
 
 def metric_text(name: str, value: float | str) -> str:
     """Return a value as text: in percent, as a number of images, or with four decimals; text as it is."""
     if isinstance(value, str):
         return value
-    return f"{value:.2%}" if name.endswith(SHARES) else f"{value:,.0f}" if "images" in name else f"{value:.4f}"
+    return (
+        f"{value:.2%}"
+        if name.endswith(SHARES)
+        else f"{value:,.0f}"
+        if "images" in name
+        else f"{value:.4f}"
+    )

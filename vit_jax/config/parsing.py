@@ -54,7 +54,9 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
 
 def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
     """Return `STUDIES` of a recipe's file, by study and option the values that suit its data; {} without it."""
-    studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(specification.partition(":")[0]).get("STUDIES", {})
+    studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(
+        specification.partition(":")[0]
+    ).get("STUDIES", {})
     return studies
 
 
@@ -65,7 +67,9 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def to_text(config: Any) -> str:
     """Return a sorted `name: value` line for each field, for golden files and comparisons."""
-    return "".join(f"{name}: {json.dumps(value)}\n" for name, value in sorted(flatten(to_dict(config)).items()))
+    return "".join(
+        f"{name}: {json.dumps(value)}\n" for name, value in sorted(flatten(to_dict(config)).items())
+    )
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -99,14 +103,23 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     hints = typing.get_type_hints(kind)
     if not isinstance(values, Mapping):
         first = f"config.{prefix}{next(iter(kind.__annotations__))}"
-        raise ValueError(f"config.{prefix.rstrip('.')}={values!r}: must be a section of fields, such as {first}.")
+        raise ValueError(
+            f"config.{prefix.rstrip('.')}={values!r}: must be a section of fields, such as {first}."
+        )
     known = [prefix + name for name in hints]
     reject((_unknown(prefix + name, known) for name in sorted(values.keys() - hints.keys())), "")
     absent = [field for field in dataclasses.fields(kind) if field.name not in values]  # type: ignore[arg-type]
-    missing = [prefix + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING]
+    missing = [
+        prefix + f.name for f in absent if f.default is f.default_factory is dataclasses.MISSING
+    ]
     if missing:
         raise ValueError(f"config: must have values of {', '.join(missing)}. Set them.")
-    return kind(**{name: check_value(f"config.{prefix}{name}", value, hints[name]) for name, value in values.items()})
+    return kind(
+        **{
+            name: check_value(f"config.{prefix}{name}", value, hints[name])
+            for name, value in values.items()
+        }
+    )
 
 
 def _apply(override: str, values: dict[str, Any], kind: type) -> None:
@@ -120,7 +133,9 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
     hint = _hint_inside(hint, field, name, kind)
     if dataclasses.is_dataclass(hint) or _is_mapping(hint):
         first = next(iter(hint.__annotations__)) if dataclasses.is_dataclass(hint) else "NAME"
-        raise ValueError(f"config.{name}: must not be set, as a section. Set a field, as config.{name}.{first}={text}.")
+        raise ValueError(
+            f"config.{name}: must not be set, as a section. Set a field, as config.{name}.{first}={text}."
+        )
     if not equals:
         raise ValueError(f"--config.{name}: must have a value. Use --config.{name}=VALUE.")
     values[field] = _parse_override(text, hint)
@@ -148,7 +163,11 @@ def field_paths(kind: Any, prefix: str = "") -> list[str]:
 
 def _unknown(name: str, known: list[str]) -> str:
     near = fields_meant(name, known)
-    hint = f"Did you mean {' or '.join(near)}?" if near else "`vit-jax show --config=RECIPE` prints all fields."
+    hint = (
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "`vit-jax show --config=RECIPE` prints all fields."
+    )
     hint = absent(name) or hint
     return f"There is no field {name!r} in the config. {hint}"
 
@@ -182,7 +201,10 @@ def _parse_override(text: str, hint: object) -> object:
     from ml_collections import config_dict, config_flags
 
     reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
-    arguments, parsed = ["vit-jax", f"--config.value={text}"], config_dict.ConfigDict({"value": reference})
+    arguments, parsed = (
+        ["vit-jax", f"--config.value={text}"],
+        config_dict.ConfigDict({"value": reference}),
+    )
     flag_values = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", parsed, flag_values=flag_values, sys_argv=arguments)
     try:
@@ -200,7 +222,11 @@ def _plain_type(hint: object) -> object:
 
 def _options(hint: object) -> tuple[object, ...]:
     """Return the members of a union; of any other type, itself."""
-    return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    return (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (types.UnionType, typing.Union)
+        else (hint,)
+    )
 
 
 def _is_mapping(hint: object) -> bool:
@@ -225,7 +251,10 @@ def check_value(name: str, value: Any, hint: object) -> Any:
         values = to_dict(value) if dataclasses.is_dataclass(value) else value
         return from_dict(typing.cast(type, hint), values, f"{name.removeprefix('config.')}.")
     if _is_mapping(hint) and isinstance(value, Mapping):
-        return {key: check_value(f"{name}.{key}", item, typing.get_args(hint)[1]) for key, item in value.items()}
+        return {
+            key: check_value(f"{name}.{key}", item, typing.get_args(hint)[1])
+            for key, item in value.items()
+        }
     options, rule, meant = _options(hint), "", ""
     if value is None and type(None) in options:
         return None
@@ -238,7 +267,9 @@ def check_value(name: str, value: Any, hint: object) -> Any:
     if Reference in options and is_reference(value):
         return value
     set_options = [option for option in options if option is not type(None)]
-    option = next((one for one in set_options if typing.get_origin(one) is typing.Literal), set_options[0])
+    option = next(
+        (one for one in set_options if typing.get_origin(one) is typing.Literal), set_options[0]
+    )
     kinds = typing.get_args(option)
     if typing.get_origin(option) is typing.Literal:
         if value in kinds:
@@ -251,14 +282,22 @@ def check_value(name: str, value: Any, hint: object) -> Any:
         if _is_list(option) and isinstance(value, (list, tuple)):
             kinds = kinds[:1] * len(value)
         if isinstance(value, (list, tuple)) and len(value) == len(kinds):
-            return tuple(check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
+            return tuple(
+                check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True)
+            )
     elif option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if abs(value) <= sys.float_info.max:  # not whole numbers that no float can hold
             return float(value)
         rule = "finite"
-    elif isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
+    elif (
+        isinstance(option, type)
+        and isinstance(value, option)
+        and not (option is int and isinstance(value, bool))
+    ):
         return value
-    raise ValueError(f"{name}={shortened(repr(value), _MOST_SHOWN)}: must be {rule or _describe(hint)}.{meant}")
+    raise ValueError(
+        f"{name}={shortened(repr(value), _MOST_SHOWN)}: must be {rule or _describe(hint)}.{meant}"
+    )
 
 
 def _check_plain(name: str, value: object) -> object:
@@ -284,5 +323,9 @@ def _describe(hint: Any) -> str:
     if _is_mapping(hint):
         return "a section of names and values"
     if len(_options(hint)) > 1:
-        return " or ".join("None" if option is type(None) else _describe(option) for option in _options(hint))
-    return {int: "int", float: "float", str: "text", bool: "true or false"}.get(hint) or str(hint.__name__)
+        return " or ".join(
+            "None" if option is type(None) else _describe(option) for option in _options(hint)
+        )
+    return {int: "int", float: "float", str: "text", bool: "true or false"}.get(hint) or str(
+        hint.__name__
+    )

@@ -12,7 +12,10 @@ from vit_jax.text.nearest import did_you_mean
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent
-_FOLDERS = (_PROJECT / "configs", _PACKAGE / "recipes")  # of a checkout, and of the installed package
+_FOLDERS = (
+    _PROJECT / "configs",
+    _PACKAGE / "recipes",
+)  # of a checkout, and of the installed package
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,9 @@ class Recipe:
     description: str
     verb: str  # "pretrain" or "finetune"
     argument: str  # form of the text after the colon
-    choices: dict[str, tuple[str, ...]]  # values that the form refers to, by the name of the table in the file
+    choices: dict[
+        str, tuple[str, ...]
+    ]  # values that the form refers to, by the name of the table in the file
     data: str | None
     total: str
 
@@ -36,7 +41,9 @@ def list_recipes() -> list[Recipe]:
 def _describe(name: str, file: pathlib.Path) -> Recipe:
     names = names_in(str(file))
     description = inspect.cleandoc(names.get("__doc__") or "").partition("\n\n")[0]
-    form = (names["get_config"].__doc__ or "").strip().partition("\n\n")[0].removeprefix("Argument: ")
+    form = (
+        (names["get_config"].__doc__ or "").strip().partition("\n\n")[0].removeprefix("Argument: ")
+    )
     tables = {table: names[table] for table in re.findall(r"`(\w+)`", form) if table in names}
     config = names["get_config"]("")
     return Recipe(
@@ -70,12 +77,18 @@ def names_in(path: str) -> dict[str, Any]:
 
 def _find(path: str) -> pathlib.Path:
     """Return the file of a recipe: a path, or a name of those in the checkout or in the installed package."""
-    for candidate in (pathlib.Path(path), _PROJECT / path, *(folder / f"{path}.py" for folder in _FOLDERS)):
+    for candidate in (
+        pathlib.Path(path),
+        _PROJECT / path,
+        *(folder / f"{path}.py" for folder in _FOLDERS),
+    ):
         if candidate.suffix == ".py" and candidate.is_file():
             return candidate
     known = sorted(recipe_files())
     hint = did_you_mean(pathlib.Path(path).stem, known, "{}")
-    raise ValueError(f"There is no recipe {path!r}.{hint} Use the path of a file, or one of {', '.join(known)}.")
+    raise ValueError(
+        f"There is no recipe {path!r}.{hint} Use the path of a file, or one of {', '.join(known)}."
+    )
 
 
 def _as_argument(row: object) -> str:

@@ -35,7 +35,11 @@ class Range:
     @property
     def rule(self) -> str:
         """The interval in words."""
-        words = {"[0, inf)": "must not be negative", "(0, inf)": "must be positive", "[1, inf)": "must be at least 1"}
+        words = {
+            "[0, inf)": "must not be negative",
+            "(0, inf)": "must be positive",
+            "[1, inf)": "must be at least 1",
+        }
         return words.get(self.interval, f"must lie in {self.interval}")
 
 
@@ -57,12 +61,16 @@ class When:
 
     def needed(self, prefix: str = "") -> str:
         """Return the other field, in the section `prefix`, with the values that make this one effective."""
-        values = ["package.module:name" if value is Reference else repr(value) for value in self.values]
+        values = [
+            "package.module:name" if value is Reference else repr(value) for value in self.values
+        ]
         return self._path(prefix) + ("=" if values else "") + " or ".join(values)
 
     def problem(self, section: object, root: object, prefix: str) -> str | None:
         """Return the value of the other field that makes this one ineffective, with its path."""
-        value = functools.reduce(getattr, self.field.split("."), root if "." in self.field else section)
+        value = functools.reduce(
+            getattr, self.field.split("."), root if "." in self.field else section
+        )
         return None if self.holds(value) else f"{self._path(prefix)}={value!r}"
 
     def _path(self, prefix: str) -> str:
@@ -88,7 +96,10 @@ Count = Annotated[int, Range("[1, inf)")]
 
 def rules_of(kind: type) -> dict[str, tuple[object, ...]]:
     """Return the rules of each field of a dataclass."""
-    return {name: tuple(rules_in(hint)) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}
+    return {
+        name: tuple(rules_in(hint))
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items()
+    }
 
 
 def rules_in(hint: Any) -> Iterator[object]:
@@ -101,7 +112,9 @@ def rules_in(hint: Any) -> Iterator[object]:
 
 def default_of_field(field: "dataclasses.Field[Any]") -> Any:
     """Return the default of a field, MISSING for one without."""
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return (
+        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    )
 
 
 def out_of_range(
@@ -117,7 +130,11 @@ def out_of_range(
                 yield from out_of_range(value, f"{path}.")
             for rule in rules if type(value) in (int, float) else ():
                 if isinstance(rule, Range) and not rule.allows(value):
-                    shown = getattr(section, name) if isinstance(getattr(section, name), tuple) else value
+                    shown = (
+                        getattr(section, name)
+                        if isinstance(getattr(section, name), tuple)
+                        else value
+                    )
                     yield f"{path}={shown}: {rule.rule}.{rule.fix and ' '}{rule.fix}"
 
 
@@ -131,7 +148,11 @@ def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str
         for rule in rules_of(type(section))[name] if value != default else ():
             if isinstance(rule, When) and (reason := rule.problem(section, root, prefix)):
                 is_plain = default is None or isinstance(default, str | int | float)
-                other = f"--config.{prefix}{name}={default}" if is_plain else f"{prefix}{name}={default!r}"
+                other = (
+                    f"--config.{prefix}{name}={default}"
+                    if is_plain
+                    else f"{prefix}{name}={default!r}"
+                )
                 yield (
                     f"{prefix}{name}={value!r}: has no effect with {reason}. Set {rule.needed(prefix)}, or add {other}."
                 )

@@ -32,7 +32,9 @@ Duration = NewType("Duration", str)
 Pool = Literal["token", "gap", "map", "token_gap"]
 HeadForm = Literal["mlp", "linear"]
 PositionEmbedding = Literal["learned_1d", "learned_2d", "sincos2d", "none", "relative"]
-PositionResize = Literal["library", "corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"]
+PositionResize = Literal[
+    "library", "corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"
+]
 PositionLayers = Literal["stem", "every", "shared"]
 BlockForm = Literal["axial"]
 Gelu = Literal["tanh", "exact", "quick"]
@@ -58,7 +60,10 @@ LoraLayer = Literal["query", "key", "value", "out", "expand", "gate", "contract"
 LORA_FACTORS = ("lora_a", "lora_b")  # the ends of their names
 LEARNED_POSITIONS = ("learned_1d", "learned_2d", "relative")
 ADAPTIVE, BUILT_IN = When("name", "adam", "lamb"), When("name", "adam", "lamb", "sgd")  # optimisers
-CLASSIFYING, PREDICTING_PATCHES = When("objective.kind", "classification"), When("objective.kind", "masked_patch")
+CLASSIFYING, PREDICTING_PATCHES = (
+    When("objective.kind", "classification"),
+    When("objective.kind", "masked_patch"),
+)
 TRAINING_ALL = When("trained", "all")
 
 
@@ -98,13 +103,17 @@ class NetworkOptions(ComputeOptions):
     """Form of the position embedding (ViT, App. D.4). relative belongs to every block's attention."""
     position_layers: Transformer[PositionLayers] = "stem"
     """Add positions once (stem), or before every block, each with its own (every) or the same (shared; ViT, D.4)."""
-    position_stddev: Transformer[Annotated[Positive, When("position_embedding", *LEARNED_POSITIONS, Reference)]] = 0.02
+    position_stddev: Transformer[
+        Annotated[Positive, When("position_embedding", *LEARNED_POSITIONS, Reference)]
+    ] = 0.02
     """Standard deviation of learned positions at initialisation; big_vision has width ** -0.5."""
     dropout_fraction: Transformer[Fraction] = 0.0
     """Fraction of activations that dropout sets to 0 (ViT, Table 3)."""
     stochastic_depth_fraction: Transformer[Fraction] = 0.0
     """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too (AugReg)."""
-    stochastic_depth_form: Transformer[Annotated[StochasticDepthForm, When("stochastic_depth_fraction")]] = "linear"
+    stochastic_depth_form: Transformer[
+        Annotated[StochasticDepthForm, When("stochastic_depth_fraction")]
+    ] = "linear"
     """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
     gelu: Transformer[Gelu] = "tanh"
     """GELU: exact, its tanh approximation, as the released code, or x * sigmoid(1.702 x) (quick), as CLIP."""
@@ -204,7 +213,9 @@ class AdaptConfig(ComputeOptions):
     """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
     """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too."""
-    stochastic_depth_form: Annotated[StochasticDepthForm, When("stochastic_depth_fraction")] = "linear"
+    stochastic_depth_form: Annotated[StochasticDepthForm, When("stochastic_depth_fraction")] = (
+        "linear"
+    )
     """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
 
     def __post_init__(self) -> None:
@@ -236,15 +247,24 @@ class InputConfig:
     """Number of training images, chosen by the seed; a larger choice contains the smaller ones. None: all."""
     train_examples_per_class: Count | None = None
     """Number of training images of each class, chosen by the seed. None: all."""
-    train_crop: Literal["inception", "resize", "resize_short_side", "simple", "shift", "none"] = "inception"
+    train_crop: Literal["inception", "resize", "resize_short_side", "simple", "shift", "none"] = (
+        "inception"
+    )
     """Crop in training: a random area (inception); resize both sides or the short side to train_resize_pixels, then a
     random crop; resize the short side to image_size, mirror 4 pixels at each border, then a random crop (simple, DeiT
     III); resize to image_size, then a random shift; or only resize to image_size (none)."""
-    train_resize_pixels: Annotated[Count | None, When("train_crop", "resize", "resize_short_side")] = None
+    train_resize_pixels: Annotated[
+        Count | None, When("train_crop", "resize", "resize_short_side")
+    ] = None
     """Pixels of the sides before a random crop (BiT-HyperRule)."""
-    crop_area_fraction: Annotated[tuple[float, float], When("train_crop", "inception")] = (0.05, 1.0)
+    crop_area_fraction: Annotated[tuple[float, float], When("train_crop", "inception")] = (
+        0.05,
+        1.0,
+    )
     """Least and largest fraction of the image's area in an inception crop."""
-    crop_distribution: Annotated[Literal["tf", "torchvision"], When("train_crop", "inception")] = "tf"
+    crop_distribution: Annotated[Literal["tf", "torchvision"], When("train_crop", "inception")] = (
+        "tf"
+    )
     """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as torchvision."""
     train_interpolation: Interpolation | None = None
     """Antialiased filter of resizing in training, as Pillow and torchvision (DeiT III, MAE: bicubic). None: sample
@@ -257,7 +277,9 @@ class InputConfig:
     """Number of RandAugment operations per training image (AugReg uses 2). 0: off."""
     randaugment_magnitude: Annotated[Number, When("randaugment_layers")] = 0
     """Strength of each RandAugment operation, from 0 to 10 or more (AugReg uses 10, 15 and 20)."""
-    randaugment_arithmetic: Annotated[Literal["wrapping", "saturating"], When("randaugment_layers")] = "wrapping"
+    randaugment_arithmetic: Annotated[
+        Literal["wrapping", "saturating"], When("randaugment_layers")
+    ] = "wrapping"
     """For magnitudes from 10: wrapping overflows bytes, as the released code; saturating stops at the limits."""
     three_augment: bool = False
     """Apply one of grayscale, solarize and Gaussian blur to each training image (ThreeAugment, DeiT III)."""
@@ -316,7 +338,9 @@ class ObjectiveConfig:
     """Relative weight of each class in the training loss, in the order of the classes. (): equal weights."""
     corrupted_fraction: Annotated[float, Range("(0, 1]"), PREDICTING_PATCHES] = 0.5
     """Fraction of patches that are corrupted (ViT, App. B.1.2)."""
-    corruption_shares: Annotated[tuple[NotNegative, NotNegative, NotNegative], PREDICTING_PATCHES] = (0.8, 0.1, 0.1)
+    corruption_shares: Annotated[
+        tuple[NotNegative, NotNegative, NotNegative], PREDICTING_PATCHES
+    ] = (0.8, 0.1, 0.1)
     """Shares of corrupted patches that become [mask], become another patch, or stay unchanged (ViT, App. B.1.2)."""
     patch_target: Annotated[PatchTarget, PREDICTING_PATCHES] = "mean_colour"
     """Predict mean colours (512 classes), those of 4 x 4 cells, or all pixels (L2 loss; ViT, App. B.1.2)."""
@@ -330,7 +354,9 @@ class OptimizerConfig:
     """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
     momentum, or a reference such as "optax:lion". A parameter that begins at zero has the steps of one with a standard
     deviation of 0.02 under lamb, optax:lamb, optax:lars, optax:fromage and optax:adafactor."""
-    arguments: Annotated[Mapping[str, Any], When("name", Reference)] = dataclasses.field(default_factory=dict)
+    arguments: Annotated[Mapping[str, Any], When("name", Reference)] = dataclasses.field(
+        default_factory=dict
+    )
     """Arguments by name: --config.optimizer.arguments.b1=0.95."""
     momentum: Annotated[Fraction, When("name", "sgd")] = 0.9
     """Momentum, without Nesterov (ViT, App. B.1.1)."""
@@ -440,8 +466,8 @@ class EvaluatorConfig:
     """Split to learn from. None: input.train_split."""
     every: Duration | None = None
     """Time between evaluations. None: evaluation.every."""
-    arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_EVALUATORS, Reference)] = dataclasses.field(
-        default_factory=dict
+    arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_EVALUATORS, Reference)] = (
+        dataclasses.field(default_factory=dict)
     )
     """By name: shots, seeds, l2, sampling, layer (fewshot); neighbours, temperature, layer (knn); any (reference)."""
 
@@ -453,7 +479,11 @@ class EvaluatorConfig:
     @property
     def numbers(self) -> tuple[Any, ...]:
         """The shots of fewshot or the neighbours of knn; () for other kinds."""
-        return as_tuple(self.arguments.get(self.frozen.number_argument, self.frozen.default)) if self.frozen else ()
+        return (
+            as_tuple(self.arguments.get(self.frozen.number_argument, self.frozen.default))
+            if self.frozen
+            else ()
+        )
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:

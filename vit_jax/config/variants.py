@@ -25,7 +25,9 @@ VIT_SIZES = {
     "mu": TransformerSize(32, 1, 128, 2),  # a test size
     "Ti": TransformerSize(192, 12, 768, 3),  # AugReg, DeiT
     "S": TransformerSize(384, 12, 1536, 6),
-    "b": TransformerSize(384, 12, 1536, 6),  # "b/32" of the paper's Figure 4: half of B in every hidden dimension
+    "b": TransformerSize(
+        384, 12, 1536, 6
+    ),  # "b/32" of the paper's Figure 4: half of B in every hidden dimension
     "M": TransformerSize(512, 12, 2048, 8),
     "B": TransformerSize(768, 12, 3072, 12),  # ViT, Table 1
     "L": TransformerSize(1024, 24, 4096, 16),
@@ -72,10 +74,26 @@ def resnet_downsampling(units: Sequence[int]) -> int:
     return 4 * 2 ** max(len(units) - 1, 0)
 
 
-_PATCHES = {"mu": (16,), "Ti": (16,), "B": (32, 16, 8), **dict.fromkeys(("S", "b", "M", "L"), (32, 16))}
+_PATCHES = {
+    "mu": (16,),
+    "Ti": (16,),
+    "B": (32, 16, 8),
+    **dict.fromkeys(("S", "b", "M", "L"), (32, 16)),
+}
 MODEL_NAMES = (
     *(f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in _PATCHES.get(size, (16, 14))),
-    *("R14x1", "R26x1", "R50x1", "R50x2", "R50x3", "R101x1", "R101x3", "R152x1", "R152x2", "R152x4"),
+    *(
+        "R14x1",
+        "R26x1",
+        "R50x1",
+        "R50x2",
+        "R50x3",
+        "R101x1",
+        "R101x3",
+        "R152x1",
+        "R152x2",
+        "R152x4",
+    ),
     *("R200x1", "R200x3", "R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32"),
     *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
 )
@@ -103,8 +121,13 @@ class ModelName:
     """A parsed name."""
 
     size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
-    patch: tuple[int, int] = (1, 1)  # height and width as written, in pixels; of a hybrid, its total downsampling
-    units: tuple[int, ...] | None = None  # residual units of each stage, () for the root alone; None for a ViT
+    patch: tuple[int, int] = (
+        1,
+        1,
+    )  # height and width as written, in pixels; of a hybrid, its total downsampling
+    units: tuple[int, ...] | None = (
+        None  # residual units of each stage, () for the root alone; None for a ViT
+    )
     width_factor: float = 1.0  # of the ResNet
 
 
@@ -115,7 +138,11 @@ def parse_name(name: str) -> ModelName:
       ValueError: no such model; the nearest names are offered.
     """
     match = _NAME.fullmatch(name)
-    if not match or not (match["size"] or match["resnet"]) or (match["size"] and match["size"] not in VIT_SIZES):
+    if (
+        not match
+        or not (match["size"] or match["resnet"])
+        or (match["size"] and match["size"] not in VIT_SIZES)
+    ):
         raise _unknown_name(name)
     units, factor = None, 1.0
     if match["resnet"]:
@@ -129,24 +156,36 @@ def parse_name(name: str) -> ModelName:
     return ModelName(match["size"], (height, int(match["width"] or height)), units, factor)
 
 
-_SIZES_ELSEWHERE = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H", "giant": "g", "gigantic": "G"}
+_SIZES_ELSEWHERE = {
+    "tiny": "Ti",
+    "small": "S",
+    "base": "B",
+    "large": "L",
+    "huge": "H",
+    "giant": "g",
+    "gigantic": "G",
+}
 _SIZES_ELSEWHERE |= {size.lower(): size for size in ("Ti", "S", "B", "L", "H")}
 
 
 def _unknown_name(name: str) -> ValueError:
     vits = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in (32, 16, 14)]
     resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
-    hybrids = [f"R{depth}+{vit}" for depth in RESNET_UNITS for vit in vits if not vit.endswith("14")] + ["R+ViT-Ti/16"]
+    hybrids = [
+        f"R{depth}+{vit}" for depth in RESNET_UNITS for vit in vits if not vit.endswith("14")
+    ] + ["R+ViT-Ti/16"]
     meant = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
     meant = re.sub(r"^(R\d+)$", r"\1x1", meant)
     meant = re.sub(r"\+(?!ViT-)", "+ViT-", meant) if meant.startswith("R") else meant
     meant = meant if re.match(r"ViT-|R\d", meant) else f"ViT-{meant}"
-    elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())  # timm's and Hugging Face's
+    elsewhere = re.search(
+        r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower()
+    )  # timm's and Hugging Face's
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
         meant = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
     nearest = closest(meant, vits + resnets + hybrids, 3, cutoff=0.3)
     sizes, depths = ", ".join(VIT_SIZES), ", ".join(map(str, RESNET_UNITS))
-    forms = (
-        f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; or both, as in R50+B/16"
+    forms = f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; or both, as in R50+B/16"
+    return ValueError(
+        f"model.name={name!r}: must be a model. Nearest: {', '.join(nearest) or 'none'}. Forms: {forms}."
     )
-    return ValueError(f"model.name={name!r}: must be a model. Nearest: {', '.join(nearest) or 'none'}. Forms: {forms}.")

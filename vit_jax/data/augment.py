@@ -28,7 +28,9 @@ def three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
         case 1:
             return cv2.LUT(image, _SOLARIZED)
         case _:
-            return cv2.GaussianBlur(image, (0, 0), rng.uniform(*BLUR_PIXELS), borderType=cv2.BORDER_REPLICATE)
+            return cv2.GaussianBlur(
+                image, (0, 0), rng.uniform(*BLUR_PIXELS), borderType=cv2.BORDER_REPLICATE
+            )
 
 
 def to_grey(image: np.ndarray) -> np.ndarray:
@@ -64,6 +66,8 @@ def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
         rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < rows < height and 0 < columns < width:
             top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
-            image[top : top + rows, left : left + columns] = rng.integers(256, size=(rows, columns, 3), dtype=np.uint8)
+            image[top : top + rows, left : left + columns] = rng.integers(
+                256, size=(rows, columns, 3), dtype=np.uint8
+            )
             break
     return image

@@ -31,7 +31,11 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
 
 
 def sample_inception_box(
-    rng: np.random.Generator, height: int, width: int, area_fraction: tuple[float, float], distribution: str = "tf"
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    area_fraction: tuple[float, float],
+    distribution: str = "tf",
 ) -> Box:
     """Draw a box with an aspect ratio of 3/4 to 4/3 and a fraction of the image's area between two limits.
 
@@ -64,10 +68,16 @@ def _sample_uniform_height(
         crop_height -= 1
     crop_width = round(crop_height * aspect)
     fits = 0 < crop_height <= height and 0 < crop_width <= width
-    return (crop_height, crop_width) if fits and areas[0] <= crop_height * crop_width <= areas[1] else None
+    return (
+        (crop_height, crop_width)
+        if fits and areas[0] <= crop_height * crop_width <= areas[1]
+        else None
+    )
 
 
-def _sample_uniform_area(rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]) -> Box:
+def _sample_uniform_area(
+    rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]
+) -> Box:
     low, high = ASPECT_RATIOS
     for _ in range(TORCHVISION_ATTEMPTS):
         area = rng.uniform(*areas)
@@ -80,10 +90,15 @@ def _sample_uniform_area(rng: np.random.Generator, height: int, width: int, area
     return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
 
 
-def _place(rng: np.random.Generator, height: int, width: int, crop_height: int, crop_width: int) -> Box:
+def _place(
+    rng: np.random.Generator, height: int, width: int, crop_height: int, crop_width: int
+) -> Box:
     """Draw a position uniformly, including the last one, which TF never draws."""
     # One after the other: an array of both gives the same numbers and takes longer.
-    top, left = int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1))
+    top, left = (
+        int(rng.integers(height - crop_height + 1)),
+        int(rng.integers(width - crop_width + 1)),
+    )
     return Box(top, left, crop_height, crop_width)
 
 
@@ -105,6 +120,11 @@ def simple_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, in
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
     """Move an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0, the background of digits."""
     height, width = image.shape[:2]
-    top, left = int(rng.integers(2 * pixels + 1)), int(rng.integers(2 * pixels + 1))  # faster than an array of two
-    padded = cv2.copyMakeBorder(image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0))
+    top, left = (
+        int(rng.integers(2 * pixels + 1)),
+        int(rng.integers(2 * pixels + 1)),
+    )  # faster than an array of two
+    padded = cv2.copyMakeBorder(
+        image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0)
+    )
     return cut(padded, Box(top, left, height, width))

@@ -23,7 +23,9 @@ class ExcludingSource(SubsetSource):
         self.num_excluded = int(is_excluded_N.sum())
 
 
-def write_exclusion(path: str | os.PathLike[str], split: str, source: Source, indices: Sequence[int]) -> None:
+def write_exclusion(
+    path: str | os.PathLike[str], split: str, source: Source, indices: Sequence[int]
+) -> None:
     """Write the ids of records of a split."""
     ids = [os.fsdecode(source.key_of(index)) for index in indices]
     is_excluded_N = np.isin(np.arange(len(source)), indices)
@@ -49,7 +51,9 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
     # As those of TFDS. A list that is written by hand has no digest.
     identifies_by_place = type(innermost(source)).key_of is Source.key_of
     if not is_valid:
-        problem = "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
+        problem = (
+            "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
+        )
     elif identifies_by_place and (stated["split"], stated["records"]) != (split, len(source)):
         problem = (
             f"is of split {stated['split']!r} with {stated['records']:,} records, and {split!r} has {len(source):,}; "
@@ -93,6 +97,8 @@ def _images_sha256(source: Source, is_excluded_N: np.ndarray) -> str:
 
 def _is_exclusion(stated: object) -> bool:
     kinds = {"split": str, "records": int, "ids": list}
-    if not isinstance(stated, dict) or any(type(stated.get(name)) is not kind for name, kind in kinds.items()):
+    if not isinstance(stated, dict) or any(
+        type(stated.get(name)) is not kind for name, kind in kinds.items()
+    ):
         return False
     return all(isinstance(name, str) for name in stated["ids"])

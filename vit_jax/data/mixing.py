@@ -12,7 +12,11 @@ from vit_jax.config.schema import InputConfig
 
 
 def mix(
-    key: jax.Array, image_BHWC: jax.Array, label_BK: jax.Array, mask_B: jax.Array, config: InputConfig
+    key: jax.Array,
+    image_BHWC: jax.Array,
+    label_BK: jax.Array,
+    mask_B: jax.Array,
+    config: InputConfig,
 ) -> tuple[jax.Array, jax.Array]:
     """Mix images and labels by mixup, CutMix, or one of them at random in each step.
 
@@ -76,4 +80,6 @@ def _blend(value: jax.Array, weight: jax.Array, is_paired_B: jax.Array) -> jax.A
     """Return weight * value + (1 - weight) * that of the example before, where both count."""
     is_paired = is_paired_B.reshape(-1, *(1,) * (value.ndim - 1))
     weight = jnp.where(is_paired, weight, jnp.float32(1))
-    return weight.astype(value.dtype) * value + (1 - weight).astype(value.dtype) * jnp.roll(value, 1, axis=0)
+    return weight.astype(value.dtype) * value + (1 - weight).astype(value.dtype) * jnp.roll(
+        value, 1, axis=0
+    )

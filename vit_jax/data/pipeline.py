@@ -25,7 +25,9 @@ from vit_jax.data.workers import (
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16  # that a thread takes at least
-_BYTES_AT_ONCE = 2**20  # of images: a thread takes more rows of small ones, whose handover would cost more
+_BYTES_AT_ONCE = (
+    2**20
+)  # of images: a thread takes more rows of small ones, whose handover would cost more
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
     "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
@@ -37,7 +39,9 @@ class LostWorker(RuntimeError):
 
 
 @contextlib.contextmanager
-def open_batches(stream: Stream, parallelism: Parallelism = _THREADS_ONLY) -> Iterator[Iterator[HostBatch]]:
+def open_batches(
+    stream: Stream, parallelism: Parallelism = _THREADS_ONLY
+) -> Iterator[Iterator[HostBatch]]:
     """Yield an iterator over the batches of a stream; threads and workers end with the context.
 
     Args:
@@ -52,7 +56,10 @@ def open_batches(stream: Stream, parallelism: Parallelism = _THREADS_ONLY) -> It
     if not len(stream.source):
         raise ValueError("The source has no records; give at least one.")
     shared = _SharedRows(stream, parallelism.num_threads)
-    with contextlib.closing(shared), contextlib.closing(_prefetching(shared, parallelism)) as batches:
+    with (
+        contextlib.closing(shared),
+        contextlib.closing(_prefetching(shared, parallelism)) as batches,
+    ):
         yield _promised(batches, len(stream))
 
 
@@ -86,7 +93,9 @@ class _SharedRows:
         num_rows = len(batch.label)
         even_share = -(-num_rows // self._num_threads)
         at_once = max(_ROWS_AT_ONCE, min(even_share, _BYTES_AT_ONCE // batch.image[0].nbytes))
-        blocks = [range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)]
+        blocks = [
+            range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)
+        ]
         for filled in [self._threads.submit(self._stream.fill, batch, i, rows) for rows in blocks]:
             filled.result()
         return batch
@@ -110,14 +119,18 @@ class _SharedRows:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _prefetching(batches: _SharedRows, parallelism: Parallelism) -> "grain.DatasetIterator[HostBatch]":
+def _prefetching(
+    batches: _SharedRows, parallelism: Parallelism
+) -> "grain.DatasetIterator[HostBatch]":
     """Return grain's iterator over batches, in order; each begins before the one before it is complete."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
     if parallelism.num_workers:
         if not flags.FLAGS.is_parsed():
             flags.FLAGS.mark_as_parsed()  # grain reads its flags when workers start; a library user has none
-        workers = grain.MultiprocessingOptions(num_workers=parallelism.num_workers, per_worker_buffer_size=1)
+        workers = grain.MultiprocessingOptions(
+            num_workers=parallelism.num_workers, per_worker_buffer_size=1
+        )
         initialize = functools.partial(initialize_worker, segment_prefix())
         dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize)
     return iter(dataset)

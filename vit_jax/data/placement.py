@@ -30,13 +30,23 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
     """Return the global batch, of which this process supplies the rows of `local_rows`; images stay uint8."""
 
     def globalize(local: np.ndarray) -> jax.Array:
-        return jax.make_array_from_process_local_data(sharding, local, (global_batch, *local.shape[1:]))
+        return jax.make_array_from_process_local_data(
+            sharding, local, (global_batch, *local.shape[1:])
+        )
 
-    with jax.transfer_guard_host_to_device("allow"):  # with several processes JAX takes it for an implicit transfer
-        return Batch(image_BHWC=globalize(batch.image), label_B=globalize(batch.label), mask_B=globalize(batch.mask))
+    with jax.transfer_guard_host_to_device(
+        "allow"
+    ):  # with several processes JAX takes it for an implicit transfer
+        return Batch(
+            image_BHWC=globalize(batch.image),
+            label_B=globalize(batch.label),
+            mask_B=globalize(batch.mask),
+        )
 
 
-def prefetch(batches: Iterable[HostBatch], place: Callable[[HostBatch], T], size: int = 2) -> Iterator[T]:
+def prefetch(
+    batches: Iterable[HostBatch], place: Callable[[HostBatch], T], size: int = 2
+) -> Iterator[T]:
     """Yield placed batches in order; `size` of them are in transfer, which `place` starts and does not await."""
     placed = collections.deque[T]()
     for batch in batches:
@@ -62,6 +72,10 @@ def open_placed(
       ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.
     """
     height, width = stream.transform.image_size
-    parallelism = choose_parallelism(num_workers, num_threads, batch_bytes=len(stream.rows) * height * width * 3)
+    parallelism = choose_parallelism(
+        num_workers, num_threads, batch_bytes=len(stream.rows) * height * width * 3
+    )
     with open_batches(stream, parallelism) as batches:
-        yield prefetch(log.watch(batches), lambda batch: place(batch, sharding, stream.global_batch))
+        yield prefetch(
+            log.watch(batches), lambda batch: place(batch, sharding, stream.global_batch)
+        )

@@ -11,7 +11,9 @@ import numpy as np
 from vit_jax.storage.files import is_mirrored
 from vit_jax.text.printable import printable
 
-MAX_CLASSES = 2**20  # of numbered ones: a larger number is an error of the data, and would make as many names
+MAX_CLASSES = (
+    2**20
+)  # of numbered ones: a larger number is an error of the data, and would make as many names
 
 
 class Record(NamedTuple):
@@ -85,7 +87,9 @@ class Source:
         return digest.hexdigest()
 
 
-def require_same_classes(data: str, train_name: str, train: Source, name: str, source: Source) -> None:
+def require_same_classes(
+    data: str, train_name: str, train: Source, name: str, source: Source
+) -> None:
     """Raise ValueError unless two splits of some data have the same classes and the same kind of labels."""
     if train.class_names != source.class_names:
         raise ValueError(
@@ -94,7 +98,9 @@ def require_same_classes(data: str, train_name: str, train: Source, name: str, s
         )
     if train.is_multilabel != source.is_multilabel:
         several = train_name if train.is_multilabel else name
-        raise ValueError(f"The splits of {data!r} differ: only in {several!r} an image may have several labels.")
+        raise ValueError(
+            f"The splits of {data!r} differ: only in {several!r} an image may have several labels."
+        )
 
 
 def read_file_state(file: str) -> tuple[int, ...]:
@@ -106,7 +112,9 @@ def read_file_state(file: str) -> tuple[int, ...]:
       OSError: the system refuses.
     """
     status = os.stat(file)
-    if is_mirrored(file):  # a placeholder's first time is the generation, its second the time of its download
+    if is_mirrored(
+        file
+    ):  # a placeholder's first time is the generation, its second the time of its download
         return status.st_size, status.st_mtime_ns
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -127,7 +135,11 @@ class WrappedSource(Source):
     """Another source, `source`, with its class names; a subclass defines `__getitem__`."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.class_names, self.is_multilabel = source, source.class_names, source.is_multilabel
+        self.source, self.class_names, self.is_multilabel = (
+            source,
+            source.class_names,
+            source.is_multilabel,
+        )
 
     def __len__(self) -> int:
         return len(self.source)
@@ -178,4 +190,6 @@ def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def few(names: Sequence[str], shown: Callable[[str], str] = printable) -> str:
     """Return the first ten names, and the number of the others."""
-    return ", ".join(map(shown, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    return ", ".join(map(shown, names[:10])) + (
+        f" and {len(names) - 10} more" if len(names) > 10 else ""
+    )

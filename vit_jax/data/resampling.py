@@ -20,7 +20,10 @@ Library = Literal["huggingface", "timm"]
 
 
 def resize(
-    image: np.ndarray, size: tuple[int, int], interpolation: Interpolation, library: Library = "huggingface"
+    image: np.ndarray,
+    size: tuple[int, int],
+    interpolation: Interpolation,
+    library: Library = "huggingface",
 ) -> np.ndarray:
     """Resize to `size` (height, width) in two passes, each rounded to 8 bits.
 
@@ -34,7 +37,9 @@ def resize(
     if (height, width) == tuple(size):
         return image
     if library == "timm" and new_height < height and height - new_height > 2 * (width - new_width):
-        return _resize_columns(_resize_rows(image, new_height, interpolation), new_width, interpolation)
+        return _resize_columns(
+            _resize_rows(image, new_height, interpolation), new_width, interpolation
+        )
     return _resize_rows(_resize_columns(image, new_width, interpolation), new_height, interpolation)
 
 
@@ -48,7 +53,11 @@ def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, in
     if least[0] != least[1]:
         ratio = min(height / least[0], width / least[1])
         return round(height / ratio), round(width / ratio)
-    return (side, int(side * width / height)) if height <= width else (int(side * height / width), side)
+    return (
+        (side, int(side * width / height))
+        if height <= width
+        else (int(side * height / width), side)
+    )
 
 
 def _resize_columns(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
@@ -63,7 +72,9 @@ def _resize_rows(image: np.ndarray, new: int, interpolation: Interpolation) -> n
         band = image[:, left : left + _BAND]
         pixels = weights @ band.reshape(height, -1).astype(np.float32)
         pixels += 0.5  # halves are rounded up
-        resized[:, left : left + _BAND] = np.clip(pixels, 0, 255, out=pixels).reshape(new, -1, channels)
+        resized[:, left : left + _BAND] = np.clip(pixels, 0, 255, out=pixels).reshape(
+            new, -1, channels
+        )
     return resized
 
 
@@ -81,7 +92,9 @@ def _weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.c
     weight_HK /= weight_HK.sum(axis=1, keepdims=True)
     starts = np.arange(0, weight_HK.size + 1, weight_HK.shape[1])
     columns = np.minimum(place_HK, old - 1).ravel()
-    return scipy.sparse.csr_array((weight_HK.ravel().astype(np.float32), columns, starts), shape=(new, old))
+    return scipy.sparse.csr_array(
+        (weight_HK.ravel().astype(np.float32), columns, starts), shape=(new, old)
+    )
 
 
 def _filter(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:

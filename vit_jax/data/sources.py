@@ -47,7 +47,10 @@ def _path_of(kind: str, name: str) -> Path:
     if not is_address(name):
         return Path(os.path.expanduser(name))
     words = name.rstrip("/").split("/")
-    is_file = (i > 2 and kind != "folder" and _FILE.search(word) is not None for i, word in enumerate(words))
+    is_file = (
+        i > 2 and kind != "folder" and _FILE.search(word) is not None
+        for i, word in enumerate(words)
+    )
     stop = next((i for i, is_end in enumerate(is_file) if is_end), len(words))
     return mirror("/".join(words[:stop])).joinpath(*words[stop:])
 
@@ -76,7 +79,11 @@ def located(data: str) -> str:
     if is_address(data.partition(":")[2]):
         return data.rstrip("/")
     listing = listing_of(data)
-    return data if listing is None else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}{listing.suffix}"
+    return (
+        data
+        if listing is None
+        else f"{data.partition(':')[0]}:{os.path.realpath(listing.path)}{listing.suffix}"
+    )
 
 
 def holds_out(data: str, config: InputConfig) -> bool:
@@ -84,7 +91,9 @@ def holds_out(data: str, config: InputConfig) -> bool:
     if (listing := listing_of(data)) is None:
         return False
     named = whole_splits(config)
-    return bool(named.test_split) and not (listing.exists() and listing.splits(named.train_split, named.test_split))
+    return bool(named.test_split) and not (
+        listing.exists() and listing.splits(named.train_split, named.test_split)
+    )
 
 
 def open_source(
@@ -116,7 +125,9 @@ def open_source(
         or examples that the config chooses do not exist; a reference is no source.
     """
     if (listing := listing_of(data)) is not None:
-        opened = open_listing(listing, split, config, seed, held_then, range_option, is_classified=is_classified)
+        opened = open_listing(
+            listing, split, config, seed, held_then, range_option, is_classified=is_classified
+        )
     else:
         opened = _open_other(data, split, config, seed)
     is_training = split == config.train_split
@@ -139,7 +150,9 @@ def _open_other(data: str, split: str, config: InputConfig, seed: int) -> Source
         return open_named(name, split, config.data_dir)
     opener = _resolve_opener(data, "config.data")
     if not callable(opener):
-        raise ValueError(f"config.data={data!r} is {type(opener).__name__}; give a function of (split, config, seed).")
+        raise ValueError(
+            f"config.data={data!r} is {type(opener).__name__}; give a function of (split, config, seed)."
+        )
     return _validated(opener(split, config, seed), data, split)
 
 
@@ -170,24 +183,45 @@ def _resolve_opener(data: str, field: str) -> Any:
             ) from error
         path = Path(os.path.expanduser(data))
         near = [f"{known}:{data}" for known, listed in LISTINGS.items() if listed(path).exists()]
-        near += [known for known in closest(kind, ["digits", "tfds", "vtab", *LISTINGS]) if known != kind]
+        near += [
+            known for known in closest(kind, ["digits", "tfds", "vtab", *LISTINGS]) if known != kind
+        ]
         near += [f"tfds:{data}"] if data.isidentifier() else []
         raise ValueError(f"{error} Did you mean {near[0]!r}?" if near else str(error)) from error
 
 
 def _validated(source: object, data: str, split: str) -> Source:
     """Return the source of the user's code after checks: parts, class names, labels and the first image."""
-    members = ("class_names", "num_classes", "labels", "label_shape", "__len__", "__getitem__", "name_of", "key_of")
+    members = (
+        "class_names",
+        "num_classes",
+        "labels",
+        "label_shape",
+        "__len__",
+        "__getitem__",
+        "name_of",
+        "key_of",
+    )
     try:
         if missing := [name for name in members if not hasattr(source, name)]:
             kind = type(source).__name__
             raise ValueError(f"{kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
         source = cast(Source, source)
         names, labels, shape = source.class_names, source.labels, (len(source), *source.label_shape)
-        if not isinstance(names, tuple) or not 2 <= len({*names}) == len(names) == source.num_classes:
-            raise ValueError(f"class_names is {names!r}; give a tuple of at least two different names.")
+        if (
+            not isinstance(names, tuple)
+            or not 2 <= len({*names}) == len(names) == source.num_classes
+        ):
+            raise ValueError(
+                f"class_names is {names!r}; give a tuple of at least two different names."
+            )
         is_array = isinstance(labels, np.ndarray)
-        if not len(source) or not is_array or labels.shape != shape or not np.issubdtype(labels.dtype, np.integer):
+        if (
+            not len(source)
+            or not is_array
+            or labels.shape != shape
+            or not np.issubdtype(labels.dtype, np.integer)
+        ):
             kind = f"{labels.dtype} {labels.shape}" if is_array else type(labels).__name__
             raise ValueError(
                 f"labels are {kind} of {len(source)} records; give an array of {' x '.join(map(str, shape))} integers, "

@@ -21,9 +21,13 @@ from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
 _ORDER, _AUGMENTATION = 0, 1  # the purpose of random numbers; keeps their seeds apart
 _SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
-_FEW_RECORDS = 2**16  # up to here an epoch's order is stored: looking it up is faster than computing it
+_FEW_RECORDS = (
+    2**16
+)  # up to here an epoch's order is stored: looking it up is faster than computing it
 _FEW_TO_SHUFFLE = 512  # below, grain's `index_shuffle` is slow: 16 ms divided by the number of elements, for each call
-_NUM_CACHED = 4096  # orders, up to 8 MiB, and keys; where classes are more, an order is made in about 30 us
+_NUM_CACHED = (
+    4096  # orders, up to 8 MiB, and keys; where classes are more, an order is made in about 30 us
+)
 
 
 class HostBatch(NamedTuple):
@@ -82,7 +86,9 @@ class Stream:
             if (example := self._example(i, row)) is None:
                 continue
             batch.record_index[row], plan = example
-            with contextlib.suppress(UnreadableImage):  # zeros with mask 0: the run goes on, and `UnreadableLog` counts
+            with contextlib.suppress(
+                UnreadableImage
+            ):  # zeros with mask 0: the run goes on, and `UnreadableLog` counts
                 record = self.source[example[0]]
                 batch.label[row] = record.label
                 planned.append((row, plan(record, batch.image[row])))
@@ -93,7 +99,9 @@ class Stream:
         filled = slice(part.start, part.stop)
         batch.image[filled][batch.mask[filled] == 0] = 0
 
-    def empty_batch(self, allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty) -> HostBatch:
+    def empty_batch(
+        self, allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty
+    ) -> HostBatch:
         """Return a batch of padding, with images that `allocate` returns for a shape and a dtype."""
         return HostBatch(
             image=allocate((len(self.rows), *self.transform.image_size, 3), np.uint8),
@@ -135,14 +143,20 @@ class TrainStream(Stream):
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step <= self.num_steps:
-            raise ValueError(f"start_step is {self.start_step} of {self.num_steps} steps; give 0 to {self.num_steps}.")
+            raise ValueError(
+                f"start_step is {self.start_step} of {self.num_steps} steps; give 0 to {self.num_steps}."
+            )
 
     def __len__(self) -> int:
         return self.num_steps - self.start_step
 
     def _example(self, i: int, row: int) -> tuple[int, Plan]:
-        first = self.start_step * self.global_batch if self.first_image is None else self.first_image
-        position, copy = divmod(first + i * self.global_batch + int(self._places[row]), self.repeats)
+        first = (
+            self.start_step * self.global_batch if self.first_image is None else self.first_image
+        )
+        position, copy = divmod(
+            first + i * self.global_batch + int(self._places[row]), self.repeats
+        )
         epoch, index = self._record_of(position)
         rng = augmentation_rng(self.seed, epoch * self.repeats + copy, index)
         return index, lambda record, out: self.transform.plan(record, rng, out)
@@ -156,13 +170,17 @@ class TrainStream(Stream):
         members = self._members[_balanced_at(self.seed, turn, place, len(self._members))]
         epoch, offset = divmod(turn, len(members))
         # One more than its first record identifies the class: SeedSequence does not tell a trailing 0 from none.
-        return epoch, int(members[_balanced_at(self.seed, epoch, offset, len(members), int(members[0]) + 1)])
+        return epoch, int(
+            members[_balanced_at(self.seed, epoch, offset, len(members), int(members[0]) + 1)]
+        )
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
         """The place of each row among the images of a batch, where copies of one record are neighbours."""
         places = np.arange(self.global_batch)
-        return np.concatenate([places[copy :: self.repeats] for copy in range(self.repeats)])[self.rows]
+        return np.concatenate([places[copy :: self.repeats] for copy in range(self.repeats)])[
+            self.rows
+        ]
 
     @functools.cached_property
     def _members(self) -> list[np.ndarray]:
@@ -202,7 +220,9 @@ def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
 
 def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Return the random generator of one record in one epoch."""
-    entropy = np.array((seed, epoch, index, _AUGMENTATION), np.uint32)  # the same as the tuple, and faster
+    entropy = np.array(
+        (seed, epoch, index, _AUGMENTATION), np.uint32
+    )  # the same as the tuple, and faster
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
@@ -216,13 +236,19 @@ def _balanced_at(seed: int, epoch: int, offset: int, size: int, *class_key: int)
 @functools.lru_cache(maxsize=_NUM_CACHED)
 def _short_order(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray:
     """Permute 0 to size - 1 by sorting random words, whose values NumPy guarantees for all versions."""
-    words = np.random.PCG64(np.random.SeedSequence((seed, epoch, _ORDER, *class_key))).random_raw(size)
+    words = np.random.PCG64(np.random.SeedSequence((seed, epoch, _ORDER, *class_key))).random_raw(
+        size
+    )
     return np.argsort(words, kind="stable").astype(np.int16)
 
 
-@functools.lru_cache(maxsize=64)  # the batches that are prepared at a time may be of many epochs of few records
+@functools.lru_cache(
+    maxsize=64
+)  # the batches that are prepared at a time may be of many epochs of few records
 def _stored_order(key: int, num_records: int) -> np.ndarray:
-    return np.array([_shuffled(offset, key, num_records) for offset in range(num_records)], np.int32)
+    return np.array(
+        [_shuffled(offset, key, num_records) for offset in range(num_records)], np.int32
+    )
 
 
 def _shuffled(offset: int, key: int, num_records: int) -> int:

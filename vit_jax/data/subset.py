@@ -66,7 +66,9 @@ class SubsetSource(WrappedSource):
         super().__init__(source)
         self.class_names = source.class_names if class_names is None else tuple(class_names)
         self._indices = np.asarray(indices, np.int64).reshape(-1)
-        self._relabel = np.arange(source.num_classes) if relabel is None else np.asarray(relabel, np.int64)
+        self._relabel = (
+            np.arange(source.num_classes) if relabel is None else np.asarray(relabel, np.int64)
+        )
         assert len(self._relabel) == source.num_classes, "one new number for each class"
         assert np.all((self._indices >= 0) & (self._indices < len(source))), "numbers of records"
 
@@ -116,17 +118,26 @@ def hold_out(
     """
     assert 0.0 < fraction < 1.0, fraction
     _, labels, sizes = _groups(source)
-    counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(np.int64)
+    counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(
+        np.int64
+    )
     if not counts.any():
-        raise ValueError("Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.")
-    return _split(source, _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose)))
+        raise ValueError(
+            "Nothing can be held out: no class has two examples. Add some, or choose without a hold-out."
+        )
+    return _split(
+        source,
+        _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose)),
+    )
 
 
 def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
     """Return the records of each class between two fractions, in the order of their hashes, as in `hold_out`."""
     (_, labels, sizes), everything = _groups(source), np.arange(len(source))
     below, up_to = (
-        _first_by_hash(source, everything, labels, np.rint(fraction * sizes).astype(np.int64), b"%d/" % seed)
+        _first_by_hash(
+            source, everything, labels, np.rint(fraction * sizes).astype(np.int64), b"%d/" % seed
+        )
         for fraction in (low, high)
     )
     return SubsetSource(source, np.flatnonzero(up_to & ~below))
@@ -144,7 +155,9 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
     return dict(last)
 
 
-def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tuple[SubsetSource, SubsetSource]:
+def hold_out_as_then(
+    source: Source, last: Mapping[str, str], seed: int
+) -> tuple[SubsetSource, SubsetSource]:
     """Hold out the records up to the hashes of `held_up_to`, so that no record of the rest of then is held out.
 
     Hold out all records of unknown classes.
@@ -158,7 +171,9 @@ def hold_out_as_then(source: Source, last: Mapping[str, str], seed: int) -> tupl
 
 
 def _split(source: Source, is_held: np.ndarray) -> tuple[SubsetSource, SubsetSource]:
-    return SubsetSource(source, np.flatnonzero(~is_held)), SubsetSource(source, np.flatnonzero(is_held))
+    return SubsetSource(source, np.flatnonzero(~is_held)), SubsetSource(
+        source, np.flatnonzero(is_held)
+    )
 
 
 def _short_hash(source: Source, index: int, seed: int) -> str:
@@ -212,7 +227,9 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
       ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or too few
         for training, in all or of a class.
     """
-    per_class, in_all = (config.train_examples_per_class, config.train_examples) if training else (None, None)
+    per_class, in_all = (
+        (config.train_examples_per_class, config.train_examples) if training else (None, None)
+    )
     if not config.classes and per_class is None and in_all is None:
         return source
     class_names = tuple(config.classes) or source.class_names
@@ -221,26 +238,44 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
             f"config.input.train_examples_per_class={per_class}: an image of these data may have several labels, so "
             "that no class has images to itself. Use config.input.train_examples, of all images."
         )
-    relabel = _numbering(source.class_names, class_names) if config.classes else np.arange(source.num_classes)
+    relabel = (
+        _numbering(source.class_names, class_names)
+        if config.classes
+        else np.arange(source.num_classes)
+    )
     labels = SubsetSource(source, np.arange(len(source)), class_names, relabel).labels
     indices = np.arange(len(source)) if source.is_multilabel else np.flatnonzero(labels >= 0)
     sizes, needed = class_sizes(labels[indices], len(class_names)).tolist(), per_class or 1
-    short = [f"{name!r} has {size}" for name, size in zip(class_names, sizes, strict=True) if size < needed]
+    short = [
+        f"{name!r} has {size}"
+        for name, size in zip(class_names, sizes, strict=True)
+        if size < needed
+    ]
     if training and short:
         raise ValueError(
             f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
             "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
         )
     if not len(indices):
-        raise ValueError(f"config.input.classes={','.join(class_names)}: this split has no image of them.")
+        raise ValueError(
+            f"config.input.classes={','.join(class_names)}: this split has no image of them."
+        )
     if per_class is not None:
         counts = np.full(len(class_names), per_class)
-        indices = indices[_first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)]
+        indices = indices[
+            _first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)
+        ]
     if in_all is not None:
         if len(indices) < in_all:
-            raise ValueError(f"config.input.train_examples={in_all}: must be at most {len(indices)}.")
-        together = np.zeros(len(indices), np.int64)  # classes do not count: as many of each as chance will have
-        indices = indices[_first_by_hash(source, indices, together, np.array([in_all]), b"%d/subset/" % seed)]
+            raise ValueError(
+                f"config.input.train_examples={in_all}: must be at most {len(indices)}."
+            )
+        together = np.zeros(
+            len(indices), np.int64
+        )  # classes do not count: as many of each as chance will have
+        indices = indices[
+            _first_by_hash(source, indices, together, np.array([in_all]), b"%d/subset/" % seed)
+        ]
     return SubsetSource(source, indices, class_names, relabel)
 
 

@@ -50,7 +50,9 @@ class TrainTransform:
         """Return uint8 (height, width, 3), RGB; raises as `plan` and the function that it returns."""
         return self.plan(record, rng)()
 
-    def plan(self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None) -> Callable[[], np.ndarray]:
+    def plan(
+        self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None
+    ) -> Callable[[], np.ndarray]:
         """Choose the crop by the header of a file; decode nothing yet.
 
         Returns:
@@ -62,12 +64,17 @@ class TrainTransform:
         """
         return functools.partial(self._finish, self._plan_crop(record.image, rng, out), rng, out)
 
-    def _finish(self, crop: Callable[[], np.ndarray], rng: np.random.Generator, out: np.ndarray | None) -> np.ndarray:
+    def _finish(
+        self, crop: Callable[[], np.ndarray], rng: np.random.Generator, out: np.ndarray | None
+    ) -> np.ndarray:
         image = crop()
         if self.config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1, dst=image if image is out else None)
         if layers := self.config.randaugment_layers:
-            magnitude, arithmetic = self.config.randaugment_magnitude, self.config.randaugment_arithmetic
+            magnitude, arithmetic = (
+                self.config.randaugment_magnitude,
+                self.config.randaugment_arithmetic,
+            )
             image = randaugment.randaugment(rng, image, layers, magnitude, arithmetic)
         if self.config.three_augment:
             image = augment.three_augment(rng, image)
@@ -76,7 +83,9 @@ class TrainTransform:
         for reference in self.config.augmentations:
             image = _augmented(reference, image, rng)
         if self.config.erasing_fraction and rng.random() < self.config.erasing_fraction:
-            image = augment.erase(rng, image if image is out else image.copy())  # it may be the stored record
+            image = augment.erase(
+                rng, image if image is out else image.copy()
+            )  # it may be the stored record
         return image
 
     def _plan_crop(
@@ -87,9 +96,15 @@ class TrainTransform:
             return functools.partial(self._crop, stored, rng)
 
         def choose(height: int, width: int) -> crops.Box:
-            return crops.sample_inception_box(rng, height, width, config.crop_area_fraction, config.crop_distribution)
+            return crops.sample_inception_box(
+                rng, height, width, config.crop_area_fraction, config.crop_distribution
+            )
 
-        megapixels, is_upright, values = config.max_image_megapixels, config.exif_orientation, config.value_range
+        megapixels, is_upright, values = (
+            config.max_image_megapixels,
+            config.exif_orientation,
+            config.value_range,
+        )
         if config.train_interpolation is not None:
             decode = images.plan_crop(stored, choose, _UNREDUCED, megapixels, is_upright, values)
             return lambda: self._resize(decode(), config.image_size)
@@ -98,7 +113,9 @@ class TrainTransform:
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
-        image = images.decode(stored, config.max_image_megapixels, config.exif_orientation, config.value_range)
+        image = images.decode(
+            stored, config.max_image_megapixels, config.exif_orientation, config.value_range
+        )
         if pixels is not None:
             resize = self._resize if crop == "resize" else self._cover
             return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
@@ -144,11 +161,17 @@ class EvaluationTransform:
         Raises:
           UnreadableImage: the record cannot be decoded.
         """
-        image = images.decode(record.image, self.max_image_megapixels, self.exif_orientation, self.value_range)
+        image = images.decode(
+            record.image, self.max_image_megapixels, self.exif_orientation, self.value_range
+        )
         if self.interpolation is not None:
-            resized = resampling.resize(image, self._antialiased_size(image), self.interpolation, self.library)
+            resized = resampling.resize(
+                image, self._antialiased_size(image), self.interpolation, self.library
+            )
             return images.central_crop(resized, self.image_size, to_even=self.library == "timm")
-        if self.resize == "direct":  # as the released code does: a sample for each pixel, not an average
+        if (
+            self.resize == "direct"
+        ):  # as the released code does: a sample for each pixel, not an average
             return images.resize_bilinear(image, self.image_size)
         height, width = self.image_size
         covered = (round(height / self.crop_fraction), round(width / self.crop_fraction))
@@ -161,7 +184,11 @@ class EvaluationTransform:
             return self.image_size
         height, width = self.image_size
         covered = (math.floor(height / self.crop_fraction), math.floor(width / self.crop_fraction))
-        return resampling.covering_size(image.shape[:2], covered) if self.resize == "short_side" else covered
+        return (
+            resampling.covering_size(image.shape[:2], covered)
+            if self.resize == "short_side"
+            else covered
+        )
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
@@ -194,7 +221,9 @@ def _resolved(reference: str) -> Augmentation:
     augmentation = resolve(reference, "config.input.augmentations")
     if not callable(augmentation):
         kind = type(augmentation).__name__
-        raise ValueError(f"config.input.augmentations={reference}: must be a function of (image, rng). It is {kind}.")
+        raise ValueError(
+            f"config.input.augmentations={reference}: must be a function of (image, rng). It is {kind}."
+        )
     return augmentation
 
 
@@ -211,9 +240,13 @@ def check_augmentations(config: InputConfig, record: Record) -> None:
 
 
 def _augmented(reference: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    result = _resolved(reference)(image.copy(), rng)  # a copy, because the image may be part of the stored record
+    result = _resolved(reference)(
+        image.copy(), rng
+    )  # a copy, because the image may be part of the stored record
     is_array = isinstance(result, np.ndarray)
     if not is_array or (result.dtype, result.shape) != (image.dtype, image.shape):
         kind = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
-        raise ValueError(f"The augmentation {reference} returned {kind}; return uint8 {image.shape}.")
+        raise ValueError(
+            f"The augmentation {reference} returned {kind}; return uint8 {image.shape}."
+        )
     return result

@@ -125,7 +125,9 @@ def largest_number(num_images: int, chosen: int | None) -> int:
     return min(MOST, max(1, num_images // 10))
 
 
-def describe(source: Source, reasons: Mapping[int, str], missing: int, most: int | None, *, num_known: int) -> str:
+def describe(
+    source: Source, reasons: Mapping[int, str], missing: int, most: int | None, *, num_known: int
+) -> str:
     """Return the error of too many unreadable images, without what it begins with.
 
     Args:
@@ -181,7 +183,9 @@ def spread_order(num_images: int) -> Iterator[int]:
     return (number * stride % num_images for number in range(num_images))
 
 
-def reason_of(source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None) -> str:
+def reason_of(
+    source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None
+) -> str:
     """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
     problem = problem_of(source, index, max_image_megapixels, value_range)
     return "It could not be read at first, but it can be now" if problem is None else problem

@@ -36,7 +36,10 @@ _STARTER = "_prefetch_ds_iter"  # in grain's iterator over batches of worker pro
 _LOST_WORKER = "terminated unexpectedly"  # in the message of grain's error
 _SEGMENT_PREFIX = "_SHM_NAME_PREFIX"  # in multiprocessing.shared_memory
 _FIRST_OF_PROCESSES = "_config"  # in a process: values that every process that it starts gets first
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # the main process receives them too, saves, closes the workers
+_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # the main process receives them too, saves, closes the workers
 
 
 class _NoCuda:
@@ -71,7 +74,11 @@ def choose_parallelism(
     if num_workers:
         _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, folder)
     # Beyond these numbers Python's lock is the limit.
-    threads = min(max(cores // num_workers, 1), CORES_PER_WORKER) if num_workers else min(cores, MANY_CORES)
+    threads = (
+        min(max(cores // num_workers, 1), CORES_PER_WORKER)
+        if num_workers
+        else min(cores, MANY_CORES)
+    )
     return Parallelism(num_workers, num_threads or threads)
 
 
@@ -82,7 +89,9 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def in_threads(function: Callable[[T], R], items: Iterable[T], num_threads: int | None = None) -> Iterator[R]:
+def in_threads(
+    function: Callable[[T], R], items: Iterable[T], num_threads: int | None = None
+) -> Iterator[R]:
     """Yield the results of a function in order, computed by threads, by default one for each core.
 
     After an error or Ctrl-C, calls that have begun are completed, and no other begins.
@@ -103,7 +112,9 @@ def start_workers(batches: object) -> None:
     if (starter := getattr(batches, _STARTER, None)) is None:
         return
     _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
-    os.environ["PYTHONSAFEPATH"] = "1"  # multiprocessing starts `python -c`, whose path begins with that directory
+    os.environ["PYTHONSAFEPATH"] = (
+        "1"  # multiprocessing starts `python -c`, whose path begins with that directory
+    )
     _start_tracker()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -141,7 +152,9 @@ def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) 
     if prefix is not None:
         setattr(shared_memory, _SEGMENT_PREFIX, prefix)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    if "jax" in sys.modules:  # grain imports it where it is installed; the variable alone would come too late
+    if (
+        "jax" in sys.modules
+    ):  # grain imports it where it is installed; the variable alone would come too late
         sys.modules["jax"].config.update("jax_platforms", "cpu")
     threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
 
@@ -169,7 +182,9 @@ def _living_run() -> str:
     digits = secrets.token_hex(3)[:5]
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
     new = path.with_suffix(".new")
-    fcntl.flock(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR), fcntl.LOCK_EX)  # the system closes it
+    fcntl.flock(
+        os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR), fcntl.LOCK_EX
+    )  # the system closes it
     new.rename(path)  # only now do others see it
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
     _shared_with_workers()["semprefix"] = f"/vj{digits}"
@@ -192,7 +207,10 @@ def _end_run(lock: pathlib.Path) -> None:
     for segment in _segments(lock):
         try:
             shared_memory.SharedMemory(segment.name).unlink()
-        except (FileNotFoundError, ValueError):  # a worker removed it, or was killed before it gave it a size
+        except (
+            FileNotFoundError,
+            ValueError,
+        ):  # a worker removed it, or was killed before it gave it a size
             segment.unlink(missing_ok=True)
     lock.unlink(missing_ok=True)
 
@@ -203,7 +221,10 @@ def reclaim(folder: pathlib.Path = SHARED_MEMORY) -> None:
     The system has released their locks, in any container.
     """
     for path in folder.glob(f"vit_jax-{'[0-9a-f]' * 5}.lock"):
-        with contextlib.suppress(OSError), path.open() as file:  # locked by a process that lives, or another user's
+        with (
+            contextlib.suppress(OSError),
+            path.open() as file,
+        ):  # locked by a process that lives, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for left in (*_segments(path), *folder.glob(f"sem.vj{path.stem[-5:]}-*")):
                 left.unlink(missing_ok=True)

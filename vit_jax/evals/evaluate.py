@@ -61,7 +61,9 @@ WriteRows = Callable[[Iterable[Sequence[object]]], None]
 class Evaluate(Protocol):
     """Evaluates a network on labelled images."""
 
-    def __call__(self, labelled: Labelled, write_images: WriteRows | None = None) -> EvaluationResult:
+    def __call__(
+        self, labelled: Labelled, write_images: WriteRows | None = None
+    ) -> EvaluationResult:
         """Return the results; `write_images` receives the table of images, first its header, then batches of rows.
 
         Raises:
@@ -89,11 +91,20 @@ def make_evaluate(
 
     def run(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
         logits_BK = module(normalise(batch.image_BHWC, architecture.compute_dtype)).logits_BK
-        return score(logits_BK, batch) if is_multilabel else predict(logits_BK, batch, is_allowed_K, output_K)
+        return (
+            score(logits_BK, batch)
+            if is_multilabel
+            else predict(logits_BK, batch, is_allowed_K, output_K)
+        )
 
-    abstract = [jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=everywhere) for dtype in (bool, np.int32)]
+    abstract = [
+        jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=everywhere)
+        for dtype in (bool, np.int32)
+    ]
     label_shape = (num_outputs,) if is_multilabel else ()
-    batch = abstract_batch(runner.global_batch, transform.image_size, batch_sharding(runner.mesh), label_shape)
+    batch = abstract_batch(
+        runner.global_batch, transform.image_size, batch_sharding(runner.mesh), label_shape
+    )
     compiled = runner.jit(run).lower(module, batch, *abstract).compile()
     gflops = _gflops(module, architecture)
 
@@ -104,13 +115,18 @@ def make_evaluate(
         if write_images:
             write_images([("image", *metrics.image_columns)])
         began = time.perf_counter()
-        for every_row in runner.rows(images, lambda module, batch: compiled(module, batch, *arguments)):
+        for every_row in runner.rows(
+            images, lambda module, batch: compiled(module, batch, *arguments)
+        ):
             rows = counted(every_row)
             names = [images.name_of(record) for record in rows["record_B"].tolist()]
             require_finite(rows[metrics.probabilities], source, names.__getitem__)
             metrics.add(rows)
             if write_images:
-                write_images((name, *cells) for name, cells in zip(names, metrics.image_rows(rows), strict=True))
+                write_images(
+                    (name, *cells)
+                    for name, cells in zip(names, metrics.image_rows(rows), strict=True)
+                )
         seconds = time.perf_counter() - began
         require_images(metrics.images, labelled.words)
         return EvaluationResult(
@@ -138,11 +154,17 @@ def to_json(values: Mapping[str, object]) -> str:
     return json.dumps(values, indent=2, allow_nan=False)
 
 
-def values(results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str) -> dict[str, object]:
+def values(
+    results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str
+) -> dict[str, object]:
     """Return everything for JSON: values of the one dataset, or those of several by name under "sets"."""
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}
-    return {"weights": weights, "sets": {name: one.values() for name, one in results.items()}, "absent": dict(absent)}
+    return {
+        "weights": weights,
+        "sets": {name: one.values() for name, one in results.items()},
+        "absent": dict(absent),
+    }
 
 
 def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
@@ -169,7 +191,9 @@ def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:
     for name, result in results.items():
         values: dict[str, Any] = result.metrics.values()
         low, high = values["top1_interval"]
-        top1, top5, error = (f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error"))
+        top1, top5, error = (
+            f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error")
+        )
         images, speed = f"{result.metrics.images:,}", f"{result.images_per_second:,.0f}"
         rows.append((name, images, top1, f"{low:.2%} to {high:.2%}", top5, error, speed))
     heading = [("weights", weights)]

@@ -23,7 +23,9 @@ from vit_jax.storage.files import WriteError, make_folder, open_regular, parse_j
 from vit_jax.text.printable import first_line, printable
 
 RECORD = "about.json"
-STALE_SECONDS = 24 * 3600.0  # without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s
+STALE_SECONDS = (
+    24 * 3600.0
+)  # without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s
 _UNFINISHED = ".unfinished_"
 _MOST_RECORD_BYTES = 2**20
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, OverflowError, tokenize.TokenError)
@@ -54,7 +56,9 @@ class Cache:
     def remove_abandoned(self, now: float) -> None:
         """Remove unfinished folders of processes that were killed; `now` is a time of the cache's file system."""
         for folder in self.folder.glob(f"{_UNFINISHED}*"):
-            with contextlib.suppress(OSError):  # another process has removed it, or another user owns it
+            with contextlib.suppress(
+                OSError
+            ):  # another process has removed it, or another user owns it
                 if self.is_abandoned(folder, now, STALE_SECONDS):
                     _remove(folder)
 
@@ -85,7 +89,9 @@ class Entry:
             return self.read(self.folder)
         except _DAMAGE as error:
             problem = printable(first_line(error))
-            logging.getLogger(__name__).warning("%s is damaged and is computed again: %s.", self.folder, problem)
+            logging.getLogger(__name__).warning(
+                "%s is damaged and is computed again: %s.", self.folder, problem
+            )
             return None
 
     def read(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
@@ -97,7 +103,9 @@ class Entry:
         record = parse_json(read_bounded(folder / RECORD, _MOST_RECORD_BYTES))
         if record["about"] != json.loads(self.about):
             raise ValueError(f"{RECORD} describes other arrays")
-        return {file: self._read_array(folder / file, record["arrays"][file]) for file in self.files}
+        return {
+            file: self._read_array(folder / file, record["arrays"][file]) for file in self.files
+        }
 
     def write_record(self, folder: pathlib.Path, arrays: Mapping[str, ArrayRecord]) -> None:
         """Write the record of a folder whose array files are complete; `arrays` is by file, from `write_rows`."""
@@ -152,11 +160,18 @@ class Entry:
         with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != expected["sha256"]:
-            raise ValueError(f"the {path.stat().st_size:,} bytes of {path.name} do not have the recorded SHA-256")
+            raise ValueError(
+                f"the {path.stat().st_size:,} bytes of {path.name} do not have the recorded SHA-256"
+            )
         array = np.lib.format.open_memmap(path, mode="r")
-        is_as_recorded = [array.dtype.name, list(array.shape)] == [expected["dtype"], expected["shape"]]
+        is_as_recorded = [array.dtype.name, list(array.shape)] == [
+            expected["dtype"],
+            expected["shape"],
+        ]
         if not is_as_recorded or len(array) != self.num_rows:
-            raise ValueError(f"{path.name} has the dtype {array.dtype}, the shape {array.shape}; not as recorded")
+            raise ValueError(
+                f"{path.name} has the dtype {array.dtype}, the shape {array.shape}; not as recorded"
+            )
         return array
 
 
@@ -184,7 +199,11 @@ def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) 
 
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     header = io.BytesIO()
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    described = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": shape,
+    }
     np.lib.format.write_array_header_1_0(header, described)
     return np.frombuffer(header.getvalue(), np.uint8)
 

@@ -75,7 +75,9 @@ class Features:
 
     def take(self, indices: np.ndarray) -> "Features":
         """Return some of the images, in memory."""
-        return Features(*(np.asarray(getattr(self, field.name)[indices]) for field in dataclasses.fields(self)))
+        return Features(
+            *(np.asarray(getattr(self, field.name)[indices]) for field in dataclasses.fields(self))
+        )
 
     def readable(self) -> "Features":
         """Return the readable images; the same object if all are."""
@@ -107,7 +109,9 @@ def readable_sides(train: Features, test: Features) -> tuple[Features, Features]
     """Return the readable images of both sides; raise ValueError if one side has none."""
     train, test = train.readable(), test.readable()
     if not len(train) or not len(test):
-        raise ValueError("Classifiers of features need readable training and test images; one side has none.")
+        raise ValueError(
+            "Classifiers of features need readable training and test images; one side has none."
+        )
     return train, test
 
 
@@ -154,7 +158,10 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
 
 
 def collect(
-    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, label_N: np.ndarray
+    open_batches: OpenBatches,
+    step: Callable[[E, Batch], Results],
+    evaluated: E,
+    label_N: np.ndarray,
 ) -> Features:
     """Return the features of a split with these labels, in memory; other arguments and errors as for `rows_of`.
 
@@ -187,8 +194,15 @@ class Extractor:
         cache: Cache | None,
     ):
         """Compile nothing yet. `layer` is one of `LAYERS`; other arguments are as for `Runner`."""
-        self.transform, self._architecture, self._layer, self._cache = transform, architecture, layer, cache
-        self._runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
+        self.transform, self._architecture, self._layer, self._cache = (
+            transform,
+            architecture,
+            layer,
+            cache,
+        )
+        self._runner = Runner(
+            module, transform, global_batch=global_batch, max_unreadable=max_unreadable
+        )
         self._step = self._runner.jit(make_feature_step(layer, architecture))
         self._parameters_sha256 = "" if cache is None else parameters_sha256(module)
 
@@ -202,11 +216,15 @@ class Extractor:
         about = self._about(source)
         if self._cache is None or about is None:
             with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
-                entry = Entry(folder=pathlib.Path(scratch), about="null", files=_FILES, num_rows=len(source))
+                entry = Entry(
+                    folder=pathlib.Path(scratch), about="null", files=_FILES, num_rows=len(source)
+                )
                 self._compute(source, entry, entry.folder)
                 return _features(entry.read(entry.folder), source)
         folder = self._cache.folder / hashlib.sha256(about.encode()).hexdigest()[:32]
-        entry = Entry(folder=folder, about=about, files=_FILES, num_rows=len(source), cache=self._cache)
+        entry = Entry(
+            folder=folder, about=about, files=_FILES, num_rows=len(source), cache=self._cache
+        )
         arrays = entry.find()
         most = largest_number(len(source), self._runner.max_unreadable)
         if arrays is not None and (~arrays[_IS_READ]).sum() > most:
@@ -223,7 +241,12 @@ class Extractor:
         is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
         if hosts.is_first():
             print(f"computing features of {len(source):,} images", file=sys.stderr, flush=True)
-        progress = tqdm(total=len(source), unit=" images", desc="features", disable=None if hosts.is_first() else True)
+        progress = tqdm(
+            total=len(source),
+            unit=" images",
+            desc="features",
+            disable=None if hosts.is_first() else True,
+        )
 
         def feature_parts() -> Iterator[np.ndarray]:
             for rows in self._runner.rows(source, self._step, shortens_batch=True):
@@ -258,7 +281,9 @@ class Extractor:
 
 def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
     label_N = np.asarray(source.labels, np.int32)
-    return Features(arrays[_FEATURE], label_N, np.asarray(arrays[_IS_READ]), np.asarray(arrays[_HASH]))
+    return Features(
+        arrays[_FEATURE], label_N, np.asarray(arrays[_IS_READ]), np.asarray(arrays[_HASH])
+    )
 
 
 def write_features(path: pathlib.Path, features: Features, source: Source) -> dict[str, str]:
@@ -278,12 +303,18 @@ def write_features(path: pathlib.Path, features: Features, source: Source) -> di
         with open_atomically(path) as file:
             np.savez(file, allow_pickle=True, **arrays)
     shape = f"{len(kept):,} x {features.feature_ND.shape[1]:,} float32"
-    return {"features": shape, "left out": f"{len(features) - len(kept):,} unreadable", "file": str(path)}
+    return {
+        "features": shape,
+        "left out": f"{len(features) - len(kept):,} unreadable",
+        "file": str(path),
+    }
 
 
 def chunks_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yield features in memory, `size` examples at a time; of an array in memory, views."""
-    return (np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size))
+    return (
+        np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size)
+    )
 
 
 def hashes(hash_B2: np.ndarray) -> np.ndarray:
@@ -299,10 +330,14 @@ def notes_on(name: str, class_names: Sequence[str], train: Features, test: Featu
         if missing := int((~images.is_read_N).sum()):
             notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
     if same := num_in_both(train, test):
-        notes.append(f"{name}: {same:,} of {len(test):,} test images are among the training images too.")
+        notes.append(
+            f"{name}: {same:,} of {len(test):,} test images are among the training images too."
+        )
     sizes = count_by_class(train.label_N[train.is_read_N], len(class_names))
     if absent := [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]:
-        notes.append(f"{name}: no training image of {few(absent)}; their test images count as wrong.")
+        notes.append(
+            f"{name}: no training image of {few(absent)}; their test images count as wrong."
+        )
     return notes
 
 
@@ -327,7 +362,9 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
     def word(key: int) -> jax.Array:
         mixed = (place_P + np.uint32(1)) * np.uint32(key)
         mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0xC2B2AE35)
-        return jnp.sum((pixels_BP + np.uint32(1)) * (mixed | np.uint32(1)), axis=1, dtype=jnp.uint32)
+        return jnp.sum(
+            (pixels_BP + np.uint32(1)) * (mixed | np.uint32(1)), axis=1, dtype=jnp.uint32
+        )
 
     return jnp.stack([word(key) for key in _HASH_KEYS], axis=1)
 
@@ -335,10 +372,19 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
 def _parse(layer: str, a: Architecture) -> tuple[str, int]:
     """Return the kind of a layer and its number, or 0; raise ValueError if the network does not have it."""
     has_token = a.has_transformer and a.num_class_tokens and a.network is None
-    names = [name for name in LAYERS if ":" not in name and (has_token or name not in ("token", "token_mean"))]
-    counts = {"block": a.depth if a.has_transformer else 0, "stage": len(a.units) if a.has_resnet else 0}
+    names = [
+        name
+        for name in LAYERS
+        if ":" not in name and (has_token or name not in ("token", "token_mean"))
+    ]
+    counts = {
+        "block": a.depth if a.has_transformer else 0,
+        "stage": len(a.units) if a.has_resnet else 0,
+    }
     kind, _, number = layer.partition(":")
-    if layer not in names and (not number.isdecimal() or not 1 <= int(number) <= counts.get(kind, 0)):
+    if layer not in names and (
+        not number.isdecimal() or not 1 <= int(number) <= counts.get(kind, 0)
+    ):
         names += [f"{kind}:1 to {kind}:{count}" for kind, count in counts.items() if count]
         raise ValueError(f"layer={layer!r}: must be one of {', '.join(names)} for {a.name}.")
     return kind, int(number or 0)

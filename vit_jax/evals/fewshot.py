@@ -50,15 +50,25 @@ class FewShot:
         if self.sampling == "first" and len(self.seeds) > 1:
             raise ValueError(f"seeds={self.seeds}: have no effect with sampling='first'. Give one.")
         if self.penalty_choice not in ("mean_accuracy", "mean_rank"):
-            raise ValueError(f"penalty_choice={self.penalty_choice!r}: must be mean_accuracy or mean_rank.")
+            raise ValueError(
+                f"penalty_choice={self.penalty_choice!r}: must be mean_accuracy or mean_rank."
+            )
         if self.penalty_choice == "mean_rank" and len(self.l2) == 1:
-            raise ValueError(f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give several.")
+            raise ValueError(
+                f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give several."
+            )
 
 
 def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
     """Raise ValueError unless the values of an argument are different whole numbers, at least one."""
-    if not values or len(set(values)) < len(values) or not all(type(v) is int and v >= lowest for v in values):
-        raise ValueError(f"{name}={values!r}: must be one or more different whole numbers from {lowest}.")
+    if (
+        not values
+        or len(set(values)) < len(values)
+        or not all(type(v) is int and v >= lowest for v in values)
+    ):
+        raise ValueError(
+            f"{name}={values!r}: must be one or more different whole numbers from {lowest}."
+        )
 
 
 def require_positive(name: str, values: Sequence[float]) -> None:
@@ -84,7 +94,13 @@ class FewShotResult:
 
     def of(self, shots: int, l2: float) -> np.ndarray:
         """Return the accuracies of the seeds."""
-        return np.array([value for (s, _, penalty), value in self.accuracy.items() if (s, penalty) == (shots, l2)])
+        return np.array(
+            [
+                value
+                for (s, _, penalty), value in self.accuracy.items()
+                if (s, penalty) == (shots, l2)
+            ]
+        )
 
 
 def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> list[np.ndarray]:
@@ -111,7 +127,9 @@ def few_shot(protocol: FewShot, train: Features, test: Features, num_classes: in
     sizes = np.bincount(train.label_N, minlength=num_classes)
     accuracy = {}
     for seed in protocol.seeds:
-        members = choose_examples(train.label_N, num_classes, None if protocol.sampling == "first" else seed)
+        members = choose_examples(
+            train.label_N, num_classes, None if protocol.sampling == "first" else seed
+        )
         for shots in protocol.shots:
             chosen = np.concatenate([indices[:shots] for indices in members])
             examples = LeastSquares(train.feature_ND[chosen], train.label_N[chosen], num_classes)
@@ -162,11 +180,17 @@ def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, 
     `protocol.l2`. Of equal mean ranks the first. The accuracy of several seeds is their mean.
     """
     accuracy_SDL = np.array(
-        [[[result.of(shots, l2).mean() for l2 in protocol.l2] for result in results] for shots in protocol.shots]
+        [
+            [[result.of(shots, l2).mean() for l2 in protocol.l2] for result in results]
+            for shots in protocol.shots
+        ]
     )  # shots, datasets, penalties
     if protocol.penalty_choice == "mean_rank":
         rank_SDL = accuracy_SDL.argsort(-1, kind="stable").argsort(-1)
-        return {shots: protocol.l2[k] for shots, k in zip(protocol.shots, rank_SDL.mean(1).argmax(-1), strict=True)}
+        return {
+            shots: protocol.l2[k]
+            for shots, k in zip(protocol.shots, rank_SDL.mean(1).argmax(-1), strict=True)
+        }
     mean_L = accuracy_SDL[protocol.shots.index(max(protocol.shots))].mean(0)
     _, best = max(zip(mean_L, protocol.l2, strict=True))
     return dict.fromkeys(protocol.shots, best)

@@ -16,8 +16,16 @@ from vit_jax.data.records import few
 from vit_jax.evals.label_map import WeightsInfo
 
 COUNT = 1000
-MOST_ABSENT = 10  # classes that a network may lack: the 21,841 of ImageNet-21k lack one, timm's 11,821 seven
-FOREIGN = ("released", "big_vision", "bit", "timm", "huggingface")  # formats whose 1,000 outputs are ImageNet's
+MOST_ABSENT = (
+    10  # classes that a network may lack: the 21,841 of ImageNet-21k lack one, timm's 11,821 seven
+)
+FOREIGN = (
+    "released",
+    "big_vision",
+    "bit",
+    "timm",
+    "huggingface",
+)  # formats whose 1,000 outputs are ImageNet's
 _RECURRING = {  # first lemmas of two classes each
     "n02012849": "crane (bird)",
     "n03126707": "crane (machine)",
@@ -75,7 +83,11 @@ def members(subset: str) -> np.ndarray:
 
 def is_unnamed(weights: WeightsInfo) -> bool:
     """Return whether the weights have 1,000 outputs without names, in a format where these are ImageNet's."""
-    return weights.class_names is None and weights.architecture.num_classes == COUNT and weights.format in FOREIGN
+    return (
+        weights.class_names is None
+        and weights.architecture.num_classes == COUNT
+        and weights.format in FOREIGN
+    )
 
 
 def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
@@ -143,7 +155,12 @@ def _matched(names: Sequence[str]) -> np.ndarray:
     """Return the place of each class among names, -1 for none; equal spellings are matched in their order."""
     places = _grouped([match[0] if (match := _WORDNET_ID.match(name)) else name for name in names])
     output = np.full(COUNT, -1)
-    for kind in ("first_lemma", "name", "lemmas", "wordnet_id"):  # of two that match, the later is the more certain
+    for kind in (
+        "first_lemma",
+        "name",
+        "lemmas",
+        "wordnet_id",
+    ):  # of two that match, the later is the more certain
         for spelling, numbers in _grouped([getattr(one, kind) for one in classes()]).items():
             if len(named := places.get(spelling, [])) == len(numbers):
                 output[numbers] = named

@@ -54,9 +54,13 @@ class LabelMap:
     listed: np.ndarray
     right_NS: np.ndarray | None = None
 
-    def is_right(self, record_N: np.ndarray, label_N: np.ndarray, class_NT: np.ndarray) -> np.ndarray:
+    def is_right(
+        self, record_N: np.ndarray, label_N: np.ndarray, class_NT: np.ndarray
+    ) -> np.ndarray:
         """Return which predictions are right, bool (N, T)."""
-        right_NS = self.output_L[label_N][:, None] if self.right_NS is None else self.right_NS[record_N]
+        right_NS = (
+            self.output_L[label_N][:, None] if self.right_NS is None else self.right_NS[record_N]
+        )
         return (class_NT[:, :, None] == right_NS[:, None, :]).any(axis=2)
 
     @property
@@ -75,7 +79,9 @@ class LabelMap:
 def identity_map(names: tuple[str, ...]) -> LabelMap:
     """Return the map of data whose classes are the outputs of the network."""
     numbers = np.arange(len(names))
-    return LabelMap(output_names=names, is_allowed_K=np.ones(len(names), bool), output_L=numbers, listed=numbers)
+    return LabelMap(
+        output_names=names, is_allowed_K=np.ones(len(names), bool), output_L=numbers, listed=numbers
+    )
 
 
 class Labelled(NamedTuple):
@@ -114,10 +120,14 @@ def outputs_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo
     return np.array(outputs)
 
 
-def _require_outputs(data: str, class_names: Sequence[str], outputs: Sequence[int], weights: WeightsInfo) -> None:
+def _require_outputs(
+    data: str, class_names: Sequence[str], outputs: Sequence[int], weights: WeightsInfo
+) -> None:
     """Raise ValueError if a number is none of an output, or two classes have the same."""
     count = weights.architecture.num_classes
-    outside = [name for name, output in zip(class_names, outputs, strict=True) if not 0 <= output < count]
+    outside = [
+        name for name, output in zip(class_names, outputs, strict=True) if not 0 <= output < count
+    ]
     if outside:
         raise ValueError(
             f"{data}: the classes {few(outside)} are no outputs of {weights.source}, which are 0 to {count - 1} and "
@@ -134,6 +144,8 @@ def _require_outputs(data: str, class_names: Sequence[str], outputs: Sequence[in
 
 def describe_pairs(class_names: Sequence[str], outputs: Sequence[int] | np.ndarray) -> str:
     """Return the first pairs of classes of the data and outputs, and the number of the others."""
-    pairs = [f"{name!r} is output {output}" for name, output in zip(class_names, outputs, strict=True)]
+    pairs = [
+        f"{name!r} is output {output}" for name, output in zip(class_names, outputs, strict=True)
+    ]
     rest = len(pairs) - MOST_PAIRS
     return ", ".join(pairs[:MOST_PAIRS]) + (f" and {rest:,} more" if rest > 0 else "")

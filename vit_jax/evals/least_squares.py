@@ -48,7 +48,10 @@ class LinearClassifier:
         largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
         length = len(self.mean_D) ** 0.5  # of a standardised feature
         is_precise = largest * length * np.finfo(np.float32).eps < SCORE_ERROR
-        weight_DK, bias_K = jnp.asarray(self.weight_DK, jnp.float32), jnp.asarray(self.bias_K, jnp.float32)
+        weight_DK, bias_K = (
+            jnp.asarray(self.weight_DK, jnp.float32),
+            jnp.asarray(self.bias_K, jnp.float32),
+        )
         for feature_CD in chunks_of(feature_ND, CHUNK):
             standardised = _standardised(feature_CD, self.mean_D, self.scale_D)
             if is_precise:
@@ -63,7 +66,9 @@ class LinearClassifier:
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        return np.concatenate([np.asarray(score_CK.argmax(axis=1)) for score_CK in self.scores(feature_ND)])
+        return np.concatenate(
+            [np.asarray(score_CK.argmax(axis=1)) for score_CK in self.scores(feature_ND)]
+        )
 
 
 class LeastSquares:
@@ -79,7 +84,11 @@ class LeastSquares:
         self._is_dual = self._num <= width
         side = min(self._num, width)
         features = self._num * width if self._is_dual else 0
-        _require_memory(8 * (2 * side * (side + num_classes) + width * num_classes + features), side, num_classes)
+        _require_memory(
+            8 * (2 * side * (side + num_classes) + width * num_classes + features),
+            side,
+            num_classes,
+        )
         self._mean_D, self._scale_D = _moments(feature_ND)
         self._counts_K = np.bincount(label_N, minlength=num_classes)
         if self._is_dual:  # the kernel matrix (N, N), and targets (N, K)
@@ -90,7 +99,9 @@ class LeastSquares:
             self._target[np.arange(self._num), label_N] += 2.0
         else:  # the products of features (D, D), and with targets (D, K)
             self._matrix, sums_KD = np.zeros((width, width)), np.zeros((num_classes, width))
-            for feature_CD, label_C in zip(chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True):
+            for feature_CD, label_C in zip(
+                chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True
+            ):
                 standardised = _standardised(feature_CD, self._mean_D, self._scale_D)
                 self._matrix += standardised.T @ standardised
                 _add_class_sums(sums_KD, standardised, label_C)
@@ -134,8 +145,12 @@ def _require_memory(needed: int, side: int, num_classes: int) -> None:
 def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean, and population standard deviation plus `STD_EPSILON`, in float64."""
     chunks = [*chunks_of(feature_ND, CHUNK)]  # views
-    mean_D = sum(feature_CD.sum(axis=0, dtype=np.float64) for feature_CD in chunks) / len(feature_ND)
-    square_D = sum(np.square(feature_CD - mean_D).sum(axis=0) for feature_CD in chunks) / len(feature_ND)
+    mean_D = sum(feature_CD.sum(axis=0, dtype=np.float64) for feature_CD in chunks) / len(
+        feature_ND
+    )
+    square_D = sum(np.square(feature_CD - mean_D).sum(axis=0) for feature_CD in chunks) / len(
+        feature_ND
+    )
     return np.asarray(mean_D, np.float64), np.sqrt(square_D) + STD_EPSILON
 
 

@@ -59,7 +59,9 @@ class LogisticClassifier:
 
     def logits(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the logits, (N, K) float64."""
-        return np.concatenate([logits_CK.astype(np.float64) for logits_CK in self._logits(feature_ND)])
+        return np.concatenate(
+            [logits_CK.astype(np.float64) for logits_CK in self._logits(feature_ND)]
+        )
 
     def log_probabilities(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the logarithm of the softmax of each class, (N, K) float64."""
@@ -71,7 +73,9 @@ class LogisticClassifier:
             yield feature_CD @ self.weight_DK + self.bias_K
 
 
-def fit_logistic(feature_ND: np.ndarray, labels: np.ndarray, num_classes: int, penalty: float) -> LogisticClassifier:
+def fit_logistic(
+    feature_ND: np.ndarray, labels: np.ndarray, num_classes: int, penalty: float
+) -> LogisticClassifier:
     """Minimise the cross-entropy, summed over the examples, plus penalty / 2 times the squares of the weights.
 
     That is scikit-learn's `LogisticRegression(C=1 / penalty)`, and for several labels the same for each class against
@@ -90,7 +94,9 @@ def fit_logistic(feature_ND: np.ndarray, labels: np.ndarray, num_classes: int, p
     (weight_DK, bias_K), iterations = _minimise(
         start, batches, penalty / num, num, has_several_labels=has_several_labels
     )
-    return LogisticClassifier(np.asarray(weight_DK), np.asarray(bias_K), int(iterations), has_several_labels)
+    return LogisticClassifier(
+        np.asarray(weight_DK), np.asarray(bias_K), int(iterations), has_several_labels
+    )
 
 
 def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
@@ -159,11 +165,15 @@ def _minimise(
 
         @jax.checkpoint  # the logits of all examples need not be kept
         def chunk_loss(feature_CD: jax.Array, labels: jax.Array) -> jax.Array:
-            logits_CK = jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
+            logits_CK = (
+                jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
+            )
             is_padding_C = labels[:, 0] < 0 if has_several_labels else labels < 0
             return jnp.sum(jnp.where(is_padding_C, 0.0, _losses(logits_CK, labels)))
 
-        total, _ = jax.lax.scan(lambda total, chunk: (total + chunk_loss(*chunk), None), jnp.zeros(()), batches)
+        total, _ = jax.lax.scan(
+            lambda total, chunk: (total + chunk_loss(*chunk), None), jnp.zeros(()), batches
+        )
         return total / num + penalty / 2 * jnp.sum(jnp.square(weight_DK))
 
     optimizer = optax.lbfgs()

@@ -25,7 +25,9 @@ def score(logits_BK: jax.Array, batch: Batch) -> Results:
     return {
         "probability_BK": jax.nn.sigmoid(logits_BK),
         "label_BK": batch.label_B,
-        "loss_B": optax.sigmoid_binary_cross_entropy(logits_BK, batch.label_BK(logits_BK.shape[1])).sum(axis=-1),
+        "loss_B": optax.sigmoid_binary_cross_entropy(
+            logits_BK, batch.label_BK(logits_BK.shape[1])
+        ).sum(axis=-1),
         "mask_B": batch.mask_B,
     }
 
@@ -89,7 +91,12 @@ class MultilabelMetrics:
         """Return the metrics of each class, None for NaN."""
         rows = (dict(zip(PerClass._fields, row, strict=True)) for row in self._rows())
         named = zip(self._class_names, rows, strict=True)
-        return {"classes": [{"class": n, **{k: None if x != x else x for k, x in row.items()}} for n, row in named]}
+        return {
+            "classes": [
+                {"class": n, **{k: None if x != x else x for k, x in row.items()}}
+                for n, row in named
+            ]
+        }
 
     def worst(self) -> dict[str, str]:
         """Return the classes of the lowest average precision as a line of text, by its name."""
@@ -106,14 +113,22 @@ class MultilabelMetrics:
             right, predicted, true = self._counts()
             known = np.where(true > 0, 1.0, np.nan)
             with np.errstate(invalid="ignore"):
-                precision, recall, f1 = right / predicted * known, right / true, 2 * right / (predicted + true) * known
-            average = average_precisions(np.concatenate(self._labels), np.concatenate(self._probabilities))
+                precision, recall, f1 = (
+                    right / predicted * known,
+                    right / true,
+                    2 * right / (predicted + true) * known,
+                )
+            average = average_precisions(
+                np.concatenate(self._labels), np.concatenate(self._probabilities)
+            )
             self._per_class = PerClass(true, average, precision, recall, f1)
         return self._per_class
 
     def image_rows(self, rows: Rows) -> Iterator[list[object]]:
         """Yield for each image labels, predicted labels, whether they are equal, and probabilities of all classes."""
-        for is_true_K, probability_K in zip(rows["label_BK"] > 0, rows["probability_BK"], strict=True):
+        for is_true_K, probability_K in zip(
+            rows["label_BK"] > 0, rows["probability_BK"], strict=True
+        ):
             true, predicted = self._joined(is_true_K), self._joined(probability_K >= THRESHOLD)
             yield [true, predicted, int(true == predicted), *(f"{p:.6f}" for p in probability_K)]
 
@@ -135,7 +150,10 @@ class MultilabelMetrics:
 
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the images of each class, (K,): rightly predicted, predicted, and labelled."""
-        is_predicted, is_true = np.concatenate(self._probabilities) >= THRESHOLD, np.concatenate(self._labels)
+        is_predicted, is_true = (
+            np.concatenate(self._probabilities) >= THRESHOLD,
+            np.concatenate(self._labels),
+        )
         return (is_predicted & is_true).sum(axis=0), is_predicted.sum(axis=0), is_true.sum(axis=0)
 
 

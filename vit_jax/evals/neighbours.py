@@ -35,19 +35,26 @@ def nearest(
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
         for keys_ND in chunks_of(feature_ND, keys_at_once):
             best = min(k, index_Ck.shape[1] + len(keys_ND))
-            similarity_Ck, index_Ck = _merge(query_CD, keys_ND, start, similarity_Ck, index_Ck, best)
+            similarity_Ck, index_Ck = _merge(
+                query_CD, keys_ND, start, similarity_Ck, index_Ck, best
+            )
             start += len(keys_ND)
         yield np.asarray(similarity_Ck), np.asarray(index_Ck)
 
 
 def vote(
-    similarity_Ck: np.ndarray, label_Ck: np.ndarray, num_classes: int, temperature: float = TEMPERATURE
+    similarity_Ck: np.ndarray,
+    label_Ck: np.ndarray,
+    num_classes: int,
+    temperature: float = TEMPERATURE,
 ) -> np.ndarray:
     """Return the class with the most weight among the neighbours, (C,); of equal ones the lower."""
     votes_CK = np.zeros((len(label_Ck), num_classes))
     rows = np.arange(len(label_Ck))[:, None]
     np.add.at(
-        votes_CK, (rows, label_Ck), np.exp((similarity_Ck - similarity_Ck.max(axis=1, keepdims=True)) / temperature)
+        votes_CK,
+        (rows, label_Ck),
+        np.exp((similarity_Ck - similarity_Ck.max(axis=1, keepdims=True)) / temperature),
     )
     return votes_CK.argmax(axis=1)
 
@@ -55,7 +62,9 @@ def vote(
 def require_neighbours(neighbours: Sequence[int], num_images: int) -> None:
     """Raise ValueError if there are fewer training images than each number of neighbours."""
     if min(neighbours) > num_images:
-        raise ValueError(f"neighbours={min(neighbours)}: must be at most {num_images:,}, the readable training images.")
+        raise ValueError(
+            f"neighbours={min(neighbours)}: must be at most {num_images:,}, the readable training images."
+        )
 
 
 def neighbour_accuracy(
@@ -94,7 +103,9 @@ def make_neighbour_measure(
     _validate(neighbours, temperature)
 
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
-        accuracies = neighbour_accuracy(train, test, num_classes, neighbours=neighbours, temperature=temperature)
+        accuracies = neighbour_accuracy(
+            train, test, num_classes, neighbours=neighbours, temperature=temperature
+        )
         yield from ((f"{k}nn_accuracy", accuracy) for k, accuracy in accuracies.items())
 
     return measure
@@ -111,11 +122,18 @@ def _unit(feature_ND: jax.Array) -> jax.Array:
 
 @jax.jit(static_argnames=("k",))
 def _merge(
-    query_CD: jax.Array, keys_ND: jax.Array, start: int, similarity_Ck: jax.Array, index_Ck: jax.Array, k: int
+    query_CD: jax.Array,
+    keys_ND: jax.Array,
+    start: int,
+    similarity_Ck: jax.Array,
+    index_Ck: jax.Array,
+    k: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the best k of earlier ones and of more keys, which count from `start`."""
     similarity_CN = jnp.matmul(query_CD, _unit(keys_ND).T, precision=jax.lax.Precision.HIGHEST)
-    index_CN = jnp.broadcast_to(start + jnp.arange(len(keys_ND), dtype=jnp.int32), similarity_CN.shape)
+    index_CN = jnp.broadcast_to(
+        start + jnp.arange(len(keys_ND), dtype=jnp.int32), similarity_CN.shape
+    )
     similarities = jnp.concatenate([similarity_Ck, similarity_CN], axis=1)
     indices = jnp.concatenate([index_Ck, index_CN], axis=1)
     best, places = jax.lax.top_k(similarities, k)  # of equal ones the lower place

@@ -35,7 +35,9 @@ Measure = Callable[[Pair, Features, Features], tuple[Any, list[str]]]
 """From a dataset and the features of its sides to results, and notes for their readers."""
 
 
-def run_on_pairs(pairs: Sequence[Pair], extractor: Extractor, measure: Measure) -> tuple[dict[str, Any], list[str]]:
+def run_on_pairs(
+    pairs: Sequence[Pair], extractor: Extractor, measure: Measure
+) -> tuple[dict[str, Any], list[str]]:
     """Return the results of every dataset by its name, and notes."""
     results, notes = {}, list[str]()
     for pair in pairs:
@@ -66,7 +68,12 @@ class FewShotTable:
         }
         average = {str(shots): self._average(shots) for shots in self.protocol.shots}
         l2_used = {str(shots): l2 for shots, l2 in self.l2.items()}
-        return {**dataclasses.asdict(self.protocol), "l2_used": l2_used, "datasets": datasets, "average": average}
+        return {
+            **dataclasses.asdict(self.protocol),
+            "l2_used": l2_used,
+            "datasets": datasets,
+            "average": average,
+        }
 
     def to_text(self) -> str:
         """Return a line for each dataset and number of shots, and the averages over the datasets."""
@@ -75,14 +82,21 @@ class FewShotTable:
             for shots in self.protocol.shots:
                 values = result.of(shots, self.l2[shots])
                 seeds = "".join(f" {value:.2%}" for value in values)
-                rows.append([name, str(shots), f"{values.mean():.2%}", f"{spread(values):.2%}", seeds])
+                rows.append(
+                    [name, str(shots), f"{values.mean():.2%}", f"{spread(values):.2%}", seeds]
+                )
         if len(self.results) > 1:
-            rows += [["average", str(shots), f"{self._average(shots):.2%}"] for shots in self.protocol.shots]
+            rows += [
+                ["average", str(shots), f"{self._average(shots):.2%}"]
+                for shots in self.protocol.shots
+            ]
         text = columns(rows, "<>>><", gap=" ", least=(24, 5, 9, 7))
         if len(self.protocol.l2) > 1:
             used = ", ".join(f"{l2:g} for {shots} shots" for shots, l2 in self.l2.items())
             rule = self.protocol.penalty_choice.replace("_", " ")
-            text += f"\npenalty {used}: the best {rule} of {len(self.protocol.l2)} over these datasets"
+            text += (
+                f"\npenalty {used}: the best {rule} of {len(self.protocol.l2)} over these datasets"
+            )
         return text
 
     def _details(self, result: FewShotResult, shots: int) -> dict[str, object]:
@@ -92,19 +106,30 @@ class FewShotTable:
             "mean": float(values.mean()),
             "spread": spread(values),
             "test_images": result.num_test,
-            "mean_by_l2": {f"{l2:g}": float(result.of(shots, l2).mean()) for l2 in self.protocol.l2},
+            "mean_by_l2": {
+                f"{l2:g}": float(result.of(shots, l2).mean()) for l2 in self.protocol.l2
+            },
         }
 
     def _average(self, shots: int) -> float:
-        return float(np.mean([result.of(shots, self.l2[shots]).mean() for result in self.results.values()]))
+        return float(
+            np.mean([result.of(shots, self.l2[shots]).mean() for result in self.results.values()])
+        )
 
 
 def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot) -> FewShotTable:
     """Evaluate every dataset with few shots. `choose_l2` selects one of several penalties for all datasets."""
 
     def measure(pair: Pair, train: Features, test: Features) -> tuple[FewShotResult, list[str]]:
-        result, names = few_shot(protocol, train, test, pair.train.num_classes), pair.train.class_names
-        short = {shots: few([names[k] for k in classes]) for shots, classes in result.short.items() if classes}
+        result, names = (
+            few_shot(protocol, train, test, pair.train.num_classes),
+            pair.train.class_names,
+        )
+        short = {
+            shots: few([names[k] for k in classes])
+            for shots, classes in result.short.items()
+            if classes
+        }
         return result, [
             f"{pair.name}: fewer than {shots} images of {classes}; those there are are used."
             for shots, classes in short.items()
@@ -180,7 +205,9 @@ def require_probe_images(
             "--method=least_squares: must be logistic for images that may have several labels. Leave it out."
         )
     if folds is not None and folds > len(label_N):
-        raise ValueError(f"--folds={folds}: must be at most the number of training images, {len(label_N)}.")
+        raise ValueError(
+            f"--folds={folds}: must be at most the number of training images, {len(label_N)}."
+        )
     if method == "logistic" and penalty is None:
         _require_searched_images(label_N, num_classes)
 
@@ -286,7 +313,9 @@ class _SeveralLabels:
     def _metrics(self) -> MultilabelMetrics:
         metrics = MultilabelMetrics([str(number) for number in range(self.label_NK.shape[1])])
         probability_NK = scipy.special.expit(self.logit_NK).astype(np.float32)
-        metrics.add({"probability_BK": probability_NK, "label_BK": self.label_NK, "loss_B": self.loss_N})
+        metrics.add(
+            {"probability_BK": probability_NK, "label_BK": self.label_NK, "loss_B": self.loss_N}
+        )
         return metrics
 
 
@@ -328,7 +357,9 @@ def _cross_validate(
         yield _predict(classifier, held)
 
 
-def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> Iterator[tuple[Features, Features]]:
+def _split_folds(
+    train: Features, num_classes: int, folds: int, seed: int
+) -> Iterator[tuple[Features, Features]]:
     """Yield for each fold the other images and its own.
 
     Folds have equal shares of every class; those of images that may have several labels are random.
@@ -342,7 +373,9 @@ def _split_folds(train: Features, num_classes: int, folds: int, seed: int) -> It
         yield train.take(np.sort(rest)), train.take(members[fold::folds])
 
 
-def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float, dict[float, float]]:
+def _search_penalty(
+    train: Features, num_classes: int, seed: int
+) -> tuple[float, dict[float, float]]:
     """Choose by the mean log-loss of held-out images whose classes are fitted."""
     _require_searched_images(train.label_N, num_classes)
     splits = list(_split_folds(train, num_classes, SEARCH_FOLDS, seed))
@@ -356,7 +389,9 @@ def _search_penalty(train: Features, num_classes: int, seed: int) -> tuple[float
     return choose_penalty(loss_of)
 
 
-def _held_out_losses(fitted: Features, held: Features, num_classes: int, penalty: float) -> np.ndarray:
+def _held_out_losses(
+    fitted: Features, held: Features, num_classes: int, penalty: float
+) -> np.ndarray:
     classifier = fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty)
     losses = _predict(classifier, held).loss_N
     assert losses is not None
@@ -370,12 +405,20 @@ def _held_out_losses(fitted: Features, held: Features, num_classes: int, penalty
 
 
 def measure_neighbours(
-    pair: Pair, train: Features, test: Features, neighbours: Sequence[int] = NUM_NEIGHBOURS, **options: Any
+    pair: Pair,
+    train: Features,
+    test: Features,
+    neighbours: Sequence[int] = NUM_NEIGHBOURS,
+    **options: Any,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the accuracies of nearest neighbours, with intervals, and notes; options as for `neighbour_accuracy`."""
-    accuracies = neighbour_accuracy(train, test, pair.train.num_classes, neighbours=neighbours, **options)
+    accuracies = neighbour_accuracy(
+        train, test, pair.train.num_classes, neighbours=neighbours, **options
+    )
     impossible = ", ".join(str(k) for k in neighbours if k not in accuracies)
-    notes = [f"{pair.name}: too few training images for {impossible} neighbours."] if impossible else []
+    notes = (
+        [f"{pair.name}: too few training images for {impossible} neighbours."] if impossible else []
+    )
     images = int(test.is_read_N.sum())
     intervals = {k: wilson(accuracy * images, images) for k, accuracy in accuracies.items()}
     return {"accuracy": accuracies, "interval": intervals, "test_images": images}, notes
@@ -398,13 +441,27 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
             low, high = interval[key]
             of = f" (95 % interval {low:.2%} to {high:.2%}) of {result['test_images']:,} images"
             rows.append(
-                [name, key if isinstance(key, str) else f"{key} neighbours", "test accuracy", f"{value:.2%}", of]
+                [
+                    name,
+                    key if isinstance(key, str) else f"{key} neighbours",
+                    "test accuracy",
+                    f"{value:.2%}",
+                    of,
+                ]
             )
         if folds := result.get("folds"):
             deviation = np.std(folds, ddof=1)
             of = f" standard deviation {deviation:.2%}, of {result['training_images']:,} training images"
             measure = "accuracy" if "accuracy" in result else "mean average precision"
-            rows.append([name, f"mean of {len(folds)} folds", f"held-out {measure}", f"{np.mean(folds):.2%}", of])
+            rows.append(
+                [
+                    name,
+                    f"mean of {len(folds)} folds",
+                    f"held-out {measure}",
+                    f"{np.mean(folds):.2%}",
+                    of,
+                ]
+            )
         for place, metrics in (("test", result), ("held-out", result.get("out_of_fold", {}))):
             if "log_loss" in metrics:
                 log_loss = f" log-loss {metrics['log_loss']:.4g}"

@@ -79,7 +79,12 @@ class Runner:
     """
 
     def __init__(
-        self, module: Module, transform: EvaluationTransform, *, global_batch: int, max_unreadable: int | None
+        self,
+        module: Module,
+        transform: EvaluationTransform,
+        *,
+        global_batch: int,
+        max_unreadable: int | None,
     ):
         self.module, self.transform, self.max_unreadable = module, transform, max_unreadable
         self.mesh = build_mesh(jax.devices())
@@ -91,10 +96,16 @@ class Runner:
 
     def place(self, array: np.ndarray) -> jax.Array:
         """Return an array, the same in all processes, complete on every device."""
-        return jax.make_array_from_callback(array.shape, replicated(self.mesh), lambda index: array[index])
+        return jax.make_array_from_callback(
+            array.shape, replicated(self.mesh), lambda index: array[index]
+        )
 
     def rows(
-        self, source: Source, step: Callable[[Module, Batch], Results], *, shortens_batch: bool = False
+        self,
+        source: Source,
+        step: Callable[[Module, Batch], Results],
+        *,
+        shortens_batch: bool = False,
     ) -> Iterator[Rows]:
         """Yield the results of `rows_of` for a source and a jitted or compiled step.
 
@@ -103,7 +114,11 @@ class Runner:
         Raises:
           ValueError: after the last batch, if more images than `max_unreadable` are unreadable.
         """
-        size = self._rounded(min(self.global_batch, len(source))) if shortens_batch else self.global_batch
+        size = (
+            self._rounded(min(self.global_batch, len(source)))
+            if shortens_batch
+            else self.global_batch
+        )
         decoding = (self.transform.max_image_megapixels, self.transform.value_range)
         log = UnreadableLog(source, self.max_unreadable, *decoding, option="--max_unreadable")
         log.defer_errors()  # no process may stop alone
@@ -149,7 +164,9 @@ def rows_of(
     first = 0
     for results in results_of(open_batches, step, evaluated):
         last = min(first + len(results["mask_B"]), num_examples)
-        yield {"record_B": np.arange(first, last)} | {name: value[: last - first] for name, value in results.items()}
+        yield {"record_B": np.arange(first, last)} | {
+            name: value[: last - first] for name, value in results.items()
+        }
         first = last
     if first < num_examples:
         raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
@@ -182,12 +199,16 @@ def require_images(num_readable: float, name: str) -> None:
         raise TooManyUnreadable(f"{name}: no image could be read. There is nothing to evaluate.")
 
 
-def sum_over(open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E) -> dict[str, np.ndarray]:
+def sum_over(
+    open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
+) -> dict[str, np.ndarray]:
     """Return float64 sums of the results of a step over a split; arguments as for `results_of`; {} without batches."""
     totals: dict[str, np.ndarray] = {}
     for sums in results_of(open_batches, step, evaluated):
         for name, value in sums.items():
-            totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(value, np.float64)
+            totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(
+                value, np.float64
+            )
     return totals
 
 
@@ -197,4 +218,8 @@ def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
     "images" is the number of images where the weight is not.
     """
     reported = {"correct": "accuracy", "majority": "majority_accuracy"}
-    return {reported.get(name, name): sums[name] / sums["weight"] for name in sums if name not in ("weight", "images")}
+    return {
+        reported.get(name, name): sums[name] / sums["weight"]
+        for name in sums
+        if name not in ("weight", "images")
+    }

@@ -41,7 +41,11 @@ def wilson(correct: float, images: float) -> tuple[float, float]:
     z2 = NORMAL_QUANTILE**2
     share = correct / images
     middle = (share + z2 / (2 * images)) / (1 + z2 / images)
-    half = NORMAL_QUANTILE * math.sqrt(share * (1 - share) / images + z2 / (4 * images**2)) / (1 + z2 / images)
+    half = (
+        NORMAL_QUANTILE
+        * math.sqrt(share * (1 - share) / images + z2 / (4 * images**2))
+        / (1 + z2 / images)
+    )
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
@@ -63,7 +67,9 @@ class Calibration:
 
     def add(self, confidence_N: np.ndarray, is_right_N: np.ndarray) -> None:
         """Count predictions with confidences in [0, 1]."""
-        place_N = np.clip(np.ceil(confidence_N.astype(np.float64) * BINS).astype(int) - 1, 0, BINS - 1)
+        place_N = np.clip(
+            np.ceil(confidence_N.astype(np.float64) * BINS).astype(int) - 1, 0, BINS - 1
+        )
         self._images += np.bincount(place_N, minlength=BINS)
         self._confidence += np.bincount(place_N, confidence_N, BINS)
         self._right += np.bincount(place_N, is_right_N, BINS)
@@ -76,11 +82,15 @@ class Calibration:
     def bins(self) -> Iterator[Bin]:
         """Yield all bins from low confidence to high."""
         for number, images in enumerate(self._images):
-            means = (float(sums[number] / max(images, 1)) for sums in (self._confidence, self._right))
+            means = (
+                float(sums[number] / max(images, 1)) for sums in (self._confidence, self._right)
+            )
             yield Bin(number / BINS, (number + 1) / BINS, int(images), *means)
 
 
-def predict(logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array) -> Results:
+def predict(
+    logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array
+) -> Results:
     """Return for each image of a batch "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B".
 
     "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number; "probability_BT" has
@@ -113,7 +123,9 @@ class Mistake(NamedTuple):
 
 Confusion = TypedDict("Confusion", {"class": str, "answer": str, "images": int, "of": int})
 """A class, a predicted class, the number of its images with this prediction, and of all its images."""
-NamedMistake = TypedDict("NamedMistake", {"image": str, "class": str, "answer": str, "probability": float})
+NamedMistake = TypedDict(
+    "NamedMistake", {"image": str, "class": str, "answer": str, "probability": float}
+)
 """The image of a mistake, its class, the predicted class and its probability."""
 
 
@@ -141,10 +153,14 @@ class ClassMetrics:
         self.loss, self.calibration = 0.0, Calibration()
         self.wrong, self._has_loss = list[Mistake](), label_map.has_loss
         shape = num_classes, len(self.output_A)
-        self.confusion_2LA = np.zeros((2, *shape), np.int64) if math.prod(shape) <= LARGEST_CONFUSION else None
+        self.confusion_2LA = (
+            np.zeros((2, *shape), np.int64) if math.prod(shape) <= LARGEST_CONFUSION else None
+        )
         if self.confusion_2LA is None:
             size = f"{num_classes:,} classes and {len(self.output_A):,} answers"
-            labelled.notes.append(f"confusions are not counted: the matrix of {size} would take too much memory.")
+            labelled.notes.append(
+                f"confusions are not counted: the matrix of {size} would take too much memory."
+            )
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `predict`, and "record_B", for images that count."""
@@ -167,7 +183,9 @@ class ClassMetrics:
         wrong = wrong[np.argsort(-confidence_N[wrong], kind="stable")][:MOST_MISTAKES]
         columns = record_N[wrong], label_N[wrong], first_N[wrong], confidence_N[wrong]
         new = list(map(Mistake, *(column.tolist() for column in columns)))
-        self.wrong = sorted(self.wrong + new, key=lambda one: (-one.probability, one.record))[:MOST_MISTAKES]
+        self.wrong = sorted(self.wrong + new, key=lambda one: (-one.probability, one.record))[
+            :MOST_MISTAKES
+        ]
 
     @property
     def images(self) -> int:
@@ -189,9 +207,15 @@ class ClassMetrics:
     def shown(self) -> dict[str, str]:
         """Return `values` as text: intervals beside their accuracies."""
         values = self.values()
-        intervals = {f"{name}_accuracy": values.pop(f"{name}_interval") for name in ("top1", "top5")}
-        text = {name: metric_text(name, value) for name, value in values.items() if value is not None}
-        beside = {name: f"  (95 %: {low:.2%} to {high:.2%})" for name, (low, high) in intervals.items()}
+        intervals = {
+            f"{name}_accuracy": values.pop(f"{name}_interval") for name in ("top1", "top5")
+        }
+        text = {
+            name: metric_text(name, value) for name, value in values.items() if value is not None
+        }
+        beside = {
+            name: f"  (95 %: {low:.2%} to {high:.2%})" for name, (low, high) in intervals.items()
+        }
         return {name: words + beside.get(name, "") for name, words in text.items()}
 
     def details(self) -> dict[str, object]:
@@ -205,7 +229,9 @@ class ClassMetrics:
     def worst(self) -> dict[str, str]:
         """Return the most frequent mistakes as a line of text, by its name; {} without mistakes."""
         confused = self.confused(CONFUSED_SHOWN)
-        pairs = [f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused]
+        pairs = [
+            f"{p['class']} as {p['answer']} ({p['images']:,} of {p['of']:,})" for p in confused
+        ]
         return {"most_confused": ", ".join(pairs)} if pairs else {}
 
     def confused(self, most: int) -> list[Confusion]:
@@ -226,7 +252,9 @@ class ClassMetrics:
                 "images": count,
                 "of": int(self.images_L[label]),
             }
-            for label, place, count in zip(*(x[chosen].tolist() for x in (labels, places, counts)), strict=True)
+            for label, place, count in zip(
+                *(x[chosen].tolist() for x in (labels, places, counts)), strict=True
+            )
         ]
 
     def mistakes(self) -> list[NamedMistake]:
@@ -244,7 +272,9 @@ class ClassMetrics:
 
     def image_rows(self, rows: Rows) -> Iterator[list[object]]:
         """Yield for each image the cells of `image_columns`; arguments as for `add`."""
-        is_right_N = self.labelled.label_map.is_right(rows["record_B"], rows["label_B"], rows["class_BT"])[:, 0]
+        is_right_N = self.labelled.label_map.is_right(
+            rows["record_B"], rows["label_B"], rows["class_BT"]
+        )[:, 0]
         names, output_names = self.labelled.source.class_names, self.labelled.label_map.output_names
         columns = rows["label_B"], rows["class_BT"][:, 0], rows["probability_BT"][:, 0], is_right_N
         for label, output, probability, is_right in zip(*columns, strict=True):
@@ -260,11 +290,19 @@ class ClassMetrics:
 
         Accuracies are empty without images.
         """
-        accuracies = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
+        accuracies = [
+            f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")
+        ]
         yield ["class", "images", "top1_correct", *accuracies]
         for number in self.labelled.label_map.listed.tolist():
-            images, counts = int(self.images_L[number]), (int(self.top1_L[number]), int(self.top5_L[number]))
-            shares = [(count / images, *wilson(count, images)) if images else ("", "", "") for count in counts]
+            images, counts = (
+                int(self.images_L[number]),
+                (int(self.top1_L[number]), int(self.top5_L[number])),
+            )
+            shares = [
+                (count / images, *wilson(count, images)) if images else ("", "", "")
+                for count in counts
+            ]
             cells = [f"{share:.6f}" if images else "" for triple in shares for share in triple]
             yield [self.labelled.source.class_names[number], images, counts[0], *cells]
 

@@ -66,7 +66,9 @@ RELEASED = {
     "dtd": Released("tfds:dtd", "train", "test"),
     "pets": Released("tfds:oxford_iiit_pet", "train", "test"),
     "uc_merced": Released("tfds:uc_merced", "train[:1000]", "train[1000:]"),
-    "imagenet": Released("tfds:imagenet2012", "train[:65000]", "validation"),  # 65,000 images hold 30 of each class
+    "imagenet": Released(
+        "tfds:imagenet2012", "train[:65000]", "validation"
+    ),  # 65,000 images hold 30 of each class
 }
 
 
@@ -106,7 +108,9 @@ class Plan(NamedTuple):
         )
 
 
-def plan_splits(data: str, choice: SplitChoice, training: TrainingData | None, usual: Released | None = None) -> Plan:
+def plan_splits(
+    data: str, choice: SplitChoice, training: TrainingData | None, usual: Released | None = None
+) -> Plan:
     """Return how data are split: by the choice, else as in training on the same data, else as usual."""
     usual = usual or Released(data, "train", "test")
     then = training if training and located(training.data) == located(usual.data) else None
@@ -119,7 +123,13 @@ def plan_splits(data: str, choice: SplitChoice, training: TrainingData | None, u
         holdout_fraction=then.holdout_fraction if then else InputConfig.holdout_fraction,
         value_range=choice.value_range,
     )
-    return Plan(usual.data, config, then.seed if then else 0, then.held_up_to if then else {}, then is not None)
+    return Plan(
+        usual.data,
+        config,
+        then.seed if then else 0,
+        then.held_up_to if then else {},
+        then is not None,
+    )
 
 
 # Two sides: images to fit on, and images to test on.
@@ -156,15 +166,21 @@ def open_pair(
     plan = _plan_named(name, choice, training)
     train_split, test_split = plan.config.train_split, plan.config.test_split
     if train_split == test_split:
-        raise ValueError(f"{name}: the training and the test split are both {train_split!r}. Choose two.")
+        raise ValueError(
+            f"{name}: the training and the test split are both {train_split!r}. Choose two."
+        )
     train, test = plan.source(train_split), plan.source(test_split)
     if (train.is_multilabel or test.is_multilabel) and not allows_several_labels:
-        raise ValueError(f"--data={name}: images must have one label, and may have several. Use vit-jax probe.")
+        raise ValueError(
+            f"--data={name}: images must have one label, and may have several. Use vit-jax probe."
+        )
     require_same_classes(name, train_split, train, test_split, test)
     return Pair(name, train, test, plan.described(test))
 
 
-def open_split(name: str, split: str | None, choice: SplitChoice, training: TrainingData | None = None) -> Source:
+def open_split(
+    name: str, split: str | None, choice: SplitChoice, training: TrainingData | None = None
+) -> Source:
     """Open one split of images that no classifier is fitted to, by default the one to test on.
 
     Files may have one class, and no training split; other arguments as for `open_pair`.
@@ -202,7 +218,9 @@ def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -
         )
     if known is None and name.startswith("vtab:"):
         known = Released(name, "train800val200", "test")
-    return plan_splits(name, dataclasses.replace(choice, classes=choice.classes or ()), training, known)
+    return plan_splits(
+        name, dataclasses.replace(choice, classes=choice.classes or ()), training, known
+    )
 
 
 # One side: images to evaluate a classifier on.
@@ -242,7 +260,9 @@ def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
         )
 
 
-def _numbered_without_names(weights: WeightsInfo, source: Source, data: str, notes: list[str]) -> Source:
+def _numbered_without_names(
+    weights: WeightsInfo, source: Source, data: str, notes: list[str]
+) -> Source:
     """Return the source with labels in the numbering of weights that do not name their classes; add a note.
 
     Data of a library or of code number their classes themselves. Files do not: integer names are numbers of outputs,
@@ -276,7 +296,9 @@ def _numbered_without_names(weights: WeightsInfo, source: Source, data: str, not
     output_names = [str(number) for number in range(count)]
     for name, output in zip(names, outputs.tolist(), strict=True):
         output_names[output] = name
-    return SubsetSource(source, np.arange(len(source)), class_names=tuple(output_names), relabel=outputs)
+    return SubsetSource(
+        source, np.arange(len(source)), class_names=tuple(output_names), relabel=outputs
+    )
 
 
 def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] | None:
@@ -306,7 +328,9 @@ def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
     if source.class_names == known:
         return source
     if clashing := [name for name in source.class_names if known.count(name) > 1]:
-        raise ValueError(f"{weights.source} has more than one class named {few(clashing)}: names cannot match them.")
+        raise ValueError(
+            f"{weights.source} has more than one class named {few(clashing)}: names cannot match them."
+        )
     relabel = np.array([known.index(name) for name in source.class_names])
     return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
 
@@ -329,9 +353,17 @@ def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
     if not splits:
         return _choose_flat(f"{data}, {listing.unsplit}", choice, weights, plan)
     reject_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
-    usual = train_split if plan.was_trained_on or train_split in splits else split  # no training images are needed
-    notes = [f"{data} had no splits in training: its {split} may hold images of then."] if plan.held_up_to else []
-    config = dataclasses.replace(plan.config, train_split=choice.train_split or usual, test_split=split)
+    usual = (
+        train_split if plan.was_trained_on or train_split in splits else split
+    )  # no training images are needed
+    notes = (
+        [f"{data} had no splits in training: its {split} may hold images of then."]
+        if plan.held_up_to
+        else []
+    )
+    config = dataclasses.replace(
+        plan.config, train_split=choice.train_split or usual, test_split=split
+    )
     return split, plan._replace(config=config, held_up_to={}), notes
 
 

@@ -26,11 +26,23 @@ from vit_jax.hosts.join import SHUTDOWN_SECONDS, find_own_place, join, tell_serv
 from vit_jax.hosts.peers import MEETING_SECONDS, Peers, Report, Verdict
 from vit_jax.imports.backend import explained_backend
 
-__all__ = ["Peers", "Report", "Verdict", "ends_together", "exits", "gather", "is_first", "start", "this_process"]
+__all__ = [
+    "Peers",
+    "Report",
+    "Verdict",
+    "ends_together",
+    "exits",
+    "gather",
+    "is_first",
+    "start",
+    "this_process",
+]
 __all__ += ["wait_for_all"]
 
 _LOST_SECONDS = "VIT_JAX_LOST_SECONDS"
-_folders = itertools.cycle(("vit_jax/gathered/even", "vit_jax/gathered/odd"))  # of the store, for `gather`
+_folders = itertools.cycle(
+    ("vit_jax/gathered/even", "vit_jax/gathered/odd")
+)  # of the store, for `gather`
 _this_process: Peers | None = None
 
 
@@ -65,7 +77,10 @@ def start() -> None:
     atexit.register(_end, _this_process, service)
     _connect()
     if place and place.process_id == 0:
-        print(f"{place.num_processes} processes by {place.launcher}, the first at {place.coordinator}", flush=True)
+        print(
+            f"{place.num_processes} processes by {place.launcher}, the first at {place.coordinator}",
+            flush=True,
+        )
 
 
 def _connect() -> None:
@@ -77,17 +92,23 @@ def _connect() -> None:
     wait_for_all("devices")
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
         split = NamedSharding(Mesh(jax.devices(), "device"), PartitionSpec("device"))
-        ones = jax.make_array_from_callback((jax.device_count(),), split, lambda _: np.ones(1, np.float32))
+        ones = jax.make_array_from_callback(
+            (jax.device_count(),), split, lambda _: np.ones(1, np.float32)
+        )
         total = jax.jit(jnp.sum).lower(ones).compile()
         wait_for_all("compiled")
         total(ones).block_until_ready()
-        multihost_utils.process_allgather(np.zeros(1))  # other groups of devices: a device of each process
+        multihost_utils.process_allgather(
+            np.zeros(1)
+        )  # other groups of devices: a device of each process
 
 
 def _lost_seconds() -> float:
     text = os.environ.get(_LOST_SECONDS, f"{peers.LOST_SECONDS:.0f}")
     if not text.isdecimal() or not 5 <= int(text) <= 90:
-        raise ValueError(f"{_LOST_SECONDS}={text}: give 5 to 90, the seconds without a sign of life.")
+        raise ValueError(
+            f"{_LOST_SECONDS}={text}: give 5 to 90, the seconds without a sign of life."
+        )
     return float(text)
 
 

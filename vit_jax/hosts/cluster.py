@@ -11,7 +11,11 @@ from collections.abc import Callable, Mapping
 Environment = Mapping[str, str]
 GpuCount = Callable[[], int]
 FindHost = Callable[[str], str]
-COORDINATOR, NUM_PROCESSES, PROCESS_ID = "VIT_JAX_COORDINATOR", "VIT_JAX_NUM_PROCESSES", "VIT_JAX_PROCESS_ID"
+COORDINATOR, NUM_PROCESSES, PROCESS_ID = (
+    "VIT_JAX_COORDINATOR",
+    "VIT_JAX_NUM_PROCESSES",
+    "VIT_JAX_PROCESS_ID",
+)
 FIRST_PORT, NUM_PORTS = 61440, 4096  # above those that Linux gives to outgoing connections
 JOBSET_PORT = 8476
 
@@ -32,14 +36,18 @@ def explicit_place(environment: Environment) -> Place | None:
     if any(name not in environment for name in (COORDINATOR, NUM_PROCESSES, PROCESS_ID)):
         return None
     process_id, num_processes = index_and_count(environment, PROCESS_ID, NUM_PROCESSES)
-    return Place("explicit address", given_coordinator(environment) or "", num_processes, process_id)
+    return Place(
+        "explicit address", given_coordinator(environment) or "", num_processes, process_id
+    )
 
 
 def given_coordinator(environment: Environment) -> str | None:
     """Return `VIT_JAX_COORDINATOR` (host:port), which may also replace the address that a cluster gives."""
     address = environment.get(COORDINATOR)
     if address is not None and not re.fullmatch(r".+:\d+", address):
-        raise ValueError(f"{COORDINATOR}={address}: give the first process's host and a free port there, as host:port.")
+        raise ValueError(
+            f"{COORDINATOR}={address}: give the first process's host and a free port there, as host:port."
+        )
     return address
 
 
@@ -49,13 +57,18 @@ def open_mpi_place(environment: Environment) -> Place | None:
     if size not in environment or number(environment, size) == 1:
         return None
     process_id, num_processes = index_and_count(environment, rank, size)
-    coordinator = given_coordinator(environment) or _open_mpi_coordinator(environment, num_processes)
+    coordinator = given_coordinator(environment) or _open_mpi_coordinator(
+        environment, num_processes
+    )
     return Place("Open MPI", coordinator, num_processes, process_id)
 
 
 def _open_mpi_coordinator(environment: Environment, size: int) -> str:
     """The host of mpirun, which is rank 0's by default."""
-    uri, namespace = environment.get("OMPI_MCA_orte_hnp_uri", ""), environment.get("PMIX_NAMESPACE", "")
+    uri, namespace = (
+        environment.get("OMPI_MCA_orte_hnp_uri", ""),
+        environment.get("PMIX_NAMESPACE", ""),
+    )
     port = FIRST_PORT + zlib.crc32((uri or namespace).encode()) % NUM_PORTS
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size):
         return f"127.0.0.1:{port}"
@@ -74,13 +87,23 @@ def jobset_place(environment: Environment) -> Place | None:
 
     JAX would query the cluster's API, which needs a package and a permission.
     """
-    names = ("REPLICATED_JOB_NAME", "JOB_INDEX", "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB", "NUM_JOBS")
+    names = (
+        "REPLICATED_JOB_NAME",
+        "JOB_INDEX",
+        "JOB_COMPLETION_INDEX",
+        "PROCESSES_IN_JOB",
+        "NUM_JOBS",
+    )
     if "JOBSET_NAME" not in environment:
         return None
     if missing := [name for name in names if name not in environment]:
-        raise ValueError(f"JOBSET_NAME is set but {', '.join(missing)} is not: set all of them in the pod's template.")
+        raise ValueError(
+            f"JOBSET_NAME is set but {', '.join(missing)} is not: set all of them in the pod's template."
+        )
     job_index, num_jobs = index_and_count(environment, "JOB_INDEX", "NUM_JOBS")
-    index, processes_in_job = index_and_count(environment, "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB")
+    index, processes_in_job = index_and_count(
+        environment, "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB"
+    )
     num_processes, process_id = processes_in_job * num_jobs, job_index * processes_in_job + index
     if num_processes == 1:
         return None
@@ -105,7 +128,9 @@ def tpu_place(environment: Environment, timeout_seconds: int) -> Place | None:
         if cluster is None or cluster.get_process_count() == 1:
             return None
         port = environment.get("JAX_COORDINATOR_PORT")
-        coordinator = given_coordinator(environment) or cluster.get_coordinator_address(timeout_seconds, port)
+        coordinator = given_coordinator(environment) or cluster.get_coordinator_address(
+            timeout_seconds, port
+        )
         return Place("TPU pod", coordinator, cluster.get_process_count(), cluster.get_process_id())
     except (OSError, RuntimeError) as error:  # those of requests are OSErrors
         raise ValueError(
@@ -118,7 +143,9 @@ def number(environment: Environment, name: str) -> int:
     """Return a variable as a number from 0."""
     text = environment.get(name)
     if text is None or not text.isdecimal():
-        raise ValueError(f"{name} is {'not set' if text is None else repr(text)}: a number from 0 is expected.")
+        raise ValueError(
+            f"{name} is {'not set' if text is None else repr(text)}: a number from 0 is expected."
+        )
     return int(text)
 
 

@@ -22,14 +22,20 @@ def main() -> None:
     """
     address, num_processes, heartbeat, shutdown = sys.argv[1:]
     stay = "0"
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a job: the first process decides
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # sent to all processes of a job: the first process decides
         signal.signal(number, signal.SIG_IGN)
     try:
         _wait_for_port(address)
         from jaxlib import _jax
 
         service = _jax.get_distributed_runtime_service(
-            address, int(num_processes), heartbeat_timeout=int(heartbeat), shutdown_timeout=int(shutdown)
+            address,
+            int(num_processes),
+            heartbeat_timeout=int(heartbeat),
+            shutdown_timeout=int(shutdown),
         )
     except Exception as error:
         print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)

@@ -22,7 +22,11 @@ SHUTDOWN_SECONDS = 300
 
 
 def find_place(
-    environment: Mapping[str, str], *, has_tpu: bool, count_gpus: cluster.GpuCount, find_host: cluster.FindHost
+    environment: Mapping[str, str],
+    *,
+    has_tpu: bool,
+    count_gpus: cluster.GpuCount,
+    find_host: cluster.FindHost,
 ) -> Place | None:
     """The place of this process in its run; None if it is the only one.
 
@@ -35,7 +39,9 @@ def find_place(
     explicit = cluster.explicit_place(environment)
     names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
     names_set = [name for name in names if name in environment]
-    if names_set == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1":  # alone, whatever else is set
+    if (
+        names_set == [NUM_PROCESSES] and environment[NUM_PROCESSES] == "1"
+    ):  # alone, whatever else is set
         return None
     if explicit is None and names_set not in ([], [COORDINATOR]):
         missing = ", ".join(name for name in names if name not in environment)
@@ -50,7 +56,11 @@ def find_place(
         or slurm.slurm_place(environment, count_gpus, find_host)
         or cluster.jobset_place(environment)
     )
-    if explicit and place and (explicit.num_processes, explicit.process_id) != (place.num_processes, place.process_id):
+    if (
+        explicit
+        and place
+        and (explicit.num_processes, explicit.process_id) != (place.num_processes, place.process_id)
+    ):
         raise ValueError(
             f"{NUM_PROCESSES}={explicit.num_processes} and {PROCESS_ID}={explicit.process_id}, but {place.launcher} "
             f"says {place.num_processes} and {place.process_id}: unset {NUM_PROCESSES} and {PROCESS_ID}."
@@ -70,7 +80,9 @@ def find_own_place() -> Place | None:
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_tpu = running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
-    place = find_place(os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host)
+    place = find_place(
+        os.environ, has_tpu=has_tpu, count_gpus=slurm.count_nvidia_gpus, find_host=slurm.find_host
+    )
     if place is None and (tasks := slurm.idle_tasks(os.environ)) > 1:
         print(
             f"vit-jax: job {os.environ['SLURM_JOB_ID']} has {tasks} tasks, but this is one process outside of srun: "
@@ -145,9 +157,13 @@ def start_service(place: Place) -> subprocess.Popen | None:
     if word == "ready":
         return service
     service.communicate()
-    if word.startswith(("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError")):  # an unknown jaxlib
+    if word.startswith(
+        ("ImportError", "ModuleNotFoundError", "AttributeError", "TypeError")
+    ):  # an unknown jaxlib
         return None
-    raise ValueError(f"The first process cannot listen on {address}: {word}. Choose another port in {COORDINATOR}.")
+    raise ValueError(
+        f"The first process cannot listen on {address}: {word}. Choose another port in {COORDINATOR}."
+    )
 
 
 @contextlib.contextmanager
@@ -161,7 +177,9 @@ def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[
             return
         if timeout > WORD_AFTER_SECONDS:
             situation = _situation(place, serving.is_set())
-            print(f"{who} {situation}; it waits for {timeout} s in all", file=sys.stderr, flush=True)
+            print(
+                f"{who} {situation}; it waits for {timeout} s in all", file=sys.stderr, flush=True
+            )
             if is_done.wait(timeout - WORD_AFTER_SECONDS):
                 return
         print(
@@ -184,7 +202,11 @@ def _situation(place: Place, is_serving: bool) -> str:
     """Describe the other processes, as far as a waiting process knows them."""
     host, _, port = place.coordinator.rpartition(":")
     if place.process_id == 0:
-        return "sees others missing" if is_serving else f"waits for port {port}, which another program still holds"
+        return (
+            "sees others missing"
+            if is_serving
+            else f"waits for port {port}, which another program still holds"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:

@@ -84,7 +84,11 @@ class Peers:
         lost_seconds: float = LOST_SECONDS,
         leave: Callable[[int], object] | None = None,
     ):
-        self.process_id, self.num_processes, self._lost_seconds = process_id, num_processes, lost_seconds
+        self.process_id, self.num_processes, self._lost_seconds = (
+            process_id,
+            num_processes,
+            lost_seconds,
+        )
         self._store = store
         self.leave = leave or leave_at_once
         self._host = socket.gethostname()
@@ -112,17 +116,24 @@ class Peers:
         """Start the threads; again has no effect."""
         actions = [self.check] if self._store is None else [self.check, self.talk]
         if not self._threads:
-            self._threads = [threading.Thread(target=self._repeat, args=(action,), daemon=True) for action in actions]
+            self._threads = [
+                threading.Thread(target=self._repeat, args=(action,), daemon=True)
+                for action in actions
+            ]
             for thread in self._threads:
                 thread.start()
 
-    def watch_steps(self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int) -> None:
+    def watch_steps(
+        self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int
+    ) -> None:
         """Start to watch that steps follow each other, after those that were done before; wait for all processes.
 
         The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
         """
         self._rule, self._last_checkpoint = rule, last_checkpoint
-        if self._store is not None:  # one may have compiled for longer than the first collectives of another wait
+        if (
+            self._store is not None
+        ):  # one may have compiled for longer than the first collectives of another wait
             self._num_runs += 1
             self._store.wait_at_barrier(f"vit_jax/run/{self._num_runs}", MEETING_SECONDS * 1000)
         self._step, self._idle_since = start_step, time.monotonic()
@@ -144,7 +155,9 @@ class Peers:
         """Report to the others that this process ends; does not return if another process caused the error."""
         if self._failure is not None or self._store is None:
             return
-        if is_consequence(error) or self._is_first_silent():  # another's end: `check` is about to find it
+        if (
+            is_consequence(error) or self._is_first_silent()
+        ):  # another's end: `check` is about to find it
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
         kind, said = type(error).__name__, first_line(error)
         words = kind if said == kind else f"{kind}: {said}"
@@ -152,7 +165,9 @@ class Peers:
         self._failure, self._failed_at = failure, time.monotonic()
         with contextlib.suppress(Exception):  # the others will notice anyway
             if self.process_id == 0:
-                self._post("first/verdict", dataclasses.asdict(self._verdict_on_failure(0, failure)))
+                self._post(
+                    "first/verdict", dataclasses.asdict(self._verdict_on_failure(0, failure))
+                )
             else:
                 self._post(f"all/failure/{self.process_id}", dataclasses.asdict(failure))
 
@@ -248,7 +263,9 @@ class Peers:
         now = time.monotonic()
         absence, self._judged_at = now - self._judged_at - 2 * POLL_SECONDS, now
         if absence > 0:
-            self._seen_at = {process: seen_at + absence for process, seen_at in self._seen_at.items()}
+            self._seen_at = {
+                process: seen_at + absence for process, seen_at in self._seen_at.items()
+            }
             if self._idle_since is not None:
                 self._idle_since += absence
 
@@ -272,7 +289,9 @@ class Peers:
         if failure.exit_code == exits.PREEMPTED:
             what = f"was stopped by SIGTERM{_after(failure.step)}. {self._advice('')}"
         else:
-            what = f"failed{_after(failure.step)}: {failure.message}\n{self._advice('fix that and ')}"
+            what = (
+                f"failed{_after(failure.step)}: {failure.message}\n{self._advice('fix that and ')}"
+            )
         return Verdict(message=f"{self.name(process)} {what}", exit_code=failure.exit_code)
 
     def _fails_itself(self) -> bool:
@@ -290,7 +309,9 @@ class Peers:
     def name(self, process: int) -> str:
         """Return the name of a process, as in: process 2 of 4 (host)."""
         report = self._reports.get(process)
-        host = self._host if process == self.process_id else report.host if report else "host unknown"
+        host = (
+            self._host if process == self.process_id else report.host if report else "host unknown"
+        )
         return f"process {process} of {self.num_processes} ({host})"
 
     def warn(self, message: str, stuck: tuple[int, ...]) -> None:
@@ -305,7 +326,11 @@ class Peers:
         if self._step is None:
             return f"{first}start the same command again.".capitalize()
         step = self._last_checkpoint()
-        kept = "There is no checkpoint yet" if step is None else f"The last checkpoint is of step {step}"
+        kept = (
+            "There is no checkpoint yet"
+            if step is None
+            else f"The last checkpoint is of step {step}"
+        )
         return f"{kept}; {first}start the same command again."
 
     def _show_stacks(self) -> None:
@@ -324,4 +349,7 @@ def is_consequence(error: BaseException) -> bool:
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None:
         chain.append(last.__cause__ or last.__context__)
-    return any(isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e) for e in chain)
+    return any(
+        isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e)
+        for e in chain
+    )

@@ -26,7 +26,9 @@ _NODE = rf"(?:[0-9A-Za-z_.-]|\[{_RANGE}(?:,{_RANGE})*\])+"
 _OF_A_SHELL = ("4294967290", "4294967291")  # step numbers of salloc's shell and of sbatch's script
 
 
-def slurm_place(environment: Environment, count_gpus: GpuCount, find_host: FindHost) -> Place | None:
+def slurm_place(
+    environment: Environment, count_gpus: GpuCount, find_host: FindHost
+) -> Place | None:
     """Return the place of a task that `srun` started; None outside of a step, where one process runs alone.
 
     `count_gpus`, the number of GPUs this process can use, is called where no variable gives it; `find_host` with the
@@ -38,8 +40,13 @@ def slurm_place(environment: Environment, count_gpus: GpuCount, find_host: FindH
     process_id, num_processes = index_and_count(environment, "SLURM_PROCID", count)
     if num_processes == 1:
         return None
-    coordinator = given_coordinator(environment) or f"{find_host(_first_node(environment))}:{_port(environment)}"
-    return Place("SLURM", coordinator, num_processes, process_id, _gpu_share(environment, count_gpus))
+    coordinator = (
+        given_coordinator(environment)
+        or f"{find_host(_first_node(environment))}:{_port(environment)}"
+    )
+    return Place(
+        "SLURM", coordinator, num_processes, process_id, _gpu_share(environment, count_gpus)
+    )
 
 
 def idle_tasks(environment: Environment) -> int:
@@ -68,7 +75,9 @@ def _first_node(environment: Environment) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     match = re.fullmatch(rf"({_NODE})(,{_NODE})*", nodes)
     if match is None:
-        raise ValueError(f"SLURM_STEP_NODELIST={nodes!r} is not a list like node[01-03,07],x: set VIT_JAX_COORDINATOR.")
+        raise ValueError(
+            f"SLURM_STEP_NODELIST={nodes!r} is not a list like node[01-03,07],x: set VIT_JAX_COORDINATOR."
+        )
     return re.sub(r"\[([0-9A-Za-z]+)[^\]]*\]", r"\1", match[1])
 
 
@@ -81,7 +90,9 @@ def _gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...
     if num_tasks == 1 or visible < num_tasks or _is_bound(environment, visible):
         return None
     if task >= num_tasks:
-        raise ValueError(f"SLURM_LOCALID={task}, but SLURM_STEP_TASKS_PER_NODE gives this node {num_tasks} tasks.")
+        raise ValueError(
+            f"SLURM_LOCALID={task}, but SLURM_STEP_TASKS_PER_NODE gives this node {num_tasks} tasks."
+        )
     if visible % num_tasks:
         raise ValueError(
             f"{visible} GPUs cannot be shared evenly by the {num_tasks} tasks of this node: choose another "
@@ -101,16 +112,24 @@ def _is_bound(environment: Environment, visible: int) -> bool:
 
 def _tasks_of_this_node(environment: Environment) -> int:
     """Return the number of tasks on this node; "2(x3),1" stands for nodes with 2, 2, 2 and 1."""
-    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE") or environment.get("SLURM_TASKS_PER_NODE") or ""
+    tasks = (
+        environment.get("SLURM_STEP_TASKS_PER_NODE")
+        or environment.get("SLURM_TASKS_PER_NODE")
+        or ""
+    )
     counts: list[int] = []
     for group in tasks.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
         if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list like 2(x3),1: start the run by srun.")
+            raise ValueError(
+                f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list like 2(x3),1: start the run by srun."
+            )
         counts += [int(match[1])] * int(match[2] or 1)
     node = number({"SLURM_NODEID": "0"} | dict(environment), "SLURM_NODEID")
     if node >= len(counts):
-        raise ValueError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks} names {len(counts)} nodes.")
+        raise ValueError(
+            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={tasks} names {len(counts)} nodes."
+        )
     return counts[node]
 
 
@@ -139,7 +158,11 @@ def find_host(node: str) -> str:
     address = re.search(r"\bNodeAddr=(\S+)", shown)
     if address and address[1] != node and _resolves(address[1]):
         return address[1]
-    has = f"SLURM's address, {address[1]}, does not either" if address else "scontrol shows no address of it here"
+    has = (
+        f"SLURM's address, {address[1]}, does not either"
+        if address
+        else "scontrol shows no address of it here"
+    )
     raise ValueError(
         f"SLURM node {node}: its name must resolve on every node. It does not on {socket.gethostname()}, and {has}. "
         f"Check `getent hosts {node}` there, or set {COORDINATOR}=ADDRESS:PORT of the first node."
@@ -156,7 +179,9 @@ def _resolves(host: str) -> bool:
 def count_nvidia_gpus() -> int:
     """GPUs that the driver shows this process; 0 without a driver."""
     try:
-        listing = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True)
+        listing = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return 0
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())

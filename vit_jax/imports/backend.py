@@ -17,11 +17,22 @@ import types
 from collections.abc import Iterator, Mapping
 
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # of the package jax, by platform
-NVIDIA_DEVICES = ("dev/nvidia[0-9]*", "dev/nvgpu*", "dev/nvhost*", "dev/dxg")  # of servers, of Jetson, of WSL
+NVIDIA_DEVICES = (
+    "dev/nvidia[0-9]*",
+    "dev/nvgpu*",
+    "dev/nvhost*",
+    "dev/dxg",
+)  # of servers, of Jetson, of WSL
 _KNOWN = ("cpu", "cuda", "rocm", "tpu")
 _GOOGLE = "0x1ae0"  # vendor of PCI devices
-_CUDA = ("12", "13")  # releases that JAX has plugins for: jax_cudaN_plugin, registered by jax_plugins.xla_cudaN
-_SET_BY_JAX = {"TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY"}  # also without a TPU; programs that it starts inherit them
+_CUDA = (
+    "12",
+    "13",
+)  # releases that JAX has plugins for: jax_cudaN_plugin, registered by jax_plugins.xla_cudaN
+_SET_BY_JAX = {
+    "TPU_LIBRARY_PATH",
+    "TPU_SKIP_MDS_QUERY",
+}  # also without a TPU; programs that it starts inherit them
 
 
 class BackendError(RuntimeError):
@@ -54,7 +65,9 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
     installed = f"{versions}, plugins: {', '.join(f'{name} {v}' for name, v in installed_plugins.items()) or 'none'}"
     for name in asked:
         if name == "cpu" or any(
-            word in plugin for word in (_EXTRAS.get(name, name), name) for plugin in installed_plugins
+            word in plugin
+            for word in (_EXTRAS.get(name, name), name)
+            for plugin in installed_plugins
         ):
             continue
         if name in _EXTRAS:
@@ -71,7 +84,9 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
             "GPUs, or unset JAX_PLATFORMS."
         )
     reason = str(error).partition("\n")[0] or type(error).__name__
-    field, unset = (f"JAX_PLATFORMS={platforms}", ", or unset JAX_PLATFORMS") if asked else ("JAX", "")
+    field, unset = (
+        (f"JAX_PLATFORMS={platforms}", ", or unset JAX_PLATFORMS") if asked else ("JAX", "")
+    )
     return BackendError(
         f"{field}: the devices cannot be used ({installed}). JAX says: {reason}\nEnd other programs that hold the "
         f"devices, or set JAX_PLATFORMS=cpu{unset}."
@@ -80,7 +95,9 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
 
 def plugins() -> dict[str, str]:
     """Return the versions of the packages by which JAX uses TPUs and GPUs of NVIDIA."""
-    names = {(one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()}  # None: damaged
+    names = {
+        (one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()
+    }  # None: damaged
     matches = sorted(name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name))
     return {name: importlib.metadata.version(name) for name in matches}
 
@@ -88,7 +105,9 @@ def plugins() -> dict[str, str]:
 def _all_plugins() -> dict[str, str]:
     """Return all plugins, also those of other platforms, which register themselves."""
     entries = importlib.metadata.entry_points(group="jax_plugins")
-    return plugins() | {entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None}
+    return plugins() | {
+        entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None
+    }
 
 
 def _comes_from_start(error: Exception) -> bool:
@@ -137,7 +156,10 @@ def _registered_plugins() -> set[str]:
     entries = importlib.metadata.entry_points(group="jax_plugins")
     spec = importlib.util.find_spec("jax_plugins")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return {*(entry.name for entry in entries), *(module.name for module in pkgutil.iter_modules(folders))}
+    return {
+        *(entry.name for entry in entries),
+        *(module.name for module in pkgutil.iter_modules(folders)),
+    }
 
 
 def _has_nvidia(root: pathlib.Path) -> bool:
@@ -165,7 +187,11 @@ def forbid_cuda() -> None:
 
 def load_cuda() -> None:
     """Register the CUDA plugin with JAX after `hide_cuda`; its messages about absent drivers are dropped."""
-    name = next(f"jax_plugins.xla_cuda{release}" for release in _CUDA if f"jax-cuda{release}-plugin" in plugins())
+    name = next(
+        f"jax_plugins.xla_cuda{release}"
+        for release in _CUDA
+        if f"jax-cuda{release}-plugin" in plugins()
+    )
     del sys.modules[name]
     logging.getLogger(name).setLevel(logging.ERROR)
     sys.stderr.flush()

@@ -51,4 +51,6 @@ class EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install_earlier_names() -> None:
     """Let Python's import system find modules by their earlier names, once for a process."""
     if not any(isinstance(finder, EarlierNames) for finder in sys.meta_path):
-        sys.meta_path.insert(0, EarlierNames())  # before the finder of files, which finds some below a moved folder
+        sys.meta_path.insert(
+            0, EarlierNames()
+        )  # before the finder of files, which finds some below a moved folder

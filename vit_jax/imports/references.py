@@ -48,7 +48,9 @@ class StoredReference(str):
         """Raise CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
         module = self.partition(":")[0] if module is None else module
         # A reference that is itself allowed need not be defined in an allowed package.
-        if self in self.allowed or any(f"{module}.".startswith(f"{package}.") for package in self.allowed):
+        if self in self.allowed or any(
+            f"{module}.".startswith(f"{package}.") for package in self.allowed
+        ):
             return
         package = module.partition(".")[0]
         packages = [name for name in self.allowed if ":" not in name] + [package]
@@ -81,7 +83,9 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
     pending: list[tuple[str, Any]] = [("", metadata)]
     while pending:
         prefix, section = pending.pop()
-        for key, value in list(section.items() if isinstance(section, dict) else enumerate(section)):
+        for key, value in list(
+            section.items() if isinstance(section, dict) else enumerate(section)
+        ):
             if isinstance(value, dict | list):
                 pending.append((f"{prefix}{key}.", value))
             elif is_reference(value):
@@ -124,8 +128,14 @@ def resolve(text: str, field: str) -> Any:
             sys.path.append(folder)  # last, so that a file here never hides an installed package
         value: Any = importlib.import_module(module_name)
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}.")
-        reason = "there is no such module" if missing else f"importing it failed with {type(error).__name__}: {error}"
+        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
+            f"{error.name}."
+        )
+        reason = (
+            "there is no such module"
+            if missing
+            else f"importing it failed with {type(error).__name__}: {error}"
+        )
         raise ValueError(
             f"{field}={text!r}: {reason}. Modules are looked for in the environment of this Python and in the working "
             f"directory, {os.getcwd()}.{_ELSEWHERE if missing else ''}"
@@ -159,7 +169,9 @@ def _is_installed(module_name: str) -> bool:
         )  # the top package alone, so that nothing is imported
     except ValueError:  # as for __main__
         return False
-    return spec is not None and spec.origin is not None  # a folder without __init__.py may go on in the other one
+    return (
+        spec is not None and spec.origin is not None
+    )  # a folder without __init__.py may go on in the other one
 
 
 def _home(value: object) -> str | None:

@@ -82,7 +82,9 @@ class Attention(nnx.Module):
         return self._finish(CORES[self._form_of(projections)](projections, self.num_heads))
 
     @jax.named_scope("attention")
-    def with_weights(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def with_weights(
+        self, queries_BQD: jax.Array, tokens_BSD: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Return the attention output and its weights (B, T, Q, S) in float32."""
         output_BQE, weights_BTQS = _weighted(self._project(queries_BQD, tokens_BSD), self.num_heads)
         return self._finish(output_BQE), weights_BTQS
@@ -97,7 +99,13 @@ class Attention(nnx.Module):
             return "xla"
         _, length, width = tokens.shape
         head_dim = width // self.num_heads
-        return choose_form(self.form, length=length, num_heads=self.num_heads, head_dim=head_dim, dtype=tokens.dtype)
+        return choose_form(
+            self.form,
+            length=length,
+            num_heads=self.num_heads,
+            head_dim=head_dim,
+            dtype=tokens.dtype,
+        )
 
     def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
         layers = {"query": self.query, "key": self.key, "value": self.value}
@@ -116,11 +124,19 @@ class Attention(nnx.Module):
             biases.append(bias.astype(self.dtype))
         if self.rotary is not None:  # queries and keys are turned with their biases
             for place in range(2):
-                named_products[place] = self.rotary(named_products[place] + biases[place], self.num_heads)
+                named_products[place] = self.rotary(
+                    named_products[place] + biases[place], self.num_heads
+                )
                 biases[place] = jnp.zeros_like(biases[place])
         query_BQE, key_BSE, value_BSE = named_products
         bias_3E = jnp.stack(biases)
-        return Projections(query_BQE, key_BSE, value_BSE, bias_3E, None if self.positions is None else self.positions())
+        return Projections(
+            query_BQE,
+            key_BSE,
+            value_BSE,
+            bias_3E,
+            None if self.positions is None else self.positions(),
+        )
 
 
 class LineAttention(Attention):
@@ -135,13 +151,17 @@ class LineAttention(Attention):
         output = super().__call__(self._lines(queries_BSD), self._lines(tokens_BSD))
         return output.reshape(queries_BSD.shape)
 
-    def with_weights(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def with_weights(
+        self, queries_BSD: jax.Array, tokens_BSD: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Return the output and weights, as `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
         batch, length, _ = tokens_BSD.shape
         lines = length // self.length
         output, weights = super().with_weights(self._lines(queries_BSD), self._lines(tokens_BSD))
         apart = weights.reshape(batch, lines, self.num_heads, self.length, self.length)
-        weights_BTSS = jnp.einsum("BlTqs,lm->BTlqms", apart, jnp.eye(lines)).reshape(batch, -1, length, length)
+        weights_BTSS = jnp.einsum("BlTqs,lm->BTlqms", apart, jnp.eye(lines)).reshape(
+            batch, -1, length, length
+        )
         return output.reshape(queries_BSD.shape), weights_BTSS
 
     def _lines(self, x_BSD: jax.Array) -> jax.Array:
@@ -152,10 +172,14 @@ def _weighted(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.
     """Return the attention output (B, Q, E) and its weights (B, T, Q, S), with the scores in memory."""
     query_BQTh, key_BSTh, value_BSTh = projections.heads(num_heads)
     query_BQTh = query_BQTh * jnp.asarray(query_BQTh.shape[-1] ** -0.5, query_BQTh.dtype)
-    logits_BTQS = jnp.einsum("BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32)
+    logits_BTQS = jnp.einsum(
+        "BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32
+    )
     if projections.offset_key_QSh is not None:
         keys_QSh = projections.offset_key_QSh.astype(query_BQTh.dtype)
-        logits_BTQS += jnp.einsum("BQTh,QSh->BTQS", query_BQTh, keys_QSh, preferred_element_type=jnp.float32)
+        logits_BTQS += jnp.einsum(
+            "BQTh,QSh->BTQS", query_BQTh, keys_QSh, preferred_element_type=jnp.float32
+        )
     weights_BTQS = jax.nn.softmax(logits_BTQS)
     output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
     output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
@@ -180,7 +204,9 @@ def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
 CORES = {"xla": _by_xla, "pallas": _by_pallas, "cudnn": _by_cudnn}
 
 
-def choose_form(form: AttentionForm, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype) -> str:
+def choose_form(
+    form: AttentionForm, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype
+) -> str:
     """Return the form that self-attention of `form` has on the devices of `placed_by`.
 
     "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in bfloat16, cuDNN on GPUs.
@@ -190,11 +216,17 @@ def choose_form(form: AttentionForm, *, length: int, num_heads: int, head_dim: i
       ValueError: the form is "cudnn", and cuDNN does not compute this attention.
     """
     if form == "cudnn" and (problem := attention_cudnn.find_problem(head_dim, dtype)):
-        raise ValueError(f"config.model.attention='cudnn': cuDNN rejects this attention: {problem}. Use auto or xla.")
+        raise ValueError(
+            f"config.model.attention='cudnn': cuDNN rejects this attention: {problem}. Use auto or xla."
+        )
     if form != "auto":
         return form
     if is_placed() and platform() == "tpu" and dtype == jnp.bfloat16:
-        return "xla" if attention_kernel.heads_per_program(num_heads, head_dim, length) is None else "pallas"
+        return (
+            "xla"
+            if attention_kernel.heads_per_program(num_heads, head_dim, length) is None
+            else "pallas"
+        )
     if is_placed() and platform() == "gpu":
         return "xla" if attention_cudnn.find_problem(head_dim, dtype) else "cudnn"
     return "xla"

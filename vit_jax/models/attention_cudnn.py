@@ -24,7 +24,10 @@ _TYPES = {"bfloat16": "BF16", "float16": "F16"}
 # Dimensions that the operands of a product are summed over, and those that both share: scores are (B, T, S, S), all
 # other operands (B, S, T, h).
 Products = dict[str, tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]]
-_FORWARD_PRODUCTS: Products = {"bmm1": ((3, 3), ((0, 2), (0, 2))), "bmm2": ((3, 1), ((0, 1), (0, 2)))}
+_FORWARD_PRODUCTS: Products = {
+    "bmm1": ((3, 3), ((0, 2), (0, 2))),
+    "bmm2": ((3, 1), ((0, 1), (0, 2))),
+}
 _BACKWARD_PRODUCTS: Products = {
     "bmm1_grad_gemm1": ((2, 1), ((0, 1), (0, 2))),
     "bmm1_grad_gemm2": ((3, 1), ((0, 1), (0, 2))),
@@ -33,10 +36,14 @@ _BACKWARD_PRODUCTS: Products = {
 }
 
 
-def attention(query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int) -> jax.Array:
+def attention(
+    query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int
+) -> jax.Array:
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E). The operands include their biases."""
     run = functools.partial(_run, head_dim=query_BSE.shape[-1] // num_heads)
-    output_BSE: jax.Array = on_shards(run, ("heads_BSE",) * 3, ("heads_BSE",))(query_BSE, key_BSE, value_BSE)[0]
+    output_BSE: jax.Array = on_shards(run, ("heads_BSE",) * 3, ("heads_BSE",))(
+        query_BSE, key_BSE, value_BSE
+    )[0]
     return output_BSE
 
 
@@ -63,27 +70,37 @@ def _run(*operands_BSE: jax.Array, head_dim: int) -> tuple[jax.Array]:
 
 @jax.custom_vjp
 def _attend(query_BSTh: jax.Array, key_BSTh: jax.Array, value_BSTh: jax.Array) -> jax.Array:
-    (output_BSTh,) = _call(_FORWARD, _FORWARD_PRODUCTS, query_BSTh, key_BSTh, value_BSTh, num_outputs=1)
+    (output_BSTh,) = _call(
+        _FORWARD, _FORWARD_PRODUCTS, query_BSTh, key_BSTh, value_BSTh, num_outputs=1
+    )
     return output_BSTh
 
 
 def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Rematerialisation knows the output and the log of the sums by the names of the kernel for TPUs."""
     results = _call(_FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True)
-    output_BSTh, log_sums_BTS = (checkpoint_name(*each) for each in zip(results, (MIXTURE, LOG_SUMS), strict=True))
+    output_BSTh, log_sums_BTS = (
+        checkpoint_name(*each) for each in zip(results, (MIXTURE, LOG_SUMS), strict=True)
+    )
     return output_BSTh, (*operands_BSTh, log_sums_BTS, output_BSTh)
 
 
 def _differentiate(kept: tuple[jax.Array, ...], gradient_BSTh: jax.Array) -> tuple[jax.Array, ...]:
     *operands, output_BSTh = kept
-    return _call(_BACKWARD, _BACKWARD_PRODUCTS, *operands, gradient_BSTh, output_BSTh, num_outputs=3)
+    return _call(
+        _BACKWARD, _BACKWARD_PRODUCTS, *operands, gradient_BSTh, output_BSTh, num_outputs=3
+    )
 
 
 _attend.defvjp(_save, _differentiate)
 
 
 def _call(
-    target: str, products: Products, *operands: jax.Array, num_outputs: int, has_log_sums: bool = False
+    target: str,
+    products: Products,
+    *operands: jax.Array,
+    num_outputs: int,
+    has_log_sums: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Return the outputs (B, S, T, h) of a call of cuDNN, and behind them the log of the sums (B, T, S)."""
     batch, length, heads, head_dim = operands[0].shape
@@ -122,7 +139,12 @@ def _configuration(query_BSTh: jax.Array, products: Products) -> dict[str, Any]:
         "is_dynamic_dimension": [False] * 4,
     }
     call = {
-        "algorithm": {"algo_id": "0", "math_type": "TENSOR_OP_MATH", "is_cudnn_frontend": True, "workspace_size": "0"},
+        "algorithm": {
+            "algo_id": "0",
+            "math_type": "TENSOR_OP_MATH",
+            "is_cudnn_frontend": True,
+            "workspace_size": "0",
+        },
         "fmha_scale": 1 / np.sqrt(head_dim),
         "intermediate_tensor_shape": scores,
         "is_flash_attention": True,

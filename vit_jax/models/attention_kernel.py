@@ -26,11 +26,16 @@ from jax.experimental.pallas import tpu as pltpu
 from vit_jax.models.activations import on_shards
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
-GOOD_BLOCK = 210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
+GOOD_BLOCK = (
+    210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
+)
 MAX_BLOCK = 330_000
 LANES = 128
 Ref = Any  # an array of Pallas on the chip
-MIXTURE, LOG_SUMS = "mixture", "log_sums"  # names of the results, by which rematerialisation may keep them
+MIXTURE, LOG_SUMS = (
+    "mixture",
+    "log_sums",
+)  # names of the results, by which rematerialisation may keep them
 LOG2_E = 1 / math.log(2)  # the unit computes powers of two
 
 _NT = (((1,), (1,)), ((), ()))  # a @ b.T
@@ -87,7 +92,9 @@ def heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
     The more, the less its fixed costs count. None where not even the fewest fit.
     """
     least = LANES // math.gcd(LANES, head_dim)
-    possible = [group for group in range(least, num_heads, least) if num_heads % group == 0] + [num_heads]
+    possible = [group for group in range(least, num_heads, least) if num_heads % group == 0] + [
+        num_heads
+    ]
     sizes = {group: group * head_dim * length for group in possible}
     limit = MAX_BLOCK if length <= MAX_QUERIES else GOOD_BLOCK
     good = [group for group, size in sizes.items() if size <= GOOD_BLOCK]
@@ -103,26 +110,44 @@ class _Grid:
         group = heads_per_program(num_heads, head_dim, self.length)
         if group is None:
             rule = f"cannot hold {self.length} tokens with heads of {head_dim}"
-            raise ValueError(f"config.model.attention='pallas': the kernel {rule}. Use model.attention=xla, or auto.")
+            raise ValueError(
+                f"config.model.attention='pallas': the kernel {rule}. Use model.attention=xla, or auto."
+            )
         self.group = group
         self.num_blocks = math.ceil(self.length / MAX_QUERIES)
-        rows = self.length if self.num_blocks == 1 else -(-self.length // self.num_blocks // LANES) * LANES
+        rows = (
+            self.length
+            if self.num_blocks == 1
+            else -(-self.length // self.num_blocks // LANES) * LANES
+        )
         lanes, groups = self.group * head_dim, num_heads // self.group
         self.grid = (batch, groups, self.num_blocks)
-        self.queries = pl.BlockSpec((1, rows, lanes), lambda image, heads, block: (image, block, heads))
-        self.tokens = pl.BlockSpec((1, self.length, lanes), lambda image, heads, block: (image, 0, heads))
+        self.queries = pl.BlockSpec(
+            (1, rows, lanes), lambda image, heads, block: (image, block, heads)
+        )
+        self.tokens = pl.BlockSpec(
+            (1, self.length, lanes), lambda image, heads, block: (image, 0, heads)
+        )
         self.bias = pl.BlockSpec((3, lanes), lambda image, heads, block: (0, heads))
         self.of_bias = pl.BlockSpec((1, 3, lanes), lambda image, heads, block: (image, 0, heads))
-        self.rows = pl.BlockSpec((1, 1, self.group, rows), lambda image, heads, block: (image, heads, 0, block))
+        self.rows = pl.BlockSpec(
+            (1, 1, self.group, rows), lambda image, heads, block: (image, heads, 0, block)
+        )
         self.rows_shape = (batch, groups, self.group, self.length)
         self.settings: dict[str, Any] = {
             "grid": self.grid,
-            "compiler_params": pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
-            "metadata": {"programs": str(math.prod(self.grid))},  # by which `plan` counts their cycles
+            "compiler_params": pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel", "arbitrary")
+            ),
+            "metadata": {
+                "programs": str(math.prod(self.grid))
+            },  # by which `plan` counts their cycles
         }
 
 
-def _run_forward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple[jax.Array, jax.Array]:
+def _run_forward(
+    *operands: jax.Array, head_dim: int, interpret: bool
+) -> tuple[jax.Array, jax.Array]:
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
     call = pl.pallas_call(
@@ -147,10 +172,17 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
     # A sum over blocks of queries is collected in float32.
     collected = shape if grid.num_blocks == 1 else jax.ShapeDtypeStruct(shape.shape, jnp.float32)
     call = pl.pallas_call(
-        functools.partial(_backward, head_dim=head_dim, length=grid.length, num_blocks=grid.num_blocks),
+        functools.partial(
+            _backward, head_dim=head_dim, length=grid.length, num_blocks=grid.num_blocks
+        ),
         in_specs=[grid.queries, grid.tokens, grid.tokens, grid.bias, grid.rows, grid.queries],
         out_specs=(grid.queries, grid.tokens, grid.tokens, grid.of_bias),
-        out_shape=(shape, collected, collected, jax.ShapeDtypeStruct((shape.shape[0], 3, shape.shape[2]), jnp.float32)),
+        out_shape=(
+            shape,
+            collected,
+            collected,
+            jax.ShapeDtypeStruct((shape.shape[0], 3, shape.shape[2]), jnp.float32),
+        ),
         interpret=interpret,
         name="attention_backward",
         **grid.settings,
@@ -158,7 +190,9 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
     return call(*operands)
 
 
-def _forward(query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int) -> None:
+def _forward(
+    query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int
+) -> None:
     """Queries past the end of the sequence, in its last block, give rows that are not written."""
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
     v_ES, dtype = v_SE.T, v_SE.dtype
@@ -182,7 +216,9 @@ def _backward(
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
     gradient_QE = gradient[0].astype(jnp.float32)
     if num_blocks > 1:  # what lies past the last query may be anything
-        is_query = jax.lax.broadcasted_iota(jnp.int32, q_QE.shape, 0) < length - block * q_QE.shape[0]
+        is_query = (
+            jax.lax.broadcasted_iota(jnp.int32, q_QE.shape, 0) < length - block * q_QE.shape[0]
+        )
         q_QE, gradient_QE = (jnp.where(is_query, x, 0.0) for x in (q_QE, gradient_QE))
         shape = (1, q_QE.shape[0])
         is_query_1Q = jax.lax.broadcasted_iota(jnp.int32, shape, 1) < length - block * shape[1]
@@ -199,7 +235,9 @@ def _backward(
             log_sums_1Q = jnp.where(is_query_1Q, log_sums_1Q, 0.0)
         weights_SQ = jnp.exp2(_dot(k_SE[:, tiles], q_Qh, _NT) - log_sums_1Q)
         of_weights_SQ = _dot(v_SE[:, tiles], gradient_Qh, _NT)
-        of_scores_SQ = weights_SQ * (of_weights_SQ - (weights_SQ * of_weights_SQ).sum(0, keepdims=True))
+        of_scores_SQ = weights_SQ * (
+            of_weights_SQ - (weights_SQ * of_weights_SQ).sum(0, keepdims=True)
+        )
         of_scores_SQ = of_scores_SQ.astype(dtype)
         _add(of_values, tiles, _dot(weights_SQ.astype(dtype), gradient_Qh, _NN))
         of_queries_hQ.append(_dot(k_ES[rows], of_scores_SQ, _NN))
@@ -218,12 +256,16 @@ def _backward(
             sums[0] = _collected(x, sums, 0, is_first, num_blocks).astype(sums.dtype)
 
 
-def _collected(x: jax.Array, out: Ref, place: Any, is_first: jax.Array, num_blocks: int) -> jax.Array:
+def _collected(
+    x: jax.Array, out: Ref, place: Any, is_first: jax.Array, num_blocks: int
+) -> jax.Array:
     """A value with those of earlier blocks of queries."""
     return x if num_blocks == 1 else x + jnp.where(is_first, 0.0, out[place])
 
 
-def _with_biases(query: Ref, key: Ref, value: Ref, bias: Ref, head_dim: int) -> tuple[jax.Array, ...]:
+def _with_biases(
+    query: Ref, key: Ref, value: Ref, bias: Ref, head_dim: int
+) -> tuple[jax.Array, ...]:
     """Queries in float32, scaled for powers of two; keys and values in their dtype."""
     dtype = key.dtype
     q_QE, k_SE, v_SE = (
@@ -243,7 +285,9 @@ def _only(x_QE: jax.Array, lanes: slice, dtype: jnp.dtype) -> tuple[jax.Array, s
     head_dim = lanes.stop - lanes.start
     if LANES % head_dim:  # it would need two tiles, each as dear as moving it
         return x_QE[:, lanes].astype(dtype), lanes
-    tile = slice(lanes.start // LANES * LANES, min(lanes.start // LANES * LANES + LANES, x_QE.shape[-1]))
+    tile = slice(
+        lanes.start // LANES * LANES, min(lanes.start // LANES * LANES + LANES, x_QE.shape[-1])
+    )
     x_Qh = x_QE[:, tile]
     place = jax.lax.broadcasted_iota(jnp.int32, x_Qh.shape, 1) + tile.start
     return jnp.where((place >= lanes.start) & (place < lanes.stop), x_Qh, 0.0).astype(dtype), tile

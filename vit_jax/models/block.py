@@ -33,8 +33,14 @@ def as_rows(x_BSD: jax.Array) -> jax.Array:
 
 
 def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
-    biases = {"all": ("query", "key", "value"), "query_value": ("query", "value"), "none": ()}[a.qkv_bias]
-    options: dict[str, Any] = {"dtype": jnp.dtype(a.compute_dtype), "rngs": rngs, "form": a.block_attention}
+    biases = {"all": ("query", "key", "value"), "query_value": ("query", "value"), "none": ()}[
+        a.qkv_bias
+    ]
+    options: dict[str, Any] = {
+        "dtype": jnp.dtype(a.compute_dtype),
+        "rngs": rngs,
+        "form": a.block_attention,
+    }
     options["biases"] = (*biases, "out") if a.linear_bias else biases
     if a.attention_norm:
         options["norm"] = build_norm(a)
@@ -55,7 +61,9 @@ def attention_form(a: Architecture) -> str:
     """
     head_dim, dtype = a.width // a.num_heads, jnp.dtype(a.compute_dtype)
     (form,) = {
-        choose_form(a.block_attention, length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype)
+        choose_form(
+            a.block_attention, length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype
+        )
         for length in a.attention_lengths
     }
     return form
@@ -73,11 +81,19 @@ class Block(nnx.Module):
         self.attention = _build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
-        scales = [None if a.layer_scale is None else nnx.Param(jnp.full(a.width, a.layer_scale)) for _ in range(2)]
+        scales = [
+            None if a.layer_scale is None else nnx.Param(jnp.full(a.width, a.layer_scale))
+            for _ in range(2)
+        ]
         self.attention_scale, self.mlp_scale = scales
-        self.dropout_fraction, self.drops_examples = a.dropout_fraction, a.stochastic_depth_fraction > 0
+        self.dropout_fraction, self.drops_examples = (
+            a.dropout_fraction,
+            a.stochastic_depth_fraction > 0,
+        )
 
-    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
         """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
         norm_BSD = self._normalised(x_BSD)
         return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
@@ -94,7 +110,11 @@ class Block(nnx.Module):
         return self.attention_norm(as_rows(x_BSD)).reshape(x_BSD.shape)
 
     def _add(
-        self, x_BSD: jax.Array, branch_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        branch_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> jax.Array:
         """Add both residual branches: that of the attention as computed, that of the MLP."""
         shape = x_BSD.shape
@@ -102,7 +122,9 @@ class Block(nnx.Module):
         def drop(branch: jax.Array, site: int) -> jax.Array:
             if key is None or not self.drops_examples:
                 return branch
-            return drop_examples(branch.reshape(shape), drop_fraction, key, site).reshape(branch.shape)
+            return drop_examples(branch.reshape(shape), drop_fraction, key, site).reshape(
+                branch.shape
+            )
 
         x, branch = as_rows(x_BSD), dropout(as_rows(branch_BSD), self.dropout_fraction, key, site=2)
         x = checkpoint_name(x + drop(_scaled(branch, self.attention_scale), site=3), "middle")
@@ -122,11 +144,15 @@ class AxialBlock(nnx.Module):
         self.rows = Block(a, rngs=rngs, length=columns)
         self.columns = Block(a, rngs=rngs, length=rows)
 
-    def __call__(self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(
+        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+    ) -> jax.Array:
         """Return (B, S, D), as `Block`; the tokens are patches in raster order."""
         of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
         x_BSD = self.rows(x_BSD, drop_fraction, of_rows)
-        return _turned(self.columns(_turned(x_BSD, self.grid), drop_fraction, of_columns), self.grid[::-1])
+        return _turned(
+            self.columns(_turned(x_BSD, self.grid), drop_fraction, of_columns), self.grid[::-1]
+        )
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
@@ -134,8 +160,12 @@ class AxialBlock(nnx.Module):
         """Return the output and the weights (2, B, T, S, S) of both attentions, 0 outside of rows and of columns."""
         of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
         x_BSD, rows_BTSS = self.rows.with_attention(x_BSD, drop_fraction, of_rows)
-        x_BSD, columns_BTSS = self.columns.with_attention(_turned(x_BSD, self.grid), drop_fraction, of_columns)
-        places = np.arange(x_BSD.shape[1]).reshape(self.grid[::-1]).T.ravel()  # among the columns, in raster order
+        x_BSD, columns_BTSS = self.columns.with_attention(
+            _turned(x_BSD, self.grid), drop_fraction, of_columns
+        )
+        places = (
+            np.arange(x_BSD.shape[1]).reshape(self.grid[::-1]).T.ravel()
+        )  # among the columns, in raster order
         both = jnp.stack([rows_BTSS, columns_BTSS[:, :, places[:, None], places]])
         return _turned(x_BSD, self.grid[::-1]), both
 

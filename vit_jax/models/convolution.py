@@ -30,7 +30,9 @@ def convolve(
     )
 
 
-def convolve_on_cpu(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding) -> jax.Array:
+def convolve_on_cpu(
+    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding
+) -> jax.Array:
     """Return the result of `convolve`, up to rounding.
 
     XLA for CPUs (jaxlib 0.10.2) has fast code for convolutions of (B, H, W, I) with (H, W, I, O) alone. The gradients
@@ -46,11 +48,15 @@ def convolve_on_cpu(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padd
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolve(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding) -> jax.Array:
+def _convolve(
+    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding
+) -> jax.Array:
     return convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
-def _forward(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding) -> tuple[jax.Array, Any]:
+def _forward(
+    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding
+) -> tuple[jax.Array, Any]:
     return convolve(x_BHWI, kernel_HWIO, stride, padding), (x_BHWI, kernel_HWIO)
 
 

@@ -11,7 +11,10 @@ import math
 import jax
 import jax.numpy as jnp
 
-_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)  # of a hash of 32 bits with little bias (Wellons, "lowbias32")
+_MULTIPLIERS = (
+    0x7FEB352D,
+    0x846CA68B,
+)  # of a hash of 32 bits with little bias (Wellons, "lowbias32")
 
 
 @jax.named_scope("dropout")
@@ -30,7 +33,9 @@ def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0)
 
 
 @jax.named_scope("dropout")
-def drop_examples(x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = 0) -> jax.Array:
+def drop_examples(
+    x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = 0
+) -> jax.Array:
     """Zero a fraction of the examples of `x` (B, ...) and scale the rest up (stochastic depth), as `dropout`."""
     if key is None:
         return x
@@ -50,14 +55,18 @@ def _save(x: jax.Array, rows: jax.Array, columns: jax.Array, fraction: float) ->
     return _dropped(x, rows, columns, fraction), (rows, columns)
 
 
-def _differentiate(fraction: float, words: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple:
+def _differentiate(
+    fraction: float, words: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple:
     return _dropped(gradient, *words, fraction), None, None
 
 
 _dropped.defvjp(_save, _differentiate)
 
 
-def _row_and_column_words(key: jax.Array, site: int, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+def _row_and_column_words(
+    key: jax.Array, site: int, shape: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
     """Words of 32 bits for all rows (..., 1) and all columns (C,) of an array."""
     first, second = jax.random.key_data(key).reshape(-1)[:2]
     of_site = jnp.uint32(site * 0x9E3779B9 & 0xFFFFFFFF)

@@ -19,10 +19,14 @@ from vit_jax.config import Architecture
 from vit_jax.models import abstract_model
 
 FLOPS_PER_MAC = 2
-FORWARDS_PER_TRAINING_STEP = 3  # the backward pass computes two gradients, each as expensive as the forward pass
+FORWARDS_PER_TRAINING_STEP = (
+    3  # the backward pass computes two gradients, each as expensive as the forward pass
+)
 
 
-def forward_macs(architecture: Architecture, network: Any = None, *, count_padding: bool = True) -> int:
+def forward_macs(
+    architecture: Architecture, network: Any = None, *, count_padding: bool = True
+) -> int:
     """Return the multiply-adds of one image's forward pass; divided by 1e9, the "GFLOPs" of many tables.
 
     Args:
@@ -35,7 +39,9 @@ def forward_macs(architecture: Architecture, network: Any = None, *, count_paddi
     """
     if network is None and architecture.is_standard:
         return _standard_macs(_plain(architecture), count_padding)
-    return _network_macs(architecture, abstract_model(architecture) if network is None else network, count_padding)
+    return _network_macs(
+        architecture, abstract_model(architecture) if network is None else network, count_padding
+    )
 
 
 @functools.cache
@@ -44,8 +50,12 @@ def _standard_macs(architecture: Architecture, count_padding: bool) -> int:
 
 
 def _network_macs(architecture: Architecture, network: Any, count_padding: bool) -> int:
-    image = jax.ShapeDtypeStruct((1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype))
-    return count_macs(lambda network, image: network(image), network, image, count_padding=count_padding)
+    image = jax.ShapeDtypeStruct(
+        (1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype)
+    )
+    return count_macs(
+        lambda network, image: network(image), network, image, count_padding=count_padding
+    )
 
 
 def _plain(architecture: Architecture) -> Architecture:
@@ -74,14 +84,18 @@ def _macs(jaxpr: Jaxpr, count_padding: bool) -> int:
     total = 0
     for equation in jaxpr.eqns:
         name, parameters = equation.primitive.name, equation.params
-        inner = [_macs(jaxpr, count_padding) for value in parameters.values() for jaxpr in _jaxprs(value)]
+        inner = [
+            _macs(jaxpr, count_padding) for value in parameters.values() for jaxpr in _jaxprs(value)
+        ]
         if name == "dot_general":
             total += _dot(equation)
         elif name == "conv_general_dilated":
             total += _convolution(equation, count_padding)
         elif name == "while" and any(inner):
             advice = "Use jax.lax.scan, or jax.lax.fori_loop with fixed bounds"
-            raise ValueError(f"The multiply-adds of a while loop of unknown length cannot be counted. {advice}.")
+            raise ValueError(
+                f"The multiply-adds of a while loop of unknown length cannot be counted. {advice}."
+            )
         elif name == "cond":
             total += max(inner)
         else:
@@ -110,9 +124,15 @@ def _convolution(equation: Any, count_padding: bool) -> int:
     for axis, padding in enumerate(parameters["padding"]):
         old, size, new = (
             shape[spec[2 + axis]]
-            for shape, spec in ((image, numbers.lhs_spec), (kernel, numbers.rhs_spec), (output, numbers.out_spec))
+            for shape, spec in (
+                (image, numbers.lhs_spec),
+                (kernel, numbers.rhs_spec),
+                (output, numbers.out_spec),
+            )
         )
-        stride, spread, step = (parameters[name][axis] for name in ("window_strides", "lhs_dilation", "rhs_dilation"))
+        stride, spread, step = (
+            parameters[name][axis] for name in ("window_strides", "lhs_dilation", "rhs_dilation")
+        )
         seen = stride * np.arange(new)[:, None] + step * np.arange(size) - padding[0]
         is_inside = (seen >= 0) & (seen <= (old - 1) * spread) & (seen % spread == 0)
         macs *= is_inside.size if count_padding else int(is_inside.sum())

@@ -21,7 +21,9 @@ from vit_jax.models.norm import build_norm
 
 Pooling = Callable[[jax.Array], jax.Array]
 Classifier = Callable[[jax.Array], tuple[jax.Array | None, jax.Array]]
-constant = functools.cache(nnx.initializers.constant)  # cached: equal modules must hold the very same function
+constant = functools.cache(
+    nnx.initializers.constant
+)  # cached: equal modules must hold the very same function
 
 
 class AttentionPooling(nnx.Module):
@@ -52,12 +54,18 @@ class Head(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         width = a.feature_width
-        self.hidden = nnx.Linear(width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs) if a.head == "mlp" else None
+        self.hidden = (
+            nnx.Linear(width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs)
+            if a.head == "mlp"
+            else None
+        )
         bias_init = constant(a.head_bias_init)
         zeros = nnx.initializers.zeros_init()
         self.has_classes = a.num_classes > 0
         width = width if self.hidden is None else a.width
-        self.linear = nnx.Linear(width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs)
+        self.linear = nnx.Linear(
+            width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs
+        )
 
     @jax.named_scope("head")
     def __call__(self, pooled_BD: jax.Array) -> tuple[jax.Array | None, jax.Array]:
@@ -83,13 +91,18 @@ class PatchHead(nnx.Module):
     def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
         """The embeddings of patches with some of them replaced, before positions are added."""
         moved_BND = jnp.take_along_axis(tokens_BND, corruption.source_BN[..., None], axis=1)
-        return jnp.where(corruption.is_masked_BN[..., None], self.mask[...].astype(tokens_BND.dtype), moved_BND)
+        return jnp.where(
+            corruption.is_masked_BN[..., None], self.mask[...].astype(tokens_BND.dtype), moved_BND
+        )
 
     @jax.named_scope("head")
     def __call__(self, tokens_BND: jax.Array) -> jax.Array:
         """Return patches_BNO, float32."""
         kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
-        return jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32) + self.linear.bias[...]
+        return (
+            jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32)
+            + self.linear.bias[...]
+        )
 
 
 def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
@@ -101,7 +114,11 @@ def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
 
 def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
     """Return the classifier of an architecture: ours, or the class that `a.head` refers to."""
-    return _build_custom(a.head, "config.model.head", a, rngs) if is_reference(a.head) else Head(a, rngs=rngs)
+    return (
+        _build_custom(a.head, "config.model.head", a, rngs)
+        if is_reference(a.head)
+        else Head(a, rngs=rngs)
+    )
 
 
 def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -> Any:
@@ -119,7 +136,9 @@ def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
     pooled_BD, expected = pooling(tokens_BSD), (tokens_BSD.shape[0], tokens_BSD.shape[2])
     if jnp.shape(pooled_BD) != expected:
         shapes = f"shape {jnp.shape(pooled_BD)} for tokens {tokens_BSD.shape}: must be {expected}"
-        raise ValueError(f"config.model.pool: {type(pooling).__name__} returns {shapes}, a vector for each image.")
+        raise ValueError(
+            f"config.model.pool: {type(pooling).__name__} returns {shapes}, a vector for each image."
+        )
     return pooled_BD
 
 
@@ -133,9 +152,15 @@ def apply_head(
     """
     output = head(pooled_BD)
     shape = (pooled_BD.shape[0], num_classes)
-    if not isinstance(output, tuple) or len(output) != 2 or (num_classes and jnp.shape(output[0]) != shape):
+    if (
+        not isinstance(output, tuple)
+        or len(output) != 2
+        or (num_classes and jnp.shape(output[0]) != shape)
+    ):
         returned = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
         rule = f"returns shape {returned}: must be logits {shape} and features"
-        raise ValueError(f"config.model.head: {type(head).__name__} {rule}. Return (logits_BK, features_BD).")
+        raise ValueError(
+            f"config.model.head: {type(head).__name__} {rule}. Return (logits_BK, features_BD)."
+        )
     logits_BK, features_BD = output
     return (logits_BK if num_classes else None), features_BD

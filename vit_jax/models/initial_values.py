@@ -14,7 +14,9 @@ from vit_jax.config import Architecture
 
 STDDEV = 0.02
 _LIMIT = 2.0  # in standard deviations of the normal
-_STDDEV_WITHIN_LIMIT = 0.87962566103423978  # of a normal of deviation 1 without what is beyond the limit
+_STDDEV_WITHIN_LIMIT = (
+    0.87962566103423978  # of a normal of deviation 1 without what is beyond the limit
+)
 _TOKENS = ("class_token", "register_tokens", "pooling/probe")
 M = TypeVar("M", bound=nnx.Module)
 
@@ -37,7 +39,9 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
         if kind == "kernel" or name in _TOKENS:
             return truncated_normal(jax.random.fold_in(key, place_of[name]), leaf.shape, STDDEV)
         if kind.endswith(("table", "class_row")):
-            return truncated_normal(jax.random.fold_in(key, place_of[name]), leaf.shape, a.position_stddev)
+            return truncated_normal(
+                jax.random.fold_in(key, place_of[name]), leaf.shape, a.position_stddev
+            )
         return leaf
 
     return pytree.map_with_names(redraw, model)
@@ -45,4 +49,6 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
 
 def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> jax.Array:
     """Return float32 with this standard deviation, from a normal without values beyond two of its deviations."""
-    return jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape) * (stddev / _STDDEV_WITHIN_LIMIT)
+    return jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape) * (
+        stddev / _STDDEV_WITHIN_LIMIT
+    )

@@ -49,7 +49,9 @@ def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
     """Raise ValueError unless the blocks of a network are built in; `is_standard`: `a` describes the network."""
     if not is_standard or a.network is not None or is_reference(a.block) or not a.has_transformer:
         rule = f"must be None for {a.name}, which has no built-in blocks of attention and MLP"
-        raise ValueError(f"config.optimizer.lora_rank: {rule}. Use optimizer.frozen to choose what is trained.")
+        raise ValueError(
+            f"config.optimizer.lora_rank: {rule}. Use optimizer.frozen to choose what is trained."
+        )
 
 
 def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
@@ -68,10 +70,15 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
             raise ValueError(
                 f"config.optimizer.lora_rank={lora.rank}: must lie in [1, {most}], for {name}. Use 4 to 64."
             )
-        factors |= {f"{match[1]}/{A}": (depth, inputs, lora.rank), f"{match[1]}/{B}": (depth, lora.rank, outputs)}
+        factors |= {
+            f"{match[1]}/{A}": (depth, inputs, lora.rank),
+            f"{match[1]}/{B}": (depth, lora.rank, outputs),
+        }
         layers.add(match[2])
     if missing := [layer for layer in lora.layers if layer not in layers]:
-        raise ValueError(f"config.optimizer.lora_layers={','.join(lora.layers)}: the blocks have no {missing[0]}.")
+        raise ValueError(
+            f"config.optimizer.lora_layers={','.join(lora.layers)}: the blocks have no {missing[0]}."
+        )
     return factors
 
 
@@ -116,7 +123,9 @@ def _layer(module: Any, name: str) -> Any:
 
 def merge(parameters: Mapping[str, np.ndarray], lora: Lora) -> dict[str, np.ndarray]:
     """Return the parameters of the plain network that computes the same, W + scale * A B in float32."""
-    merged = {name: array for name, array in parameters.items() if not name.endswith((f"/{A}", f"/{B}"))}
+    merged = {
+        name: array for name, array in parameters.items() if not name.endswith((f"/{A}", f"/{B}"))
+    }
     for name in merged:
         layer = name.removesuffix("/kernel")
         if f"{layer}/{A}" in parameters:

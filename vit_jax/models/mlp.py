@@ -88,16 +88,24 @@ class Mlp(nnx.Module):
         self.form = form
 
     @jax.named_scope("mlp")
-    def __call__(self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None
+    ) -> jax.Array:
         """Return an array of the shape of `x`, (B, S, D) or (B S, D)."""
         hidden = self._hidden(self.expand, x)
-        hidden = GELUS[self.form](hidden) if self.gate is None else jax.nn.silu(self._hidden(self.gate, x)) * hidden
+        hidden = (
+            GELUS[self.form](hidden)
+            if self.gate is None
+            else jax.nn.silu(self._hidden(self.gate, x)) * hidden
+        )
         if self.norm is not None:
             hidden = self.norm(hidden)
         return dropout(self.contract(dropout(hidden, fraction, key, site=0)), fraction, key, site=1)
 
     def _hidden(self, layer: nnx.Linear, x: jax.Array) -> jax.Array:
-        return checkpoint_name(named(layer(x), "hidden_BSM" if x.ndim == 3 else "hidden_RM"), "hidden")
+        return checkpoint_name(
+            named(layer(x), "hidden_BSM" if x.ndim == 3 else "hidden_RM"), "hidden"
+        )
 
 
 def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:

@@ -23,7 +23,10 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
-        means = x.mean(-1, keepdims=True), jnp.square(x).mean(-1, keepdims=True)  # in one pass over x
+        means = (
+            x.mean(-1, keepdims=True),
+            jnp.square(x).mean(-1, keepdims=True),
+        )  # in one pass over x
         mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
         variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
         scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
@@ -42,7 +45,9 @@ class RMSNorm(nnx.Module):
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
         mean_of_squares = checkpoint_name(jnp.square(x).mean(-1, keepdims=True), "statistics")
-        return (x * (jax.lax.rsqrt(mean_of_squares + self.epsilon) * self.scale[...])).astype(self.dtype)
+        return (x * (jax.lax.rsqrt(mean_of_squares + self.epsilon) * self.scale[...])).astype(
+            self.dtype
+        )
 
 
 def build_norm(a: Architecture, width: int | None = None) -> LayerNorm | RMSNorm:

@@ -7,7 +7,12 @@ import numpy as np
 
 
 def fixed_positions(
-    kind: str, grid: tuple[int, int], width: int, *, prefix_length: int, reference_grid: tuple[int, int] | None = None
+    kind: str,
+    grid: tuple[int, int],
+    width: int,
+    *,
+    prefix_length: int,
+    reference_grid: tuple[int, int] | None = None,
 ) -> np.ndarray:
     """Return the table of "sincos2d" or "none", float32 (1, S, D).
 
@@ -21,7 +26,9 @@ def fixed_positions(
     return np.pad(table, ((prefix_length, 0), (0, 0)))[None]
 
 
-def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] | None = None) -> np.ndarray:
+def sincos2d(
+    grid: tuple[int, int], width: int, reference_grid: tuple[int, int] | None = None
+) -> np.ndarray:
     """Return sine-cosine positions in MoCo v3's form, float32 (rows * columns, width).
 
     A quarter each of `width`, which 4 divides, is sin(x w), cos(x w), sin(y w), cos(y w); frequencies w fall from 1 to
@@ -30,7 +37,10 @@ def sincos2d(grid: tuple[int, int], width: int, reference_grid: tuple[int, int] 
     quarter = width // 4
     frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
     lengths = zip(grid, reference_grid or grid, strict=True)
-    places = [np.arange(n) if n == counted else (np.arange(n) + 0.5) * counted / n - 0.5 for n, counted in lengths]
+    places = [
+        np.arange(n) if n == counted else (np.arange(n) + 0.5) * counted / n - 0.5
+        for n, counted in lengths
+    ]
     rows, columns = np.meshgrid(*places, indexing="ij")
     x_angles = columns.reshape(-1, 1) * frequencies
     y_angles = rows.reshape(-1, 1) * frequencies
@@ -68,10 +78,14 @@ def rotary_angles(
         sides = [index * 16 / len(index) for index in indices]
     else:
         lengths = reference_grid or grid
-        sides = [(i + int(has_class_token)) * (n / len(i)) for i, n in zip(indices, lengths, strict=True)]
+        sides = [
+            (i + int(has_class_token)) * (n / len(i)) for i, n in zip(indices, lengths, strict=True)
+        ]
     rows, columns = (side.ravel() for side in np.meshgrid(*sides, indexing="ij"))
     first, second = (columns, rows) if kind == "index" else (rows, columns)
-    return np.concatenate([np.outer(first, frequencies), np.outer(second, frequencies)], axis=1).astype(np.float32)
+    return np.concatenate(
+        [np.outer(first, frequencies), np.outer(second, frequencies)], axis=1
+    ).astype(np.float32)
 
 
 def offset_places(num_patches: int, *, has_class_token: bool) -> np.ndarray:

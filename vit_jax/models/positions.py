@@ -34,7 +34,11 @@ class LearnedPositions1D(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        return jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0))) if self.num_bare else self.table[...]
+        return (
+            jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0)))
+            if self.num_bare
+            else self.table[...]
+        )
 
 
 class LearnedPositions2D(nnx.Module):
@@ -44,13 +48,18 @@ class LearnedPositions2D(nnx.Module):
         (rows, columns), width = architecture.grid, architecture.width
         self.row_table = _small(architecture, rngs, rows, width // 2)
         self.column_table = _small(architecture, rngs, columns, width // 2)
-        self.class_row = _small(architecture, rngs, 1, width) if architecture.num_class_tokens else None
+        self.class_row = (
+            _small(architecture, rngs, 1, width) if architecture.num_class_tokens else None
+        )
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
         rows_hD, columns_wD = self.row_table[...], self.column_table[...]
         shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
-        halves = (jnp.broadcast_to(columns_wD[None], shape), jnp.broadcast_to(rows_hD[:, None], shape))
+        halves = (
+            jnp.broadcast_to(columns_wD[None], shape),
+            jnp.broadcast_to(rows_hD[:, None], shape),
+        )
         grid_hwD = jnp.concatenate(halves, axis=-1)
         table = grid_hwD.reshape(-1, grid_hwD.shape[-1])
         if self.class_row is not None:
@@ -72,7 +81,10 @@ class FixedPositions(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        options: dict[str, Any] = {"prefix_length": self.prefix_length, "reference_grid": self.reference_grid}
+        options: dict[str, Any] = {
+            "prefix_length": self.prefix_length,
+            "reference_grid": self.reference_grid,
+        }
         return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, **options))
 
 
@@ -90,7 +102,9 @@ class RelativePositions(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return keys_SSh: of every query, one for each token."""
-        return self.table[...][offset_places(self.num_patches, has_class_token=self.has_class_token)]
+        return self.table[...][
+            offset_places(self.num_patches, has_class_token=self.has_class_token)
+        ]
 
 
 class RotaryPositions(nnx.Module):
@@ -138,7 +152,9 @@ POSITIONS: dict[str, Callable[..., nnx.Module]] = {
 def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
     """Return the position embedding: built in, or a class with the constructor and call of `LearnedPositions1D`."""
     kind = a.position_embedding
-    build = POSITIONS[kind] if kind in POSITIONS else resolve(kind, "config.model.position_embedding")
+    build = (
+        POSITIONS[kind] if kind in POSITIONS else resolve(kind, "config.model.position_embedding")
+    )
     return build(a, rngs=rngs)
 
 
@@ -150,5 +166,7 @@ def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
     """
     positions_1SD, expected = positions(), (1, *tokens_BSD.shape[1:])
     if positions_1SD.shape != expected:
-        raise ValueError(f"{type(positions).__name__} returns positions {positions_1SD.shape} for {expected}.")
+        raise ValueError(
+            f"{type(positions).__name__} returns positions {positions_1SD.shape} for {expected}."
+        )
     return tokens_BSD + positions_1SD.astype(tokens_BSD.dtype)

@@ -24,7 +24,9 @@ def multiply_each(x_I: jax.Array, kernels_IO: Sequence[jax.Array]) -> list[jax.A
     return [multiply(x_I, kernel_IO) for kernel_IO in kernels_IO]
 
 
-def dot_general(x_I: jax.Array, kernel_IO: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+def dot_general(
+    x_I: jax.Array, kernel_IO: jax.Array, dimension_numbers: Any, **options: Any
+) -> jax.Array:
     """`multiply`, as `nnx.Linear` calls it: over the last dimension of an activation and the first of a kernel."""
     assert dimension_numbers == (((x_I.ndim - 1,), (0,)), ((), ())), dimension_numbers
     assert all(option is None for option in options.values()), options
@@ -56,7 +58,9 @@ _multiply_on_cpu.defvjp(_forward, _backward)
 
 
 @jax.custom_vjp
-def _multiply_each_on_gpu(x_I: jax.Array, kernels_IO: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+def _multiply_each_on_gpu(
+    x_I: jax.Array, kernels_IO: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
     """The gradient of the activation adds each product to the sum of the others.
 
     XLA for GPUs lets cuBLAS add, if the product is the first operand of the sum. JAX makes it the second.
@@ -73,7 +77,9 @@ def _backward_each(inputs: tuple, gradients_O: tuple[jax.Array, ...]) -> tuple:
     batch = tuple(range(x_I.ndim - 1))
     products = [y_O @ kernel_IO.T for y_O, kernel_IO in zip(gradients_O, kernels_IO, strict=True)]
     total_I = functools.reduce(lambda total_I, product_I: product_I + total_I, products)
-    return total_I, tuple(jax.lax.dot_general(x_I, y_O, ((batch, batch), ((), ()))) for y_O in gradients_O)
+    return total_I, tuple(
+        jax.lax.dot_general(x_I, y_O, ((batch, batch), ((), ()))) for y_O in gradients_O
+    )
 
 
 _multiply_each_on_gpu.defvjp(_forward_each, _backward_each)

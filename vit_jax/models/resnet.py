@@ -44,18 +44,37 @@ class StandardizedConv(nnx.Module):
     architecture says which. BiT pads as much before the map as after it, the hybrids as little as they need.
     """
 
-    def __init__(self, size: int, inputs: int, outputs: int, a: Architecture, *, stride: int = 1, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), (size, size, inputs, outputs), jnp.float32))
+    def __init__(
+        self,
+        size: int,
+        inputs: int,
+        outputs: int,
+        a: Architecture,
+        *,
+        stride: int = 1,
+        rngs: nnx.Rngs,
+    ):
+        self.kernel = nnx.Param(
+            LECUN_NORMAL(rngs.params(), (size, size, inputs, outputs), jnp.float32)
+        )
         border = (size // 2, size // 2)
-        self.stride, self.padding = stride, "SAME" if a.residual_unit == "postactivation" else (border, border)
-        self.epsilon, self.epsilon_added_to = a.standardization_epsilon, a.standardization_epsilon_added_to
+        self.stride, self.padding = (
+            stride,
+            "SAME" if a.residual_unit == "postactivation" else (border, border),
+        )
+        self.epsilon, self.epsilon_added_to = (
+            a.standardization_epsilon,
+            a.standardization_epsilon_added_to,
+        )
         self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
         kernel = self.standardized_kernel().astype(self.dtype)
         compute = convolve_on_cpu if platform() == "cpu" else convolve
-        return checkpoint_name(compute(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding), CONVOLUTION)
+        return checkpoint_name(
+            compute(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding), CONVOLUTION
+        )
 
     def standardized_kernel(self) -> jax.Array:
         """Return the kernel (H, W, I, O) in float32."""
@@ -92,7 +111,9 @@ class GroupNorm(nnx.Module):
         if is_exact:
             variance_B11C = _group_means(jnp.square(x_BHWC - mean_B11C))
         else:
-            variance_B11C = jnp.maximum(_group_means(jnp.square(x_BHWC)) - jnp.square(mean_B11C), 0.0)
+            variance_B11C = jnp.maximum(
+                _group_means(jnp.square(x_BHWC)) - jnp.square(mean_B11C), 0.0
+            )
         scale_B11C = jax.lax.rsqrt(variance_B11C + self.epsilon) * self.scale[...]
         return ((x_BHWC - mean_B11C) * scale_B11C + self.bias[...]).astype(self.dtype)
 
@@ -102,7 +123,9 @@ def _group_means(x_BHWC: jax.Array) -> jax.Array:
     channels = x_BHWC.shape[-1]
     means_BC = x_BHWC.mean(axis=(1, 2))
     means_BG = means_BC.reshape(-1, NUM_GROUPS, channels // NUM_GROUPS).mean(axis=2)
-    return checkpoint_name(jnp.repeat(means_BG, channels // NUM_GROUPS, axis=1)[:, None, None], STATISTICS)
+    return checkpoint_name(
+        jnp.repeat(means_BG, channels // NUM_GROUPS, axis=1)[:, None, None], STATISTICS
+    )
 
 
 class Shortcut(nnx.Module):
@@ -131,7 +154,11 @@ class Unit(nnx.Module):
         self.conv2 = StandardizedConv(3, inner, inner, a, stride=stride, rngs=rngs)
         self.conv3 = StandardizedConv(1, inner, outputs, a, rngs=rngs)
         if self.is_preactivated:
-            self.norm1, self.norm2, self.norm3 = GroupNorm(inputs, a), GroupNorm(inner, a), GroupNorm(inner, a)
+            self.norm1, self.norm2, self.norm3 = (
+                GroupNorm(inputs, a),
+                GroupNorm(inner, a),
+                GroupNorm(inner, a),
+            )
         else:  # the last scale is 0, so that a unit begins as the identity
             self.norm1, self.norm2 = GroupNorm(inner, a), GroupNorm(inner, a)
             self.norm3 = GroupNorm(outputs, a, initial_scale=0.0)
@@ -145,7 +172,9 @@ class Unit(nnx.Module):
 
     def _has_kernel(self, x_BHWC: jax.Array) -> bool:
         inner, outputs = self.conv3.kernel.shape[2:]
-        return unit_kernel.can_compute(x_BHWC.shape[1:], inner, outputs, self.conv2.stride, self.norm1.dtype)
+        return unit_kernel.can_compute(
+            x_BHWC.shape[1:], inner, outputs, self.conv2.stride, self.norm1.dtype
+        )
 
     def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
         """Return the output of a unit; a strided one has even lines and columns. Off TPUs the kernel is interpreted."""
@@ -155,16 +184,28 @@ class Unit(nnx.Module):
         elif self.shortcut is not None and self.shortcut.norm is not None:
             outer.append(self.shortcut.norm)
         outer_norms_2N, inner_norms_4C = (
-            jnp.stack([x for norm in norms for x in (norm.scale[...], norm.bias[...])]) for norms in (outer, inner)
+            jnp.stack([x for norm in norms for x in (norm.scale[...], norm.bias[...])])
+            for norms in (outer, inner)
         )
-        conv1, conv2, conv3 = (conv.standardized_kernel() for conv in (self.conv1, self.conv2, self.conv3))
+        conv1, conv2, conv3 = (
+            conv.standardized_kernel() for conv in (self.conv1, self.conv2, self.conv3)
+        )
         shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
         kernels = conv1[0, 0], conv2, conv3[0, 0], shortcut
         parameters = unit_kernel.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
         batch, height, width, _ = x_BHWC.shape
         stride = self.conv2.stride
-        first_tap = 0 if stride == 2 and self.conv2.padding == "SAME" else -1  # all other paddings are symmetric
-        form = Form(width, stride, first_tap, self.norm1.epsilon, self.is_preactivated, interpret=platform() != "tpu")
+        first_tap = (
+            0 if stride == 2 and self.conv2.padding == "SAME" else -1
+        )  # all other paddings are symmetric
+        form = Form(
+            width,
+            stride,
+            first_tap,
+            self.norm1.epsilon,
+            self.is_preactivated,
+            interpret=platform() != "tpu",
+        )
         x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(batch, height * width, -1)
         out_BRE = unit_kernel.bottleneck(x_BRI, parameters, form)
         return out_BRE.reshape(batch, height // stride, width // stride, -1)
@@ -186,7 +227,15 @@ class Unit(nnx.Module):
 class Stage(nnx.Module):
     """The first unit, which changes shape, and the others, which are alike: stacked into one and run by a scan."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, num_units: int, a: Architecture, key: jax.Array):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        num_units: int,
+        a: Architecture,
+        key: jax.Array,
+    ):
         first_key, rest_key = jax.random.split(key)
         self.first = Unit(inputs, outputs, stride, a, rngs=nnx.Rngs(first_key))
         rest_keys = jax.random.split(rest_key, num_units - 1)
@@ -199,7 +248,9 @@ class Stage(nnx.Module):
             return named(unit(x_BHWC), "map_BHWC"), None
 
         if self.remat != "none":
-            run_unit = jax.checkpoint(run_unit, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+            run_unit = jax.checkpoint(
+                run_unit, policy=REMAT_POLICIES[self.remat], prevent_cse=False
+            )
         x_BHWC, _ = run_unit(x_BHWC, self.first)
         if self.rest is not None:
             # A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more on a TPU.
@@ -233,7 +284,9 @@ def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
     inside_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
     at_border_H, at_border_W = (
         (place == 0) | (2 * place + 1 == size)
-        for size, place in zip(x_BHWC.shape[1:3], map(np.arange, inside_BHWC.shape[1:3]), strict=True)
+        for size, place in zip(
+            x_BHWC.shape[1:3], map(np.arange, inside_BHWC.shape[1:3]), strict=True
+        )
     )
     sees_zeros_HW1 = (at_border_H[:, None] | at_border_W)[..., None]
     return jnp.where(sees_zeros_HW1 & (inside_BHWC < 0), 0, inside_BHWC)
@@ -248,7 +301,9 @@ class ResNetBody(nnx.Module):
         self.num_stages, inputs = len(a.units), a.root_channels
         for stage, (num_units, stage_key) in enumerate(zip(a.units, stage_keys, strict=True)):
             outputs, stride = a.stage_channels(stage), 1 if stage == 0 else 2
-            setattr(self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key))
+            setattr(
+                self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key)
+            )
             inputs = outputs
 
     @jax.named_scope("resnet")
@@ -272,7 +327,11 @@ class ResNet(nnx.Module):
         self.head, self.num_classes = build_head(a, rngs=nnx.Rngs(head_key)), a.num_classes
 
     def __call__(
-        self, image_BHWC: jax.Array, *, dropout_key: jax.Array | None = None, taps: Collection[str] = ()
+        self,
+        image_BHWC: jax.Array,
+        *,
+        dropout_key: jax.Array | None = None,
+        taps: Collection[str] = (),
     ) -> ModelOutput:
         """Classify images.
 

@@ -60,13 +60,23 @@ class Encoder(nnx.Module):
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth, self.remat = a.depth, a.remat
         self.lora_scale: float | None = None
-        self.scan_unroll, self.scan_unroll_on_accelerators = a.scan_unroll or 1, a.scan_unroll_on_accelerators
+        self.scan_unroll, self.scan_unroll_on_accelerators = (
+            a.scan_unroll or 1,
+            a.scan_unroll_on_accelerators,
+        )
         self.position_layers = a.position_layers
-        self.dropout_fraction, self.stochastic_depth_fraction = a.dropout_fraction, a.stochastic_depth_fraction
+        self.dropout_fraction, self.stochastic_depth_fraction = (
+            a.dropout_fraction,
+            a.stochastic_depth_fraction,
+        )
         self.has_constant_depth_form = a.stochastic_depth_form == "constant"
 
     def __call__(
-        self, x_BSD: jax.Array, key: jax.Array | None, taps: Collection[str] = (), positions: nnx.Module | None = None
+        self,
+        x_BSD: jax.Array,
+        key: jax.Array | None,
+        taps: Collection[str] = (),
+        positions: nnx.Module | None = None,
     ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """Run the blocks.
 
@@ -92,18 +102,26 @@ class Encoder(nnx.Module):
             if self.lora_scale is not None:
                 block = lora.adapted(block, self.lora_scale)
             if self.position_layers != "stem":
-                x_BSD = add_positions(x_BSD, block.positions if self.position_layers == "every" else positions)
+                x_BSD = add_positions(
+                    x_BSD, block.positions if self.position_layers == "every" else positions
+                )
             x_BSD, weights_BTQS = (
-                block.with_attention(x_BSD, *inputs) if "attention" in taps else (block(x_BSD, *inputs), None)
+                block.with_attention(x_BSD, *inputs)
+                if "attention" in taps
+                else (block(x_BSD, *inputs), None)
             )
             x_BSD = named(x_BSD, "tokens_BSD")
             return x_BSD, (x_BSD if "blocks" in taps else None, weights_BTQS)
 
         if self.remat != "none":
-            run_block = jax.checkpoint(run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+            run_block = jax.checkpoint(
+                run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False
+            )
         layers = (self.blocks, fractions_L, keys_L)
         unroll = self.scan_unroll if platform() == "cpu" else self.scan_unroll_on_accelerators
-        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
+        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(
+            run_block, x_BSD, layers, unroll=unroll
+        )
         if attention_LBTQS is not None:  # a block may have several
             attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])
         return (x_BSD if self.norm is None else self.norm(x_BSD)), blocks_LBSD, attention_LBTQS

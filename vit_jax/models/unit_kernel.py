@@ -32,9 +32,16 @@ from vit_jax.models.unit_programs import LANES, NUM_TAPS, Form, ScratchMap, Size
 
 MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
-DEVICE_KINDS = ("TPU v5 lite", "TPU v5", "TPU v6 lite")  # those with as much vector memory, and compiled for
+DEVICE_KINDS = (
+    "TPU v5 lite",
+    "TPU v5",
+    "TPU v6 lite",
+)  # those with as much vector memory, and compiled for
 VECTOR_MEMORY = 60 * 2**20  # bytes that a program may use
-CONVOLUTION, STATISTICS = "convolution", "statistics"  # names of results, by which rematerialisation may keep them
+CONVOLUTION, STATISTICS = (
+    "convolution",
+    "statistics",
+)  # names of results, by which rematerialisation may keep them
 _float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
@@ -53,7 +60,9 @@ class Parameters(NamedTuple):
     shortcut_IE: jax.Array | None  # None: I = E, and the input is added
 
 
-def can_compute(shape_HWI: tuple[int, ...], inner: int, outputs: int, stride: int, dtype: jnp.dtype) -> bool:
+def can_compute(
+    shape_HWI: tuple[int, ...], inner: int, outputs: int, stride: int, dtype: jnp.dtype
+) -> bool:
     """Return whether a unit fits on the devices of `placed_by` and is faster there than by XLA.
 
     `shape_HWI` is that of an input, `inner` and `outputs` are channels.
@@ -88,19 +97,24 @@ def _save(x_BRI: jax.Array, parameters: Parameters, form: Form) -> Any:
     found = dict(zip(names, run(x_BRI, parameters), strict=True))
     out_BRE = found.pop("out")
     kept = {
-        name: checkpoint_name(x, CONVOLUTION if name.startswith("kept") else STATISTICS) for name, x in found.items()
+        name: checkpoint_name(x, CONVOLUTION if name.startswith("kept") else STATISTICS)
+        for name, x in found.items()
     }
     return out_BRE, (x_BRI, parameters, kept)
 
 
 def _differentiate(form: Form, saved: Any, gradient_BRE: jax.Array) -> Any:
-    def run(x_BRI: jax.Array, parameters: Parameters, others: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+    def run(
+        x_BRI: jax.Array, parameters: Parameters, others: Any
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
         return _Unit(x_BRI, parameters, form).run_backward(x_BRI, parameters, others)
 
     x_BRI, parameters, kept = saved
     run = on_shards(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
     dx_BRI, sums = run(x_BRI, parameters, kept | {"dout": gradient_BRE})
-    return dx_BRI, _Unit(x_BRI, parameters, form).collect({name: sum_.sum(0) for name, sum_ in sums.items()})
+    return dx_BRI, _Unit(x_BRI, parameters, form).collect(
+        {name: sum_.sum(0) for name, sum_ in sums.items()}
+    )
 
 
 bottleneck.defvjp(_save, _differentiate)
@@ -111,7 +125,10 @@ class _Unit(Sizes):
 
     def __init__(self, x_BRI: jax.Array, parameters: Parameters, form: Form):
         self.batch, rows, inputs = x_BRI.shape
-        has_shortcut, (inner, outputs) = parameters.shortcut_IE is not None, parameters.conv3_CE.shape
+        has_shortcut, (inner, outputs) = (
+            parameters.shortcut_IE is not None,
+            parameters.conv3_CE.shape,
+        )
         super().__init__(rows, (inputs, inner, outputs), x_BRI.dtype, has_shortcut, form)
         self.num_outer = len(parameters.outer_norms_2N)
         self.cores = math.gcd(self.batch, 2)  # v4 and v5p have two, each with its own sums
@@ -121,7 +138,9 @@ class _Unit(Sizes):
         else:
             kept = {"kept1": (rows, inner), "kept2": (self.out_rows, inner)}
         maps = {"out": (self.out_rows, outputs)} | kept
-        self.results = {name: jax.ShapeDtypeStruct(shape, self.dtype) for name, shape in maps.items()} | {
+        self.results = {
+            name: jax.ShapeDtypeStruct(shape, self.dtype) for name, shape in maps.items()
+        } | {
             "outer_statistics": _float32((self.num_outer, self.outer)),
             "inner_statistics": _float32((4, self.lanes)),
         }
@@ -131,7 +150,8 @@ class _Unit(Sizes):
         return self._call(
             forward,
             maps={"x": x_BRI},
-            constants=self._norms(p) | self._kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE),
+            constants=self._norms(p)
+            | self._kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE),
             results=self.results,
             sums={},
             scratch={
@@ -156,7 +176,9 @@ class _Unit(Sizes):
         } | ({"of_shortcut": (self.inputs, self.outputs)} if self.has_shortcut else {})
         turned_HWOI = jnp.flip(p.conv2_HWIO, (0, 1)).swapaxes(2, 3)
         shortcut_EI = None if p.shortcut_IE is None else p.shortcut_IE.T
-        constants = self._norms(p) | self._kernels(p.conv3_CE.T, turned_HWOI, p.conv1_IC.T, shortcut_EI)
+        constants = self._norms(p) | self._kernels(
+            p.conv3_CE.T, turned_HWOI, p.conv1_IC.T, shortcut_EI
+        )
         scratch = {
             "g": ScratchMap.shapes(self.rows, self.lanes),
             "z": self._shifted_map(self.num_planes),
@@ -170,7 +192,9 @@ class _Unit(Sizes):
             }
         if not self.is_preactivated:  # computes the last convolution again
             again = self._kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE)
-            constants |= {f"{name}_again": again[name] for name in ("outward", "shortcut") if name in again}
+            constants |= {
+                f"{name}_again": again[name] for name in ("outward", "shortcut") if name in again
+            }
             scratch["y3"] = self._outer_map()
         dx_BRI, *found = self._call(
             backward,
@@ -201,7 +225,12 @@ class _Unit(Sizes):
         """Return these gradients in the form of the parameters."""
         inner = self.inner
         conv2_OHWI = sums["of_conv2"][:, : NUM_TAPS * inner].reshape(inner, 3, 3, inner)
-        kernels = sums["of_conv1"].T, conv2_OHWI.transpose(1, 2, 3, 0), sums["of_conv3"], sums.get("of_shortcut")
+        kernels = (
+            sums["of_conv1"].T,
+            conv2_OHWI.transpose(1, 2, 3, 0),
+            sums["of_conv3"],
+            sums.get("of_shortcut"),
+        )
         return Parameters(sums["of_outer_norms"], sums["of_inner_norms"][:, :inner], *kernels)
 
     def _norms(self, p: Parameters) -> dict[str, jax.Array]:
@@ -215,12 +244,18 @@ class _Unit(Sizes):
             "inside": inside_2RL,
         }
 
-    def _kernels(self, inward: jax.Array, middle: jax.Array, outward: jax.Array, shortcut: Any) -> dict[str, jax.Array]:
+    def _kernels(
+        self, inward: jax.Array, middle: jax.Array, outward: jax.Array, shortcut: Any
+    ) -> dict[str, jax.Array]:
         """Return the kernels to the inner channels, between them and from them, for both halves of the lanes."""
         middle_TC = middle.reshape(-1, self.inner)
         middle_TC = jnp.pad(middle_TC, ((0, self.rows_of_kernel - len(middle_TC)), (0, 0)))
         outward = jnp.pad(outward, ((0, self.lanes - self.inner), (0, 0)))  # takes the first half
-        kernels = {"inward": self._beside(inward), "middle": self._beside(middle_TC), "outward": outward}
+        kernels = {
+            "inward": self._beside(inward),
+            "middle": self._beside(middle_TC),
+            "outward": outward,
+        }
         kernels |= {} if shortcut is None else {"shortcut": shortcut}
         return {name: kernel.astype(self.dtype) for name, kernel in kernels.items()}
 
@@ -244,8 +279,14 @@ class _Unit(Sizes):
         def of_image(shape: tuple[int, ...]) -> pl.BlockSpec:
             return pl.BlockSpec((None, *shape), lambda core, image: (core * images + image, 0, 0))
 
-        of_core = [pl.BlockSpec((None, *shape), lambda core, image: (core, 0, 0)) for shape in sums.values()]
-        whole = [pl.BlockSpec(x.shape, lambda core, image, x=x: (0,) * x.ndim) for x in constants.values()]
+        of_core = [
+            pl.BlockSpec((None, *shape), lambda core, image: (core, 0, 0))
+            for shape in sums.values()
+        ]
+        whole = [
+            pl.BlockSpec(x.shape, lambda core, image, x=x: (0,) * x.ndim)
+            for x in constants.values()
+        ]
 
         def run(*references: Any) -> None:
             wrapped = (ScratchMap(ref) if isinstance(ref, list) else ref for ref in references)

@@ -33,7 +33,9 @@ class Form(NamedTuple):
 
     width: int  # columns of the input
     stride: int  # of the 3x3 convolution and the shortcut
-    first_tap: int  # line and column of the first tap, from the position that the output has in the input
+    first_tap: (
+        int  # line and column of the first tap, from the position that the output has in the input
+    )
     epsilon: float  # of the group norms
     is_preactivated: bool
     interpret: bool  # run on any device, slowly, as the kernel would on a TPU
@@ -64,21 +66,30 @@ class Sizes:
     ):
         self.rows, self.dtype, self.has_shortcut = rows, dtype, has_shortcut
         self.inputs, self.inner, self.outputs = inputs, inner, outputs = channels
-        self.width, self.stride, first_tap, self.epsilon, self.is_preactivated, self.interpret = form
+        self.width, self.stride, first_tap, self.epsilon, self.is_preactivated, self.interpret = (
+            form
+        )
         self.is_strided = self.stride > 1
         self.num_planes = self.stride**2
         self.out_rows, self.out_width = rows // self.num_planes, self.width // self.stride
-        self.outer, self.outer_rows = (inputs, rows) if self.is_preactivated else (outputs, self.out_rows)
+        self.outer, self.outer_rows = (
+            (inputs, rows) if self.is_preactivated else (outputs, self.out_rows)
+        )
         self.inner_rows = {0: rows, 2: self.out_rows}  # by the first row of a norm's parameters
         self.lanes = max(inner, LANES)
         self.copies = self.lanes // inner  # of an inner map in its lanes; also the taps in one tile
         self.border = math.ceil((self.out_width + 1) / 8) * 8  # rows around a map that is shifted
         self.slices, self.out_slices = (
-            [slice(start, min(start + ROWS, size)) for start in range(0, size, ROWS)] for size in (rows, self.out_rows)
+            [slice(start, min(start + ROWS, size)) for start in range(0, size, ROWS)]
+            for size in (rows, self.out_rows)
         )
         self.taps = [self._tap(place, first_tap) for place in range(NUM_TAPS)]
         self.turned_taps = [  # of the turned kernel, from the output's gradient to that of each plane
-            [Tap(NUM_TAPS - 1 - t.place, 0, -t.line, -t.column) for t in reversed(self.taps) if t.plane == plane]
+            [
+                Tap(NUM_TAPS - 1 - t.place, 0, -t.line, -t.column)
+                for t in reversed(self.taps)
+                if t.plane == plane
+            ]
             for plane in range(self.num_planes)
         ]
         self.pieces = list(self._pieces())
@@ -102,7 +113,11 @@ class Sizes:
 
     def group_means(self, sums_1L: Any, place: str, first: int) -> Any:
         """Return the mean of each channel's group, from sums over rows; other arguments as for `_Norm`."""
-        channels, rows = (self.outer, self.outer_rows) if place == "outer" else (self.inner, self.inner_rows[first])
+        channels, rows = (
+            (self.outer, self.outer_rows)
+            if place == "outer"
+            else (self.inner, self.inner_rows[first])
+        )
         return _group_means(sums_1L, channels, rows)
 
     def tiles(self, taps: Sequence[Tap]) -> list[Sequence[Tap]]:
@@ -179,7 +194,9 @@ def forward(refs: Any, u: Sizes) -> None:
         residual = _entered(refs, enter, rows, u)
         if u.has_shortcut:
             residual = shortcut_a * _dot(residual, refs.shortcut[...]) + shortcut_b
-        out = jnp.maximum(residual.astype(jnp.float32) + a * refs.y3[rows].astype(jnp.float32) + b, 0.0)
+        out = jnp.maximum(
+            residual.astype(jnp.float32) + a * refs.y3[rows].astype(jnp.float32) + b, 0.0
+        )
         refs.out[rows] = out.astype(refs.out.dtype)
 
 
@@ -236,7 +253,11 @@ def _backward_inner(refs: Any, u: Sizes, dy3_of: Callable[[slice], Any]) -> tupl
     sums = _Sums()
     for rows in u.slices:
         y1 = _kept1(refs, rows, u)
-        g = refs.g[rows] if u.is_strided else _convolve(refs.dy2, rows, refs.middle, u.turned_taps[0], u)
+        g = (
+            refs.g[rows]
+            if u.is_strided
+            else _convolve(refs.dy2, rows, refs.middle, u.turned_taps[0], u)
+        )
         refs.g[rows] = g = jnp.where(norm2.a * y1 + norm2.b > 0, g, 0.0)
         sums.add_rows(g, g * y1)
     return norm2.differentiate(*sums.of)
@@ -272,7 +293,9 @@ def _end_preactivated(refs: Any, u: Sizes, a: Any, c: Any, d: Any) -> None:
         refs.dx[rows] = dx.astype(refs.dx.dtype)
 
 
-def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], Callable[[slice], Any]]:
+def _begin_postactivated(
+    refs: Any, u: Sizes
+) -> tuple[Callable[[slice], Any], Callable[[slice], Any]]:
     """Go through the last ReLU; return functions of rows: the gradients of the last convolution and the shortcut."""
     norm2, norm3 = _Norm(refs, "inner", 2, u), _Norm(refs, "outer", 0, u)
     shortcut_norm = _Norm(refs, "outer", 2, u) if u.has_shortcut else None
@@ -284,7 +307,9 @@ def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], C
 
     sums, of_shortcut = _Sums(), _Sums()
     for rows in u.out_slices:
-        y3 = _dot(_relu(_kept2(refs, rows, u), norm2.a, norm2.b).astype(u.dtype), refs.outward_again[...])
+        y3 = _dot(
+            _relu(_kept2(refs, rows, u), norm2.a, norm2.b).astype(u.dtype), refs.outward_again[...]
+        )
         refs.y3[rows] = y3.astype(u.dtype)
         if shortcut_norm:
             y = shortcut_conv(rows)
@@ -299,7 +324,9 @@ def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], C
     a, c, d = norm3.differentiate(*sums.of)
 
     def of_conv3(rows: slice) -> Any:
-        return (a * refs.outer_g[rows].astype(jnp.float32) + c * refs.y3[rows].astype(jnp.float32) + d).astype(u.dtype)
+        return (
+            a * refs.outer_g[rows].astype(jnp.float32) + c * refs.y3[rows].astype(jnp.float32) + d
+        ).astype(u.dtype)
 
     if not shortcut_norm:
         return of_conv3, lambda rows: refs.outer_g[rows]
@@ -312,7 +339,9 @@ def _begin_postactivated(refs: Any, u: Sizes) -> tuple[Callable[[slice], Any], C
     return of_conv3, of_shortcut_conv
 
 
-def _end_postactivated(refs: Any, u: Sizes, a: Any, c: Any, d: Any, shortcut_of: Callable[[slice], Any]) -> None:
+def _end_postactivated(
+    refs: Any, u: Sizes, a: Any, c: Any, d: Any, shortcut_of: Callable[[slice], Any]
+) -> None:
     if u.is_strided:
         _scatter(refs, shortcut_of, u)
     of_conv1, of_shortcut = _Sums(), _Sums()
@@ -369,7 +398,12 @@ class _Norm:
         self.scale, bias = (affine[row : row + 1] for row in (first, first + 1))
         self.a = self.inverse * self.scale
         self.b = bias - self.mean * self.a
-        self.gradient, self.place, self.first, self.unit = getattr(refs, f"of_{place}_norms"), place, first, u
+        self.gradient, self.place, self.first, self.unit = (
+            getattr(refs, f"of_{place}_norms"),
+            place,
+            first,
+            u,
+        )
 
     def differentiate(self, g: Any, gx: Any) -> tuple[Any, Any, Any]:
         """Add to the gradients of scale and bias; return a, c and d of the input's gradient a g + c x + d.
@@ -379,7 +413,9 @@ class _Norm:
         of_scale = self.inverse * (gx - self.mean * g)
         for row, sum_ in enumerate((of_scale, g), self.first):
             self.gradient[row : row + 1] += sum_
-        mean_g, mean_gx = (self.unit.group_means(self.scale * x, self.place, self.first) for x in (g, of_scale))
+        mean_g, mean_gx = (
+            self.unit.group_means(self.scale * x, self.place, self.first) for x in (g, of_scale)
+        )
         c = -jnp.square(self.inverse) * mean_gx
         return self.a, c, -self.inverse * mean_g - self.mean * c
 
@@ -413,7 +449,9 @@ def _group_means(sums_1L: Any, channels: int, rows: int) -> Any:
     """Return the mean of each channel's group, from sums over rows."""
     size, lanes = channels // NUM_GROUPS, sums_1L.shape[1]
     if lanes < LANES:  # a rotation needs complete tiles
-        return _group_means(jnp.concatenate([sums_1L] * (LANES // lanes), 1), channels, rows)[:, :lanes]
+        return _group_means(jnp.concatenate([sums_1L] * (LANES // lanes), 1), channels, rows)[
+            :, :lanes
+        ]
     lane = jax.lax.broadcasted_iota(jnp.int32, sums_1L.shape, 1)
     for step in (2**power for power in range(size.bit_length() - 1)):
         below, above = (pltpu.roll(sums_1L, shift, 1) for shift in (step, lanes - step))
@@ -421,7 +459,9 @@ def _group_means(sums_1L: Any, channels: int, rows: int) -> Any:
     return sums_1L / (size * rows)
 
 
-def _store_shifted(ref: Any, plane: int, rows: slice, x_RL: Any, inside: Any, taps: Iterable[Tap], u: Sizes) -> None:
+def _store_shifted(
+    ref: Any, plane: int, rows: slice, x_RL: Any, inside: Any, taps: Iterable[Tap], u: Sizes
+) -> None:
     """Store rows of a plane once for each column of its taps, with zeros where a line ends."""
     for column in sorted({tap.column for tap in taps if tap.plane == plane}):
         edge = {-1: 1, 1: 0}.get(column)
@@ -448,7 +488,9 @@ def _tile(ref: Any, rows: slice, taps: Sequence[Tap], u: Sizes) -> Any:
 def _convolve(ref: Any, rows: slice, kernel: Any, taps: Sequence[Tap], u: Sizes) -> Any:
     """Return the sum of these taps; `kernel` has the rows of all taps, (T, L)."""
     starts = ((tile, tile[0].place * u.inner) for tile in u.tiles(taps))
-    products = (_dot(_tile(ref, rows, tile, u), kernel[start : start + u.lanes]) for tile, start in starts)
+    products = (
+        _dot(_tile(ref, rows, tile, u), kernel[start : start + u.lanes]) for tile, start in starts
+    )
     return functools.reduce(jnp.add, products)
 
 

@@ -46,7 +46,9 @@ class VisionTransformer(nnx.Module):
         head_rngs = nnx.Rngs(head_key)
         self.pool, self.pooling = a.pool, build_pooling(a, rngs=head_rngs)
         self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else None
-        self.head = PatchHead(a, rngs=head_rngs) if a.patch_outputs else build_head(a, rngs=head_rngs)
+        self.head = (
+            PatchHead(a, rngs=head_rngs) if a.patch_outputs else build_head(a, rngs=head_rngs)
+        )
         self.dropout_fraction, self.num_classes = a.dropout_fraction, a.num_classes
 
     def __call__(
@@ -67,7 +69,9 @@ class VisionTransformer(nnx.Module):
         """
         validate_taps(taps, ("blocks", "attention", *([] if self.stem is None else ["stages"])))
         keys = (None, None) if dropout_key is None else tuple(jax.random.split(dropout_key))
-        map_BHWC, stages_BHWC = (image_BHWC, None) if self.stem is None else self.stem(image_BHWC, taps)
+        map_BHWC, stages_BHWC = (
+            (image_BHWC, None) if self.stem is None else self.stem(image_BHWC, taps)
+        )
         embedded_BSD = self._embed(map_BHWC, keys[0], corruption)
         shared = self.positions if self.position_layers == "shared" else None
         tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps, shared)
@@ -90,14 +94,20 @@ class VisionTransformer(nnx.Module):
             stages_BHWC=stages_BHWC,
         )
 
-    def _embed(self, map_BHWC: jax.Array, key: jax.Array | None, corruption: Corruption | None) -> jax.Array:
+    def _embed(
+        self, map_BHWC: jax.Array, key: jax.Array | None, corruption: Corruption | None
+    ) -> jax.Array:
         tokens = self.embedding(map_BHWC)
         if corruption is not None:
-            assert isinstance(self.head, PatchHead), "only a network that predicts patches learns a [mask] embedding"
+            assert isinstance(self.head, PatchHead), (
+                "only a network that predicts patches learns a [mask] embedding"
+            )
             tokens = self.head.corrupt(tokens, corruption)
         if self.embedding_norm is not None and self.norms_patches:
             tokens = self.embedding_norm(tokens)
-        prefix = [token[...] for token in (self.class_token, self.register_tokens) if token is not None]
+        prefix = [
+            token[...] for token in (self.class_token, self.register_tokens) if token is not None
+        ]
         if prefix:
             prefix_1PD = jnp.concatenate(prefix, axis=1).astype(tokens.dtype)
             prefix_BPD = jnp.broadcast_to(prefix_1PD, (tokens.shape[0], *prefix_1PD.shape[1:]))

@@ -35,7 +35,9 @@ class Classification:
     loss: str | Callable[[jax.Array, jax.Array], jax.Array]
     label_smoothing_fraction: float = 0.0
 
-    def prepare(self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array) -> Targets:
+    def prepare(
+        self, batch: Batch, label_BK: jax.Array, mask_B: jax.Array, key: jax.Array
+    ) -> Targets:
         """Smooth the labels."""
         del key
         label_BK = optax.smooth_labels(label_BK, self.label_smoothing_fraction)
@@ -51,7 +53,9 @@ class Classification:
         elif callable(self.loss):
             loss_B = self.loss(logits_BK, label_BK)
             if loss_B.shape != targets.mask_B.shape:
-                raise ValueError(f"config.objective.loss returns shape {loss_B.shape}: must be {targets.mask_B.shape}.")
+                raise ValueError(
+                    f"config.objective.loss returns shape {loss_B.shape}: must be {targets.mask_B.shape}."
+                )
         else:
             loss_B = optax.sigmoid_binary_cross_entropy(logits_BK, label_BK).sum(axis=-1)
         mask_B = targets.mask_B
@@ -68,7 +72,11 @@ def build_classification(config: ObjectiveConfig) -> Classification:
     Raises:
       ValueError: a reference to something that cannot be called.
     """
-    loss = resolve(config.loss, "config.objective.loss") if is_reference(config.loss) else config.loss
+    loss = (
+        resolve(config.loss, "config.objective.loss") if is_reference(config.loss) else config.loss
+    )
     if is_reference(config.loss) and not callable(loss):
-        raise ValueError(f"config.objective.loss={config.loss!r} is {type(loss).__name__}, not a function.")
+        raise ValueError(
+            f"config.objective.loss={config.loss!r} is {type(loss).__name__}, not a function."
+        )
     return Classification(loss, config.label_smoothing_fraction)

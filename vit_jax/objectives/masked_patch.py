@@ -31,7 +31,9 @@ def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
     if config.patch_target == "colours_4x4":
         if any(pixels % SIDE for pixels in patch_size):
             rule = f"must have patches of {SIDE}x{SIDE} equal cells, not {patch_size[0]}x{patch_size[1]} pixels"
-            raise ValueError(f"config.objective.patch_target='colours_4x4': {rule}. Use mean_colour or pixels.")
+            raise ValueError(
+                f"config.objective.patch_target='colours_4x4': {rule}. Use mean_colour or pixels."
+            )
         return SIDE * SIDE * CLASSES
     return CLASSES if config.patch_target == "mean_colour" else math.prod(patch_size) * 3
 
@@ -60,8 +62,12 @@ class MaskedPatch:
         share_BN = jax.random.uniform(how, shape)
         is_moved_BN = is_corrupted_BN & (share_BN >= masked) & (share_BN < masked + moved)
         own_N = jnp.arange(shape[1], dtype=jnp.int32)
-        other_BN = (own_N + jax.random.randint(where, shape, 1, max(shape[1], 2))) % shape[1]  # never itself
-        corruption = Corruption(is_corrupted_BN & (share_BN < masked), jnp.where(is_moved_BN, other_BN, own_N))
+        other_BN = (own_N + jax.random.randint(where, shape, 1, max(shape[1], 2))) % shape[
+            1
+        ]  # never itself
+        corruption = Corruption(
+            is_corrupted_BN & (share_BN < masked), jnp.where(is_moved_BN, other_BN, own_N)
+        )
         return Targets(None, mask_B, corruption, self.targets(batch.image_BHWC), is_corrupted_BN)
 
     def targets(self, image_BHWC: jax.Array) -> jax.Array:
@@ -72,7 +78,9 @@ class MaskedPatch:
             return _cut(covered, rows, columns).astype(jnp.float32) / 127.5 - 1.0
         if self.config.patch_target == "mean_colour":
             return _colour_classes(_cut(covered, rows, columns))[..., None]
-        cells_BNV = _cut(covered, rows * SIDE, columns * SIDE)  # in raster order over the image, not over a patch
+        cells_BNV = _cut(
+            covered, rows * SIDE, columns * SIDE
+        )  # in raster order over the image, not over a patch
         classes = _colour_classes(cells_BNV).reshape(-1, rows, SIDE, columns, SIDE)
         return classes.transpose(0, 1, 3, 2, 4).reshape(-1, rows * columns, SIDE * SIDE)
 
@@ -88,7 +96,9 @@ class MaskedPatch:
             loss_BN = jnp.square(outputs_BNO - patch_BNT).mean(axis=-1)
             return {"loss": (loss_BN * counts_BN).sum(), "weight": weight, "images": images}
         logits_BNTK = outputs_BNO.reshape(*patch_BNT.shape, CLASSES)
-        loss_BN = optax.softmax_cross_entropy_with_integer_labels(logits_BNTK, patch_BNT).mean(axis=-1)
+        loss_BN = optax.softmax_cross_entropy_with_integer_labels(logits_BNTK, patch_BNT).mean(
+            axis=-1
+        )
         correct_BN = (logits_BNTK.argmax(axis=-1) == patch_BNT).astype(jnp.float32).mean(axis=-1)
         share_BNT = jnp.broadcast_to(counts_BN[..., None] / patch_BNT.shape[-1], patch_BNT.shape)
         tally_K = jnp.zeros(CLASSES).at[patch_BNT.reshape(-1)].add(share_BNT.reshape(-1))
@@ -108,7 +118,9 @@ def build_masked_patch(config: ObjectiveConfig, a: Architecture) -> MaskedPatch:
       ValueError: an image of one patch, for which there is no other.
     """
     if math.prod(a.grid) < 2:
-        raise ValueError(f"config.objective.kind='masked_patch': images of {a.image_size} have one patch of {a.name}.")
+        raise ValueError(
+            f"config.objective.kind='masked_patch': images of {a.image_size} have one patch of {a.name}."
+        )
     return MaskedPatch(config, a.grid, a.patch_size)
 
 

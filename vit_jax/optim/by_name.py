@@ -28,7 +28,9 @@ def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
         return None
 
     def is_trained(name: str) -> bool:
-        is_adapted = config.lora_rank is None or name.startswith("head/") or name.endswith(LORA_FACTORS)
+        is_adapted = (
+            config.lora_rank is None or name.startswith("head/") or name.endswith(LORA_FACTORS)
+        )
         return is_adapted and not any(fnmatchcase(name, pattern) for pattern in config.frozen)
 
     return is_trained
@@ -36,7 +38,11 @@ def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
 
 def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
     """Return the leaves of a network's tree that change in training, by name; all if `is_trained` is None."""
-    return {name: leaf for name, leaf in pytree.named_leaves(tree).items() if is_trained is None or is_trained(name)}
+    return {
+        name: leaf
+        for name, leaf in pytree.named_leaves(tree).items()
+        if is_trained is None or is_trained(name)
+    }
 
 
 def train_only(
@@ -51,9 +57,13 @@ def train_only(
     def init(params: optax.Params) -> optax.OptState:
         return optimizer.init(trained_leaves(params, is_trained))
 
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple:
         trained, state = optimizer.update(
-            trained_leaves(updates, is_trained), state, None if params is None else trained_leaves(params, is_trained)
+            trained_leaves(updates, is_trained),
+            state,
+            None if params is None else trained_leaves(params, is_trained),
         )
 
         def leaf(name: str, gradient: jax.Array) -> jax.Array:
@@ -69,7 +79,9 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
     """Multiply every update by the factor of the first pattern that matches its name."""
 
     def factor(name: str) -> float:
-        return next((factor for pattern, factor in multipliers.items() if fnmatchcase(name, pattern)), 1.0)
+        return next(
+            (factor for pattern, factor in multipliers.items() if fnmatchcase(name, pattern)), 1.0
+        )
 
     return _scale(lambda updates: {name: factor(name) for name in pytree.named_leaves(updates)})
 
@@ -79,14 +91,20 @@ def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
 
     Last in a chain it scales the complete step, weight decay included.
     """
-    return _scale(lambda updates: {name: layer_decay**layers for name, layers in layers_to_head(updates).items()})
+    return _scale(
+        lambda updates: {
+            name: layer_decay**layers for name, layers in layers_to_head(updates).items()
+        }
+    )
 
 
 def _scale(factors_of: Callable[[Any], Mapping[str, Any]]) -> optax.GradientTransformation:
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         del params
         factors = factors_of(updates)
-        return pytree.map_with_names(lambda name, x: x * jnp.asarray(factors[name], x.dtype), updates)
+        return pytree.map_with_names(
+            lambda name, x: x * jnp.asarray(factors[name], x.dtype), updates
+        )
 
     return optax.stateless(scale)
 
@@ -104,13 +122,25 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
       ValueError: a parameter whose place in the network is not known.
     """
     leaves = pytree.named_leaves(parameters)
-    num_blocks = max((leaf.shape[0] for name, leaf in leaves.items() if name.startswith("encoder/blocks/")), default=0)
-    num_stages = max((int(match[1]) for name in leaves if (match := re.match(r"body/stage(\d+)/", name))), default=0)
+    num_blocks = max(
+        (leaf.shape[0] for name, leaf in leaves.items() if name.startswith("encoder/blocks/")),
+        default=0,
+    )
+    num_stages = max(
+        (int(match[1]) for name in leaves if (match := re.match(r"body/stage(\d+)/", name))),
+        default=0,
+    )
     rules = (
         (r"(head|pooling|pooled_norm|encoder/norm|norm)/.*", np.zeros((), int)),
         (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
-        (r"(embedding|embedding_norm|class_token|register_tokens|positions|stem)(/.*)?", np.asarray(num_blocks + 1)),
-        *((rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1)) for stage in range(1, num_stages + 1)),
+        (
+            r"(embedding|embedding_norm|class_token|register_tokens|positions|stem)(/.*)?",
+            np.asarray(num_blocks + 1),
+        ),
+        *(
+            (rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1))
+            for stage in range(1, num_stages + 1)
+        ),
         (r"body/root/.*", np.asarray(num_stages + 1)),
     )
 
@@ -129,15 +159,26 @@ def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
     """
     names = list(pytree.named_leaves(parameters))
     if config.lora_rank is not None:
-        names = [*trained_leaves(parameters, make_is_trained(dataclasses.replace(config, frozen=())))]
-    fields = {"frozen": config.frozen, "learning_rate_multipliers": tuple(config.learning_rate_multipliers)}
+        names = [
+            *trained_leaves(parameters, make_is_trained(dataclasses.replace(config, frozen=())))
+        ]
+    fields = {
+        "frozen": config.frozen,
+        "learning_rate_multipliers": tuple(config.learning_rate_multipliers),
+    }
     for field, patterns in fields.items():
         for pattern in patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
-                folders = {f"{parent}/*" for name in names for parent in pathlib.PurePosixPath(name).parents}
+                folders = {
+                    f"{parent}/*"
+                    for name in names
+                    for parent in pathlib.PurePosixPath(name).parents
+                }
                 near = closest(pattern, sorted({*names, *folders} - {"./*"}), 3)
                 nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
-                reason = f"no parameter matches {pattern!r}.{nearest} The names: {', '.join(names)}."
+                reason = (
+                    f"no parameter matches {pattern!r}.{nearest} The names: {', '.join(names)}."
+                )
                 raise ValueError(f"config.optimizer.{field}: {reason}")
     is_trained = make_is_trained(config)
     if is_trained is not None and not any(map(is_trained, names)):

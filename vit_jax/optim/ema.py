@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 def init(parameters: T) -> T:
     """Return the average before the first step: a float32 copy of the parameters, which shares no buffer with them."""
-    return jax.tree.map(lambda parameter: jnp.array(parameter, dtype=jnp.float32, copy=True), parameters)
+    return jax.tree.map(
+        lambda parameter: jnp.array(parameter, dtype=jnp.float32, copy=True), parameters
+    )
 
 
 def update(
@@ -45,7 +47,9 @@ def update(
     if bias_correction:
         rate = rate / -jnp.expm1(math.log(factor) * averaged)
     elif warmup is not None:
-        rate = jnp.maximum(rate, 9.0 / (9.0 + averaged) if warmup == "ratio" else averaged ** (-2.0 / 3.0))
+        rate = jnp.maximum(
+            rate, 9.0 / (9.0 + averaged) if warmup == "ratio" else averaged ** (-2.0 / 3.0)
+        )
 
     def leaf(average: jax.Array, parameter: jax.Array) -> jax.Array:
         parameter = parameter.astype(jnp.float32)

@@ -60,7 +60,9 @@ def build_optimizer(
         steps.append(_build_referenced(config, schedule))
     else:
         dtype = config.first_moment_dtype
-        adam = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=dtype)
+        adam = optax.scale_by_adam(
+            b1=config.beta1, b2=config.beta2, eps=config.epsilon, mu_dtype=dtype
+        )
         steps.append(_add_momentum(config) if config.name == "sgd" else _promoting(adam))
         if config.weight_decay:
             steps.append(_build_weight_decay(config, peak_learning_rate))
@@ -68,12 +70,18 @@ def build_optimizer(
             steps.append(_scale_to_kernels())
         steps.append(optax.scale_by_learning_rate(schedule))
     scales = [scale_by_layer(config.layer_decay)] if config.layer_decay != 1 else []
-    scales += [scale_by_pattern(config.learning_rate_multipliers)] if config.learning_rate_multipliers else []
+    scales += (
+        [scale_by_pattern(config.learning_rate_multipliers)]
+        if config.learning_rate_multipliers
+        else []
+    )
     is_trained = make_is_trained(config)
     if is_trained is None:
         return optax.chain(*steps, *scales)
     trained = train_only(optax.chain(*steps), is_trained)
-    return optax.chain(trained, *scales) if scales else trained  # layers are counted in the complete network
+    return (
+        optax.chain(trained, *scales) if scales else trained
+    )  # layers are counted in the complete network
 
 
 def adapt_optimizer(
@@ -89,7 +97,9 @@ def adapt_optimizer(
 def _promoting(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return updates of the gradients' dtype; optax mixes dtypes on the way, which strict promotion forbids."""
 
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple:
         with jax.numpy_dtype_promotion("standard"):
             steps, state = inner.update(updates, state, params)
         return jax.tree.map(lambda step, update: step.astype(update.dtype), steps, updates), state
@@ -102,7 +112,9 @@ def _add_momentum(config: OptimizerConfig) -> optax.GradientTransformation:
         return optax.identity()
     momentum = optax.trace(config.momentum, accumulator_dtype=config.first_moment_dtype)
 
-    def update(updates: optax.Updates, state: optax.TraceState, params: optax.Params | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.TraceState, params: optax.Params | None = None
+    ) -> tuple:
         # optax multiplies in the buffer's dtype, and 0.9 is 0.8984 in bfloat16: in float32 only the buffer is rounded.
         state = optax.TraceState(optax.tree.cast(state.trace, "float32"))
         return momentum.update(updates, state, params)
@@ -110,7 +122,9 @@ def _add_momentum(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.GradientTransformation(momentum.init, update)
 
 
-def _build_weight_decay(config: OptimizerConfig, peak_learning_rate: float) -> optax.GradientTransformation:
+def _build_weight_decay(
+    config: OptimizerConfig, peak_learning_rate: float
+) -> optax.GradientTransformation:
     """Add a multiple of the parameters to the updates, before the learning rate scales both."""
     big_vision = config.weight_decay_meaning == "big_vision"
     coefficient = config.weight_decay / peak_learning_rate if big_vision else config.weight_decay
@@ -129,12 +143,16 @@ def _scale_to_kernels() -> optax.GradientTransformation:
         if not _is_kernel(name):
             return update
         axes = tuple(range(is_stacked(name), update.ndim))
-        kernel_norm, update_norm = (jnp.linalg.vector_norm(x, axis=axes, keepdims=True) for x in (parameter, update))
+        kernel_norm, update_norm = (
+            jnp.linalg.vector_norm(x, axis=axes, keepdims=True) for x in (parameter, update)
+        )
         if may_start_at_zero(name):
             size = math.prod(update.shape[axis] for axis in axes)
             kernel_norm = jnp.maximum(kernel_norm, STAND_IN_STDDEV * math.sqrt(size))
         has_norms = (kernel_norm > 0) & (update_norm > 0)
-        return update * jnp.where(has_norms, kernel_norm / jnp.where(has_norms, update_norm, 1.0), 1.0)
+        return update * jnp.where(
+            has_norms, kernel_norm / jnp.where(has_norms, update_norm, 1.0), 1.0
+        )
 
     return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates, params))
 
@@ -149,13 +167,21 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
     arguments = f"config.optimizer.arguments={dict(config.arguments)}"
     with called(f"{field}={config.name!r}", f"learning_rate and {arguments}"):
         build = resolve(config.name, field)
-        described = {"muon_weight_dimension_numbers": describe_matrices} if build is optax.contrib.muon else {}
+        described = (
+            {"muon_weight_dimension_numbers": describe_matrices}
+            if build is optax.contrib.muon
+            else {}
+        )
         inner = build(learning_rate=schedule, **described | dict(config.arguments))
-    has_transformation = callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))
+    has_transformation = callable(getattr(inner, "init", None)) and callable(
+        getattr(inner, "update", None)
+    )
     if has_transformation and scales_by_norm(build, config.arguments):
         inner = lift_zeros(inner)
     if not has_transformation:
-        raise ValueError(f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation.")
+        raise ValueError(
+            f"{field}={config.name!r} gives {type(inner).__name__}, not an optax.GradientTransformation."
+        )
 
     @contextlib.contextmanager
     def suits(what: str) -> Iterator[None]:
@@ -163,13 +189,17 @@ def _build_referenced(config: OptimizerConfig, schedule: Schedule) -> optax.Grad
             yield
         except Exception as error:  # whatever a value of another type leads to
             reason = f"{type(error).__name__}: {first_line(error)}"
-            raise ValueError(f"{field}={config.name!r} with {arguments} fails at {what}: {reason}") from error
+            raise ValueError(
+                f"{field}={config.name!r} with {arguments} fails at {what}: {reason}"
+            ) from error
 
     def init(params: optax.Params) -> optax.OptState:
         with suits("its first state"):
             return inner.init(params)
 
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple:
         with suits("an update"):
             return inner.update(updates, state, params)
 

@@ -27,14 +27,18 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
     def init(params: optax.Params) -> optax.OptState:
         return _stack(optimizer.init(_unstack(params)))
 
-    def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple:
         layers = {name: len(update) for name, update in updates.items() if is_stacked(name)}
         state = jax.tree.map(
             lambda node: _split(node, layers) if isinstance(node, dict) else node,
             state,
             is_leaf=lambda node: isinstance(node, dict) and not layers.keys().isdisjoint(node),
         )
-        updates, state = optimizer.update(_unstack(updates), state, None if params is None else _unstack(params))
+        updates, state = optimizer.update(
+            _unstack(updates), state, None if params is None else _unstack(params)
+        )
         return _stack(updates), _stack(state)
 
     return optax.GradientTransformation(init, update)
@@ -49,7 +53,9 @@ def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensio
 
     def matrix(name: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
         is_kernel = name.endswith("kernel") and leaf.ndim > 1
-        return MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1) if is_kernel else None
+        return (
+            MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1) if is_kernel else None
+        )
 
     return {name: matrix(name, leaf) for name, leaf in params.items()}
 
@@ -73,7 +79,9 @@ def _split(entries: Mapping[str, Any], layers: Mapping[str, int]) -> dict[str, A
             continue
         prefix = name[: _STACKED.match(name).end()]  # type: ignore[union-attr]
         for i in range(layers[name]):
-            split[f"{prefix}{i}/{name.removeprefix(prefix)}"] = jax.tree.map(operator.itemgetter(i), entry)
+            split[f"{prefix}{i}/{name.removeprefix(prefix)}"] = jax.tree.map(
+                operator.itemgetter(i), entry
+            )
     return split
 
 
@@ -102,11 +110,16 @@ def _stack(state: Any) -> Any:
         return stacked
 
     def has_layers(node: Any) -> bool:
-        return isinstance(node, dict) and any(isinstance(name, str) and _LAYER.match(name) for name in node)
+        return isinstance(node, dict) and any(
+            isinstance(name, str) and _LAYER.match(name) for name in node
+        )
 
     return jax.tree.map(stack, state, is_leaf=has_layers)
 
 
 def _are_alike(entries: Sequence[Any]) -> bool:
-    kinds = [jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), entry) for entry in entries]
+    kinds = [
+        jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), entry)
+        for entry in entries
+    ]
     return all(kind == kinds[0] for kind in kinds)

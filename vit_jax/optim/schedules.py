@@ -18,7 +18,12 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
 def build_schedule(
-    config: ScheduleConfig, *, warmup_steps: int, total_steps: int, timescale_steps: int, cooldown_steps: int = 0
+    config: ScheduleConfig,
+    *,
+    warmup_steps: int,
+    total_steps: int,
+    timescale_steps: int,
+    cooldown_steps: int = 0,
 ) -> Schedule:
     """Build the schedule of a config, whose durations are replaced by these numbers of steps.
 
@@ -51,7 +56,11 @@ def build_schedule(
 
 
 def _make_decay(
-    config: ScheduleConfig, warmup_steps: int, total_steps: int, timescale_steps: int, cooldown_steps: int
+    config: ScheduleConfig,
+    warmup_steps: int,
+    total_steps: int,
+    timescale_steps: int,
+    cooldown_steps: int,
 ) -> Callable[[jax.Array], jax.Array]:
     """Return the rate as a function of the (float32) steps since the end of the warm-up."""
     base, end = config.learning_rate, config.end_learning_rate
@@ -64,7 +73,9 @@ def _make_decay(
         case "linear":
             return lambda step: end + (base - end) * remaining(step)
         case "cosine":  # 1 + cos(pi * progress), without the cancellation that costs optax's four digits at the end
-            return lambda step: end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
+            return lambda step: (
+                end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
+            )
         case "rsqrt":
             return lambda step: base / jnp.sqrt(1.0 + step / timescale_steps)
         case "wsd":
@@ -76,8 +87,12 @@ def _make_decay(
 
             return cool
         case "staircase":
-            drops = [round(fraction * total_steps) - warmup_steps for fraction in config.drop_at_fraction]
-            return optax.piecewise_constant_schedule(base, {step: 0.1 ** drops.count(step) for step in drops})
+            drops = [
+                round(fraction * total_steps) - warmup_steps for fraction in config.drop_at_fraction
+            ]
+            return optax.piecewise_constant_schedule(
+                base, {step: 0.1 ** drops.count(step) for step in drops}
+            )
     return lambda step: jnp.full_like(step, base)
 
 
@@ -88,5 +103,7 @@ def _build_referenced(config: ScheduleConfig, warmup_steps: int, total_steps: in
         schedule = make(learning_rate=rate, warmup_steps=warmup_steps, total_steps=total_steps)
         rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if getattr(rate, "shape", None) != ():
-        raise ValueError(f"{field}={config.decay!r} gives {rate} for a step; a learning rate is a scalar.")
+        raise ValueError(
+            f"{field}={config.decay!r} gives {rate} for a step; a learning rate is a scalar."
+        )
     return lambda step: jnp.asarray(schedule(step), jnp.float32)

@@ -41,10 +41,14 @@ def lift_zeros(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     those of a parameter that began with this standard deviation. State and other parameters are unchanged.
     """
 
-    def update(updates: optax.Updates, state: optax.OptState, params: Leaves | None = None) -> tuple:
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: Leaves | None = None
+    ) -> tuple:
         if params is None:
             return optimizer.update(updates, state)
-        shown = {name: _lift(leaf) if may_start_at_zero(name) else leaf for name, leaf in params.items()}
+        shown = {
+            name: _lift(leaf) if may_start_at_zero(name) else leaf for name, leaf in params.items()
+        }
         return optimizer.update(updates, state, shown)
 
     return optax.GradientTransformation(optimizer.init, update)

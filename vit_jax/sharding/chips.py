@@ -15,10 +15,14 @@ class Chip:
     """One device."""
 
     name: str  # short and unique
-    device_kinds: tuple[str, ...]  # what `jax.Device.device_kind` prints for it, without "NVIDIA " or "Tesla "
+    device_kinds: tuple[
+        str, ...
+    ]  # what `jax.Device.device_kind` prints for it, without "NVIDIA " or "Tesla "
     # FLOP/s of dense matrix products with float32 sums; in float16 where the source says that there is no bfloat16.
     peak_bf16_flops: float
-    memory_bytes: int  # nominal: vendors' GB of device memory are GiB; ECC and the driver keep a few per cent
+    memory_bytes: (
+        int  # nominal: vendors' GB of device memory are GiB; ECC and the driver keep a few per cent
+    )
     memory_bandwidth_bytes_per_second: float  # between that memory and the cores
     source: str  # the document that the numbers are from
 

@@ -19,7 +19,9 @@ class Fabric:
     kind: str  # how a topology names it, such as "v5e"
     device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
     num_axes: int  # of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
-    link_bytes_per_second: float  # of one link of the torus in one direction; of a GPU, of all its links to the switch
+    link_bytes_per_second: (
+        float  # of one link of the torus in one direction; of a GPU, of all its links to the switch
+    )
     network_bytes_per_second: float  # of one chip, to other slices or nodes
     cores_per_chip: int  # what "core-days" count; 1 for GPUs
     clock_hertz: float  # peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
@@ -29,18 +31,34 @@ class Fabric:
     source: str  # the document that the numbers are from
 
 
-def _gpus(kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str) -> Fabric:
+def _gpus(
+    kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str
+) -> Fabric:
     """Return a node of up to eight GPUs.
 
     Each has `gib` of memory, `nvlink` GB/s of NVLink or PCIe in both directions, and `cards` Gbit/s of network.
     """
     usable = int(0.92 * gib * GIB)
-    return Fabric(kind, device_kind, 0, nvlink / 2 * GIGA, cards / 8 * GIGA, 1, 0, 0, usable, 8, f"NVIDIA {system}")
+    return Fabric(
+        kind,
+        device_kind,
+        0,
+        nvlink / 2 * GIGA,
+        cards / 8 * GIGA,
+        1,
+        0,
+        0,
+        usable,
+        8,
+        f"NVIDIA {system}",
+    )
 
 
 _PCIE = "PCIe 4.0 x16 without NVLink; network assumed"
 _V4 = "Jouppi et al., ISCA 2023 (links); network taken as v5p's"
-_V5E = "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, 6.4 Tbit/s a pod of 256"
+_V5E = (
+    "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, 6.4 Tbit/s a pod of 256"
+)
 _V5P = "Google Cloud TPU v5p page: 1200 GB/s over 6 links in both directions, 50 Gbit/s a chip"
 _V6E = "Google Cloud TPU v6e page: 800 GB/s over 4 links in both directions; network of 100 Gbit/s a chip assumed"
 
@@ -64,7 +82,13 @@ FABRICS = (
 
 HOP_SECONDS = 1e-6  # from one chip to the next; an assumption
 NETWORK_SECONDS = 20e-6  # from one slice or node to another; an assumption
-PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 0.25, "collective-permute": 1}
+PASSES = {
+    "all-reduce": 2,
+    "all-gather": 1,
+    "reduce-scatter": 1,
+    "all-to-all": 0.25,
+    "collective-permute": 1,
+}
 """Passes of the complete array over each chip's links; an all-to-all on a ring sends a quarter past the middle."""
 
 
@@ -72,9 +96,13 @@ PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 0
 class Group:
     """The chips that take part in one collective."""
 
-    lengths: tuple[int, ...] = ()  # of the torus' axes that it spans, without those of length 1; () behind a switch
+    lengths: tuple[
+        int, ...
+    ] = ()  # of the torus' axes that it spans, without those of length 1; () behind a switch
     is_ring: tuple[bool, ...] = ()  # for each of them, whether its ends are joined
-    stride: int = 1  # from one member to the next along an axis, at most; so many groups share each link
+    stride: int = (
+        1  # from one member to the next along an axis, at most; so many groups share each link
+    )
     num_switched: int = 1  # GPUs of one node that take part; 1 for TPUs
     num_slices: int = 1  # slices or nodes that take part
 
@@ -98,18 +126,31 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
 def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
     """Return the time within a slice or node."""
     links = sum(2 if ring else 1 for ring in group.is_ring) or 1
-    hops = sum(n // 2 if ring else n - 1 for n, ring in zip(group.lengths, group.is_ring, strict=True)) or 1
+    hops = (
+        sum(n // 2 if ring else n - 1 for n, ring in zip(group.lengths, group.is_ring, strict=True))
+        or 1
+    )
     speed = fabric.link_bytes_per_second / group.stride
     if operation == "collective-permute":  # every chip passes what it has on to its neighbour
         return num_bytes / speed + HOP_SECONDS * group.stride
     share = 1 - 1 / (group.num_switched * math.prod(group.lengths))
-    return PASSES[operation] * num_bytes * share / (links * speed) + max(PASSES[operation], 1) * hops * HOP_SECONDS
+    return (
+        PASSES[operation] * num_bytes * share / (links * speed)
+        + max(PASSES[operation], 1) * hops * HOP_SECONDS
+    )
 
 
 def fabric_of(device_kind: str) -> Fabric | None:
     """Return the fabric of a device, by the name that jax has for it, or None."""
     chip = find_chip(device_kind)
-    return next((fabric for fabric in FABRICS if chip is not None and find_chip(fabric.device_kind) is chip), None)
+    return next(
+        (
+            fabric
+            for fabric in FABRICS
+            if chip is not None and find_chip(fabric.device_kind) is chip
+        ),
+        None,
+    )
 
 
 def find_fabric(kind: str) -> Fabric | None:

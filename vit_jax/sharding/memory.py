@@ -84,7 +84,10 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, *, tiled: bool = True) -
     if not tiled or not shape:
         return math.prod(shape) * itemsize
     if len(shape) == 1:
-        return _up(shape[0], next((tile for tile in _VECTORS if shape[0] <= tile), _VECTORS[-1])) * itemsize
+        return (
+            _up(shape[0], next((tile for tile in _VECTORS if shape[0] <= tile), _VECTORS[-1]))
+            * itemsize
+        )
     pairs = itertools.permutations(range(len(shape)), 2)
     return min(_in_tiles(shape, rows, lanes) for rows, lanes in pairs) * itemsize
 
@@ -128,7 +131,11 @@ def passing_bytes(
     Raises:
       ValueError: a component is user-defined.
     """
-    sizes, remat, depth = _Sizes(architecture, images, model_shards, tiled), architecture.remat, architecture.depth
+    sizes, remat, depth = (
+        _Sizes(architecture, images, model_shards, tiled),
+        architecture.remat,
+        architecture.depth,
+    )
     layers, everything = list(sizes.kept(remat)), list(sizes.kept("none"))
     kept = list(itertools.accumulate(layers))
     num_units = len(layers) - depth
@@ -136,20 +143,36 @@ def passing_bytes(
     working_share = WORKING_WITH_KERNEL["tpu" if tiled else "gpu"] if is_spared else WORKING[remat]
     shares = [WORKING_UNIT[remat]] * num_units + [working_share] * depth
     spared = ON_CHIP if tiled else 0
-    working = [max(0, share * size - spared) for share, size in zip(shares, everything, strict=True)]
+    working = [
+        max(0, share * size - spared) for share, size in zip(shares, everything, strict=True)
+    ]
     peak = max(range(len(layers)), key=lambda layer: kept[layer] + working[layer])
     copies = sizes.itemsize * layer_parameters if sizes.itemsize < 4 or remat == "none" else 0
     stacked = copies if remat == "none" else 0  # beside the activations
-    temporary = working[peak] + COPIES[remat] * gradient_bytes + GATHERED * 4 * gathered_parameters + copies - stacked
+    temporary = (
+        working[peak]
+        + COPIES[remat] * gradient_bytes
+        + GATHERED * 4 * gathered_parameters
+        + copies
+        - stacked
+    )
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * kept[-1]
     temporary += 2 * sizes.padded(images * 3, *architecture.image_size)
-    temporary += 2 * sizes.padded(images, architecture.num_classes or 1, itemsize=4)  # logits and their gradient
+    temporary += 2 * sizes.padded(
+        images, architecture.num_classes or 1, itemsize=4
+    )  # logits and their gradient
     temporary += SUMS * gradient_bytes if is_accumulated else 0
-    return {"activations": kept[peak] + stacked, "gradients": gradient_bytes, "temporary": int(temporary)}
+    return {
+        "activations": kept[peak] + stacked,
+        "gradients": gradient_bytes,
+        "temporary": int(temporary),
+    }
 
 
-def kept_bytes(architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True) -> int:
+def kept_bytes(
+    architecture: Architecture, images: int, *, model_shards: int = 1, tiled: bool = True
+) -> int:
     """Return the bytes that the forward pass keeps for the backward pass, in all layers."""
     return sum(_Sizes(architecture, images, model_shards, tiled).kept(architecture.remat))
 
@@ -174,7 +197,9 @@ class _Sizes:
         """Return the bytes that this policy keeps of the root, each residual unit and each block."""
         require_formulas(self.a)
         if self.a.has_resnet:
-            conv = convolutions.root(self.a)  # no policy computes it again, nor its norm, where it has one
+            conv = convolutions.root(
+                self.a
+            )  # no policy computes it again, nor its norm, where it has one
             each = self._map if self.a.residual_unit == "preactivation" else self._normed
             yield each(conv.output_size, conv.outputs)
             for unit in convolutions.residual_units(self.a):
@@ -183,7 +208,12 @@ class _Sizes:
             yield from itertools.repeat(self._block(remat), self.a.depth)
 
     def _block(self, remat: str) -> int:
-        a, images, tokens, halves = self.a, self.images, self.a.sequence_length, len(self.a.attention_lengths)
+        a, images, tokens, halves = (
+            self.a,
+            self.images,
+            self.a.sequence_length,
+            len(self.a.attention_lengths),
+        )
         stream = self.padded(images * tokens, a.width)
         means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
         if remat == "full":
@@ -192,13 +222,19 @@ class _Sizes:
         if remat == "attention":
             return stream + halves * (stream + by_heads + means)
         rows = _up(tokens, ROWS if self.tiled else 1)
-        hidden = self.padded(images * rows, a.mlp_dim // self.shards) * (1 if a.mlp == "gelu" else 2)  # and the gate
-        if self.is_unrolled and not self.tiled:  # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative
+        hidden = self.padded(images * rows, a.mlp_dim // self.shards) * (
+            1 if a.mlp == "gelu" else 2
+        )  # and the gate
+        if (
+            self.is_unrolled and not self.tiled
+        ):  # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative
             return int(stream + halves * (4 * stream + 4 * by_heads + GPU_HIDDEN[remat] * hidden))
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
         norms = 6 * self.padded(images * rows, a.width, itemsize=4)
-        scores = 0 if self.has_kernel else sum(self._scores(length) for length in a.attention_lengths)
+        scores = (
+            0 if self.has_kernel else sum(self._scores(length) for length in a.attention_lengths)
+        )
         return halves * (norms + 2 * stream + 4 * by_heads + 6 * hidden) + scores
 
     @property
@@ -210,14 +246,21 @@ class _Sizes:
     @property
     def has_kernel(self) -> bool:
         """Return whether attention keeps its scores on the chip: by Pallas on TPUs, by cuDNN on GPUs."""
-        return self.itemsize == 2 and self.a.block_attention in ("auto", "pallas" if self.tiled else "cudnn")
+        return self.itemsize == 2 and self.a.block_attention in (
+            "auto",
+            "pallas" if self.tiled else "cudnn",
+        )
 
     def _scores(self, length: int) -> int:
         """The weights of an attention to so many tokens, in float32 and in the compute dtype; the keys of offsets."""
         a, lines = self.a, self.images * self.a.sequence_length // length
         rows = lines * (a.num_heads // self.shards) * length
         scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
-        offsets = self.padded(length * length, a.width // a.num_heads) if a.position_embedding == "relative" else 0
+        offsets = (
+            self.padded(length * length, a.width // a.num_heads)
+            if a.position_embedding == "relative"
+            else 0
+        )
         return scores * _up(length, ROWS if self.tiled else 1) // length + offsets
 
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:
@@ -230,13 +273,20 @@ class _Sizes:
         if self.a.residual_unit == "preactivation":
             plain, normed = [], [entering, *inner]
         else:
-            plain, normed = [entering], inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
+            plain, normed = (
+                [entering],
+                inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]],
+            )
         if remat == "full":
             return self._map(*entering)
         if remat in ("dots", "attention"):
             return sum(self._map(*each) for each in (*plain, *normed))
         kernels = sum(conv.parameters for conv in unit.convolutions) * (2 * 4 + self.itemsize)
-        return kernels + sum(self._map(*each) for each in plain) + sum(self._normed(*each) for each in normed)
+        return (
+            kernels
+            + sum(self._map(*each) for each in plain)
+            + sum(self._normed(*each) for each in normed)
+        )
 
     def _normed(self, size: tuple[int, int], channels: int) -> int:
         """A map at a group norm: centred and whitened by groups, scaled, in the compute dtype, and ReLU's mask."""

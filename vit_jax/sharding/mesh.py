@@ -29,7 +29,9 @@ _SPECS = {
     "whole": PartitionSpec(),
     "bias_3E": PartitionSpec(None, "model"),
     "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # what every image adds to its gradient
-    "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),  # one number for each query, heads in groups of G
+    "rows_BTGS": PartitionSpec(
+        BATCH_AXES, "model", None, None
+    ),  # one number for each query, heads in groups of G
 }
 TPU_OPTIONS = {
     # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By
@@ -69,7 +71,9 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     model = config.num_model_shards
     if replicas % num_slices and num_slices % replicas:
         rule = f"must divide the {num_slices} slices, or be a multiple"
-        raise ValueError(f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}.")
+        raise ValueError(
+            f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}."
+        )
     if (len(devices) // num_slices) % model:
         rule = f"must divide the {len(devices) // num_slices} devices of a slice, within which the network is fast"
         raise ValueError(f"config.sharding.num_model_shards={model}: {rule}.")
@@ -79,20 +83,26 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
     else:  # more than one along data where parameters are spread over slices
         between = (gcd := math.gcd(replicas, num_slices), num_slices // gcd, 1)
         within = tuple(size // slices for size, slices in zip(shape, between, strict=True))
-        grid = mesh_utils.create_hybrid_device_mesh(within, between, devices, allow_split_physical_axes=True)
+        grid = mesh_utils.create_hybrid_device_mesh(
+            within, between, devices, allow_split_physical_axes=True
+        )
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
     """Return the number of groups with a fast network, as jax counts them: TPU slices, nodes of GPUs; 1 on CPUs."""
-    slices = {getattr(device, "slice_index", None) or 0 for device in devices if device.platform != "cpu"}
+    slices = {
+        getattr(device, "slice_index", None) or 0 for device in devices if device.platform != "cpu"
+    }
     return max(len(slices), 1)
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
     """Options of `jax.jit` for a step on this mesh, or None."""
     device = mesh.devices.flat[0]
-    return TPU_OPTIONS | KIND_OPTIONS.get(device.device_kind, {}) if device.platform == "tpu" else None
+    return (
+        TPU_OPTIONS | KIND_OPTIONS.get(device.device_kind, {}) if device.platform == "tpu" else None
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -140,4 +150,6 @@ class Placement:
     def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
         """Return the function as run on each device's shard, see `activations.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
-        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False)
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False
+        )

@@ -23,7 +23,9 @@ T = TypeVar("T")
 class Split:
     """The dimension of an array that each axis of the mesh splits, counted from the last: layers may be stacked."""
 
-    data: int | None = None  # of FSDP, which spreads what is stored; None: too small to be worth a collective
+    data: int | None = (
+        None  # of FSDP, which spreads what is stored; None: too small to be worth a collective
+    )
     model: int | None = None  # of tensor parallelism, which spreads what is computed
 
     def fits(self, shape: tuple[int, ...]) -> bool:
@@ -83,21 +85,32 @@ def spec_of(
       ValueError: the model axis does not divide the dimension that a rule assigns to it.
     """
     split = pytree.first_match(RULES, name)
-    if (parameters is not None and shape != _shape_of_parameter(name, parameters)) or not split.fits(shape):
+    if (
+        parameters is not None and shape != _shape_of_parameter(name, parameters)
+    ) or not split.fits(shape):
         split = OTHER
     spec: list[str | None] = [None] * len(shape)
     data = _largest_divisible(shape, axes["data"]) if split is OTHER else split.data
-    if strategy == "fsdp" and data is not None and axes["data"] > 1 and shape[data] % axes["data"] == 0:
+    if (
+        strategy == "fsdp"
+        and data is not None
+        and axes["data"] > 1
+        and shape[data] % axes["data"] == 0
+    ):
         spec[data] = "data"
     if split.model is not None and axes["model"] > 1:
         if shape[split.model] % axes["model"]:
             rule = f"must divide dimension {split.model} of {name}, which is {shape[split.model]} in {shape}"
-            raise ValueError(f"config.sharding.num_model_shards={axes['model']}: {rule}. Choose a divisor.")
+            raise ValueError(
+                f"config.sharding.num_model_shards={axes['model']}: {rule}. Choose a divisor."
+            )
         spec[split.model] = "model"
     return PartitionSpec(*spec) if any(spec) else PartitionSpec()
 
 
-def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+def _shape_of_parameter(
+    name: str, parameters: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...] | None:
     """The shape of the parameter whose name this one ends in; None where there is none."""
     while name not in parameters and name:
         name = name.partition("/")[2]
@@ -105,7 +118,11 @@ def _shape_of_parameter(name: str, parameters: Mapping[str, tuple[int, ...]]) ->
 
 
 def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
-    return max((dim for dim, size in enumerate(shape) if size % divisor == 0), key=shape.__getitem__, default=None)
+    return max(
+        (dim for dim, size in enumerate(shape) if size % divisor == 0),
+        key=shape.__getitem__,
+        default=None,
+    )
 
 
 def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
@@ -129,9 +146,18 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
 
     if strategy == "fsdp" and not is_effective(axes):  # FSDP would silently be off
         devices = axes["replica"] * axes["data"]
-        sizes_of = (axes | {"replica": n, "data": devices // n} for n in range(1, devices) if devices % n == 0)
-        better = next((f"config.sharding.num_replicas={a['replica']}" for a in sizes_of if is_effective(a)), None)
+        sizes_of = (
+            axes | {"replica": n, "data": devices // n}
+            for n in range(1, devices)
+            if devices % n == 0
+        )
+        better = next(
+            (f"config.sharding.num_replicas={a['replica']}" for a in sizes_of if is_effective(a)),
+            None,
+        )
         rule = f"a data axis of {axes['data']} devices must divide most parameters' dimensions"
         fix = better or "parameters=replicated"
-        raise ValueError(f"config.sharding.parameters='fsdp': {rule}, or they stay replicated. Choose {fix}.")
+        raise ValueError(
+            f"config.sharding.parameters='fsdp': {rule}, or they stay replicated. Choose {fix}."
+        )
     return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)

@@ -29,10 +29,14 @@ T = TypeVar("T")
 SCHEME = "gs://"
 TIMEOUT_SECONDS = (10.0, 60.0)  # to connect, and between two pieces of a reply
 RETRY_SECONDS = 120.0
-LATER_RETRY_SECONDS = 2.0  # of a request that begins when the others have waited for `RETRY_SECONDS`
+LATER_RETRY_SECONDS = (
+    2.0  # of a request that begins when the others have waited for `RETRY_SECONDS`
+)
 READ_AHEAD_BYTES = 2**20
 _NOTHING = "there is no such object or bucket"
-_CONNECTIONS = 64  # kept open by a process; more threads than this open a connection for each request
+_CONNECTIONS = (
+    64  # kept open by a process; more threads than this open a connection for each request
+)
 _THREADS = 16
 _PLACEHOLDER = 0o200  # permissions of a file of a mirror whose content is in the bucket: nobody reads it as zeros
 
@@ -112,7 +116,9 @@ class BucketPath(pathlib.PurePosixPath):
         """Yield the objects and folders directly inside."""
         with _system_errors(self):
             blobs = self._listed(delimiter="/")
-            names = [blob.name for blob in blobs if not blob.name.endswith("/")] + sorted(blobs.prefixes)
+            names = [blob.name for blob in blobs if not blob.name.endswith("/")] + sorted(
+                blobs.prefixes
+            )
         yield from (type(self)(f"{SCHEME}{self.bucket}/{name}") for name in names)
 
     def objects(self) -> Iterator[tuple["BucketPath", Status]]:
@@ -169,7 +175,11 @@ class BucketPath(pathlib.PurePosixPath):
             blob, failed = self.blob(), _exceptions().PreconditionFailed
             try:
                 blob.upload_from_string(
-                    content, "application/octet-stream", if_generation_match=generation, checksum="auto", **_options()
+                    content,
+                    "application/octet-stream",
+                    if_generation_match=generation,
+                    checksum="auto",
+                    **_options(),
                 )
                 return int(blob.generation)
             except failed:  # also if the reply to a first request was lost
@@ -213,7 +223,9 @@ class BucketPath(pathlib.PurePosixPath):
     def _copy(self, target: "BucketPath") -> None:
         token = None
         with _system_errors(self):
-            while (token := target.blob().rewrite(self.blob(), token=token, **_options())[0]) is not None:
+            while (
+                token := target.blob().rewrite(self.blob(), token=token, **_options())[0]
+            ) is not None:
                 pass
 
     def _generation(self) -> int:
@@ -243,7 +255,9 @@ class Ranges(io.RawIOBase):
         return self._place
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._place = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
+        self._place = (
+            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
+        )
         return self._place
 
     def readinto(self, buffer: Any) -> int:
@@ -276,14 +290,20 @@ def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ())
       OSError: the bucket cannot be listed, or the folder cannot be written.
     """
     folder = root / address.bucket / address.key
-    objects = {folder / path.relative_to(address): (path, status) for path, status in address.objects()}
+    objects = {
+        folder / path.relative_to(address): (path, status) for path, status in address.objects()
+    }
     if not objects:
         raise FileNotFoundError(errno.ENOENT, "there is no object below this address", str(address))
     changed = [local for local, (_, status) in objects.items() if not _is_current(local, status)]
     _in_threads(lambda local: _store(*objects[local], local, local.name.endswith(whole)), changed)
     for local in folder.rglob("*"):
-        is_ours = local.is_file() and (_is_placeholder(local) or local.name.endswith(whole or ("\0",)))
-        if is_ours and local not in objects and not local.name.startswith("."):  # another process may be writing it
+        is_ours = local.is_file() and (
+            _is_placeholder(local) or local.name.endswith(whole or ("\0",))
+        )
+        if (
+            is_ours and local not in objects and not local.name.startswith(".")
+        ):  # another process may be writing it
             local.unlink(missing_ok=True)
     return folder
 
@@ -308,7 +328,9 @@ def _store(path: BucketPath, status: Status, local: pathlib.Path, is_whole: bool
         temporary.touch(0o600)
         if is_whole:
             with _system_errors(path):
-                path.blob().download_to_filename(temporary, if_generation_match=status.generation, **_options())
+                path.blob().download_to_filename(
+                    temporary, if_generation_match=status.generation, **_options()
+                )
         else:
             os.truncate(temporary, status.st_size)
             temporary.chmod(_PLACEHOLDER)
@@ -326,7 +348,9 @@ def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.Buffered
     if not text.startswith(f"{root}/") or not _is_placeholder(pathlib.Path(text)):
         return None
     status, address = os.stat(text), BucketPath(SCHEME + text[len(str(root)) + 1 :])
-    return io.BufferedReader(Ranges(address, status.st_size, status.st_mtime_ns // 1000), READ_AHEAD_BYTES)
+    return io.BufferedReader(
+        Ranges(address, status.st_size, status.st_mtime_ns // 1000), READ_AHEAD_BYTES
+    )
 
 
 def _is_placeholder(path: pathlib.Path) -> bool:
@@ -347,7 +371,9 @@ def open_address(address: str) -> BucketPath:
     if not address.removeprefix(SCHEME).partition("/")[0]:
         raise ValueError(f"{address}: must name a bucket. Write gs://BUCKET/FOLDER.")
     if ".." in path.parts:
-        raise ValueError(f"{address}: must not have '..' in it; a bucket has no folders to go up to.")
+        raise ValueError(
+            f"{address}: must not have '..' in it; a bucket has no folders to go up to."
+        )
     _set_up()
     return path
 
@@ -359,7 +385,9 @@ def _set_up() -> None:
     orbax finds and commits checkpoints through etils and gcsfs and writes arrays through tensorstore. Folders as
     objects of their own (hierarchical namespaces) are not used: gcsfs would ask for the kind of each bucket by gRPC.
     """
-    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed, etils would use its file system
+    os.environ.setdefault(
+        "EPATH_USE_TF", "false"
+    )  # where TensorFlow is installed, etils would use its file system
     import gcsfs  # noqa: I001  # first: errors name it
     import aiohttp
     import fsspec
@@ -470,19 +498,34 @@ def _system_errors(path: BucketPath) -> Iterator[None]:
         raise PermissionError(errno.EACCES, reason, str(path)) from error
     except failures.PreconditionFailed as error:
         _silence.end()
-        raise FileExistsError(errno.EEXIST, "another process has written it meanwhile", str(path)) from error
+        raise FileExistsError(
+            errno.EEXIST, "another process has written it meanwhile", str(path)
+        ) from error
     except (RefreshError, InvalidOperation) as error:  # the second of anonymous requests
         reason = f"there are no valid credentials ({_reason(error)}): run `gcloud auth application-default login`"
         raise PermissionError(errno.EACCES, reason, str(path)) from error
-    except (failures.GoogleAPIError, GoogleAuthError, DataCorruption, requests.RequestException) as error:
-        raise NoAnswer(errno.EIO, f"Cloud Storage does not answer ({_reason(error)})", str(path)) from error
+    except (
+        failures.GoogleAPIError,
+        GoogleAuthError,
+        DataCorruption,
+        requests.RequestException,
+    ) as error:
+        raise NoAnswer(
+            errno.EIO, f"Cloud Storage does not answer ({_reason(error)})", str(path)
+        ) from error
 
 
 def _reason(error: BaseException) -> str:
     """Return the status of the last reply, or the first line of what was raised instead."""
     cause = error.__cause__ or error  # after the last try, the cause
-    code = getattr(cause, "code", None) or getattr(getattr(cause, "response", None), "status_code", None)
-    return f"status {code}" if code else str(cause).strip().partition("\n")[0][:200] or type(cause).__name__
+    code = getattr(cause, "code", None) or getattr(
+        getattr(cause, "response", None), "status_code", None
+    )
+    return (
+        f"status {code}"
+        if code
+        else str(cause).strip().partition("\n")[0][:200] or type(cause).__name__
+    )
 
 
 def _status(blob: Any) -> Status:

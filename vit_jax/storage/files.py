@@ -62,7 +62,9 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     try:
         return pathlib.Path(path).expanduser()
     except RuntimeError:
-        raise ValueError(f"{os.fspath(path)}: its home folder is not known. Write the path in full.") from None
+        raise ValueError(
+            f"{os.fspath(path)}: its home folder is not known. Write the path in full."
+        ) from None
 
 
 def cache_folder(name: str) -> pathlib.Path:
@@ -115,7 +117,9 @@ def _readable(address: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"{address}: cannot be read: {error.strerror}. Correct the address.") from error
+        raise ValueError(
+            f"{address}: cannot be read: {error.strerror}. Correct the address."
+        ) from error
 
 
 def is_mirrored(path: str) -> bool:
@@ -148,7 +152,9 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """
     if (remote := buckets.open_remote(path, _mirrors())) is not None:
         return remote
-    if stat.S_ISREG(os.stat(path).st_mode):  # before it is opened, because opening a device can have effects
+    if stat.S_ISREG(
+        os.stat(path).st_mode
+    ):  # before it is opened, because opening a device can have effects
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):  # it may have been replaced since
             return os.fdopen(descriptor, "rb")
@@ -214,7 +220,12 @@ def parse_json(text: str | bytes, **options: Any) -> Any:
         raise too_deep from None
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
-        level = [child for parent in level if isinstance(parent, dict | list) for child in _children(parent)]
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in _children(parent)
+        ]
     if level:
         raise too_deep
     return value
@@ -252,7 +263,10 @@ def clean_up() -> None:
 
 # Writing.
 
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)  # of a process and of a machine; they say nothing about a path
+OUT_OF_FILES = (
+    errno.EMFILE,
+    errno.ENFILE,
+)  # of a process and of a machine; they say nothing about a path
 TOO_MANY_FILES = "too many open files: the limit of this process or machine is reached. Raise it (ulimit -n 65536)."
 
 
@@ -285,7 +299,11 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
         made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        reason = (
+            "it is not a folder"
+            if isinstance(error, FileExistsError)
+            else error.strerror or str(error)
+        )
         raise WriteError(error.errno, reason, str(path)) from error
     try:
         yield
@@ -317,7 +335,11 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 path.write_bytes(file.read())
             return
         target = _follow(pathlib.Path(path))
-        with _write_at_end(_open_stream(target)) if _is_stream(target) else _open_beside(target) as file:
+        with (
+            _write_at_end(_open_stream(target))
+            if _is_stream(target)
+            else _open_beside(target) as file
+        ):
             yield file
     except BrokenPipeError:
         raise
@@ -414,7 +436,11 @@ _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp")  # names that `_open_beside`
 
 def find_unfinished(folder: pathlib.Path) -> list[pathlib.Path]:
     """Return the temporary files of `open_atomically`, at any depth of a folder, whose process has ended."""
-    return [path for path in folder.rglob(".*.tmp") if _TEMPORARY.fullmatch(path.name) and not _is_locked(path)]
+    return [
+        path
+        for path in folder.rglob(".*.tmp")
+        if _TEMPORARY.fullmatch(path.name) and not _is_locked(path)
+    ]
 
 
 def _lock(file: BinaryIO) -> None:

@@ -9,8 +9,13 @@ from typing import TextIO
 
 from vit_jax.text.printable import printable
 
-_ESCAPED, _ENTITIES = r"\`*_{}[]#!", "<>&|~$:"  # every dialect of Markdown knows these escapes, and entities
-_MARKUP = str.maketrans({sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{ord(sign)};" for sign in _ENTITIES})
+_ESCAPED, _ENTITIES = (
+    r"\`*_{}[]#!",
+    "<>&|~$:",
+)  # every dialect of Markdown knows these escapes, and entities
+_MARKUP = str.maketrans(
+    {sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{ord(sign)};" for sign in _ENTITIES}
+)
 
 # Spreadsheets take such a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
 # is guarded as well, so that removing one quote restores every cell.
@@ -18,7 +23,9 @@ _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
 
-def columns(rows: Iterable[Sequence[str]], signs: str, *, gap: str = "  ", least: Sequence[int] = ()) -> str:
+def columns(
+    rows: Iterable[Sequence[str]], signs: str, *, gap: str = "  ", least: Sequence[int] = ()
+) -> str:
     """Return rows of cells as lines of aligned columns, control characters escaped.
 
     Args:
@@ -31,19 +38,30 @@ def columns(rows: Iterable[Sequence[str]], signs: str, *, gap: str = "  ", least
     widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
     widths = [*map(max, widths, least), *widths[len(least) :]]
     return "\n".join(
-        gap.join(f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=False)).rstrip()
+        gap.join(
+            f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=False)
+        ).rstrip()
         for row in lines
     )
 
 
-def aligned(head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()) -> str:
+def aligned(
+    head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()
+) -> str:
     """Return a table of cells, which may have markup; columns whose head is among `words` are aligned to the left."""
-    head, *lines = ([printable(cell).replace("|", r"\|") for cell in line] for line in (head, *lines))
+    head, *lines = (
+        [printable(cell).replace("|", r"\|") for cell in line] for line in (head, *lines)
+    )
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
     signs = ["<" if name in words else ">" for name in head]
-    rule = ["-" * width if sign == "<" else f"{'-' * (width - 1)}:" for sign, width in zip(signs, widths, strict=True)]
+    rule = [
+        "-" * width if sign == "<" else f"{'-' * (width - 1)}:"
+        for sign, width in zip(signs, widths, strict=True)
+    ]
     rows = [
-        " | ".join(f"{cell:{sign}{width}}" for cell, sign, width in zip(line, signs, widths, strict=True))
+        " | ".join(
+            f"{cell:{sign}{width}}" for cell, sign, width in zip(line, signs, widths, strict=True)
+        )
         for line in (head, rule, *lines)
     ]
     return "".join(f"| {row} |\n" for row in rows)
@@ -74,7 +92,9 @@ def to_csv(rows: Iterable[Sequence[object]]) -> str:
 def write_csv(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
     """Write rows as CSV. A text cell that a spreadsheet would take for a formula gets a single quote in front."""
     line = io.StringIO(newline="")
-    writer = csv.writer(line, lineterminator="\r\n")  # or a carriage return in a cell would get no quotes
+    writer = csv.writer(
+        line, lineterminator="\r\n"
+    )  # or a carriage return in a cell would get no quotes
     for row in rows:
         line.seek(0)
         line.truncate()

@@ -27,7 +27,9 @@ from vit_jax.text.nearest import did_you_mean
 
 FAMILY = "imagenet"
 _TAR = " --manual_dir=FOLDER, which holds ILSVRC2012_img_val.tar"
-_AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(1, 1))  # reads all of a folder
+_AS_IT_IS = InputConfig(
+    train_split="train", test_split="test", image_size=(1, 1)
+)  # reads all of a folder
 _VALIDATION_FILE = re.compile(r"ILSVRC2012_val_(\d{8})\.JPEG$", re.IGNORECASE)
 _BORDER_PIXELS = 2  # red, around each image of ObjectNet
 _MAPPINGS = ("folder_to_objectnet_label.json", "objectnet_to_imagenet_1k.json")
@@ -62,7 +64,9 @@ class ImageSet:
 
 def _v2(variant: str, folder: str) -> ImageSet:
     folders = (f"imagenetv2-{folder}-format-val",)
-    return ImageSet(name=f"v2/{variant}", images=10_000, dataset=f"imagenet_v2/{variant}", folders=folders)
+    return ImageSet(
+        name=f"v2/{variant}", images=10_000, dataset=f"imagenet_v2/{variant}", folders=folders
+    )
 
 
 SETS = (
@@ -74,7 +78,9 @@ SETS = (
         folders=("val", "validation"),
         manual=_TAR,
     ),
-    ImageSet(name="real", images=46_837, dataset="imagenet2012_real", split="validation", manual=_TAR),
+    ImageSet(
+        name="real", images=46_837, dataset="imagenet2012_real", split="validation", manual=_TAR
+    ),
     _v2("matched-frequency", "matched-frequency"),
     _v2("threshold-0.7", "threshold0.7"),
     _v2("topimages", "top-images"),
@@ -118,7 +124,9 @@ def open_family(
         except Absent as reason:
             absent[one.name] = str(reason)
     if not opened:
-        raise ValueError("\n".join(f"imagenet:{name} is not there: {reason}" for name, reason in absent.items()))
+        raise ValueError(
+            "\n".join(f"imagenet:{name} is not there: {reason}" for name, reason in absent.items())
+        )
     return opened, absent
 
 
@@ -129,12 +137,16 @@ def _chosen(data: str) -> list[ImageSet]:
         if not named:
             known = [one.name for one in SETS]
             hint = did_you_mean(name, known)
-            raise ValueError(f"--data=imagenet:{name}: there is no such set.{hint} Known: {', '.join(known)}.")
+            raise ValueError(
+                f"--data=imagenet:{name}: there is no such set.{hint} Known: {', '.join(known)}."
+            )
         chosen += named
     return list(dict.fromkeys(chosen)) or list(SETS)
 
 
-def _open(one: ImageSet, outputs: np.ndarray, weights: WeightsInfo, data_dir: str | None, real: str | None) -> Labelled:
+def _open(
+    one: ImageSet, outputs: np.ndarray, weights: WeightsInfo, data_dir: str | None, real: str | None
+) -> Labelled:
     source: Source
     right: np.ndarray | None = None
     if one.name == "real":
@@ -154,10 +166,16 @@ def _open(one: ImageSet, outputs: np.ndarray, weights: WeightsInfo, data_dir: st
     )
     notes = []
     if len(source) != one.images:
-        notes.append(f"imagenet:{one.name} has {len(source):,} images here, and {one.images:,} were released.")
+        notes.append(
+            f"imagenet:{one.name} has {len(source):,} images here, and {one.images:,} were released."
+        )
     if absent := [classes.class_names()[number] for number in numbers if outputs[number] < 0]:
-        notes.append(f"{weights.source} has no output for {few(absent)}, which are never its answer.")
-    return Labelled(source, f"imagenet:{one.name}, {where}, {len(source):,} images", notes, label_map)
+        notes.append(
+            f"{weights.source} has no output for {few(absent)}, which are never its answer."
+        )
+    return Labelled(
+        source, f"imagenet:{one.name}, {where}, {len(source):,} images", notes, label_map
+    )
 
 
 def _output_names(weights: WeightsInfo, outputs: np.ndarray) -> tuple[str, ...]:
@@ -175,22 +193,34 @@ def _output_names(weights: WeightsInfo, outputs: np.ndarray) -> tuple[str, ...]:
 def _open_single(one: ImageSet, data_dir: str | None) -> tuple[SubsetSource, str]:
     """Open images with one label each, in the numbering of `classes`; return them and where they are."""
     source, where = _open_prepared(one, data_dir) or _open_unpacked(one, data_dir)
-    known = classes.numbers_by_id() | {str(number): number for number in range(classes.COUNT)}  # V2's folders
-    members = set(classes.members(one.subset).tolist()) if isinstance(source, FileSource) else set(known.values())
+    known = classes.numbers_by_id() | {
+        str(number): number for number in range(classes.COUNT)
+    }  # V2's folders
+    members = (
+        set(classes.members(one.subset).tolist())
+        if isinstance(source, FileSource)
+        else set(known.values())
+    )
     if unknown := [name for name in source.class_names if known.get(name) not in members]:
-        raise ValueError(f"{where} has classes that imagenet:{one.name} does not have: {few(unknown)}.")
+        raise ValueError(
+            f"{where} has classes that imagenet:{one.name} does not have: {few(unknown)}."
+        )
     numbers = np.array([known[name] for name in source.class_names])
     return SubsetSource(source, np.arange(len(source)), classes.class_names(), numbers), where
 
 
-def _open_prepared(one: ImageSet, data_dir: str | None, label_key: str = "label") -> tuple[Source, str] | None:
+def _open_prepared(
+    one: ImageSet, data_dir: str | None, label_key: str = "label"
+) -> tuple[Source, str] | None:
     """Open a set that TFDS has prepared; None if it has not."""
     from vit_jax.data.kinds import (
         tfds_source,  # here, because tensorflow_datasets takes seconds to load
     )
 
     try:
-        return tfds_source.open_tfds(one.dataset, one.split, data_dir, label_key), f"tfds:{one.dataset}"
+        return tfds_source.open_tfds(
+            one.dataset, one.split, data_dir, label_key
+        ), f"tfds:{one.dataset}"
     except tfds_source.NotPrepared:
         return None
 
@@ -205,7 +235,9 @@ def _open_unpacked(one: ImageSet, data_dir: str | None) -> tuple[Source, str]:
         place = f" --data_dir={data_dir}" if data_dir else ""
         ways.append(f"vit-jax prepare {one.dataset}{place}{one.manual}")
     if one.folders:
-        ways.append(f"unpack its archive, so that {' or '.join(one.folders)} is in the folder of --data_dir=")
+        ways.append(
+            f"unpack its archive, so that {' or '.join(one.folders)} is in the folder of --data_dir="
+        )
     else:
         ways.append("give --real=real.json, for the images of imagenet:validation")
     raise Absent("; or ".join(ways))
@@ -231,13 +263,17 @@ def _open_real(
         source, where = _open_single(SETS[0], data_dir)
         labels, where = _labels_of_files(source, expanded(real)), f"{real} on {where}"
     else:
-        prepared, where = _open_prepared(one, data_dir, "original_label") or _open_unpacked(one, data_dir)
+        prepared, where = _open_prepared(one, data_dir, "original_label") or _open_unpacked(
+            one, data_dir
+        )
         source = SubsetSource(prepared, np.arange(len(prepared)), classes.class_names())
         labels = list(_column(prepared, "real_label"))
     kept = [number for number, some in enumerate(labels) if some is None or len(some)]
     if not kept:
         raise ValueError(f"{where}: no image has a label.")
-    right = _filled([outputs[np.asarray(() if labels[n] is None else labels[n], np.int64)] for n in kept])
+    right = _filled(
+        [outputs[np.asarray(() if labels[n] is None else labels[n], np.int64)] for n in kept]
+    )
     return SubsetSource(source, kept), where, right
 
 
@@ -245,7 +281,9 @@ def _labels_of_files(source: SubsetSource, path: Path) -> list[Sequence[int] | N
     """Return ReaL's labels of each record, by the number in the name of its file."""
     labels = read_json(path)
     if not isinstance(labels, list) or not all(map(_is_label_set, labels)):
-        raise ValueError(f"{path}: must be a list of lists of classes, 0 to 999, one for each validation image.")
+        raise ValueError(
+            f"{path}: must be a list of lists of classes, 0 to 999, one for each validation image."
+        )
     labels_of: list[Sequence[int] | None] = []
     for name in _file_names(source.source):
         match = _VALIDATION_FILE.search(name or "")
@@ -260,14 +298,18 @@ def _labels_of_files(source: SubsetSource, path: Path) -> list[Sequence[int] | N
 
 
 def _is_label_set(some: object) -> bool:
-    return isinstance(some, list) and all(type(label) is int and 0 <= label < classes.COUNT for label in some)
+    return isinstance(some, list) and all(
+        type(label) is int and 0 <= label < classes.COUNT for label in some
+    )
 
 
 def _file_names(source: Source) -> Iterator[str | None]:
     if isinstance(source, FileSource):
         yield from map(source.name_of, range(len(source)))
     else:
-        yield from (name if name is None else os.fsdecode(name) for name in _column(source, "file_name"))
+        yield from (
+            name if name is None else os.fsdecode(name) for name in _column(source, "file_name")
+        )
 
 
 def _column(source: Source, key: str) -> Iterator[Any]:
@@ -292,7 +334,9 @@ class WithoutBorder(Source):
     def image_of(self, index: int) -> np.ndarray:
         image = decode(self.source[index].image)
         if min(image.shape[:2]) <= 2 * self.pixels:
-            raise UnreadableImage(f"It has {image.shape[0]} x {image.shape[1]} pixels, all of them border")
+            raise UnreadableImage(
+                f"It has {image.shape[0]} x {image.shape[1]} pixels, all of them border"
+            )
         return image[self.pixels : -self.pixels, self.pixels : -self.pixels]
 
     def name_of(self, index: int) -> str:
@@ -302,10 +346,14 @@ class WithoutBorder(Source):
         return self.source.key_of(index)
 
 
-def _open_objectnet(one: ImageSet, outputs: np.ndarray, data_dir: str | None) -> tuple[Source, str, np.ndarray]:
+def _open_objectnet(
+    one: ImageSet, outputs: np.ndarray, data_dir: str | None
+) -> tuple[Source, str, np.ndarray]:
     """Open the images of ImageNet's objects, without border; return them, where they are, and their right outputs."""
     source, where = _open_unpacked(one, data_dir)
-    folder_of, classes_of = (read_json(Path(where.partition(":")[2]).parent / "mappings" / name) for name in _MAPPINGS)
+    folder_of, classes_of = (
+        read_json(Path(where.partition(":")[2]).parent / "mappings" / name) for name in _MAPPINGS
+    )
     numbers = {one.lemmas: number for number, one in enumerate(classes.classes())}
     try:
         right = {

@@ -30,7 +30,18 @@ from vit_jax.train.run_files import (
 )
 
 RECENT_LINES = 10  # of training metrics, whose speed is that of the time left
-HEAD = ("run", "state", "step", "of", "loss", "accuracy", "images/s", "left", "checkpoint", "written")
+HEAD = (
+    "run",
+    "state",
+    "step",
+    "of",
+    "loss",
+    "accuracy",
+    "images/s",
+    "left",
+    "checkpoint",
+    "written",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +66,25 @@ class Status:
         def shown(value: float | None, form: str) -> str:
             return "" if value is None else format(value, form)
 
-        left, ago = ("" if s is None else duration_text(s) for s in (self.seconds_left, self.seconds_since_written))
-        numbers = (shown(self.step, ","), shown(self.total_steps, ","), shown(self.train_loss, ".4f"))
+        left, ago = (
+            "" if s is None else duration_text(s)
+            for s in (self.seconds_left, self.seconds_since_written)
+        )
+        numbers = (
+            shown(self.step, ","),
+            shown(self.total_steps, ","),
+            shown(self.train_loss, ".4f"),
+        )
         results = (shown(self.test_accuracy, ".2%"), shown(self.images_per_second, ",.0f"))
-        return [self.run, self.state, *numbers, *results, left, shown(self.checkpoint_step, ","), ago and f"{ago} ago"]
+        return [
+            self.run,
+            self.state,
+            *numbers,
+            *results,
+            left,
+            shown(self.checkpoint_step, ","),
+            ago and f"{ago} ago",
+        ]
 
 
 def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
@@ -70,10 +96,18 @@ def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
     workdirs: list[pathlib.Path] = []
     for name in folders:
         folder = expanded(name)
-        files = [folder / CONFIG_FILE] if (folder / CONFIG_FILE).exists() else sorted(folder.rglob(CONFIG_FILE))
-        runs = [file.parent for file in files if "total" in read_config(file.parent)]  # weights have this file, too
+        files = (
+            [folder / CONFIG_FILE]
+            if (folder / CONFIG_FILE).exists()
+            else sorted(folder.rglob(CONFIG_FILE))
+        )
+        runs = [
+            file.parent for file in files if "total" in read_config(file.parent)
+        ]  # weights have this file, too
         if not runs:
-            raise ValueError(f"{name}: must be a workdir with {CONFIG_FILE}, or a folder of workdirs.")
+            raise ValueError(
+                f"{name}: must be a workdir with {CONFIG_FILE}, or a folder of workdirs."
+            )
         workdirs += runs
     return list(dict.fromkeys(workdirs))
 
@@ -102,7 +136,10 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
         state, error = ("diverged", summary[DIVERGED]) if DIVERGED in summary else ("ended", None)
         total = summary.get("steps", total)
     elif divergence is not None:
-        state, error = "diverged", f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}"
+        state, error = (
+            "diverged",
+            f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}",
+        )
     left = seconds_left(lines, total) if is_running else None
     accuracies = (last.get(f"test_{name}") for name in ("accuracy", MULTILABEL_RESULTS[0]))
     return Status(
@@ -115,7 +152,9 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
         images_per_second=last.get("images_per_second"),
         seconds_left=left,
         checkpoint_step=steps[-1] if steps else None,
-        seconds_since_written=max(0.0, now - max(file.stat().st_mtime for file in files)) if files else None,
+        seconds_since_written=max(0.0, now - max(file.stat().st_mtime for file in files))
+        if files
+        else None,
         error=error,
     )
 
@@ -132,7 +171,9 @@ def total_steps(config: JsonObject, num_examples: int | None) -> int | None:
 
 def seconds_left(lines: Sequence[Mapping[str, float]], total: int | None) -> float | None:
     """Return the time to the last step at the speed of the recent lines, evaluations and saves included."""
-    timed = [(line["step"], line["wall_seconds"]) for line in lines if "wall_seconds" in line][-RECENT_LINES:]
+    timed = [(line["step"], line["wall_seconds"]) for line in lines if "wall_seconds" in line][
+        -RECENT_LINES:
+    ]
     if total is None or len(timed) < 2:
         return None
     (first, start), (last, end) = timed[0], timed[-1]
@@ -142,7 +183,9 @@ def seconds_left(lines: Sequence[Mapping[str, float]], total: int | None) -> flo
 
 def to_table(statuses: Sequence[Status]) -> str:
     """Return a table with a line for each run, and the errors below it."""
-    errors = [printable(f"{status.run}: {status.error}") + "\n" for status in statuses if status.error]
+    errors = [
+        printable(f"{status.run}: {status.error}") + "\n" for status in statuses if status.error
+    ]
     table = aligned(HEAD, [status.cells() for status in statuses], ("run", "state"))
     return "".join([table, "\n", *errors] if errors else [table])
 

@@ -98,19 +98,29 @@ class Assembly:
     training_flops_per_image: int  # of the forward and the backward pass, without padding
     abstract_state: TrainState  # shapes, dtypes and shardings
     init_state: Callable[[], TrainState]  # before the first step, its parameters drawn by the seed
-    state_of: Callable[[nnx.Module], TrainState]  # before the first step, with the parameters of a model
-    train_step: JittedStep[TrainState, tuple[TrainState, Metrics]]  # reuses the memory of the old state
+    state_of: Callable[
+        [nnx.Module], TrainState
+    ]  # before the first step, with the parameters of a model
+    train_step: JittedStep[
+        TrainState, tuple[TrainState, Metrics]
+    ]  # reuses the memory of the old state
     train_step_of_leaves: JittedStep[Leaves, tuple[Leaves, Metrics]]
     evaluation_step: JittedStep[TrainState, Metrics]  # sums over the batch
     examination: JittedStep[TrainState, Figures]  # of the training step, by layer and by example
-    attention_form: Callable[[], str] | None  # of the standard blocks, on the devices; None if there are none
-    earlier: tuple["Assembly", ...] = ()  # the parts for each phase in `steps.phases`, with the sizes of its images
+    attention_form: (
+        Callable[[], str] | None
+    )  # of the standard blocks, on the devices; None if there are none
+    earlier: tuple[
+        "Assembly", ...
+    ] = ()  # the parts for each phase in `steps.phases`, with the sizes of its images
 
     def in_phase(self, step: int) -> "Assembly":
         """The parts for a step, counted from 1: of the run, or with the image size and batch of an earlier phase."""
         for phase, run in zip(self.steps.phases, self.earlier, strict=True):
             if step <= phase.last_step:
-                return dataclasses.replace(run, config=config_in(self.config, phase), steps=self.steps)
+                return dataclasses.replace(
+                    run, config=config_in(self.config, phase), steps=self.steps
+                )
         return self
 
     def images(self, step: int) -> int:
@@ -137,17 +147,24 @@ class Assembly:
           ValueError: the user's code returns arrays of wrong shapes.
         """
         size = self.architecture.image_size
-        batch = abstract_batch(self.config.global_batch, size, self.batch_sharding, self.label_shape)
+        batch = abstract_batch(
+            self.config.global_batch, size, self.batch_sharding, self.label_shape
+        )
         return self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
 
-    def compile_train_step(self, start_step: int = 0) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
+    def compile_train_step(
+        self, start_step: int = 0
+    ) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
         """Return the train step as an executable, so that no later call can hide a compilation.
 
         With phases it is one for each that is not over after `start_step`, chosen by the shape of the batch. It takes
         and returns the leaves of a state by name (`pytree.named_leaves`): modules take Python three milliseconds more
         to hand over.
         """
-        firsts = [start_step, *(phase.last_step for phase in self.steps.phases if phase.last_step > start_step)]
+        firsts = [
+            start_step,
+            *(phase.last_step for phase in self.steps.phases if phase.last_step > start_step),
+        ]
         compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
         for run in (self.in_phase(first + 1) for first in firsts):
             shape = (run.config.global_batch, *run.architecture.image_size, 3)
@@ -171,13 +188,17 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     if isinstance(model, ModelConfig):
         outputs = patch_outputs(config.objective, parse_name(model.name).patch)
         num_classes = 0 if outputs else num_classes
-        return build_architecture(model, image_size=image_size, num_classes=num_classes, patch_outputs=outputs)
+        return build_architecture(
+            model, image_size=image_size, num_classes=num_classes, patch_outputs=outputs
+        )
     if model.name is None:
         raise ValueError(
             "config.model.name=None: must name the network, which is not known without weights. Use "
             "--config.model.name=ViT-B/16, or --config=configs/finetune.py:ViT-B/16,..."
         )
-    return adapt_architecture(named_architecture(model.name), model, image_size=image_size, num_classes=num_classes)
+    return adapt_architecture(
+        named_architecture(model.name), model, image_size=image_size, num_classes=num_classes
+    )
 
 
 def schedule_of(config: RunConfig, steps: RunSteps) -> Schedule:
@@ -226,7 +247,9 @@ def assemble(
     if optimizer is None:
         optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     else:
-        optimizer = adapt_optimizer(optimizer, make_is_trained(config.optimizer) or (lambda name: True))
+        optimizer = adapt_optimizer(
+            optimizer, make_is_trained(config.optimizer) or (lambda name: True)
+        )
     build, factors = network or build_model, lora.lora_of(config.optimizer)
     if factors is not None:
         lora.require_adaptable(architecture, is_standard=network is None)
@@ -240,8 +263,13 @@ def assemble(
         return state_of(model if factors is None else lora.add_factors(model, factors, key))
 
     abstract = jax.eval_shape(functools.partial(init, architecture))
-    sizes = [(config, architecture), *(_in_phase(config, architecture, phase) for phase in steps.phases)]
-    largest = max(sizes, key=lambda size: size[0].global_batch * math.prod(size[1].grid))  # decides the memory
+    sizes = [
+        (config, architecture),
+        *(_in_phase(config, architecture, phase) for phase in steps.phases),
+    ]
+    largest = max(
+        sizes, key=lambda size: size[0].global_batch * math.prod(size[1].grid)
+    )  # decides the memory
     layout = resolve_layout(*largest, abstract, devices, is_standard=network is None)
     laid_out = {"model": layout.model, "optimizer": layout.optimizer, "sharding": layout.sharding}
     config = dataclasses.replace(config, **laid_out)  # type: ignore[arg-type]
@@ -256,25 +284,39 @@ def assemble(
     if is_reference(config.optimizer.name):  # its arguments may suit its first state and no update
         jax.eval_shape(optimizer.update, abstract.model, abstract.optimizer, abstract.model)
     shardings = shard_tree(abstract, mesh, config.sharding.parameters)
-    abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings)
+    abstract = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract, shardings
+    )
 
     whole = replicated(mesh)
-    on_mesh = placed_by(Placement(mesh))  # a decorator: activations find their places when a step is traced
-    has_standard_blocks = network is None and architecture.is_standard and architecture.has_transformer
+    on_mesh = placed_by(
+        Placement(mesh)
+    )  # a decorator: activations find their places when a step is traced
+    has_standard_blocks = (
+        network is None and architecture.is_standard and architecture.has_transformer
+    )
     batches, options = batch_sharding(mesh), compiler_options(mesh)
     evaluation_batch = config.evaluation.global_batch or config.global_batch
 
-    def jit_training(step: Callable[[S, Batch], tuple[S, Metrics]], states: S) -> JittedStep[S, tuple[S, Metrics]]:
+    def jit_training(
+        step: Callable[[S, Batch], tuple[S, Metrics]], states: S
+    ) -> JittedStep[S, tuple[S, Metrics]]:
         """Jit a step on states with these shardings; it reuses their memory."""
         outputs = (states, whole)
         return jax.jit(
-            step, in_shardings=(states, batches), out_shardings=outputs, donate_argnums=0, compiler_options=options
+            step,
+            in_shardings=(states, batches),
+            out_shardings=outputs,
+            donate_argnums=0,
+            compiler_options=options,
         )
 
     def jit_observing(step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
         """Jit a step that does not change the state."""
         inputs = (shardings, batches)
-        return jax.jit(on_mesh(step), in_shardings=inputs, out_shardings=whole, compiler_options=options)
+        return jax.jit(
+            on_mesh(step), in_shardings=inputs, out_shardings=whole, compiler_options=options
+        )
 
     def objective_of(architecture: Architecture) -> Objective:
         return build_objective(config.objective, architecture) if objective is None else objective
@@ -283,10 +325,14 @@ def assemble(
     jitted_state_of = jax.jit(state_of, out_shardings=shardings)
     evaluation_step = jit_observing(make_evaluation_step(architecture, objective_of(architecture)))
 
-    def sized(config: RunConfig, architecture: Architecture, model: nnx.Module, view: View) -> Assembly:
+    def sized(
+        config: RunConfig, architecture: Architecture, model: nnx.Module, view: View
+    ) -> Assembly:
         """Return the parts for one size of the images; `view` makes of a model of the run a `model` of this size."""
         task = objective_of(architecture)
-        train_step = on_mesh(make_train_step(config, steps, architecture, task, optimizer, schedule, view))
+        train_step = on_mesh(
+            make_train_step(config, steps, architecture, task, optimizer, schedule, view)
+        )
 
         def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
             after, metrics = train_step(pytree.from_named_leaves(abstract, state), batch)
@@ -302,27 +348,40 @@ def assemble(
             label_shape=label_shape,
             evaluation_batch=evaluation_batch,
             forward_macs=forward_macs(architecture, counted),
-            training_flops_per_image=FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs_without_padding,
+            training_flops_per_image=FORWARDS_PER_TRAINING_STEP
+            * FLOPS_PER_MAC
+            * macs_without_padding,
             abstract_state=abstract,
             init_state=jitted_init,
             state_of=jitted_state_of,
             train_step=jit_training(train_step, shardings),
             train_step_of_leaves=jit_training(train_step_of_leaves, pytree.named_leaves(shardings)),
             evaluation_step=evaluation_step,
-            examination=jit_observing(make_examination(config, architecture, task, optimizer, view)),
-            attention_form=on_mesh(lambda: attention_form(architecture)) if has_standard_blocks else None,
+            examination=jit_observing(
+                make_examination(config, architecture, task, optimizer, view)
+            ),
+            attention_form=on_mesh(lambda: attention_form(architecture))
+            if has_standard_blocks
+            else None,
         )
 
     def in_phase(phase: Phase) -> Assembly:
         smaller_config, smaller = _in_phase(config, architecture, phase)
         model = jax.eval_shape(functools.partial(init, smaller)).model
-        return sized(smaller_config, smaller, model, make_view(abstract.model, model, architecture.grid, smaller.grid))
+        return sized(
+            smaller_config,
+            smaller,
+            model,
+            make_view(abstract.model, model, architecture.grid, smaller.grid),
+        )
 
     run = sized(config, architecture, abstract.model, same)
     return dataclasses.replace(run, earlier=tuple(map(in_phase, steps.phases)))
 
 
-def _in_phase(config: RunConfig, architecture: Architecture, phase: Phase) -> tuple[RunConfig, Architecture]:
+def _in_phase(
+    config: RunConfig, architecture: Architecture, phase: Phase
+) -> tuple[RunConfig, Architecture]:
     try:
         return config_in(config, phase), at_image_size(architecture, phase.image_size)
     except ValueError as error:
@@ -361,21 +420,37 @@ def open_datasets(config: RunConfig) -> Datasets:
     test = open_source(config.data, inputs.test_split, inputs, seed)
     evaluators = config.evaluation.evaluators
     others = {
-        name: open_source(evaluator.data or config.data, evaluator.split or inputs.test_split, inputs, seed)
+        name: open_source(
+            evaluator.data or config.data, evaluator.split or inputs.test_split, inputs, seed
+        )
         for name, evaluator in evaluators.items()
     }
-    complete = dataclasses.replace(inputs, train_examples=None)  # a smaller training set is measured as a larger one is
+    complete = dataclasses.replace(
+        inputs, train_examples=None
+    )  # a smaller training set is measured as a larger one is
     train_sources = {
-        name: open_source(evaluator.data or config.data, evaluator.train_split or inputs.train_split, complete, seed)
+        name: open_source(
+            evaluator.data or config.data,
+            evaluator.train_split or inputs.train_split,
+            complete,
+            seed,
+        )
         for name, evaluator in evaluators.items()
         if evaluator.frozen
     }
-    same = {name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"} | train_sources
+    same = {
+        name: train for name, evaluator in evaluators.items() if evaluator.kind == "classification"
+    } | train_sources
     require_same_classes(config.data, inputs.train_split, train, inputs.test_split, test)
     for name, source in same.items():
         data = evaluators[name].data or config.data
-        require_same_classes(data, evaluators[name].train_split or inputs.train_split, source, name, others[name])
-    frozen = {name: source.is_multilabel or others[name].is_multilabel for name, source in train_sources.items()}
+        require_same_classes(
+            data, evaluators[name].train_split or inputs.train_split, source, name, others[name]
+        )
+    frozen = {
+        name: source.is_multilabel or others[name].is_multilabel
+        for name, source in train_sources.items()
+    }
     require_labels(config, is_multilabel=train.is_multilabel, frozen=frozen)
     _require_readable_splits(config, {inputs.train_split: train, inputs.test_split: test, **others})
     check_augmentations(inputs, train[0])
@@ -414,7 +489,15 @@ def train_stream(
 ) -> TrainStream:
     """Return the training batches of the config, of which this process supplies the rows; as `TrainStream`."""
     transform, is_balanced = TrainTransform(config.input), config.input.sampling == "balanced"
-    order = (config.seed, config.global_batch, rows, start_step, num_steps, is_balanced, config.input.repeats)
+    order = (
+        config.seed,
+        config.global_batch,
+        rows,
+        start_step,
+        num_steps,
+        is_balanced,
+        config.input.repeats,
+    )
     return TrainStream(source, transform, *order, first_image)
 
 
@@ -427,8 +510,13 @@ def open_train_batches(
     Threads and workers end with the context. Each phase begins with new ones.
     """
     inputs, sharding, steps = assembly.config.input, assembly.batch_sharding, assembly.steps
-    log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
-    ends = [*(phase.last_step for phase in steps.phases if phase.last_step > start_step), steps.total]
+    log = UnreadableLog(
+        source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range
+    )
+    ends = [
+        *(phase.last_step for phase in steps.phases if phase.last_step > start_step),
+        steps.total,
+    ]
     with contextlib.ExitStack() as stack:
 
         def opened(first: int, last: int) -> Iterator[Batch]:
@@ -436,20 +524,33 @@ def open_train_batches(
             rows = local_rows(sharding, config.global_batch)
             stream = train_stream(config, source, rows, first, last, assembly.images(first))
             stack.close()  # the input of the phase before
-            return stack.enter_context(open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads))
+            return stack.enter_context(
+                open_placed(stream, sharding, log, inputs.num_workers, inputs.num_threads)
+            )
 
         now = opened(start_step, ends[0])  # starts the threads
-        later = (opened(*pair) for pair in itertools.pairwise(ends))  # each when the one before has ended
+        later = (
+            opened(*pair) for pair in itertools.pairwise(ends)
+        )  # each when the one before has ended
         yield itertools.chain(now, itertools.chain.from_iterable(later)), log
 
 
 def open_evaluation_batches(
-    assembly: Assembly, source: Source, log: UnreadableLog, transform: EvaluationTransform | None = None
+    assembly: Assembly,
+    source: Source,
+    log: UnreadableLog,
+    transform: EvaluationTransform | None = None,
 ) -> contextlib.AbstractContextManager[Iterator[Batch]]:
     """Return a context of placed batches that hold every example of the split once.
 
     `log` is the split's, of all evaluations; without a `transform` images are prepared as the config says.
     """
-    inputs, batch, sharding = assembly.config.input, assembly.evaluation_batch, assembly.batch_sharding
+    inputs, batch, sharding = (
+        assembly.config.input,
+        assembly.evaluation_batch,
+        assembly.batch_sharding,
+    )
     transform = transform or build_evaluation_transform(inputs)
-    return open_whole(source, transform, sharding, batch, log, inputs.num_workers, inputs.num_threads)
+    return open_whole(
+        source, transform, sharding, batch, log, inputs.num_workers, inputs.num_threads
+    )

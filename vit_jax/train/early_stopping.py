@@ -23,7 +23,9 @@ class EarlyStopping:
 
     def __init__(self, config: RunConfig, metadata: JsonObject):
         self._config, self._metric = config.stop_early, config.checkpoint.best_metric
-        self._sign = 1 if self.is_on and require_direction(config, self._metric).mode == "max" else -1
+        self._sign = (
+            1 if self.is_on and require_direction(config, self._metric).mode == "max" else -1
+        )
         recorded = metadata.get(EVALUATIONS, {}).get(self._metric, ())
         self._values: dict[int, float] = dict(map(tuple, recorded)) if self.is_on else {}
 
@@ -40,7 +42,10 @@ class EarlyStopping:
         """Metadata for a checkpoint; its readers take weights from the first of `best_steps` that is kept."""
         if not self.is_on:
             return {}
-        return {EVALUATIONS: {self._metric: sorted(self._values.items())}, BEST_STEPS: self._best_steps()}
+        return {
+            EVALUATIONS: {self._metric: sorted(self._values.items())},
+            BEST_STEPS: self._best_steps(),
+        }
 
     def best_of(self, steps: Sequence[int]) -> int | None:
         """The best of these steps; None if it is off, or none of them was evaluated."""
@@ -62,5 +67,7 @@ class EarlyStopping:
 
     def _best_steps(self) -> list[int]:
         """The best first, of equal ones the later, which the store keeps; without those that are not numbers."""
-        good = {step: self._sign * value for step, value in self._values.items() if math.isfinite(value)}
+        good = {
+            step: self._sign * value for step, value in self._values.items() if math.isfinite(value)
+        }
         return sorted(good, key=lambda step: (good[step], step), reverse=True)

@@ -68,8 +68,12 @@ class ScheduledEvaluator:
         Raises:
           TooManyUnreadable: in every process, if one has met too many unreadable images.
         """
-        results = {f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)}
-        gathered: list[tuple[dict[str, float], list[str]]] = hosts.gather((results, [log.problem for log in self.logs]))
+        results = {
+            f"{self.prefix}_{name}": float(value) for name, value in self.evaluator.run(state)
+        }
+        gathered: list[tuple[dict[str, float], list[str]]] = hosts.gather(
+            (results, [log.problem for log in self.logs])
+        )
         for _, problems in gathered:
             for problem in filter(None, problems):
                 raise TooManyUnreadable(f"{self.prefix}: {problem}")
@@ -92,9 +96,13 @@ def build_evaluations(
     require_possible_evaluators(run.config, run.architecture, data.train_sources)
     logs: dict[str, list[UnreadableLog]] = {}
 
-    def open_split(name: str, source: Source, transform: EvaluationTransform | None = None) -> Split:
+    def open_split(
+        name: str, source: Source, transform: EvaluationTransform | None = None
+    ) -> Split:
         # one log for all evaluations of the split
-        log = UnreadableLog(source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range)
+        log = UnreadableLog(
+            source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range
+        )
         log.defer_errors()  # no process may stop alone
         logs.setdefault(name, []).append(log)
 
@@ -111,37 +119,50 @@ def build_evaluations(
         return Split(name, source.class_names, len(source), open_batches)
 
     def classify(name: str, source: Source) -> Evaluator:
-        evaluator = MultilabelEvaluator if _is_multilabel(source, run.config) else ClassificationEvaluator
+        evaluator = (
+            MultilabelEvaluator if _is_multilabel(source, run.config) else ClassificationEvaluator
+        )
         return evaluator(open_split(name, source), run.evaluation_step)
 
     def build(name: str, config: EvaluatorConfig) -> Evaluator:
         test = data.others[name]
         if config.kind == "classification":
             return classify(name, test)
-        field, arguments = f"config.evaluation.evaluators.{name}", f"arguments={dict(config.arguments)}"
+        field, arguments = (
+            f"config.evaluation.evaluators.{name}",
+            f"arguments={dict(config.arguments)}",
+        )
         if is_reference(config.kind):
             with called(f"{field}: {config.kind!r}", f"(split, run) and {arguments}"):
                 build_custom = resolve(config.kind, f"{field}.kind")
                 evaluator = build_custom(open_split(name, test), run, **config.arguments)
             if not callable(getattr(evaluator, "run", None)):
                 kind = type(evaluator).__name__
-                raise ValueError(f"{field}.kind={config.kind!r}: must give an object with a method run, not {kind}.")
+                raise ValueError(
+                    f"{field}.kind={config.kind!r}: must give an object with a method run, not {kind}."
+                )
             return cast(Evaluator, evaluator)
         assert config.frozen is not None
         train = data.train_sources[name]
         transform = None
         if config.kind == "fewshot":
             megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
-            transform = build_fewshot_transform(inputs.image_size, megapixels, is_upright, inputs.value_range)
+            transform = build_fewshot_transform(
+                inputs.image_size, megapixels, is_upright, inputs.value_range
+            )
         splits = [(open_split(name, side, transform), side.labels) for side in (train, test)]
         extract = _make_extract(run, splits, layer_of(config))
         measure = build_measure(name, config, test.num_classes)
         return FrozenEvaluator(extract, measure)
 
-    built = {split: classify(split, data.test)} | {name: build(name, config) for name, config in further.items()}
+    built = {split: classify(split, data.test)} | {
+        name: build(name, config) for name, config in further.items()
+    }
     every = {split: run.steps.evaluate_every, **run.steps.evaluators_every}
     return [
-        ScheduledEvaluator(name, evaluator, Cadence(every[name], run.steps.total), logs.get(name, ()))
+        ScheduledEvaluator(
+            name, evaluator, Cadence(every[name], run.steps.total), logs.get(name, ())
+        )
         for name, evaluator in built.items()
     ]
 
@@ -173,7 +194,9 @@ def require_possible_evaluators(
         largest = max(evaluator.numbers)
         num_images = len(train_sources[name])
         if largest > num_images:
-            raise ValueError(f"{field}: {largest} neighbours of {num_images} training images. Use fewer neighbours.")
+            raise ValueError(
+                f"{field}: {largest} neighbours of {num_images} training images. Use fewer neighbours."
+            )
 
 
 def layer_of(config: EvaluatorConfig) -> str:
@@ -201,12 +224,16 @@ def _make_extract(
     """Return a function from a training state to the features of splits, which come with their labels."""
     mesh = cast(jax.sharding.Mesh, run.batch_sharding.mesh)
     step = placed_by(Placement(mesh))(make_feature_step(layer, run.architecture))
-    jitted = jax.jit(lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh))
+    jitted = jax.jit(
+        lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh)
+    )
 
     logged: set[str] = set()
 
     def extract(state: TrainState) -> tuple[Features, Features]:
-        train, test = (collect(split.open_batches, jitted, state, labels) for split, labels in splits)
+        train, test = (
+            collect(split.open_batches, jitted, state, labels) for split, labels in splits
+        )
         name, class_names = splits[0][0].name, splits[0][0].class_names
         for note in notes_on(name, class_names, train, test) if hosts.is_first() else ():
             if note not in logged:
@@ -221,11 +248,15 @@ def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
     """Return the config with average precision instead of accuracy as best metric of splits with several labels."""
     prefix, _, result = config.checkpoint.best_metric.partition("_")
     evaluators = config.evaluation.evaluators
-    classified = {name: data.others[name] for name in evaluators if evaluators[name].kind == "classification"}
+    classified = {
+        name: data.others[name] for name in evaluators if evaluators[name].kind == "classification"
+    }
     source = {"test": data.test, **classified}.get(prefix)
     if result != "accuracy" or source is None or not _is_multilabel(source, config):
         return config
-    checkpoint = dataclasses.replace(config.checkpoint, best_metric=f"{prefix}_{MULTILABEL_RESULTS[0]}")
+    checkpoint = dataclasses.replace(
+        config.checkpoint, best_metric=f"{prefix}_{MULTILABEL_RESULTS[0]}"
+    )
     return dataclasses.replace(config, checkpoint=checkpoint)
 
 

@@ -25,9 +25,18 @@ KINDS = ("parameters", "output", "largest", "gradient", "update")
 and the largest absolute value."""
 
 _STACK = re.compile(r"((?:encoder/blocks|(?:body|stem)/stage\d+/rest)/)")
-_LAYER = re.compile(r"(?:body|stem)/stage\d+/\w+|(?:body|stem|encoder)/\w+|[^/]+")  # of a parameter that is not stacked
+_LAYER = re.compile(
+    r"(?:body|stem)/stage\d+/\w+|(?:body|stem|encoder)/\w+|[^/]+"
+)  # of a parameter that is not stacked
 _FORWARD = (  # the order in which a network runs its layers
-    *("(?:body|stem)/root", "(?:body|stem)/.*", "embedding.*", "class_token", "register_tokens", "positions.*"),
+    *(
+        "(?:body|stem)/root",
+        "(?:body|stem)/.*",
+        "embedding.*",
+        "class_token",
+        "register_tokens",
+        "positions.*",
+    ),
     *("encoder/blocks/.*", "encoder/norm", "norm", "(?!head).*", "head.*"),
 )
 _NUMBER = re.compile(r"(\d+)")
@@ -41,7 +50,9 @@ def make_examination(
     view: View = same,
 ) -> Callable[[TrainState, Batch], Figures]:
     """Return (state, batch) -> figures of the training step: one of `KINDS` by layer, and "loss_B" by example."""
-    gradients_of = make_gradients(config, architecture, objective, view, _make_look(objective), _taps(architecture))
+    gradients_of = make_gradients(
+        config, architecture, objective, view, _make_look(objective), _taps(architecture)
+    )
 
     def examine(state: TrainState, batch: Batch) -> Figures:
         _, gradients, seen = gradients_of(state, batch)
@@ -53,7 +64,9 @@ def make_examination(
             "largest": {name: largest_A.max() for name, largest_A in seen["largest"].items()},
             "gradient": norms(gradients),
             "update": norms(updates),
-            "loss_B": seen["loss"].T.reshape(-1),  # micro-batch a has the examples a, A + a, 2 A + a, ...
+            "loss_B": seen["loss"].T.reshape(
+                -1
+            ),  # micro-batch a has the examples a, A + a, 2 A + a, ...
             "label_B": batch.label_B,
             "mask_B": batch.mask_B,
         }
@@ -75,7 +88,9 @@ def _make_look(objective: Objective) -> Callable[[ModelOutput, Targets], Figures
 
     def look(output: ModelOutput, targets: Targets) -> Figures:
         layers = {name: x.astype(jnp.float32) for name, x in _outputs(output)}
-        alone = dataclasses.replace(output, blocks_LBSD=None, attention_LBTQS=None, stages_BHWC=None)
+        alone = dataclasses.replace(
+            output, blocks_LBSD=None, attention_LBTQS=None, stages_BHWC=None
+        )
         return {
             "loss": jax.vmap(loss_of_example)(alone, targets),
             "squares": {name: jnp.square(x).mean() for name, x in layers.items()},
@@ -91,7 +106,11 @@ def _outputs(output: ModelOutput) -> Iterator[tuple[str, jax.Array]]:
         yield f"{'body' if output.blocks_LBSD is None else 'stem'}/stage{number}", map_BHWC
     if output.blocks_LBSD is not None:
         yield from ((f"encoder/blocks/{i}", x_BSD) for i, x_BSD in enumerate(output.blocks_LBSD))
-    for name, x in (("pooling", output.pooled_BD), ("head", output.logits_BK), ("head", output.patches_BNO)):
+    for name, x in (
+        ("pooling", output.pooled_BD),
+        ("head", output.logits_BK),
+        ("head", output.patches_BNO),
+    ):
         if x is not None:
             yield name, x
 
@@ -102,7 +121,9 @@ def norms(tree: object) -> dict[str, jax.Array]:
     for name, leaf in pytree.named_leaves(tree).items():
         x = leaf.astype(jnp.float32)
         match = _STACK.match(name)
-        layers = {f"{match[1]}{i}": x[i] for i in range(leaf.shape[0])} if match else {layer_of(name): x}
+        layers = (
+            {f"{match[1]}{i}": x[i] for i in range(leaf.shape[0])} if match else {layer_of(name): x}
+        )
         for layer, values in layers.items():
             squares[layer] = squares.get(layer, 0.0) + jnp.square(values).sum()
     return {name: jnp.sqrt(total) for name, total in squares.items()}

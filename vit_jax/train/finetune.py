@@ -44,12 +44,16 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
-    resolve(config, num_examples=len(data.train), num_devices=jax.device_count())  # before weights are fetched
+    resolve(
+        config, num_examples=len(data.train), num_devices=jax.device_count()
+    )  # before weights are fetched
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)
     shape, devices = data.train.label_shape, jax.devices()
-    first = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices)
+    first = assemble(
+        config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices
+    )
     assert isinstance(first.config, FinetuneConfig)
     config, architecture = first.config, first.architecture  # one layout for all runs
     with workdirs.claim(workdir, config) as claimed:
@@ -59,7 +63,9 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
         if hosts.is_first():
             print(report, flush=True)
 
-        with Interruption() as interruption:  # around all runs: what arrives between two of them is not lost
+        with (
+            Interruption() as interruption
+        ):  # around all runs: what arrives between two of them is not lost
 
             def train_with(
                 config: FinetuneConfig,
@@ -69,7 +75,13 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                 steps_after: int,
                 pause_fraction: float | None = None,
             ) -> JsonObject:
-                run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices)
+                run = assemble(
+                    config,
+                    architecture,
+                    num_examples=len(data.train),
+                    label_shape=shape,
+                    devices=devices,
+                )
                 return train(
                     run,
                     data,
@@ -84,7 +96,9 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
 
             chosen, trials = config, None
             if config.search.learning_rates:
-                chosen, trials = rate_search.choose_learning_rate(config, data, claimed.folder, train_with)
+                chosen, trials = rate_search.choose_learning_rate(
+                    config, data, claimed.folder, train_with
+                )
             summary = train_with(chosen, data, claimed, "test", 0, pause_fraction)
         if trials and hosts.is_first():
             print(rate_search.table(trials, chosen.schedule.learning_rate), flush=True)

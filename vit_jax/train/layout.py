@@ -43,8 +43,18 @@ MOST_IMAGES = {"TPU v5e": 64, "TPU v5p": 64}
 """Images of a micro-batch on one chip by its name. With more, layers of B/16 and H/14 are slower."""
 LEAST_WIDTH = 768
 """Width of a transformer to which `MOST_IMAGES` applies: S/16 is faster with more images."""
-_CHOSEN = ("model.remat", "optimizer.accumulation_steps", "sharding.parameters", "sharding.num_replicas")
-POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")  # from the least recomputation to the most
+_CHOSEN = (
+    "model.remat",
+    "optimizer.accumulation_steps",
+    "sharding.parameters",
+    "sharding.num_replicas",
+)
+POLICIES: tuple[Policy, ...] = (
+    "none",
+    "dots",
+    "attention",
+    "full",
+)  # from the least recomputation to the most
 EQUALLY_FAST: tuple[tuple[Policy, ...], ...] = (("none", "dots"), ("attention",), ("full",))
 """Policies by speed: outside of loops XLA makes nearly the same program of the first two."""
 GROUPS = (16, 32, 64)  # TPUs that share parameters, besides all of a slice
@@ -74,7 +84,9 @@ def resolve_layout(
     if devices[0].platform == "cpu" or not (is_standard and architecture.is_standard):
         return default
     too_large: list[tuple[int, RunConfig]] = []
-    for layout in _layouts(config, architecture, devices, _update_share(config, architecture, state, devices)):
+    for layout in _layouts(
+        config, architecture, devices, _update_share(config, architecture, state, devices)
+    ):
         needed = _needed_bytes(layout, architecture, state, devices)
         if needed is not None and needed <= (1 - RESERVE) * usable_bytes(devices[0]):
             return layout
@@ -92,19 +104,29 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
     folder, stored = expanded(workdir), {}
     if hosts.is_first() and has_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
-            stored = {name: value for name, value in flatten(read_config(folder)).items() if name in _CHOSEN}
+            stored = {
+                name: value
+                for name, value in flatten(read_config(folder)).items()
+                if name in _CHOSEN
+            }
     stored = hosts.gather(stored)[0]
     remat, parts, parameters, replicas = (stored.get(name) for name in _CHOSEN)
     changed: dict[str, Any] = {}
     if config.model.remat == "auto" and remat in POLICIES:
         changed["model"] = dataclasses.replace(config.model, remat=remat)
     shares = max(num_devices // config.sharding.num_model_shards, 1)
-    if config.optimizer.accumulation_steps is None and _is_count(parts) and config.global_batch % (shares * parts) == 0:
+    if (
+        config.optimizer.accumulation_steps is None
+        and _is_count(parts)
+        and config.global_batch % (shares * parts) == 0
+    ):
         changed["optimizer"] = dataclasses.replace(config.optimizer, accumulation_steps=parts)
     is_open = config.sharding.parameters == "auto" and config.sharding.num_replicas is None
     is_possible = replicas is None or (_is_count(replicas) and shares % replicas == 0)
     if is_open and parameters in ("replicated", "fsdp") and is_possible:
-        changed["sharding"] = dataclasses.replace(config.sharding, parameters=parameters, num_replicas=replicas)
+        changed["sharding"] = dataclasses.replace(
+            config.sharding, parameters=parameters, num_replicas=replicas
+        )
     return dataclasses.replace(config, **changed)
 
 
@@ -134,19 +156,30 @@ def _update_share(
 
 
 def _layouts(
-    config: RunConfig, architecture: Architecture, devices: Sequence[jax.Device], update_share: float
+    config: RunConfig,
+    architecture: Architecture,
+    devices: Sequence[jax.Device],
+    update_share: float,
 ) -> Iterator[RunConfig]:
     """Yield configs without `auto`, the fastest first."""
     remat = config.model.remat
     for policies in EQUALLY_FAST if remat == "auto" else ((remat,),):
-        for parts, policy in itertools.product(micro_batches(config, architecture, devices), policies):
-            for sharding in _shardings(config.sharding, devices, is_split_first=parts * update_share > UPDATE_SHARE):
+        for parts, policy in itertools.product(
+            micro_batches(config, architecture, devices), policies
+        ):
+            for sharding in _shardings(
+                config.sharding, devices, is_split_first=parts * update_share > UPDATE_SHARE
+            ):
                 model: Any = dataclasses.replace(config.model, remat=policy)
                 optimizer = dataclasses.replace(config.optimizer, accumulation_steps=parts)
-                yield dataclasses.replace(config, model=model, optimizer=optimizer, sharding=sharding)
+                yield dataclasses.replace(
+                    config, model=model, optimizer=optimizer, sharding=sharding
+                )
 
 
-def micro_batches(config: RunConfig, architecture: Architecture, devices: Sequence[jax.Device]) -> Iterator[int]:
+def micro_batches(
+    config: RunConfig, architecture: Architecture, devices: Sequence[jax.Device]
+) -> Iterator[int]:
     """Yield numbers of micro-batches, the fewest first.
 
     If none is set these are powers of two that leave `LEAST_IMAGES` on a device, and for wide transformers at most the
@@ -194,7 +227,11 @@ def _needed_bytes(
     config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
 ) -> int | None:
     """Return the memory of a step on one device; None if the layout is not possible."""
-    sharding, parts, policy = config.sharding, config.optimizer.accumulation_steps or 1, config.model.remat
+    sharding, parts, policy = (
+        config.sharding,
+        config.optimizer.accumulation_steps or 1,
+        config.model.remat,
+    )
     assert policy != "auto"
     shards = sharding.num_model_shards
     replicas = sharding.num_replicas or count_slices(devices)
@@ -206,7 +243,9 @@ def _needed_bytes(
         placed = shard_tree(state, mesh, sharding.parameters)
     except ValueError:
         return None
-    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed)
+    shapes = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed
+    )
     return step_memory(
         dataclasses.replace(architecture, remat=policy),
         shapes,

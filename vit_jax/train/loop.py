@@ -84,15 +84,24 @@ def train(
     began = time.perf_counter()
     config, total, is_first = with_best_metric(run.config, data), run.steps.total, hosts.is_first()
     config = with_stated_mode(config, further)
-    folder, keeping, pause_step = workdir.folder, config.checkpoint, _pause_step(run.steps, pause_fraction)
+    folder, keeping, pause_step = (
+        workdir.folder,
+        config.checkpoint,
+        _pause_step(run.steps, pause_fraction),
+    )
     with contextlib.ExitStack() as stack:
-        evaluations = [*build_evaluations(run, data, split, interruption.check), *further]  # or refuses the config
+        evaluations = [
+            *build_evaluations(run, data, split, interruption.check),
+            *further,
+        ]  # or refuses the config
         own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, fitted)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: JsonObject = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
         run.trace_train_step()  # the last check of the user's code: a failure so far leaves no folder behind
-        writers = stack.enter_context(contextlib.closing(Writers(folder, config, start_step, enabled=is_first)))
+        writers = stack.enter_context(
+            contextlib.closing(Writers(folder, config, start_step, enabled=is_first))
+        )
         forget_divergence(folder)
         stopping = EarlyStopping(config, before)
         store = CheckpointStore(
@@ -100,21 +109,31 @@ def train(
             keep_latest=keeping.keep_latest,
             keep_best=keeping.keep_best,
             best_metric=keeping.best_metric,
-            best_mode=require_direction(config, keeping.best_metric).mode if keeping.keep_best else "max",
+            best_mode=require_direction(config, keeping.best_metric).mode
+            if keeping.keep_best
+            else "max",
             check_workdir=workdir.check,
         )
         stack.callback(store.close)
-        display = stack.enter_context(contextlib.closing(Display(total, start_step, enabled=is_first)))
+        display = stack.enter_context(
+            contextlib.closing(Display(total, start_step, enabled=is_first))
+        )
         display.say(overview.opening(run, data, folder, split=split))
         if keeping.keep_best:
-            display.say(f"best     {keeping.best_metric}, {require_direction(config, keeping.best_metric)}")
+            display.say(
+                f"best     {keeping.best_metric}, {require_direction(config, keeping.best_metric)}"
+            )
         display.say(origin)
         began_compiling = time.perf_counter()
         train_step = run.compile_train_step(start_step)
         display.say(f"compiled the training step in {time.perf_counter() - began_compiling:.1f} s")
-        leaves = pytree.named_leaves(state)  # what steps hand on; `state` is made of them when somebody asks for it
+        leaves = pytree.named_leaves(
+            state
+        )  # what steps hand on; `state` is made of them when somebody asks for it
 
-        profiler = stack.enter_context(contextlib.closing(Profiler(folder, config.logging, enabled=is_first)))
+        profiler = stack.enter_context(
+            contextlib.closing(Profiler(folder, config.logging, enabled=is_first))
+        )
         batches, unreadable = stack.enter_context(open_train_batches(run, data.train, start_step))
         unreadable.resume(start_step, _own_part(before.get("unreadable_records", [])))
         unreadable.defer_errors()  # the state is saved first
@@ -144,12 +163,18 @@ def train(
             except FloatingPointError as error:
                 with between_steps():
                     store.wait()
-                    raise FloatingPointError(f"{error} {record_divergence(folder, run, data, step, metrics)}") from None
+                    raise FloatingPointError(
+                        f"{error} {record_divergence(folder, run, data, step, metrics)}"
+                    ) from None
             display.advance()
             if step == start_step + ESTIMATE_AFTER_STEPS:
                 seconds = clock.seconds_left(step, total + steps_after)
-                display.say(estimate_text(seconds, run.batch_sharding.mesh.devices.flat[0].platform))
-            is_due = log.is_due(step)  # also after the last step, so the summary repeats what the last line says
+                display.say(
+                    estimate_text(seconds, run.batch_sharding.mesh.devices.flat[0].platform)
+                )
+            is_due = log.is_due(
+                step
+            )  # also after the last step, so the summary repeats what the last line says
             if is_due:
                 workdir.check()
                 store.check()
@@ -159,7 +184,9 @@ def train(
                 writers.write(step, metrics)
             if is_due or display.is_bar:
                 to_end = clock.seconds_left(step, total + steps_after) if steps_after else None
-                display.show(step, clock.rates(step) | metrics, clock.seconds_left(step, total), to_end)
+                display.show(
+                    step, clock.rates(step) | metrics, clock.seconds_left(step, total), to_end
+                )
 
         def evaluate(step: int) -> dict[str, float]:
             due = [evaluation for evaluation in evaluations if evaluation.cadence.is_due(step)]
@@ -181,7 +208,9 @@ def train(
             }
             progress |= stopping.metadata()
             writers.flush()
-            store.save(step, items_of(state), metadata=metadata | progress, metrics=metrics_of(results))
+            store.save(
+                step, items_of(state), metadata=metadata | progress, metrics=metrics_of(results)
+            )
 
         late = LateMetrics(report)
         results: dict[str, float] = {}
@@ -217,7 +246,9 @@ def train(
                     if not is_stopping:
                         try:
                             results = evaluate(step)
-                        except Interrupted:  # a request to stop does not wait for an evaluation to end
+                        except (
+                            Interrupted
+                        ):  # a request to stop does not wait for an evaluation to end
                             is_stopping = True
                         except TooManyUnreadable:  # in every process
                             save_state(step, {}, owes_evaluation=True)
@@ -230,7 +261,9 @@ def train(
                         store.wait()
                         _require_readable_batches(unreadable.problem, emptied, step)
             if is_stopping:
-                raise Interrupted(f"stopped after step {step} of {total}, which is saved; the same command resumes it")
+                raise Interrupted(
+                    f"stopped after step {step} of {total}, which is saved; the same command resumes it"
+                )
 
         with between_steps():
             _require_readable_batches(unreadable.problem, emptied, last_step)
@@ -244,7 +277,9 @@ def train(
                 state = restore(run, own, best_step, metadata)
             if last_step == start_step:
                 train_metrics.update(last_training_line(folder))
-            if is_earlier or last_step < total or not results:  # or only some were due, or nothing was left to train
+            if (
+                is_earlier or last_step < total or not results
+            ):  # or only some were due, or nothing was left to train
                 results = run_all(evaluations, state)
             num_missing = len(data.test) - int(results.get(f"{split}_images", len(data.test)))
             summary = overview.summary(run, state, last_step, train_metrics, results, num_missing)

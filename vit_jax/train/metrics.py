@@ -20,7 +20,9 @@ class LateMetrics:
 
     def is_busy(self) -> bool:
         """Return whether the devices still compute the newest step."""
-        newest: Iterable[Any] = () if self._pending is None else self._pending[1].values()  # `is_ready` has no type
+        newest: Iterable[Any] = (
+            () if self._pending is None else self._pending[1].values()
+        )  # `is_ready` has no type
         return not all(value.is_ready() for value in newest)
 
     def flush(self) -> None:
@@ -31,10 +33,16 @@ class LateMetrics:
         previous, self._pending = self._pending, entry
         if previous is not None:
             step, metrics = previous
-            self._report(step, {name: float(value) for name, value in jax.device_get(dict(metrics)).items()})
+            self._report(
+                step, {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+            )
 
 
-FINITE = {"train_loss": "loss", "gradient_norm": "norm of the gradient", "parameter_norm": "norm of the parameters"}
+FINITE = {
+    "train_loss": "loss",
+    "gradient_norm": "norm of the gradient",
+    "parameter_norm": "norm of the parameters",
+}
 """Metrics of a step that must be finite, with words for each."""
 READABLE_IMAGES = "readable_images"
 """Number of images of a step, over all processes, that could be read."""
@@ -53,4 +61,6 @@ def require_finite(step: int, metrics: Mapping[str, float]) -> None:
         else "The learning rate is 0, so it is not the cause: check images, weights and loss, or "
         "try model.compute_dtype=float32."
     )
-    raise FloatingPointError(f"Step {step}: {values}. The run stops; the last checkpoint is from before. {remedy}")
+    raise FloatingPointError(
+        f"Step {step}: {values}. The run stops; the last checkpoint is from before. {remedy}"
+    )

@@ -33,10 +33,21 @@ from vit_jax.weights.fit import Fitted
 from vit_jax.weights.folding import OURS
 
 # Those whose behaviour a run depends on.
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "tensorflow-datasets",
+    "numpy",
+)
 
 
-def parameter_table(model: nnx.Module, *, is_folded: bool, is_trained: Callable[[str], bool] | None = None) -> str:
+def parameter_table(
+    model: nnx.Module, *, is_folded: bool, is_trained: Callable[[str], bool] | None = None
+) -> str:
     """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total.
 
     The number of trained parameters follows if `is_trained` is not None.
@@ -50,7 +61,10 @@ def parameter_table(model: nnx.Module, *, is_folded: bool, is_trained: Callable[
         parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         return f"params   {sizes.total():,}: {parts}{'' if is_trained is None else f'; trained {num_trained:,}'}"
     shapes = (" x ".join(map(str, leaf.shape)) or "scalar" for leaf in leaves.values())
-    rows = [(f"  {name}", shape, f"{leaves[name].size:,}") for name, shape in zip(leaves, shapes, strict=True)]
+    rows = [
+        (f"  {name}", shape, f"{leaves[name].size:,}")
+        for name, shape in zip(leaves, shapes, strict=True)
+    ]
     rows.append(("  total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
     rows += [] if is_trained is None else [("  trained", "", f"{num_trained:,}")]
     return columns(rows, "<<>")
@@ -65,7 +79,9 @@ def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
     excluded = {} if exclude is None else {"exclude_sha256": exclusion_sha256(exclude)}
     if config.data is None or listing_of(config.data) is None:
         return excluded
-    return {f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")} | excluded
+    return {
+        f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")
+    } | excluded
 
 
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndarray]) -> JsonObject:
@@ -84,7 +100,11 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
     config, steps, architecture = run.config, run.steps, run.architecture
     epochs = run.images(steps.total) / len(data.train)
     height, width = architecture.image_size
-    size = [f"width {architecture.width}, depth {architecture.depth}"] if architecture.has_transformer else []
+    size = (
+        [f"width {architecture.width}, depth {architecture.depth}"]
+        if architecture.has_transformer
+        else []
+    )
     if architecture.has_resnet:
         units = "-".join(map(str, architecture.units)) or "none"
         size = [f"units {units}, width factor {architecture.width_factor:g}", *size]
@@ -110,7 +130,11 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
             for phase in steps.phases
         ),
         f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
-        *([f"compute  {architecture.compute_dtype}, attention {run.attention_form()}"] if run.attention_form else []),
+        *(
+            [f"compute  {architecture.compute_dtype}, attention {run.attention_form()}"]
+            if run.attention_form
+            else []
+        ),
         f"input    {_input(run)}",
         f"workdir  {folder}",
     ]
@@ -120,7 +144,9 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
 def _input(run: Assembly) -> str:
     config, (height, width) = run.config.input, run.config.input.image_size
     local_bytes = run.config.global_batch // jax.process_count() * height * width * 3
-    workers, threads = choose_parallelism(config.num_workers, config.num_threads, batch_bytes=local_bytes)
+    workers, threads = choose_parallelism(
+        config.num_workers, config.num_threads, batch_bytes=local_bytes
+    )
     kind = f"{workers} worker processes of {threads}" if workers else str(threads)
     return f"{kind} thread(s) on {available_cores()} core(s), JPEG by {DECODER}"
 
@@ -156,7 +182,9 @@ def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = N
         test_split=config.input.test_split,
         classes=config.input.classes,
         is_multilabel=data.train.is_multilabel,
-        held_up_to=held_up_to(data.test, config.seed) if holds_out(config.data, config.input) else {},
+        held_up_to=held_up_to(data.test, config.seed)
+        if holds_out(config.data, config.input)
+        else {},
         lora_rank=config.optimizer.lora_rank,
     )
     factors = lora_of(config.optimizer)
@@ -173,7 +201,11 @@ def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = N
         "data": config.data,
         "num_examples": len(data.train),
         "global_batch": config.global_batch,
-        **({"phases": [(p.last_step, p.global_batch) for p in run.steps.phases]} if run.steps.phases else {}),
+        **(
+            {"phases": [(p.last_step, p.global_batch) for p in run.steps.phases]}
+            if run.steps.phases
+            else {}
+        ),
         "seed": config.seed,
         **files_of(config, data),
     }
@@ -213,16 +245,25 @@ def machine() -> JsonObject:
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "num_processes": jax.process_count(),
-        **{f"version_{name.replace('-', '_')}": importlib.metadata.version(name) for name in PACKAGES},
+        **{
+            f"version_{name.replace('-', '_')}": importlib.metadata.version(name)
+            for name in PACKAGES
+        },
     }
 
 
 def closing(summary: JsonObject, folder: pathlib.Path, *, split: str) -> str:
     """Return the closing lines: results, cost and paths."""
-    shares = [f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary]  # none if pixels are predicted
+    shares = [
+        f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary
+    ]  # none if pixels are predicted
     results = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
     missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
-    of_best = f", at step {summary['best_step']:,}, the best that is kept" if "best_step" in summary else ""
+    of_best = (
+        f", at step {summary['best_step']:,}, the best that is kept"
+        if "best_step" in summary
+        else ""
+    )
     return (
         f"{results}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
         f"{missing if summary['unreadable_images'] else ''}"

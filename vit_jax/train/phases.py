@@ -33,7 +33,9 @@ def config_in(config: C, phase: Phase) -> C:
     return dataclasses.replace(config, input=inputs, global_batch=phase.global_batch)
 
 
-def make_view(model: nnx.Module, target: T, old: tuple[int, int], new: tuple[int, int]) -> Callable[[nnx.Module], T]:
+def make_view(
+    model: nnx.Module, target: T, old: tuple[int, int], new: tuple[int, int]
+) -> Callable[[nnx.Module], T]:
     """Return the function that turns a network for one grid of patches into the same network for another.
 
     Learned positions are averaged over the cells that they cover (bilinear, antialiased), so that all of them learn.
@@ -65,9 +67,13 @@ def make_view(model: nnx.Module, target: T, old: tuple[int, int], new: tuple[int
             return multiply(matrices[name], leaf) if name in matrices else leaf
 
         leaves = pytree.named_leaves(model)
-        return pytree.from_named_leaves(target, {name: resize(name, leaf) for name, leaf in leaves.items()})
+        return pytree.from_named_leaves(
+            target, {name: resize(name, leaf) for name, leaf in leaves.items()}
+        )
 
     wanted, viewed = (pytree.named_leaves(tree) for tree in (target, jax.eval_shape(view, model)))
     if lines := pytree.differences(wanted, viewed):
-        raise ValueError(f"config.phases: these parameters are not of every image size:{pytree.listed(lines)}")
+        raise ValueError(
+            f"config.phases: these parameters are not of every image size:{pytree.listed(lines)}"
+        )
     return view

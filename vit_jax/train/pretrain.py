@@ -43,7 +43,9 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     config = keep_layout(config, workdir, jax.device_count())
     architecture = architecture_of(config, data.train.num_classes)
     shape = data.train.label_shape
-    run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
+    run = assemble(
+        config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices()
+    )
     with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
         first_state = functools.partial(start_state, run, None)
         return train(run, data, claimed, first_state, interruption, pause_fraction=pause_fraction)

@@ -50,7 +50,10 @@ class Upload:
         """Copy the files that have changed."""
         for path in self.local.rglob("*") if self.is_needed else ():
             if path.is_file() and self._sent.get(path) != (size := path.stat().st_size):
-                write_atomically(self._folder / path.relative_to(self.local), read_bounded(path, MAX_UPLOAD_BYTES))
+                write_atomically(
+                    self._folder / path.relative_to(self.local),
+                    read_bounded(path, MAX_UPLOAD_BYTES),
+                )
                 self._sent[path] = size
 
 
@@ -61,7 +64,11 @@ class Profiler:
     """
 
     def __init__(self, workdir: pathlib.Path, config: LoggingConfig, *, enabled: bool):
-        self._folder, self._num_steps, self._running = Upload(workdir / "profile"), config.profile_num_steps, False
+        self._folder, self._num_steps, self._running = (
+            Upload(workdir / "profile"),
+            config.profile_num_steps,
+            False,
+        )
         self._start_step = config.profile_start_step if enabled else None
 
     def before_step(self, step: int) -> None:
@@ -72,7 +79,11 @@ class Profiler:
 
     def after_step(self, step: int, result: object) -> None:
         """Stop the trace after its last step; wait for `result`, so that this step is complete."""
-        if self._running and self._start_step is not None and step == self._start_step + self._num_steps - 1:
+        if (
+            self._running
+            and self._start_step is not None
+            and step == self._start_step + self._num_steps - 1
+        ):
             jax.block_until_ready(result)
             self.close()
 

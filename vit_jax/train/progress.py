@@ -33,7 +33,12 @@ class TrainingClock:
         flops: Callable[[int], float],
         peak_flops: float | None,
     ):
-        self._start_step, self._images, self._flops, self._peak_flops = start_step, images, flops, peak_flops
+        self._start_step, self._images, self._flops, self._peak_flops = (
+            start_step,
+            images,
+            flops,
+            peak_flops,
+        )
         self._running_since = time.perf_counter()
         self._seconds = self._waited_seconds = 0.0
 
@@ -69,10 +74,15 @@ class TrainingClock:
         """
         seconds = max(self.seconds, 1e-9)
         images_per_second = (self._images(step) - self._images(self._start_step)) / seconds
-        rates = {"images_per_second": images_per_second, "input_wait_fraction": self._waited_seconds / seconds}
+        rates = {
+            "images_per_second": images_per_second,
+            "input_wait_fraction": self._waited_seconds / seconds,
+        }
         rates["exaflops"] = self._flops(step) / 1e18
         if self._peak_flops:
-            rates["mfu"] = (self._flops(step) - self._flops(self._start_step)) / seconds / self._peak_flops
+            rates["mfu"] = (
+                (self._flops(step) - self._flops(self._start_step)) / seconds / self._peak_flops
+            )
         return rates
 
     def seconds_left(self, step: int, total_steps: int) -> float:
@@ -89,16 +99,28 @@ class Display:
         # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         is_off = not (enabled and sys.stderr.isatty())
-        self._bar = tqdm(total=total_steps, initial=start_step, dynamic_ncols=True, bar_format=layout, disable=is_off)
+        self._bar = tqdm(
+            total=total_steps,
+            initial=start_step,
+            dynamic_ncols=True,
+            bar_format=layout,
+            disable=is_off,
+        )
         self.advance, self.is_bar = self._bar.update, not is_off
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._bar.close)
         if self.is_bar:
-            self._stack.enter_context(logging_redirect_tqdm())  # warnings come above the bar, not behind it
+            self._stack.enter_context(
+                logging_redirect_tqdm()
+            )  # warnings come above the bar, not behind it
         self.close = self._stack.close
 
     def show(
-        self, step: int, metrics: Mapping[str, float], seconds_left: float, seconds_to_end: float | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        seconds_left: float,
+        seconds_to_end: float | None = None,
     ) -> None:
         """Loss, learning rate, speed and time left after `step`; `seconds_to_end` of the runs that follow too."""
         text = f"loss {metrics['train_loss']:.4f}  lr {metrics['learning_rate']:.2e}"

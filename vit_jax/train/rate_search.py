@@ -19,7 +19,9 @@ from vit_jax.train.run_files import read_summary
 from vit_jax.train.series import run_once, say
 
 ACCURACY, LOSS = "validation_accuracy", "validation_loss"
-PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
+PRECISION = (
+    f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
+)
 
 TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], JsonObject]
 """(config, data, workdir, name of the split that `data.test` is, steps of the runs that follow) -> the content of
@@ -76,10 +78,14 @@ def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
     """The config of a trial: evaluated once, at its end, on the held-out part of train; only its summary is kept."""
     return dataclasses.replace(
         with_learning_rate(config, rate),
-        logging=dataclasses.replace(config.logging, parameters=False),  # they are listed once, by the final run
+        logging=dataclasses.replace(
+            config.logging, parameters=False
+        ),  # they are listed once, by the final run
         evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),
         stop_early=StopEarlyConfig(),
-        checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"
+        ),
     )
 
 
@@ -89,10 +95,14 @@ def choose(results: Mapping[float, JsonObject]) -> float:
     Raises:
       ValueError: not one trial stayed finite.
     """
-    outcomes = {rate: [series.outcome_of(summary, "validation")] for rate, summary in results.items()}
+    outcomes = {
+        rate: [series.outcome_of(summary, "validation")] for rate, summary in results.items()
+    }
     if all(outcome.accuracy is None for (outcome,) in outcomes.values()):
         rates = ", ".join(f"{rate:g}" for rate in results)
-        raise ValueError(f"With none of the learning rates {rates} the loss stayed finite: try lower ones.")
+        raise ValueError(
+            f"With none of the learning rates {rates} the loss stayed finite: try lower ones."
+        )
     return series.choose(outcomes)
 
 

@@ -65,14 +65,22 @@ def record_divergence(
         "step": step,
         "metrics": dict(metrics),
         "records": _records(run, data, step).tolist(),
-        "checkpoint": max((before for before in CheckpointReader(folder).all_steps() if before < step), default=None),
+        "checkpoint": max(
+            (before for before in CheckpointReader(folder).all_steps() if before < step),
+            default=None,
+        ),
         **overview.machine(),
         "config": to_dict(run.config),
     }
     if hosts.is_first():
         write_atomically(folder / DIVERGENCE_FILE, json.dumps(record) + "\n")
     code = sorted({text.partition(":")[0].partition(".")[0] for _, text in references(run.config)})
-    words = ["vit-jax", "replay", shlex.quote(str(folder)), *([f"--allow_code={','.join(code)}"] if code else [])]
+    words = [
+        "vit-jax",
+        "replay",
+        shlex.quote(str(folder)),
+        *([f"--allow_code={','.join(code)}"] if code else []),
+    ]
     return f"`{' '.join(words)}` repeats the step with norms by layer and the loss of each image."
 
 
@@ -92,7 +100,9 @@ class Replay:
     step: int
     start: str  # a sentence on the state from which steps were repeated
     metrics: Mapping[str, float]  # of the step
-    recorded: Mapping[str, float] | None  # those that the run wrote; None if it wrote none for this step
+    recorded: (
+        Mapping[str, float] | None
+    )  # those that the run wrote; None if it wrote none for this step
     figures: Figures  # as from `examination`, on the host
     record_B: np.ndarray
     name_B: Sequence[str]
@@ -103,7 +113,11 @@ class Replay:
         """Metrics that are not equal to the bit to those that the run wrote."""
         recorded = self.recorded or {}
         same = functools.partial(np.array_equal, equal_nan=True)
-        return [name for name in FINITE if name in recorded and not same(recorded[name], self.metrics[name])]
+        return [
+            name
+            for name in FINITE
+            if name in recorded and not same(recorded[name], self.metrics[name])
+        ]
 
     @property
     def first_cause(self) -> str:
@@ -119,10 +133,14 @@ class Replay:
             ("the gradient of {}", "gradient", layers[::-1]),
             ("the update of {}", "update", layers[::-1]),
         ):
-            yield from ((words.format(layer), self.figures[kind].get(layer, 0.0)) for layer in order)
+            yield from (
+                (words.format(layer), self.figures[kind].get(layer, 0.0)) for layer in order
+            )
             if kind == "loss_B":
                 rows = zip(self.record_B, self.name_B, self.figures[kind], strict=True)
-                yield from ((f"the loss of record {record}, {name}", loss) for record, name, loss in rows)
+                yield from (
+                    (f"the loss of record {record}, {name}", loss) for record, name, loss in rows
+                )
 
     def to_json(self) -> JsonObject:
         """Return everything as values of JSON."""
@@ -138,30 +156,50 @@ class Replay:
 
     def _layers(self) -> dict[str, dict[str, float]]:
         return {
-            layer: {kind: float(self.figures[kind][layer]) for kind in KINDS if layer in self.figures[kind]}
+            layer: {
+                kind: float(self.figures[kind][layer])
+                for kind in KINDS
+                if layer in self.figures[kind]
+            }
             for layer in in_forward_order(self.figures)
         }
 
     def _examples(self) -> list[JsonObject]:
         columns = (self.record_B, *(self.figures[name] for name in ("label_B", "loss_B", "mask_B")))
         rows = zip(*(column.tolist() for column in columns), self.name_B, strict=True)
-        return [dict(zip(("record", "label", "loss", "mask", "name"), row, strict=True)) for row in rows]
+        return [
+            dict(zip(("record", "label", "loss", "mask", "name"), row, strict=True)) for row in rows
+        ]
 
     def to_text(self) -> str:
         """Return the report that is printed."""
-        layers = [[layer, *(_figure(values.get(kind)) for kind in KINDS)] for layer, values in self._layers().items()]
-        worst = sorted(self._examples(), key=lambda example: (math.isfinite(example["loss"]), -example["loss"]))
+        layers = [
+            [layer, *(_figure(values.get(kind)) for kind in KINDS)]
+            for layer, values in self._layers().items()
+        ]
+        worst = sorted(
+            self._examples(), key=lambda example: (math.isfinite(example["loss"]), -example["loss"])
+        )
         examples = [
-            [str(one["record"]), _label(one["label"]), _figure(one["loss"] if one["mask"] else None), one["name"]]
+            [
+                str(one["record"]),
+                _label(one["label"]),
+                _figure(one["loss"] if one["mask"] else None),
+                one["name"],
+            ]
             for one in worst[:MOST_EXAMPLES]
         ]
-        metrics = ", ".join(f"{words} {_figure(self.metrics[name])}" for name, words in FINITE.items())
+        metrics = ", ".join(
+            f"{words} {_figure(self.metrics[name])}" for name, words in FINITE.items()
+        )
         cause = self.first_cause
         return "\n".join(
             [
                 f"step {self.step}: {metrics}",
                 self._comparison(),
-                f"first value that is not finite: {printable(cause)}" if cause else "all values are finite",
+                f"first value that is not finite: {printable(cause)}"
+                if cause
+                else "all values are finite",
                 "",
                 aligned(("layer", *KINDS), layers, words=("layer",)),
                 aligned(("record", "label", "loss", "name"), examples, words=("name",)),
@@ -175,7 +213,10 @@ class Replay:
             return "the run wrote no metrics of this step to compare with"
         if not self.differences:
             return "loss and norms equal those of the run to the bit"
-        lines = [f"{name} {self.recorded[name]!r} then, {self.metrics[name]!r} now" for name in self.differences]
+        lines = [
+            f"{name} {self.recorded[name]!r} then, {self.metrics[name]!r} now"
+            for name in self.differences
+        ]
         return f"not the step of the run: {'; '.join(lines)}. Other devices, versions or code?"
 
 
@@ -202,10 +243,14 @@ def replay(
     folder = expanded(workdir).absolute()
     require_exact_path(folder)
     if not (folder / CONFIG_FILE).is_file():
-        raise ValueError(f"{folder} is not the workdir of a run: it has no {CONFIG_FILE}. Give one that has.")
+        raise ValueError(
+            f"{folder} is not the workdir of a run: it has no {CONFIG_FILE}. Give one that has."
+        )
     diverged = read_divergence(folder)
     if step is None and diverged is None:
-        raise ValueError(f"{folder}: no step has diverged, there is no {DIVERGENCE_FILE}. Give --step=N for any step.")
+        raise ValueError(
+            f"{folder}: no step has diverged, there is no {DIVERGENCE_FILE}. Give --step=N for any step."
+        )
     step = step or diverged["step"]  # type: ignore[index]
     reader = CheckpointReader(folder, allowed_code(allow_code))
     for start in [*(saved for saved in reversed(reader.all_steps()) if saved < step), None]:
@@ -219,12 +264,16 @@ def replay(
     if not least <= step <= total:
         raise ValueError(f"--step={step}: must be from {least} to {total}, the steps of this run.")
     say(f"{origin}, {step - first:,} step(s) before step {step} to repeat")
-    written = [line for line in read_metrics(folder) if line["step"] == step and "train_loss" in line]
+    written = [
+        line for line in read_metrics(folder) if line["step"] == step and "train_loss" in line
+    ]
     if diverged is not None and diverged["step"] == step:
         written.append(diverged["metrics"])
         for name, here in overview.machine().items():
             if diverged.get(name, here) != here:
-                say(f"note     {name}: {printable(str(diverged[name]))} then, {here} now; figures may differ")
+                say(
+                    f"note     {name}: {printable(str(diverged[name]))} then, {here} now; figures may differ"
+                )
     train_step, leaves = run.compile_train_step(first - 1), pytree.named_leaves(state)
     with open_train_batches(run, data.train, first - 1) as (batches, _):
         for _ in range(first, step):
@@ -269,7 +318,9 @@ def _open(
     else:
         architecture = architecture_of(config, data.train.num_classes)
     shape = data.train.label_shape
-    run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices())
+    run = assemble(
+        config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices()
+    )
     metadata = overview.checkpoint_metadata(run, data, fitted)
     if start is not None:
         origin = f"from the checkpoint of step {start}"
@@ -278,10 +329,14 @@ def _open(
     return run, data, state, metadata | {"wall_seconds": 0.0}, origin
 
 
-def _config_of(folder: pathlib.Path, reader: CheckpointReader, diverged: JsonObject | None) -> RunConfig:
+def _config_of(
+    folder: pathlib.Path, reader: CheckpointReader, diverged: JsonObject | None
+) -> RunConfig:
     """The config as the run had it: after a search with the learning rate that was chosen."""
     # That of a divergence is of the last start of the run, which may have changed its layout.
-    file, stored = (DIVERGENCE_FILE, diverged["config"]) if diverged else (CONFIG_FILE, read_config(folder))
+    file, stored = (
+        (DIVERGENCE_FILE, diverged["config"]) if diverged else (CONFIG_FILE, read_config(folder))
+    )
     values = mark_stored({"config": stored}, str(folder / file), reader.allowed)["config"]
     if diverged is None:
         for saved in reader.all_steps():  # the newest one counts
@@ -290,10 +345,14 @@ def _config_of(folder: pathlib.Path, reader: CheckpointReader, diverged: JsonObj
     kind: type[RunConfig] = FinetuneConfig if "search" in values else PretrainConfig
     config = from_dict(kind, values)
     for _, reference in references(config):
-        if isinstance(reference, StoredReference):  # before weights, which may name what the config names
+        if isinstance(
+            reference, StoredReference
+        ):  # before weights, which may name what the config names
             reference.require_allowed()
     if isinstance(config, FinetuneConfig) and config.search.learning_rates:
-        raise ValueError(f"{folder}: its final run has not begun. Give a trial of its search, a folder in {TRIALS}/.")
+        raise ValueError(
+            f"{folder}: its final run has not begun. Give a trial of its search, a folder in {TRIALS}/."
+        )
     return dataclasses.replace(config, allow_code=reader.allowed)
 
 
@@ -308,11 +367,15 @@ def _save(into: pathlib.Path, step: int, state: TrainState, metadata: Mapping[st
     """Save a state in a folder that is a workdir for other verbs; it replaces that of an earlier replay."""
     if hosts.is_first():
         if into.parent.is_symlink():
-            raise ValueError(f"{into.parent} is a link: a replay writes only into the workdir. Remove the link.")
+            raise ValueError(
+                f"{into.parent} is a link: a replay writes only into the workdir. Remove the link."
+            )
         shutil.rmtree(into, ignore_errors=True)
     hosts.wait_for_all("earlier replay removed")
     with contextlib.closing(CheckpointStore(into)) as store:
-        store.save(step, items_of(state), metadata={**metadata, "owes_evaluation": False}, metrics={})
+        store.save(
+            step, items_of(state), metadata={**metadata, "owes_evaluation": False}, metrics={}
+        )
         store.wait()
 
 
@@ -321,4 +384,6 @@ def _figure(value: float | None) -> str:
 
 
 def _label(label: int | list[int]) -> str:
-    return str(label) if isinstance(label, int) else ",".join(map(str, np.flatnonzero(label).tolist()))
+    return (
+        str(label) if isinstance(label, int) else ",".join(map(str, np.flatnonzero(label).tolist()))
+    )

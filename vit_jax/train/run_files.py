@@ -37,7 +37,15 @@ DIVERGED = "diverged"
 
 _RESULTS = ("accuracy", "_loss", *MULTILABEL_RESULTS)  # ends of names
 _AMOUNTS = (
-    *("best_step", "images", "test_images", "validation_images", "unreadable_images", "parameters", "exaflops"),
+    *(
+        "best_step",
+        "images",
+        "test_images",
+        "validation_images",
+        "unreadable_images",
+        "parameters",
+        "exaflops",
+    ),
     *("wall_seconds", "images_per_second", "num_devices", "num_processes"),
 )
 _COUNT = "a whole number from 1"
@@ -63,7 +71,9 @@ _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
     "text or null": lambda value: isinstance(value, str | None),
     "an object": lambda value: isinstance(value, dict),
-    "an object of numbers": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "an object of numbers": lambda value: (
+        isinstance(value, dict) and all(map(_is_number, value.values()))
+    ),
     "a number": _is_number,
     "a number or null": lambda value: value is None or _is_number(value),
     "a number from 0": lambda value: _is_number(value) and 0 <= value < math.inf,
@@ -85,7 +95,9 @@ def read_start(file: pathlib.Path) -> JsonObject:
 
 def write_error(workdir: pathlib.Path, error: BaseException) -> None:
     """Write the error that ends a run; nothing if the disk is full."""
-    text = json.dumps({"error": shortened(f"{type(error).__name__}: {error}", MAX_ERROR), "seconds": time.time()})
+    text = json.dumps(
+        {"error": shortened(f"{type(error).__name__}: {error}", MAX_ERROR), "seconds": time.time()}
+    )
     with contextlib.suppress(OSError):
         write_atomically(workdir / ERROR_FILE, text + "\n")
 
@@ -142,7 +154,9 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]
     if not path.exists():
         return
     with _damage(path):
-        *lines, _ = read_bounded(path, MAX_METRICS_BYTES).split(b"\n")  # the last one is being written, or was cut off
+        *lines, _ = read_bounded(path, MAX_METRICS_BYTES).split(
+            b"\n"
+        )  # the last one is being written, or was cut off
     for number, line in enumerate(lines, 1):
         with _damage(path, f", line {number:,}"):
             if len(line) > MAX_LINE_BYTES:
@@ -189,4 +203,6 @@ def _damage(file: pathlib.Path, line: str = "") -> Iterator[None]:
         yield
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).removesuffix(".")
-        raise ValueError(f"{file}{line} is damaged: {reason}. Restore the file, or use another workdir.") from error
+        raise ValueError(
+            f"{file}{line} is damaged: {reason}. Restore the file, or use another workdir."
+        ) from error

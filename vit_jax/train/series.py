@@ -31,7 +31,9 @@ class Unfinished(Interrupted):
 class Outcome(NamedTuple):
     """The results of a run that has ended."""
 
-    accuracy: float | None  # fraction of the images, or mean average precision; None: the loss was not finite
+    accuracy: (
+        float | None
+    )  # fraction of the images, or mean average precision; None: the loss was not finite
     loss: float
     num_images: int
 
@@ -108,7 +110,9 @@ def run_once(
         except FloatingPointError as error:
             say(f"{title.strip()}: {error}")
             if hosts.is_first():
-                write_summary(folder, {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)})
+                write_summary(
+                    folder, {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)}
+                )
         summary = of_first(read_summary(folder))
     if is_trial and hosts.is_first():
         remove_tree(folder / CHECKPOINTS)

@@ -40,9 +40,24 @@ from vit_jax.weights.fit import Fitted, fit, select_classes, without_head
 DAMAGED = "damaged_checkpoints"  # sub-folder of a workdir
 _LAST_LAYER = 2**31 - 2  # number of a stream of random numbers of the seed; no step has it
 MEANING = (
-    *("family", "network", "block", "pool", "position_embedding", "position_layers", "head", "num_heads", "gelu"),
+    *(
+        "family",
+        "network",
+        "block",
+        "pool",
+        "position_embedding",
+        "position_layers",
+        "head",
+        "num_heads",
+        "gelu",
+    ),
     *("layer_norm_epsilon", "rope", "rope_grid", "pool_num_heads"),
-    *("residual_unit", "group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"),
+    *(
+        "residual_unit",
+        "group_norm_epsilon",
+        "standardization_epsilon",
+        "standardization_epsilon_added_to",
+    ),
 )
 """What two architectures with the same shapes may still differ in."""
 
@@ -70,7 +85,9 @@ def start_state(
     return _continue_run(assembly, own, metadata) or given_state(assembly, fitted, metadata)
 
 
-def given_state(assembly: Assembly, fitted: Fitted | None, metadata: JsonObject) -> tuple[TrainState, str]:
+def given_state(
+    assembly: Assembly, fitted: Fitted | None, metadata: JsonObject
+) -> tuple[TrainState, str]:
     """Return the state that a run begins with where its workdir is empty; otherwise as `start_state`."""
     config = assembly.config
     if fitted is not None:
@@ -78,7 +95,9 @@ def given_state(assembly: Assembly, fitted: Fitted | None, metadata: JsonObject)
     if isinstance(config, PretrainConfig) and config.resume_from is not None:
         reader, steps = steps_to_continue(assembly)
         state, step, damage = _restore_newest(assembly, reader, metadata, steps)
-        return state, "\n".join([*damage.values(), f"continuing from step {step} of {config.resume_from}"])
+        return state, "\n".join(
+            [*damage.values(), f"continuing from step {step} of {config.resume_from}"]
+        )
     return first_state(assembly)
 
 
@@ -102,7 +121,9 @@ def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
             f"with the sub-folder {FOLDER}/ in it."
         )
     if wanted not in (None, *stored):
-        raise ValueError(f"config.resume_step={wanted}: must be a checkpoint of {workdir}. Use one of {stored}.")
+        raise ValueError(
+            f"config.resume_step={wanted}: must be a checkpoint of {workdir}. Use one of {stored}."
+        )
     steps = stored if wanted is None else [wanted]
     if config.schedule.decay == "wsd":
         steps = [step for step in steps if _has_same_rates(assembly, reader, step)]
@@ -168,7 +189,9 @@ def initial_weights(config: RunConfig) -> Weights:
     return load_weights(config.init_from, allow_code=[*config.allow_code, *named])
 
 
-def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: JsonObject) -> tuple[TrainState, str] | None:
+def _continue_run(
+    assembly: Assembly, own: CheckpointReader, metadata: JsonObject
+) -> tuple[TrainState, str] | None:
     """The state of the newest checkpoint of the run's own workdir that is not damaged; None if there is none at all.
 
     Damaged ones that are newer are moved out of the way.
@@ -180,7 +203,10 @@ def _continue_run(assembly: Assembly, own: CheckpointReader, metadata: JsonObjec
     if not steps:
         return None
     state, step, damage = _restore_newest(assembly, own, metadata, steps)
-    lines = [f"{problem} It was moved to {_set_aside(own.folder, number)}." for number, problem in damage.items()]
+    lines = [
+        f"{problem} It was moved to {_set_aside(own.folder, number)}."
+        for number, problem in damage.items()
+    ]
     return state, "\n".join([*lines, f"continuing from this workdir's checkpoint of step {step}"])
 
 
@@ -198,11 +224,17 @@ def _set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
     return target
 
 
-def _begin(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> tuple[TrainState, str]:
-    return state_of_parameters(assembly, parameters, source), f"starting at step 0 with the weights of {source}"
+def _begin(
+    assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str
+) -> tuple[TrainState, str]:
+    return state_of_parameters(
+        assembly, parameters, source
+    ), f"starting at step 0 with the weights of {source}"
 
 
-def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> TrainState:
+def state_of_parameters(
+    assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str
+) -> TrainState:
     """The state before the first step, with given float32 parameters; each process supplies what its devices hold.
 
     Factors of LoRA have their initial values.
@@ -217,14 +249,20 @@ def state_of_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray]
     _require_same_parameters(assembly, parameters, source)
 
     def place(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: parameters[name][index])
+        return jax.make_array_from_callback(
+            leaf.shape, leaf.sharding, lambda index: parameters[name][index]
+        )
 
     return assembly.state_of(pytree.map_with_names(place, assembly.abstract_state.model))
 
 
-def _require_same_parameters(assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str) -> None:
+def _require_same_parameters(
+    assembly: Assembly, parameters: Mapping[str, np.ndarray], source: str
+) -> None:
     if lines := pytree.differences(pytree.named_leaves(assembly.abstract_state.model), parameters):
-        raise ValueError(f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}")
+        raise ValueError(
+            f"{source} does not fit {assembly.architecture.name}:{pytree.listed(lines)}"
+        )
 
 
 def _restore_newest(
@@ -244,7 +282,9 @@ def _restore_newest(
     )
 
 
-def restore(assembly: Assembly, reader: CheckpointReader, step: int, metadata: JsonObject) -> TrainState:
+def restore(
+    assembly: Assembly, reader: CheckpointReader, step: int, metadata: JsonObject
+) -> TrainState:
     """The complete state of one checkpoint, whose metadata must agree with `metadata`.
 
     Raises:
@@ -277,9 +317,13 @@ def _images(metadata: JsonObject, step: int) -> int:
 def _require_same_network(assembly: Assembly, stored: JsonObject, source: str) -> None:
     """Raise if two networks with the same shapes compute different functions."""
     here = dataclasses.asdict(assembly.architecture)
-    there = {name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING}  # older ones lack some
+    there = {
+        name: stored.get(name, getattr(Architecture, name, None)) for name in MEANING
+    }  # older ones lack some
     if different := [name for name in MEANING if there[name] != here[name]]:
-        lines = "\n".join(f"  {name}: there {there[name]!r}, here {here[name]!r}" for name in different)
+        lines = "\n".join(
+            f"  {name}: there {there[name]!r}, here {here[name]!r}" for name in different
+        )
         raise ValueError(f"{source} is of another network:\n{lines}")
 
 
@@ -301,11 +345,16 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
     if config.model.head == "keep":
         _require_same_classes(weights, train)
     elif config.model.head == "select":
-        weights = select_classes(weights, match_outputs(weights, train.class_names), train.class_names)
+        weights = select_classes(
+            weights, match_outputs(weights, train.class_names), train.class_names
+        )
     else:
         weights = without_head(weights)
     architecture = adapt_architecture(
-        weights.architecture, config.model, image_size=config.input.image_size, num_classes=train.num_classes
+        weights.architecture,
+        config.model,
+        image_size=config.input.image_size,
+        num_classes=train.num_classes,
     )
     fitted = fit(weights, architecture, position_resize=config.model.position_resize)
     if config.model.head_stddev:

@@ -25,7 +25,9 @@ class TrainState:
         return self.model if self.polyak is None else self.polyak
 
 
-def init_state(model: nnx.Module, optimizer: optax.GradientTransformation, *, with_polyak: bool) -> TrainState:
+def init_state(
+    model: nnx.Module, optimizer: optax.GradientTransformation, *, with_polyak: bool
+) -> TrainState:
     """The state before the first step."""
     return TrainState(
         step=jnp.zeros((), jnp.int32),

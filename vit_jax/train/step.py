@@ -54,7 +54,9 @@ def make_train_step(
     `update_norm` is NaN after a step that is not logged, except on GPUs.
     """
     polyak = config.polyak
-    gradients_of = make_gradients(config, architecture, objective, view, look=lambda output, targets: None)
+    gradients_of = make_gradients(
+        config, architecture, objective, view, look=lambda output, targets: None
+    )
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         sums, gradients, _ = gradients_of(state, batch)
@@ -75,7 +77,9 @@ def make_train_step(
 
     def _update_norm(updates: optax.Updates, step: jax.Array) -> jax.Array:
         # XLA for TPUs fuses the other norms with the update of the parameters; this one takes two more passes.
-        if steps.log_every == 1 or platform() == "gpu":  # where the host would wait for the condition
+        if (
+            steps.log_every == 1 or platform() == "gpu"
+        ):  # where the host would wait for the condition
             return optax.tree.norm(updates)
         is_logged = (step % steps.log_every == 0) | (step == steps.total)
         return jax.lax.cond(is_logged, optax.tree.norm, lambda _: jnp.float32(jnp.nan), updates)
@@ -116,7 +120,9 @@ def make_gradients(
       taps: inner results of the network that `look` reads, see `ModelOutput`.
     """
     is_trained = make_is_trained(config.optimizer)
-    drops = config.optimizer.trained == "all"  # dropout and stochastic depth; not where the features are frozen
+    drops = (
+        config.optimizer.trained == "all"
+    )  # dropout and stochastic depth; not where the features are frozen
     class_weights = config.objective.class_weights
     num_micro_batches = config.optimizer.accumulation_steps or 1
 
@@ -126,7 +132,9 @@ def make_gradients(
         return _accumulate(state.model, image, targets, dropout_key)
 
     def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        image, label_BK = mix_batch(config, architecture.num_classes, architecture.compute_dtype, batch, key)
+        image, label_BK = mix_batch(
+            config, architecture.num_classes, architecture.compute_dtype, batch, key
+        )
         mask_B = batch.mask_B
         if class_weights:
             mean = sum(class_weights) / len(class_weights)
@@ -153,25 +161,33 @@ def make_gradients(
             micro_batches = jax.tree.map(_split, (image, targets))
             keys = jax.random.split(key, num_micro_batches)
 
-            def add(total: Total, micro: tuple[tuple[jax.Array, Targets], jax.Array]) -> tuple[Total, S]:
+            def add(
+                total: Total, micro: tuple[tuple[jax.Array, Targets], jax.Array]
+            ) -> tuple[Total, S]:
                 gradients, (sums, seen) = gradient(model, *micro[0], micro[1])
                 return jax.tree.map(jnp.add, total, (gradients, sums)), seen
 
             gradients, (sums, _) = jax.eval_shape(gradient, model, image, targets, key)
             zeros = jax.tree.map(jnp.zeros_like, (gradients, sums))
             (gradients, sums), seen = jax.lax.scan(add, zeros, (micro_batches, keys))
-        weight = jnp.maximum(sums["weight"], 1.0)  # a batch of nothing but unreadable images teaches nothing
+        weight = jnp.maximum(
+            sums["weight"], 1.0
+        )  # a batch of nothing but unreadable images teaches nothing
         return sums | {"weight": weight}, jax.tree.map(lambda g: g / weight, gradients), seen
 
     def _split(x: jax.Array) -> jax.Array:
         """(B, ...) to (A, B / A, ...), each micro-batch with a part of every device's examples."""
-        return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
+        return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(
+            0, 1
+        )
 
     def _freeze(model: nnx.Module) -> nnx.Module:
         """Stop gradients at frozen parameters."""
         if is_trained is None:
             return model
-        return pytree.map_with_names(lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model)
+        return pytree.map_with_names(
+            lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model
+        )
 
     return gradients_of
 
@@ -192,7 +208,9 @@ def mix_batch(
     return image, label_BK
 
 
-def make_evaluation_step(architecture: Architecture, objective: Objective) -> Callable[[TrainState, Batch], Metrics]:
+def make_evaluation_step(
+    architecture: Architecture, objective: Objective
+) -> Callable[[TrainState, Batch], Metrics]:
     """Return (state, batch) -> sums over the batch's examples that count, and of several labels their scores.
 
     What an objective draws at random depends on the place in the batch alone, so that every evaluation draws the same.

@@ -51,7 +51,9 @@ def step_memory(
     passing = passing_bytes(
         architecture,
         images=images // accumulation_steps,
-        gradient_bytes=sum(shard_bytes(x, tiled=tiled) for x in trained_leaves(state.model, is_trained).values()),
+        gradient_bytes=sum(
+            shard_bytes(x, tiled=tiled) for x in trained_leaves(state.model, is_trained).values()
+        ),
         **_parameters(state.model, axes["model"]),
         is_accumulated=accumulation_steps > 1,
         model_shards=axes["model"],
@@ -67,7 +69,9 @@ def step_memory(
     )
 
 
-def updated_leaves(state: TrainState, is_trained: Callable[[str], bool] | None) -> list[jax.ShapeDtypeStruct]:
+def updated_leaves(
+    state: TrainState, is_trained: Callable[[str], bool] | None
+) -> list[jax.ShapeDtypeStruct]:
     """Return what the update of a step reads and writes: all of the state but frozen parameters, and gradients."""
     trained = trained_leaves(state.model, is_trained)
     return jax.tree.leaves((state.step, trained, state.optimizer, state.polyak, trained))

@@ -57,8 +57,15 @@ class ObjectLines(Writer):
     """
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
-        self._path, self._text = cast(BucketPath, workdir / METRICS_FILE), metrics_up_to(workdir, start_step)
-        self._generation, self._is_due_at, self._is_written = self._path.write_bytes(self._text.encode()), 0.0, True
+        self._path, self._text = (
+            cast(BucketPath, workdir / METRICS_FILE),
+            metrics_up_to(workdir, start_step),
+        )
+        self._generation, self._is_due_at, self._is_written = (
+            self._path.write_bytes(self._text.encode()),
+            0.0,
+            True,
+        )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._text += json.dumps({"step": step, **metrics}) + "\n"
@@ -137,7 +144,9 @@ class Writers(Writer):
             return
         if config.logging.wandb_project is not None:  # first, for it is the one that may be missing
             self._writers.append(WeightsAndBiases(workdir, config))
-        self._writers.append((ObjectLines if is_in_bucket(workdir) else JsonLines)(workdir, start_step))
+        self._writers.append(
+            (ObjectLines if is_in_bucket(workdir) else JsonLines)(workdir, start_step)
+        )
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
 

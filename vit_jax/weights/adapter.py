@@ -25,11 +25,39 @@ _WRAPPERS = ("", "timm_model.")  # of networks of timm in transformers
 _FACTOR = re.compile(r"(?P<layer>.+)\.lora_(?P<factor>[AB])\.weight")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # of peft, for a configuration without them
-_INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # that leave the arrays of the base as they are
+_INITIAL = (
+    None,
+    True,
+    False,
+    "gaussian",
+    "eva",
+    "orthogonal",
+)  # that leave the arrays of the base as they are
 _NEUTRAL = {  # fields that change nothing when factors are merged, or are read here
-    *("peft_type", "task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping"),
-    *("inference_mode", "r", "lora_alpha", "lora_dropout", "use_rslora", "rank_pattern", "alpha_pattern"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save"),
+    *(
+        "peft_type",
+        "task_type",
+        "base_model_name_or_path",
+        "revision",
+        "peft_version",
+        "auto_mapping",
+    ),
+    *(
+        "inference_mode",
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+    ),
+    *(
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "modules_to_save",
+    ),
     *(
         "init_lora_weights",
         "loftq_config",
@@ -72,7 +100,9 @@ class Merged(NamedTuple):
 
     file: ArrayFile
     note: str
-    replaced: frozenset[str]  # arrays of the base that the adapter has as a whole, such as a classifier's
+    replaced: frozenset[
+        str
+    ]  # arrays of the base that the adapter has as a whole, such as a classifier's
 
 
 def is_adapter(path: pathlib.Path) -> bool:
@@ -90,7 +120,9 @@ def read_adapter(folder: pathlib.Path) -> Adapter:
     path = folder / CONFIG
     config = read_json(path, MAX_BYTES)
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: must be a JSON object, not {type(config).__name__}. Fetch it again.")
+        raise ValueError(
+            f"{path}: must be a JSON object, not {type(config).__name__}. Fetch it again."
+        )
     base = config.get("base_model_name_or_path")
     if not isinstance(base, str) or not base or not base.isprintable():
         raise ValueError(
@@ -122,13 +154,19 @@ def _find_problem(config: Mapping[str, object]) -> str:
         value = config.get(field, _DEFAULTS.get(field))
         if not is_covered(value):
             return f"{field}={shown(str(value))}"
-    unknown = [field for field, value in config.items() if value and value != "none" and field not in _NEUTRAL]
+    unknown = [
+        field
+        for field, value in config.items()
+        if value and value != "none" and field not in _NEUTRAL
+    ]
     return f"{shown(unknown[0])[1:-1]}={shown(str(config[unknown[0]]))}" if unknown else ""
 
 
 def _are_plain(alphas: object) -> bool:
     """Return True for numbers by the ends of layers' names."""
-    return not alphas or (isinstance(alphas, dict) and all(map(_is_plain_alpha, alphas, alphas.values())))
+    return not alphas or (
+        isinstance(alphas, dict) and all(map(_is_plain_alpha, alphas, alphas.values()))
+    )
 
 
 def _is_plain_alpha(ending: str, alpha: object) -> bool:
@@ -162,7 +200,9 @@ def base_address(adapter: Adapter, *, is_local: bool) -> str:
     Raises:
       ValueError: the base is neither.
     """
-    if is_local and (adapter.base.startswith(("gs://", "hf://")) or pathlib.Path(adapter.base).exists()):
+    if is_local and (
+        adapter.base.startswith(("gs://", "hf://")) or pathlib.Path(adapter.base).exists()
+    ):
         return adapter.base
     if _HUB_NAME.fullmatch(adapter.base):
         return f"hf://{adapter.base}" + (f"@{adapter.revision}" if adapter.revision else "")
@@ -182,10 +222,14 @@ def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merg
     kernels = {layer: f"{layer}.weight" for layer in pairs}
     places = find_places([*kernels.values(), *whole], base.arrays)
     if missing := [layer for layer, kernel in kernels.items() if kernel not in places]:
-        raise ValueError(f"its layer {shown(missing[0])} has no array in the base {base.path}. Give the right base.")
+        raise ValueError(
+            f"its layer {shown(missing[0])} has no array in the base {base.path}. Give the right base."
+        )
 
     arrays = dict(base.arrays)
-    merged: dict[str, tuple[str, str, float]] = {}  # array of the base → its factors and their scale
+    merged: dict[
+        str, tuple[str, str, float]
+    ] = {}  # array of the base → its factors and their scale
     for layer, pair in pairs.items():
         place = places[kernels[layer]]
         scale = _check_pair(adapter, layer, pair, factors.arrays, arrays[place].shape)
@@ -234,7 +278,11 @@ def find_places(names: Iterable[str], in_base: Iterable[str]) -> dict[str, str]:
     names, in_base = list(names), set(in_base)
     found: dict[str, str] = {}
     for wrapper in _WRAPPERS:
-        found |= {name: name.removeprefix(wrapper) for name in names if name.removeprefix(wrapper) in in_base}
+        found |= {
+            name: name.removeprefix(wrapper)
+            for name in names
+            if name.removeprefix(wrapper) in in_base
+        }
     others = [name for name in names if name not in found]
     return {**huggingface.find_names(others, in_base), **found} if others else found
 
@@ -248,7 +296,9 @@ def _check_pair(
 ) -> float:
     """Return the scale of a layer; ValueError unless its factors are of its kernel's shape."""
     if len(pair) < 2:
-        raise ValueError(f"its layer {shown(layer)} has one factor of two. Fetch the adapter again.")
+        raise ValueError(
+            f"its layer {shown(layer)} has one factor of two. Fetch the adapter again."
+        )
     thin, wide = arrays[pair["A"]].shape, arrays[pair["B"]].shape
     is_fitting = len(thin) >= 2 and thin[0] > 0 and wide[1:] == (thin[0], *(1 for _ in thin[2:]))
     if not is_fitting or (wide[0], *thin[1:]) != shape:
@@ -257,5 +307,7 @@ def _check_pair(
             "Give the right base."
         )
     if thin[0] != adapter.rank and not adapter.has_ranks:
-        raise ValueError(f"its layer {shown(layer)} has the rank {thin[0]}, and {CONFIG} r={adapter.rank}.")
+        raise ValueError(
+            f"its layer {shown(layer)} has the rank {thin[0]}, and {CONFIG} r={adapter.rank}."
+        )
     return adapter.scale(layer, thin[0])

@@ -69,7 +69,9 @@ _PARTS: dict[str, dict[str, object]] = {
     r"_clip_quickgelu": {"gelu": "quick", "layer_norm_epsilon": 1e-5},
     r"^eva_giant_": {},
     r"_clip_|^aimv2_": {"layer_norm_epsilon": 1e-5},
-    r"_siglip_": {"gelu": "tanh"},  # as in the original code; timm has the exact GELU in most of its models
+    r"_siglip_": {
+        "gelu": "tanh"
+    },  # as in the original code; timm has the exact GELU in most of its models
 }
 _POOLS_ALL_TOKENS = ("test_vit3",)
 _REFERENCE_OF_GRID = [16, 16]  # of the places of "grid"
@@ -84,8 +86,26 @@ dynamic_img_pad|strict_img_size|\w*drop\w*|weight_init|fix_init|head_init_scale|
 _KNOWN_ARGUMENT = re.compile(_ARGUMENTS.replace("\n", ""))
 
 MODEL_TYPES = (
-    *("vit", "vit_mae", "deit", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit", "clip", "clip_vision_model"),
-    *("siglip", "siglip_vision_model", "aimv2", "aimv2_vision_model", "radio", "tipsv2", "tipsv2_vision_model"),
+    *(
+        "vit",
+        "vit_mae",
+        "deit",
+        "ijepa",
+        "dinov2",
+        "dinov2_with_registers",
+        "dinov3_vit",
+        "clip",
+        "clip_vision_model",
+    ),
+    *(
+        "siglip",
+        "siglip_vision_model",
+        "aimv2",
+        "aimv2_vision_model",
+        "radio",
+        "tipsv2",
+        "tipsv2_vision_model",
+    ),
     *("chinese_clip", "metaclip_2", "metaclip_2_vision_model"),
 )
 """Model types of transformers that are read."""
@@ -153,7 +173,9 @@ def timm_fields(name: str, arguments: Mapping[str, Any]) -> dict[str, object]:
     if fields["rope"] == "index":
         fields["rope_grid"] = _reference_grid(name, reference)
     if fields["rope"] == "grid" and reference not in (None, _REFERENCE_OF_GRID):
-        raise ValueError(f"model_args.ref_feat_shape={reference}: must be {_REFERENCE_OF_GRID}. Take other weights.")
+        raise ValueError(
+            f"model_args.ref_feat_shape={reference}: must be {_REFERENCE_OF_GRID}. Take other weights."
+        )
     if fields["rope"] is None:
         pools_all = arguments.get("pool_include_prefix", name in _POOLS_ALL_TOKENS)
         fields["pooled_tokens"] = "all" if pools_all else "patches"
@@ -162,9 +184,15 @@ def timm_fields(name: str, arguments: Mapping[str, Any]) -> dict[str, object]:
 
 def _reference_grid(name: str, stated: object) -> tuple[int, int]:
     """Return rows and columns of the grid that the places of Perception Encoder count."""
-    is_pair = isinstance(stated, list) and len(stated) == 2 and all(type(side) is int and side > 0 for side in stated)
+    is_pair = (
+        isinstance(stated, list)
+        and len(stated) == 2
+        and all(type(side) is int and side > 0 for side in stated)
+    )
     if stated is not None and not is_pair:
-        raise ValueError(f"model_args.ref_feat_shape={shown(str(stated))}: must be rows and columns. Correct the file.")
+        raise ValueError(
+            f"model_args.ref_feat_shape={shown(str(stated))}: must be rows and columns. Correct the file."
+        )
     if isinstance(stated, list):
         return stated[0], stated[1]
     patch, image = map(int, re.findall(r"\d+", name)[-2:])

@@ -50,10 +50,16 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     prepared = weights.preprocessing or {}
     count = sum(array.size for array in weights.parameters.values())
     height, width = a.image_size
-    head = f"{a.num_classes:,} classes" if a.num_classes else "no classifier: it ends in its features"
+    head = (
+        f"{a.num_classes:,} classes" if a.num_classes else "no classifier: it ends in its features"
+    )
     front: dict[str, object] = {}
     if licence:  # the Hub knows some licences by name
-        front = {"license": licence} if licence in HUB_LICENCES else {"license": "other", "license_name": licence}
+        front = (
+            {"license": licence}
+            if licence in HUB_LICENCES
+            else {"license": "other", "license_name": licence}
+        )
     front["pipeline_tag"] = "image-classification" if a.num_classes else "image-feature-extraction"
     front["tags"] = ["vision-transformer" if a.has_transformer else "resnet", "vit_jax"]
     rows = {
@@ -65,7 +71,9 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     values: Any = prepared.get("value_range")
     if is_value_range(values):
         low, high = values
-        rows["more than 8 bits"] = f"values from {low:g} to {high:g} become 0 to 255, before the preparation"
+        rows["more than 8 bits"] = (
+            f"values from {low:g} to {high:g} become 0 to 255, before the preparation"
+        )
     if licence:
         rows["licence of the pre-trained weights"] = markdown_text(licence)
     lora = f", LoRA of rank {training.lora_rank}, merged" if training and training.lora_rank else ""
@@ -73,13 +81,22 @@ def model_card(weights: Weights, format_name: str, name: str) -> str:
     rows["computed with"] = _details(a)
     classes = ["## Classes", "", _classes(weights.class_names), ""] if a.num_classes else []
     class_of_library = huggingface_class(a) if format_name == "huggingface" else ""
-    source = json.dumps(f"local-dir:{name}" if format_name == "timm" else name)  # a literal of Python on one line
+    source = json.dumps(
+        f"local-dir:{name}" if format_name == "timm" else name
+    )  # a literal of Python on one line
     use = _USE[format_name].replace("CLASS", class_of_library).format(source)
     also = "`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option."
     lines = [
         f"{_BEGINNING}{_LIBRARY[format_name]}",
         *(f"{field}: {json.dumps(value)}" for field, value in front.items()),
-        *("---", "", f"# {markdown_text(name)}", "", f"{markdown_text(a.name)}, {count:,} parameters, {head}.", ""),
+        *(
+            "---",
+            "",
+            f"# {markdown_text(name)}",
+            "",
+            f"{markdown_text(a.name)}, {count:,} parameters, {head}.",
+            "",
+        ),
         *("| | |", "|---|---|", *(f"| {field} | {value} |" for field, value in rows.items()), ""),
         *(*classes, "## Use", "", "```python", use, "```", ""),
         *([] if format_name == "vit_jax" else [also, ""]),
@@ -116,7 +133,11 @@ def _preparation(prepared: Mapping[str, object]) -> str:
 
 
 def _details(a: Architecture) -> str:
-    terms = [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"] if a.has_transformer else []
+    terms = (
+        [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"]
+        if a.has_transformer
+        else []
+    )
     if a.has_resnet:
         standardization = f"weight standardisation {a.standardization_epsilon:g}"
         terms.append(f"group norm epsilon {a.group_norm_epsilon:g}, {standardization}")
@@ -127,4 +148,6 @@ def _classes(names: Sequence[str] | None) -> str:
     if names is None:
         return "Their names are not known."
     rest = len(names) - MOST_CLASSES
-    return ", ".join(map(markdown_code, names[:MOST_CLASSES])) + (f" and {rest:,} more." if rest > 0 else ".")
+    return ", ".join(map(markdown_code, names[:MOST_CLASSES])) + (
+        f" and {rest:,} more." if rest > 0 else "."
+    )

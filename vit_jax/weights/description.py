@@ -62,7 +62,9 @@ def states_several_labels(metadata: Mapping[str, object]) -> bool:
     return metadata.get("is_multilabel") is True
 
 
-def describe_preparation(how: "EvaluationTransform", normalisation: Normalisation = OURS) -> dict[str, object]:
+def describe_preparation(
+    how: "EvaluationTransform", normalisation: Normalisation = OURS
+) -> dict[str, object]:
     """Describe how images are prepared, to pixels in [-1, 1], and the normalisation that is folded into the weights."""
     return {
         "image_size": list(how.image_size),
@@ -86,7 +88,9 @@ def stored_architecture(metadata: Mapping[str, object]) -> Architecture:
     """Return the architecture in metadata; ValueError if it is from a newer version, absent or contradictory."""
     version = metadata.get("format_version", FORMAT_VERSION)
     if type(version) is not int or version > FORMAT_VERSION:
-        raise ValueError(f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: update vit_jax")
+        raise ValueError(
+            f"its metadata is of version {version!r}, this program reads {FORMAT_VERSION}: update vit_jax"
+        )
     fields = metadata.get("architecture")
     if not isinstance(fields, Mapping):
         raise ValueError("its metadata describes no network: there is no 'architecture' in it")
@@ -109,9 +113,15 @@ def bounded_architecture(fields: Mapping[str, object]) -> Architecture:
     """
     a = read_architecture(fields)
     for _, reference in references(a):
-        if isinstance(reference, StoredReference):  # here, before anything asks for shapes, which builds the network
+        if isinstance(
+            reference, StoredReference
+        ):  # here, before anything asks for shapes, which builds the network
             reference.require_allowed()
-    if a.depth > MOST_LAYERS or len(a.units) > MOST_STAGES or not all(0 < number <= MOST_LAYERS for number in a.units):
+    if (
+        a.depth > MOST_LAYERS
+        or len(a.units) > MOST_STAGES
+        or not all(0 < number <= MOST_LAYERS for number in a.units)
+    ):
         raise ValueError(
             f"depth {a.depth}, units {a.units}: at most {MOST_LAYERS} layers and {MOST_STAGES} stages are possible"
         )

@@ -28,7 +28,9 @@ class Fitted:
 
     parameters: Mapping[str, np.ndarray]  # float32, for every parameter of the target
     statuses: tuple[ArrayStatus, ...]  # of every parameter of either network
-    normalisation: Normalisation = OURS  # of the pixels that the weights were trained on, folded into them
+    normalisation: Normalisation = (
+        OURS  # of the pixels that the weights were trained on, folded into them
+    )
     licence: str = ""  # of the weights
 
     def summary(self) -> str:
@@ -63,7 +65,9 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     source = weights.architecture
     expected, parameters = stacked_shapes(target), dict(weights.parameters)
     of_head = {name for name in (*parameters, *expected) if name.startswith("head/")}
-    is_new_head = not all(name in parameters and expected.get(name) == parameters[name].shape for name in of_head)
+    is_new_head = not all(
+        name in parameters and expected.get(name) == parameters[name].shape for name in of_head
+    )
     statuses = []
     for name in [name for name in parameters if name in of_head and is_new_head]:
         if name not in expected or name.startswith("head/linear/"):
@@ -77,30 +81,50 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
         }
     if (source.pool, source.final_norm) != (target.pool, target.final_norm):
         statuses += _fit_pooling(parameters, expected)
-    parameters, resized = resize_positions(parameters, source.grid, target.grid, weights.resize_method(position_resize))
+    parameters, resized = resize_positions(
+        parameters, source.grid, target.grid, weights.resize_method(position_resize)
+    )
     statuses += resized
-    if lines := pytree.differences({n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, parameters):
+    if lines := pytree.differences(
+        {n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, parameters
+    ):
         fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
         raise ValueError(f"{fault}:{pytree.listed(lines)}")
     reported = {status.name for status in statuses}
     fitted = {name: parameters[name] for name in expected}
-    copied = [ArrayStatus.of(name, array, "copied") for name, array in fitted.items() if name not in reported]
-    return Fitted(fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing), weights.licence)
+    copied = [
+        ArrayStatus.of(name, array, "copied")
+        for name, array in fitted.items()
+        if name not in reported
+    ]
+    return Fitted(
+        fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing), weights.licence
+    )
 
 
 _NORMS = {"encoder/norm/": "pooled_norm/", "pooled_norm/": "encoder/norm/"}
 
 
-def _fit_pooling(parameters: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]) -> list[ArrayStatus]:
+def _fit_pooling(
+    parameters: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]
+) -> list[ArrayStatus]:
     """Change attention pooling and the last norm of `parameters`; return how each changed parameter is used."""
     statuses = []
-    for name in [name for name in parameters if name not in expected and name.startswith((*_NORMS, "pooling/"))]:
+    for name in [
+        name
+        for name in parameters
+        if name not in expected and name.startswith((*_NORMS, "pooling/"))
+    ]:
         array, folder = parameters.pop(name), f"{name.rpartition('/')[0]}/"
         moved = name.replace(folder, _NORMS.get(folder, folder))
         if moved in expected:
             parameters[moved] = array
-        statuses.append(ArrayStatus.of(name, array, f"moved to {moved}" if moved in expected else "left out"))
-    for name in [name for name in expected if name not in parameters and name.startswith((*_NORMS,))]:
+        statuses.append(
+            ArrayStatus.of(name, array, f"moved to {moved}" if moved in expected else "left out")
+        )
+    for name in [
+        name for name in expected if name not in parameters and name.startswith((*_NORMS,))
+    ]:
         parameters[name] = np.full(expected[name], name.endswith("scale"), np.float32)
         statuses.append(ArrayStatus.of(name, parameters[name], "new"))
     return statuses
@@ -114,11 +138,19 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     """
     a = weights.architecture
     keep_hidden = keep_hidden and not is_reference(a.head)
-    architecture = dataclasses.replace(a, num_classes=0, patch_outputs=0, head=a.head if keep_hidden else "linear")
+    architecture = dataclasses.replace(
+        a, num_classes=0, patch_outputs=0, head=a.head if keep_hidden else "linear"
+    )
     left_out = ("head/linear/", "head/mask") if keep_hidden else "head/"
-    kept = {name: array for name, array in weights.parameters.items() if not name.startswith(left_out)}
+    kept = {
+        name: array for name, array in weights.parameters.items() if not name.startswith(left_out)
+    }
     shapes = stacked_shapes(architecture)
-    empty = {name: np.zeros(shapes[name], np.float32) for name in shapes if name.startswith("head/linear/")}
+    empty = {
+        name: np.zeros(shapes[name], np.float32)
+        for name in shapes
+        if name.startswith("head/linear/")
+    }
     notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
     weights = dataclasses.replace(weights, class_names=None, notes=notes, has_several_labels=False)
     return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty)
@@ -134,7 +166,9 @@ def select_classes(weights: Weights, output_L: np.ndarray, class_names: tuple[st
     bias_K = parameters["head/linear/bias"]
     is_known_L = output_L >= 0
     parameters["head/linear/kernel"] = np.where(is_known_L, kernel_DK[:, output_L], np.float32(0))
-    parameters["head/linear/bias"] = np.where(is_known_L, bias_K[output_L], bias_K[output_L[is_known_L]].mean())
+    parameters["head/linear/bias"] = np.where(
+        is_known_L, bias_K[output_L], bias_K[output_L[is_known_L]].mean()
+    )
     architecture = dataclasses.replace(weights.architecture, num_classes=len(class_names))
     return weights.with_network(architecture, parameters, class_names=class_names)
 
@@ -170,10 +204,15 @@ def with_classifier(
     """
     base = without_head(weights)
     architecture = dataclasses.replace(base.architecture, num_classes=len(class_names))
-    head = {"head/linear/kernel": kernel_DK.astype(np.float32), "head/linear/bias": bias_K.astype(np.float32)}
+    head = {
+        "head/linear/kernel": kernel_DK.astype(np.float32),
+        "head/linear/bias": bias_K.astype(np.float32),
+    }
     shapes = stacked_shapes(architecture)
     if wrong := [name for name, array in head.items() if array.shape != shapes[name]]:
-        raise ValueError(f"{wrong[0]} has the shape {head[wrong[0]].shape}: must be {shapes[wrong[0]]}.")
+        raise ValueError(
+            f"{wrong[0]} has the shape {head[wrong[0]].shape}: must be {shapes[wrong[0]]}."
+        )
     return base.with_network(architecture, {**base.parameters, **head}, class_names=class_names)
 
 
@@ -200,7 +239,9 @@ def with_position_table(weights: Weights, *, of_patches: bool = False) -> Weight
         first_1D = [parameters["positions/class_row"]] if a.num_class_tokens else []
         table_1SD = np.concatenate([*first_1D, table_ND])[None]
     else:
-        table_1SD = fixed_positions(a.position_embedding, a.grid, a.width, prefix_length=a.prefix_length)
+        table_1SD = fixed_positions(
+            a.position_embedding, a.grid, a.width, prefix_length=a.prefix_length
+        )
     parameters["positions/table"] = table_1SD
     architecture = dataclasses.replace(a, position_embedding="learned_1d", position_tokens="all")
     return weights.with_network(architecture, parameters)

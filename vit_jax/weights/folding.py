@@ -30,17 +30,26 @@ class Normalisation(NamedTuple):
 OURS = Normalisation()
 
 
-def fold(parameters: Mapping[str, np.ndarray], normalisation: Normalisation) -> dict[str, np.ndarray]:
+def fold(
+    parameters: Mapping[str, np.ndarray], normalisation: Normalisation
+) -> dict[str, np.ndarray]:
     """Return parameters for pixels in [-1, 1]; the input has those for normalised pixels.
 
     They hold the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
     """
     mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
-    scale_C, shift_C = 1 / (2 * std_C), (0.5 - mean_C) / std_C  # of pixels in [-1, 1] to normalised ones
+    scale_C, shift_C = (
+        1 / (2 * std_C),
+        (0.5 - mean_C) / std_C,
+    )  # of pixels in [-1, 1] to normalised ones
     kernel_hwCD = parameters[KERNEL].astype(np.float64)
     bias_D = np.einsum("hwCD,C->D", kernel_hwCD, shift_C) + parameters.get(BIAS, 0.0)
     dtype = parameters[KERNEL].dtype
-    return {**parameters, KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
+    return {
+        **parameters,
+        KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype),
+        BIAS: bias_D.astype(dtype),
+    }
 
 
 def unfold(
@@ -58,7 +67,11 @@ def unfold(
     stored_D = parameters.get(BIAS, np.zeros(kernel_hwCD.shape[-1]))
     bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + stored_D
     dtype = parameters[KERNEL].dtype
-    result = {**parameters, KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype), BIAS: bias_D.astype(dtype)}
+    result = {
+        **parameters,
+        KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype),
+        BIAS: bias_D.astype(dtype),
+    }
     if has_bias:
         return result
     terms_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(2 * mean_C - 1)) + np.abs(stored_D)
@@ -82,7 +95,11 @@ def stored_normalisation(preprocessing: Mapping[str, object] | None) -> Normalis
 
 def describe_normalisation(normalisation: Normalisation) -> dict[str, object]:
     """Return the fields of the preprocessing of weights that state it; none for ours."""
-    return {} if normalisation == OURS else {name: list(value) for name, value in normalisation._asdict().items()}
+    return (
+        {}
+        if normalisation == OURS
+        else {name: list(value) for name, value in normalisation._asdict().items()}
+    )
 
 
 def parse_normalisation(mean: object, std: object) -> Normalisation:
@@ -92,7 +109,9 @@ def parse_normalisation(mean: object, std: object) -> Normalisation:
       ValueError: they are not three numbers each, or a standard deviation is not positive.
     """
     values = [value for value in (mean, std) if isinstance(value, Sequence) and len(value) == 3]
-    numbers = [float(number) for value in values for number in value if type(number) in (int, float)]
+    numbers = [
+        float(number) for value in values for number in value if type(number) in (int, float)
+    ]
     if len(numbers) != 6 or not np.isfinite(numbers).all() or min(numbers[3:]) <= 0:
         raise ValueError(
             f"mean={shortened(str(mean), 80)}, std={shortened(str(std), 80)}: must be three finite numbers each, std "

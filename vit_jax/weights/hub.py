@@ -31,10 +31,16 @@ def fetch(source: str) -> pathlib.Path:
     Raises:
       ValueError: a malformed address, huggingface_hub is not installed, or it cannot fetch.
     """
-    match, library = _open(source, "download model.safetensors and config.json yourself and give the folder")
+    match, library = _open(
+        source, "download model.safetensors and config.json yourself and give the folder"
+    )
     try:
-        folder = library.snapshot_download(match["name"], revision=match["revision"], allow_patterns=PATTERNS)
-    except Exception as error:  # of the network, the Hub or the address; the library has no one class for them
+        folder = library.snapshot_download(
+            match["name"], revision=match["revision"], allow_patterns=PATTERNS
+        )
+    except (
+        Exception
+    ) as error:  # of the network, the Hub or the address; the library has no one class for them
         raise ValueError(f"{source} cannot be fetched: {error}") from error
     local = pathlib.Path(folder)
     if not any(local.glob("*.safetensors")):
@@ -78,7 +84,9 @@ def push(folder: pathlib.Path, address: str) -> str:
         hub.create_repo(match["name"], exist_ok=True)
         hub.upload_folder(repo_id=match["name"], folder_path=str(folder))
     except Exception as error:  # as in `fetch`
-        raise ValueError(f"{folder} is written, and cannot be uploaded to {address}: {error}") from error
+        raise ValueError(
+            f"{folder} is written, and cannot be uploaded to {address}: {error}"
+        ) from error
     return f"hf://{match['name']}"
 
 
@@ -86,9 +94,13 @@ def _open(address: str, instead: str) -> tuple[re.Match[str], Any]:
     """Return the parts of an address, and the library."""
     match = _REPOSITORY.fullmatch(address)
     if not match:
-        raise ValueError(f"{address!r} is not an address of the form hf://owner/name or hf://owner/name@revision.")
+        raise ValueError(
+            f"{address!r} is not an address of the form hf://owner/name or hf://owner/name@revision."
+        )
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ValueError(f"{address} needs huggingface_hub: {install_command('hub')}, or {instead}.") from error
+        raise ValueError(
+            f"{address} needs huggingface_hub: {install_command('hub')}, or {instead}."
+        ) from error
     return match, huggingface_hub

@@ -39,7 +39,11 @@ _TIMM_RESNETS: dict[tuple[tuple[int, ...], float], str] = {
 }
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
 _TIMM_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
-_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}  # of transformers
+_ACTIVATIONS = {
+    "exact": "gelu",
+    "tanh": "gelu_pytorch_tanh",
+    "quick": "quick_gelu",
+}  # of transformers
 
 
 def write_library_config(
@@ -67,15 +71,28 @@ def write_library_config(
         else:
             write_atomically(path, json.dumps(value, indent=2) + "\n")
     if config is None:
-        return (f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",)
+        return (
+            f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",
+        )
     notes = []
     if not (is_timm or a.num_classes or a.pool in ("token", "map")):
-        notes.append(f"Its class in transformers does not pool by {a.pool}: take last_hidden_state.")
+        notes.append(
+            f"Its class in transformers does not pool by {a.pool}: take last_hidden_state."
+        )
     if not is_known(preprocessing):
         where = f"{CONFIG} does not state it" if is_timm else f"there is no {PREPROCESSOR}"
-        notes.append(f"How images were resized and cropped for this network is not known, so {where}.")
-    elif preprocessing and processor and preprocessing["crop_fraction"] != 1.0 and "crop_size" not in processor:
-        notes.append("Hugging Face's processor resizes the full image; this network was tested on central crops.")
+        notes.append(
+            f"How images were resized and cropped for this network is not known, so {where}."
+        )
+    elif (
+        preprocessing
+        and processor
+        and preprocessing["crop_fraction"] != 1.0
+        and "crop_size" not in processor
+    ):
+        notes.append(
+            "Hugging Face's processor resizes the full image; this network was tested on central crops."
+        )
     return tuple(notes)
 
 
@@ -97,8 +114,14 @@ def huggingface_config(
         "image_size": _one_or_two(a.image_size),
         "patch_size": _one_or_two(a.patch_size),
         "num_channels": 3,
-        **{theirs: getattr(a, ours) for ours, theirs in HUGGINGFACE_SIZES.items() if ours != "mlp_dim"},
-        "hidden_act": "silu" if a.mlp == "swiglu" and model.family != "dinov2" else _ACTIVATIONS[a.gelu],
+        **{
+            theirs: getattr(a, ours)
+            for ours, theirs in HUGGINGFACE_SIZES.items()
+            if ours != "mlp_dim"
+        },
+        "hidden_act": "silu"
+        if a.mlp == "swiglu" and model.family != "dinov2"
+        else _ACTIVATIONS[a.gelu],
         "rms_norm_eps" if a.norm == "rms" else "layer_norm_eps": a.layer_norm_epsilon,
         **({} if "mlp_ratio" in arguments else {HUGGINGFACE_SIZES["mlp_dim"]: a.mlp_dim}),
         **arguments,
@@ -107,7 +130,9 @@ def huggingface_config(
     }
 
 
-def _huggingface_arguments(a: Architecture, model_type: str, pixels: Normalisation) -> dict[str, object]:
+def _huggingface_arguments(
+    a: Architecture, model_type: str, pixels: Normalisation
+) -> dict[str, object]:
     """Return the arguments of a class that not all classes have; "mlp_ratio" replaces the width of the MLP."""
     has_qkv_bias = a.qkv_bias == "all"
     match model_type:
@@ -117,12 +142,24 @@ def _huggingface_arguments(a: Architecture, model_type: str, pixels: Normalisati
                 "use_swiglu_ffn": a.mlp == "swiglu",
                 "qkv_bias": has_qkv_bias,
             }
-            tokens = {"use_mask_token": False} if model_type == "dinov2" else {"num_register_tokens": a.registers}
+            tokens = (
+                {"use_mask_token": False}
+                if model_type == "dinov2"
+                else {"num_register_tokens": a.registers}
+            )
             return sizes | tokens
         case "dinov3_vit":
-            biases = {"query_bias": a.qkv_bias != "none", "key_bias": has_qkv_bias, "value_bias": a.qkv_bias != "none"}
+            biases = {
+                "query_bias": a.qkv_bias != "none",
+                "key_bias": has_qkv_bias,
+                "value_bias": a.qkv_bias != "none",
+            }
             biases |= {"proj_bias": a.linear_bias, "mlp_bias": a.linear_bias}
-            return {"use_gated_mlp": a.mlp == "swiglu", "num_register_tokens": a.registers, **biases}
+            return {
+                "use_gated_mlp": a.mlp == "swiglu",
+                "num_register_tokens": a.registers,
+                **biases,
+            }
         case "clip_vision_model":
             return {"projection_dim": a.num_classes or a.width}
         case "siglip_vision_model":
@@ -131,13 +168,28 @@ def _huggingface_arguments(a: Architecture, model_type: str, pixels: Normalisati
             return {"qkv_bias": False, "mlp_bias": False, "use_head": False}
         case "radio":
             tokens = {"num_cls_tokens": a.num_class_tokens, "num_registers": a.registers}
-            numbers = {"summary_idxs": [*range(a.num_class_tokens)], "max_img_size": a.image_size[0]}
+            numbers = {
+                "summary_idxs": [*range(a.num_class_tokens)],
+                "max_img_size": a.image_size[0],
+            }
             sizes = {"mlp_ratio": a.mlp_dim / a.width, "qkv_bias": has_qkv_bias}
-            return {**tokens, **numbers, **sizes, "norm_mean": [*pixels.mean], "norm_std": [*pixels.std]}
-    return {"qkv_bias": has_qkv_bias, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+            return {
+                **tokens,
+                **numbers,
+                **sizes,
+                "norm_mean": [*pixels.mean],
+                "norm_std": [*pixels.std],
+            }
+    return {
+        "qkv_bias": has_qkv_bias,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
 
 
-def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) -> dict[str, object] | None:
+def _huggingface_processor(
+    a: Architecture, preprocessing: Mapping[str, Any]
+) -> dict[str, object] | None:
     """Return the `preprocessor_config.json` of known preprocessing; None for other."""
     if not is_known(preprocessing):
         return None
@@ -150,8 +202,14 @@ def _huggingface_processor(a: Architecture, preprocessing: Mapping[str, Any]) ->
         "image_processor_type": "BitImageProcessor" if is_cropped else "ViTImageProcessor",
         "do_resize": True,
         "size": {"shortest_edge": edge} if is_cropped else {"height": height, "width": width},
-        **({"do_center_crop": True, "crop_size": {"height": height, "width": width}} if is_cropped else {}),
-        "resample": 3 if preprocessing.get("interpolation") == "bicubic" else 2,  # Pillow's numbers; 2 is bilinear
+        **(
+            {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+            if is_cropped
+            else {}
+        ),
+        "resample": 3
+        if preprocessing.get("interpolation") == "bicubic"
+        else 2,  # Pillow's numbers; 2 is bilinear
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": huggingface_model(a).family != "radio",  # which does it in the network
@@ -168,13 +226,20 @@ def timm_config(
     if a.family == "resnet":
         name, arguments = _TIMM_RESNETS.get((a.units, a.width_factor)), {}
     elif a.family == "hybrid":
-        name, arguments = _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None, _timm_arguments(a)
+        name, arguments = (
+            _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None,
+            _timm_arguments(a),
+        )
     else:
         name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_component_arguments(a)
     if name is None:
         return None
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
-    pretrained: dict[str, object] = {"input_size": [3, *a.image_size], "mean": [*pixels.mean], "std": [*pixels.std]}
+    pretrained: dict[str, object] = {
+        "input_size": [3, *a.image_size],
+        "mean": [*pixels.mean],
+        "std": [*pixels.std],
+    }
     pretrained["num_classes"] = a.num_classes
     if preprocessing and is_known(preprocessing):
         pretrained["interpolation"] = preprocessing.get("interpolation") or "bilinear"
@@ -205,8 +270,16 @@ def _timm_component_arguments(a: Architecture) -> dict[str, object]:
             **({"embed_norm_layer": None} if a.norm == "rms" and a.embedding_norm is None else {}),
         }
     counted = list(a.rope_grid or a.grid)
-    reference = {None: {}, "centred": {}, "grid": {"ref_feat_shape": [16, 16]}, "index": {"ref_feat_shape": counted}}
-    pool = {"attn_pool_num_heads": a.pool_num_heads or a.num_heads, "attn_pool_mlp_ratio": _ratio(a)}
+    reference = {
+        None: {},
+        "centred": {},
+        "grid": {"ref_feat_shape": [16, 16]},
+        "index": {"ref_feat_shape": counted},
+    }
+    pool = {
+        "attn_pool_num_heads": a.pool_num_heads or a.num_heads,
+        "attn_pool_mlp_ratio": _ratio(a),
+    }
     return common | {
         "num_reg_tokens": a.registers,
         "qkv_fused": a.mlp != "swiglu_norm",
@@ -225,13 +298,17 @@ def _timm_component_arguments(a: Architecture) -> dict[str, object]:
 def _ratio(a: Architecture) -> float:
     """Return a ratio of MLP and width from which timm computes `mlp_dim`: it multiplies and rounds down."""
     # Packed SwiGLU of VisionTransformer counts gate and value as one. The quotient alone can end one below.
-    mlp_dim = 2 * a.mlp_dim if a.mlp == "swiglu" and a.rope is None and a.norm == "layer" else a.mlp_dim
+    mlp_dim = (
+        2 * a.mlp_dim if a.mlp == "swiglu" and a.rope is None and a.norm == "layer" else a.mlp_dim
+    )
     ratio = mlp_dim / a.width
     return ratio if int(a.width * ratio) == mlp_dim else (mlp_dim + 0.5) / a.width
 
 
 def _timm_arguments(a: Architecture) -> dict[str, object]:
-    plain = {"pos_embed": "learn", "act_layer": _TIMM_ACTIVATIONS[a.gelu]} if a.mlp == "gelu" else {}
+    plain = (
+        {"pos_embed": "learn", "act_layer": _TIMM_ACTIVATIONS[a.gelu]} if a.mlp == "gelu" else {}
+    )
     return {
         "img_size": list(a.image_size),
         "patch_size": _one_or_two(a.patch_size),

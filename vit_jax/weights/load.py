@@ -48,7 +48,10 @@ from vit_jax.weights.recognise import (
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
 
 HEAD = "head/linear/kernel"
-_IGNORED = {"opt": "optimiser state", **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training")}
+_IGNORED = {
+    "opt": "optimiser state",
+    **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training"),
+}
 
 
 def class_names_file(path: pathlib.Path) -> pathlib.Path:
@@ -75,7 +78,9 @@ class Weights:
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
-    has_several_labels: bool = False  # images may have several labels, as their configuration states
+    has_several_labels: bool = (
+        False  # images may have several labels, as their configuration states
+    )
 
     def resize_method(self, position_resize: str = "library") -> str:
         """Return how positions are resized: "library" is the method of the library whose names the file has."""
@@ -88,9 +93,13 @@ class Weights:
     @property
     def is_multilabel(self) -> bool:
         """Return True if images may have several labels, by their configuration or the run that made them."""
-        return self.has_several_labels or (self.training is not None and self.training.is_multilabel)
+        return self.has_several_labels or (
+            self.training is not None and self.training.is_multilabel
+        )
 
-    def with_network(self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any) -> "Weights":
+    def with_network(
+        self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any
+    ) -> "Weights":
         """Return the weights with another network, whose parameters are chosen and ordered by its names."""
         chosen = {name: parameters[name] for name in stacked_shapes(a)}
         return dataclasses.replace(self, architecture=a, parameters=chosen, **changes)
@@ -100,7 +109,9 @@ class Weights:
         head = self.parameters.get(HEAD)
         if head is None or not head.size or head.any():
             return []
-        return ["WARNING: the head is all zeros: it gives the same output for all images. Fine-tune it before use."]
+        return [
+            "WARNING: the head is all zeros: it gives the same output for all images. Fine-tune it before use."
+        ]
 
 
 def load_weights(
@@ -129,7 +140,9 @@ def load_weights(
       CodeNotAllowed: the network needs code of a package that is not allowed.
     """
     if unknown := options.keys() - set(OPTIONS):
-        raise TypeError(f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
+        raise TypeError(
+            f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}"
+        )
     address = str(source)
     allowed = allowed_code(allow_code)
     path = locate.fetch_source(source, class_names_file(pathlib.Path("{}")).name)
@@ -143,7 +156,11 @@ def load_weights(
 
 
 def _load_arrays(
-    address: str, path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]
+    address: str,
+    path: pathlib.Path,
+    polyak: bool,
+    options: Mapping[str, object],
+    allowed: tuple[str, ...],
 ) -> Weights:
     """Read weights of a file, a folder or an adapter, which were fetched from an address."""
     if not path.exists() and address in PUBLISHED:
@@ -156,7 +173,9 @@ def _load_arrays(
     else:
         file = locate.find_file(path)
         if file.is_file() and not polyak:
-            raise ValueError(f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw.")
+            raise ValueError(
+                f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw."
+            )
         weights = _load_file(file, _beside(path, file, options), options, allowed)
     if hub.is_hub_address(address) and not weights.licence:
         weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
@@ -165,7 +184,9 @@ def _load_arrays(
     return weights
 
 
-def _load_adapter(address: str, path: pathlib.Path, options: Mapping[str, object], allowed: tuple[str, ...]) -> Weights:
+def _load_adapter(
+    address: str, path: pathlib.Path, options: Mapping[str, object], allowed: tuple[str, ...]
+) -> Weights:
     """Read an adapter of PEFT, merged into its base."""
     folder = path if path.is_dir() else path.parent
     factors = path if path.is_file() else locate.find_adapter_file(folder)
@@ -174,18 +195,26 @@ def _load_adapter(address: str, path: pathlib.Path, options: Mapping[str, object
     try:
         base_path = locate.fetch_source(base)
         if has_checkpoints(base_path) or is_adapter(base_path):
-            raise ValueError(f"{base}: must hold the arrays of a network, not a run of ours or another adapter.")
+            raise ValueError(
+                f"{base}: must hold the arrays of a network, not a run of ours or another adapter."
+            )
         file = locate.find_file(base_path)
     except ValueError as error:
         raise ValueError(
             f"{folder} is a PEFT adapter of {adapter.base}: {error} To name another place of the base, set "
             f"base_model_name_or_path in a local copy of {folder / ADAPTER_CONFIG}."
         ) from error
-    weights = _load_file(file, _beside(base_path, file, options), options, allowed, (adapter, factors))
-    return dataclasses.replace(weights, licence=weights.licence or licence_of(base.removeprefix("hf://")))
+    weights = _load_file(
+        file, _beside(base_path, file, options), options, allowed, (adapter, factors)
+    )
+    return dataclasses.replace(
+        weights, licence=weights.licence or licence_of(base.removeprefix("hf://"))
+    )
 
 
-def resized(weights: Weights, image_size: tuple[int, int], position_resize: str = "library") -> Weights:
+def resized(
+    weights: Weights, image_size: tuple[int, int], position_resize: str = "library"
+) -> Weights:
     """Return the same network for images of another size, with a note for each table of positions that is resized.
 
     `position_resize` is a value of `PositionResize`; "library" also scales the rotary positions of Perception Encoder
@@ -203,39 +232,62 @@ def resized(weights: Weights, image_size: tuple[int, int], position_resize: str 
     parameters, statuses = resize_positions(weights.parameters, a.grid, target.grid, method)
     notes = [f"{status.name} was {status.status}." for status in statuses]
     if target.rope_grid != a.rope_grid:
-        notes.append("The rotary positions are scaled to the grid of {}x{} patches, as timm.".format(*a.grid))
-    preprocessing = weights.preprocessing and {**weights.preprocessing, "image_size": list(image_size)}
-    return weights.with_network(target, parameters, preprocessing=preprocessing, notes=[*weights.notes, *notes])
+        notes.append(
+            "The rotary positions are scaled to the grid of {}x{} patches, as timm.".format(*a.grid)
+        )
+    preprocessing = weights.preprocessing and {
+        **weights.preprocessing,
+        "image_size": list(image_size),
+    }
+    return weights.with_network(
+        target, parameters, preprocessing=preprocessing, notes=[*weights.notes, *notes]
+    )
 
 
 def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
     source, classes = weights.source, weights.architecture.num_classes
     if len(class_names) != classes:
-        raise ValueError(f"class_names: must be {classes} names, as {source} has classes, not {len(class_names)}.")
+        raise ValueError(
+            f"class_names: must be {classes} names, as {source} has classes, not {len(class_names)}."
+        )
     if weights.class_names not in (None, class_names):
         raise ValueError(f"class_names: must not be set, as {source} has class names.")
     return dataclasses.replace(weights, class_names=class_names)
 
 
-def _load_workdir(path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]) -> Weights:
+def _load_workdir(
+    path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]
+) -> Weights:
     if options.get("architecture") is not None:
-        raise ValueError(f"architecture: must not be set, as {path} states its network. Omit the option.")
+        raise ValueError(
+            f"architecture: must not be set, as {path} states its network. Omit the option."
+        )
 
     def architecture_of(metadata: Mapping[str, object]) -> Architecture:
         architecture = description.stored_architecture(metadata)
-        refuse_contradictions(validated_options(options), dataclasses.asdict(architecture), "the checkpoint")
+        refuse_contradictions(
+            validated_options(options), dataclasses.asdict(architecture), "the checkpoint"
+        )
         return architecture
 
     def shapes_of(metadata: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
         with naming(str(path)):
-            shapes, factors = stacked_shapes(architecture_of(metadata)), description.stored_lora(metadata)
+            shapes, factors = (
+                stacked_shapes(architecture_of(metadata)),
+                description.stored_lora(metadata),
+            )
             return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
 
     parameters, metadata, kind = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
-    statuses, notes = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()], []
+    statuses, notes = (
+        [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()],
+        [],
+    )
     if (factors := description.stored_lora(metadata)) is not None:
         parameters = lora.merge(parameters, factors)
-        notes.append(f"The factors of LoRA (rank {factors.rank}, scale {factors.scale:g}) are merged into the kernels.")
+        notes.append(
+            f"The factors of LoRA (rank {factors.rank}, scale {factors.scale:g}) are merged into the kernels."
+        )
     return Weights(
         architecture_of(metadata),
         parameters,
@@ -262,7 +314,11 @@ def _beside(source: pathlib.Path, file: pathlib.Path, options: Mapping[str, obje
         return name_sidecar(name)
     if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
         return Sidecar()
-    return Sidecar(notes=(f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",))
+    return Sidecar(
+        notes=(
+            f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",
+        )
+    )
 
 
 class _Opened(NamedTuple):
@@ -275,10 +331,15 @@ class _Opened(NamedTuple):
 
     def describe_use(self, statuses: Iterable[ArrayStatus]) -> list[ArrayStatus]:
         """Return the use of every array, under its name in the file."""
-        used = [status._replace(name=self.wrapping.names.get(status.name, status.name)) for status in statuses]
+        used = [
+            status._replace(name=self.wrapping.names.get(status.name, status.name))
+            for status in statuses
+        ]
         for name, stored in self.ignored.items():
             reason = self.wrapping.ignored[name].reason
-            used.append(ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})"))
+            used.append(
+                ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})")
+            )
         return used
 
     def notes(self) -> list[str]:
@@ -334,8 +395,12 @@ def _load_file(
         with naming(str(path)):
             sidecar = _carried(file) if file.metadata else sidecar
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
-            if options.get("architecture") and (file.metadata or known.format not in ("timm", "huggingface")):
-                raise ValueError("architecture: must not be set, as the file states its network. Omit the option.")
+            if options.get("architecture") and (
+                file.metadata or known.format not in ("timm", "huggingface")
+            ):
+                raise ValueError(
+                    "architecture: must not be set, as the file states its network. Omit the option."
+                )
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
             preprocessing, normalisation = sidecar.preprocessing, sidecar.normalisation
@@ -349,18 +414,28 @@ def _load_file(
         notes = [*opened.notes(), *notes]
         if known.facts.is_radio:
             with naming(str(path)):
-                normalisation = _arrange_radio(apart, file, known.architecture.grid) or normalisation
+                normalisation = (
+                    _arrange_radio(apart, file, known.architecture.grid) or normalisation
+                )
             notes.append(tokens.RADIO_NOTE)
     if known.facts.is_distilled:
         apart = tokens.join_distilled(apart)
         notes.append(tokens.DISTILLED_NOTE)
     if known.folded_rows and not known.facts.is_radio:
-        rows, apart["positions/table"] = np.split(apart["positions/table"], [known.folded_rows], axis=1)
+        rows, apart["positions/table"] = np.split(
+            apart["positions/table"], [known.folded_rows], axis=1
+        )
         apart["class_token"] = apart["class_token"] + rows
         if rows.any():
-            notes.append("The position of the class token was added to it, since registers have none.")
+            notes.append(
+                "The position of the class token was added to it, since registers have none."
+            )
     if any(name.endswith(".qkv.bias_mask") for name in known.ignored):
-        apart |= {name: np.zeros_like(array) for name, array in apart.items() if name.endswith("/attention/key/bias")}
+        apart |= {
+            name: np.zeros_like(array)
+            for name, array in apart.items()
+            if name.endswith("/attention/key/bias")
+        }
         notes.append("The biases of keys are zero, as the file's bias_mask has it.")
     weights = Weights(
         known.architecture,
@@ -405,14 +480,18 @@ def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
     return resized(dataclasses.replace(weights, notes=[*weights.notes, note]), here)
 
 
-def _arrange_radio(apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]) -> Normalisation | None:
+def _arrange_radio(
+    apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]
+) -> Normalisation | None:
     """Make C-RADIO's arrays ours; return the normalisation that the file has, if any."""
     choice = file.read(tokens.CHOICE) if tokens.CHOICE in file.arrays else np.zeros(1, np.int64)
     apart |= tokens.split_tokens(apart["class_token"], choice)
     apart["positions/table"] = crop_square(apart["positions/table"][0], grid)[None]
     if not set(tokens.NORMALISATION) <= file.arrays.keys():
         return None
-    return folding.parse_normalisation(*(file.read(name).ravel().tolist() for name in tokens.NORMALISATION))
+    return folding.parse_normalisation(
+        *(file.read(name).ravel().tolist() for name in tokens.NORMALISATION)
+    )
 
 
 def _folded(weights: Weights, normalisation: Normalisation) -> Weights:
@@ -430,7 +509,10 @@ def _folded(weights: Weights, normalisation: Normalisation) -> Weights:
         folding.fold(weights.parameters, normalisation),
         notes=[*weights.notes, note],
         # Kept, so that the network can be written with the pixels of its library.
-        preprocessing={**(weights.preprocessing or {}), **folding.describe_normalisation(normalisation)},
+        preprocessing={
+            **(weights.preprocessing or {}),
+            **folding.describe_normalisation(normalisation),
+        },
     )
 
 
@@ -453,7 +535,9 @@ def _carried(file: ArrayFile) -> Sidecar:
             with naming(str(beside)):
                 names = read_class_names(beside)
         else:
-            notes = (f"Its class names should be in {beside}, which does not exist: bring it, or give class_names.",)
+            notes = (
+                f"Its class names should be in {beside}, which does not exist: bring it, or give class_names.",
+            )
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return Sidecar(
         class_names=tuple(names) if is_list and names else None,
@@ -464,7 +548,9 @@ def _carried(file: ArrayFile) -> Sidecar:
     )
 
 
-def _read(file: ArrayFile, known: Recognised) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
+def _read(
+    file: ArrayFile, known: Recognised
+) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
     """Return parameters with layers taken apart, how each array is used, and notes."""
     apart: dict[str, np.ndarray] = {}
     statuses, notes = [], []
@@ -481,6 +567,11 @@ def _read(file: ArrayFile, known: Recognised) -> tuple[dict[str, np.ndarray], li
     if any(status.dtype == "float64" for status in statuses):
         notes.append("Arrays of float64 were rounded to float32.")
     for name in known.ignored:
-        reason, stored = _IGNORED.get(name.partition("/")[0], "not part of this network"), file.arrays[name]
-        statuses.append(ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})"))
+        reason, stored = (
+            _IGNORED.get(name.partition("/")[0], "not part of this network"),
+            file.arrays[name],
+        )
+        statuses.append(
+            ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})")
+        )
     return apart, statuses, notes

@@ -41,7 +41,10 @@ class Report(NamedTuple):
     def text(self, *, is_complete: bool) -> str:
         """Return the report for a terminal, with each array or their numbers; notes come last, where they are seen."""
         show = table if is_complete else counted
-        read, written = f"Read from {printable(self.source)}:", f"Written to {printable(self.destination)}:"
+        read, written = (
+            f"Read from {printable(self.source)}:",
+            f"Written to {printable(self.destination)}:",
+        )
         sections = [read, show(self.read), written, show(self.written), printable(self.network)]
         return "\n".join([*sections, *(f"- {printable(note)}" for note in self.notes)])
 
@@ -56,7 +59,9 @@ def table(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each array."""
     rows = [_HEADINGS]
     for name, ours, shape, dtype, status in statuses:
-        rows.append((name, joined_names(ours) or "-", "x".join(map(str, shape)) or "scalar", dtype, status))
+        rows.append(
+            (name, joined_names(ours) or "-", "x".join(map(str, shape)) or "scalar", dtype, status)
+        )
     return textwrap.indent(columns(rows, "<<<<<"), "  ")
 
 

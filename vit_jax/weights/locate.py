@@ -43,7 +43,10 @@ def _fetch_from_bucket(path: pathlib.Path, class_names: str) -> pathlib.Path:
     if is_index(path.name) or is_shard(path.name) or path.name == adapter.WEIGHTS:
         return _fetch_folder(path.parent) / path.name
     local = fetch(path)
-    names = [class_names.format(path.name), *([CONFIG, PREPROCESSOR] if path.name == WEIGHTS else [])]
+    names = [
+        class_names.format(path.name),
+        *([CONFIG, PREPROCESSOR] if path.name == WEIGHTS else []),
+    ]
     for beside in (path.with_name(name) for name in names):
         if beside.is_file():
             fetch(beside)
@@ -59,10 +62,14 @@ def _fetch_folder(path: pathlib.Path) -> pathlib.Path:
             raise ValueError(
                 f"{path} has no .safetensors but {chosen[0]}. Copy it here. It is a PyTorch file, {advice}"
             )
-        raise ValueError(f"{path}: must have checkpoints of ours or a .safetensors. Give the folder of weights.")
+        raise ValueError(
+            f"{path}: must have checkpoints of ours or a .safetensors. Give the folder of weights."
+        )
     fetched = [fetch(file) for file in files]
     folder = fetched[0].parent
-    for older in set(folder.iterdir()) - set(fetched):  # a copy of a file that the bucket has no more
+    for older in set(folder.iterdir()) - set(
+        fetched
+    ):  # a copy of a file that the bucket has no more
         if _is_wanted(older.name):
             older.unlink(missing_ok=True)
     return folder
@@ -81,7 +88,9 @@ def find_file(path: pathlib.Path) -> pathlib.Path:
     if path.is_dir():
         return _find_in_folder(path)
     if is_shard(path.name):
-        raise ValueError(f"{path}: is one of several shards. Give its folder, or the index there ({INDEX}).")
+        raise ValueError(
+            f"{path}: is one of several shards. Give its folder, or the index there ({INDEX})."
+        )
     return path
 
 
@@ -101,7 +110,9 @@ def find_adapter_file(folder: pathlib.Path) -> pathlib.Path:
         return folder / adapter.WEIGHTS
     if chosen := choose_pickles(names):
         raise ValueError(f"{folder}: holds {chosen[0]}, {_advise_folder(folder, chosen)}")
-    raise ValueError(f"{folder} holds {adapter.CONFIG} and no {adapter.WEIGHTS}. Fetch the adapter again.")
+    raise ValueError(
+        f"{folder} holds {adapter.CONFIG} and no {adapter.WEIGHTS}. Fetch the adapter again."
+    )
 
 
 def _find_in_folder(folder: pathlib.Path) -> pathlib.Path:
@@ -117,15 +128,21 @@ def _find_in_folder(folder: pathlib.Path) -> pathlib.Path:
     raise ValueError(_describe_folder(folder, names, files, indexes))
 
 
-def _describe_folder(folder: pathlib.Path, names: list[str], files: list[str], indexes: list[str]) -> str:
+def _describe_folder(
+    folder: pathlib.Path, names: list[str], files: list[str], indexes: list[str]
+) -> str:
     """Return why a folder without exactly one network is not read, and the remedy."""
     if any(map(is_shard, files)) and not indexes:
-        return f"{folder} holds shards ({files[0]}, ...) and no index ({INDEX}). Fetch the index, too."
+        return (
+            f"{folder} holds shards ({files[0]}, ...) and no index ({INDEX}). Fetch the index, too."
+        )
     pickles = choose_pickles(names)
     if pickles and not (files or indexes):
         return f"{folder}: holds {pickles[0]}, {_advise_folder(folder, pickles)}"
     present = ", ".join(files) or "none"
-    inside = next((parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)), None)
+    inside = next(
+        (parent for parent in list(folder.absolute().parents)[:2] if has_checkpoints(parent)), None
+    )
     wanted = f"give the workdir, {inside}" if inside else "give a file"
     return f"{folder} holds no checkpoints of ours and no {WEIGHTS} (.safetensors in it: {present}): {wanted}."
 

@@ -1,7 +1,10 @@
 """Options for weights whose file does not state everything, without jax: the command line reads them for its help."""
 
 OPTIONS = {
-    "architecture": ("NAME", "name of the network in timm or transformers, if config.json has none or an unknown one"),
+    "architecture": (
+        "NAME",
+        "name of the network in timm or transformers, if config.json has none or an unknown one",
+    ),
     "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),
     "num_heads": ("N", "heads of attention"),
     "gelu": ("tanh|exact|quick", "form of the activation"),

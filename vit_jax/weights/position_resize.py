@@ -29,7 +29,9 @@ middles of cells. huggingface and dinov2 are PyTorch's bicubic without antialias
 """
 
 
-def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners") -> np.ndarray:
+def resize_grid(
+    table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners"
+) -> np.ndarray:
     """Resize a table of positions to a grid, float32 (rows, columns, D), by one of the methods of `EQUALS`.
 
     On the same grid the values are unchanged.
@@ -41,12 +43,16 @@ def resize_grid(table_hwD: np.ndarray, grid: tuple[int, int], method: str = "cor
     if method in _WEIGHTS:
         return _weighted(table_hwD, *map(_WEIGHTS[method], table_hwD.shape[:2], grid))
     name = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
-    return np.asarray(jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name))
+    return np.asarray(
+        jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name)
+    )
 
 
 def _weighted(table_hwD: np.ndarray, rows_Hh: np.ndarray, columns_Ww: np.ndarray) -> np.ndarray:
     table_hwD = table_hwD.astype(np.float64)
-    return np.einsum("Hh,Ww,hwD->HWD", rows_Hh, columns_Ww, table_hwD, optimize=True).astype(np.float32)
+    return np.einsum("Hh,Ww,hwD->HWD", rows_Hh, columns_Ww, table_hwD, optimize=True).astype(
+        np.float32
+    )
 
 
 def _linear_weights(places: np.ndarray, old: int) -> np.ndarray:
@@ -68,7 +74,11 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
     x = np.abs(centre[:, None] - place)
     inner, outer = (1.25 * x - 2.25) * x**2 + 1.0, ((3.75 - 0.75 * x) * x - 6.0) * x + 3.0
     weights = np.zeros((new, old))
-    np.add.at(weights, (np.arange(new)[:, None], np.clip(place, 0, old - 1)), np.where(x <= 1.0, inner, outer))
+    np.add.at(
+        weights,
+        (np.arange(new)[:, None], np.clip(place, 0, old - 1)),
+        np.where(x <= 1.0, inner, outer),
+    )
     return weights
 
 
@@ -81,7 +91,9 @@ def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     side, longer = math.isqrt(len(table_SD)), max(grid)
     centres = np.clip((np.arange(longer) + 0.5) * (side / longer) - 0.5, 0, side - 1)
     weights = _linear_weights(centres, side)
-    cropped_hwD = _weighted(table_SD.reshape(side, side, -1), weights[: grid[0]], weights[: grid[1]])
+    cropped_hwD = _weighted(
+        table_SD.reshape(side, side, -1), weights[: grid[0]], weights[: grid[1]]
+    )
     return cropped_hwD.reshape(grid[0] * grid[1], -1)
 
 
@@ -92,14 +104,18 @@ _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
 }
 
 
-def resize_rows(table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+def resize_rows(
+    table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+) -> np.ndarray:
     """Resize a flat table in raster order; rows before the patches, such as a class token's, stay unchanged."""
     first = len(table_SD) - old[0] * old[1]
     resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
     return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
 
 
-def resize_offsets(table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+def resize_offsets(
+    table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+) -> np.ndarray:
     """Resize relative positions: rows are offsets in raster order, then a class token's, which stay unchanged.
 
     Offsets are resized as a grid of rows by columns. If several new offsets are one in raster order, it gets their
@@ -138,7 +154,9 @@ def resize_positions(
     return result, statuses
 
 
-_TABLE = re.compile(r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)")
+_TABLE = re.compile(
+    r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)"
+)
 
 
 def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
@@ -147,12 +165,19 @@ def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
     Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
     """
     rows, columns = grid
-    one = {"row_table": (rows, 1), "column_table": (columns, 1), "rows": (1, columns), "columns": (1, rows)}
+    one = {
+        "row_table": (rows, 1),
+        "column_table": (columns, 1),
+        "rows": (1, columns),
+        "columns": (1, rows),
+    }
     match = _TABLE.fullmatch(name)
     return one.get(match[1] or match[2], grid) if match else (0, 0)
 
 
-def _resize(name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str) -> np.ndarray:
+def _resize(
+    name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+) -> np.ndarray:
     if name.startswith("encoder/blocks/"):
         rest = name.removeprefix("encoder/blocks/")
         return np.stack([_resize(rest, layer, old, new, method) for layer in array])

@@ -21,7 +21,11 @@ def expanded(address: str) -> list[str]:
     """Return the addresses that one with {A,B} stands for."""
     start, brace, rest = address.partition("{")
     words, _, end = rest.partition("}")
-    return [f"{start}{word}{after}" for word in words.split(",") for after in expanded(end)] if brace else [address]
+    return (
+        [f"{start}{word}{after}" for word in words.split(",") for after in expanded(end)]
+        if brace
+        else [address]
+    )
 
 
 def blocks(text: str) -> list[str]:
@@ -108,7 +112,11 @@ for _name in ("R50x1", "R50x3", "R101x1", "R101x3", "R152x2", "R152x4"):
 def releases_of(name: str) -> list[str]:
     """Return the releases that have weights of this network."""
     addresses = PUBLISHED.get(name, ())
-    return [release for start, release in RELEASES.items() if any(address.startswith(start) for address in addresses)]
+    return [
+        release
+        for start, release in RELEASES.items()
+        if any(address.startswith(start) for address in addresses)
+    ]
 
 
 class Family(NamedTuple):
@@ -208,11 +216,15 @@ InternViT | vit_intern300m | apache-2.0
 
 def _read_family(block: str) -> Family:
     lines = [line.strip() for line in block.splitlines()]
-    addresses = tuple(address for line in lines if line.startswith("hf://") for address in line.split())
+    addresses = tuple(
+        address for line in lines if line.startswith("hf://") for address in line.split()
+    )
     (name, pattern, licence), (use, pixels), *measured = (
         line.split(" | ") for line in lines if not line.startswith("hf://")
     )
-    return Family(name, addresses, pattern, use, licence, pixels, *(measured[0] if measured else ()))
+    return Family(
+        name, addresses, pattern, use, licence, pixels, *(measured[0] if measured else ())
+    )
 
 
 FAMILIES = tuple(map(_read_family, blocks(_FAMILIES)))

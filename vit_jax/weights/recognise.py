@@ -26,7 +26,13 @@ from vit_jax.weights.overrides import OPTIONS
 from vit_jax.weights.published import blocks
 
 _NOT_FIELDS = ("pool", "pooled_tokens")  # of what is stated beside a file
-_DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")  # by the file; a configuration must agree
+_DECIDED = (
+    "patch_size",
+    "width",
+    "depth",
+    "mlp_dim",
+    "num_classes",
+)  # by the file; a configuration must agree
 _FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
 # Regular expression of an array, "name:axes:kind" with the kind of its dtype | family | what is not read | remedy if it
 # is not to take weights of another family.
@@ -59,7 +65,9 @@ _UNNAMED = (
     "The file does not name its network: norms before each branch are assumed, as most models of timm have them. If "
     "its name is known, give it, such as architecture=vit_base_patch16_224."
 )
-_OF_TEXT = r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
+_OF_TEXT = (
+    r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +77,9 @@ class Recognised:
     format: str  # "released", "big_vision", "bit", "timm" or "huggingface"
     architecture: Architecture
     entries: Sequence[Entry]  # arrays that the file must have, under the format's own names
-    names: Mapping[str, str]  # the format's own name → name in the file; everything that must be read
+    names: Mapping[
+        str, str
+    ]  # the format's own name → name in the file; everything that must be read
     ignored: Sequence[str]  # names in the file that are not part of the network
     folded_rows: int  # leading rows of the table of positions that belong to class tokens, and are added to these
     facts: Facts
@@ -109,12 +119,16 @@ def recognise(
     folded = 0
     if architecture.position_tokens == "patches" and facts.position_rows is not None:
         folded = max(0, facts.position_rows - math.prod(architecture.grid))
-    entries = FORMATS[name].entries(architecture, shapes, facts.absent, is_distilled=facts.is_distilled)
+    entries = FORMATS[name].entries(
+        architecture, shapes, facts.absent, is_distilled=facts.is_distilled
+    )
     if folded:
         shape = (1, math.prod(architecture.grid) + folded, architecture.width)
         entries = with_shape(entries, "positions/table", shape)
     if facts.is_radio:
-        entries = with_shape(entries, "class_token", (1, architecture.prefix_length, architecture.width))
+        entries = with_shape(
+            entries, "class_token", (1, architecture.prefix_length, architecture.width)
+        )
     used = set(names.values())
     ignored = [in_file for in_file in arrays if in_file not in used]
     return Recognised(label, architecture, entries, names, ignored, folded, facts, assumptions)
@@ -136,26 +150,36 @@ def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
             is_possible, rule = type(value) is int and value > 0, "a divisor of the network's width"
         elif name == "image_size":
             size = chosen[name] = tuple(value)
-            is_possible = len(size) == 2 and all(type(pixels) is int and pixels > 0 for pixels in size)
+            is_possible = len(size) == 2 and all(
+                type(pixels) is int and pixels > 0 for pixels in size
+            )
             rule = "height and width in pixels, such as 224,224"
         if not is_possible:
             raise ValueError(f"{name}={value!r}: must be {rule}.")
     return chosen
 
 
-def refuse_contradictions(options: Mapping[str, object], known: Mapping[str, object], source: str) -> None:
+def refuse_contradictions(
+    options: Mapping[str, object], known: Mapping[str, object], source: str
+) -> None:
     """Raise ValueError for an option whose value is known, if it is another; the image size may change."""
     for name, value in options.items():
         if name != "image_size" and known.get(name) is not None and known[name] != value:
-            raise ValueError(f"{name}={value!r}: must be {known[name]!r}, as {source} states. Omit the option.")
+            raise ValueError(
+                f"{name}={value!r}: must be {known[name]!r}, as {source} states. Omit the option."
+            )
 
 
 def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]]:
-    kinds = {f"{name}:{len(array.shape)}:{array.dtype.kind}": name for name, array in arrays.items()}
+    kinds = {
+        f"{name}:{len(array.shape)}:{array.dtype.kind}": name for name, array in arrays.items()
+    }
     for pattern, family, feature, *remedy in (re.split(r"\s+\|\s", row) for row in blocks(_UNREAD)):
         if odd := next((name for kind, name in kinds.items() if re.match(pattern, kind)), None):
             fix = remedy[0] if remedy else _REMEDY
-            raise ValueError(f"the file is of {family}: it has {feature} ({odd}), which are not read: {fix}")
+            raise ValueError(
+                f"the file is of {family}: it has {feature} ({odd}), which are not read: {fix}"
+            )
     for name, format_ in FORMATS.items():
         with naming(f"the file has the names of {name}"):
             if names := format_.canonical(arrays):
@@ -170,19 +194,32 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
     )
 
 
-def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[Architecture, list[str]]:
+def _complete(
+    facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> tuple[Architecture, list[str]]:
     """Return the architecture, and the assumptions."""
     _require_same_network(facts, stated)
     facts = dataclasses.replace(facts, pool=stated.get("pool", facts.pool))
     _require_pooled_tokens(facts, stated)
-    known = {"num_heads": facts.num_heads, "position_embedding": facts.position_rows and "learned_1d"}
+    known = {
+        "num_heads": facts.num_heads,
+        "position_embedding": facts.position_rows and "learned_1d",
+    }
     refuse_contradictions(chosen, known, "the file")
     if "rope" in stated and chosen.get("rope", stated["rope"]) != stated["rope"]:
-        raise ValueError(f"rope={chosen['rope']!r}: must be {stated['rope']}, by the network's name. Omit the option.")
+        raise ValueError(
+            f"rope={chosen['rope']!r}: must be {stated['rope']}, by the network's name. Omit the option."
+        )
     for name in chosen.keys() - {"image_size"}:
         if facts.family == ("vit" if name.startswith(_FOR_RESNETS) else "resnet"):
-            raise ValueError(f"{name}={chosen[name]!r}: must not be set, as it has no effect on a {facts.family}.")
-    choice = {name: value for name, value in {**stated, **chosen}.items() if name not in (*_NOT_FIELDS, *_DECIDED)}
+            raise ValueError(
+                f"{name}={chosen[name]!r}: must not be set, as it has no effect on a {facts.family}."
+            )
+    choice = {
+        name: value
+        for name, value in {**stated, **chosen}.items()
+        if name not in (*_NOT_FIELDS, *_DECIDED)
+    }
     assumptions: list[str] = []
     if facts.needs_rope and "rope" not in choice:
         raise ValueError(
@@ -200,7 +237,9 @@ def _complete(facts: Facts, stated: Mapping[str, Any], chosen: Mapping[str, Any]
     fields["name"] = _name(facts, fields["num_heads"])
     if facts.position_rows is None and facts.family != "resnet":
         fields["position_embedding"] = facts.fixed_positions
-        if "position_embedding" not in choice and choice.get("rope") is None:  # rotary positions need no table
+        if (
+            "position_embedding" not in choice and choice.get("rope") is None
+        ):  # rotary positions need no table
             assumptions.append(
                 f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
                 "position_embedding=sincos2d or none."
@@ -228,7 +267,9 @@ def _grid(fields: Mapping[str, Any]) -> tuple[int, int]:
 def _require_pooled_tokens(facts: Facts, stated: Mapping[str, object]) -> None:
     """Raise ValueError if the network beside a file pools other tokens than ours: attention all, the mean patches."""
     ours = {"map": "all", "gap": "patches"}.get(facts.pool)
-    prefix_length = facts.modern_options.get("class_tokens", 0) + facts.modern_options.get("registers", 0)
+    prefix_length = facts.modern_options.get("class_tokens", 0) + facts.modern_options.get(
+        "registers", 0
+    )
     theirs = stated.get("pooled_tokens", ours)
     if prefix_length and ours is not None and theirs != ours:
         raise ValueError(
@@ -275,12 +316,16 @@ def _num_heads(facts: Facts, chosen: int | None, assumptions: list[str]) -> int:
         return facts.num_heads
     if chosen is not None:
         if chosen < 1 or facts.width % chosen:
-            raise ValueError(f"num_heads={chosen}: must divide the width. Give a divisor of {facts.width}.")
+            raise ValueError(
+                f"num_heads={chosen}: must divide the width. Give a divisor of {facts.width}."
+            )
         return chosen
     numbers = (facts.width, facts.depth, facts.mlp_dim)
     for name, size in VIT_SIZES.items():
         if (size.width, size.depth, size.mlp_dim) == numbers:
-            assumptions.append(f"The file does not state the number of heads; {size.num_heads} is ViT-{name}'s.")
+            assumptions.append(
+                f"The file does not state the number of heads; {size.num_heads} is ViT-{name}'s."
+            )
             return size.num_heads
     raise ValueError(
         f"the file does not state the number of heads, and no known size has width {numbers[0]}, depth {numbers[1]} "
@@ -289,7 +334,10 @@ def _num_heads(facts: Facts, chosen: int | None, assumptions: list[str]) -> int:
 
 
 def _image_size(
-    facts: Facts, stated: tuple[int, int] | None, chosen: tuple[int, int] | None, assumptions: list[str]
+    facts: Facts,
+    stated: tuple[int, int] | None,
+    chosen: tuple[int, int] | None,
+    assumptions: list[str],
 ) -> tuple[tuple[int, int], int]:
     """Return height and width in pixels, and the number of positions that belong to prefix tokens.
 
@@ -306,14 +354,24 @@ def _image_size(
         size = stated or chosen
     else:
         tokens = facts.modern_options.get("class_tokens", 0)
-        possible = facts.prefix_rows or {0, tokens, tokens + facts.modern_options.get("registers", 0)}
+        possible = facts.prefix_rows or {
+            0,
+            tokens,
+            tokens + facts.modern_options.get("registers", 0),
+        }
         lengths = {facts.position_rows - rows: rows for rows in sorted(possible)}
-        fitting = [size for size in (stated, chosen) if size and (size[0] // height) * (size[1] // width) in lengths]
+        fitting = [
+            size
+            for size in (stated, chosen)
+            if size and (size[0] // height) * (size[1] // width) in lengths
+        ]
         size = fitting[0] if fitting else stated
         side = next((math.isqrt(n) for n in lengths if n > 0 and math.isqrt(n) ** 2 == n), None)
         if size is None and side is not None:
             size = (side * height, side * width)
-            assumptions.append(f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images.")
+            assumptions.append(
+                f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images."
+            )
         size = size or chosen
     if size is None:
         raise ValueError(
@@ -329,7 +387,9 @@ def _image_size(
     return size, lengths.get(patches, 0)
 
 
-def _multiple(size: tuple[int, int], patch: tuple[int, int], assumptions: list[str] | None) -> tuple[int, int]:
+def _multiple(
+    size: tuple[int, int], patch: tuple[int, int], assumptions: list[str] | None
+) -> tuple[int, int]:
     """Return the size; with assumptions, without a border that no patch covers."""
     height, width = (pixels // part * part for pixels, part in zip(size, patch, strict=True))
     patches = f"patches of {patch[0]}x{patch[1]} pixels"
@@ -337,7 +397,9 @@ def _multiple(size: tuple[int, int], patch: tuple[int, int], assumptions: list[s
         return size
     if assumptions is None or height < 1 or width < 1:
         near = f"{max(height, patch[0])},{max(width, patch[1])}"
-        raise ValueError(f"image_size={size}: must be a multiple of its {patches}. Give image_size, such as {near}.")
+        raise ValueError(
+            f"image_size={size}: must be a multiple of its {patches}. Give image_size, such as {near}."
+        )
     assumptions.append(
         f"The configuration beside it says {size[0]}x{size[1]} images, where {patches} leave out a border; ours show "
         f"all of the image in {height}x{width}."
@@ -349,7 +411,9 @@ def _name(facts: Facts, num_heads: int) -> str:
     """Return the usual name of the network, as far as its sizes have one."""
     numbers = (facts.width, facts.depth, facts.mlp_dim, num_heads)
     size = f"ViT-{next((name for name, row in VIT_SIZES.items() if tuple(vars(row).values()) == numbers), 'custom')}"
-    factor = "" if facts.root_channels == ROOT_CHANNELS else f"x{facts.root_channels / ROOT_CHANNELS:g}"
+    factor = (
+        "" if facts.root_channels == ROOT_CHANNELS else f"x{facts.root_channels / ROOT_CHANNELS:g}"
+    )
     height, width = facts.patch_size
     if facts.family == "vit":
         return f"{size}/{height}" if height == width else f"{size}/{height}x{width}"
@@ -357,7 +421,8 @@ def _name(facts: Facts, num_heads: int) -> str:
         return f"R{factor}+{size}/{2 * height}"
     stages = len(facts.units)
     joined = {  # a hybrid of fewer stages has the units of all
-        (*units[: stages - 1], sum(units[stages - 1 :])): str(depth) for depth, units in RESNET_UNITS.items()
+        (*units[: stages - 1], sum(units[stages - 1 :])): str(depth)
+        for depth, units in RESNET_UNITS.items()
     }
     resnet = f"R{joined.get(facts.units, '-custom')}"
     if facts.family == "resnet":

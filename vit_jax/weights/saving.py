@@ -38,7 +38,10 @@ from vit_jax.weights.sidecar import WEIGHTS
 OWN = "vit_jax"
 WRITABLE = (*FORMATS, OWN)
 ADDED = "made for the class of the library"
-LIBRARIES = {"timm": ("gelu",), "huggingface": ("gelu", "layer_norm_epsilon")}  # fields that their config.json states
+LIBRARIES = {
+    "timm": ("gelu",),
+    "huggingface": ("gelu", "layer_norm_epsilon"),
+}  # fields that their config.json states
 
 
 def save_weights(
@@ -54,16 +57,25 @@ def save_weights(
     """
     refuse_bucket(str(path), f"path={path}")
     into_folder, path = names_folder(path), expanded(path)
-    without_head = without_head or (format_name != OWN and weights.architecture.patch_outputs > 0)  # no other has it
+    without_head = without_head or (
+        format_name != OWN and weights.architecture.patch_outputs > 0
+    )  # no other has it
     left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
-    statuses = [ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-") for name in left_out]
+    statuses = [
+        ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-")
+        for name in left_out
+    ]
     weights = fit.without_head(weights, keep_hidden=False) if without_head else weights
     if format_name == OWN:
         write_workdir(path, weights.parameters, describe_weights(weights))
         write_card(weights, OWN, path)
-        return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()] + statuses, []
+        return [
+            ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()
+        ] + statuses, []
     require_standard(weights.architecture, format_name)
-    of_patches = format_name == "timm" or (format_name == "huggingface" and weights.architecture.registers > 0)
+    of_patches = format_name == "timm" or (
+        format_name == "huggingface" and weights.architecture.registers > 0
+    )
     written = fit.with_position_table(weights, of_patches=of_patches)
     refuse_unwritable(format_name, written.architecture)
     if format_name in LIBRARIES and written.architecture.family == "vit":
@@ -86,10 +98,18 @@ def save_weights(
             is_multilabel=written.is_multilabel,
         )
         write_card(written, format_name, path)
-    notes += _write(path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written)
+    notes += _write(
+        path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written
+    )
     used = {entry.name for entry in entries}
-    added = [ArrayStatus(n, (), array.shape, str(array.dtype), ADDED) for n, array in arrays.items() if n not in used]
-    return [_status(entry, arrays[entry.name], weights) for entry in entries] + added + statuses, notes
+    added = [
+        ArrayStatus(n, (), array.shape, str(array.dtype), ADDED)
+        for n, array in arrays.items()
+        if n not in used
+    ]
+    return [
+        _status(entry, arrays[entry.name], weights) for entry in entries
+    ] + added + statuses, notes
 
 
 def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
@@ -148,7 +168,9 @@ def describe_weights(weights: Weights) -> dict[str, object]:
     )
 
 
-def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights) -> list[str]:
+def _write(
+    path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights
+) -> list[str]:
     metadata, names = describe_weights(weights), weights.class_names
     if suffix == ".safetensors":
         write_safetensors(path, arrays, metadata)
@@ -157,12 +179,16 @@ def _write(path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], we
     if names is not None and not _has_room(metadata):
         beside = class_names_file(path)
         if any(len(name.splitlines()) > 1 for name in names):
-            raise ValueError(f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors.")
+            raise ValueError(
+                f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors."
+            )
         write_atomically(beside, "".join(f"{name}\n" for name in names))
         metadata |= {"class_names": None, "class_names_beside": True}
         if weights.training and weights.training.classes:  # as long a list
             metadata["training"] = None
-        notes = [f"A .npz has no room for {len(names):,} class names: they are in {beside}; keep both together."]
+        notes = [
+            f"A .npz has no room for {len(names):,} class names: they are in {beside}; keep both together."
+        ]
     write_npz(path, arrays, metadata)
     return notes
 
@@ -174,14 +200,24 @@ def _has_room(metadata: Mapping[str, object]) -> bool:
     return False
 
 
-def _differences(format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]) -> list[str]:
+def _differences(
+    format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]
+) -> list[str]:
     """Return notes on differences between this network and readers of the format, except in `stated` fields."""
     shapes = {entry.name: entry.shape for entry in entries}
-    reader, names = next((reader, names) for reader in FORMATS.values() if (names := reader.canonical(shapes)))
-    defaults = format_defaults(reader.facts({name: shapes[in_file] for name, in_file in names.items()}))
+    reader, names = next(
+        (reader, names) for reader in FORMATS.values() if (names := reader.canonical(shapes))
+    )
+    defaults = format_defaults(
+        reader.facts({name: shapes[in_file] for name, in_file in names.items()})
+    )
     fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
     if a.has_resnet:
-        fields += ["group_norm_epsilon", "standardization_epsilon", "standardization_epsilon_added_to"]
+        fields += [
+            "group_norm_epsilon",
+            "standardization_epsilon",
+            "standardization_epsilon_added_to",
+        ]
     notes = []
     if a.has_transformer and a.position_embedding != "learned_1d" and a.rope is None:
         notes.append(
@@ -224,12 +260,19 @@ def convert(
 ) -> Report:
     """Read weights and write them in another format; arguments and errors as for `load_weights` and `save`."""
     require_destination(destination, to, overwrite)
-    weights = load_weights(source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options)
+    weights = load_weights(
+        source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options
+    )
     return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
 
 
 def save(
-    weights: Weights, destination: str, *, to: str | None = None, without_head: bool = False, overwrite: bool = False
+    weights: Weights,
+    destination: str,
+    *,
+    to: str | None = None,
+    without_head: bool = False,
+    overwrite: bool = False,
 ) -> Report:
     """Write weights, and describe the use of every array.
 
@@ -246,7 +289,9 @@ def save(
     """
     path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
-    format_name = to or (OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released")
+    format_name = to or (
+        OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released"
+    )
     with make_folder(path if is_folder else path.parent):
         statuses, notes = save_weights(weights, path, format_name, without_head=without_head)
     return Report(
@@ -267,7 +312,9 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         the destination is the workdir of a run.
     """
     if "://" in destination:
-        raise ValueError(f"{destination}: must be a path on this machine. Give a local path, and copy that there.")
+        raise ValueError(
+            f"{destination}: must be a path on this machine. Give a local path, and copy that there."
+        )
     if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
     path, is_folder, problem = expanded(destination), names_folder(destination), ""
@@ -297,9 +344,15 @@ def _describe(weights: Weights) -> str:
     a = weights.architecture
     count = sum(array.size for array in weights.parameters.values())
     size = "x".join(map(str, a.image_size))
-    words = [f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, pool {a.pool}, head {a.head}"]
+    words = [
+        f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, pool {a.pool}, head {a.head}"
+    ]
     if a.has_transformer:
-        unusual = [name for name in ("position_layers", "block") if getattr(a, name) != getattr(Architecture, name)]
+        unusual = [
+            name
+            for name in ("position_layers", "block")
+            if getattr(a, name) != getattr(Architecture, name)
+        ]
         kind = "".join(f", {name} {getattr(a, name)}" for name in unusual)
         words.append(
             f"positions {a.position_embedding}{kind}, gelu {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}"

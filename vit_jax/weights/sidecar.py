@@ -30,8 +30,14 @@ from vit_jax.weights.typed_values import (
 )
 
 CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
-MAX_BYTES = 4 * 2**20  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
-POOLS = {"token": "token", "avg": "gap", "map": "map"}  # timm's → ours; "" is stated for features of all tokens
+MAX_BYTES = (
+    4 * 2**20
+)  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory
+POOLS = {
+    "token": "token",
+    "avg": "gap",
+    "map": "map",
+}  # timm's → ours; "" is stated for features of all tokens
 HUGGINGFACE_SIZES = {  # ours → transformers'
     "width": "hidden_size",
     "depth": "num_hidden_layers",
@@ -48,8 +54,18 @@ _SIGLIP_NOTE = (
     "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the "
     "exact GELU: its logits differ a little there."
 )
-_RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
-_OF_SHORT_SIDES = ("CLIP", "Bit")  # processors in which one number is the short side, not both sides
+_RESAMPLING = {
+    0: "nearest",
+    1: "lanczos",
+    2: "bilinear",
+    3: "bicubic",
+    4: "box",
+    5: "hamming",
+}  # Pillow's numbers
+_OF_SHORT_SIDES = (
+    "CLIP",
+    "Bit",
+)  # processors in which one number is the short side, not both sides
 MULTI_LABEL = "multi_label_classification"
 SINGLE_LABEL = "single_label_classification"
 Prepared = tuple[dict[str, object] | None, tuple[str, ...]]
@@ -59,7 +75,9 @@ Prepared = tuple[dict[str, object] | None, tuple[str, ...]]
 class Sidecar(NamedTuple):
     """Facts beside a file of weights."""
 
-    fields: Mapping[str, object] = {}  # of the architecture, and those that the file decides, to compare
+    fields: Mapping[
+        str, object
+    ] = {}  # of the architecture, and those that the file decides, to compare
     class_names: tuple[str, ...] | None = None  # in the order of the logits
     preprocessing: Mapping[str, object] | None = None  # as our checkpoints have it
     notes: tuple[str, ...] = ()  # sentences for the report
@@ -80,7 +98,9 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
         return Sidecar() if architecture is None else name_sidecar(architecture)
     if "pretrained_cfg" in config or "architecture" in config:
         with naming(str(folder / CONFIG)):
-            return _from_timm(config if architecture is None else {**config, "architecture": architecture})
+            return _from_timm(
+                config if architecture is None else {**config, "architecture": architecture}
+            )
 
     if architecture is not None:
         config = {**config, "model_type": architecture}
@@ -88,7 +108,9 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
     with naming(str(folder / CONFIG)):
         sidecar = _from_huggingface(config)
     with naming(str(folder / PREPROCESSOR)):
-        preprocessing, notes = of_huggingface({**config, **read_object(config, "vision_config")}, processor)
+        preprocessing, notes = of_huggingface(
+            {**config, **read_object(config, "vision_config")}, processor
+        )
         normalisation = _normalisation(processor, "image_mean", "image_std")
     return sidecar._replace(preprocessing=preprocessing, notes=notes, normalisation=normalisation)
 
@@ -102,7 +124,9 @@ def name_sidecar(architecture: str) -> Sidecar:
     if architecture in architectures.MODEL_TYPES:
         return Sidecar(architectures.huggingface_fields(architecture, {}), notes=(note,))
     name = architectures.current_name(architecture)
-    return Sidecar(architectures.timm_fields(name, {}), notes=(note,), licence=licence_of(architecture))
+    return Sidecar(
+        architectures.timm_fields(name, {}), notes=(note,), licence=licence_of(architecture)
+    )
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -122,13 +146,16 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     activation = read_string(config, "hidden_act")
     is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
     if read_flag(config, "use_gated_mlp") is True and not is_gated:
-        raise ValueError(f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only.")
+        raise ValueError(
+            f"its gated MLPs have the activation {config.get('hidden_act')!r}: ours have silu only."
+        )
     fields = {
         "image_size": read_size(config, "image_size"),
         "patch_size": read_size(config, "patch_size"),
         "num_classes": None if labels is None else len(labels),
         **{ours: read_count(config, theirs) for ours, theirs in HUGGINGFACE_SIZES.items()},
-        "layer_norm_epsilon": read_positive(config, "layer_norm_eps") or read_positive(config, "rms_norm_eps"),
+        "layer_norm_epsilon": read_positive(config, "layer_norm_eps")
+        or read_positive(config, "rms_norm_eps"),
         "gelu": None if is_gated else _gelu(activation),
         **named,
     }
@@ -195,7 +222,9 @@ def _read_pool(values: Mapping[str, object]) -> str | None:
     if not pool:
         return None
     if pool not in POOLS:
-        raise ValueError(f"global_pool={shown(pool)}: must be one of {', '.join(POOLS)}. Take other weights.")
+        raise ValueError(
+            f"global_pool={shown(pool)}: must be one of {', '.join(POOLS)}. Take other weights."
+        )
     return POOLS[pool]
 
 
@@ -243,12 +272,20 @@ def _given_names(labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Prepared:
     """Return the preparation that `preprocessor_config.json` states, to its image size or that of `config.json`."""
-    if not processor:  # the network takes images of some size; how they are brought to it is not stated
+    if (
+        not processor
+    ):  # the network takes images of some size; how they are brought to it is not stated
         return None, ()
     stated_size = processor.get("size")
-    size = read_size(processor, "size") if stated_size is not None else read_size(config, "image_size")
+    size = (
+        read_size(processor, "size") if stated_size is not None else read_size(config, "image_size")
+    )
     edge = read_count(stated_size, "shortest_edge") if isinstance(stated_size, dict) else None
-    kind = read_string(processor, "image_processor_type") or read_string(processor, "feature_extractor_type") or ""
+    kind = (
+        read_string(processor, "image_processor_type")
+        or read_string(processor, "feature_extractor_type")
+        or ""
+    )
     if kind.startswith(_OF_SHORT_SIDES) and type(stated_size) is int:
         edge = stated_size
         size = None
@@ -274,7 +311,9 @@ def _read_resampling(processor: Mapping[str, object]) -> str:
     if number is None:
         return "bilinear"
     if number not in _RESAMPLING:
-        raise wrong_value("resample", number, f"must be a filter of Pillow, 0 to {max(_RESAMPLING)}")
+        raise wrong_value(
+            "resample", number, f"must be a filter of Pillow, 0 to {max(_RESAMPLING)}"
+        )
     return _RESAMPLING[number]
 
 
@@ -285,13 +324,21 @@ def of_timm(pretrained: Mapping[str, object], size: tuple[int, int] | None) -> P
     prepared = None
     if size and crop and 0 < crop <= 1 and (mode == "center" or (mode == "squash" and crop == 1)):
         resize = "direct" if mode == "squash" else "short_side"
-        prepared = {"image_size": list(size), "resize": resize, "crop_fraction": float(crop), "resize_library": "timm"}
+        prepared = {
+            "image_size": list(size),
+            "resize": resize,
+            "crop_fraction": float(crop),
+            "resize_library": "timm",
+        }
     filter_name = read_string(pretrained, "interpolation") or "bicubic"
     return _finished(prepared, filter_name, pretrained, ("crop_pct", "crop_mode") if crop else ())
 
 
 def _finished(
-    prepared: dict[str, object] | None, filter_name: str, values: Mapping[str, object], names: tuple[str, ...]
+    prepared: dict[str, object] | None,
+    filter_name: str,
+    values: Mapping[str, object],
+    names: tuple[str, ...],
 ) -> Prepared:
     """Add the interpolation, or the closest of ours and a note; without a preparation, note the stated values."""
     if prepared is None:

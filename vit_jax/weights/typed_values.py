@@ -88,7 +88,9 @@ def read_size(values: Values, name: str) -> tuple[int, int] | None:
 def _read_edges(edges: Values, name: str) -> tuple[int, int] | None:
     for edge in edges:
         if edges[edge] is not None and not _is_count(edges[edge]):
-            raise wrong_value(f"{name}.{edge}", edges[edge], "must be a whole number of pixels above 0")
+            raise wrong_value(
+                f"{name}.{edge}", edges[edge], "must be a whole number of pixels above 0"
+            )
     height = edges.get("height")
     width = edges.get("width")
     if height is None or width is None:
@@ -110,7 +112,9 @@ def read_class_names(values: Values, name: str) -> tuple[str, ...] | None:
     if isinstance(labels, dict):
         labels = _order_by_number(labels, name)
     if not isinstance(labels, list):
-        raise wrong_value(name, labels, "must be a list of texts, or an object with numbers and texts")
+        raise wrong_value(
+            name, labels, "must be a list of texts, or an object with numbers and texts"
+        )
     for number, label in enumerate(labels):
         if not isinstance(label, str):
             raise wrong_value(f"{name}[{number}]", label, "must be text")
@@ -127,7 +131,11 @@ def _order_by_number(labels: Mapping[str, object], name: str) -> list[object]:
     for key, label in labels.items():
         is_number = key.isascii() and key.isdecimal() and len(key) < 10
         if not is_number or int(key) in by_number:
-            raise _wrong_keys(name, len(labels), f"{shortened(key, 40)!r} is another, or has the value of another key")
+            raise _wrong_keys(
+                name,
+                len(labels),
+                f"{shortened(key, 40)!r} is another, or has the value of another key",
+            )
         by_number[int(key)] = label
     missing = [number for number in range(len(labels)) if number not in by_number]
     if missing:

@@ -49,9 +49,15 @@ STATED = {
     "TIFF in RGB with SMaxSampleValue": (tiff(RGB, t341=("H", 4095, 4095, 4095)), mapped(RGB)),
     "BigTIFF": (tiff(RGB, is_big=True, t281=("H", 4095, 4095, 4095)), mapped(RGB)),
     "TIFF where white is zero": (tiff(GREY, t262=("H", 0), t281=("H", 4095)), 255 - mapped(GREY)),
-    "TIFF of signed values": (tiff(SIGNED, t340=("H", 0), t341=("H", 3095)), mapped(SIGNED, 0, 3095)),
+    "TIFF of signed values": (
+        tiff(SIGNED, t340=("H", 0), t341=("H", 3095)),
+        mapped(SIGNED, 0, 3095),
+    ),
     "packed TIFF": (tiff(GREY, bits=12), mapped(GREY)),
-    "packed TIFF where white is zero": (tiff(GREY, ">", bits=12, t262=("H", 0)), 255 - mapped(GREY)),
+    "packed TIFF where white is zero": (
+        tiff(GREY, ">", bits=12, t262=("H", 0)),
+        255 - mapped(GREY),
+    ),
     "packed TIFF of 10 bits": (tiff(GREY // 4, bits=10), mapped(GREY // 4, 0, 1023)),
     "PGM": (pnm(GREY, 4095), mapped(GREY)),
     "PGM whose values are multiples of 16": (pnm(GREY // 16 * 16, 4095), mapped(GREY // 16 * 16)),
@@ -59,7 +65,10 @@ STATED = {
     "PGM of 4 bits": (pnm(GREY // 273, 15), mapped(GREY // 273, 0, 15)),
     "TIFF of float32": (tiff(UNIT, t340=("f", 0.25), t341=("f", 1.0)), mapped(UNIT, 0.25, 1)),
     "TIFF of float32 without a lowest value": (tiff(UNIT, t341=("d", 2.0)), mapped(UNIT, 0, 2)),
-    "TIFF of float32 in RGB": (tiff(RGB.astype(np.float32), t341=("f", 4095, 4095, 4095)), mapped(RGB)),
+    "TIFF of float32 in RGB": (
+        tiff(RGB.astype(np.float32), t341=("f", 4095, 4095, 4095)),
+        mapped(RGB),
+    ),
     "TIFF of float64": (tiff(UNIT.astype(np.float64), t341=("d", 1.0)), mapped(UNIT, 0, 1)),
 }
 
@@ -126,7 +135,9 @@ GIVEN |= {
 @pytest.mark.parametrize("kind", GIVEN)
 def test_the_range_that_is_given_wins(kind):
     file, values = GIVEN[kind]
-    np.testing.assert_array_equal(decode(file, value_range=(100, 3000.5)), mapped(values, 100, 3000.5))
+    np.testing.assert_array_equal(
+        decode(file, value_range=(100, 3000.5)), mapped(values, 100, 3000.5)
+    )
 
 
 def test_a_range_is_for_more_than_8_bits():
@@ -136,7 +147,9 @@ def test_a_range_is_for_more_than_8_bits():
 
 def test_white_is_zero_and_what_is_no_number():
     values = np.array([[np.nan, np.inf, -np.inf, 0.5]], np.float32)
-    np.testing.assert_array_equal(decode(tiff(values), value_range=(0, 1))[0, :, 0], [0, 255, 0, 128])
+    np.testing.assert_array_equal(
+        decode(tiff(values), value_range=(0, 1))[0, :, 0], [0, 255, 0, 128]
+    )
     inverted = decode(tiff(GREY, t262=("H", 0)), value_range=(0, 2000))
     np.testing.assert_array_equal(inverted, 255 - mapped(GREY, 0, 2000))
 
@@ -147,7 +160,9 @@ def test_deep_files_are_turned_upright(orientation):
     file = tiff(values, t274=("H", orientation))
     np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(values))
     upright = mapped(np.array(UPRIGHT[orientation]) * 500)
-    np.testing.assert_array_equal(decode(file, exif_orientation=True, value_range=(0, 4095)), upright)
+    np.testing.assert_array_equal(
+        decode(file, exif_orientation=True, value_range=(0, 4095)), upright
+    )
 
 
 def test_alpha_is_dropped_where_values_are_mapped():
@@ -160,14 +175,19 @@ def test_alpha_is_dropped_where_values_are_mapped():
 
 @pytest.mark.parametrize("values", [UNIT, GREY.astype(np.uint32), GREY.astype(np.int32)])
 def test_what_needs_a_range_names_the_option(values):
-    with pytest.raises(UnreadableImage, match=r"--config\.input\.value_range=0,1 .*--value_range=0,1"):
+    with pytest.raises(
+        UnreadableImage, match=r"--config\.input\.value_range=0,1 .*--value_range=0,1"
+    ):
         decode(tiff(values))
 
 
 @pytest.mark.parametrize(
     ("file", "rule"),
     [
-        (tiff(UNIT.astype(np.complex64).view(np.float32), t339=("H", 6)), "complex numbers of 32 bits"),
+        (
+            tiff(UNIT.astype(np.complex64).view(np.float32), t339=("H", 6)),
+            "complex numbers of 32 bits",
+        ),
         (tiff(RGB, t284=("H", 2)), "1 of 3 strips or tiles are listed"),
         (tiff(RGB, t259=("H", 34661)), r"compression 34661 \(JBIG\)"),
         (tiff(np.dstack([RGB, RGB[..., :2]])), "5 bands"),
@@ -181,7 +201,12 @@ def test_values_that_cannot_be_decoded(file, rule):
 
 
 def test_headers_that_are_damaged_state_nothing():
-    for file in (tiff(GREY, bits=12, t281=("H", 4095)), png(GREY, 12), pnm(GREY, 4095), tiff(UNIT, is_big=True)):
+    for file in (
+        tiff(GREY, bits=12, t281=("H", 4095)),
+        png(GREY, 12),
+        pnm(GREY, 4095),
+        tiff(UNIT, is_big=True),
+    ):
         for size in range(0, 60, 3):
             depth_of_file(file[:size])
             assert num_pages(lambda place, count, cut=file[:size]: cut[place : place + count]) == 1
@@ -195,11 +220,17 @@ def test_training_evaluation_and_reasons_take_the_range(make_config):
     record = Record(tiff(UNIT), 0)
     for crop in ("none", "inception"):
         config = make_config(
-            image_size=UNIT.shape, train_crop=crop, flip=False, test_resize="direct", value_range=(0.0, 2.0)
+            image_size=UNIT.shape,
+            train_crop=crop,
+            flip=False,
+            test_resize="direct",
+            value_range=(0.0, 2.0),
         )
         if crop == "none":
             expected = mapped(UNIT, 0, 2)
-            np.testing.assert_array_equal(TrainTransform(config)(record, np.random.default_rng(0)), expected)
+            np.testing.assert_array_equal(
+                TrainTransform(config)(record, np.random.default_rng(0)), expected
+            )
             np.testing.assert_array_equal(build_evaluation_transform(config)(record), expected)
         assert TrainTransform(config)(record, np.random.default_rng(0)).max() <= 128
     source = Images(record.image)
@@ -313,7 +344,9 @@ def test_a_folder_warns_once(tmp_path, make_config, caplog):
     assert "10 of 10 checked files have 16 bits" in caplog.messages[0]
     assert "Pass --config.input.value_range=0,4095" in caplog.messages[0]
     assert "page 1 of 2" in caplog.messages[1]
-    (tmp_path / "images.csv").write_text("image,label\n" + "".join(f"{name},{name[7]}\n" for name in names))
+    (tmp_path / "images.csv").write_text(
+        "image,label\n" + "".join(f"{name},{name[7]}\n" for name in names)
+    )
     caplog.clear()
     open_source(f"csv:{tmp_path}/images.csv", "train", make_config(value_range=(0.0, 4095.0)), 0)
     assert len(caplog.messages) == 1

@@ -18,8 +18,26 @@ from vit_jax.data.unreadable import reason_of
 
 PIXELS = np.random.default_rng(0).integers(256, size=(50, 61, 4), dtype=np.uint8)
 KINDS = [
-    *((extension, 3) for extension in ["avif", "bmp", "gif", "jp2", "jpg", "pam", "png", "ppm", "ras", "tiff"]),
-    *((extension, 1) for extension in ["avif", "bmp", "jp2", "jpg", "pam", "pbm", "pgm", "png", "ras", "tiff", "webp"]),
+    *(
+        (extension, 3)
+        for extension in ["avif", "bmp", "gif", "jp2", "jpg", "pam", "png", "ppm", "ras", "tiff"]
+    ),
+    *(
+        (extension, 1)
+        for extension in [
+            "avif",
+            "bmp",
+            "jp2",
+            "jpg",
+            "pam",
+            "pbm",
+            "pgm",
+            "png",
+            "ras",
+            "tiff",
+            "webp",
+        ]
+    ),
     *((extension, 4) for extension in ["avif", "bmp", "gif", "jp2", "png", "tiff", "webp"]),
     ("jpg", 3, cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
     ("pgm", 1, cv2.IMWRITE_PXM_BINARY, 0),
@@ -34,13 +52,20 @@ def encode(extension, channels, *options):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 def test_headers_state_what_is_decoded(kind):
-    assert headers.stated_pixels(encode(*kind)) == np.prod(images.decode(encode(*kind)).shape[:2]) == 50 * 61
+    assert (
+        headers.stated_pixels(encode(*kind))
+        == np.prod(images.decode(encode(*kind)).shape[:2])
+        == 50 * 61
+    )
 
 
 def tiff(order, version, word, count, kind, side):
     """A TIFF whose only directory has width and height, of numbers of a kind."""
     start = (version, 8, 0, 16) if version == 43 else (version, 8)
-    entries = [struct.pack(f"{order}HH{word}{side}", tag, kind, 1, size) for tag, size in ((256, 61), (257, 50))]
+    entries = [
+        struct.pack(f"{order}HH{word}{side}", tag, kind, 1, size)
+        for tag, size in ((256, 61), (257, 50))
+    ]
     padded = b"".join(entry.ljust(20 if version == 43 else 12, b"\0") for entry in entries)
     head = struct.pack(f"{order}H" + ("HHQ" if version == 43 else "I"), *start)
     return {"<": b"II", ">": b"MM"}[order] + head + struct.pack(order + count, 2) + padded
@@ -53,7 +78,9 @@ MADE = {
     "TIFF": tiff("<", 42, "I", "H", 4, "I"),
     "TIFF of Motorola": tiff(">", 42, "I", "H", 3, "H"),
     "BigTIFF": tiff("<", 43, "Q", "Q", 16, "Q"),
-    "JPEG with fill bytes, rubbish and restarts": encode("jpg", 3).replace(b"\xff\xc0", b"\0\x07\xff\xd0\xff\xff\xc0"),
+    "JPEG with fill bytes, rubbish and restarts": encode("jpg", 3).replace(
+        b"\xff\xc0", b"\0\x07\xff\xd0\xff\xff\xc0"
+    ),
 }
 
 
@@ -63,7 +90,12 @@ def test_headers_of_rare_kinds(kind):
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(kind=st.sampled_from(KINDS), length=st.integers(0, 200), place=st.integers(0, 199), byte=st.integers(0, 255))
+@given(
+    kind=st.sampled_from(KINDS),
+    length=st.integers(0, 200),
+    place=st.integers(0, 199),
+    byte=st.integers(0, 255),
+)
 def test_damaged_headers_state_a_number(kind, length, place, byte):
     file = bytearray(encode(*kind))
     file[min(place, len(file) - 1)] = byte
@@ -77,9 +109,13 @@ def test_a_file_that_states_too_many_pixels_is_unreadable_everywhere(monkeypatch
     for prepare in (
         lambda record: TrainTransform(make_config())(record, np.random.default_rng(0)),
         build_evaluation_transform(make_config()),
-        build_transform("direct", 1, None, (8, 8), "weights"),  # of the Python API, predict and evaluate
+        build_transform(
+            "direct", 1, None, (8, 8), "weights"
+        ),  # of the Python API, predict and evaluate
     ):
-        with pytest.raises(UnreadableImage, match="states 900 megapixels, and max_image_megapixels is 180: save it"):
+        with pytest.raises(
+            UnreadableImage, match="states 900 megapixels, and max_image_megapixels is 180: save it"
+        ):
             prepare(Record(jpeg, 0))
     monkeypatch.undo()
     small, config = Record(encode("jpg", 3), 0), make_config(max_image_megapixels=0.003)

@@ -17,7 +17,9 @@ from vit_jax.data.decoding import images
 from vit_jax.data.decoding.images import UnreadableImage
 
 RNG = np.random.default_rng(0)
-SMOOTH = cv2.resize(RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (60, 50), interpolation=cv2.INTER_CUBIC)
+SMOOTH = cv2.resize(
+    RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (60, 50), interpolation=cv2.INTER_CUBIC
+)
 
 
 def encode(extension, pixels, *options):
@@ -55,7 +57,8 @@ def make_png(rows, depth, color_type, *chunks):
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = ((b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in parts
     )
 
 
@@ -66,16 +69,27 @@ PNGS = {
         [[(9, 8, 7), (250, 100, 50), (0, 0, 255)]],
     ),
     "grey and alpha": (make_png([bytes([17, 0, 99, 255])], 8, 4), [[(17,) * 3, (99,) * 3]]),
-    "black and white": (make_png([bytes([0b10100000])], 1, 0), [[(255,) * 3, (0,) * 3] * 2 + [(0,) * 3] * 4]),
-    "16-bit grey": (make_png([struct.pack(">3H", 0, 0x1234, 0xFFFF)], 16, 0), [[(0,) * 3, (0x12,) * 3, (0xFF,) * 3]]),
-    "16-bit RGB": (make_png([struct.pack(">3H", 0x0100, 0x7F80, 0xFE01)], 16, 2), [[(0x01, 0x7F, 0xFE)]]),
+    "black and white": (
+        make_png([bytes([0b10100000])], 1, 0),
+        [[(255,) * 3, (0,) * 3] * 2 + [(0,) * 3] * 4],
+    ),
+    "16-bit grey": (
+        make_png([struct.pack(">3H", 0, 0x1234, 0xFFFF)], 16, 0),
+        [[(0,) * 3, (0x12,) * 3, (0xFF,) * 3]],
+    ),
+    "16-bit RGB": (
+        make_png([struct.pack(">3H", 0x0100, 0x7F80, 0xFE01)], 16, 2),
+        [[(0x01, 0x7F, 0xFE)]],
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", PNGS)
 def test_png(kind):
     file, expected = PNGS[kind]
-    tolerance = 1 if kind.startswith("16") else 0  # OpenCV may round where we say "low bits are lost"
+    tolerance = (
+        1 if kind.startswith("16") else 0
+    )  # OpenCV may round where we say "low bits are lost"
     assert np.abs(images.decode(file).astype(int) - np.array(expected)).max() <= tolerance
 
 
@@ -95,7 +109,10 @@ def test_formats(extension, options, tolerance):
 
 @pytest.mark.parametrize(
     ("file", "expected"),
-    [(CMYK_JPEG, np.array([0.8 * 0.8, 0.6 * 0.8, 0.4 * 0.8]) * 255), (YCCK_JPEG, np.array([200, 120, 40]))],
+    [
+        (CMYK_JPEG, np.array([0.8 * 0.8, 0.6 * 0.8, 0.4 * 0.8]) * 255),
+        (YCCK_JPEG, np.array([200, 120, 40])),
+    ],
     ids=["CMYK", "YCCK"],
 )
 def test_cmyk_is_paper_white_less_ink(file, expected):
@@ -107,7 +124,10 @@ def test_cmyk_that_may_be_inverted_or_not_is_rejected():
     marker = slice(2, 2 + 2 + 14)
     assert CMYK_JPEG[marker].startswith(b"\xff\xee\0\x0eAdobe")
     unmarked = CMYK_JPEG[: marker.start] + CMYK_JPEG[marker.stop :]
-    for file in (unmarked, unmarked[:2] + b"\xff\xff\xff\xfe\0\x07Adobe" + unmarked[2:]):  # fill bytes and a comment
+    for file in (
+        unmarked,
+        unmarked[:2] + b"\xff\xff\xff\xfe\0\x07Adobe" + unmarked[2:],
+    ):  # fill bytes and a comment
         with pytest.raises(UnreadableImage, match=r"CMYK.*inverted: save as RGB"):
             images.decode(file)
 
@@ -116,13 +136,20 @@ def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels()
     assert np.array_equal(images.decode(ANIMATED_GIF), np.broadcast_to([250, 10, 0], (2, 3, 3)))
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: a quarter turn
     tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
-    assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (60, 50, 3)  # the tag is read
+    assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (
+        60,
+        50,
+        3,
+    )  # the tag is read
     assert np.array_equal(images.decode(tagged), images.decode(JPEG))
 
 
 UNREADABLE = {
     "empty": (b"", "^The file is empty$"),
-    "page": (b"\xef\xbb\xbf\n <!DOCTYPE HTML><html><body>404</body></html>", r"a page of markup \(HTML, XML or SVG"),
+    "page": (
+        b"\xef\xbb\xbf\n <!DOCTYPE HTML><html><body>404</body></html>",
+        r"a page of markup \(HTML, XML or SVG",
+    ),
     "text": (b"cat, 3\n", r"no known image format \(7 bytes\)"),
     "JPEG without its end": (JPEG[:-2], "starts as JPEG but is cut off"),
     "half a PNG": (PNG[: len(PNG) // 2], "starts as PNG"),
@@ -183,7 +210,9 @@ def resized(image, size, weights):
 @pytest.mark.parametrize("size", [(20, 33), (50, 60), (77, 61), (1, 1), (3, 200)])
 def test_bilinear_is_the_definition(size):
     found = images.resize_bilinear(SMOOTH, size)
-    assert np.abs(found - resized(SMOOTH, size, bilinear)).max() <= 1  # cv2 works with weights of 11 bits
+    assert (
+        np.abs(found - resized(SMOOTH, size, bilinear)).max() <= 1
+    )  # cv2 works with weights of 11 bits
 
 
 def areas(old, new):

@@ -14,9 +14,15 @@ from vit_jax.data.transforms import TrainTransform
 
 RNG = np.random.default_rng(0)
 HEIGHT, WIDTH = 131, 167
-SMOOTH = cv2.resize(RNG.integers(256, size=(9, 11, 3), dtype=np.uint8), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+SMOOTH = cv2.resize(
+    RNG.integers(256, size=(9, 11, 3), dtype=np.uint8),
+    (WIDTH, HEIGHT),
+    interpolation=cv2.INTER_CUBIC,
+)
 PHOTO = np.clip(SMOOTH + RNG.normal(0, 6, (HEIGHT, WIDTH, 1)), 0, 255).astype(np.uint8)
-SAMPLINGS = [getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}") for name in (420, 422, 444, 440, 411)]
+SAMPLINGS = [
+    getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{name}") for name in (420, 422, 444, 440, 411)
+]
 OPTIONS = [
     *((cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling) for sampling in SAMPLINGS),
     (cv2.IMWRITE_JPEG_PROGRESSIVE, 1),
@@ -28,7 +34,10 @@ def encode(pixels, *options):
     return cv2.imencode(".jpg", pixels, options)[1].tobytes()
 
 
-FILES = [*(encode(PHOTO, *options) for options in OPTIONS), encode(PHOTO[..., 1], cv2.IMWRITE_JPEG_RST_INTERVAL, 21)]
+FILES = [
+    *(encode(PHOTO, *options) for options in OPTIONS),
+    encode(PHOTO[..., 1], cv2.IMWRITE_JPEG_RST_INTERVAL, 21),
+]
 
 
 @pytest.fixture(params=["simplejpeg", "OpenCV"])
@@ -43,7 +52,10 @@ def decoder(request, monkeypatch):
 
 boxes = st.tuples(st.integers(0, HEIGHT - 1), st.integers(0, WIDTH - 1)).flatmap(
     lambda corner: st.builds(
-        Box, *map(st.just, corner), st.integers(1, HEIGHT - corner[0]), st.integers(1, WIDTH - corner[1])
+        Box,
+        *map(st.just, corner),
+        st.integers(1, HEIGHT - corner[0]),
+        st.integers(1, WIDTH - corner[1]),
     )
 )
 
@@ -98,7 +110,9 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
 
     def run():
         rngs = (np.random.default_rng(seed) for seed in range(1000))
-        return np.stack([transform(Record(file, 0), next(rngs)) for file in files for _ in range(8)]).astype(int)
+        return np.stack(
+            [transform(Record(file, 0), next(rngs)) for file in files for _ in range(8)]
+        ).astype(int)
 
     found = run()
     monkeypatch.setattr(jpeg, "layout_of", lambda file: None)
@@ -109,7 +123,9 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
 def test_what_is_no_usual_jpeg_is_decoded_in_full(decoder):
     box = Box(3, 4, 5, 6)
     for image in (PHOTO, cv2.imencode(".png", PHOTO)[1].tobytes()):
-        assert np.array_equal(images.plan_crop(image, lambda *_: box, (5, 6))(), cut(images.decode(image), box))
+        assert np.array_equal(
+            images.plan_crop(image, lambda *_: box, (5, 6))(), cut(images.decode(image), box)
+        )
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -117,16 +133,22 @@ def test_what_is_no_usual_jpeg_is_decoded_in_full(decoder):
 def test_a_file_that_is_cut_off_is_unreadable_wherever_the_crop_is(file, length):
     for top in (0, 100):
         with pytest.raises(UnreadableImage):
-            images.plan_crop(file[: int(length * len(file))], lambda *_, top=top: Box(top, 0, 8, 8), (8, 8))()
+            images.plan_crop(
+                file[: int(length * len(file))], lambda *_, top=top: Box(top, 0, 8, 8), (8, 8)
+            )()
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
-@given(file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
+@given(
+    file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255)
+)
 def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
     damaged = bytearray(file)
     damaged[int(place * len(file))] = byte
     try:
-        found = images.plan_crop(bytes(damaged), lambda height, width: Box(0, 0, min(9, height), 1), (9, 1), 1.0)()
+        found = images.plan_crop(
+            bytes(damaged), lambda height, width: Box(0, 0, min(9, height), 1), (9, 1), 1.0
+        )()
     except UnreadableImage:
         return
     assert found.dtype == np.uint8
@@ -143,6 +165,11 @@ def test_a_jpeg_of_very_many_scans_is_unreadable(is_progressive):
     if not is_progressive:
         assert headers.jpeg_scans(many) == 1
         return
-    for read in (images.decode, lambda file: images.plan_crop(file, lambda *sides: Box(0, 0, 8, 8), (8, 8))):
-        with pytest.raises(UnreadableImage, match="JPEG of 1,010 scans, and at most 128 are decoded"):
+    for read in (
+        images.decode,
+        lambda file: images.plan_crop(file, lambda *sides: Box(0, 0, 8, 8), (8, 8)),
+    ):
+        with pytest.raises(
+            UnreadableImage, match="JPEG of 1,010 scans, and at most 128 are decoded"
+        ):
             read(many)

@@ -24,7 +24,9 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (48, 80, 3), np.uint8)
 
 def photograph(orientation):
     smooth = cv2.resize(PIXELS[:6, :10], (80, 48))
-    return tagged(cv2.imencode(".jpg", smooth, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes(), orientation)
+    return tagged(
+        cv2.imencode(".jpg", smooth, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes(), orientation
+    )
 
 
 def by_opencv(file):
@@ -44,13 +46,19 @@ def test_a_crop_of_the_upright_image(orientation):
     """Decoded alone, without the rest of the file."""
     file = photograph(orientation)
     whole = by_opencv(file)
-    for box in (Box(0, 0, 9, 20), Box(17, 5, 30, 31), Box(11, 9, *(side - 20 for side in whole.shape[:2]))):
+    for box in (
+        Box(0, 0, 9, 20),
+        Box(17, 5, 30, 31),
+        Box(11, 9, *(side - 20 for side in whole.shape[:2])),
+    ):
 
         def choose(*sides, box=box):
             assert sides == whole.shape[:2]
             return box
 
-        np.testing.assert_array_equal(plan_crop(file, choose, box[2:], exif_orientation=True)(), cut(whole, box))
+        np.testing.assert_array_equal(
+            plan_crop(file, choose, box[2:], exif_orientation=True)(), cut(whole, box)
+        )
         stored = turn_back(box, orientation, *whole.shape[:2])
         np.testing.assert_array_equal(turn(cut(decode(file), stored), orientation), cut(whole, box))
 
@@ -80,13 +88,17 @@ def exif(order, orientation):
 
 
 def png(order, orientation):
-    return deep_files.with_chunk(deep_files.png(coloured(STORED)), b"eXIf" + exif(order, orientation))
+    return deep_files.with_chunk(
+        deep_files.png(coloured(STORED)), b"eXIf" + exif(order, orientation)
+    )
 
 
 def webp(order, orientation):
     options = (cv2.IMWRITE_WEBP_QUALITY, 101)
     pixels = cv2.imencode(".webp", coloured(STORED)[..., ::-1], options)[1].tobytes()[12:]
-    head = b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])  # 8: with Exif; 3 x 2 pixels
+    head = (
+        b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])
+    )  # 8: with Exif; 3 x 2 pixels
     data = exif(order, orientation)
     chunks = b"WEBP" + head + pixels + b"EXIF" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
@@ -115,7 +127,9 @@ def test_other_formats_by_hand(kind, order):
         assert orientation_of(file) == orientation
         np.testing.assert_array_equal(decode(file), coloured(STORED))
         np.testing.assert_array_equal(decode(file, exif_orientation=True), coloured(upright))
-        planned = plan_crop(file, lambda height, width: Box(0, 0, height, width), (1, 1), exif_orientation=True)
+        planned = plan_crop(
+            file, lambda height, width: Box(0, 0, height, width), (1, 1), exif_orientation=True
+        )
         np.testing.assert_array_equal(planned(), coloured(upright))
 
 
@@ -168,7 +182,11 @@ def test_jpeg_2000_states_it_in_a_box(way):
     identifiers = {"exif": b"JpgTiffExif->JP2"}
     identifier = identifiers.get(way, bytes.fromhex("be7acfcb97a942e89c71999491e3afac"))
     for orientation in ORIENTATIONS:
-        data = exif("<", orientation) if way == "exif" else xmp(orientation, is_attribute=way == "attribute")
+        data = (
+            exif("<", orientation)
+            if way == "exif"
+            else xmp(orientation, is_attribute=way == "attribute")
+        )
         box = struct.pack(">I4s", 24 + len(data), b"uuid") + identifier + data
         at = file.index(b"jp2c") - 4
         assert orientation_of(file[:at] + box + file[at:]) == orientation
@@ -239,7 +257,12 @@ def test_training_and_evaluation_see_the_same_side_up(make_config):
     """And with the default neither does."""
     record = Record(photograph(6), 0)
     upright = by_opencv(record.image)
-    fields = {"image_size": upright.shape[:2], "train_crop": "none", "flip": False, "test_resize": "direct"}
+    fields = {
+        "image_size": upright.shape[:2],
+        "train_crop": "none",
+        "flip": False,
+        "test_resize": "direct",
+    }
     for config, expected in (
         (make_config(**fields, exif_orientation=True), upright),
         (make_config(**fields), cv2.resize(by_opencv(photograph(1)), upright.shape[1::-1])),

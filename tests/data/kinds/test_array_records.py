@@ -19,16 +19,25 @@ def write(path, options, sizes):
 
 
 @pytest.mark.parametrize(
-    "options", ["group_size:1", "group_size:1,uncompressed", "group_size:3,brotli:1", "group_size:1,snappy"]
+    "options",
+    ["group_size:1", "group_size:1,uncompressed", "group_size:3,brotli:1", "group_size:1,snappy"],
 )
 def test_records_are_those_that_the_library_wrote(tmp_path, options):
     numbers = random.Random(0)
-    sizes = [0, 1, 64 * 1024 - 64, 200_000, *(numbers.randrange(3000) for _ in range(300))]  # over the ends of blocks
+    sizes = [
+        0,
+        1,
+        64 * 1024 - 64,
+        200_000,
+        *(numbers.randrange(3000) for _ in range(300)),
+    ]  # over the ends of blocks
     written = write(tmp_path / "x", options, sizes)
     source = BucketRecords([(str(tmp_path / "x"), 0, len(written))])
     assert (num_records(str(tmp_path / "x")), len(source)) == (len(written), len(written))
     assert source.__getitems__(range(len(written))) == written
-    assert [source[index] for index in (0, 1, 2, 3, 200, 303)] == [written[index] for index in (0, 1, 2, 3, 200, 303)]
+    assert [source[index] for index in (0, 1, 2, 3, 200, 303)] == [
+        written[index] for index in (0, 1, 2, 3, 200, 303)
+    ]
 
 
 def test_a_footer_of_several_blocks(tmp_path):
@@ -45,7 +54,14 @@ def test_parts_of_files_follow_each_other(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda b: b[:-1], lambda b: b[:70_000], lambda b: bytes(len(b)), lambda b: b"", lambda b: b"x" + b]
+    "damage",
+    [
+        lambda b: b[:-1],
+        lambda b: b[:70_000],
+        lambda b: bytes(len(b)),
+        lambda b: b"",
+        lambda b: b"x" + b,
+    ],
 )
 def test_a_damaged_end(tmp_path, damage):
     write(tmp_path / "x", "group_size:1", [100] * 2000)

@@ -29,7 +29,12 @@ def below(split, files):
 
 
 def test_split_folders_are_used(make_folder, make_config):
-    files = {"train/cat/a.PNG": 1, "train/dog/deep/er/b.png": 2, "val/dog/c.png": 3, "sketches/cat/d.png": 4}
+    files = {
+        "train/cat/a.PNG": 1,
+        "train/dog/deep/er/b.png": 2,
+        "val/dog/c.png": 3,
+        "sketches/cat/d.png": 4,
+    }
     path = make_folder(files)
     config = make_config(test_split="val")
     train, names = open_names(path, "train", config)
@@ -39,17 +44,22 @@ def test_split_folders_are_used(make_folder, make_config):
     assert train.class_names == val.class_names == ("cat", "dog")
     assert (val[0].label, val.num_classes) == (1, 2)
     assert val[0].image == (path / "val/dog/c.png").read_bytes()
-    assert open_names(path, "sketches", config)[1] == ["sketches/cat/d.png"]  # a further split of any name
+    assert open_names(path, "sketches", config)[1] == [
+        "sketches/cat/d.png"
+    ]  # a further split of any name
 
 
 @pytest.mark.parametrize(
-    ("train", "test"), [("train", "val"), ("training", "validation"), ("train", "valid"), ("training", "test")]
+    ("train", "test"),
+    [("train", "val"), ("training", "validation"), ("train", "valid"), ("training", "test")],
 )
 def test_usual_names_of_splits_are_known(make_folder, make_config, caplog, train, test):
     path = make_folder(below(train, flat(2)) | below(test, flat(1)))
     assert open_names(path, "train", make_config())[1] == [f"{train}/{name}" for name in flat(2)]
     assert open_names(path, "test", make_config())[1] == [f"{test}/{name}" for name in flat(1)]
-    assert (f"{path} has no split 'test': {test!r} is taken." in caplog.messages) == (test != "test")
+    assert (f"{path} has no split 'test': {test!r} is taken." in caplog.messages) == (
+        test != "test"
+    )
     assert open_names(path, test, make_config())[1] == [f"{test}/{name}" for name in flat(1)]
 
 
@@ -64,17 +74,27 @@ def test_parts_of_a_split_are_of_every_class(make_folder, make_config):
     files = flat(10) | {f"emu/{i:03}.png": i for i in range(3)}
     path = make_folder(files)
     config = make_config(train_split="train[:80%]", test_split="train[80%:]")
-    train, test = (open_names(path, split, config)[1] for split in (config.train_split, config.test_split))
+    train, test = (
+        open_names(path, split, config)[1] for split in (config.train_split, config.test_split)
+    )
     assert sorted(train + test) == sorted(files)
-    assert [sum(name.startswith(kind) for name in test) for kind in ("cat", "dog", "emu")] == [2, 2, 1]
+    assert [sum(name.startswith(kind) for name in test) for kind in ("cat", "dog", "emu")] == [
+        2,
+        2,
+        1,
+    ]
     assert not holds_out(f"folder:{path}", config)
-    assert not holds_out("digits", make_config(train_split="train[:100]")), "of other data it is not for us to judge"
+    assert not holds_out("digits", make_config(train_split="train[:100]")), (
+        "of other data it is not for us to judge"
+    )
     assert holds_out(f"folder:{path}", make_config(train_split="train[:80%]"))
     middle = open_names(path, "train[20%:50%]", config)[1]
     assert len(middle) == 7
     assert {*middle} < {*train}
     rest = open_names(path, "train[:50%]", make_config(train_split="train[:50%]"))[1]
-    assert not {*rest} & {*open_names(path, "test", make_config())[1]}, "half of what the hold-out leaves"
+    assert not {*rest} & {*open_names(path, "test", make_config())[1]}, (
+        "half of what the hold-out leaves"
+    )
     path = make_folder(below("train", files) | below("test", files))
     train = open_names(path, "train[:80%]", make_config(train_split="train[:80%]"))[1]
     assert len(train) == 18
@@ -85,7 +105,9 @@ def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
     """By the formula: weights are evaluated on images that they were not trained on only as long as it stays."""
     path = make_folder(flat(20))
     by_hash = sorted(flat(20), key=lambda name: hashlib.sha256(b"7/" + name.encode()).digest())
-    expected = {name for c in ("cat", "dog") for name in [n for n in by_hash if n.startswith(c)][:3]}
+    expected = {
+        name for c in ("cat", "dog") for name in [n for n in by_hash if n.startswith(c)][:3]
+    }
     config = make_config(holdout_fraction=0.15)
     test, train = (open_names(path, split, config, seed=7) for split in ("test", "train"))
     assert test[1] == sorted(expected)
@@ -96,7 +118,9 @@ def test_holdout_is_a_fixed_fraction_of_every_class(make_folder, make_config):
 
 def test_every_image_of_a_folder_without_splits(make_folder, make_config):
     """A class may be named like a split, in any script, and have one image, of which none could be held out."""
-    files = {f"{name}/{i}.png": i for name in ("Kätzchen", "train") for i in range(3)} | {"犬/a.png": 1}
+    files = {f"{name}/{i}.png": i for name in ("Kätzchen", "train") for i in range(3)} | {
+        "犬/a.png": 1
+    }
     path = make_folder(files)
     source, names = open_names(path, "all", make_config())
     assert names == sorted(files)
@@ -121,10 +145,18 @@ TRAIN, TEST = below("train", flat()), below("test", flat())
         (flat(), "train", {"test_split": "train"}, "differ"),
         (flat(), "all", {"test_split": "all"}, "differ"),
         *(
-            (flat(), split, {"train_split": split}, rf"{re.escape(split)}.*percent.*'train\[:99%\]'")
+            (
+                flat(),
+                split,
+                {"train_split": split},
+                rf"{re.escape(split)}.*percent.*'train\[:99%\]'",
+            )
             for split in ("train[:90]", "train[50%:50%]", "train[:101%]", "train[::2]", "train[")
         ),
-        *((flat(), "train", {"holdout_fraction": x}, f"config.input.holdout_fraction.*{x}") for x in (0.0, 1.0)),
+        *(
+            (flat(), "train", {"holdout_fraction": x}, f"config.input.holdout_fraction.*{x}")
+            for x in (0.0, 1.0)
+        ),
         (TRAIN, "test", {}, r"folder:.*images.*'test'.*\['train'\].*'train\[90%:\]'"),
         (TRAIN | TEST, "tset", {}, "'tset'.*did you mean 'test'"),
         (TRAIN | {"test/cat/a.png": 1, "test/emu/b.png": 1}, "test", {}, "'test'.*'train'.*emu"),
@@ -140,7 +172,10 @@ def test_mistakes_are_named(make_folder, make_config, files, split, fields, rule
     [
         (("cat", "Cat", "dog"), "'Cat' and 'cat'.*upper and lower case"),
         (("Ärger", "ärger"), "upper and lower case"),
-        (("K\u00e4tzchen", "Ka\u0308tzchen"), r"unicode form.*'Ka\\u0308tzchen' and 'K\\xe4tzchen'"),
+        (
+            ("K\u00e4tzchen", "Ka\u0308tzchen"),
+            r"unicode form.*'Ka\\u0308tzchen' and 'K\\xe4tzchen'",
+        ),
         (("K\u00e4tzchen", "ka\u0308tzchen"), "upper and lower case"),
     ],
 )
@@ -150,7 +185,9 @@ def test_names_that_clash(make_folder, make_config, names, rule, layout):
     if layout == "train":
         files = below("train", files) | {"test/dog/a.png": 1, "test/emu/a.png": 1}
     if layout == "split":  # one spelling in train, another in test
-        files = {f"train/{name}/0.png": 1 for name in (names[0], "zebra")} | {f"test/{n}/0.png": 1 for n in names[1:]}
+        files = {f"train/{name}/0.png": 1 for name in (names[0], "zebra")} | {
+            f"test/{n}/0.png": 1 for n in names[1:]
+        }
     with rejects("", rule):
         open_source(f"folder:{make_folder(files)}", "test", make_config(), 0)
 
@@ -174,10 +211,16 @@ def test_classes_may_hold_folders(make_folder, make_config, more):
 
 
 def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
-    hidden = dict.fromkeys(("cat/._000.png", ".cache/x.png", "cat/.hidden/x.png", "dog/.DS_Store"), b"")
-    others = dict.fromkeys([*(f"cat/{i}.heic" for i in range(12)), "dog/notes.TXT", "dog/LICENSE"], b"")
+    hidden = dict.fromkeys(
+        ("cat/._000.png", ".cache/x.png", "cat/.hidden/x.png", "dog/.DS_Store"), b""
+    )
+    others = dict.fromkeys(
+        [*(f"cat/{i}.heic" for i in range(12)), "dog/notes.TXT", "dog/LICENSE"], b""
+    )
     path = make_folder({**flat(2), "dog/same.JFIF": 1, **hidden, **others})
-    names = [name for split in ("train", "test") for name in open_names(path, split, make_config())[1]]
+    names = [
+        name for split in ("train", "test") for name in open_names(path, split, make_config())[1]
+    ]
     assert sorted(names) == sorted([*flat(2), "dog/same.JFIF"])
     (record,) = caplog.records
     assert record.message.endswith(
@@ -188,10 +231,10 @@ def test_skipped_files_are_reported_once(make_folder, make_config, caplog):
 
 
 def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, make_config):
-    path = make_folder({**flat(2), "emu/0.HEIC": b"", "emu/1.dng": b"", "emu/2.dng": b"", "emu/a.txt": b""})
-    expected = (
-        r"\.dng files are skipped: convert to JPEG or PNG\..*1 \.heic file is skipped.*1 file that is not .* \.txt"
+    path = make_folder(
+        {**flat(2), "emu/0.HEIC": b"", "emu/1.dng": b"", "emu/2.dng": b"", "emu/a.txt": b""}
     )
+    expected = r"\.dng files are skipped: convert to JPEG or PNG\..*1 \.heic file is skipped.*1 file that is not .* \.txt"
     with rejects(f"{path}/emu", f"no images.*2 {expected}"):
         open_source(f"folder:{path}", "all", make_config(), 0)
     with rejects(f"{path}/emu", f"no images.*2 {expected}"):
@@ -224,7 +267,9 @@ def test_a_folder_that_cannot_be_read_is_an_error(make_folder, make_config, monk
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(ValueError, match=rf"Folder '{path.parent / closed}' cannot be read \(Permission denied\)"):
+    with pytest.raises(
+        ValueError, match=rf"Folder '{path.parent / closed}' cannot be read \(Permission denied\)"
+    ):
         open_source(f"folder:{path}", "all", make_config(), 0)
 
 

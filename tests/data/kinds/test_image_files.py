@@ -11,7 +11,16 @@ from tests.rejections import rejects
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.image_files import MAX_NAME_BYTES, list_images, read_file
 
-FILES = ("b.jpg", "a.PNG", "deep/er/c.webp", "deep/d.gif", "deep/notes.txt", ".hidden/x.png", "deep/.y.png", "e.txt")
+FILES = (
+    "b.jpg",
+    "a.PNG",
+    "deep/er/c.webp",
+    "deep/d.gif",
+    "deep/notes.txt",
+    ".hidden/x.png",
+    "deep/.y.png",
+    "e.txt",
+)
 
 
 @pytest.fixture
@@ -25,13 +34,25 @@ def photos(make_folder, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["photos"], ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
-        (["photos/b.jpg", "photos"], ["photos/b.jpg", "photos/a.PNG", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (
+            ["photos"],
+            ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"],
+        ),
+        (
+            ["photos/b.jpg", "photos"],
+            ["photos/b.jpg", "photos/a.PNG", "photos/deep/d.gif", "photos/deep/er/c.webp"],
+        ),
         (["photos/e.txt"], ["photos/e.txt"]),
-        (["photos/*"], ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (
+            ["photos/*"],
+            ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"],
+        ),
         (["photos/?.[jP]*"], ["photos/a.PNG", "photos/b.jpg"]),
         (["**/*.gif"], ["photos/deep/d.gif"]),
-        (["photos/**/*.*"], ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"]),
+        (
+            ["photos/**/*.*"],
+            ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif", "photos/deep/er/c.webp"],
+        ),
         (["photos/deep/**"], ["photos/deep/d.gif", "photos/deep/er/c.webp"]),
         (["photos/**/er/**/c.*"], ["photos/deep/er/c.webp"]),
         (["photos/deep/../b.jpg", "photos/b.jpg", "./photos//b.jpg"], ["photos/deep/../b.jpg"]),
@@ -44,7 +65,10 @@ def test_arguments(photos, arguments, expected):
 
 def test_absolute_patterns_home_and_a_file_named_like_a_pattern(photos, monkeypatch):
     monkeypatch.setenv("HOME", str(photos))
-    assert list_images([f"{photos}/**/*.gif", "~/b.jpg"]) == [str(photos / "deep/d.gif"), str(photos / "b.jpg")]
+    assert list_images([f"{photos}/**/*.gif", "~/b.jpg"]) == [
+        str(photos / "deep/d.gif"),
+        str(photos / "b.jpg"),
+    ]
     for name in ("a[1].png", "a1.png"):
         (photos / name).touch()
     assert list_images(["photos/a[1].png"]) == ["photos/a[1].png"]
@@ -63,7 +87,9 @@ def test_pipes_are_left_out_unless_they_are_named(photos):
     os.mkfifo(photos / "pipe.png")
     for argument in ("photos", "photos/*", "photos/**/*"):
         assert "photos/pipe.png" not in list_images([argument])
-    assert list_images(["photos/pipe.png"]) == ["photos/pipe.png"]  # so that it is named when it cannot be read
+    assert list_images(["photos/pipe.png"]) == [
+        "photos/pipe.png"
+    ]  # so that it is named when it cannot be read
 
 
 def test_only_regular_files_of_a_bounded_size_are_images(photos):
@@ -99,8 +125,15 @@ def test_names_on_standard_input_are_bounded(photos, monkeypatch):
         monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=file))
 
     give(io.BytesIO(b"photos/b.jpg\r\n\nphotos/deep/d.gif"))
-    assert list_images(["photos/a.PNG", "-"]) == ["photos/a.PNG", "photos/b.jpg", "photos/deep/d.gif"]
-    for file in (io.BufferedReader(Endless()), io.BytesIO(b"photos/b.jpg\n" + b"x" * (MAX_NAME_BYTES + 1))):
+    assert list_images(["photos/a.PNG", "-"]) == [
+        "photos/a.PNG",
+        "photos/b.jpg",
+        "photos/deep/d.gif",
+    ]
+    for file in (
+        io.BufferedReader(Endless()),
+        io.BytesIO(b"photos/b.jpg\n" + b"x" * (MAX_NAME_BYTES + 1)),
+    ):
         give(file)
         with rejects("standard input", "longer than 4,096 bytes"):
             list_images(["-"])

@@ -33,9 +33,16 @@ def write_both(folder):
     """The same images in two shards and in two parquet files; returns how each is named."""
     for number, name in enumerate(("train-0000", "train-0001")):
         write_shard(folder / "wds" / f"{name}.tar", samples(TWENTY[:10], 10 * number))
-        write_parquet(folder / "parquet" / f"{name}-of-0002.parquet", TWENTY[:10], 10 * number, names=["cat", "dog"])
+        write_parquet(
+            folder / "parquet" / f"{name}-of-0002.parquet",
+            TWENTY[:10],
+            10 * number,
+            names=["cat", "dog"],
+        )
     write_shard(folder / "wds" / "val-0000.tar", samples([1, 0], 20, "json"))
-    write_parquet(folder / "parquet" / "validation-0000-of-0001.parquet", [1, 0], 20, names=["cat", "dog"])
+    write_parquet(
+        folder / "parquet" / "validation-0000-of-0001.parquet", [1, 0], 20, names=["cat", "dog"]
+    )
     (folder / "wds" / "classes.txt").write_text("cat\ndog\n")
     return f"wds:{folder}/wds", f"parquet:{folder}/parquet"
 
@@ -52,9 +59,13 @@ def test_images_labels_and_splits(tmp_path, make_config):
         assert train.name_of(12).startswith(f"{data.partition(':')[2]}/train-0001")
         assert not holds_out(data, make_config())
         assert levels(pickle.loads(pickle.dumps(train)))[5:15] == list(range(5, 15))
-        part = open_source(data, "train[:50%]", make_config(train_split="train[:50%]", classes=("dog", "cat")), 0)
+        part = open_source(
+            data, "train[:50%]", make_config(train_split="train[:50%]", classes=("dog", "cat")), 0
+        )
         assert part.labels.tolist().count(0) == 5
-        assert located(data + "/../" + data.partition(":")[0] + "#label") == located(data) + "#label"
+        assert (
+            located(data + "/../" + data.partition(":")[0] + "#label") == located(data) + "#label"
+        )
 
 
 def test_files_without_splits_hold_out_the_same_part_always(tmp_path, make_config):
@@ -86,11 +97,17 @@ def test_braces(pattern, names):
 def test_patterns(tmp_path, make_config):
     write_both(tmp_path)
     config = make_config()
-    assert len(open_source(f"wds:{tmp_path}/wds/train-{{0000..0001}}.tar", "train", config, 0)) == 20
+    assert (
+        len(open_source(f"wds:{tmp_path}/wds/train-{{0000..0001}}.tar", "train", config, 0)) == 20
+    )
     assert len(open_source(f"wds:{tmp_path}/wds/train-*1.tar", "train", config, 0)) == 10
     assert len(open_source(f"wds:{tmp_path}/wds/train-0000.tar", "train", config, 0)) == 10
-    assert len(open_source(f"wds:{tmp_path}/wds/{{train-0000,val-0000}}.tar", "test", config, 0)) == 2
-    with rejects(f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar", "2 of 4 files do not exist.*train-0002"):
+    assert (
+        len(open_source(f"wds:{tmp_path}/wds/{{train-0000,val-0000}}.tar", "test", config, 0)) == 2
+    )
+    with rejects(
+        f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar", "2 of 4 files do not exist.*train-0002"
+    ):
         open_source(f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar", "train", config, 0)
     with rejects("", "range must be of at most"):
         open_source("wds:a-{0..999999999}.tar", "train", config, 0)
@@ -177,10 +194,16 @@ def test_numbers_without_images_keep_their_place(tmp_path, make_config):
 @pytest.mark.parametrize(
     ("write", "rule"),
     [
-        (lambda path: write_parquet(path, [0, 1], label="class"), "no column of labels.*'class'.*#COLUMN"),
+        (
+            lambda path: write_parquet(path, [0, 1], label="class"),
+            "no column of labels.*'class'.*#COLUMN",
+        ),
         (lambda path: write_parquet(path, [0, None]), "row 1 has no label"),
         (lambda path: write_parquet(path, [0, 1, -1]), "has the label -1"),
-        (lambda path: write_parquet(path, [0, 5], names=["cat", "dog"]), "not among the 2 classes.*: 5"),
+        (
+            lambda path: write_parquet(path, [0, 5], names=["cat", "dog"]),
+            "not among the 2 classes.*: 5",
+        ),
         (lambda path: path.write_bytes(b"PAR1" + b"0" * 99), "no complete parquet file"),
     ],
 )
@@ -201,11 +224,20 @@ def test_columns_of_parquet(tmp_path, make_config):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = write_parquet(tmp_path / "a.parquet", [0, 1, 1, 0], fine_label=pa.array(["x", "y", "z", "x"]))
+    path = write_parquet(
+        tmp_path / "a.parquet", [0, 1, 1, 0], fine_label=pa.array(["x", "y", "z", "x"])
+    )
     assert open_source(f"parquet:{path}", "all", make_config(), 0).class_names == ("0", "1")
-    assert open_source(f"parquet:{path}#fine_label", "all", make_config(), 0).labels.tolist() == [0, 1, 2, 0]
+    assert open_source(f"parquet:{path}#fine_label", "all", make_config(), 0).labels.tolist() == [
+        0,
+        1,
+        2,
+        0,
+    ]
     features = {"img": {"_type": "Image"}, "coarse": {"names": ["a", "b"], "_type": "ClassLabel"}}
-    table = pa.table({"img": pa.array([image(n) for n in range(4)]), "coarse": pa.array([1, 0, 1, 0])})
+    table = pa.table(
+        {"img": pa.array([image(n) for n in range(4)]), "coarse": pa.array([1, 0, 1, 0])}
+    )
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     pq.write_table(table.replace_schema_metadata(metadata), path)
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
@@ -220,12 +252,19 @@ def test_row_groups_are_read_once_and_forgotten(tmp_path, make_config, monkeypat
     path = write_parquet(tmp_path / "a.parquet", [0, 1] * 10, group=4)
     reads = []
     monkeypatch.setattr(
-        parquet, "_read_group", lambda *key, read=parquet._read_group: reads.append(key[1]) or read(*key)
+        parquet,
+        "_read_group",
+        lambda *key, read=parquet._read_group: reads.append(key[1]) or read(*key),
     )
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
     reads.clear()
-    sizes = [sum(len(image(number)) for number in range(first, first + 4)) for first in range(0, 20, 4)]
-    stated = [parquet._chunk(parquet._now(str(path)), group, "image.bytes").uncompressed for group in range(5)]
+    sizes = [
+        sum(len(image(number)) for number in range(first, first + 4)) for first in range(0, 20, 4)
+    ]
+    stated = [
+        parquet._chunk(parquet._now(str(path)), group, "image.bytes").uncompressed
+        for group in range(5)
+    ]
     monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(max(sizes) + max(stated)))
     assert levels(source) == list(range(20))
     assert reads == [0, 1, 2, 3, 4]

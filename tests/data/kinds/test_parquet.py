@@ -38,7 +38,9 @@ def opened(tmp_path, make_config):
         ]
         table = pa.Table.from_arrays(arrays, names=names or list(columns))
         if metadata is not None:
-            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": metadata}})})
+            table = table.replace_schema_metadata(
+                {"huggingface": json.dumps({"info": {"features": metadata}})}
+            )
         pq.write_table(table, tmp_path / "a.parquet")
         return open_source(f"parquet:{tmp_path}/a.parquet{column}", "all", make_config(), 0)
 
@@ -51,13 +53,19 @@ def opened(tmp_path, make_config):
 @pytest.mark.parametrize(
     ("labels", "rule"),
     [
-        (pa.array([0, 1, 2**64 - 1, 0], pa.uint64()), "row 2 has the label 18446744073709551615 in column 'label'"),
+        (
+            pa.array([0, 1, 2**64 - 1, 0], pa.uint64()),
+            "row 2 has the label 18446744073709551615 in column 'label'",
+        ),
         (pa.array([0, 1, 2**32 + 1, 0]), "row 2 has the label 4294967297"),
         (pa.array([0, 1, -(2**32), 0]), "row 2 has the label -4294967296"),
         (pa.array([0, 1, 2**20, 0]), "row 2 has the label 1048576.*0 to 1,048,575"),
         (pa.array([0, 1, -1, 0], pa.int8()), "row 2 has the label -1"),
         (pa.array(["a", "b", "", "a"]), "row 2 has a label of 0 bytes"),
-        (pa.array(["a", "b", "a", "x" * 5000]), "row 3 has a label of 5,000 bytes in column 'label'.*#COLUMN"),
+        (
+            pa.array(["a", "b", "a", "x" * 5000]),
+            "row 3 has a label of 5,000 bytes in column 'label'.*#COLUMN",
+        ),
         (pa.array(["a", None, "b", "a"]), "row 1 has no label in column 'label'"),
         (pa.array(["a", None, "b", "a"]).dictionary_encode(), "row 1 has no label"),
         (pa.array([0.0, 1.0, 1.5, 0.0]), r"no column of labels.*'label' \(double\)"),
@@ -65,7 +73,10 @@ def opened(tmp_path, make_config):
         (pa.array([{"id": 0}] * 4), r"no column of labels.*'label' \(struct"),
         (pa.array([True, False] * 2), r"no column of labels.*'label' \(bool"),
         (pa.array([b"a", b"b"] * 2), r"no column of labels.*'label' \(binary"),
-        (pa.DictionaryArray.from_arrays(pa.array([0, 1, 1, 0]), pa.array([7, -3])), "row 1 has the label -3"),
+        (
+            pa.DictionaryArray.from_arrays(pa.array([0, 1, 1, 0]), pa.array([7, -3])),
+            "row 1 has the label -3",
+        ),
     ],
 )
 def test_labels_that_are_no_classes(opened, tmp_path, labels, rule):
@@ -80,7 +91,9 @@ def test_labels_that_are_no_classes(opened, tmp_path, labels, rule):
         (pa.array(["b", "a", "c", "a"], pa.large_string()), ("a", "b", "c")),
         (pa.array(["b", "a", "c", "a"]).dictionary_encode(), ("a", "b", "c")),
         (
-            pa.DictionaryArray.from_arrays(pa.array([1, 0, 2, 0]), pa.array(["a", "b", "c", "x" * 9999])),
+            pa.DictionaryArray.from_arrays(
+                pa.array([1, 0, 2, 0]), pa.array(["a", "b", "c", "x" * 9999])
+            ),
             ("a", "b", "c"),
         ),
         (pa.array([1, 0, 2, 0], pa.uint64()), ("0", "1", "2")),
@@ -99,7 +112,9 @@ def test_long_labels_are_not_read_to_their_end(opened, tmp_path, monkeypatch):
     with rejects(f"{tmp_path}/a.parquet", "row 0 has a label of 100,000 bytes"):
         opened(image=images, label=["x" * 10**5] * 300)
     monkeypatch.setattr(parquet, "MAX_LABEL_BYTES", 10**6)
-    with rejects(f"{tmp_path}/a.parquet", "column 'label' cannot be read .its pages hold more than 1 MiB"):
+    with rejects(
+        f"{tmp_path}/a.parquet", "column 'label' cannot be read .its pages hold more than 1 MiB"
+    ):
         opened(image=IMAGES, label=[str(number) * 500_000 for number in range(4)])
 
 
@@ -114,7 +129,11 @@ def test_long_labels_are_not_read_to_their_end(opened, tmp_path, monkeypatch):
 )
 def test_names_of_classes_in_the_metadata(opened, tmp_path, names, rule):
     with rejects(f"{tmp_path}/a.parquet", rule):
-        opened(image=IMAGES, label=[0, 1, 2, 0], metadata={"label": {"_type": "ClassLabel", "names": names}})
+        opened(
+            image=IMAGES,
+            label=[0, 1, 2, 0],
+            metadata={"label": {"_type": "ClassLabel", "names": names}},
+        )
 
 
 # Columns.
@@ -131,13 +150,18 @@ def test_names_of_classes_in_the_metadata(opened, tmp_path, names, rule):
 )
 def test_names_of_columns(opened, tmp_path, names, rule):
     values = {"image": IMAGES, "image.bytes": [b""] * 4, "picture": IMAGES}
-    columns = {f"{number}": values.get(name, pa.array([0, 1] * 2)) for number, name in enumerate(names)}
+    columns = {
+        f"{number}": values.get(name, pa.array([0, 1] * 2)) for number, name in enumerate(names)
+    }
     with rejects(f"{tmp_path}/a.parquet", rule):
         opened(names=names, **columns)
 
 
 def test_other_columns_may_have_one_name(opened):
-    columns = {str(number): values for number, values in enumerate((IMAGES, [0, 1] * 2, ["x"] * 4, ["y"] * 4))}
+    columns = {
+        str(number): values
+        for number, values in enumerate((IMAGES, [0, 1] * 2, ["x"] * 4, ["y"] * 4))
+    }
     assert len(opened(names=["image", "label", "note", "note"], **columns)) == 4
 
 
@@ -147,10 +171,16 @@ def test_other_columns_may_have_one_name(opened):
         (["0.png"] * 4, r"no column of images.*'image' \(string\)"),
         ([{"path": "0.png"}] * 4, r"no column of images.*'image' \(struct<path: string>\)"),
         ([{"bytes": "0"}] * 4, r"no column of images.*'image' \(struct<bytes: string>\)"),
-        (pa.array([{"bytes": None, "path": "0.png"}] * 4, IMAGE), r"'image\.bytes' holds no bytes in all 4 rows"),
+        (
+            pa.array([{"bytes": None, "path": "0.png"}] * 4, IMAGE),
+            r"'image\.bytes' holds no bytes in all 4 rows",
+        ),
         (pa.array([None] * 4, IMAGE), r"'image\.bytes' holds no bytes in all 4 rows.*csv:FILE"),
         (pa.array([None] * 4, pa.binary()), "'image' holds no bytes in all 4 rows"),
-        (pa.array([[{"bytes": b"0", "path": ""}]] * 4, pa.list_(IMAGE)), r"no column of images.*'image' \(list"),
+        (
+            pa.array([[{"bytes": b"0", "path": ""}]] * 4, pa.list_(IMAGE)),
+            r"no column of images.*'image' \(list",
+        ),
     ],
 )
 def test_columns_without_images(opened, tmp_path, images, rule):
@@ -171,7 +201,8 @@ def test_some_rows_without_bytes(opened, tmp_path, caplog):
     assert [source[0].image, source[3].image] == [image(0), image(1)]
     for row in (1, 2):
         with pytest.raises(
-            UnreadableImage, match=rf"Row {row} of column 'image\.bytes' of .*a\.parquet holds no bytes"
+            UnreadableImage,
+            match=rf"Row {row} of column 'image\.bytes' of .*a\.parquet holds no bytes",
         ):
             source[row]
 
@@ -187,7 +218,9 @@ def test_an_image_that_rows_repeat_is_not_read_many_times(opened, monkeypatch):
     assert parquet._GROUPS._bytes == 8 * 10**6
     monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(parquet.CACHE_BYTES))
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 2**21)
-    with pytest.raises(UnreadableImage, match=r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than"):
+    with pytest.raises(
+        UnreadableImage, match=r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than"
+    ):
         source[0]
     assert parquet._GROUPS._bytes == 0
 
@@ -196,8 +229,15 @@ def test_an_image_that_rows_repeat_is_not_read_many_times(opened, monkeypatch):
 @pytest.mark.parametrize("pages", ["1.0", "2.0"])
 def test_the_layout_is_that_of_the_library(tmp_path, compression, pages):
     images = [bytes([number]) * 3000 for number in range(100)]
-    table = pa.table({"image": images, "text": pa.array(["a", None] * 50), "more": pa.array([[1, 2]] * 100)})
-    options = {"compression": compression, "data_page_version": pages, "data_page_size": 5000, "write_batch_size": 3}
+    table = pa.table(
+        {"image": images, "text": pa.array(["a", None] * 50), "more": pa.array([[1, 2]] * 100)}
+    )
+    options = {
+        "compression": compression,
+        "data_page_version": pages,
+        "data_page_size": 5000,
+        "write_batch_size": 3,
+    }
     pq.write_table(table, path := tmp_path / "a.parquet", row_group_size=40, **options)
     layout, metadata = read_layout(str(path)), pq.read_metadata(path)
     assert len(layout.groups) == metadata.num_row_groups == 3
@@ -244,7 +284,8 @@ def varint(number):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\x4c", b"\x1c" * 50, b"\x19\xfc\xff\xff\xff\x0f", b"\x16" + b"\xff" * 12, b"\x1b\x00\x00"]
+    "content",
+    [b"\x4c", b"\x1c" * 50, b"\x19\xfc\xff\xff\xff\x0f", b"\x16" + b"\xff" * 12, b"\x1b\x00\x00"],
 )
 def test_damaged_structs(content):
     with pytest.raises(LayoutError):
@@ -277,7 +318,9 @@ def test_a_damaged_page_header_names_file_and_column(tmp_path, make_config):
                 open_source(f"parquet:{path}", "all", make_config(), 0)
         else:
             parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
-            with pytest.raises(UnreadableImage, match=r"'image\.bytes' of .*a\.parquet cannot be read .*header"):
+            with pytest.raises(
+                UnreadableImage, match=r"'image\.bytes' of .*a\.parquet cannot be read .*header"
+            ):
                 source[0]
 
 
@@ -362,4 +405,6 @@ def test_copies_of_class_names_that_differ(tmp_path, make_config):
 def test_labels_are_counted(tmp_path):
     path = str(write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1]))
     with pytest.raises(ValueError, match="3 labels are of 4 rows"):
-        parquet.ParquetSource([path], "image.bytes", ("a", "b"), np.zeros(3, np.int32), str(tmp_path))
+        parquet.ParquetSource(
+            [path], "image.bytes", ("a", "b"), np.zeros(3, np.int32), str(tmp_path)
+        )

@@ -48,7 +48,9 @@ def labels_of(path, selection=ANY):
 
 def levels(data, make_config):
     source = open_source(data, "all", make_config(), 0)
-    return [int(decode(source[index].image)[0, 0, 0]) for index in range(len(source))], source.labels.tolist()
+    return [
+        int(decode(source[index].image)[0, 0, 0]) for index in range(len(source))
+    ], source.labels.tolist()
 
 
 # When an index is used.
@@ -65,7 +67,9 @@ def test_an_index_is_made_once_for_a_state_of_a_shard(tmp_path, made):
     assert len(made) == 3
 
 
-def test_an_index_that_cannot_be_kept_beside_its_shard_is_in_the_cache(tmp_path, made, monkeypatch, cache):
+def test_an_index_that_cannot_be_kept_beside_its_shard_is_in_the_cache(
+    tmp_path, made, monkeypatch, cache
+):
     path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
 
     def write(place, content, write=shard_index.write_atomically):
@@ -127,7 +131,9 @@ def test_an_index_of_an_earlier_form_is_made_again(tmp_path, made, caplog):
     status = path.stat()
     about = {"form": 1, "size": status.st_size, "mtime_ns": status.st_mtime_ns, "label": ""}
     rows = np.zeros(2, shard_index._row_type(9, 1))
-    (tmp_path / "a.tar.index").write_bytes(json.dumps({"about": about, "letters": [9, 1]}).encode() + rows.tobytes())
+    (tmp_path / "a.tar.index").write_bytes(
+        json.dumps({"about": about, "letters": [9, 1]}).encode() + rows.tobytes()
+    )
     assert labels_of(path) == labels_of(path) == ["0", "1"]
     assert len(made) == 1
     assert caplog.messages == []
@@ -196,7 +202,9 @@ def test_one_of_several_images_is_read(tmp_path, make_config, caplog):
     data = f"wds:{write_shard(tmp_path / 'a.tar', with_masks(4))}"
     assert levels(data, make_config) == ([0, 1, 2, 3], [0, 1, 0, 1])
     (line,) = {*caplog.messages}
-    assert "4 samples have several images: the first of .png is read, and .seg.png are skipped" in line
+    assert (
+        "4 samples have several images: the first of .png is read, and .seg.png are skipped" in line
+    )
     caplog.clear()
     assert levels(f"{data}#.seg.png", make_config)[0] == [100, 101, 102, 103]
     with rejects(str(tmp_path / "a.tar"), "no images, named .left.png"):
@@ -205,7 +213,9 @@ def test_one_of_several_images_is_read(tmp_path, make_config, caplog):
 
 def test_the_order_of_suffixes(tmp_path):
     names = ["b.jpg", "jpg", "PNG", "webp", "jpeg", "a.png", "a.b.jpg"]
-    path = write_shard(tmp_path / "a.tar", [("x.cls", b"0"), *((f"x.{name}", image(0)) for name in names)])
+    path = write_shard(
+        tmp_path / "a.tar", [("x.cls", b"0"), *((f"x.{name}", image(0)) for name in names)]
+    )
     order = ["x.jpg", "x.jpeg", "x.PNG", "x.webp", "x.b.jpg", "x.a.png", "x.a.b.jpg"]
     for name in order:
         assert read_index(str(path), ANY)[0].rows["name"].tolist() == [name.encode()]
@@ -214,7 +224,9 @@ def test_the_order_of_suffixes(tmp_path):
 
 
 def test_a_mask_without_its_image_is_an_error(tmp_path):
-    path = write_shard(tmp_path / "a.tar", [*with_masks(2), ("z.seg.png", image(0)), ("z.cls", b"0")])
+    path = write_shard(
+        tmp_path / "a.tar", [*with_masks(2), ("z.seg.png", image(0)), ("z.cls", b"0")]
+    )
     with rejects(str(path), r"'z\.seg\.png' is the only image.*#\.seg\.png"):
         read_index(str(path), ANY)
     rows = read_index(str(path), Selection(suffixes=("png", "seg.png")))[0].rows
@@ -222,7 +234,9 @@ def test_a_mask_without_its_image_is_an_error(tmp_path):
 
 
 def test_labels_without_an_image_are_reported(tmp_path, make_config, caplog):
-    path = write_shard(tmp_path / "a.tar", [*samples([0, 1]), ("lost.cls", b"1"), ("._00000.png", b"macOS")])
+    path = write_shard(
+        tmp_path / "a.tar", [*samples([0, 1]), ("lost.cls", b"1"), ("._00000.png", b"macOS")]
+    )
     for _ in range(2):  # the second time from the index
         caplog.clear()
         shard_index._find_valid.cache_clear()
@@ -234,10 +248,17 @@ def test_labels_without_an_image_are_reported(tmp_path, make_config, caplog):
 
 def test_several_labels_of_an_image(tmp_path):
     """`x.cls` rather than `x.more.cls`; without it the sample has no single label."""
-    path = write_shard(tmp_path / "a.tar", [("x.a.cls", b"1"), ("x.png", image(0)), ("x.cls", b"0")])
+    path = write_shard(
+        tmp_path / "a.tar", [("x.a.cls", b"1"), ("x.png", image(0)), ("x.cls", b"0")]
+    )
     assert labels_of(path) == ["0"]
-    write_shard(path, [("x.v1.cls", b"1"), ("x.v1.png", image(0)), ("x.v2.cls", b"0"), ("x.v2.png", image(0))])
-    with rejects(str(path), r"several labels: x\.v1\.cls, x\.v2\.cls; names are equal up to the first dot"):
+    write_shard(
+        path,
+        [("x.v1.cls", b"1"), ("x.v1.png", image(0)), ("x.v2.cls", b"0"), ("x.v2.png", image(0))],
+    )
+    with rejects(
+        str(path), r"several labels: x\.v1\.cls, x\.v2\.cls; names are equal up to the first dot"
+    ):
         labels_of(path)
     write_shard(path, [("x.v1.json", b"{}"), ("x.v1.png", image(0)), ("x.v1.cls", b"cat")])
     assert labels_of(path) == ["cat"]
@@ -256,7 +277,9 @@ def test_selections(text, expected):
     assert parse_selection(text) == expected
 
 
-@pytest.mark.parametrize(("text", "rule"), [("a#b", "one key"), (".cls", "no suffix of images"), (".", "no suffix")])
+@pytest.mark.parametrize(
+    ("text", "rule"), [("a#b", "one key"), (".cls", "no suffix of images"), (".", "no suffix")]
+)
 def test_selections_that_are_none(text, rule):
     with rejects(f"#{text}", rule):
         parse_selection(text)

@@ -45,7 +45,9 @@ def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config):
         source, names = open_names(path, split, make_config())
         folder = make_table(*lines_of()).parent
         same = open_source(f"folder:{folder}", split, make_config(), 0)
-        assert [folder / name for name in names] == [folder / same.name_of(i) for i in range(len(same))]
+        assert [folder / name for name in names] == [
+            folder / same.name_of(i) for i in range(len(same))
+        ]
         assert source.class_names == same.class_names == ("cat", "dog")
         assert source.labels.tolist() == same.labels.tolist()
         assert source.records_sha256 == same.records_sha256
@@ -65,7 +67,9 @@ def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config):
 )
 def test_columns_in_any_order_and_separators(make_table, make_config, header, line, name, encoding):
     splits = {file: "train" if file[4] in "01234" else "val" for file in TEN_EACH}
-    path = make_table(header, *(line.format(file, file[:3], split) for file, split in splits.items()), name=name)
+    path = make_table(
+        header, *(line.format(file, file[:3], split) for file, split in splits.items()), name=name
+    )
     path.write_text(path.read_text(), encoding=encoding)
     train, names = open_names(path, "train", make_config())
     assert names == [file for file, split in splits.items() if split == "train"]
@@ -87,7 +91,10 @@ def test_files_may_be_anywhere(make_table, make_config, tmp_path):
         open_source(f"csv:{twice}", "all", make_config(), 0)
 
 
-SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' else 'test'}" for file in TEN_EACH)]
+SPLITS = [
+    "image,label,split",
+    *(f"{file},{file[:3]},{'train' if file[4] < '5' else 'test'}" for file in TEN_EACH),
+]
 
 
 @pytest.mark.parametrize(
@@ -96,16 +103,32 @@ SPLITS = ["image,label,split", *(f"{file},{file[:3]},{'train' if file[4] < '5' e
         (["file,label", "cat/0.png,cat"], "train", "'image'.*'file', 'label'"),
         (["image,class", "cat/0.png,cat"], "train", "'label'"),
         (["image,label,label", "cat/0.png,cat,cat"], "train", "2 columns 'label'"),
-        (["image,label,labels", "cat/0.png,cat,cat"], "train", "2 columns 'labels'.*'label', 'labels'"),
+        (
+            ["image,label,labels", "cat/0.png,cat,cat"],
+            "train",
+            "2 columns 'labels'.*'label', 'labels'",
+        ),
         ([""], "train", "'image'"),
         (["image,label", "cat/0.png"], "train", "line 2.*1 cells.*2 columns"),
         (["image,label", "cat/0.png,cat, tabby"], "train", "line 2.*3 cells.*2 columns.*quotes"),
         (["image,label", 'cat/0.png,"cat'], "train", "CSV"),
         ([*lines_of(), "cat/new.png,", ",cat"], "train", r"1 lines.*no image.*line 23 \(empty\)"),
         ([*lines_of(), "cat/new.png, "], "train", r"1 lines.*no label.*line 22 \(cat/new.png\)"),
-        ([*lines_of(), "cat/../cat/0.png,dog"], "train", "2 lines name an image.*line 2 .*line 22 "),
-        ([*lines_of(), *(f"cat/{i}.jpg,cat" for i in range(5))], "train", "5 lines.*not exist.*line 22.* and 2 more"),
-        ([*SPLITS, "dog/10.png,dog,trian"], "train", r"1 lines.*no known split.*train.*line 22 \(trian\)"),
+        (
+            [*lines_of(), "cat/../cat/0.png,dog"],
+            "train",
+            "2 lines name an image.*line 2 .*line 22 ",
+        ),
+        (
+            [*lines_of(), *(f"cat/{i}.jpg,cat" for i in range(5))],
+            "train",
+            "5 lines.*not exist.*line 22.* and 2 more",
+        ),
+        (
+            [*SPLITS, "dog/10.png,dog,trian"],
+            "train",
+            r"1 lines.*no known split.*train.*line 22 \(trian\)",
+        ),
         ([*SPLITS, "dog/10.png,dog,"], "train", "1 lines have no split.*line 22"),
         ([line for line in SPLITS if "test" not in line], "test", r"'test'.*\['train'\]"),
         ([*SPLITS, "dog/10.png,emu,test"], "test", "'train'.*emu.*training images"),
@@ -139,18 +162,24 @@ def label_lines(cells):
 
 
 NUMBERED = enumerate(TEN_EACH)
-SEVERAL = many(*(f"{file},{'|'.join(['even'] * (n % 2 == 0) + ['later'] * (n > 5))}" for n, file in NUMBERED))
+SEVERAL = many(
+    *(f"{file},{'|'.join(['even'] * (n % 2 == 0) + ['later'] * (n > 5))}" for n, file in NUMBERED)
+)
 
 
 def test_several_labels_an_image(make_table, make_config):
     """Any number of them, in any order; an image without one is an example of none."""
-    path = make_table(*many("cat/0.png,tabby | cat", "cat/1.png,", "dog/0.png,dog", "dog/1.png,cat|dog|cat"))
+    path = make_table(
+        *many("cat/0.png,tabby | cat", "cat/1.png,", "dog/0.png,dog", "dog/1.png,cat|dog|cat")
+    )
     source = open_source(f"csv:{path}", "all", make_config(), 0)
     assert source.is_multilabel
     assert source.class_names == ("cat", "dog", "tabby")
     assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0]]
     assert source[3].label.tolist() == [1, 1, 0]
-    chosen = open_source(f"csv:{path}", "all", make_config(classes=("tabby", "cat"), cache_records=True), 0)
+    chosen = open_source(
+        f"csv:{path}", "all", make_config(classes=("tabby", "cat"), cache_records=True), 0
+    )
     assert chosen.labels.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
     assert [chosen[i].label.tolist() for i in range(4)] == chosen.labels.tolist()
     assert source.records_sha256 != chosen.records_sha256
@@ -158,19 +187,32 @@ def test_several_labels_an_image(make_table, make_config):
 
 def test_columns_of_0_and_1_are_several_labels(make_table, make_config):
     """As the same labels in one cell, also without any label and with a split."""
-    lines = ["id,split,dog,image,cat", "0,train,1,cat/0.png,0", "0,train,1.0,cat/1.png,1", "0,test,0,dog/0.png,0"]
+    lines = [
+        "id,split,dog,image,cat",
+        "0,train,1,cat/0.png,0",
+        "0,train,1.0,cat/1.png,1",
+        "0,test,0,dog/0.png,0",
+    ]
     one_hot = make_table(*(line.partition(",")[2] for line in lines), name="one_hot.csv")
-    cells = make_table("image,labels,split", "cat/0.png,dog,train", "cat/1.png,cat|dog,train", "dog/0.png,,test")
+    cells = make_table(
+        "image,labels,split", "cat/0.png,dog,train", "cat/1.png,cat|dog,train", "dog/0.png,,test"
+    )
     for split in ("train", "test"):
-        found, expected = (open_source(f"csv:{path}", split, make_config(), 0) for path in (one_hot, cells))
+        found, expected = (
+            open_source(f"csv:{path}", split, make_config(), 0) for path in (one_hot, cells)
+        )
         assert found.is_multilabel
         assert found.class_names == expected.class_names == ("cat", "dog")
         assert found.labels.tolist() == expected.labels.tolist()
         assert found.records_sha256 == expected.records_sha256
-    with rejects("csv:", "of 0 and 1 .'dog', 'cat'.* 'id' hold other values. Remove them.*'labels'"):
+    with rejects(
+        "csv:", "of 0 and 1 .'dog', 'cat'.* 'id' hold other values. Remove them.*'labels'"
+    ):
         open_source(f"csv:{make_table(*lines, '2,train,1,dog/1.png,0')}", "train", make_config(), 0)
     with rejects("csv:", "'dog' is empty or the name of several"):
-        open_source(f"csv:{make_table('image,dog,dog', 'cat/0.png,0,1')}", "train", make_config(), 0)
+        open_source(
+            f"csv:{make_table('image,dog,dog', 'cat/0.png,0,1')}", "train", make_config(), 0
+        )
     with rejects("#comma", "columns of 0 and 1 need none. Remove '#comma'"):
         open_source(f"csv:{one_hot}#comma", "train", make_config(), 0)
 
@@ -179,7 +221,10 @@ def test_columns_of_0_and_1_are_several_labels(make_table, make_config):
     ("name", "cells"),
     [
         ("comma", ['"cat,dog"', '"dog, emu"', "cat"]),
-        ("comma", ["cat", "dog", "cat", "dog", '"cat,dog"']),  # few cells, of labels that others have
+        (
+            "comma",
+            ["cat", "dog", "cat", "dog", '"cat,dog"'],
+        ),  # few cells, of labels that others have
         ("semicolon", ["cat;dog", "emu;cat", "dog"]),
         ("tab", ['"cat\tdog"', '"emu\tdog"', ""]),
         ("slash", ["cat/dog/emu", "emu / dog", "emu / dog"]),
@@ -188,13 +233,17 @@ def test_columns_of_0_and_1_are_several_labels(make_table, make_config):
         ("space", ["cat dog", "cat emu", "dog emu", "cat dog emu"]),
     ],
 )
-def test_another_separator_of_labels_is_named_and_can_be_chosen(make_table, make_config, name, cells):
+def test_another_separator_of_labels_is_named_and_can_be_chosen(
+    make_table, make_config, name, cells
+):
     path = make_table(*many(*label_lines(cells)))
     with rejects(f"csv:{path}: ", f"of [0-9]+ cells.*#{name} to separate them there, or #bar"):
         open_source(f"csv:{path}", "all", make_config(), 0)
     chosen = open_source(f"csv:{path}#{name}", "all", make_config(), 0)
     usual = [cell.strip('"').replace(table.LABEL_SEPARATORS[name], "|") for cell in cells]
-    expected = open_source(f"csv:{make_table(*many(*label_lines(usual)), name='b.csv')}", "all", make_config(), 0)
+    expected = open_source(
+        f"csv:{make_table(*many(*label_lines(usual)), name='b.csv')}", "all", make_config(), 0
+    )
     assert chosen.class_names == expected.class_names
     assert chosen.labels.tolist() == expected.labels.tolist()
     joint = open_source(f"csv:{path}#bar", "all", make_config(), 0)
@@ -214,14 +263,24 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(make_table, make
 def test_names_with_other_separators_are_kept(make_table, make_config, cells):
     lines = label_lines(f'"{cell}"' for cell in cells)
     source = open_source(f"csv:{make_table(*many(*lines))}", "all", make_config(), 0)
-    assert source.class_names == tuple(sorted({label for cell in cells for label in cell.split("|")}))
+    assert source.class_names == tuple(
+        sorted({label for cell in cells for label in cell.split("|")})
+    )
 
 
 @pytest.mark.parametrize(
     ("lines", "suffix", "rule"),
     [
-        (["image,label", "cat/0.png,cat|dog", "cat/1.png,emu"], "#comma", "'label' holds one label.*'labels'"),
-        (["image,label", "cat/0.png,cat|dog", "cat/1.png,emu|cat", "cat/2.png,cat"], "", "2 of 3.*Name the column"),
+        (
+            ["image,label", "cat/0.png,cat|dog", "cat/1.png,emu"],
+            "#comma",
+            "'label' holds one label.*'labels'",
+        ),
+        (
+            ["image,label", "cat/0.png,cat|dog", "cat/1.png,emu|cat", "cat/2.png,cat"],
+            "",
+            "2 of 3.*Name the column",
+        ),
         (many("cat/0.png,cat"), "#coma", "'coma' is no separator.*bar, comma, "),
         (many("cat/0.png,\"['cat', 'dog']\""), "", "lists in brackets"),
         (many("cat/0.png,\"['cat', 'dog']\""), "#comma", "lists in brackets"),
@@ -241,14 +300,20 @@ def test_a_part_of_all_images_is_held_out(make_table, make_config):
     """By their hashes alone, and the same part later, whatever was added and whatever labels were changed."""
     path = make_table(*SEVERAL[:16])
     config = make_config(holdout_fraction=0.2)
-    (test, held), (_, rest) = (open_names(path, split, config, seed=3) for split in ("test", "train"))
+    (test, held), (_, rest) = (
+        open_names(path, split, config, seed=3) for split in ("test", "train")
+    )
     by_hash = sorted(TEN_EACH, key=lambda name: hashlib.sha256(b"3/" + name.encode()).digest())
     assert {*held} == {*[name for name in by_hash if name in held + rest][:3]}
     assert len(rest) == 12
     then = held_up_to(test, 3)
     path.write_text("\n".join(SEVERAL).replace("even", "odd"))
-    again, later = (open_source(f"csv:{path}", split, config, 3, then) for split in ("test", "train"))
-    assert {*held} <= {name[len(str(path.parent)) + 1 :] for name in map(again.name_of, range(len(again)))}
+    again, later = (
+        open_source(f"csv:{path}", split, config, 3, then) for split in ("test", "train")
+    )
+    assert {*held} <= {
+        name[len(str(path.parent)) + 1 :] for name in map(again.name_of, range(len(again)))
+    }
     assert len(again) + len(later) == len(TEN_EACH)
     assert len(open_names(path, "train[:50%]", make_config(train_split="train[:50%]"))[1]) == 9
     assert len(open_names(path, "train", make_config(train_examples=5))[1]) == 5
@@ -266,8 +331,12 @@ def test_batches_of_several_labels(make_table, make_config):
 
 
 def test_a_number_of_images_of_each_class_needs_one_class_an_image(make_table, make_config):
-    with rejects("config.input.train_examples_per_class=2", "several labels.*config.input.train_examples"):
-        open_source(f"csv:{make_table(*SEVERAL)}", "train", make_config(train_examples_per_class=2), 0)
+    with rejects(
+        "config.input.train_examples_per_class=2", "several labels.*config.input.train_examples"
+    ):
+        open_source(
+            f"csv:{make_table(*SEVERAL)}", "train", make_config(train_examples_per_class=2), 0
+        )
 
 
 @pytest.mark.parametrize(
@@ -292,7 +361,9 @@ def test_a_table_is_bounded(make_table, make_config, content, rule):
 
 def test_special_files_in_a_table_are_unreadable_images(make_table, make_config):
     """As is an image that is too large: each is one record, and the others are read."""
-    path = make_table("image,label", "/dev/zero,cat", "pipe.png,cat", "sparse.png,dog", "cat/0.png,cat")
+    path = make_table(
+        "image,label", "/dev/zero,cat", "pipe.png,cat", "sparse.png,dog", "cat/0.png,cat"
+    )
     os.mkfifo(path.parent / "pipe.png")
     (path.parent / "sparse.png").touch()
     os.truncate(path.parent / "sparse.png", 60 * 10**9)

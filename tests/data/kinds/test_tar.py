@@ -15,14 +15,20 @@ from vit_jax.data.kinds import tar
 def read(content, size=None):
     """Names, contents and problems of the members."""
     stream = tar.Stream(io.BytesIO(content), "a.tar", size)
-    return [(member.name, stream.read(member.size), member.problem) for member in tar.members(stream)]
+    return [
+        (member.name, stream.read(member.size), member.problem) for member in tar.members(stream)
+    ]
 
 
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_members_of_every_layout(layout):
     """Names up to 250 bytes; folders are skipped; sizes around a block."""
-    names = ["a.jpg", f"{'d' * 90}/{'e' * 90}.jpg"] + ["ü" * 110 + ".jpg"] * (layout != tarfile.USTAR_FORMAT)
-    entries = [(name, bytes(size)) for name, size in itertools.product(names, (0, 1, 511, 512, 513))]
+    names = ["a.jpg", f"{'d' * 90}/{'e' * 90}.jpg"] + ["ü" * 110 + ".jpg"] * (
+        layout != tarfile.USTAR_FORMAT
+    )
+    entries = [
+        (name, bytes(size)) for name, size in itertools.product(names, (0, 1, 511, 512, 513))
+    ]
     content = packed(special("folder", tarfile.DIRTYPE), *entries, format=layout)
     assert read(content) == read(content, len(content)) == [(*entry, "") for entry in entries]
     stream = tar.Stream(io.BytesIO(content), "a.tar", len(content))
@@ -43,9 +49,14 @@ def test_gzip_pipes_and_files_give_the_same(tmp_path, monkeypatch):
 
 def test_members_that_must_not_be_read():
     unsafe = ("/etc/a.jpg", "../a.jpg", "a/../../b.jpg")
-    links = [special("s.jpg", tarfile.SYMTYPE, "/etc/passwd"), special("h.jpg", tarfile.LNKTYPE, "/etc/passwd")]
+    links = [
+        special("s.jpg", tarfile.SYMTYPE, "/etc/passwd"),
+        special("h.jpg", tarfile.LNKTYPE, "/etc/passwd"),
+    ]
     devices = [special("c.jpg", tarfile.CHRTYPE), special("f.jpg", tarfile.FIFOTYPE)]
-    content = packed(*((name, b"x") for name in unsafe), *links, *devices, ("y" * 5000, b"x"), ("good.jpg", b"x"))
+    content = packed(
+        *((name, b"x") for name in unsafe), *links, *devices, ("y" * 5000, b"x"), ("good.jpg", b"x")
+    )
     found = {name: problem for name, _, problem in read(content)}
     assert found.pop("good.jpg") == ""
     assert len(found) == 8
@@ -97,7 +108,9 @@ def test_damaged_archives(content, rule):
 def read_lazily(content, size):
     """As a reader that rejects large members; `tar` itself must not read them."""
     stream = tar.Stream(io.BytesIO(content), "a.tar", size)
-    return [member for member in tar.members(stream) if member.size < 2**20 and stream.read(member.size)]
+    return [
+        member for member in tar.members(stream) if member.size < 2**20 and stream.read(member.size)
+    ]
 
 
 @pytest.mark.parametrize("size", [b"-1", b"1e9", b"9" * 19, b""])
@@ -138,7 +151,18 @@ def test_damaged_gzip_and_bombs(tmp_path, monkeypatch):
 
 def test_samples_of_a_shard():
     """Labels before and after their image, of one extension or two; names with several dots; other files."""
-    names = ["s/0.cls", "s/0.jpg", "s/1.jpg", "s/1.json", "2.webp", "2.cls", "2.json", "2.txt", "3.cls", "x/4.png"]
+    names = [
+        "s/0.cls",
+        "s/0.jpg",
+        "s/1.jpg",
+        "s/1.json",
+        "2.webp",
+        "2.cls",
+        "2.json",
+        "2.txt",
+        "3.cls",
+        "x/4.png",
+    ]
     found = list(tar.samples((name, name) for name in names))
     assert [sample.name for sample in found] == ["s/0.jpg", "s/1.jpg", "2.webp", "x/4.png"]
     assert [sorted(sample.labels.values()) for sample in found] == [
@@ -147,7 +171,10 @@ def test_samples_of_a_shard():
         ["2.cls", "2.json"],
         [],
     ]
-    assert [sample.name for sample in tar.samples((name, 0) for name in ("a.jpg", "a.png", "a.b.JPEG", ".jpg"))] == [
+    assert [
+        sample.name
+        for sample in tar.samples((name, 0) for name in ("a.jpg", "a.png", "a.b.JPEG", ".jpg"))
+    ] == [
         "a.jpg",
         "a.png",
         "a.b.JPEG",
@@ -156,12 +183,21 @@ def test_samples_of_a_shard():
 
 def test_one_image_of_a_sample_with_labels():
     """The first by the order of suffixes, wherever the label is; without labels all images."""
-    for names in (["x.seg.png", "x.cls", "x.png", "x.jpg"], ["x.jpg", "x.png", "x.seg.png", "x.cls"]):
+    for names in (
+        ["x.seg.png", "x.cls", "x.png", "x.jpg"],
+        ["x.jpg", "x.png", "x.seg.png", "x.cls"],
+    ):
         (sample,) = tar.samples((name, name.upper()) for name in names)
-        assert (sample.name, sample.image, dict(sample.labels)) == ("x.jpg", "X.JPG", {"cls": "X.CLS"})
+        assert (sample.name, sample.image, dict(sample.labels)) == (
+            "x.jpg",
+            "X.JPG",
+            {"cls": "X.CLS"},
+        )
         assert {*sample.skipped} == {("x.png", "X.PNG"), ("x.seg.png", "X.SEG.PNG")}
     found = list(tar.samples((name, 0) for name in ("d/x.1.jpg", "d/x.2.jpg", "d/x.3.jpg")))
-    assert [(sample.name, sample.labels) for sample in found] == [(f"d/x.{number}.jpg", {}) for number in (1, 2, 3)]
+    assert [(sample.name, sample.labels) for sample in found] == [
+        (f"d/x.{number}.jpg", {}) for number in (1, 2, 3)
+    ]
 
 
 def test_images_without_a_label_do_not_fill_the_memory(monkeypatch):
@@ -234,7 +270,10 @@ def test_labels(labels, expected):
     "labels",
     [
         *({"cls": text} for text in (b"", b" ", b"9" * 30, b"1048576")),
-        *({"json": text} for text in (b"", b"7", b"{}", b"[" * 9999, b'{"label": -1}', b'{"label": true}')),
+        *(
+            {"json": text}
+            for text in (b"", b"7", b"{}", b"[" * 9999, b'{"label": -1}', b'{"label": true}')
+        ),
     ],
 )
 def test_labels_that_are_none(labels):
@@ -244,5 +283,11 @@ def test_labels_that_are_none(labels):
 
 def test_names_of_another_format():
     jpeg, png, webp = b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP"
-    assert [tar.is_mislabelled("a.JPEG", image) for image in (jpeg, png, webp)] == [False, True, True]
-    assert [tar.is_mislabelled(f"a.{kind}", image) for kind, image in (("png", png), ("webp", webp))] == [False, False]
+    assert [tar.is_mislabelled("a.JPEG", image) for image in (jpeg, png, webp)] == [
+        False,
+        True,
+        True,
+    ]
+    assert [
+        tar.is_mislabelled(f"a.{kind}", image) for kind, image in (("png", png), ("webp", webp))
+    ] == [False, False]

@@ -43,9 +43,15 @@ if __name__ == "__main__":
 def test_tensorflow_is_never_imported(data_dir, tmp_path):
     """On the complete path of the data: a module of that name, found first, ends whichever process imports it."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "tensorflow.py").write_text("import os, sys\nsys.stderr.write('TensorFlow imported')\nos._exit(3)\n")
+    (tmp_path / "tensorflow.py").write_text(
+        "import os, sys\nsys.stderr.write('TensorFlow imported')\nos._exit(3)\n"
+    )
     root = Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}", "JAX_PLATFORMS": "cpu"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}",
+        "JAX_PLATFORMS": "cpu",
+    }
     command = [sys.executable, str(tmp_path / "script.py"), data_dir]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -53,7 +59,10 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
 
 
 def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, make_config):
-    splits = [open_source("digits", split, make_config(data_dir=data_dir), 0) for split in ("train", "test")]
+    splits = [
+        open_source("digits", split, make_config(data_dir=data_dir), 0)
+        for split in ("train", "test")
+    ]
     assert [len(split) for split in splits] == [1437, 360]
     records = [split[i] for split in splits for i in range(len(split))]
     truth = load_digits()
@@ -108,7 +117,9 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
 
 
 def test_labels_come_without_images(data_dir, make_config, monkeypatch):
-    source = open_source("digits", "train[:700]", make_config(data_dir=data_dir), 0)  # more than two chunks
+    source = open_source(
+        "digits", "train[:700]", make_config(data_dir=data_dir), 0
+    )  # more than two chunks
     expected = [source[i].label for i in range(len(source))]
     monkeypatch.setattr(tfds.features.Image, "decode_example_np", None)
     monkeypatch.setattr(type(source), "__getitem__", None)
@@ -130,7 +141,12 @@ def test_names_that_cannot_be_opened(tmp_path, make_config):
 @pytest.mark.parametrize(
     ("file", "before", "after", "rule"),
     [
-        ("dataset_info.json", "array_record", "tfrecord", "tfrecord.*vit-jax prepare vit_jax_digits --data_dir="),
+        (
+            "dataset_info.json",
+            "array_record",
+            "tfrecord",
+            "tfrecord.*vit-jax prepare vit_jax_digits --data_dir=",
+        ),
         ("features.json", '"label"', '"number"', "features.*'number'.*'image'"),
     ],
 )
@@ -180,7 +196,9 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
     assert source.labels[damaged] == 0
 
 
-@pytest.mark.parametrize(("split", "rule"), [("valid", "1437"), ("train[:x%]", "1437"), ("train[:0]", "1437")])
+@pytest.mark.parametrize(
+    ("split", "rule"), [("valid", "1437"), ("train[:x%]", "1437"), ("train[:0]", "1437")]
+)
 def test_split_without_examples_lists_the_known(data_dir, make_config, split, rule):
     with rejects(split, rule):
         open_source("digits", split, make_config(data_dir=data_dir), 0)
@@ -195,7 +213,13 @@ def test_digits_in_a_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("some/config=FOLDER,version=1.0.0", "some/config=FOLDER", "some/..:1.0.0", "some/a/file_format=x", "../some"),
+        *(
+            "some/config=FOLDER,version=1.0.0",
+            "some/config=FOLDER",
+            "some/..:1.0.0",
+            "some/a/file_format=x",
+            "../some",
+        ),
         *("kubric:movi", "huggingface:mnist", "some-one:mnist/config:1.0.0"),
     ],
 )
@@ -231,7 +255,9 @@ def test_damaged_descriptions(tmp_path, place, make, rule):
         open_tfds(f"{name}:1.0.0", "train", str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["some", "some:1.0.2", "some:1.*.*", "some/a-b+c.d", "some/a.1:1.0.0", "SomeName"])
+@pytest.mark.parametrize(
+    "name", ["some", "some:1.0.2", "some:1.*.*", "some/a-b+c.d", "some/a.1:1.0.0", "SomeName"]
+)
 def test_names_of_tfds_are_looked_for(name, tmp_path):
     with pytest.raises(ValueError, match=r"^TFDS (has no dataset|cannot open)"):
         open_tfds(name, "train", str(tmp_path))

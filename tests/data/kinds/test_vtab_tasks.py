@@ -18,13 +18,22 @@ from vit_jax.data.sources import open_source
 
 # Of VTAB's paper and code: how many hundredths of train are for training, and how many before those for testing, where
 # TFDS has no such splits.
-HUNDREDTHS = {"caltech101": 90, "cifar100": 90, "pets": 80, "svhn": 90, "clevr_count": 90, "clevr_distance": 90}
+HUNDREDTHS = {
+    "caltech101": 90,
+    "cifar100": 90,
+    "pets": 80,
+    "svhn": 90,
+    "clevr_count": 90,
+    "clevr_distance": 90,
+}
 HUNDREDTHS |= dict.fromkeys(("eurosat", "resisc45"), (60, 80))
 HUNDREDTHS |= dict.fromkeys(("dsprites_location", "dsprites_orientation"), (80, 90))
 DISTANCES = (1 + np.arange(vtab_datasets.PERIOD) % 24) / 2
 LABELS = {  # of distinct record n, where they are no "label"
     "clevr_count": lambda n: n % 8,
-    "clevr_distance": lambda n: np.sum([DISTANCES[n] > threshold for threshold in (8, 8.5, 9, 9.5, 10)], axis=0),
+    "clevr_distance": lambda n: np.sum(
+        [DISTANCES[n] > threshold for threshold in (8, 8.5, 9, 9.5, 10)], axis=0
+    ),
     "dsprites_location": lambda n: n % 32 // 2,
     "dsprites_orientation": lambda n: np.floor(n % 40 / 2.5),
     "kitti_distance": lambda n: np.where(n % 8 < 3, DISTANCES[n] > 8, 3),
@@ -56,7 +65,11 @@ def numbers(task, split):
         name = "validation" if task.dataset == "clevr" else "test"
         if task.dataset == "smallnorb":
             return np.arange(sizes["test"] // 2, sizes["test"])
-        return np.arange(later[0] * sizes["train"] // 100, sizes["train"]) if later else np.arange(sizes[name])
+        return (
+            np.arange(later[0] * sizes["train"] // 100, sizes["train"])
+            if later
+            else np.arange(sizes[name])
+        )
     parts = {"train800": np.arange(800), "val200": val_start + np.arange(200)}
     return parts[split] if split in parts else np.concatenate([*parts.values()])
 
@@ -100,7 +113,9 @@ def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, s
     assert source.num_classes == task.num_classes
 
 
-@pytest.mark.parametrize(("name", "values"), [("dsprites_location", {0, 255}), ("smallnorb_azimuth", {0, 1})])
+@pytest.mark.parametrize(
+    ("name", "values"), [("dsprites_location", {0, 255}), ("smallnorb_azimuth", {0, 1})]
+)
 def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_config, name, values):
     source = open_source(f"vtab:{name}", "train800", make_config(data_dir=str(vtab_dir)), 0)
     source = pickle.loads(pickle.dumps(source))  # as it reaches a worker
@@ -151,7 +166,9 @@ def test_what_is_too_short_or_of_other_classes_is_rejected(tmp_path, make_config
 
 def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
     def beyond(number, example):
-        return example | {"objects": example["objects"][:2]} if number == 7 else example  # two objects, not three
+        return (
+            example | {"objects": example["objects"][:2]} if number == 7 else example
+        )  # two objects, not three
 
     vtab_datasets.write(tmp_path, "clevr", sizes={"train": 70_000, "validation": 8}, changed=beyond)
     source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
@@ -175,7 +192,19 @@ def test_object_count(number, label):
 
 @pytest.mark.parametrize(
     ("distance", "label"),
-    [(0.5, 0), (8, 0), (8.000001, 1), (8.5, 1), (8.6, 2), (9, 2), (9.1, 3), (9.5, 3), (9.75, 4), (10, 4), (10.1, 5)],
+    [
+        (0.5, 0),
+        (8, 0),
+        (8.000001, 1),
+        (8.5, 1),
+        (8.6, 2),
+        (9, 2),
+        (9.1, 3),
+        (9.5, 3),
+        (9.75, 4),
+        (10, 4),
+        (10.1, 5),
+    ],
 )
 def test_object_distance_is_that_of_the_closest_and_a_threshold_belongs_below(distance, label):
     assert vtab_tasks.object_distance(objects([30, distance, 12])) == label
@@ -183,7 +212,9 @@ def test_object_distance_is_that_of_the_closest_and_a_threshold_belongs_below(di
 
 def test_a_distance_of_no_range_is_no_class():
     assert vtab_tasks.object_distance(objects([0.0])) == -1
-    assert vtab_tasks.object_distance(objects([101.0])) == len(vtab_tasks.ranges(vtab_tasks.CLEVR_DISTANCES))
+    assert vtab_tasks.object_distance(objects([101.0])) == len(
+        vtab_tasks.ranges(vtab_tasks.CLEVR_DISTANCES)
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,11 +238,16 @@ def test_vehicle_distance(distances, types, label):
 def test_bins_are_floors_of_quotients():
     location, orientation = vtab_tasks.bins("x", 32, 16), vtab_tasks.bins("o", 40, 16)
     assert [location.label(value) for value in range(32)] == [value // 2 for value in range(32)]
-    assert [orientation.label(value) for value in range(40)] == [int(value / 2.5) for value in range(40)]
+    assert [orientation.label(value) for value in range(40)] == [
+        int(value / 2.5) for value in range(40)
+    ]
     assert location.class_names[:2] == ("0-1", "2-3")
     assert orientation.class_names[:3] == ("0-2", "3-4", "5-7")
     assert orientation.class_names[-1] == "38-39"
-    assert [len(set(names)) for names in (location.class_names, orientation.class_names)] == [16, 16]
+    assert [len(set(names)) for names in (location.class_names, orientation.class_names)] == [
+        16,
+        16,
+    ]
 
 
 def test_a_mask_becomes_black_and_white():

@@ -13,7 +13,9 @@ import sys
 import threading
 import time
 
-if "HELD_FOLDER" in os.environ or "HELD_CALL" in os.environ:  # what is held imports JAX before the command does this
+if (
+    "HELD_FOLDER" in os.environ or "HELD_CALL" in os.environ
+):  # what is held imports JAX before the command does this
     from vit_jax.imports.backend import hide_cuda
 
     hide_cuda(os.environ, pathlib.Path("/"))
@@ -27,7 +29,11 @@ if folder := os.environ.get("HELD_FOLDER"):
     def held(self):
         """Asked after every step, and after every batch of an evaluation."""
         requested = is_requested(self)
-        complete = {path.name for path in pathlib.Path(folder, "checkpoints").glob("*") if path.name.isdigit()}
+        complete = {
+            path.name
+            for path in pathlib.Path(folder, "checkpoints").glob("*")
+            if path.name.isdigit()
+        }
         while complete - set(before) and not self._requested and not release.exists():
             time.sleep(0.05)
         return requested or self._requested

@@ -46,11 +46,20 @@ NETWORKS = {
 }
 SQUARE = dataclasses.replace(SEVEN, image_size=(12, 12))
 IN_ONNX = NETWORKS | {
-    "positions": dataclasses.replace(SEVEN, position_embedding="learned_2d", position_layers="every", head="mlp"),
+    "positions": dataclasses.replace(
+        SEVEN, position_embedding="learned_2d", position_layers="every", head="mlp"
+    ),
     "relative": dataclasses.replace(SEVEN, position_embedding="relative", pool="gap"),
     "postactivation": dataclasses.replace(NETWORKS["resnet"], residual_unit="postactivation"),
 }
-BATCHES = {"vit": (1, 7), "map": (3,), "axial": (3,), "hybrid": (3,), "resnet": (1, 7), "half": (7,)}
+BATCHES = {
+    "vit": (1, 7),
+    "map": (3,),
+    "axial": (3,),
+    "hybrid": (3,),
+    "resnet": (1, 7),
+    "half": (7,),
+}
 
 # What somebody without this package would write, in a Python that has nothing but jax.
 FOREIGN = """
@@ -113,7 +122,9 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.mark.newest
-@pytest.mark.parametrize(("name", "batch"), [(name, batch) for name in BATCHES for batch in BATCHES[name]])
+@pytest.mark.parametrize(
+    ("name", "batch"), [(name, batch) for name in BATCHES for batch in BATCHES[name]]
+)
 def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
     """Programs of half precision may round to eight bits at other places: probabilities move by a few of 2**-8."""
     folder, said, expected = elsewhere
@@ -137,8 +148,16 @@ CASES = {  # stored size, and what the words of the description come to
     "direct, smaller": (DIRECT, (20, 27), lambda image: resized(image, (8, 12), bilinear)),
     "direct, larger": (DIRECT, (5, 7), lambda image: resized(image, (8, 12), bilinear)),
     # To cover (16, 24) the second side shrinks from 27 to 24, the first from 20 to 17.8.
-    "short side, smaller": (CROPPED, (20, 27), lambda image: resized(image, (18, 24), areas)[5:13, 6:18]),
-    "short side, larger": (CROPPED, (10, 14), lambda image: resized(image, (17, 24), areas)[4:12, 6:18]),
+    "short side, smaller": (
+        CROPPED,
+        (20, 27),
+        lambda image: resized(image, (18, 24), areas)[5:13, 6:18],
+    ),
+    "short side, larger": (
+        CROPPED,
+        (10, 14),
+        lambda image: resized(image, (17, 24), areas)[4:12, 6:18],
+    ),
     "direct, antialiased": (
         DIRECT | {"interpolation": "bilinear"},
         (20, 27),
@@ -173,7 +192,12 @@ def test_the_words_on_direct_preparation(elsewhere):
     words = json.loads((elsewhere[0] / "vit.stablehlo.json").read_text())["preprocessing"]
     assert words.pop("filter").startswith("bilinear")
     assert words.pop("meaning") == "both sides are resized to those of the input"
-    assert words == {"resize": "direct", "crop_fraction": 1, "exif_orientation": "ignored", "alpha": "dropped"}
+    assert words == {
+        "resize": "direct",
+        "crop_fraction": 1,
+        "exif_orientation": "ignored",
+        "alpha": "dropped",
+    }
 
 
 def test_the_description_beside_it_prepares_images(tmp_path):
@@ -184,7 +208,11 @@ def test_the_description_beside_it_prepares_images(tmp_path):
     assert json.loads(files[1].read_text()) == {
         "network": "ViT-custom/4",
         "input": {"dtype": "uint8", "shape": ["batch", 8, 12, 3], "colours": "RGB"},
-        "output": {"dtype": "float32", "shape": ["batch", 7], "meaning": "probabilities: softmax of the logits"},
+        "output": {
+            "dtype": "float32",
+            "shape": ["batch", 7],
+            "meaning": "probabilities: softmax of the logits",
+        },
         "class_names": list(NAMES),
         "preprocessing": {
             "resize": "short_side",
@@ -217,17 +245,23 @@ def test_what_exists_is_kept_unless_overwritten(tmp_path):
         (tmp_path / taken).write_text("precious")
         with rejects(taken, "exists.*--overwrite"):
             export_stablehlo(model, tmp_path / "net")
-        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(taken, "precious")]
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+            (taken, "precious")
+        ]
         (tmp_path / taken).unlink()
     (tmp_path / "net").touch()
     export_stablehlo(model, tmp_path / "net", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.stat().st_size) == ["net", "net.json"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.stat().st_size) == [
+        "net",
+        "net.json",
+    ]
     with rejects("nowhere"):
         export_stablehlo(model, tmp_path / "nowhere" / "net")
 
 
 @pytest.mark.parametrize(
-    "name", [n if IN_ONNX[n].family == "vit" else pytest.param(n, marks=pytest.mark.slow) for n in IN_ONNX]
+    "name",
+    [n if IN_ONNX[n].family == "vit" else pytest.param(n, marks=pytest.mark.slow) for n in IN_ONNX],
 )
 def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     """By another runtime, to the rounding of float32 in other orders of summation; any number of images."""
@@ -239,10 +273,20 @@ def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     onnx.checker.check_model(tmp_path / "net.onnx", full_check=True)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     (given,), (returned,) = session.get_inputs(), session.get_outputs()
-    assert (given.name, given.type, given.shape) == ("images", "tensor(uint8)", ["batch", *a.image_size, 3])
-    assert (returned.name, returned.type, returned.shape) == ("probabilities", "tensor(float)", ["batch", 7])
+    assert (given.name, given.type, given.shape) == (
+        "images",
+        "tensor(uint8)",
+        ["batch", *a.image_size, 3],
+    )
+    assert (returned.name, returned.type, returned.shape) == (
+        "probabilities",
+        "tensor(float)",
+        ["batch", 7],
+    )
     for batch in (1, 3):
-        assert session.run(None, {"images": pixels[:batch]})[0] == pytest.approx(expected[:batch], abs=1e-5)
+        assert session.run(None, {"images": pixels[:batch]})[0] == pytest.approx(
+            expected[:batch], abs=1e-5
+        )
     assert expected.std(axis=0).max() > 0.01, "images that look the same would prove little"
 
 
@@ -259,18 +303,27 @@ def test_an_onnx_file_describes_itself(tmp_path):
 
 def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(tmp_path):
     """The folder's config.json alone states it; the program and its description follow."""
-    save_weights(sample_weights(SQUARE, DIRECT | {"image_size": [12, 12]}), tmp_path / "folder", "huggingface")
+    save_weights(
+        sample_weights(SQUARE, DIRECT | {"image_size": [12, 12]}),
+        tmp_path / "folder",
+        "huggingface",
+    )
     with open_arrays(tmp_path / "folder/model.safetensors") as file:
         write_safetensors(file.path, {name: file.read(name) for name in file.arrays}, {})
     config = json.loads((tmp_path / "folder/config.json").read_text())
     pixels = sample_pixels(2, size=(12, 12))
-    for kind, normalise in (("single", softmax), ("multi", lambda logits: 1 / (1 + np.exp(-logits)))):
+    for kind, normalise in (
+        ("single", softmax),
+        ("multi", lambda logits: 1 / (1 + np.exp(-logits))),
+    ):
         stated = config | {"problem_type": f"{kind}_label_classification"}
         (tmp_path / "folder/config.json").write_text(json.dumps(stated))
         model = load_model(tmp_path / "folder")
         program, beside = export_stablehlo(model, tmp_path / f"{kind}.stablehlo")
         probabilities = export.deserialize(program.read_bytes()).call(pixels)
-        np.testing.assert_allclose(probabilities, normalise(logits_of(model.module, pixels)), atol=1e-6)
+        np.testing.assert_allclose(
+            probabilities, normalise(logits_of(model.module, pixels)), atol=1e-6
+        )
         word = "sigmoid" if kind == "multi" else "softmax"
         assert word in json.loads(beside.read_text())["output"]["meaning"]
 
@@ -287,10 +340,14 @@ def test_what_cannot_be_written_right_as_onnx_is_rejected(tmp_path, monkeypatch)
         assert list(tmp_path.iterdir()) == []
 
     fails("float32", from_weights(sample_weights(), compute_dtype="bfloat16"))
-    own = Partial(lambda module, images: ModelOutput(jnp.sort(module(images).logits_BK)), model.module)
+    own = Partial(
+        lambda module, images: ModelOutput(jnp.sort(module(images).logits_BK)), model.module
+    )
     fails("operation.*sort.*--to=stablehlo", dataclasses.replace(model, module=own))
     convert = graph.to_onnx
-    monkeypatch.setattr(graph, "to_onnx", lambda program, size: convert(lambda images: program(images) / 2, size))
+    monkeypatch.setattr(
+        graph, "to_onnx", lambda program, size: convert(lambda images: program(images) / 2, size)
+    )
     fails("ViT-custom/4.*differ by .*more than .*--to=stablehlo")
     monkeypatch.setitem(sys.modules, "onnx", None)
     fails(r"pip install .*\[onnx\]")

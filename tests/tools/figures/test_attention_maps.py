@@ -42,7 +42,11 @@ def test_attention_to_oneself_or_to_the_class_token_has_distance_zero():
 
 def test_blocks_heads_and_images_keep_their_places():
     """Only head 2 of block 1, for image 0, looks from every patch to the first one: (0 + 16 + 16 + 22.6) / 4."""
-    weights = jnp.broadcast_to(jnp.eye(4), (2, 3, 4, 4, 4)).at[1, 0, 2].set(jnp.zeros((4, 4)).at[:, 0].set(1))
+    weights = (
+        jnp.broadcast_to(jnp.eye(4), (2, 3, 4, 4, 4))
+        .at[1, 0, 2]
+        .set(jnp.zeros((4, 4)).at[:, 0].set(1))
+    )
     found = np.array(attention_maps.mean_distances(weights, (2, 2), (16, 16)))
     assert found[0, 1, 2] == pytest.approx(UNIFORM)
     found[0, 1, 2] = 0
@@ -70,7 +74,9 @@ def test_images_are_reduced_a_few_at_a_time(monkeypatch):
     model, pixels = from_weights(sample_weights()), sample_pixels(5)
     expected = np.asarray(model(pixels, taps=("attention",)).attention_LBTQS).mean(axis=(0, 2))
     a = model.architecture
-    monkeypatch.setattr(attention_maps, "MOST_WEIGHTS", 2 * a.depth * a.num_heads * a.sequence_length**2)
+    monkeypatch.setattr(
+        attention_maps, "MOST_WEIGHTS", 2 * a.depth * a.num_heads * a.sequence_length**2
+    )
     shapes = []
 
     def reduce(output):

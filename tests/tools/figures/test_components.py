@@ -9,7 +9,11 @@ from vit_jax.tools.figures.components import cosine_similarities, principal_comp
 def test_components_of_rows_that_are_known():
     """Variance 9 along (3, 4) / 5 and 1 across it, around a mean."""
     along, across = np.array([0.6, 0.8]), np.array([-0.8, 0.6])
-    rows = np.array([[5.0, 7.0]] * 4) + np.array([[3], [-3], [3], [-3]]) * along + [[1], [1], [-1], [-1]] * across
+    rows = (
+        np.array([[5.0, 7.0]] * 4)
+        + np.array([[3], [-3], [3], [-3]]) * along
+        + [[1], [1], [-1], [-1]] * across
+    )
     found = principal_components(rows, 2)
     assert np.allclose(found.mean_V, [5, 7])
     assert np.allclose(found.component_KV, [along, -across], atol=1e-6)
@@ -23,7 +27,9 @@ def test_components_are_the_eigenvectors_of_the_covariance(shape):
     found = principal_components(rows, 4)
     values, vectors = np.linalg.eigh(np.cov(rows.T))
     assert np.allclose(found.explained_K, (values / values.sum())[::-1][:4], atol=1e-5)
-    assert np.allclose(np.abs(np.sum(found.component_KV * vectors.T[::-1][:4], axis=1)), 1, atol=1e-4)
+    assert np.allclose(
+        np.abs(np.sum(found.component_KV * vectors.T[::-1][:4], axis=1)), 1, atol=1e-4
+    )
     assert len(principal_components(rows, 100).component_KV) == min(shape)
 
 
@@ -36,4 +42,6 @@ def test_rows_that_are_all_alike():
 def test_cosine_similarities():
     found = cosine_similarities(np.array([[1, 0], [2, 2], [0, -3], [0, 0]]))
     half = np.sqrt(0.5)
-    assert np.allclose(found, [[1, half, 0, 0], [half, 1, -half, 0], [0, -half, 1, 0], [0, 0, 0, 0]])
+    assert np.allclose(
+        found, [[1, half, 0, 0], [half, 1, -half, 0], [0, -half, 1, 0], [0, 0, 0, 0]]
+    )

@@ -37,16 +37,25 @@ def lines_of(axes):
 def test_curves_hold_what_was_written(here):
     (only,) = read_runs(["study/b"])
     assert only.metrics()[:2] == ["train_loss", "learning_rate"]
-    assert [values.tolist() for values in only.curve("test_loss")] == [[15], [1.5]]  # not what is not finite
+    assert [values.tolist() for values in only.curve("test_loss")] == [
+        [15],
+        [1.5],
+    ]  # not what is not finite
     loss, accuracy, rate = draw_curves([only]).axes
     assert lines_of(loss) == [([10, 20], [2, 1]), ([15], [1.5])]
     assert lines_of(accuracy) == [([15, 20], [25, 50])]
-    assert [axes.get_ylabel() for axes in (loss, accuracy, rate)] == ["loss", "accuracy (%)", "learning rate"]
+    assert [axes.get_ylabel() for axes in (loss, accuracy, rate)] == [
+        "loss",
+        "accuracy (%)",
+        "learning rate",
+    ]
 
 
 def test_values_that_axes_cannot_hold_are_not_drawn():
     values = (float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 3e38)
-    log = RunLog("x", {}, [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)])
+    log = RunLog(
+        "x", {}, [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
+    )
     assert [values.tolist() for values in log.curve("test_loss")] == [[6], [3e38]]
 
 
@@ -74,7 +83,10 @@ def test_long_runs_have_hours():
 def test_runs_of_a_folder_have_their_own_names_and_colours(here):
     runs = read_runs(["study"])
     assert [one.name for one in runs] == ["a", "b"]  # without the trials of a
-    assert [one.name for one in read_runs(["study/a", "study/a/search/trial"])] == ["a", "a/search/trial"]
+    assert [one.name for one in read_runs(["study/a", "study/a/search/trial"])] == [
+        "a",
+        "a/search/trial",
+    ]
     figure = draw_curves(runs, ["loss"])
     (axes,) = figure.axes
     colours = [line.get_color() for line in axes.get_lines()]
@@ -108,15 +120,24 @@ def test_the_verb(here):
     [
         ([], "Missing: RUN…"),
         (["nowhere"], "nowhere: must have metrics.jsonl in it or below. Give workdirs of runs."),
-        (["study/a", "--axis=epochs"], "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'."),
+        (
+            ["study/a", "--axis=epochs"],
+            "--axis=epochs: must be one of 'steps', 'images', 'exaflops', 'time'.",
+        ),
         (["study/a", "--output=x.bmp"], "must end in one of .png, .svg, .pdf"),
         (["study/a", "--metrics=losss"], "no run has written it. Did you mean loss?"),
-        (["study/old", "--axis=time"], "old has not written wall_seconds, so use --axis=steps or images."),
+        (
+            ["study/old", "--axis=time"],
+            "old has not written wall_seconds, so use --axis=steps or images.",
+        ),
         (["study/bare"], "give the workdir of a run"),
     ],
 )
 def test_refusals(here, words, message):
-    for name, files in {"old": ("config.json", "metrics.jsonl"), "bare": ("metrics.jsonl",)}.items():
+    for name, files in {
+        "old": ("config.json", "metrics.jsonl"),
+        "bare": ("metrics.jsonl",),
+    }.items():
         (here / "study" / name).mkdir()
         for file in files:
             (here / "study" / name / file).write_text('{"step": 1, "train_loss": 2.0}\n')

@@ -50,7 +50,9 @@ def test_nothing_of_the_working_directory_is_read(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True")  # runs LaTeX
     code = "from vit_jax import drawing; drawing.require_drawing(); import matplotlib, os; print(os.getcwd())\n"
     code += "print(matplotlib.rcParams['text.usetex'])"
-    found = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert found.stdout.split() == [os.path.realpath(tmp_path), "False"]
 
 
@@ -59,7 +61,9 @@ def test_letters_are_taken_of_another_font(installed, caplog):
     assert drawing.to_bytes(figure)
     assert caplog.messages == []
     axes = figure.axes[0]
-    assert {text.get_fontfamily()[-1] for text in (axes.title, *axes.get_xticklabels())} == {"Squares"}
+    assert {text.get_fontfamily()[-1] for text in (axes.title, *axes.get_xticklabels())} == {
+        "Squares"
+    }
 
 
 def test_letters_of_no_font_are_named_once(installed, caplog):

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 
 NUM_CASES = 2000
 DRAWN_EVERY = 200  # pages whose pictures are drawn too, which takes a hundred times as long
-MARK = "zqjx"  # in every hostile name, in lower case, as the parser has names of tags and attributes
+MARK = (
+    "zqjx"  # in every hostile name, in lower case, as the parser has names of tags and attributes
+)
 PIECES = (
     *(
         f"<script>{MARK}()</script>",
@@ -36,7 +38,14 @@ PIECES = (
         f"-->{MARK}<!--",
         f"<!--{MARK}",
     ),
-    *(f"]]><{MARK}>", f"<?{MARK} ?>", f"&lt;script&gt;{MARK}", f"&#60;{MARK}&#62;", f"javascript:{MARK}", f"<{MARK}"),
+    *(
+        f"]]><{MARK}>",
+        f"<?{MARK} ?>",
+        f"&lt;script&gt;{MARK}",
+        f"&#60;{MARK}&#62;",
+        f"javascript:{MARK}",
+        f"<{MARK}",
+    ),
     *(
         f"$\\{MARK}$",
         f"${MARK}",
@@ -45,18 +54,65 @@ PIECES = (
         f"{MARK}\r\n\t\x0b\x85\u2028",
         f"\u202e{MARK}\u2066",
     ),
-    *(f"\ud800{MARK}\udfff", f"{MARK}\ufeff\u200b\u0301", f"{MARK}," * 9, MARK * 50_000, f"{MARK}\U0001f600", MARK),
+    *(
+        f"\ud800{MARK}\udfff",
+        f"{MARK}\ufeff\u200b\u0301",
+        f"{MARK}," * 9,
+        MARK * 50_000,
+        f"{MARK}\U0001f600",
+        MARK,
+    ),
 )
 ENDS = ("", "_loss", "_accuracy", "_norm", "_per_second", "_f1")
-UNPRINTABLE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+UNPRINTABLE = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 TAGS = {
-    *("html", "head", "meta", "title", "style", "body", "section", "h1", "h2", "h3", "p", "dl", "div", "dt", "dd"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "section",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "dl",
+        "div",
+        "dt",
+        "dd",
+    ),
     *("table", "tr", "th", "td", "details", "summary", "img"),
-    *("svg", "metadata", "rdf:rdf", "cc:work", "dc:type", "dc:date", "dc:format", "dc:creator", "cc:agent", "dc:title"),
+    *(
+        "svg",
+        "metadata",
+        "rdf:rdf",
+        "cc:work",
+        "dc:type",
+        "dc:date",
+        "dc:format",
+        "dc:creator",
+        "cc:agent",
+        "dc:title",
+    ),
     *("defs", "g", "path", "use", "clippath", "rect", "text", "image"),  # of matplotlib
 }
-ADDRESSES = {"href", "xlink:href", "src", "srcset", "action", "formaction", "poster", "background", "data", "ping"}
+ADDRESSES = {
+    "href",
+    "xlink:href",
+    "src",
+    "srcset",
+    "action",
+    "formaction",
+    "poster",
+    "background",
+    "data",
+    "ping",
+}
 NAMESPACES = re.compile(r"xmlns(:\w+)?|rdf:resource")
 
 
@@ -159,16 +215,29 @@ def make_report(rng, model, evaluation):
     def name(end=""):
         return hostile(rng) + end
 
-    metrics = {name(rng.choice(ENDS)): rng.choice((1.5, 0.25, float("nan"), 2**53, 1e308)) for _ in range(4)}
-    lines = [{"step": step, "train_loss": 1 / step, **metrics, "wall_seconds": 3.0 * step} for step in (1, 2)]
+    metrics = {
+        name(rng.choice(ENDS)): rng.choice((1.5, 0.25, float("nan"), 2**53, 1e308))
+        for _ in range(4)
+    }
+    lines = [
+        {"step": step, "train_loss": 1 / step, **metrics, "wall_seconds": 3.0 * step}
+        for step in (1, 2)
+    ]
     config = {
         "global_batch": 8,
         "data": name(),
         "model": {"name": name(), name(): [name(), {name(): name()}]},
         name(): name(),
     }
-    summary = {"test_accuracy": 0.5, f"version_{name()}": name(), name("_loss"): 1.0, name(): name()}
-    summary |= {"num_devices": 1, "device_kind": name()} | ({"diverged": name()} if rng.random() < 0.2 else {})
+    summary = {
+        "test_accuracy": 0.5,
+        f"version_{name()}": name(),
+        name("_loss"): 1.0,
+        name(): name(),
+    }
+    summary |= {"num_devices": 1, "device_kind": name()} | (
+        {"diverged": name()} if rng.random() < 0.2 else {}
+    )
     found = {"run": RunLog(name(), config, lines), "notes": [name(), name()]}
     found |= {"summary": summary} if rng.random() < 0.8 else {}
     if rng.random() < 0.5:
@@ -187,7 +256,11 @@ def test_names_stay_text(evaluated, monkeypatch):
         is_drawn = case % DRAWN_EVERY == 0
         monkeypatch.setattr(page, "_svg", draw_svg if is_drawn else lambda _: Markup("<svg></svg>"))
         monkeypatch.setattr(page, "draw_curves", draw_curves if is_drawn else lambda *_: None)
-        monkeypatch.setattr(page.result_figures, "draw", draw_figures if is_drawn else lambda *_: {"mistakes": b"png"})
+        monkeypatch.setattr(
+            page.result_figures,
+            "draw",
+            draw_figures if is_drawn else lambda *_: {"mistakes": b"png"},
+        )
         report = make_report(rng, *evaluated)
         try:
             text = check(page.build_page(report))

@@ -28,7 +28,14 @@ from vit_jax.tools.figures.view import View, spread
 
 OF_PARAMETERS, OF_IMAGES = {"filters", "positions"}, {"similar", "pca"}
 OF_ATTENTION = {"distance", "rollout", "heads"}
-OWN = {"num_classes": 3, "image_size": (8, 12), "width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2}
+OWN = {
+    "num_classes": 3,
+    "image_size": (8, 12),
+    "width": 16,
+    "depth": 2,
+    "mlp_dim": 24,
+    "num_heads": 2,
+}
 
 
 def names_of(model):
@@ -40,10 +47,22 @@ def names_of(model):
     [
         (VIT, OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
         (NETWORKS["learned_2d"], OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
-        (dataclasses.replace(VIT, position_embedding="none"), {"filters"} | OF_IMAGES | OF_ATTENTION),
-        (dataclasses.replace(VIT, position_embedding="relative"), {"filters"} | OF_IMAGES | OF_ATTENTION),
-        (dataclasses.replace(VIT, position_layers="every"), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
-        (dataclasses.replace(VIT, pool="gap", block="axial"), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
+        (
+            dataclasses.replace(VIT, position_embedding="none"),
+            {"filters"} | OF_IMAGES | OF_ATTENTION,
+        ),
+        (
+            dataclasses.replace(VIT, position_embedding="relative"),
+            {"filters"} | OF_IMAGES | OF_ATTENTION,
+        ),
+        (
+            dataclasses.replace(VIT, position_layers="every"),
+            OF_PARAMETERS | OF_IMAGES | OF_ATTENTION,
+        ),
+        (
+            dataclasses.replace(VIT, pool="gap", block="axial"),
+            OF_PARAMETERS | OF_IMAGES | OF_ATTENTION,
+        ),
         (HYBRID, OF_PARAMETERS | OF_IMAGES | OF_ATTENTION | {"gradcam"}),
         (dataclasses.replace(HYBRID, num_classes=0), OF_PARAMETERS | OF_IMAGES | OF_ATTENTION),
         (RESNET, {"filters", "gradcam"} | OF_IMAGES),
@@ -69,7 +88,12 @@ def test_what_networks_with_own_parts_have(option, missing):
 
 
 def test_cells():
-    assert [cell_size(a) for a in (VIT, HYBRID, ROOT_HYBRID, RESNET)] == [(4, 4), (8, 8), (8, 8), (8, 8)]
+    assert [cell_size(a) for a in (VIT, HYBRID, ROOT_HYBRID, RESNET)] == [
+        (4, 4),
+        (8, 8),
+        (8, 8),
+        (8, 8),
+    ]
 
 
 def test_components_of_known_kernels():
@@ -78,7 +102,9 @@ def test_components_of_known_kernels():
     left, right = np.zeros((2, 4, 4, 3), np.float32)
     left[:, 0, 0], right[:, 3, 2] = 1, 1
     strengths = np.random.default_rng(0).normal(size=(2, VIT.width)).astype(np.float32)
-    model.module.embedding.kernel[...] = np.einsum("fd,fhwc->hwcd", strengths, np.stack([left, right]))
+    model.module.embedding.kernel[...] = np.einsum(
+        "fd,fhwc->hwcd", strengths, np.stack([left, right])
+    )
     data = draw_filters(model, View()).data
     assert data["explained"][:2].sum() == pytest.approx(1)
     kernel_DV = np.asarray(model.module.embedding.kernel[...]).reshape(-1, VIT.width).T
@@ -91,7 +117,9 @@ def test_root_kernels_are_shown_as_they_are():
     model = from_weights(weights_of(RESNET))
     data = draw_filters(model, View()).data
     assert data["filters"].shape == (32, 7, 7, 3)
-    assert np.array_equal(data["filters"][5], np.asarray(model.module.body.root.conv.kernel[...])[..., 5])
+    assert np.array_equal(
+        data["filters"][5], np.asarray(model.module.body.root.conv.kernel[...])[..., 5]
+    )
 
 
 @pytest.mark.parametrize("pool", ["token", "gap"])
@@ -108,7 +136,9 @@ def test_positions_of_every_block_are_compared_apart():
     model = from_weights(weights_of(dataclasses.replace(VIT, position_layers="every")))
     similarity = draw_positions(model, View()).data["similarity"]
     assert similarity.shape == (2, 2, 3, 2, 3)
-    for layer, table in enumerate(np.asarray(model.module.encoder.blocks.positions.table[...])[:, 0, 1:]):
+    for layer, table in enumerate(
+        np.asarray(model.module.encoder.blocks.positions.table[...])[:, 0, 1:]
+    ):
         expected = table[0] @ table[4] / np.linalg.norm(table[0]) / np.linalg.norm(table[4])
         assert similarity[layer, 0, 0, 1, 1] == pytest.approx(expected, abs=1e-6)
 
@@ -136,7 +166,9 @@ def test_a_network_that_is_damaged_is_refused():
 @pytest.mark.parametrize("num_classes", [VIT.num_classes, 0])
 def test_images_have_their_predicted_classes(num_classes, monkeypatch):
     sheets_drawn = []
-    monkeypatch.setattr(sheets, "draw_sheet", lambda *_, **options: sheets_drawn.append(options) or b"")
+    monkeypatch.setattr(
+        sheets, "draw_sheet", lambda *_, **options: sheets_drawn.append(options) or b""
+    )
     model = from_weights(weights_of(dataclasses.replace(VIT, num_classes=num_classes)))
     images = sample_pixels(2, size=VIT.image_size)
     view = View(images_NHWC=images)
@@ -151,7 +183,9 @@ def test_images_have_their_predicted_classes(num_classes, monkeypatch):
     else:
         assert of_rollout["column_names"] == ["", ""]
         assert [row[0] for row in of_heads["captions"]] == ["image", "image"]
-    assert of_heads["captions"][1][1:] == [f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)]
+    assert of_heads["captions"][1][1:] == [
+        f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)
+    ]
 
 
 def test_similar_images_are_found_among_all():
@@ -177,7 +211,9 @@ def test_directions_of_colours_are_those_of_all_images(monkeypatch):
     assert data["components"].shape == (2, 2, 3, 3)
     assert np.allclose(data["explained"], (variance / variance.sum())[:3], atol=1e-5)
     monkeypatch.setattr("vit_jax.tools.figures.network.MOST_ROWS", 12)
-    assert not np.allclose(draw_pca(model, View(images_NHWC=pixels)).data["explained"], data["explained"])
+    assert not np.allclose(
+        draw_pca(model, View(images_NHWC=pixels)).data["explained"], data["explained"]
+    )
 
 
 @pytest.mark.slow
@@ -185,15 +221,24 @@ def test_every_picture_is_drawn():
     """A hybrid and a network for masked patches have all of them together."""
     masked = dataclasses.replace(VIT, pool="map", num_classes=0, patch_outputs=512)
     drawn = set()
-    for architecture, names in ((HYBRID, {*KINDS} - {"reconstructions"}), (masked, {"reconstructions", "rollout"})):
+    for architecture, names in (
+        (HYBRID, {*KINDS} - {"reconstructions"}),
+        (masked, {"reconstructions", "rollout"}),
+    ):
         model = from_weights(weights_of(architecture))
-        view = View(images_NHWC=sample_pixels(3, architecture.image_size), names=["a", "b", "c"], shown=2)
+        view = View(
+            images_NHWC=sample_pixels(3, architecture.image_size), names=["a", "b", "c"], shown=2
+        )
         for name in names:
             picture = KINDS[name].draw(model, view)
             pixels = cv2.imdecode(np.frombuffer(picture.png, np.uint8), cv2.IMREAD_COLOR)
             assert min(pixels.shape[:2]) > 150, name
             assert pixels.shape[1] <= 900, name
             assert pixels.std() > 10, name
-            assert all(np.isfinite(array).all() for array in picture.data.values() if array.dtype.kind == "f"), name
+            assert all(
+                np.isfinite(array).all()
+                for array in picture.data.values()
+                if array.dtype.kind == "f"
+            ), name
             drawn.add(name)
     assert drawn == {*KINDS}

@@ -68,14 +68,18 @@ def test_what_is_missing_is_said(trained, tmp_path, monkeypatch):
     assert str(tmp_path) not in text
     assert "images that mixup blends with others (input.mixup_alpha=0.4)" in text
     config = json.loads((workdir / "config.json").read_text())
-    (workdir / "config.json").write_text(json.dumps(config | {"input": config["input"] | {"mixup_alpha": 0.0}}))
+    (workdir / "config.json").write_text(
+        json.dumps(config | {"input": config["input"] | {"mixup_alpha": 0.0}})
+    )
     succeed([*words, "--without_data"])
     assert "mixup blends" not in page.read_text()
     assert "<b>" not in text
     shutil.rmtree(workdir / "checkpoints")
     weights = dataclasses.replace(load_weights(trained), training=None)
     write_workdir(workdir, weights.parameters, describe_weights(weights))
-    assert run(words).err.startswith("note: The images could not be looked at. The checkpoint does not state the data")
+    assert run(words).err.startswith(
+        "note: The images could not be looked at. The checkpoint does not state the data"
+    )
     shutil.rmtree(workdir / "checkpoints")
     outcome = run(words)
     assert outcome.err.startswith("note: There is no checkpoint yet")
@@ -100,7 +104,10 @@ def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
 
     monkeypatch.setattr("vit_jax.tools.figures.page.open_labelled", gone)
     outcome = run(["report", str(trained), f"--output={tmp_path / 'x.html'}"])
-    assert (outcome.code, outcome.err) == (0, "note: The images could not be looked at. folder:images is not there.\n")
+    assert (outcome.code, outcome.err) == (
+        0,
+        "note: The images could not be looked at. folder:images is not there.\n",
+    )
     assert pictures((tmp_path / "x.html").read_text()) == ["filters", "positions"]
 
 
@@ -109,7 +116,10 @@ def test_images_that_are_gone_leave_the_rest(trained, tmp_path, monkeypatch):
     [
         ([], "Missing: WORKDIR"),
         (["."], "has no metrics (metrics.jsonl, config.json): give the workdir of a run."),
-        ([".", "--without_data", "--data_dir=x"], "--data_dir=x: has no effect with --without_data. Leave it out."),
+        (
+            [".", "--without_data", "--data_dir=x"],
+            "--data_dir=x: has no effect with --without_data. Leave it out.",
+        ),
         ([".", "--global_batch=0"], "--global_batch=0: must be at least 1."),
     ],
 )

@@ -22,7 +22,9 @@ def masked(kind):
 
 
 def objective(kind):
-    return MaskedPatch(ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax"), GRID, PATCH)
+    return MaskedPatch(
+        ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax"), GRID, PATCH
+    )
 
 
 def test_bins_are_shown_by_their_middle():
@@ -58,4 +60,6 @@ def test_hidden_patches_alone_are_predicted(kind):
     assert np.array_equal(found["target"][where], best[where])
     other = pixels.copy()
     other[where] = 255 - other[where]
-    assert np.array_equal(reconstruct(model, other)["predicted"][where], found["predicted"][where]), "nothing leaks"
+    assert np.array_equal(
+        reconstruct(model, other)["predicted"][where], found["predicted"][where]
+    ), "nothing leaks"

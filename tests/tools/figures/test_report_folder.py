@@ -49,7 +49,10 @@ def rows_of(path):
 
 
 WORDS = ["evaluate", "w", "--data=folder:images", "--global_batch=8"]
-TABLES, FIGURES = {"classes.csv", "images.csv", "confusion.csv"}, {"reliability.png", "confusion.png", "mistakes.png"}
+TABLES, FIGURES = (
+    {"classes.csv", "images.csv", "confusion.csv"},
+    {"reliability.png", "confusion.png", "mistakes.png"},
+)
 FILES = {"result.json"} | TABLES | FIGURES
 
 
@@ -70,7 +73,9 @@ def test_every_file_against_the_images(here):
     assert header == ["class", *NAMES]
     counts = np.zeros((7, 7), int)
     np.add.at(counts, (LABELS, shares.argmax(axis=1)), 1)
-    assert [[row[0], *map(int, row[1:])] for row in rows] == [[NAMES[k], *counts[k]] for k in range(7)]
+    assert [[row[0], *map(int, row[1:])] for row in rows] == [
+        [NAMES[k], *counts[k]] for k in range(7)
+    ]
     assert (here / "report/classes.csv").read_text() == (here / "classes.csv").read_text()
     result = json.loads((here / "report/result.json").read_text())
     assert result["top1_accuracy"] == np.trace(counts) / 20
@@ -147,7 +152,11 @@ def metrics_of(source, first, confidence):
     """Metrics of images of class 0, whose most probable outputs are `first`."""
     metrics = ClassMetrics(Labelled(source, "", [], identity_map(source.class_names)))
     rows = {"class_BT": np.array(first)[:, None], "probability_BT": np.array(confidence)[:, None]}
-    rows |= {"record_B": np.arange(len(first)), "label_B": np.zeros(len(first), int), "loss_B": np.zeros(len(first))}
+    rows |= {
+        "record_B": np.arange(len(first)),
+        "label_B": np.zeros(len(first), int),
+        "loss_B": np.zeros(len(first)),
+    }
     metrics.add(rows)
     return metrics
 
@@ -156,14 +165,22 @@ def metrics_of(source, first, confidence):
 def test_pictures_of_odd_names_and_images(wrong):
     metrics = metrics_of(Stored(), [1] * wrong + [0] * (3 - wrong), [0.75] * 3)
     transform = EvaluationTransform((8, 8), "direct", 1.0)
-    for draw in (figures.draw_reliability, figures.draw_confusion, lambda one: figures.draw_mistakes(one, transform)):
+    for draw in (
+        figures.draw_reliability,
+        figures.draw_confusion,
+        lambda one: figures.draw_mistakes(one, transform),
+    ):
         assert draw(metrics).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("size", "shape", "words"), [(1000, (250, 113), ", the largest of 4 × 1"), (7, (7, 7), "")])
+@pytest.mark.parametrize(
+    ("size", "shape", "words"), [(1000, (250, 113), ", the largest of 4 × 1"), (7, (7, 7), "")]
+)
 def test_a_large_matrix_keeps_its_single_cells(size, shape, words, monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
-    label_map = dataclasses.replace(identity_map(("x",) * size), is_allowed_K=np.arange(size) < shape[1])
+    label_map = dataclasses.replace(
+        identity_map(("x",) * size), is_allowed_K=np.arange(size) < shape[1]
+    )
     metrics = ClassMetrics(Labelled(SimpleNamespace(class_names=("x",) * size), "", [], label_map))
     metrics.confusion_2LA[:, [3, -1], [5, -1]] = [[1, 0], [3, 2]]
     metrics.confusion_2LA[0, 3, 4] = 12
@@ -180,7 +197,9 @@ def test_bins_with_few_images_are_pale(monkeypatch):
     monkeypatch.setattr(figures, "to_bytes", lambda figure: figure)
     metrics = metrics_of(Stored(), [0] * 19, [0.55] * 9 + [0.95] * 10)
     above, below = figures.draw_reliability(metrics).axes
-    colours = {bars.get_label(): to_hex(bars[0].get_facecolor()).upper() for bars in above.containers}
+    colours = {
+        bars.get_label(): to_hex(bars[0].get_facecolor()).upper() for bars in above.containers
+    }
     assert colours == {"accuracy": BLUE, "accuracy, fewer than 10 images": SKY}
     assert [bar.get_height() for bars in below.containers for bar in bars] == [10, 9]
 
@@ -189,5 +208,11 @@ def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
     monkeypatch.setattr("vit_jax.evals.single_label.LARGEST_CONFUSION", 48)
     code, _, err = run([*WORDS, "--report=report"])
     assert code == 0
-    assert "note: confusions are not counted: the matrix of 7 classes and 7 answers would take too much memory." in err
-    assert {path.name for path in (here / "report").iterdir()} == FILES - {"confusion.csv", "confusion.png"}
+    assert (
+        "note: confusions are not counted: the matrix of 7 classes and 7 answers would take too much memory."
+        in err
+    )
+    assert {path.name for path in (here / "report").iterdir()} == FILES - {
+        "confusion.csv",
+        "confusion.png",
+    }

@@ -33,7 +33,9 @@ def test_a_map_is_highest_where_its_patch_is():
     assert row >= 8
     assert column >= 8
     assert np.array_equal(found[15:], found[15:16].repeat(4, axis=0))
-    assert smooth(map_hw, (8, 4), (14, 11)).shape == (14, 11), "the last cells of a ResNet's map may reach beyond"
+    assert smooth(map_hw, (8, 4), (14, 11)).shape == (14, 11), (
+        "the last cells of a ResNet's map may reach beyond"
+    )
 
 
 def test_maps_without_differences():

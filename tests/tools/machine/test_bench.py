@@ -14,7 +14,9 @@ ALWAYS = ["step", "evaluation", "inference", "save, steps wait", "save, on disk"
 def test_figures_of_a_part():
     figures = Part("step", [0.01, 0.02, 0.03, 0.04, 0.1], batch=60).figures()
     expected = {"median": 30, "lower_quartile": 20, "upper_quartile": 40, "least": 10, "most": 100}
-    expected = {f"{name}_milliseconds": value for name, value in expected.items()} | {"images_per_second": 2000}
+    expected = {f"{name}_milliseconds": value for name, value in expected.items()} | {
+        "images_per_second": 2000
+    }
     assert figures == pytest.approx(expected)
 
 
@@ -24,11 +26,19 @@ def test_every_part_is_timed(data_dir, capsys):
     cli.main(["bench", "--config=configs/digits.py", "--steps=3", "--data", "--json", *overrides])
     result = json.loads(capsys.readouterr().out)  # and nothing that the loop prints
     assert list(result["parts"]) == [*ALWAYS, "input", "input with step", "loop"]
-    assert all(0 < value < math.inf for figures in result["parts"].values() for value in figures.values())
-    assert (result["network"], result["global_batch"], result["version_jax"]) == ("ViT-mu/2", 16, jax.__version__)
+    assert all(
+        0 < value < math.inf for figures in result["parts"].values() for value in figures.values()
+    )
+    assert (result["network"], result["global_batch"], result["version_jax"]) == (
+        "ViT-mu/2",
+        16,
+        jax.__version__,
+    )
     assert "mfu" not in result, "a CPU has no peak to compare with"
     rows = to_text(result).splitlines()[3:]
-    assert [row[: len(name)] for row, name in zip(rows, result["parts"], strict=True)] == list(result["parts"])
+    assert [row[: len(name)] for row, name in zip(rows, result["parts"], strict=True)] == list(
+        result["parts"]
+    )
 
 
 @pytest.mark.slow

@@ -19,7 +19,16 @@ from vit_jax.imports.extras import install_command
 from vit_jax.tools.machine import checks, doctor, together
 from vit_jax.tools.machine.checks import Finding
 
-ALWAYS = ["versions", "driver", "devices", "memory", "shared memory", "disk", "compilation", "all-reduce"]
+ALWAYS = [
+    "versions",
+    "driver",
+    "devices",
+    "memory",
+    "shared memory",
+    "disk",
+    "compilation",
+    "all-reduce",
+]
 H100 = "1 x NVIDIA H100 80GB HBM3"
 
 
@@ -53,7 +62,9 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
     words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *fields]
     outcome = run(["doctor", *words, "--json"])
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
-    assert outcome.code == (1 if report["speed"]["remedy"] else 0), "the speed of this machine decides"
+    assert outcome.code == (1 if report["speed"]["remedy"] else 0), (
+        "the speed of this machine decides"
+    )
     assert list(report) == [*ALWAYS, "checkpoint", "speed"]
     assert [name for name, finding in report.items() if finding["remedy"] and name != "speed"] == []
     assert report["speed"]["found"].startswith("input ")
@@ -72,7 +83,9 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
     assert outcome.code == 1
     heads = [line[:25].rstrip() for line in outcome.out.splitlines() if not line.startswith(" ")]
     wrong = ("disk", "checkpoint")
-    assert heads == [f"{'wrong' if name in wrong else 'good ':}  {name}" for name in (*ALWAYS, "checkpoint")]
+    assert heads == [
+        f"{'wrong' if name in wrong else 'good ':}  {name}" for name in (*ALWAYS, "checkpoint")
+    ]
     assert "\n                         → make room, or choose another workdir" in outcome.out
     assert "cannot be written" in outcome.out
     assert cli.VERBS["doctor"].summary.endswith("good, or says what to do.")
@@ -102,8 +115,12 @@ def test_what_needs_a_recipe(word):
 
 def test_a_plugin_of_another_version(tmp_path, monkeypatch):
     install(monkeypatch, tmp_path / "old", "jax_cuda12_plugin-0.4.1")
-    assert checks.versions().remedy.startswith(f"jax-cuda12-plugin 0.4.1 is not of jaxlib {jax.lib.__version__}")
-    install(monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{jax.lib.__version__}", "libtpu-0.0.1")
+    assert checks.versions().remedy.startswith(
+        f"jax-cuda12-plugin 0.4.1 is not of jaxlib {jax.lib.__version__}"
+    )
+    install(
+        monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{jax.lib.__version__}", "libtpu-0.0.1"
+    )
     assert checks.versions().is_good
 
 
@@ -111,11 +128,23 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
     ("version", "plugins", "backend", "text", "remedy"),
     [
         ("", "", "cpu", "neither GPU nor TPU; JAX computes on: cpu", ""),
-        ("550.5", "jax_cuda12_plugin-1 jax_cuda12_pjrt-1 libtpu-1", "gpu", f"{H100}, jax-cuda12-plugin 1; JAX ", ""),
+        (
+            "550.5",
+            "jax_cuda12_plugin-1 jax_cuda12_pjrt-1 libtpu-1",
+            "gpu",
+            f"{H100}, jax-cuda12-plugin 1; JAX ",
+            "",
+        ),
         ("550.5", "jax_cuda13_plugin-1", "gpu", f"{H100}, jax-cuda13-plugin 1", "needs driver 580"),
         ("470.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "needs driver 525"),
         ("550.5", "", "cpu", f"{H100}; JAX computes on: cpu", install_command("cuda")),
-        ("550.5", "jax_cuda12_plugin-1", "cpu", f"{H100}, jax-cuda12-plugin 1", "another program may hold it"),
+        (
+            "550.5",
+            "jax_cuda12_plugin-1",
+            "cpu",
+            f"{H100}, jax-cuda12-plugin 1",
+            "another program may hold it",
+        ),
     ],
 )
 def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
@@ -137,11 +166,16 @@ def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
     assert "another program may hold it" in checks.driver(system).remedy
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert checks.driver(system).is_good, "it was asked for"
-    assert checks.driver(system).found == "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
+    assert (
+        checks.driver(system).found
+        == "TPU, libtpu 0.0.42; JAX computes on: cpu (JAX_PLATFORMS=cpu)"
+    )
 
 
 def test_memory_of_the_host_and_of_the_container(system):
-    write(system / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n")
+    write(
+        system / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n"
+    )
     assert checks.memory(system).found.startswith("4.0 of 8.0 GiB free")
     write(system / "sys/fs/cgroup/memory.max", "max\n")
     write(system / "sys/fs/cgroup/memory.current", f"{2**30}\n")
@@ -163,7 +197,9 @@ def test_shared_memory_of_a_container(monkeypatch):
 def test_devices_that_compute_wrongly(monkeypatch):
     """One holds other numbers than it was given."""
     put, make = jax.device_put, jax.make_array_from_callback
-    monkeypatch.setattr(jax, "device_put", lambda array, device: put(array + (device.id == 3), device))
+    monkeypatch.setattr(
+        jax, "device_put", lambda array, device: put(array + (device.id == 3), device)
+    )
     assert checks.compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
     assert [name for name, _ in doctor.examine(None, None)][-1] == "compilation", "the rest is left"
 
@@ -202,7 +238,10 @@ def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
 
     monkeypatch.setattr(checks, "devices", devices)
     *_, (name, findings) = doctor.examine(None, None)
-    assert (name, findings) == ("devices", [Finding("RuntimeError: the TPU is in use", "mend what the message names")])
+    assert (name, findings) == (
+        "devices",
+        [Finding("RuntimeError: the TPU is in use", "mend what the message names")],
+    )
 
 
 def test_of_several_processes_one_that_fails_ends_all(monkeypatch):

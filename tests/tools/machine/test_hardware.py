@@ -24,7 +24,11 @@ CHECKS = [
     *(f"attention {form}" for form in ("xla", "pallas", "cudnn", "auto")),
     *("layer norm", "group norm", "determinism", "restored state", "step Ti/16", "input"),
 ]
-STEP = {"median_milliseconds": 10.0, "lower_quartile_milliseconds": 9.0, "upper_quartile_milliseconds": 11.0}
+STEP = {
+    "median_milliseconds": 10.0,
+    "lower_quartile_milliseconds": 9.0,
+    "upper_quartile_milliseconds": 11.0,
+}
 STEP |= {"images_per_second": 100.0, "memory_bytes": 2.0**30}
 
 
@@ -43,7 +47,9 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
     wrong = [name for name, finding in report.items() if finding["remedy"]]
     assert wrong in ([], ["input"]), "the speed of this machine decides"
     assert outcome.code == bool(wrong)
-    assert report["hardware"]["found"].startswith("no accelerator, so in small on the CPU: Ti/16 with 2 layers")
+    assert report["hardware"]["found"].startswith(
+        "no accelerator, so in small on the CPU: Ti/16 with 2 layers"
+    )
     assert report["attention auto"]["found"].endswith("; xla")
     assert report["attention cudnn"]["found"] == "not available: it is for NVIDIA GPUs"
     assert report["attention pallas"]["found"].endswith("; interpreted")
@@ -84,12 +90,16 @@ def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
 
     def damaged(*arguments):
         items = restore(*arguments)
-        items["model"].head.linear.bias[...] = jnp.nextafter(items["model"].head.linear.bias[...], jnp.inf)
+        items["model"].head.linear.bias[...] = jnp.nextafter(
+            items["model"].head.linear.bias[...], jnp.inf
+        )
         return items
 
     monkeypatch.setattr(CheckpointReader, "restore", damaged)
     finding = hardware.restored_state(trial, tmp_path)
-    assert finding.remedy == "other numbers came back (model/head/linear/bias): the storage is damaged"
+    assert (
+        finding.remedy == "other numbers came back (model/head/linear/bias): the storage is damaged"
+    )
     assert "equal" not in finding.found
     assert not list(tmp_path.iterdir())
 
@@ -105,7 +115,9 @@ def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
 def test_parameters_are_compared_by_their_bits(second, loss, remedy):
     states = [{"a": jnp.ones(3), "b": jnp.full(2, value, jnp.float32)} for value in (1.0, second)]
     finding = hardware.determinism(
-        types.SimpleNamespace(name="tiny", trained=(states[0], loss), train=lambda: (states[1], loss))
+        types.SimpleNamespace(
+            name="tiny", trained=(states[0], loss), train=lambda: (states[1], loss)
+        )
     )
     assert finding.remedy.startswith(remedy)
     assert finding.is_good == (not remedy)
@@ -114,9 +126,21 @@ def test_parameters_are_compared_by_their_bits(second, loss, remedy):
 @pytest.mark.parametrize(
     ("planned", "text", "remedy"),
     [
-        (Planned("plan does not know 1 x cpu"), "; no figure of plan: plan does not know 1 x cpu", ""),
-        (Planned("compiled for h100:1", 0.009, 2**30), "(compiled for h100:1) 9.00 ms, 1.00 GiB: 1.11 x the time", ""),
-        (Planned("compiled for h100:1", 0.006, 2**30), "1.67 x the time", "more than 1.5 x the planned time"),
+        (
+            Planned("plan does not know 1 x cpu"),
+            "; no figure of plan: plan does not know 1 x cpu",
+            "",
+        ),
+        (
+            Planned("compiled for h100:1", 0.009, 2**30),
+            "(compiled for h100:1) 9.00 ms, 1.00 GiB: 1.11 x the time",
+            "",
+        ),
+        (
+            Planned("compiled for h100:1", 0.006, 2**30),
+            "1.67 x the time",
+            "more than 1.5 x the planned time",
+        ),
         (
             Planned("compiled for h100:1", 0.009, 2**29),
             "0.50 GiB: 1.11 x the time",
@@ -126,7 +150,9 @@ def test_parameters_are_compared_by_their_bits(second, loss, remedy):
     ],
 )
 def test_a_step_beside_its_plan(planned, text, remedy):
-    assert hardware.describe(STEP, planned).startswith("10.00 ms (9.00 to 11.00), 100 images/s, 1.00 GiB a device; ")
+    assert hardware.describe(STEP, planned).startswith(
+        "10.00 ms (9.00 to 11.00), 100 images/s, 1.00 GiB a device; "
+    )
     assert hardware.describe(STEP, planned).endswith(text)
     advice = hardware.compare(STEP, planned)
     assert advice.startswith(remedy)
@@ -148,7 +174,9 @@ def test_an_input_that_is_slower_than_every_step(monkeypatch):
         monkeypatch.setattr(hardware, "time_input", lambda *_, s=seconds: Part("input", [s], 16))
         finding = hardware.input_speed(trials)
         assert finding.is_good == is_good
-        assert finding.found.endswith(" from JPEGs of 375x500 in memory, S/16 takes 160, B/16 takes 80")
+        assert finding.found.endswith(
+            " from JPEGs of 375x500 in memory, S/16 takes 160, B/16 takes 80"
+        )
 
 
 def test_the_images_are_like_those_of_imagenet(tmp_path):
@@ -161,7 +189,10 @@ def test_the_images_are_like_those_of_imagenet(tmp_path):
 
 def test_accelerators_train_complete_networks(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert [name for name in hardware.checks(None) if name.startswith("step")] == ["step S/16", "step B/16"]
+    assert [name for name in hardware.checks(None) if name.startswith("step")] == [
+        "step S/16",
+        "step B/16",
+    ]
     trial = Trial("B/16", hardware.COMPLETE)
     assert trial.config.global_batch == 128 * jax.device_count()
     assert (trial.config.model.remat, trial.config.model.scan_unroll) == ("dots", 1)

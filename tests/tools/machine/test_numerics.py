@@ -29,7 +29,9 @@ def scaled(projections, num_heads):
 def padded(projections, num_heads):
     """A token of padding that takes part."""
     tokens = [jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in projections.biased()]
-    return XLA(attention.Projections(*tokens, jnp.zeros_like(projections.bias_3E)), num_heads)[:, :-1]
+    return XLA(attention.Projections(*tokens, jnp.zeros_like(projections.bias_3E)), num_heads)[
+        :, :-1
+    ]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -58,11 +60,14 @@ def test_an_attention_form_with_an_error(monkeypatch, core):
     assert (values <= 2e-2) == (core in (XLA, with_wrong_gradient))
     assert not gradients <= 2e-2 or core in (XLA, scaled, not_finite)
     if core is not XLA:
-        assert finding.remedy.endswith("and train with another --config.model.attention= until then")
+        assert finding.remedy.endswith(
+            "and train with another --config.model.attention= until then"
+        )
 
 
 @pytest.mark.parametrize(
-    ("layer", "check"), [(block.LayerNorm, numerics.layer_norm), (resnet.GroupNorm, numerics.group_norm)]
+    ("layer", "check"),
+    [(block.LayerNorm, numerics.layer_norm), (resnet.GroupNorm, numerics.group_norm)],
 )
 def test_a_norm_with_an_error(monkeypatch, layer, check):
     assert check().is_good
@@ -76,7 +81,9 @@ def test_forms_of_other_devices_and_a_form_that_is_rejected(monkeypatch):
     monkeypatch.setattr(numerics, "_ELSEWHERE", {})
     monkeypatch.setattr(attention.attention_cudnn, "find_problem", lambda *_: "it is missing")
     finding = numerics.attention("cudnn", 2)
-    assert finding.found.startswith("not available: bfloat16 5: cuDNN rejects this attention: it is missing.")
+    assert finding.found.startswith(
+        "not available: bfloat16 5: cuDNN rejects this attention: it is missing."
+    )
     assert finding.is_good
 
 
@@ -90,7 +97,9 @@ def test_programs_compile_for_tpus(dtype):
     tokens, bias = (4, 197, 128), (3, 128)
     dtypes = [jnp.dtype(dtype)] * 4 + [jnp.dtype("float32")]
     operands = [
-        jax.ShapeDtypeStruct(shape, each, sharding=numerics.place_of(jax.ShapeDtypeStruct(shape, each), mesh))
+        jax.ShapeDtypeStruct(
+            shape, each, sharding=numerics.place_of(jax.ShapeDtypeStruct(shape, each), mesh)
+        )
         for shape, each in zip((tokens, tokens, tokens, bias, tokens), dtypes, strict=True)
     ]
     program = numerics.program(functools.partial(numerics._attend, "pallas", 2), mesh)

@@ -15,7 +15,9 @@ PLAN = {"basis": "compiled", "reason": "", "step_seconds": 0.5, "needed_bytes": 
 V5E = parse_topology("v5e:1x1").stand_ins()
 
 
-@pytest.mark.parametrize("name", ["v5e:1x1", "v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "h100:8", "l4:1"])
+@pytest.mark.parametrize(
+    "name", ["v5e:1x1", "v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x2", "h100:8", "l4:1"]
+)
 def test_the_name_of_a_machine(name):
     assert topology_of(parse_topology(name).stand_ins()) == name
 
@@ -26,7 +28,9 @@ def test_machines_that_plan_does_not_know():
     assert topology_of([types.SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3")]) == "h100:1"
     assert topology_of(parse_topology("v5e:2x4").stand_ins()[:3]) is None
     assert topology_of(parse_topology("h100:8").stand_ins() * 2) is None
-    assert plan("x", [], [types.SimpleNamespace(device_kind="cpu")]) == Planned("plan does not know 1 x cpu")
+    assert plan("x", [], [types.SimpleNamespace(device_kind="cpu")]) == Planned(
+        "plan does not know 1 x cpu"
+    )
 
 
 @pytest.fixture

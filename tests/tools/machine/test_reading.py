@@ -43,7 +43,9 @@ def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, remedy):
     """Speeds are multiples of what each of the eight hosts of two slices needs."""
     words = [
         f"--config={RECIPE}",
-        *flags(*RUN, "global_batch=64", "evaluation.global_batch=128", f"input.data_dir={data_dir}"),
+        *flags(
+            *RUN, "global_batch=64", "evaluation.global_batch=128", f"input.data_dir={data_dir}"
+        ),
     ]
     machine = "--topology=2*v5litepod-16"
     plan = json.loads(run(["plan", *words, machine, "--arithmetic", "--json"]).out)
@@ -60,12 +62,18 @@ def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, remedy):
 
 
 def test_speeds_of_real_data(data_dir):
-    words = [f"--config={RECIPE}", *flags(*RUN, f"input.data_dir={data_dir}"), "--topology=v5e:1x1", "--json"]
+    words = [
+        f"--config={RECIPE}",
+        *flags(*RUN, f"input.data_dir={data_dir}"),
+        "--topology=v5e:1x1",
+        "--json",
+    ]
     report = json.loads(run(["doctor", *words]).out)
     (finding,) = next(findings for findings in report if findings[0]["name"] == "data path")
     figures = finding["figures"]
     assert figures["read_images_per_second"] > 0
     assert figures["images_per_second"] > 0
     assert bool(finding["remedy"]) == (
-        min(figures["read_images_per_second"], figures["images_per_second"]) < figures["needed_images_per_second"]
+        min(figures["read_images_per_second"], figures["images_per_second"])
+        < figures["needed_images_per_second"]
     )

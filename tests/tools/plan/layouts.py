@@ -75,7 +75,9 @@ class Layout:
 def parse(text: str) -> Layout:
     """Return the layout of this name."""
     network, machine, remat, form, shared, micro_batches = text.split()
-    return Layout(network, machine, remat, int(shared[1:]), int(micro_batches[1:]), form == "unrolled")
+    return Layout(
+        network, machine, remat, int(shared[1:]), int(micro_batches[1:]), form == "unrolled"
+    )
 
 
 def compiled(layout: Layout, depth: int) -> dict[str, Any]:
@@ -91,8 +93,12 @@ def compiled(layout: Layout, depth: int) -> dict[str, Any]:
         "ms": None if line is None else 1e3 * line.seconds,
         "waits_ms": None if line is None else 1e3 * line.collective_seconds,
         "prefetch_ms": None if line is None else 1e3 * line.prefetch_seconds,
-        "parts_ms": None if line is None else {phase: 1e3 * seconds for phase, seconds in line.phases.items()},
-        "memory": None if plan.memory is None else {k: v / 2**30 for k, v in dataclasses.asdict(plan.memory).items()},
+        "parts_ms": None
+        if line is None
+        else {phase: 1e3 * seconds for phase, seconds in line.phases.items()},
+        "memory": None
+        if plan.memory is None
+        else {k: v / 2**30 for k, v in dataclasses.asdict(plan.memory).items()},
         "mfu": plan.totals.mfu if plan.totals else None,
         "cpu_s": time.process_time() - cpu,
         "wall_s": time.perf_counter() - began,
@@ -136,8 +142,12 @@ class Estimate:
     """A step of the complete network."""
 
     core_ms: float  # without waiting for collectives
-    update_ms: float | None  # of these for norms, optimiser, average: what sharding can save; None if not recorded
-    ms: float | None  # with waiting; None if one depth alone was compiled, in which nothing runs beside collectives
+    update_ms: (
+        float | None
+    )  # of these for norms, optimiser, average: what sharding can save; None if not recorded
+    ms: (
+        float | None
+    )  # with waiting; None if one depth alone was compiled, in which nothing runs beside collectives
     gib: float | None  # likewise
 
 
@@ -147,11 +157,15 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     From two depths by extrapolation. From one the parts of layers count in proportion to the depth, the update to the
     parameters, and the rest once.
     """
-    full, by_depth = FULL_DEPTH[layout.network], {int(depth): one for depth, one in figures.items() if one.get("ms")}
+    full, by_depth = (
+        FULL_DEPTH[layout.network],
+        {int(depth): one for depth, one in figures.items() if one.get("ms")},
+    )
     if not by_depth:
         return None
     update = max(
-        (_by_parts(layout, depth, one)[1] for depth, one in by_depth.items() if "parts_ms" in one), default=None
+        (_by_parts(layout, depth, one)[1] for depth, one in by_depth.items() if "parts_ms" in one),
+        default=None,
     )
     if full in by_depth:
         one = by_depth[full]
@@ -159,26 +173,36 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     depths = sorted(by_depth)
     if len(depths) == 1:
         one = by_depth[depths[0]]
-        return Estimate(*_by_parts(layout, depths[0], one), None, None) if "parts_ms" in one else None
+        return (
+            Estimate(*_by_parts(layout, depths[0], one), None, None) if "parts_ms" in one else None
+        )
     low, high = (by_depth[depth] for depth in depths[-2:])
     layers = (full - depths[-1]) / (depths[-1] - depths[-2])
-    ms, waits, gib = (high[name] + layers * (high[name] - low[name]) for name in ("ms", "waits_ms", "gib"))
+    ms, waits, gib = (
+        high[name] + layers * (high[name] - low[name]) for name in ("ms", "waits_ms", "gib")
+    )
     return Estimate(ms - max(waits, 0.0), update, ms, gib)
 
 
 def _by_parts(layout: Layout, depth: int, figures: dict[str, Any]) -> tuple[float, float]:
     """Return milliseconds of the core with all layers, and those of the update among them."""
     deeper = FULL_DEPTH[layout.network] / depth
-    more = _parameters(layout.network, FULL_DEPTH[layout.network]) / _parameters(layout.network, depth)
+    more = _parameters(layout.network, FULL_DEPTH[layout.network]) / _parameters(
+        layout.network, depth
+    )
     times = dict.fromkeys(OF_LAYERS, deeper) | dict.fromkeys(OF_UPDATE, more)
     scaled = {part: ms * times.get(part, 1.0) for part, ms in figures["parts_ms"].items()}
-    return sum(scaled.values()) + figures["prefetch_ms"] * deeper, sum(scaled.get(part, 0.0) for part in OF_UPDATE)
+    return sum(scaled.values()) + figures["prefetch_ms"] * deeper, sum(
+        scaled.get(part, 0.0) for part in OF_UPDATE
+    )
 
 
 @functools.cache
 def _parameters(network: str, depth: int) -> int:
     config = load_recipe(NETWORKS[network], [f"--config.model.depth={depth}"])
-    return count_parameters(architecture_of(config, choose_dataset(NETWORKS[network], config).num_classes))
+    return count_parameters(
+        architecture_of(config, choose_dataset(NETWORKS[network], config).num_classes)
+    )
 
 
 def choose(network: str, machine: str) -> dict[str, Any]:
@@ -187,7 +211,10 @@ def choose(network: str, machine: str) -> dict[str, Any]:
     config = load_recipe(recipe)
     dataset, devices = choose_dataset(recipe, config), topology.stand_ins()
     run = assemble(
-        config, architecture_of(config, dataset.num_classes), num_examples=dataset.num_examples, devices=devices
+        config,
+        architecture_of(config, dataset.num_classes),
+        num_examples=dataset.num_examples,
+        devices=devices,
     )
     policy, least = run.architecture.remat, limit_seconds(run, topology)
     is_replicated = run.config.sharding.parameters == "replicated"
@@ -204,19 +231,29 @@ def layouts_table() -> str:
     for name, default_of in load_defaults().items():
         network, machine = name.split()
         usable = (1 - RESERVE) * usable_bytes(parse_topology(machine).stand_ins()[0]) / 2**30
-        same = [layout for layout in compiled if (layout.network, layout.machine) == (network, machine)]
-        every = {layout: full for layout in same if (full := at_full_depth(layout, compiled[layout])) is not None}
+        same = [
+            layout for layout in compiled if (layout.network, layout.machine) == (network, machine)
+        ]
+        every = {
+            layout: full
+            for layout in same
+            if (full := at_full_depth(layout, compiled[layout])) is not None
+        }
         fitting = [layout for layout, full in every.items() if (full.gib or 0.0) <= usable]
         default, limit = parse(default_of["layout"]), default_of["least_ms"]
         of_default, of_best = ["–"] * 4, ["–"] * 4
         if default in every:
             full = every[default]
-            with_waits = [f"{full.ms:,.1f}", f"{full.gib:.1f}"] if full.ms and full.gib else ["–", "–"]
+            with_waits = (
+                [f"{full.ms:,.1f}", f"{full.gib:.1f}"] if full.ms and full.gib else ["–", "–"]
+            )
             of_default = [f"{full.core_ms:,.1f}", f"{limit / full.core_ms:.0%}", *with_waits]
         if fitting:
             best = min(fitting, key=lambda layout: every[layout].core_ms)
             known = [
-                full.core_ms - full.update_ms for full in map(every.__getitem__, fitting) if full.update_ms is not None
+                full.core_ms - full.update_ms
+                for full in map(every.__getitem__, fitting)
+                if full.update_ms is not None
             ]
             of_best = [_short(best), f"{every[best].core_ms:,.1f}", "–", "–"]
             if default in every:
@@ -224,15 +261,33 @@ def layouts_table() -> str:
                 bound = min([every[best].core_ms, *known]) if known else None
                 of_best[2] = f"{core / every[best].core_ms - 1:+.1%}"
                 of_best[3] = "–" if bound is None else f"{core / bound - 1:+.1%}"
-        lines.append([machine, network, _short(default), f"{limit:,.1f}", *of_default, *of_best, str(len(every))])
+        lines.append(
+            [
+                machine,
+                network,
+                _short(default),
+                f"{limit:,.1f}",
+                *of_default,
+                *of_best,
+                str(len(every)),
+            ]
+        )
     columns = ("default", "least, ms", "core, ms", "least / core", "with waits, ms", "GiB")
-    columns += ("best that was compiled", "core, ms", "default above", "above the bound", "compiled")
+    columns += (
+        "best that was compiled",
+        "core, ms",
+        "default above",
+        "above the bound",
+        "compiled",
+    )
     return table(("machine", "network", *columns), lines)
 
 
 def _short(layout: Layout) -> str:
     shared = "replicated" if layout.shared_by == 1 else f"FSDP over {layout.shared_by}"
-    return f"{layout.remat}, {shared}, {layout.micro_batches} part{'s' * (layout.micro_batches > 1)}"
+    return (
+        f"{layout.remat}, {shared}, {layout.micro_batches} part{'s' * (layout.micro_batches > 1)}"
+    )
 
 
 if __name__ == "__main__":
@@ -251,5 +306,9 @@ if __name__ == "__main__":
             except ValueError as error:
                 figures = {"error": str(error)}
             store(layout.name, depth, figures)
-            short = {k: round(v, 3) if isinstance(v, float) else v for k, v in figures.items() if k != "memory"}
+            short = {
+                k: round(v, 3) if isinstance(v, float) else v
+                for k, v in figures.items()
+                if k != "memory"
+            }
             print(layout.name, depth, short, flush=True)

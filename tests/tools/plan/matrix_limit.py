@@ -22,7 +22,9 @@ def limit(architecture: Architecture, images: int) -> float:
     cycles = 0.0
     for place, (count, rows, contracted, columns) in enumerate(_products(architecture, images)):
         forward = rows * _tiles(contracted) * _tiles(columns)
-        of_inputs = rows * _tiles(columns) * _tiles(contracted) if place else 0  # of images there is no gradient
+        of_inputs = (
+            rows * _tiles(columns) * _tiles(contracted) if place else 0
+        )  # of images there is no gradient
         of_weights = _tiles(rows) * min(contracted * _tiles(columns), columns * _tiles(contracted))
         cycles += count * (forward + of_inputs + of_weights)
     return cycles / UNITS
@@ -38,7 +40,12 @@ def _products(a: Architecture, images: int) -> Iterator[tuple[int, int, int, int
                 yield conv.kernel**2, images * _area(conv), conv.inputs, conv.outputs
     if a.has_transformer:
         tokens, length, head = images * a.sequence_length, a.sequence_length, a.width // a.num_heads
-        yield 1, images * a.grid[0] * a.grid[1], a.patch_size[0] * a.patch_size[1] * a.map_channels, a.width
+        yield (
+            1,
+            images * a.grid[0] * a.grid[1],
+            a.patch_size[0] * a.patch_size[1] * a.map_channels,
+            a.width,
+        )
         yield 4 * a.depth, tokens, a.width, a.width
         yield a.depth, tokens, a.width, a.mlp_dim
         yield a.depth, tokens, a.mlp_dim, a.width
@@ -57,5 +64,7 @@ def _tiles(size: int) -> int:
 
 if __name__ == "__main__":
     for name, images in (("R50x1", 64), ("R50+ViT-B/16", 32), ("ViT-B/16", 64), ("ViT-L/16", 64)):
-        architecture = build_architecture(ModelConfig(name=name), image_size=(224, 224), num_classes=1000)
+        architecture = build_architecture(
+            ModelConfig(name=name), image_size=(224, 224), num_classes=1000
+        )
         print(f"{name}, {images} images: {limit(architecture, images) / 1e6:.1f} million cycles")

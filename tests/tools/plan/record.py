@@ -28,7 +28,11 @@ README = ROOT / "vit_jax/tools/plan/README.md"
 Row = dict[str, Any]
 
 
-LAYOUT = ("model.remat=dots", "sharding.parameters=replicated", "optimizer.accumulation_steps=1")  # unless overridden
+LAYOUT = (
+    "model.remat=dots",
+    "sharding.parameters=replicated",
+    "optimizer.accumulation_steps=1",
+)  # unless overridden
 
 
 class Case(NamedTuple):
@@ -61,24 +65,53 @@ HEADLINES = (
 )
 SPREAD = (
     Case("H/14 on v4:4x4x8", _H14, "v4:4x4x8", _FULL),
-    Case("G/14 on v5p:8x8x8", _H14, "v5p:8x8x8", f"model.name=ViT-G/14 {_FULL} sharding.num_replicas=4"),
+    Case(
+        "G/14 on v5p:8x8x8",
+        _H14,
+        "v5p:8x8x8",
+        f"model.name=ViT-G/14 {_FULL} sharding.num_replicas=4",
+    ),
     Case("S/16 dots", _S16, "v5e:2x2", "model.remat=dots"),
     Case("B/16 none", _B16, "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
     Case("B/16 dots", _B16, "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
     Case("B/16 full", _B16, "v5e:2x2", "global_batch=512 model.remat=full"),
-    Case("B/16 fsdp", _B16, "v5e:4x4", "global_batch=1024 sharding.parameters=fsdp model.scan_unroll=1"),
+    Case(
+        "B/16 fsdp",
+        _B16,
+        "v5e:4x4",
+        "global_batch=1024 sharding.parameters=fsdp model.scan_unroll=1",
+    ),
     Case("B/16 unrolled", _B16, "v5e:4x4", "global_batch=1024 model.remat=none"),
     Case("B/16 on v6e", _B16, "v6e:2x2", "global_batch=256 model.scan_unroll=1"),
-    Case("B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999 model.scan_unroll=1"),
+    Case(
+        "B/16 average", _B16, "v5e:2x2", "global_batch=128 polyak.factor=0.9999 model.scan_unroll=1"
+    ),
     Case("B/16 4 parts", _B16, "v5e:2x2", "global_batch=1024 optimizer.accumulation_steps=4"),
     Case("B/16 2 model", _B16, "v5e:2x2", "global_batch=256 sharding.num_model_shards=2"),
     Case("L/16 none", _L16, "v5p:2x2x1", "global_batch=256 model.remat=none"),
-    Case("L/16 fsdp", _L16, "v5e:4x4", "global_batch=1024 model.remat=full sharding.parameters=fsdp"),
-    Case("L/16 attention", _L16, "v5e:4x4", "global_batch=1024 model.remat=attention sharding.parameters=fsdp"),
-    Case("H/14 dots", _H14, "v5p:2x2x1", "global_batch=128 model.remat=dots sharding.parameters=replicated"),
+    Case(
+        "L/16 fsdp", _L16, "v5e:4x4", "global_batch=1024 model.remat=full sharding.parameters=fsdp"
+    ),
+    Case(
+        "L/16 attention",
+        _L16,
+        "v5e:4x4",
+        "global_batch=1024 model.remat=attention sharding.parameters=fsdp",
+    ),
+    Case(
+        "H/14 dots",
+        _H14,
+        "v5p:2x2x1",
+        "global_batch=128 model.remat=dots sharding.parameters=replicated",
+    ),
     Case("H/14 fsdp", _H14, "v5e:4x4", f"global_batch=512 {_FULL}"),
     Case("R50x1 dots", f"{_JFT}R50x1", "v5e:2x2", "global_batch=256 model.scan_unroll=1"),
-    Case("R50x1 none", f"{_JFT}R50x1", "v5e:2x2", "global_batch=128 model.remat=none model.scan_unroll=1"),
+    Case(
+        "R50x1 none",
+        f"{_JFT}R50x1",
+        "v5e:2x2",
+        "global_batch=128 model.remat=none model.scan_unroll=1",
+    ),
     Case("R50+B/16 dots", f"{_JFT}R50+ViT-B/16", "v5e:2x2", "global_batch=128"),
 )
 CASES = (*HEADLINES, *SPREAD)
@@ -124,7 +157,15 @@ def headline_table() -> str:
     rows = load()
     kinds = ("parameters", "optimizer", "activations", "gradients", "temporary")
     titles = (kind.replace("optimizer", "optimiser") for kind in kinds)
-    columns = ("fits", "GiB a chip, of", *titles, "step, ms", "waiting for collectives, ms", "MFU", "days")
+    columns = (
+        "fits",
+        "GiB a chip, of",
+        *titles,
+        "step, ms",
+        "waiting for collectives, ms",
+        "MFU",
+        "days",
+    )
     lines = []
     for row in (rows[case.name] for case in HEADLINES):
         totals = row["totals"]
@@ -133,7 +174,10 @@ def headline_table() -> str:
                 *(row["name"], "yes" if row["fits"] else "no"),
                 f"{row['needed_bytes'] / GIB:.2f}, {row['usable_bytes'] / GIB:.2f}",
                 *(f"{row['memory'][kind] / GIB:.3f}" for kind in kinds),
-                *(f"{1e3 * row['step_seconds']:,.1f}", f"{1e3 * row['timeline']['collective_seconds']:,.1f}"),
+                *(
+                    f"{1e3 * row['step_seconds']:,.1f}",
+                    f"{1e3 * row['timeline']['collective_seconds']:,.1f}",
+                ),
                 *(f"{totals['mfu']:.1%}", f"{totals['days']:,.2f}"),
                 *(f"{totals['chip_hours']:,.0f}", f"{totals['exaflops']:,.0f}"),
             ]
@@ -148,11 +192,17 @@ def scaling_table() -> str:
     for row in chosen:
         fact = row["dearest_collectives"][0]
         size, waited = fact["num_bytes"] / 1e6, 1e3 * fact["count"] * fact["waited_seconds"]
-        dearest = (
-            f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
-        )
+        dearest = f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
         share = row["step_seconds"] / chosen[0]["step_seconds"]
-        lines.append([row["name"], str(row["num_chips"]), f"{1e3 * row['step_seconds']:,.1f}", f"{share:.3f}", dearest])
+        lines.append(
+            [
+                row["name"],
+                str(row["num_chips"]),
+                f"{1e3 * row['step_seconds']:,.1f}",
+                f"{share:.3f}",
+                dearest,
+            ]
+        )
     return table(("", "chips", "step, ms", "of that of 16 chips", "dearest collective"), lines)
 
 
@@ -171,7 +221,16 @@ def spread_table() -> str:
                 *(f"{1e3 * row['step_seconds']:,.0f}", f"{1e3 * plan.roofline.seconds:,.0f}"),
             ]
         )
-    columns = ("machine", "images a chip", "remat", "parameters", "state, GB", "arithmetic", "total, GB", "arithmetic")
+    columns = (
+        "machine",
+        "images a chip",
+        "remat",
+        "parameters",
+        "state, GB",
+        "arithmetic",
+        "total, GB",
+        "arithmetic",
+    )
     return table(("", *columns, "step, ms", "arithmetic, ms"), lines)
 
 

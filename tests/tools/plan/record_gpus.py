@@ -37,7 +37,9 @@ class Case(NamedTuple):
     images: int | None = None
     machines: tuple[str, ...] = MACHINES
     dataset: tuple[tuple[str, int], ...] = ()  # numbers of data that the recipe does not name
-    peer_ms: float | None = None  # roofline of the step of big_vision on H100s with the same images of each
+    peer_ms: float | None = (
+        None  # roofline of the step of big_vision on H100s with the same images of each
+    )
 
     def command(self, machine: str) -> list[str]:
         """Return the words of the verb plan."""
@@ -64,19 +66,56 @@ TABLE = (
         peer_ms=32.9,
     ),
     Case("B/16", f"{_IMAGENET}ViT-B/16", _FAST.format(12), 256),
-    Case("B/16 bare", f"{_IMAGENET}ViT-B/16", f"{_BARE} {_FAST.format(12)}", 256, _ONE, peer_ms=73.1),
-    Case("L/16", f"{_IMAGENET}ViT-L/16", f"sharding.parameters=fsdp {_FAST.format(24)}", 128, peer_ms=111.8),
+    Case(
+        "B/16 bare", f"{_IMAGENET}ViT-B/16", f"{_BARE} {_FAST.format(12)}", 256, _ONE, peer_ms=73.1
+    ),
+    Case(
+        "L/16",
+        f"{_IMAGENET}ViT-L/16",
+        f"sharding.parameters=fsdp {_FAST.format(24)}",
+        128,
+        peer_ms=111.8,
+    ),
     Case("H/14", f"{_JFT}ViT-H/14", "model.remat=dots model.scan_unroll=1", 64),
-    Case("H/14 unrolled", f"{_JFT}ViT-H/14", f"sharding.parameters=fsdp {_FAST.format(32)}", 64, _EIGHT, peer_ms=130.6),
+    Case(
+        "H/14 unrolled",
+        f"{_JFT}ViT-H/14",
+        f"sharding.parameters=fsdp {_FAST.format(32)}",
+        64,
+        _EIGHT,
+        peer_ms=130.6,
+    ),
 )
 RECIPES = (  # every recipe as it is shipped
-    *(Case(f"{_IMAGENET}{name}", f"{_IMAGENET}{name}", machines=_EIGHT) for name in ("ViT-B/16", "ViT-L/16")),
-    *(Case(f"{_JFT}{name}", f"{_JFT}{name}", machines=_EIGHT) for name in ("ViT-H/14", "R50x1", "R50+ViT-B/16")),
-    *(Case(name, name, machines=_EIGHT) for name in ("pretrain_imagenet21k:ViT-B/16", "pretrain_s16_baseline")),
+    *(
+        Case(f"{_IMAGENET}{name}", f"{_IMAGENET}{name}", machines=_EIGHT)
+        for name in ("ViT-B/16", "ViT-L/16")
+    ),
+    *(
+        Case(f"{_JFT}{name}", f"{_JFT}{name}", machines=_EIGHT)
+        for name in ("ViT-H/14", "R50x1", "R50+ViT-B/16")
+    ),
+    *(
+        Case(name, name, machines=_EIGHT)
+        for name in ("pretrain_imagenet21k:ViT-B/16", "pretrain_s16_baseline")
+    ),
     *(Case(name, name, machines=_EIGHT) for name in ("digits", "digits_masked", "digits_transfer")),
-    Case("masked_patch", "masked_patch", machines=_EIGHT, dataset=(("num_examples", 303_000_000), ("num_classes", 1))),
-    Case("pretrain_own", "pretrain_own", machines=_EIGHT, dataset=(("num_examples", 10_000), ("num_classes", 10))),
-    *(Case(name, name, machines=_EIGHT) for name in ("finetune:ViT-B/16,cifar10", "finetune:ViT-L/16,imagenet")),
+    Case(
+        "masked_patch",
+        "masked_patch",
+        machines=_EIGHT,
+        dataset=(("num_examples", 303_000_000), ("num_classes", 1)),
+    ),
+    Case(
+        "pretrain_own",
+        "pretrain_own",
+        machines=_EIGHT,
+        dataset=(("num_examples", 10_000), ("num_classes", 10)),
+    ),
+    *(
+        Case(name, name, machines=_EIGHT)
+        for name in ("finetune:ViT-B/16,cifar10", "finetune:ViT-L/16,imagenet")
+    ),
 )
 _NODES = ("h100:8", "2*h100:8", "4*h100:8", "a100-80gb:8")
 _G14 = "model.name=ViT-g/14 model.remat=dots model.scan_unroll=1"
@@ -119,7 +158,9 @@ def _roofline_seconds(plan: Plan) -> float:
     devices, topology = plan.run.batch_sharding.mesh.devices.flat, plan.topology
     with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
-        return step_timeline(program, topology, make_collective_seconds(devices, topology), {}).seconds
+        return step_timeline(
+            program, topology, make_collective_seconds(devices, topology), {}
+        ).seconds
 
 
 def load() -> dict[str, Row]:
@@ -132,7 +173,11 @@ def write(row: Row) -> None:
     from tests.tools.plan.record import TABLES
 
     rows = load() | {f"{row['name']} on {row['machine']}": row}
-    keys = [f"{case.name} on {machine}" for case in (*TABLE, *RECIPES, *PUBLIC) for machine in case.machines]
+    keys = [
+        f"{case.name} on {machine}"
+        for case in (*TABLE, *RECIPES, *PUBLIC)
+        for machine in case.machines
+    ]
     GOLDEN.write_text(json.dumps({key: rows[key] for key in keys if key in rows}, indent=1) + "\n")
     README.write_text(renew(README.read_text(), TABLES))
 
@@ -147,7 +192,11 @@ def machine_table() -> str:
     """Return the table of models on machines."""
     lines = []
     for case, row in _rows(TABLE):
-        peer = f"{case.peer_ms}" if case.peer_ms is not None and row["machine"].startswith("h100") else "–"
+        peer = (
+            f"{case.peer_ms}"
+            if case.peer_ms is not None and row["machine"].startswith("h100")
+            else "–"
+        )
         lines.append(
             [
                 *(case.name, row["machine"], str(row["images"]), f"{row['gib']:.2f}"),
@@ -155,7 +204,16 @@ def machine_table() -> str:
                 *(f"{row['roofline_ms']:.1f}", peer),
             ]
         )
-    columns = ("machine", "images a GPU", "GiB", "ms", "images/s", "MFU", "roofline, ms", "big_vision's, ms")
+    columns = (
+        "machine",
+        "images a GPU",
+        "GiB",
+        "ms",
+        "images/s",
+        "MFU",
+        "roofline, ms",
+        "big_vision's, ms",
+    )
     return table(("", *columns), lines)
 
 

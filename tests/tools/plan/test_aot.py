@@ -45,7 +45,10 @@ needs_libtpu = pytest.mark.skipif(not aot.has_compiler(), reason="libtpu is not 
 )
 def test_messages_about_programs_that_are_too_large(message, needed, available):
     result = aot.read_too_large(message)
-    assert (result.needed_bytes, result.available_bytes) == (needed and int(needed), available and int(available))
+    assert (result.needed_bytes, result.available_bytes) == (
+        needed and int(needed),
+        available and int(available),
+    )
 
 
 @pytest.mark.newest
@@ -56,7 +59,10 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology = parse_topology(name)
     before = dict(os.environ)
     real, stand_ins = (
-        [(d.device_kind, tuple(d.coords), d.process_index, getattr(d, "slice_index", None) or 0) for d in devices]
+        [
+            (d.device_kind, tuple(d.coords), d.process_index, getattr(d, "slice_index", None) or 0)
+            for d in devices
+        ]
         for devices in (aot.topology_devices(topology), topology.stand_ins())
     )
     assert real == stand_ins
@@ -70,16 +76,26 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and never above."""
     topology, size = parse_topology(name), 4096
     place = SingleDeviceSharding(aot.topology_devices(topology)[0])
-    shapes = [((size, size), jnp.bfloat16), ((size, size), jnp.bfloat16), ((8, size, size), jnp.float32)]
+    shapes = [
+        ((size, size), jnp.bfloat16),
+        ((size, size), jnp.bfloat16),
+        ((8, size, size), jnp.float32),
+    ]
     arguments = [jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype in shapes]
     step = jax.jit(lambda x, y, z: (x @ y, z * 2.5), out_shardings=place)
     program = hlo.parse(step.lower(*arguments).compile().as_text())
     seconds = {"copy": 0.0, "product": 0.0}
     for instruction in program.computations[program.entry]:
         is_copy = any(array.dims == (8, size, size) for array in instruction.arrays)
-        seconds["copy" if is_copy else "product"] += instruction.cycles / topology.fabric.clock_hertz
+        seconds["copy" if is_copy else "product"] += (
+            instruction.cycles / topology.fabric.clock_hertz
+        )
     assert 0.6 < 2 * size**3 / seconds["product"] / topology.chip.peak_bf16_flops < 1
-    assert 0.6 < 2 * 4 * 8 * size**2 / seconds["copy"] / topology.chip.memory_bandwidth_bytes_per_second < 1
+    assert (
+        0.6
+        < 2 * 4 * 8 * size**2 / seconds["copy"] / topology.chip.memory_bandwidth_bytes_per_second
+        < 1
+    )
 
 
 @needs_libtpu
@@ -90,13 +106,18 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     topology, num_images = parse_topology(name), 6
     device = aot.topology_devices(topology)[0]
     shapes = [(num_images, 197, 128)] * 3 + [(3, 128)]
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device)) for shape in shapes]
+    arguments = [
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=SingleDeviceSharding(device))
+        for shape in shapes
+    ]
     step = jax.jit(lambda *operands: attention(*operands, 64, False))
     compiled = aot.compile_program(lambda: step.lower(*arguments), device)
     line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
     (bundles,) = (size for name, size in compiled.bundles.items() if "attention" in name)
     (schedule,) = (
-        path for path in aot._schedules().glob("*attention*final_bundles.txt") if "analysis" not in path.name
+        path
+        for path in aot._schedules().glob("*attention*final_bundles.txt")
+        if "analysis" not in path.name
     )
     (last,) = re.findall(r"scmp\.ge\S* %\S+, (\d+) /\* loop exit test", schedule.read_text())
     passes = int(last) - 2
@@ -121,15 +142,21 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
     step = jax.jit(placed_by(Placement(mesh))(differentiate))
     compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
     line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
-    kernels = {name: bundles for name, bundles in compiled.bundles.items() if name.startswith("unit_")}
+    kernels = {
+        name: bundles for name, bundles in compiled.bundles.items() if name.startswith("unit_")
+    }
     assert len(kernels) == 2
     assert line.num_unknown_kernels == 0
-    assert line.kernel_seconds == pytest.approx(2 * sum(kernels.values()) / topology.fabric.clock_hertz)
+    assert line.kernel_seconds == pytest.approx(
+        2 * sum(kernels.values()) / topology.fabric.clock_hertz
+    )
 
 
 @pytest.fixture(scope="module")
 def plan():
-    config = small.recipe("sharding.parameters=fsdp", "model.compute_dtype=bfloat16")  # in which attention is a kernel
+    config = small.recipe(
+        "sharding.parameters=fsdp", "model.compute_dtype=bfloat16"
+    )  # in which attention is a kernel
     return make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
 
 
@@ -147,13 +174,23 @@ def test_a_step_is_compiled_for_four_chips(plan):
     assert min(dataclasses.astuple(plan.memory)) >= 0
     assert plan.memory.parameters == pytest.approx(arithmetic.parameters, rel=0.01)
     assert plan.memory.optimizer == pytest.approx(arithmetic.optimizer, rel=0.01)
-    assert plan.memory.optimizer == pytest.approx(2 * plan.memory.parameters, rel=0.01)  # two moments
+    assert plan.memory.optimizer == pytest.approx(
+        2 * plan.memory.parameters, rel=0.01
+    )  # two moments
     assert plan.timeline.num_unknown_loops == 0
     assert plan.timeline.compute_seconds > 0
-    assert plan.timeline.kernel_seconds > 0, "forwards and backwards, from the schedules that the compiler wrote"
+    assert plan.timeline.kernel_seconds > 0, (
+        "forwards and backwards, from the schedules that the compiler wrote"
+    )
     assert plan.timeline.num_unknown_kernels == 0
-    assert any(collective.count == 2 for collective in plan.timeline.collectives), "one for each of two blocks"
-    every = (i for computation in hlo.parse(plan.compiled.text).computations.values() for i in computation)
+    assert any(collective.count == 2 for collective in plan.timeline.collectives), (
+        "one for each of two blocks"
+    )
+    every = (
+        i
+        for computation in hlo.parse(plan.compiled.text).computations.values()
+        for i in computation
+    )
     (norm,) = (i for i in every if i.opcode == "conditional")
     assert "metrics" in norm.source, "by which the plan knows that most steps do without it"
     sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
@@ -165,11 +202,17 @@ def test_a_step_is_compiled_for_four_chips(plan):
 def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
     own = dataclasses.replace(plan.run.architecture, block="mine:Block")
     monkeypatch.setattr(estimate, "architecture_of", lambda *_: own)
-    monkeypatch.setattr(estimate, "assemble", lambda *_, **__: dataclasses.replace(plan.run, architecture=own))
+    monkeypatch.setattr(
+        estimate, "assemble", lambda *_, **__: dataclasses.replace(plan.run, architecture=own)
+    )
     monkeypatch.setattr(aot, "compile_step", lambda _: plan.compiled)
     result = make_plan(plan.config, plan.topology, plan.dataset)
     values = to_json(result)
-    assert (values["roofline"], values["totals"]["mfu"], values["memory"]) == (None, None, to_json(plan)["memory"])
+    assert (values["roofline"], values["totals"]["mfu"], values["memory"]) == (
+        None,
+        None,
+        to_json(plan)["memory"],
+    )
     assert values["totals"]["days"] == plan.totals.days
     assert "no arithmetic estimate" in to_text(result)
     monkeypatch.setattr(aot, "compile_step", lambda _: aot.TooLarge(None, None, "too large"))
@@ -183,7 +226,9 @@ def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
 @needs_libtpu
 @pytest.mark.tools
 def test_what_does_not_fit_is_a_result():
-    config = small.recipe("model.width=8192", "model.mlp_dim=65536", "model.depth=24", "global_batch=4")
+    config = small.recipe(
+        "model.width=8192", "model.mlp_dim=65536", "model.depth=24", "global_batch=4"
+    )
     plan = make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
     assert not plan.fits
     assert plan.memory is None

@@ -33,7 +33,9 @@ def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
         aot.topology_devices(parse_topology("v5e:2x2"))
 
 
-@pytest.mark.parametrize(("plugins", "has_ptxas"), [(["libtpu"], True), (["jax-cuda12-plugin", "libtpu"], False)])
+@pytest.mark.parametrize(
+    ("plugins", "has_ptxas"), [(["libtpu"], True), (["jax-cuda12-plugin", "libtpu"], False)]
+)
 def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, plugins, has_ptxas):
     monkeypatch.setattr(backend, "plugins", lambda: dict.fromkeys(plugins, "1.2"))
     monkeypatch.setattr(aot, "_has_ptxas", lambda: has_ptxas)
@@ -45,7 +47,9 @@ def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, pl
 
 
 def test_what_is_too_large_does_not_fit():
-    plan = planned("v100:1", "model.width=8192", "model.mlp_dim=32768", "model.depth=24", can_compile=False)
+    plan = planned(
+        "v100:1", "model.width=8192", "model.mlp_dim=32768", "model.depth=24", can_compile=False
+    )
     assert plan.memory.total > plan.usable_bytes
     assert not plan.fits
     assert "DOES NOT FIT" in to_text(plan)
@@ -99,7 +103,9 @@ def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, 
 def test_a_day_on_a_pod():
     total = totals("v5p:8x8x8")
     assert total.core_days == pytest.approx(1024)  # two TensorCores a chip
-    assert (total.days, total.chip_hours, total.price) == pytest.approx((1, 512 * 24, 512 * 24 * 1.5))
+    assert (total.days, total.chip_hours, total.price) == pytest.approx(
+        (1, 512 * 24, 512 * 24 * 1.5)
+    )
     assert (total.steps, total.images) == (864_000, 864_000 * 4096)
     assert total.images_per_second == pytest.approx(40_960)
     useful = total.exaflops * 1e18 / (total.days * 86400)
@@ -109,8 +115,15 @@ def test_a_day_on_a_pod():
     halved = totals("v5p:8x8x8", in_phases=True)
     assert (halved.days, halved.images) == pytest.approx((0.5 + 0.5 / 8, 0.75 * total.images))
     assert halved.exaflops == pytest.approx((0.5 + 0.5 / 8) * total.exaflops)
-    total = totals("h100:8", price=None, block="mine:Block")  # GPUs have no cores, own code has no FLOPs
-    assert (total.price, total.core_days, total.mfu, total.exaflops) == (None, pytest.approx(8), None, None)
+    total = totals(
+        "h100:8", price=None, block="mine:Block"
+    )  # GPUs have no cores, own code has no FLOPs
+    assert (total.price, total.core_days, total.mfu, total.exaflops) == (
+        None,
+        pytest.approx(8),
+        None,
+        None,
+    )
     # The paper counts 2,500 TPUv3-core-days for 4,262 exaFLOPs: these are 32 % of their peak.
     steps = round(14 * 303e6 / 4096)
     total = totals("v5e:16x16", steps=steps, seconds=4262e18 / steps / (0.32 * 256 * 197e12))

@@ -115,9 +115,17 @@ SCORES = 4 * 6 * 128 * 128
 @pytest.mark.parametrize(
     ("name", "num_bytes", "flops"),
     [
-        ("loop_slice_fusion", 2 * 64 * 32 * 2 + 4, 0),  # one layer's kernel of the stack, through a bitcast
+        (
+            "loop_slice_fusion",
+            2 * 64 * 32 * 2 + 4,
+            0,
+        ),  # one layer's kernel of the stack, through a bitcast
         ("fusion-start", 2 * 256 * 32 * 2 + 4, 0),  # the update of one layer, in place
-        ("product", 2 * (256 * 64 + 64 * 32 + 256 * 32), 2 * 256 * 64 * 32),  # without the workspace
+        (
+            "product",
+            2 * (256 * 64 + 64 * 32 + 256 * 32),
+            2 * 256 * 64 * 32,
+        ),  # without the workspace
         ("fmha", None, 2 * 2 * SCORES * 64),
         ("fmha.1", None, 5 * 2 * SCORES * 64),
         ("conv", None, 2 * 2 * 16 * 16 * 32 * 3 * 3 * 8),
@@ -140,8 +148,12 @@ def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     memory = KERNELS.num_bytes(product) / (BANDWIDTH * 3.35e12)
     assert KERNELS.seconds(product) == pytest.approx(memory + LAUNCH_SECONDS)
     monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
-    assert KERNELS.seconds(product) == pytest.approx(2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12) + LAUNCH_SECONDS)
-    wide = hlo.parse(TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]"))  # TF32 has half the peak
+    assert KERNELS.seconds(product) == pytest.approx(
+        2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12) + LAUNCH_SECONDS
+    )
+    wide = hlo.parse(
+        TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")
+    )  # TF32 has half the peak
     halved = Kernels(wide, H100)
     assert halved.seconds(halved.makers["product"]) - LAUNCH_SECONDS == pytest.approx(
         2 * (KERNELS.seconds(product) - LAUNCH_SECONDS)
@@ -154,7 +166,9 @@ def test_a_kernel_takes_the_longer_of_both(monkeypatch):
 def test_the_timeline_of_tpus_takes_these_prices(collective):
     """Loops by their known length, libraries' calls apart, and what a collective takes beside the loop is hidden."""
     machine = types.SimpleNamespace(
-        is_tpu=False, chip=H100, fabric=types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0)
+        is_tpu=False,
+        chip=H100,
+        fabric=types.SimpleNamespace(network_bytes_per_second=1e9, clock_hertz=0),
     )
     sizes = []
 
@@ -164,10 +178,14 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
 
     line = step_timeline(PROGRAM, machine, collective_seconds, {})
     price = {name: KERNELS.seconds(instruction) for name, instruction in KERNELS.makers.items()}
-    calls = 2 * price["product"] + sum(price[name] for name in ("fmha", "fmha.1", "conv", "conv.1", "conv.2"))
+    calls = 2 * price["product"] + sum(
+        price[name] for name in ("fmha", "fmha.1", "conv", "conv.1", "conv.2")
+    )
     loop = 2 * (price["loop_slice_fusion"] + price["fusion-start"])
     assert line.kernel_seconds == pytest.approx(calls)
-    assert line.compute_seconds == pytest.approx(loop + price["stack"] + price["dots"] + price["part"])
+    assert line.compute_seconds == pytest.approx(
+        loop + price["stack"] + price["dots"] + price["part"]
+    )
     assert sizes == [(2 * (256 * 64 + 64 * 8), 8)]  # the complete arrays of both
     hidden = loop + 2 * price["product"]
     assert line.collective_seconds == pytest.approx(max(0, collective - hidden))
@@ -177,7 +195,9 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
 def test_what_a_loop_fills_is_kept():
     names = ("argument", "temp", "output", "alias", "generated_code")
     numbers = dict(zip(names, (2 * (2 * 64 * 32 + 256 * 64), 100_000, 0, 0, 0), strict=True))
-    stats = types.SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in numbers.items()})
+    stats = types.SimpleNamespace(
+        **{f"{name}_size_in_bytes": size for name, size in numbers.items()}
+    )
     memory = compiled_memory(stats, PROGRAM)
     assert (memory.parameters, memory.batch) == (2 * 2 * 64 * 32, 2 * 256 * 64)
     assert (memory.activations, memory.temporary) == (2 * 2 * 256 * 32, 100_000 - 2 * 2 * 256 * 32)

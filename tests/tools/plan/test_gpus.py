@@ -27,19 +27,28 @@ from vit_jax.tools.plan.topology import parse_topology
 MISSING = aot.missing_compiler(parse_topology("h100:1"))
 pytestmark = [pytest.mark.tools, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 HALF = ["--config.model.compute_dtype=bfloat16"]
-S16, L16, H14 = "pretrain_imagenet1k:ViT-S/16", "pretrain_imagenet1k:ViT-L/16", "pretrain_jft:ViT-H/14"
+S16, L16, H14 = (
+    "pretrain_imagenet1k:ViT-S/16",
+    "pretrain_imagenet1k:ViT-L/16",
+    "pretrain_jft:ViT-H/14",
+)
 LOOP = ("model.remat=dots", "model.scan_unroll=1", "optimizer.accumulation_steps=1")
 
 
 def planned(recipe, topology, *overrides):
-    config = load_recipe(f"configs/{recipe.replace(':', '.py:')}", [f"--config.{override}" for override in overrides])
+    config = load_recipe(
+        f"configs/{recipe.replace(':', '.py:')}", [f"--config.{override}" for override in overrides]
+    )
     return make_plan(config, parse_topology(topology), choose_dataset(recipe, config))
 
 
 @pytest.mark.parametrize("name", [f"{kind}:2" for kind in gpu_targets.TARGETS] + ["2*h100:4"])
 def test_stand_ins_are_like_the_devices_of_the_compiler(name):
     topology, before = parse_topology(name), dict(os.environ)
-    real = [(d.id, d.device_kind.removeprefix("NVIDIA "), d.process_index) for d in aot.topology_devices(topology)]
+    real = [
+        (d.id, d.device_kind.removeprefix("NVIDIA "), d.process_index)
+        for d in aot.topology_devices(topology)
+    ]
     assert real == [(d.id, d.device_kind, d.process_index) for d in topology.stand_ins()]
     assert dict(os.environ) == before
 
@@ -85,8 +94,12 @@ def test_cublas_computes_biases_gelu_and_sums():
     overrides = ("global_batch=32", "model.depth=2", *LOOP, "model.remat=none")
     plan = planned("pretrain_imagenet1k:ViT-B/16", "h100:1", *overrides)
     epilogues = re.findall(r'"epilogue":"([A-Z_]+)"', plan.compiled.text)
-    assert epilogues.count("BIAS_GELU_AUX") == 1, "in the loop over layers; the gradient needs the input, which is kept"
-    assert len(re.findall(r'"beta":1\b', plan.compiled.text)) == 2, "of the gradients through queries, keys and values"
+    assert epilogues.count("BIAS_GELU_AUX") == 1, (
+        "in the loop over layers; the gradient needs the input, which is kept"
+    )
+    assert len(re.findall(r'"beta":1\b', plan.compiled.text)) == 2, (
+        "of the gradients through queries, keys and values"
+    )
 
 
 def test_h14_with_a_thousand_images_does_not_fit_one_h100():
@@ -100,7 +113,12 @@ def test_h14_with_a_thousand_images_does_not_fit_one_h100():
 def test_l16_with_fsdp_gathers_and_scatters_beside_its_products():
     plan = planned(L16, "h100:8", "sharding.parameters=fsdp", "global_batch=1024", *LOOP)
     opcodes = {i.opcode for c in hlo.parse(plan.compiled.text).computations.values() for i in c}
-    assert {"all-gather-start", "all-gather-done", "reduce-scatter-start", "reduce-scatter-done"} <= opcodes
+    assert {
+        "all-gather-start",
+        "all-gather-done",
+        "reduce-scatter-start",
+        "reduce-scatter-done",
+    } <= opcodes
     totals = {"all-gather": 0.0, "reduce-scatter": 0.0}
     for collective in plan.timeline.collectives:
         if collective.operation in totals:
@@ -110,13 +128,24 @@ def test_l16_with_fsdp_gathers_and_scatters_beside_its_products():
 
 
 @pytest.mark.parametrize("verb", ["doctor", "plan", "pretrain"])
-@pytest.mark.skipif(backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator")
+@pytest.mark.skipif(
+    backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator"
+)
 def test_a_command_says_nothing_about_absent_gpus(verb, data_dir, tmp_path):
     """Neither do data workers. A plan finds cuDNN."""
     words = {
         "doctor": ["doctor"],
-        "plan": ["plan", "--topology=h100:2", f"--config={small.RECIPE}", *small.WORDS, *HALF, "--json"],
-        "pretrain": commands.pretraining(data_dir, tmp_path / "run", *LENGTH, "input.num_workers=1"),
+        "plan": [
+            "plan",
+            "--topology=h100:2",
+            f"--config={small.RECIPE}",
+            *small.WORDS,
+            *HALF,
+            "--json",
+        ],
+        "pretrain": commands.pretraining(
+            data_dir, tmp_path / "run", *LENGTH, "input.num_workers=1"
+        ),
     }[verb]
     variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
     command = [sys.executable, "-m", "vit_jax", *words]

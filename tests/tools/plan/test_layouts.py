@@ -19,7 +19,9 @@ def test_default_layouts_are_the_golden_ones(network):
 
 def test_defaults_are_within_5_percent_of_the_best_compiled_layout_that_fits():
     rows = [line.split("|") for line in layouts.layouts_table().splitlines()]
-    above = [float(row[-4].strip().removesuffix("%")) for row in rows if row[-4].strip().endswith("%")]
+    above = [
+        float(row[-4].strip().removesuffix("%")) for row in rows if row[-4].strip().endswith("%")
+    ]
     assert len(above) >= 3, "or this proves nothing"
     assert max(above) <= 5
 
@@ -31,7 +33,9 @@ def test_extrapolation_from_two_depths():
     twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}
     figures = {"2": two, "4": four}
     assert layouts.at_full_depth(layout, figures) == layouts.Estimate(25.0 - 3.5, None, 25.0, 3.5)
-    assert layouts.at_full_depth(layout, figures | {"12": twelve}) == layouts.Estimate(20.0, None, 24.0, 3.0)
+    assert layouts.at_full_depth(layout, figures | {"12": twelve}) == layouts.Estimate(
+        20.0, None, 24.0, 3.0
+    )
     assert layouts.at_full_depth(layout, {"2": two, "4": {"error": "too large"}}) is None
 
 
@@ -40,7 +44,14 @@ def test_extrapolation_from_the_parts_of_one_depth():
     layer = 12 * 768**2 + 13 * 768
     rest = (16 * 16 * 3 + 1) * 768 + 198 * 768 + 2 * 768 + 769 * 768 + 769 * 1000
     layout = layouts.parse("B/16 v5e:4x4 none unrolled /1 x1")
-    parts = {"attention": 2.0, "mlp": 3.0, "norm": 1.0, "optimizer": 0.25, "head": 0.5, "other": 4.0}
+    parts = {
+        "attention": 2.0,
+        "mlp": 3.0,
+        "norm": 1.0,
+        "optimizer": 0.25,
+        "head": 0.5,
+        "other": 4.0,
+    }
     one = {"ms": 12.0, "waits_ms": 1.0, "prefetch_ms": 0.25, "gib": 1.0, "parts_ms": parts}
     actual = layouts.at_full_depth(layout, {"1": one})
     assert (actual.ms, actual.gib) == (None, None)
@@ -50,11 +61,17 @@ def test_extrapolation_from_the_parts_of_one_depth():
 
 @pytest.mark.parametrize(
     "name",
-    ["H/14 v5e:16x16 none unrolled /16 x1", "L/16 v5e:16x16 none unrolled /16 x1", "L/16 v5e:4x4 none unrolled /16 x4"],
+    [
+        "H/14 v5e:16x16 none unrolled /16 x1",
+        "L/16 v5e:16x16 none unrolled /16 x1",
+        "L/16 v5e:4x4 none unrolled /16 x4",
+    ],
 )
 def test_one_layer_agrees_with_more(name):
     """The parts of a recorded layer, beside all 32 layers, or an extrapolation from one and two."""
     layout, figures = layouts.parse(name), layouts.load()[name]
     assert len(figures) == 2
-    one, more = (layouts.at_full_depth(layout, by_depth) for by_depth in ({"1": figures["1"]}, figures))
+    one, more = (
+        layouts.at_full_depth(layout, by_depth) for by_depth in ({"1": figures["1"]}, figures)
+    )
     assert one.core_ms == pytest.approx(more.core_ms, rel=0.03)

@@ -46,10 +46,19 @@ def test_a_recipe_that_cannot_start(override, message):
 
 
 EVALUATORS_THAT_CANNOT_START = [
-    (["kind=classification", "data=imagenet:real"], r"evaluators.more.data='imagenet:real': only `vit-jax evaluate`"),
-    (["kind=knn", "data=foldr:/mnt/remote/x"], r"evaluators.more.data='foldr:/mnt/remote/x': .*'folder'"),
+    (
+        ["kind=classification", "data=imagenet:real"],
+        r"evaluators.more.data='imagenet:real': only `vit-jax evaluate`",
+    ),
+    (
+        ["kind=knn", "data=foldr:/mnt/remote/x"],
+        r"evaluators.more.data='foldr:/mnt/remote/x': .*'folder'",
+    ),
     (["kind=knn", "data=vtab:dmlap"], "dmlab"),
-    (["kind=knn", "arguments.layer=block:99"], r"evaluators.more.*layer='block:99': must be one of"),
+    (
+        ["kind=knn", "arguments.layer=block:99"],
+        r"evaluators.more.*layer='block:99': must be one of",
+    ),
     (["kind=fewshot", "arguments.shots=0"], r"evaluators.more.*shots"),
 ]
 
@@ -64,8 +73,13 @@ def test_an_evaluator_that_cannot_start(options, message, remote):
 
 
 def test_more_neighbours_than_training_images():
-    near = ("evaluation.evaluators.near.kind=knn", "evaluation.evaluators.near.arguments.neighbours=1,2000")
-    with pytest.raises(ValueError, match=r"evaluators.near: 2000 neighbours of 1437 training images"):
+    near = (
+        "evaluation.evaluators.near.kind=knn",
+        "evaluation.evaluators.near.arguments.neighbours=1,2000",
+    )
+    with pytest.raises(
+        ValueError, match=r"evaluators.near: 2000 neighbours of 1437 training images"
+    ):
         check(*near)
     check("data=folder:/mnt/remote/photos", *near, remote=pathlib.Path("/mnt/remote"))
 
@@ -85,14 +99,18 @@ def test_weights(tiny_run):
 
 def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
     remote = pathlib.Path("/mnt/remote")
-    first, *unseen = check("data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote)
+    first, *unseen = check(
+        "data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote
+    )
     assert "folder:/mnt/remote/photos is not visible from here" in first
     assert unseen == [f"not visible from here: /mnt/remote/{name}" for name in ("photos", "run")]
     first, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=remote)
     assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
     for data, name in (("vtab:dmlab", "dmlab"), ("tfds:cifar10:3.0.2", "cifar10")):
         _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
-        assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", "the default of TFDS"
+        assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", (
+            "the default of TFDS"
+        )
     data = "evaluation.evaluators.more.data=csv:/mnt/remote/table.csv"
     first, *unseen = check("data=digits", data, remote=remote)
     assert "not visible" in first
@@ -105,7 +123,10 @@ def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
 
 
 def test_a_network_that_the_weights_decide_and_are_elsewhere():
-    config = load_recipe(f"{tiny.ROOT}/configs/finetune.py:any,own", tiny.flags("data=digits", "init_from=/there/run"))
+    config = load_recipe(
+        f"{tiny.ROOT}/configs/finetune.py:any,own",
+        tiny.flags("data=digits", "init_from=/there/run"),
+    )
     line, _ = check_start("finetune", config, num_devices=8, remote=pathlib.Path("/"))
     assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
     with pytest.raises(ValueError, match=r"/there/run: there is no such file or folder"):
@@ -121,7 +142,9 @@ def test_attention_by_cudnn(monkeypatch):
     """Machines without cuDNN check the recipe as its machines would."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", None)
     check("model.attention=cudnn", "model.compute_dtype=bfloat16")
-    with pytest.raises(ValueError, match=r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"):
+    with pytest.raises(
+        ValueError, match=r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"
+    ):
         check("model.attention=cudnn", "model.compute_dtype=float32")
 
 

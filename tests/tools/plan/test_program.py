@@ -71,7 +71,9 @@ body=%body, metadata={op_name="jit(train_step)/jvp()/while"}
 TILE = 8 * 128 * 4
 CYCLE = 1e-9
 ENTRY, LOOP = (500 + 2000) * CYCLE, 3 * 1000 * CYCLE
-UNKNOWN_LENGTH = TEXT.replace("%length = s32[]{:T(128)} constant(3)", "%length = s32[]{:T(128)} parameter(1)")
+UNKNOWN_LENGTH = TEXT.replace(
+    "%length = s32[]{:T(128)} constant(3)", "%length = s32[]{:T(128)} parameter(1)"
+)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,12 @@ UNKNOWN_LENGTH = TEXT.replace("%length = s32[]{:T(128)} constant(3)", "%length =
     [
         ("f32[12,100]{1,0:T(8,128)}", 4800, 16 * 128 * 4, True),
         ("f32[12,100]{0,1:T(8,128)}", 4800, 104 * 128 * 4, True),
-        ("bf16[64,197,768]{2,1,0:T(8,128)(2,1)S(1)}", 64 * 197 * 768 * 2, 64 * 200 * 768 * 2, False),
+        (
+            "bf16[64,197,768]{2,1,0:T(8,128)(2,1)S(1)}",
+            64 * 197 * 768 * 2,
+            64 * 200 * 768 * 2,
+            False,
+        ),
         ("f32[768]{0:T(1024)}", 3072, 4096, True),
         ("s32[]{:T(128)}", 4, 4, True),
         ("pred[8]", 8, 8, True),
@@ -97,8 +104,14 @@ def test_arrays(shape, plain, padded, is_in_hbm):
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", [0, 1, 2, 3]),
         ("replica_groups=mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", [0, 4]),
         ("replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0','axis_1'}", [0, 1, 2, 3]),
-        ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", [0, 1, 2, 3]),
-        ("replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_2'}", [0, 4]),
+        (
+            "replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_1'}",
+            [0, 1, 2, 3],
+        ),
+        (
+            "replica_groups=mesh['axis_0'=1,'axis_1'=4,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_2'}",
+            [0, 4],
+        ),
         ("replica_groups=[2,4]<=[8]", [0, 1, 2, 3]),
         ("replica_groups=[4,2]<=[2,4]T(1,0)", [0, 4]),
         ("replica_groups={{0,2},{1,3}}", [0, 2]),
@@ -106,7 +119,9 @@ def test_arrays(shape, plain, padded, is_in_hbm):
     ],
 )
 def test_members(groups, members):
-    collective = hlo.Instruction("x", "f32[2]", "all-reduce", f"%y), channel_id=1, {groups}, to_apply=%add")
+    collective = hlo.Instruction(
+        "x", "f32[2]", "all-reduce", f"%y), channel_id=1, {groups}, to_apply=%add"
+    )
     assert hlo.members(collective) == members
 
 
@@ -120,7 +135,9 @@ def stats():
     arguments = 4 * TILE + 4 * 8 * 8 * 128 + 512
     names = ("argument", "temp", "output", "alias", "generated_code")
     numbers = dict(zip(names, (arguments, 200_000, 6096, 2000, 1000), strict=True))
-    return types.SimpleNamespace(**{f"{name}_size_in_bytes": size for name, size in numbers.items()})
+    return types.SimpleNamespace(
+        **{f"{name}_size_in_bytes": size for name, size in numbers.items()}
+    )
 
 
 def test_kinds_of_a_program():
@@ -137,13 +154,17 @@ def test_kinds_of_a_program():
     )
     assert compiled_memory(stats(), hlo.parse(TEXT)) == expected
     backward = hlo.parse(TEXT.replace("jvp()/while", "transpose(jvp())/while"))
-    assert compiled_memory(stats(), backward) == dataclasses.replace(expected, activations=0, gradients=kept)
+    assert compiled_memory(stats(), backward) == dataclasses.replace(
+        expected, activations=0, gradients=kept
+    )
 
 
 def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
     machine = types.SimpleNamespace(
         is_tpu=True,
-        fabric=types.SimpleNamespace(clock_hertz=1 / CYCLE, network_bytes_per_second=1e9, cores_per_chip=cores),
+        fabric=types.SimpleNamespace(
+            clock_hertz=1 / CYCLE, network_bytes_per_second=1e9, cores_per_chip=cores
+        ),
         chip=types.SimpleNamespace(memory_bandwidth_bytes_per_second=memory),
     )
     return step_timeline(hlo.parse(text), machine, lambda *_: collective, bundles or {})
@@ -154,10 +175,18 @@ def timeline(text=TEXT, *, memory=1e12, collective=0.0, bundles=None, cores=1):
     [
         (TEXT, 1e12, ENTRY + LOOP, 0, 0),
         (UNKNOWN_LENGTH, 1e12, ENTRY + LOOP / 3, 0, 1),  # counted once
-        (TEXT, 8 * 128 * 4 / 3e-6, ENTRY + LOOP, 3 * (3e-6 - 1000 * CYCLE), 0),  # 3 us, of which 1000 cycles are hidden
+        (
+            TEXT,
+            8 * 128 * 4 / 3e-6,
+            ENTRY + LOOP,
+            3 * (3e-6 - 1000 * CYCLE),
+            0,
+        ),  # 3 us, of which 1000 cycles are hidden
     ],
 )
-def test_cycles_times_loops_and_memory_that_comes_too_late(text, memory, compute, prefetch, num_unknown_loops):
+def test_cycles_times_loops_and_memory_that_comes_too_late(
+    text, memory, compute, prefetch, num_unknown_loops
+):
     line = timeline(text, memory=memory)
     assert line.compute_seconds == pytest.approx(compute)
     assert line.prefetch_seconds == pytest.approx(prefetch)
@@ -166,7 +195,9 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(text, memory, compute
     assert line.seconds == pytest.approx(compute + prefetch)
 
 
-@pytest.mark.parametrize(("source", "branch"), [("metrics/cond", 0), ("optimizer/cond", 700), ("cond", 700)])
+@pytest.mark.parametrize(
+    ("source", "branch"), [("metrics/cond", 0), ("optimizer/cond", 700), ("cond", 700)]
+)
 def test_a_conditional_costs_its_longest_branch_unless_it_is_for_logged_steps(source, branch):
     branches = """\
 %skip (p: f32[8,128]) -> f32[] {
@@ -187,10 +218,16 @@ metadata={{op_name="jit(train_step)/{source}"}}
     assert line.seconds == pytest.approx(ENTRY + LOOP + branch * CYCLE)
 
 
-@pytest.mark.parametrize(("inside", "phase"), [("optimizer/add", "optimizer"), ("metrics/add", "metrics")])
+@pytest.mark.parametrize(
+    ("inside", "phase"), [("optimizer/add", "optimizer"), ("metrics/add", "metrics")]
+)
 def test_norms_in_one_fusion_with_the_update_count_as_the_update(inside, phase):
-    text = TEXT.replace("calls=%add, backend", 'calls=%add, metadata={op_name="metrics/reduce_sum"}, backend')
-    text = text.replace("add(%a, %b)", f'add(%a, %b), metadata={{op_name="jit(train_step)/{inside}"}}')
+    text = TEXT.replace(
+        "calls=%add, backend", 'calls=%add, metadata={op_name="metrics/reduce_sum"}, backend'
+    )
+    text = text.replace(
+        "add(%a, %b)", f'add(%a, %b), metadata={{op_name="jit(train_step)/{inside}"}}'
+    )
     assert timeline(text).phases[phase] == pytest.approx(500 * CYCLE)
 
 
@@ -210,8 +247,12 @@ def test_a_kernel_costs_its_bundles_times_its_programs():
     line = timeline(KERNEL, bundles={"attention.1": 70, "other": 9})
     assert line.kernel_seconds == pytest.approx(3 * 20 * 70 * CYCLE)
     (first,) = re.findall(r"  %attention.1 = .*?QUJD.*?\n", KERNEL, re.DOTALL)
-    twice = KERNEL.replace(first, first + first.replace("attention.1", "attention.2"))  # XLA compiles one of equal ones
-    assert timeline(twice, bundles={"attention.1": 70}).kernel_seconds == pytest.approx(2 * line.kernel_seconds)
+    twice = KERNEL.replace(
+        first, first + first.replace("attention.1", "attention.2")
+    )  # XLA compiles one of equal ones
+    assert timeline(twice, bundles={"attention.1": 70}).kernel_seconds == pytest.approx(
+        2 * line.kernel_seconds
+    )
     assert line.compute_seconds == pytest.approx(ENTRY + LOOP)
     assert line.seconds == pytest.approx(ENTRY + LOOP + line.kernel_seconds)
     assert line.num_unknown_kernels == 0
@@ -226,7 +267,8 @@ def test_two_cores_share_the_programs_of_a_kernel(programs, per_core):
 
 
 @pytest.mark.parametrize(
-    ("text", "bundles"), [(KERNEL, {}), (KERNEL.replace('"programs":"20"', '"a":"b"'), {"attention.1": 70})]
+    ("text", "bundles"),
+    [(KERNEL, {}), (KERNEL.replace('"programs":"20"', '"a":"b"'), {"attention.1": 70})],
 )
 def test_a_kernel_without_a_count_is_reported(text, bundles):
     line = timeline(text, bundles=bundles)
@@ -242,7 +284,9 @@ def test_a_collective_costs_what_no_work_hides():
         ("all-gather", 1, 256 * 128 * 2, 4),
     ]
     assert line.collectives[1].waited_seconds == pytest.approx(3e-6)
-    assert timeline(collective=1.5e-6).collective_seconds == pytest.approx(3 * 1.5e-6)  # the gather is hidden
+    assert timeline(collective=1.5e-6).collective_seconds == pytest.approx(
+        3 * 1.5e-6
+    )  # the gather is hidden
 
 
 def test_slices_exchange_over_the_network():
@@ -260,6 +304,9 @@ def test_a_fusion_that_keeps_a_part_of_a_sum_is_a_reduce_scatter():
     text = TEXT.replace(
         "ROOT %all-gather.1 = bf16[256,128]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=7",
         "ROOT %all-reduce.9 = bf16[1024,128]{1,0:T(8,128)(2,1)} all-reduce(%p), channel_id=7",
-    ).replace("%async-collective-start = (bf16[64,128]{1,0}, bf16[256,128]{1,0})", "%scattered = bf16[256,128]{1,0}")
+    ).replace(
+        "%async-collective-start = (bf16[64,128]{1,0}, bf16[256,128]{1,0})",
+        "%scattered = bf16[256,128]{1,0}",
+    )
     operations = {c.operation: c.num_bytes for c in timeline(text, collective=1e-6).collectives}
     assert operations["reduce-scatter"] == 1024 * 128 * 2

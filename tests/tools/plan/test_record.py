@@ -11,7 +11,10 @@ COMPILED = [case for case in record.CASES if ROWS.get(case.name, {}).get("memory
 
 @pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
 def test_arithmetic_agrees_with_the_compiler(case):
-    compiled, arithmetic = Memory(**ROWS[case.name]["memory"]), record.plan_of(case, can_compile=False).memory
+    compiled, arithmetic = (
+        Memory(**ROWS[case.name]["memory"]),
+        record.plan_of(case, can_compile=False).memory,
+    )
     assert arithmetic.state == pytest.approx(compiled.state, rel=0.01)
     assert arithmetic.parameters == pytest.approx(compiled.parameters, rel=0.01)
     assert arithmetic.total == pytest.approx(compiled.total, rel=0.15)
@@ -20,7 +23,9 @@ def test_arithmetic_agrees_with_the_compiler(case):
 
 def test_what_is_recorded():
     commands = {case.name: case.command for case in record.CASES}
-    assert {name: row["command"] for name, row in ROWS.items()} == {name: commands[name] for name in ROWS}
+    assert {name: row["command"] for name, row in ROWS.items()} == {
+        name: commands[name] for name in ROWS
+    }
     recorded = [ROWS[case.name] for case in COMPILED]
     assert {row["remat"] for row in recorded} == {"none", "dots", "attention", "full"}
     assert {row["sharding"] for row in recorded} == {"replicated", "fsdp"}
@@ -30,12 +35,19 @@ def test_what_is_recorded():
 
 
 def test_what_is_recorded_for_gpus():
-    rows, cases = record_gpus.load(), (*record_gpus.TABLE, *record_gpus.RECIPES, *record_gpus.PUBLIC)
-    commands = {f"{case.name} on {gpus}": case.command(gpus) for case in cases for gpus in case.machines}
+    rows, cases = (
+        record_gpus.load(),
+        (*record_gpus.TABLE, *record_gpus.RECIPES, *record_gpus.PUBLIC),
+    )
+    commands = {
+        f"{case.name} on {gpus}": case.command(gpus) for case in cases for gpus in case.machines
+    }
     assert {name: row["command"] for name, row in rows.items()} == {
         name: " ".join(["vit-jax plan", *commands[name]]) for name in rows
     }
     assert all(row["roofline_ms"] <= row["ms"] for row in rows.values())
-    assert {row["attention"] for row in rows.values() if row["name"] in {case.name for case in record_gpus.TABLE}} == {
-        "cudnn"
-    }
+    assert {
+        row["attention"]
+        for row in rows.values()
+        if row["name"] in {case.name for case in record_gpus.TABLE}
+    } == {"cudnn"}

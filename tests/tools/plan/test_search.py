@@ -29,7 +29,9 @@ def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
     assert {config.sharding.num_model_shards for config in configs} == {1, 2, 4}
     assert {config.global_batch for config in configs} == {4096}
     replicated = ShardingConfig(parameters="replicated")
-    steps = {c.model.remat: c.optimizer.accumulation_steps for c in configs if c.sharding == replicated}
+    steps = {
+        c.model.remat: c.optimizer.accumulation_steps for c in configs if c.sharding == replicated
+    }
     assert steps["none"] > 1
     assert steps["full"] <= steps["none"]
 
@@ -40,15 +42,22 @@ def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(result):
     assert result.winner.step_seconds == min(c.step_seconds for c in fitting)
     assert load_recipe(H14, result.overrides) == result.winner.config
     text = result_to_text(result)
-    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()[: 1 + len(result.candidates)]]
+    rows = [
+        [cell.strip() for cell in line.split("|")]
+        for line in text.splitlines()[: 1 + len(result.candidates)]
+    ]
     assert {len(row) for row in rows} == {11}
-    assert [row[-3:] for row in rows].count(["", "", "fastest that fits"]) == 1, "nothing was compiled"
+    assert [row[-3:] for row in rows].count(["", "", "fastest that fits"]) == 1, (
+        "nothing was compiled"
+    )
     assert f"add to the command: {' '.join(result.overrides)}" in text
     assert len(result_to_json(result)["candidates"]) == len(result.candidates)
 
 
 def test_nothing_fits():
-    config = small.recipe("model.width=8192", "model.mlp_dim=32768", "model.depth=64", "global_batch=1")
+    config = small.recipe(
+        "model.width=8192", "model.mlp_dim=32768", "model.depth=64", "global_batch=1"
+    )
     result = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
     assert result.winner is None
     assert "Nothing fits" in result_to_text(result)
@@ -57,7 +66,13 @@ def test_nothing_fits():
 def test_other_batches_are_compared_by_image(monkeypatch):
     monkeypatch.setattr(module, "MODEL_SHARDS", (1,))
     config = small.recipe()
-    result = search(config, parse_topology("h100:2"), small.dataset(config), can_compile=False, other_batches=True)
+    result = search(
+        config,
+        parse_topology("h100:2"),
+        small.dataset(config),
+        can_compile=False,
+        other_batches=True,
+    )
     assert {c.config.global_batch for c in result.candidates} == {8, 16, 32, 64, 128}
     rates = [c.seconds_per_image for c in result.candidates]
     assert rates == sorted(rates)
@@ -69,7 +84,9 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
 
     def compiled(config, *_, **__):
         tried.append(config)
-        return dataclasses.replace(plan, config=config, memory=plan.memory if len(tried) in fitting else large)
+        return dataclasses.replace(
+            plan, config=config, memory=plan.memory if len(tried) in fitting else large
+        )
 
     monkeypatch.setattr(module, "make_plan", compiled)
     result = search(load_recipe(H14), parse_topology(topology), JFT, num_tries=num_tries)
@@ -79,9 +96,13 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
 def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
     result, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 1, set())
     sure, limit = result.usable_bytes, 1.15 * result.usable_bytes
-    num_sure, num_tried = (sum(c.needed_bytes <= most for c in result.candidates) for most in (sure, limit))
+    num_sure, num_tried = (
+        sum(c.needed_bytes <= most for c in result.candidates) for most in (sure, limit)
+    )
     assert num_sure < num_tried < len(result.candidates), "or this proves nothing"
-    assert [c.needed_bytes <= sure for c in order] == [number < num_sure for number in range(num_tried)]
+    assert [c.needed_bytes <= sure for c in order] == [
+        number < num_sure for number in range(num_tried)
+    ]
     assert max(c.needed_bytes for c in order) <= limit
     assert result.winner is None
 
@@ -91,10 +112,16 @@ def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, resul
     result, order = search_compiled(monkeypatch, result.winner, "v5e:16x16", 4, {3})
     assert [c.config.model.remat for c in order] == ["none"] * 4
     assert [c.step_seconds for c in order] == sorted(c.step_seconds for c in order)
-    assert ("fsdp", 16) in [(c.config.sharding.parameters, c.config.sharding.num_replicas) for c in order]
+    assert ("fsdp", 16) in [
+        (c.config.sharding.parameters, c.config.sharding.num_replicas) for c in order
+    ]
     assert result.winner.config == order[2].config
     _, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 20, set())
-    policies = [c.config.model.remat for c in order if c.needed_bytes <= parse_topology("v5e:2x2").fabric.usable_bytes]
+    policies = [
+        c.config.model.remat
+        for c in order
+        if c.needed_bytes <= parse_topology("v5e:2x2").fabric.usable_bytes
+    ]
     assert policies[: policies.count("none")] == ["none"] * policies.count("none")
     assert {*policies} == {*POLICIES}
 

@@ -34,7 +34,9 @@ def test_sizes(name, chips, hosts, device_kind):
     assert len({(device.slice_index, device.coords) for device in devices}) == chips
     if topology.is_tpu:  # four chips of a host are a square; slices follow each other
         assert {device.coords for device in devices if not device.process_index} <= set(SQUARE)
-        assert [device.slice_index for device in devices] == sorted(device.slice_index for device in devices)
+        assert [device.slice_index for device in devices] == sorted(
+            device.slice_index for device in devices
+        )
 
 
 @pytest.mark.parametrize(
@@ -71,10 +73,18 @@ def test_names_that_are_none(name, message):
         ("v5e:16x16", lambda d: True, Group((16, 16), (True, True))),
         ("v5e:16x16", lambda d: d.coords[0] == 3, Group((16,), (True,))),
         ("v5e:16x16", lambda d: d.coords[0] == 3 and d.coords[1] < 4, Group((4,), (False,))),
-        ("v5e:16x16", lambda d: d.coords[0] == 3 and d.coords[1] % 4 == 1, Group((4,), (True,), stride=4)),
+        (
+            "v5e:16x16",
+            lambda d: d.coords[0] == 3 and d.coords[1] % 4 == 1,
+            Group((4,), (True,), stride=4),
+        ),
         ("v5e:4x4", lambda d: True, Group((4, 4), (False, False))),
         ("v5e:8x16", lambda d: True, Group((8, 16), (False, True))),
-        ("v4:2x4x4", lambda d: True, Group((2, 4, 4), (False,) * 3)),  # three axes close together or not at all
+        (
+            "v4:2x4x4",
+            lambda d: True,
+            Group((2, 4, 4), (False,) * 3),
+        ),  # three axes close together or not at all
         ("v4:4x4x8", lambda d: True, Group((4, 4, 8), (True, True, True))),
         ("v4:4x4x8", lambda d: d.coords[2] == 0, Group((4, 4), (True, True))),
         ("v4:4x4x8", lambda d: d.coords == (0, 0, 0), Group()),
@@ -102,5 +112,8 @@ def test_groups(name, keep, group):
 )
 def test_types_of_google_cloud(name, shape, chips, hosts):
     topology = parse_topology(name)
-    assert (topology.shape, topology.fabric) == (parse_topology(shape).shape, parse_topology(shape).fabric)
+    assert (topology.shape, topology.fabric) == (
+        parse_topology(shape).shape,
+        parse_topology(shape).fabric,
+    )
     assert (topology.name, topology.num_chips, topology.num_hosts) == (name, chips, hosts)

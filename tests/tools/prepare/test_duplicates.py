@@ -24,7 +24,13 @@ from vit_jax.tools.prepare import duplicates
 from vit_jax.tools.prepare.duplicates import find_by_hashes
 from vit_jax.weights.saving import OWN, save_weights
 
-PLANTED = {0: "JPEG quality 30", 1: "mirrored, JPEG 50, 50 %", 2: "grey", 3: "resized to 200 %", 4: "colours shifted"}
+PLANTED = {
+    0: "JPEG quality 30",
+    1: "mirrored, JPEG 50, 50 %",
+    2: "grey",
+    3: "resized to 200 %",
+    4: "colours shifted",
+}
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +58,16 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
     out = succeed(words(folder, f"--output={pairs}", f"--write={ids}"))
     assert "5 of 8" in out
     rows = list(csv.DictReader(pairs.read_text().splitlines()))
-    assert sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows) == [(f"0{n}", f"0{n}") for n in range(5)]
+    assert sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows) == [
+        (f"0{n}", f"0{n}") for n in range(5)
+    ]
     assert [row["id"] for row in rows if row["is_mirrored"] == "True"] == ["b/01.png"]
     assert all(int(row["distance"]) <= 6 and row["cosine"] == "" for row in rows)
     data = f"folder:{folder}/images"
     train = open_source(data, "train", config(f"input.exclude={ids}").input, 0)
-    assert {train.key_of(index)[2:4] for index in range(len(train))} == {b"%02d" % n for n in range(5, 12)}
+    assert {train.key_of(index)[2:4] for index in range(len(train))} == {
+        b"%02d" % n for n in range(5, 12)
+    }
     assert num_excluded(train) == 5
 
 
@@ -76,7 +86,10 @@ def test_pairs_have_the_cosine_of_their_features(folder):
     """Held against the features of all images and of the mirrored test images."""
     model = from_weights(sample_weights(), sharding=replicated(build_mesh(jax.devices())))
     extractor = extractor_of(model, global_batch=8)
-    train, test = (open_source(f"folder:{folder}/images", split, config().input, 0) for split in ("train", "test"))
+    train, test = (
+        open_source(f"folder:{folder}/images", split, config().input, 0)
+        for split in ("train", "test")
+    )
     decoded = [decode(test[index].image) for index in range(len(test))]
     sides = Images(decoded), Images([image[:, ::-1] for image in decoded])
     unit, *units = (
@@ -84,7 +97,9 @@ def test_pairs_have_the_cosine_of_their_features(folder):
         for found in (extractor.extract(source).feature_ND for source in (train, *sides))
     )
     expected = {
-        (train.key_of(n).decode(), test.key_of(m).decode(), bool(side)): float(unit[n] @ units[side][m])
+        (train.key_of(n).decode(), test.key_of(m).decode(), bool(side)): float(
+            unit[n] @ units[side][m]
+        )
         for n in range(12)
         for m in range(8)
         for side in (0, 1)
@@ -103,7 +118,9 @@ def test_pairs_have_the_cosine_of_their_features(folder):
         )
     )
     for found in (by_features, confirmed, both):
-        assert all(one["cosine"] == pytest.approx(expected[pair], abs=1e-4) for pair, one in found.items())
+        assert all(
+            one["cosine"] == pytest.approx(expected[pair], abs=1e-4) for pair, one in found.items()
+        )
     pairs = {pair[:2] for pair, cosine in expected.items() if cosine >= least}
     equal = {pair[:2] for pair, one in both.items() if one["distance"] == 0}
     assert {pair[:2] for pair in by_features} == pairs | equal

@@ -35,7 +35,9 @@ def test_bits_are_those_of_the_cosine_transform(images):
     assert found.dtype == np.uint64
     assert found[:, 0].tolist() == [expected(image) for image in images]
     mirrored = hash_images([image[:, ::-1] for image in images])
-    assert np.bitwise_count(mirrored ^ found[:, ::-1]).max() <= 2  # averages are rounded to whole grey levels
+    assert (
+        np.bitwise_count(mirrored ^ found[:, ::-1]).max() <= 2
+    )  # averages are rounded to whole grey levels
 
 
 def test_copies_are_near_and_others_are_not(images):
@@ -54,7 +56,10 @@ def test_a_jpeg_is_reduced_while_it_is_decoded(images):
     file = cv2.imencode(".jpg", large)[1].tobytes()
     of_file = hashes(Reduction(180.0)(Record(file, 0))[None])
     assert (
-        np.bitwise_count(of_file ^ hash_images([cv2.imdecode(np.frombuffer(file, np.uint8), 1)[..., ::-1]])).max() <= 2
+        np.bitwise_count(
+            of_file ^ hash_images([cv2.imdecode(np.frombuffer(file, np.uint8), 1)[..., ::-1]])
+        ).max()
+        <= 2
     )
 
 
@@ -62,7 +67,9 @@ def test_every_near_pair_is_found(monkeypatch):
     monkeypatch.setattr("vit_jax.tools.prepare.perceptual._AT_ONCE", 64)
     rng = np.random.default_rng(0)
     some = rng.integers(0, 2**64, 150, np.uint64)
-    flips = [sum(1 << int(bit) for bit in rng.choice(64, count, replace=False)) for count in range(20)]
+    flips = [
+        sum(1 << int(bit) for bit in rng.choice(64, count, replace=False)) for count in range(20)
+    ]
     queries = some[130:150] ^ np.array(flips, np.uint64)
     expected = {
         (index, number, (int(one) ^ int(query)).bit_count())

@@ -16,7 +16,9 @@ from vit_jax.data.kinds.image_files import image_files
 from vit_jax.data.sources import open_source
 from vit_jax.tools.prepare import prepared
 
-LARGE = cv2.resize(np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120))
+LARGE = cv2.resize(
+    np.random.default_rng(0).integers(256, size=(9, 12, 3), dtype=np.uint8), (160, 120)
+)
 
 
 @pytest.fixture
@@ -24,7 +26,14 @@ def folder(make_folder):
     """Two classes, one with a photograph, a small image and a broken file."""
     photo, small = (cv2.imencode(".png", pixels)[1].tobytes() for pixels in (LARGE, LARGE[:40]))
     tall = cv2.imencode(".jpg", np.rot90(LARGE))[1].tobytes()
-    return make_folder({"a/photo.png": photo, "a/small.png": small, "a/broken.jpg": b"rubbish", "b/c/tall.jpg": tall})
+    return make_folder(
+        {
+            "a/photo.png": photo,
+            "a/small.png": small,
+            "a/broken.jpg": b"rubbish",
+            "b/c/tall.jpg": tall,
+        }
+    )
 
 
 def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_config):
@@ -34,8 +43,12 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
         "copied": 2,
         "unreadable": 0,
     }
-    before, after = (open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy))
-    assert [before.key_of(k) for k in range(4)] == [after.key_of(k) for k in range(4)]  # so the hold-out is the same
+    before, after = (
+        open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy)
+    )
+    assert [before.key_of(k) for k in range(4)] == [
+        after.key_of(k) for k in range(4)
+    ]  # so the hold-out is the same
     assert before.class_names == after.class_names
     for name in ("a/broken.jpg", "a/small.png"):
         assert (copy / name).read_bytes() == (folder / name).read_bytes()
@@ -46,8 +59,15 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
         assert found.shape[:2] == exact.shape[:2] == shape
         assert np.abs(found - exact).mean() <= 3  # strong colours at half the resolution
         layout = jpeg.layout_of(file)
-        assert layout.interval * layout.unit[1] >= layout.width > (layout.interval - 1) * layout.unit[1]
-    assert prepared.preparation(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
+        assert (
+            layout.interval * layout.unit[1]
+            >= layout.width
+            > (layout.interval - 1) * layout.unit[1]
+        )
+    assert (
+        prepared.preparation(f"folder:{copy}")
+        == ", prepared with short side 60 and JPEG quality 95"
+    )
     assert prepared.preparation(f"folder:{folder}") == prepared.preparation("digits") == ""
 
 
@@ -63,16 +83,24 @@ def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
 def test_an_interrupted_copy_goes_on(folder, tmp_path):
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)
-    (copy / "a/small.png").rename(copy / "a/.small.png.1f.tmp")  # as a kill before the rename leaves it
+    (copy / "a/small.png").rename(
+        copy / "a/.small.png.1f.tmp"
+    )  # as a kill before the rename leaves it
     assert len(image_files(str(copy))) == 3
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1, "unreadable": 0}
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {
+        "reduced": 0,
+        "copied": 1,
+        "unreadable": 0,
+    }
     assert len(image_files(str(copy))) == 4
 
 
 def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     """The second writes all files while the first has written one and not yet given it its name."""
     copy, kinds = tmp_path / "copy", []
-    monkeypatch.setattr(workers, "available_cores", lambda: 1)  # so that it is the first file, "broken.jpg"
+    monkeypatch.setattr(
+        workers, "available_cores", lambda: 1
+    )  # so that it is the first file, "broken.jpg"
 
     def prepare_before(name):
         rename = getattr(pathlib.Path, name)
@@ -114,7 +142,11 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
     assert str(folder / "b/loop.jpg") in message
     assert str(folder / "b/sparse.jpg") in message
     missing.write_bytes(wide)
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 1, "unreadable": 2}
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {
+        "reduced": 0,
+        "copied": 1,
+        "unreadable": 2,
+    }
 
 
 def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
@@ -137,7 +169,9 @@ def test_an_output_that_cannot_be_written(folder, tmp_path):
         prepared.prepare_folder(folder, copy, short_side=60)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"short_side": 60}', '{"short_side": "60", "quality": 90}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"short_side": 60}', '{"short_side": "60", "quality": 90}']
+)
 def test_a_damaged_description(folder, text):
     (folder / prepared.DESCRIPTION).write_text(text)
     with rejects(str(folder / prepared.DESCRIPTION), "short_side.*quality|not JSON"):
@@ -168,13 +202,22 @@ def fail_at_last(stored, decode=images.decode):
     return image
 
 
-def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(folder, tmp_path, make_config):
+def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(
+    folder, tmp_path, make_config
+):
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)
     (copy / "prepared.json").write_text('{"short_side": 60, "quality": 90}')
     assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
-    assert prepared.preparation(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 90"
-    assert prepared.prepare_folder(folder, copy, short_side=60) == {"reduced": 0, "copied": 0, "unreadable": 0}
+    assert (
+        prepared.preparation(f"folder:{copy}")
+        == ", prepared with short side 60 and JPEG quality 90"
+    )
+    assert prepared.prepare_folder(folder, copy, short_side=60) == {
+        "reduced": 0,
+        "copied": 0,
+        "unreadable": 0,
+    }
     assert json.loads((copy / "prepared.json").read_text())["complete"] is True
 
 
@@ -194,7 +237,9 @@ def test_rejections(folder, tmp_path):
         prepare(folder, tmp_path / "copy", short_side=61)
 
 
-@pytest.mark.parametrize("content", ["", "[" * 10_000, "[]", "{}", '{"short_side": 60, "quality": null}', "x" * 70_000])
+@pytest.mark.parametrize(
+    "content", ["", "[" * 10_000, "[]", "{}", '{"short_side": 60, "quality": null}', "x" * 70_000]
+)
 def test_a_description_of_another_structure_is_named(folder, content):
     (folder / prepared.DESCRIPTION).write_text(content)
     with rejects(prepared.DESCRIPTION, ""):
@@ -204,7 +249,9 @@ def test_a_description_of_another_structure_is_named(folder, content):
 def test_files_that_a_killed_process_left_are_removed_from_the_finished_copy(folder, tmp_path):
     output = tmp_path / "copy"
     prepared.prepare_folder(folder, output, short_side=32)
-    left = next(path for path in output.rglob("*.*") if path.parent != output).with_name(".a.jpg.0123456789abcdef.tmp")
+    left = next(path for path in output.rglob("*.*") if path.parent != output).with_name(
+        ".a.jpg.0123456789abcdef.tmp"
+    )
     left.write_bytes(b"half")
     other = output / ".notes.tmp"
     other.write_text("not ours")

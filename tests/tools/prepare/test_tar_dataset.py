@@ -26,17 +26,32 @@ from vit_jax.tools.prepare.tar_dataset import Options
 
 SIZES = {"n02": 7, "n01": 4, "n10": 9}  # not in the order of their names
 NUMBERS = itertools.count()
-CLASSES = {name: {f"{name}_{k}.JPEG": picture(next(NUMBERS)) for k in range(size)} for name, size in SIZES.items()}
-IMAGES = {(name, hashlib.sha256(image).hexdigest()) for name, files in CLASSES.items() for image in files.values()}
+CLASSES = {
+    name: {f"{name}_{k}.JPEG": picture(next(NUMBERS)) for k in range(size)}
+    for name, size in SIZES.items()
+}
+IMAGES = {
+    (name, hashlib.sha256(image).hexdigest())
+    for name, files in CLASSES.items()
+    for image in files.values()
+}
 WHOLE = by_class(CLASSES)
-FOLDERS = packed(*((f"./{name}/{file}", image) for name, files in CLASSES.items() for file, image in files.items()))
+FOLDERS = packed(
+    *(
+        (f"./{name}/{file}", image)
+        for name, files in CLASSES.items()
+        for file, image in files.items()
+    )
+)
 
 
 def shards(suffix, label):
     """WebDataset samples, classes mixed."""
     pairs = [(name, image) for name, files in CLASSES.items() for image in files.values()]
     order = np.random.default_rng(0).permutation(len(pairs)).tolist()
-    parts = ([(f"{k:04}.jpg", pairs[k][1]), (f"{k:04}.{suffix}", label(pairs[k][0]))] for k in order)
+    parts = (
+        [(f"{k:04}.jpg", pairs[k][1]), (f"{k:04}.{suffix}", label(pairs[k][0]))] for k in order
+    )
     return packed(*itertools.chain(*parts))
 
 
@@ -56,7 +71,9 @@ def prepare(tmp_path):
             if not path.exists() or path.read_bytes() != content:
                 path.write_bytes(content)
         found = tar_dataset.list_archives(list(map(str, paths)))
-        return tar_dataset.prepare_tars(found, "mine", data_dir=str(tmp_path / data), options=Options(**options))
+        return tar_dataset.prepare_tars(
+            found, "mine", data_dir=str(tmp_path / data), options=Options(**options)
+        )
 
     make.root = tmp_path
     return make
@@ -72,14 +89,20 @@ def records(folder, split="train"):
     config = tar_dataset_config(folder)
     source = open_source("tfds:mine", split, config, 0)
     return [
-        (source.class_names[record.label], sha(record.image)) for record in map(source.__getitem__, range(len(source)))
+        (source.class_names[record.label], sha(record.image))
+        for record in map(source.__getitem__, range(len(source)))
     ]
 
 
 def tar_dataset_config(folder):
     from vit_jax.config.schema import InputConfig
 
-    return InputConfig(data_dir=str(folder.parents[1]), train_split="train", test_split="validation", image_size=(8, 8))
+    return InputConfig(
+        data_dir=str(folder.parents[1]),
+        train_split="train",
+        test_split="validation",
+        image_size=(8, 8),
+    )
 
 
 def sha(image):
@@ -98,11 +121,17 @@ def listed(folder):
 
 def content(folder):
     """All files but those that name the archive or have its order."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in ("prepared.json", "listed.csv"))
+    files = (
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("prepared.json", "listed.csv")
+    )
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("archive", [WHOLE, gzip.compress(WHOLE), FOLDERS, OF_NAMES, OF_JSON], ids=range(5))
+@pytest.mark.parametrize(
+    "archive", [WHOLE, gzip.compress(WHOLE), FOLDERS, OF_NAMES, OF_JSON], ids=range(5)
+)
 def test_every_image_is_read_with_its_class(prepare, archive):
     """From a tar for each class, compressed too, a folder for each class, and WebDataset samples."""
     folder, counts = prepare(archive, shards=3)
@@ -121,15 +150,24 @@ def test_every_image_is_read_with_its_class(prepare, archive):
 def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatch):
     """Not on the order in the archive, its name, compression, or the number of threads; classes are mixed."""
     expected = content(prepare(WHOLE, shards=4)[0])
-    backwards = by_class({name: dict(reversed(CLASSES[name].items())) for name in reversed(CLASSES)})
-    assert content(prepare({"other.tar.gz": gzip.compress(backwards)}, "backwards", shards=4)[0]) == expected
+    backwards = by_class(
+        {name: dict(reversed(CLASSES[name].items())) for name in reversed(CLASSES)}
+    )
+    assert (
+        content(prepare({"other.tar.gz": gzip.compress(backwards)}, "backwards", shards=4)[0])
+        == expected
+    )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(WHOLE))))
     archives = tar_dataset.list_archives(["-"])
-    folder, _ = tar_dataset.prepare_tars(archives, "mine", data_dir=str(tmp_path / "input"), options=Options(shards=4))
+    folder, _ = tar_dataset.prepare_tars(
+        archives, "mine", data_dir=str(tmp_path / "input"), options=Options(shards=4)
+    )
     assert content(folder) == expected
     for shard in folder.glob("*.array_record*"):
         reader = array_record_module.ArrayRecordReader(str(shard))
-        for record in reader.read(list(range(reader.num_records()))):  # protobuf's order is by chance otherwise
+        for record in reader.read(
+            list(range(reader.num_records()))
+        ):  # protobuf's order is by chance otherwise
             assert record.index(b"file_name") < record.index(b"image") < record.index(b"label")
         reader.close()
     order = [name for name, _ in records(folder)]
@@ -171,7 +209,12 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
     }
     twice = packed(("0.JPEG", picture(6)), ("0.JPEG", picture(7)), ("1.JPEG", picture(8)))
     archive = packed(
-        ("a.tar", packed(*good.items(), *odd.items(), special("link.JPEG", tarfile.SYMTYPE, "/etc/passwd"))),
+        (
+            "a.tar",
+            packed(
+                *good.items(), *odd.items(), special("link.JPEG", tarfile.SYMTYPE, "/etc/passwd")
+            ),
+        ),
         ("b.tar", twice),
         ("c.tar", packed(*good.items())[:2000]),
         ("d.jpg", picture(9)),
@@ -184,7 +227,10 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
     assert set(listed(folder)) == {
         ("mislabelled", "a.tar/png.JPEG"),
         ("tiny", "a.tar/tiny.JPEG"),
-        *(("unreadable", f"a.tar/{name}") for name in ("cut.JPEG", "rubbish.JPEG", "empty.JPEG", "bomb.png")),
+        *(
+            ("unreadable", f"a.tar/{name}")
+            for name in ("cut.JPEG", "rubbish.JPEG", "empty.JPEG", "bomb.png")
+        ),
         ("other", "a.tar/x.txt"),
         ("unsafe", "a.tar/../../../escaped.JPEG"),
         ("unsafe", f"a.tar/{tmp_path}/absolute.JPEG"),
@@ -198,9 +244,14 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
     assert {kind: counts[kind] for kind in kinds} == kinds
     expected = {*((good | {"png.JPEG": odd["png.JPEG"]}).values())}
     assert {image for name, image in records(folder) if name == "a"} == set(map(sha, expected))
-    assert {image for name, image in records(folder) if name == "b"} == {sha(picture(6)), sha(picture(8))}
+    assert {image for name, image in records(folder) if name == "b"} == {
+        sha(picture(6)),
+        sha(picture(8)),
+    }
     new = set(tmp_path.parent.rglob("*")) - before
-    assert {path for path in new if (tmp_path / "data") not in (path, *path.parents)} == {tmp_path / "whole.tar"}
+    assert {path for path in new if (tmp_path / "data") not in (path, *path.parents)} == {
+        tmp_path / "whole.tar"
+    }
 
 
 @pytest.mark.parametrize(
@@ -212,9 +263,18 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
         (b"rubbish" * 99, "is no tar archive"),
         (by_class({"n01": CLASSES["n01"]}), "1 classes"),
         (packed(("a.jpg", picture(0))), "0 classes"),
-        (packed(("train/a/0.jpg", picture(0)), ("val/a/0.jpg", picture(1))), "as if they were splits"),
-        (packed(("0.jpg", picture(0)), ("0.cls", b"a"), ("1.jpg", picture(1)), ("1.cls", b"1")), "names or numbers"),
-        (packed(*((f"{n}.jpg", picture(n)) for n in range(3)), ("0.cls", b"a")), "image and label of '0' are apart"),
+        (
+            packed(("train/a/0.jpg", picture(0)), ("val/a/0.jpg", picture(1))),
+            "as if they were splits",
+        ),
+        (
+            packed(("0.jpg", picture(0)), ("0.cls", b"a"), ("1.jpg", picture(1)), ("1.cls", b"1")),
+            "names or numbers",
+        ),
+        (
+            packed(*((f"{n}.jpg", picture(n)) for n in range(3)), ("0.cls", b"a")),
+            "image and label of '0' are apart",
+        ),
     ],
 )
 def test_archives_that_are_rejected(prepare, tmp_path, archive, rule):
@@ -241,7 +301,10 @@ def test_numbers_of_the_classes(prepare):
     assert numbering(prepare(WHOLE, "a", classes=ORDER)[0]) == (ORDER, set(SIZES))
     assert numbering(prepare(OF_NUMBERS, "b")[0]) == (tuple(map(str, range(11))), {"1", "2", "10"})
     names = tuple(f"class {k}" for k in range(11))
-    assert numbering(prepare(OF_NUMBERS, "c", classes=names)[0]) == (names, {"class 1", "class 2", "class 10"})
+    assert numbering(prepare(OF_NUMBERS, "c", classes=names)[0]) == (
+        names,
+        {"class 1", "class 2", "class 10"},
+    )
     assert set(records(prepare(OF_JSON, "d", classes=ORDER)[0])) == IMAGES
     of_numbers = tuple(f"n{k:02}" for k in range(11))
     for name, classes, expected in (("e", ORDER, ORDER), ("f", (), ("n01", "n02", "n10"))):
@@ -278,7 +341,9 @@ def test_small_classes_and_hold_out(prepare):
 
 
 def test_smaller_images(prepare):
-    folder, _ = prepare(by_class({name: {"0.png": picture(0, ".png", (70, 90))} for name in "ab"}), short_side=35)
+    folder, _ = prepare(
+        by_class({name: {"0.png": picture(0, ".png", (70, 90))} for name in "ab"}), short_side=35
+    )
     source = open_source("tfds:mine", "train", tar_dataset_config(folder), 0)
     assert images.decode(source[0].image).shape == (35, 45, 3)
     assert tar_dataset.check("mine", str(folder.parents[1])) == []
@@ -288,7 +353,9 @@ class Kill(BaseException):
     """The end of the process, which nothing handles."""
 
 
-@pytest.mark.parametrize(("archive", "rest"), [(WHOLE, 13), (gzip.compress(WHOLE), 13), (OF_NAMES, 12)])
+@pytest.mark.parametrize(
+    ("archive", "rest"), [(WHOLE, 13), (gzip.compress(WHOLE), 13), (OF_NAMES, 12)]
+)
 def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
     """Killed at several records and files, the bytes are those of one that was not, and little is done twice."""
     expected = content(prepare(archive, "whole", shards=3)[0])
@@ -308,7 +375,11 @@ def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
                 prepare(archive, shards=3)
         if not added:
             with monkeypatch.context() as patch:
-                patch.setattr(scatter.Scatter, "add", lambda *words, do=scatter.Scatter.add: added.append(do(*words)))
+                patch.setattr(
+                    scatter.Scatter,
+                    "add",
+                    lambda *words, do=scatter.Scatter.add: added.append(do(*words)),
+                )
                 shutil.copytree(unfinished(prepare), unfinished(prepare, "copy"))
                 prepare(archive, "copy", shards=3)
             assert len(added) == rest
@@ -322,7 +393,11 @@ def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
     members = []
     for number in range(12):
         mask = (f"{number:02}.seg.png", picture(100 + number, ".png"))
-        members += [mask, (f"{number:02}.cls", b"ab"[number % 2 :][:1]), (f"{number:02}.jpg", picture(number))]
+        members += [
+            mask,
+            (f"{number:02}.cls", b"ab"[number % 2 :][:1]),
+            (f"{number:02}.jpg", picture(number)),
+        ]
     archive = packed(*members)
     folder, counts = prepare(archive, "whole", shards=1)
     assert {image for _, image in records(folder)} == {sha(picture(number)) for number in range(12)}
@@ -342,7 +417,9 @@ def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
 def test_the_standard_input_begins_again(tmp_path, monkeypatch):
     def make(data):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(WHOLE))))
-        return tar_dataset.prepare_tars(["-"], "mine", data_dir=str(tmp_path / data), options=Options(shards=3))
+        return tar_dataset.prepare_tars(
+            ["-"], "mine", data_dir=str(tmp_path / data), options=Options(shards=3)
+        )
 
     expected = content(make("whole")[0])
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
@@ -497,7 +574,13 @@ def test_a_check_finds_what_changed(prepare):
 def test_the_verb(tmp_path):
     (tmp_path / "whole.tar").write_bytes(WHOLE)
     (tmp_path / "classes.txt").write_text("\n".join(ORDER))
-    words = ["prepare", f"tar:{tmp_path}/*.tar", "--name=mine", f"--data_dir={tmp_path}/data", "--holdout_per_class=1"]
+    words = [
+        "prepare",
+        f"tar:{tmp_path}/*.tar",
+        "--name=mine",
+        f"--data_dir={tmp_path}/data",
+        "--holdout_per_class=1",
+    ]
     outcome = run([*words, f"--classes={tmp_path}/classes.txt"])
     assert (outcome.code, outcome.out) == (
         0,

@@ -28,11 +28,21 @@ def pretended(monkeypatch):
             if error := special.pop(name, None):
                 raise error
             ran.append((name, pause_fraction))
-            lines = [{"step": step, "test_accuracy": accuracy * step / STEPS} for step in range(10, last + 1, 10)]
-            (claimed.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            lines = [
+                {"step": step, "test_accuracy": accuracy * step / STEPS}
+                for step in range(10, last + 1, 10)
+            ]
+            (claimed.folder / "metrics.jsonl").write_text(
+                "".join(json.dumps(line) + "\n" for line in lines)
+            )
             if pause_fraction is not None:
                 raise Paused(last, STEPS)
-            summary = {"test_accuracy": accuracy, "test_loss": 1 - accuracy, "steps": STEPS, "wall_seconds": 1.0}
+            summary = {
+                "test_accuracy": accuracy,
+                "test_loss": 1 - accuracy,
+                "steps": STEPS,
+                "wall_seconds": 1.0,
+            }
             write_summary(claimed.folder, summary)
 
     monkeypatch.setattr(pretrain, "learn", perform)

@@ -39,7 +39,9 @@ def _images(split, class_names):
     rng, number = np.random.default_rng(len(split)), SIZES[split]
     labels = np.arange(number) % len(class_names)
     level = 40 + labels[:, None, None, None] * 170 // (len(class_names) - 1)
-    return MemorySource((level + rng.integers(0, 40, (number, 4, 4, 3))).astype(np.uint8), labels, class_names)
+    return MemorySource(
+        (level + rng.integers(0, 40, (number, 4, 4, 3))).astype(np.uint8), labels, class_names
+    )
 
 
 def _task(name, group, **fields):
@@ -60,9 +62,20 @@ NOT_A_SUITE = ["bright"]
 def words_of(weights, folder, *more, suite="SUITE", tasks="all", settings=GRID):
     """Words of a sweep."""
     suite = f"--suite={MODULE}:{suite}"
-    return ["vtab", str(weights), f"--tasks={tasks}", suite, f"--workdir={folder}", *FINETUNING, *settings, *more]
+    return [
+        "vtab",
+        str(weights),
+        f"--tasks={tasks}",
+        suite,
+        f"--workdir={folder}",
+        *FINETUNING,
+        *settings,
+        *more,
+    ]
 
 
 def begun(out):
     """The runs that were begun, in order."""
-    return re.findall(r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$", out, re.MULTILINE)
+    return re.findall(
+        r"^(\w+), (trial|final run): learning rate ([\d.]+), (\d+) steps$", out, re.MULTILINE
+    )

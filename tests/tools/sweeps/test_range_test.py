@@ -32,7 +32,9 @@ def test_what_is_suggested():
 
 def test_without_divergence_and_with_a_loss_that_is_not_finite():
     x = np.log10(RATES[:70])  # up to 1.6e-2
-    finite, infinite = (RangeTest(100, RATES[:70], losses(x), became_infinite=end) for end in (False, True))
+    finite, infinite = (
+        RangeTest(100, RATES[:70], losses(x), became_infinite=end) for end in (False, True)
+    )
     assert list(finite.suggestions()) == ["where the loss falls fastest"]
     assert infinite.diverged == 69
     assert len(infinite.suggestions()) == 2
@@ -41,17 +43,26 @@ def test_without_divergence_and_with_a_loss_that_is_not_finite():
 @pytest.mark.parametrize("count", [1, 5, 40])
 def test_a_loss_that_does_not_fall(count):
     with pytest.raises(ValueError, match="did not fall before it diverged: lower --low="):
-        RangeTest(100, RATES[:count], np.linspace(2, 2.01, count), became_infinite=True).suggestions()
+        RangeTest(
+            100, RATES[:count], np.linspace(2, 2.01, count), became_infinite=True
+        ).suggestions()
 
 
 @pytest.mark.slow
 def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, config, _, *fields = commands.pretraining(data_dir, "none", "model.depth=1", "input.mixup_alpha=0.0")
+    _, config, _, *fields = commands.pretraining(
+        data_dir, "none", "model.depth=1", "input.mixup_alpha=0.0"
+    )
     words = ["lr-range", config, *fields, "--low=1e-4", "--high=10", "--steps=30"]
     first = commands.succeed([*words, "--output=a.png"])
     again = commands.succeed([*words, "--output=b.svg"])
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.json", "a.png", "b.json", "b.svg"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "a.json",
+        "a.png",
+        "b.json",
+        "b.svg",
+    ]
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     assert first.replace("a.", "b.").replace("png", "svg") == again
     found = json.loads((tmp_path / "a.json").read_text())

@@ -46,7 +46,9 @@ def test_seeds_make_a_mean_and_missing_runs_are_named(tmp_path):
     for run, accuracy in zip(grid.runs, (0.5, 0.7, 0.4), strict=False):
         leave(tmp_path, run, test_accuracy=accuracy)
     token, gap = rows_of(grid, tmp_path)
-    assert [token[f"test_accuracy{end}"] for end in ("", "_low", "_high")] == pytest.approx([0.6, 0.5, 0.7])
+    assert [token[f"test_accuracy{end}"] for end in ("", "_low", "_high")] == pytest.approx(
+        [0.6, 0.5, 0.7]
+    )
     assert (token["ended"], gap["ended"], gap["runs"], gap["test_accuracy"]) == (2, 1, 2, 0.4)
     table = write_results(grid, tmp_path)
     assert "Not ended: pool=gap,learning_rate=0.001,seed=1." in table
@@ -59,8 +61,17 @@ def test_seeds_make_a_mean_and_missing_runs_are_named(tmp_path):
 
 def test_early_stopping_and_the_search_go_by_validation_alone(tmp_path):
     """Of each run the evaluation with the best validation, of the regularisers those of the best validation."""
-    grid = grid_of("data_size", models=["ViT-48"], examples=["70"], dropouts=["0", "0.1"], measures=["final_accuracy"])
-    curves = ([(1, 0.3, 0.9), (2, 0.6, 0.5), (3, 0.4, 0.8)], [(1, 0.5, 0.7), (2, 0.2, 1.0)])  # step, validation, final
+    grid = grid_of(
+        "data_size",
+        models=["ViT-48"],
+        examples=["70"],
+        dropouts=["0", "0.1"],
+        measures=["final_accuracy"],
+    )
+    curves = (
+        [(1, 0.3, 0.9), (2, 0.6, 0.5), (3, 0.4, 0.8)],
+        [(1, 0.5, 0.7), (2, 0.2, 1.0)],
+    )  # step, validation, final
     for run, curve in zip(grid.runs, curves, strict=True):
         lines = [{"step": step, "test_accuracy": a, "final_accuracy": b} for step, a, b in curve]
         leave(tmp_path, run, lines, test_accuracy=0.0, final_accuracy=0.0)
@@ -73,14 +84,21 @@ def test_a_run_that_diverged_is_counted_and_not_drawn(tmp_path):
     leave(tmp_path, grid.runs[0], test_accuracy=0.5)
     leave(tmp_path, grid.runs[1], test_accuracy=None, diverged="Step 3: the loss is nan")
     (row,) = rows_of(grid, tmp_path)
-    assert (row["test_accuracy"], row["rate_factor"], row["ended"], row["diverged"]) == (0.5, "1", 2, 1)
+    assert (row["test_accuracy"], row["rate_factor"], row["ended"], row["diverged"]) == (
+        0.5,
+        "1",
+        2,
+        1,
+    )
     assert "2 of 2, 1 diverged" in write_results(grid, tmp_path)
 
 
 def test_a_measure_that_runs_do_not_have_is_refused(tmp_path):
     grid = grid_of("pooling", measures=["imagenet_5shot_accuracy"])
     leave(tmp_path, grid.runs[0], test_accuracy=0.5)
-    with pytest.raises(ValueError, match=r"has no imagenet_5shot_accuracy \(--measures=\); it has test_accuracy"):
+    with pytest.raises(
+        ValueError, match=r"has no imagenet_5shot_accuracy \(--measures=\); it has test_accuracy"
+    ):
         rows_of(grid, tmp_path)
 
 
@@ -92,7 +110,9 @@ def test_without_the_evaluation_that_chooses_nothing_is_chosen(tmp_path):
     leave(tmp_path, early.runs[0], [{"step": 1, "train_loss": 2.0}], test_accuracy=0.5)
     leave(tmp_path, searched.runs[0], test_accuracy=None, test_loss=1.0)
     for grid, have in ((early, "no evaluation"), (searched, "test_accuracy, test_loss")):
-        with pytest.raises(ValueError, match=rf"no test_accuracy \(config.checkpoint.best_metric\); it has {have}"):
+        with pytest.raises(
+            ValueError, match=rf"no test_accuracy \(config.checkpoint.best_metric\); it has {have}"
+        ):
             rows_of(grid, tmp_path)
 
 
@@ -128,8 +148,14 @@ def test_labels_cover_neither_each_other_nor_points():
 
 def test_a_picture_has_a_title_and_the_name_of_the_data(tmp_path, monkeypatch):
     titles = []
-    monkeypatch.setattr(results, "draw", lambda *_, title, **options: titles.append(title) or new_figure(1, 1))
-    for data, name in (("digits", "digits"), ("folder:/data/my-images", "my-images"), ("tfds:dtd", "tfds:dtd")):
+    monkeypatch.setattr(
+        results, "draw", lambda *_, title, **options: titles.append(title) or new_figure(1, 1)
+    )
+    for data, name in (
+        ("digits", "digits"),
+        ("folder:/data/my-images", "my-images"),
+        ("tfds:dtd", "tfds:dtd"),
+    ):
         grid = make_grid(STUDIES["pooling"], "digits_studies", [f"--config.data={data}"], {})
         write_results(grid, tmp_path)
         assert titles.pop() == f"Class token or average: {name}"
@@ -156,6 +182,8 @@ def test_the_papers_points_are_under_ours_where_the_axes_meet(tmp_path, exaflops
         leave(tmp_path, run, test_accuracy=0.8, exaflops=exaflops)
     figure = draw(grid.study, rows_of(grid, tmp_path), title="t", with_paper=True)
     assert len(figure.axes) == panels
-    published = [line.get_xdata() for line in figure.axes[-1].get_lines() if line.get_linestyle() == "None"]
+    published = [
+        line.get_xdata() for line in figure.axes[-1].get_lines() if line.get_linestyle() == "None"
+    ]
     assert sum(4262 in line for line in published) == 1  # ViT-H/14
     assert {"ViT", "hybrid"} <= set(figure.axes[0].get_legend_handles_labels()[1])

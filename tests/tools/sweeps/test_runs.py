@@ -34,7 +34,9 @@ def rows(folder):
 def studied(tmp_path_factory):
     """A finished study, of which each of two machines did its share, and what they printed."""
     folder = tmp_path_factory.mktemp("study") / "pooling"
-    return folder, [succeed(words_of(folder, *POOLS, f"--index={index}", "--count=2")) for index in range(2)]
+    return folder, [
+        succeed(words_of(folder, *POOLS, f"--index={index}", "--count=2")) for index in range(2)
+    ]
 
 
 @pytest.mark.slow
@@ -47,7 +49,10 @@ def test_each_machine_does_its_share_and_the_last_collects_all(studied):
     assert "Not ended" not in second
     for row, name in zip(rows(folder), NAMES, strict=True):
         summary = commands.summary(folder / "runs" / name)
-        assert (row["test_accuracy"], row["folders"]) == (summary["test_accuracy"], [f"runs/{name}"])
+        assert (row["test_accuracy"], row["folders"]) == (
+            summary["test_accuracy"],
+            [f"runs/{name}"],
+        )
 
 
 @pytest.mark.slow
@@ -58,7 +63,9 @@ def test_the_same_command_again_trains_nothing_and_another_config_is_refused(stu
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")} == before
     outcome = run(words_of(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
     assert outcome.code == 2
-    assert re.search(r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there", outcome.err)
+    assert re.search(
+        r"pool=token.*: workdir .* another config:\n  optimizer.weight_decay: there", outcome.err
+    )
 
 
 @pytest.mark.slow
@@ -73,17 +80,26 @@ def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path
         file.unlink()
     out = succeed(words_of(folder, *POOLS))
     assert re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE) == [("2 of 2", NAMES[1])]
-    resumed, expected = (commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0]))
+    resumed, expected = (
+        commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0])
+    )
     assert resumed["parameters_sha256"] == expected["parameters_sha256"]
-    assert [row["test_accuracy"] for row in rows(folder)] == [row["test_accuracy"] for row in rows(studied[0])]
+    assert [row["test_accuracy"] for row in rows(folder)] == [
+        row["test_accuracy"] for row in rows(studied[0])
+    ]
 
 
 def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_path):
     ran, special = pretended
-    special |= {NAMES[0]: FloatingPointError("Step 3: the loss is nan"), NAMES[1]: Interrupted("stopped after step 2")}
+    special |= {
+        NAMES[0]: FloatingPointError("Step 3: the loss is nan"),
+        NAMES[1]: Interrupted("stopped after step 2"),
+    }
     outcome = run(words_of(tmp_path, *POOLS))
     assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 2\n")
-    assert f"Not ended: {NAMES[1]}." in (tmp_path / "study.md").read_text()  # what there is, is there at once
+    assert (
+        f"Not ended: {NAMES[1]}." in (tmp_path / "study.md").read_text()
+    )  # what there is, is there at once
     plan = succeed(words_of(tmp_path, *POOLS, "--dry-run"))
     assert re.findall(r"(diverged|interrupted|new|ended) *\|", plan) == ["diverged", "interrupted"]
     assert "Left: 1 of 2 runs" in plan
@@ -99,21 +115,41 @@ def test_a_config_that_cannot_be_is_refused_before_the_first_run(pretended, tmp_
 
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 @pytest.mark.parametrize("measure", ["test_acuracy", "fewshot_5shot_accuracy"])
-def test_a_measure_that_no_run_has_is_refused_before_the_first_run(pretended, tmp_path, measure, more):
+def test_a_measure_that_no_run_has_is_refused_before_the_first_run(
+    pretended, tmp_path, measure, more
+):
     err = rejected(words_of(tmp_path / "s", *POOLS, f"--measures=test_accuracy,{measure}", *more))
-    assert f"will have no {measure} (--measures=); it will have test_accuracy, test_loss, exaflops" in err
+    assert (
+        f"will have no {measure} (--measures=); it will have test_accuracy, test_loss, exaflops"
+        in err
+    )
     assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_plans_by_arithmetic(tmp_path):
-    words = ["study", "data_size", "--config=pretrain_jft", f"--workdir={tmp_path}", "--dry-run", "--models=ViT-B/32"]
+    words = [
+        "study",
+        "data_size",
+        "--config=pretrain_jft",
+        f"--workdir={tmp_path}",
+        "--dry-run",
+        "--models=ViT-B/32",
+    ]
     plan = succeed([*words, "--topology=v5e:16x16", "--index=1", "--count=2"])
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in plan.splitlines() if line.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in plan.splitlines()
+        if line.startswith("|")
+    ]
     assert lines[0] == ["run", "this machine", "state", "steps", "exaFLOPs", "hours", "chip-hours"]
     assert [line[1] for line in lines[2:]] == ["no", "yes", "no", "yes"]
-    assert {(line[3], line[4]) for line in lines[2:]} == {("517,822", "56.3")}  # 3 x 8.8 GFLOPs x 7 x 303 million
+    assert {(line[3], line[4]) for line in lines[2:]} == {
+        ("517,822", "56.3")
+    }  # 3 x 8.8 GFLOPs x 7 x 303 million
     assert float(lines[2][6]) == pytest.approx(256 * float(lines[2][5]), rel=0.01)
-    assert re.search(r"Left: 4 of 4 runs, 225 exaFLOPs; on v5e:16x16 .* hours one after the other", plan)
+    assert re.search(
+        r"Left: 4 of 4 runs, 225 exaFLOPs; on v5e:16x16 .* hours one after the other", plan
+    )
     assert not list(tmp_path.iterdir())
     short = succeed([*words, "--num_examples=100000000", "--examples=100000000"])
     assert "hours" not in short
@@ -121,18 +157,38 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
 
 
 def test_every_axis_is_an_option():
-    assert {axis.option for study in STUDIES.values() for axis in study.all_axes} <= {*VERBS["study"].flags}
+    assert {axis.option for study in STUDIES.values() for axis in study.all_axes} <= {
+        *VERBS["study"].flags
+    }
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["study", "size", "--config=digits_studies"], "NAME=size: must be one of data_size, scaling"),
-        (["study", "scaling", "--config=digits_studies", "--topology=v5e:2x2"], "no effect on scaling without --dry"),
-        (["study", "scaling", "--config=digits_studies", "--num_classes=3"], "no effect without --dry_run"),
-        (["study", "shape", "--config=digits_studies", "--paper"], "no effect on shape, only on scaling"),
-        (["study", "positions", "--config=digits_studies", "--positions=,"], "--positions=,: must have a value"),
-        (["study", "shape", "--config=digits_studies", "--index=2", "--count=2"], "must lie in [0, 2)"),
+        (
+            ["study", "size", "--config=digits_studies"],
+            "NAME=size: must be one of data_size, scaling",
+        ),
+        (
+            ["study", "scaling", "--config=digits_studies", "--topology=v5e:2x2"],
+            "no effect on scaling without --dry",
+        ),
+        (
+            ["study", "scaling", "--config=digits_studies", "--num_classes=3"],
+            "no effect without --dry_run",
+        ),
+        (
+            ["study", "shape", "--config=digits_studies", "--paper"],
+            "no effect on shape, only on scaling",
+        ),
+        (
+            ["study", "positions", "--config=digits_studies", "--positions=,"],
+            "--positions=,: must have a value",
+        ),
+        (
+            ["study", "shape", "--config=digits_studies", "--index=2", "--count=2"],
+            "must lie in [0, 2)",
+        ),
     ],
 )
 def test_mistakes(words, message, tmp_path):

@@ -7,7 +7,12 @@ from tests.tools.plan.test_aot import needs_libtpu
 from tests.tools.sweeps.test_runs import rows
 from vit_jax.tools.sweeps.speed import peak
 
-SMALL = ["--config=digits_studies", "--image_sizes=16", "--config.model.depth=1", "--config.global_batch=1"]
+SMALL = [
+    "--config=digits_studies",
+    "--image_sizes=16",
+    "--config.model.depth=1",
+    "--config.global_batch=1",
+]
 
 
 def test_the_fastest_and_the_largest_batch():
@@ -21,11 +26,20 @@ def test_the_fastest_and_the_largest_batch():
 
 @pytest.mark.parametrize(
     "topology",
-    [pytest.param(None, marks=pytest.mark.slow), pytest.param("v5e:1x1", marks=[needs_libtpu, pytest.mark.tools])],
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        pytest.param("v5e:1x1", marks=[needs_libtpu, pytest.mark.tools]),
+    ],
 )
 def test_a_network_is_measured_or_planned(topology, tmp_path):
     where = [f"--topology={topology}"] if topology else []
-    words = ["study", "speed", *SMALL, "--models=ViT-16", "--measures=images_per_second,largest_batch"]
+    words = [
+        "study",
+        "speed",
+        *SMALL,
+        "--models=ViT-16",
+        "--measures=images_per_second,largest_batch",
+    ]
     out = succeed([*words, f"--workdir={tmp_path}", *where])
     (row,) = rows(tmp_path)
     assert row["images_per_second"] > 0

@@ -21,13 +21,19 @@ def test_the_papers_figures_give_the_papers_means():
     assert np.round(means, 2).tolist() == list(ALL_TASKS_MEANS)
 
 
-@pytest.mark.parametrize(("words", "number"), [("all", 19), ("natural", 7), ("svhn,structured,pets", 10)])
+@pytest.mark.parametrize(
+    ("words", "number"), [("all", 19), ("natural", 7), ("svhn,structured,pets", 10)]
+)
 def test_groups_and_all(words, number):
     assert len(select_tasks(VTAB, words)) == number
 
 
 def test_names_in_the_order_of_the_suite():
-    assert names(select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")) == ["caltech101", "svhn", "dmlab"]
+    assert names(select_tasks(VTAB, "svhn,caltech101,dmlab,svhn")) == [
+        "caltech101",
+        "svhn",
+        "dmlab",
+    ]
     assert names(select_tasks(load_suite(None), "structured"))[0] == "clevr_count"
 
 
@@ -47,7 +53,11 @@ def test_names_that_there_are_not(words, rule):
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("missing", "has no 'missing'"), ("NOT_A_SUITE", "vit_jax.tools.sweeps.suite.Task"), ("TWICE", "'dull'.*two")],
+    [
+        ("missing", "has no 'missing'"),
+        ("NOT_A_SUITE", "vit_jax.tools.sweeps.suite.Task"),
+        ("TWICE", "'dull'.*two"),
+    ],
 )
 def test_suites_that_are_none(name, rule):
     with rejects("--suite=", rule):

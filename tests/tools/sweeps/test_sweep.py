@@ -47,7 +47,11 @@ def swept(tmp_path_factory):
 
 
 def loss_at_half(folder):
-    return next(line["test_loss"] for line in commands.metrics(folder) if line["step"] == 3 and "test_loss" in line)
+    return next(
+        line["test_loss"]
+        for line in commands.metrics(folder)
+        if line["step"] == 3 and "test_loss" in line
+    )
 
 
 @pytest.mark.slow
@@ -107,7 +111,9 @@ def test_the_table_has_means_deviations_and_the_best_setting_as_a_command(preten
     out = succeed(words_of(tmp_path, *GRID, "--config.model.pool=token"))
     assert [name for name, _ in pretended[0]] == names(0.1, 0.2, 0.3)
     deviation = statistics.stdev([0.5, 0.51, 0.52])
-    assert re.findall(r"^\| (0.\d) +\| +([\d.]+%) \| +([\d.]+%) .* (\d of \d) \|$", out, re.MULTILINE) == [
+    assert re.findall(
+        r"^\| (0.\d) +\| +([\d.]+%) \| +([\d.]+%) .* (\d of \d) \|$", out, re.MULTILINE
+    ) == [
         (f"{rate}", f"{0.51 + rate:.2%}", f"{deviation:.2%}", "3 of 3") for rate in (0.1, 0.2, 0.3)
     ]
     assert f"Best: {RATE}=0.3, test_accuracy 81.00%" in out
@@ -115,12 +121,18 @@ def test_the_table_has_means_deviations_and_the_best_setting_as_a_command(preten
     recipe, *overrides, folder = shlex.split(command)
     config = load_recipe(recipe.removeprefix("--config="), overrides)
     recipes_seed = load_recipe(str(RECIPE)).seed
-    assert (config.schedule.learning_rate, config.seed, config.model.pool) == (0.3, recipes_seed, "token")
+    assert (config.schedule.learning_rate, config.seed, config.model.pool) == (
+        0.3,
+        recipes_seed,
+        "token",
+    )
     assert folder == f"--workdir={tmp_path / 'best'}"
     content = results(tmp_path)
     assert out.endswith((tmp_path / "sweep.md").read_text())
     assert content["best"] == content["rows"][2]
-    assert [row["test_accuracy_deviation"] for row in content["rows"]] == pytest.approx([deviation] * 3)
+    assert [row["test_accuracy_deviation"] for row in content["rows"]] == pytest.approx(
+        [deviation] * 3
+    )
     assert content["command"] == f"vit-jax pretrain {command}"
 
 
@@ -134,12 +146,16 @@ def test_another_metric_a_tie_and_a_run_that_diverged(pretended, tmp_path):
     assert len(pretended[0]) == 8
     assert out.endswith(succeed(words))
     assert len(pretended[0]) == 8
-    assert "Best: model.pool=token," in succeed(words_of(tmp_path / "b", "--grid=model.pool=token,gap"))
+    assert "Best: model.pool=token," in succeed(
+        words_of(tmp_path / "b", "--grid=model.pool=token,gap")
+    )
 
 
 def test_machines_share_the_runs_and_an_interrupted_sweep_goes_on(pretended, tmp_path):
     ran, special = pretended
-    first, second = (words_of(tmp_path, *GRID, f"--index={index}", "--count=2") for index in range(2))
+    first, second = (
+        words_of(tmp_path, *GRID, f"--index={index}", "--count=2") for index in range(2)
+    )
     special[names(0.2)[1]] = Interrupted("stopped after step 3")
     outcome = run(first)
     assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 3\n")
@@ -162,8 +178,13 @@ def test_only_the_best_settings_go_on(pretended, tmp_path):
     ran, _ = pretended
     words = words_of(tmp_path, *GRID, "--stop_after=0.25")
     out = succeed(words)
-    assert ran == [*((name, 0.25) for name in names(0.1, 0.2, 0.3)), *((name, None) for name in names(0.2, 0.3))]
-    value = 0.2 * statistics.mean([0.6, 0.61, 0.62])  # of step 20, the last evaluation up to a quarter
+    assert ran == [
+        *((name, 0.25) for name in names(0.1, 0.2, 0.3)),
+        *((name, None) for name in names(0.2, 0.3)),
+    ]
+    value = 0.2 * statistics.mean(
+        [0.6, 0.61, 0.62]
+    )  # of step 20, the last evaluation up to a quarter
     assert f"0 of 3, stopped at {value:.2%}" in out
     assert f"Best: {RATE}=0.3" in out
     assert results(tmp_path)["rows"][0]["stopped_at"] == pytest.approx(value)
@@ -180,7 +201,9 @@ def test_only_the_best_settings_go_on(pretended, tmp_path):
     assert "stopped" not in (tmp_path / "sweep.md").read_text()
 
 
-def test_settings_that_diverge_are_stopped_first_and_a_loss_is_better_when_lower(pretended, tmp_path):
+def test_settings_that_diverge_are_stopped_first_and_a_loss_is_better_when_lower(
+    pretended, tmp_path
+):
     ran, special = pretended
     special[names(0.3)[1]] = FloatingPointError("Step 3: the loss is nan")
     out = succeed(words_of(tmp_path, *GRID, "--stop_after=0.5", "--keep=2"))
@@ -190,7 +213,10 @@ def test_settings_that_diverge_are_stopped_first_and_a_loss_is_better_when_lower
 
 def test_machines_wait_for_each_other_where_settings_are_compared(pretended, tmp_path):
     ran, _ = pretended
-    words = [words_of(tmp_path, *GRID, "--stop_after=0.5", f"--index={index}", "--count=2") for index in range(2)]
+    words = [
+        words_of(tmp_path, *GRID, "--stop_after=0.5", f"--index={index}", "--count=2")
+        for index in range(2)
+    ]
     outcome = run(words[0])
     assert outcome.code == 75
     assert re.search(r"trained to 50%.* missing in .*seed=1.*The same command goes on", outcome.err)
@@ -203,7 +229,13 @@ def test_machines_wait_for_each_other_where_settings_are_compared(pretended, tmp
 def test_a_dry_run_lists_the_runs_and_their_states(pretended, tmp_path):
     _, special = pretended
     words = words_of(
-        tmp_path, "--grid", f"{RATE}=0.1,0.2", "--grid=seed=0,1", "--stop_after=0.5", "--index=0", "--count=2"
+        tmp_path,
+        "--grid",
+        f"{RATE}=0.1,0.2",
+        "--grid=seed=0,1",
+        "--stop_after=0.5",
+        "--index=0",
+        "--count=2",
     )
     special[names(0.2)[0]] = Interrupted("stopped after step 3")
     run(words)
@@ -225,8 +257,14 @@ def test_a_dry_run_lists_the_runs_and_their_states(pretended, tmp_path):
         (["--grid=optimizer.beta3=1,2"], "beta3=1: There is no field"),
         (["--grid=objective.kind=classification", "--grid"], "--grid needs a value"),
         ([], "Missing: --grid"),
-        ([*GRID, "--metric=test_acuracy"], r"will have no test_acuracy \(--metric=\); it will have test_accuracy"),
-        ([*GRID, CUSTOM, "--metric=c_brier_score"], "metric=c_brier_score: .*config.checkpoint.best_mode=max or min"),
+        (
+            [*GRID, "--metric=test_acuracy"],
+            r"will have no test_acuracy \(--metric=\); it will have test_accuracy",
+        ),
+        (
+            [*GRID, CUSTOM, "--metric=c_brier_score"],
+            "metric=c_brier_score: .*config.checkpoint.best_mode=max or min",
+        ),
         ([*GRID, CUSTOM, "--stop_after=0.5", "--metric=c_ece"], "metric=c_ece: .*higher or lower"),
         ([*GRID, "--metric=steps"], "metric=steps: .*higher or lower"),
         ([*GRID, "--keep=1"], "--keep=1: has no effect without --stop_after"),
@@ -244,6 +282,11 @@ def test_mistakes_are_found_before_the_first_run(pretended, tmp_path, words, rul
 
 
 def test_a_search_in_each_run_cannot_be_stopped(pretended, tmp_path):
-    words = ["sweep", "--config=finetune:any,own", f"--workdir={tmp_path}", "--grid=total=8 steps,9 steps"]
+    words = [
+        "sweep",
+        "--config=finetune:any,own",
+        f"--workdir={tmp_path}",
+        "--grid=total=8 steps,9 steps",
+    ]
     fields = flags("init_from=w.npz", "data=digits", "search.learning_rates=0.1,0.2")
     assert "compares runs with one learning rate" in rejected([*words, "--stop_after=0.5", *fields])

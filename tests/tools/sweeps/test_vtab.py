@@ -67,7 +67,10 @@ def test_the_same_command_again_repeats_nothing(swept, weights):
 
 
 def hashes(folder):
-    return [json.loads(path.read_text())["parameters_sha256"] for path in sorted(folder.glob("*/*/*/summary.json"))]
+    return [
+        json.loads(path.read_text())["parameters_sha256"]
+        for path in sorted(folder.glob("*/*/*/summary.json"))
+    ]
 
 
 @pytest.mark.slow
@@ -98,9 +101,13 @@ def test_other_weights_are_rejected(swept, weights, tmp_path):
     folder, _ = swept
     other = shutil.copytree(weights, tmp_path / "other")
     assert run(words_of(other, folder, "--dry-run")).code == 0  # only a plan
-    (folder / "weights.json").write_text((folder / "weights.json").read_text().replace('256": "', '256": "0'))
+    (folder / "weights.json").write_text(
+        (folder / "weights.json").read_text().replace('256": "', '256": "0')
+    )
     outcome = run(words_of(other, folder))
-    (folder / "weights.json").write_text((folder / "weights.json").read_text().replace('256": "0', '256": "'))
+    (folder / "weights.json").write_text(
+        (folder / "weights.json").read_text().replace('256": "0', '256": "')
+    )
     assert outcome.code == 2
     assert "holds a sweep of other weights" in outcome.err
 
@@ -124,7 +131,9 @@ def pretended(monkeypatch):
                 special.pop(name)
                 raise error
             accuracy = 1 - rate if "dull" in name else rate
-            write_summary(claimed.folder, {"test_accuracy": accuracy, "test_loss": 1.0, "test_images": 24})
+            write_summary(
+                claimed.folder, {"test_accuracy": accuracy, "test_loss": 1.0, "test_images": 24}
+            )
         ran.append(name)
 
     monkeypatch.setattr(sweep, "tune", tune)
@@ -132,7 +141,9 @@ def pretended(monkeypatch):
 
 
 SETTINGS = ["--learning_rates=0.1,0.3", "--lengths=12:2"]
-TRIALS = {task: [f"{task} trials {rate}" for rate in (0.1, 0.3)] for task in ("bright", "shade", "dull")}
+TRIALS = {
+    task: [f"{task} trials {rate}" for rate in (0.1, 0.3)] for task in ("bright", "shade", "dull")
+}
 
 
 def test_an_interrupted_sweep_goes_on(pretended, weights, tmp_path):
@@ -143,7 +154,9 @@ def test_an_interrupted_sweep_goes_on(pretended, weights, tmp_path):
     assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 3\n")
     assert ran == TRIALS["bright"]
     succeed(words)
-    finals = [f"{task} final 0.3" for task in TRIALS]  # the mean over tasks: 0.3, 0.3, 0.7 against 0.1, 0.1, 0.9
+    finals = [
+        f"{task} final 0.3" for task in TRIALS
+    ]  # the mean over tasks: 0.3, 0.3, 0.7 against 0.1, 0.1, 0.9
     assert ran == [*TRIALS["bright"], *TRIALS["shade"], *TRIALS["dull"], *finals]
 
 
@@ -151,11 +164,47 @@ def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path)
     table = succeed(words_of(weights, tmp_path, settings=SETTINGS))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     rows = {cells[0]: cells for cells in lines if cells}
-    assert rows["task"][:7] == ["task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps"]
-    assert rows["bright"][1:] == ["light", "30.00", "15.52 to 50.00", "24", "0.3", "12", "90.0", "80.0", "70.0"]
+    assert rows["task"][:7] == [
+        "task",
+        "group",
+        "top-1 %",
+        "95 %",
+        "test images",
+        "learning rate",
+        "steps",
+    ]
+    assert rows["bright"][1:] == [
+        "light",
+        "30.00",
+        "15.52 to 50.00",
+        "24",
+        "0.3",
+        "12",
+        "90.0",
+        "80.0",
+        "70.0",
+    ]
     assert rows["dull"][1:3] == ["nothing", "70.00"]
-    assert rows["**light**"][2:] == ["**30.00**", "", "2 of 2 tasks", "", "", "80.00", "70.00", "60.00"]
-    assert rows["**all tasks**"][2:] == ["**43.33**", "", "3 of 3 tasks", "", "", "70.00", "60.00", "51.00"]
+    assert rows["**light**"][2:] == [
+        "**30.00**",
+        "",
+        "2 of 2 tasks",
+        "",
+        "",
+        "80.00",
+        "70.00",
+        "60.00",
+    ]
+    assert rows["**all tasks**"][2:] == [
+        "**43.33**",
+        "",
+        "3 of 3 tasks",
+        "",
+        "",
+        "70.00",
+        "60.00",
+        "51.00",
+    ]
     # Means over the validation images: (0.1 + 0.1 + 0.9) / 3 and (0.3 + 0.3 + 0.7) / 3.
     assert rows["0.1"] == ["0.1", "12", "3", "36.67"]
     assert rows["0.3"] == ["0.3", "12", "3", "43.33 (chosen)"]
@@ -176,21 +225,30 @@ def test_each_task_may_have_its_own_setting(pretended, weights, tmp_path):
     ran, _ = pretended
     succeed(words_of(weights, tmp_path, "--sweep=per_task", settings=SETTINGS))
     finals = {"bright": "0.3", "shade": "0.3", "dull": "0.1"}
-    assert ran == [name for task in TRIALS for name in (*TRIALS[task], f"{task} final {finals[task]}")]
+    assert ran == [
+        name for task in TRIALS for name in (*TRIALS[task], f"{task} final {finals[task]}")
+    ]
     assert results(tmp_path)["sweep"] == "per_task"
     assert "mean validation" not in (tmp_path / "results.md").read_text()
 
 
 def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
     ran, _ = pretended
-    succeed(words_of(weights, tmp_path, settings=["--learning_rates=0.3", "--lengths=12:2"], tasks="light"))
+    succeed(
+        words_of(
+            weights, tmp_path, settings=["--learning_rates=0.3", "--lengths=12:2"], tasks="light"
+        )
+    )
     assert ran == ["bright final 0.3", "shade final 0.3"]
     assert results(tmp_path)["tasks"][0]["validation_accuracy"] is None
 
 
 def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, weights, tmp_path):
     ran, _ = pretended
-    words = [words_of(weights, tmp_path, f"--index={index}", "--count=2", settings=SETTINGS) for index in range(2)]
+    words = [
+        words_of(weights, tmp_path, f"--index={index}", "--count=2", settings=SETTINGS)
+        for index in range(2)
+    ]
     outcome = run(words[0])
     assert outcome.code == 75
     assert re.search(r"trials of shade are missing in .*The same command goes on", outcome.err)
@@ -212,7 +270,9 @@ def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, wei
 
 def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, weights, tmp_path):
     ran, _ = pretended
-    succeed(words_of(weights, tmp_path, "--sweep=per_task", "--index=1", "--count=3", settings=SETTINGS))
+    succeed(
+        words_of(weights, tmp_path, "--sweep=per_task", "--index=1", "--count=3", settings=SETTINGS)
+    )
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
 
 
@@ -233,7 +293,11 @@ def test_what_diverges_is_said_and_not_tried_again(pretended, weights, tmp_path)
 
 def test_where_all_trials_diverge(pretended, weights, tmp_path):
     ran, special = pretended
-    special |= {name: FloatingPointError("Step 3: the loss is nan") for names in TRIALS.values() for name in names}
+    special |= {
+        name: FloatingPointError("Step 3: the loss is nan")
+        for names in TRIALS.values()
+        for name in names
+    }
     err = rejected(words_of(weights, tmp_path / "shared", settings=SETTINGS))
     assert "No trial's loss stayed finite: try lower learning rates" in err
     special |= {name: FloatingPointError("Step 3: the loss is nan") for name in TRIALS["shade"]}
@@ -247,7 +311,9 @@ def test_data_that_is_not_there(pretended, weights, tmp_path):
     words = words_of(weights, tmp_path, suite="WITH_ABSENT", settings=SETTINGS)
     outcome = run(words)
     assert outcome.code == 2
-    assert re.search(r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images", outcome.err)
+    assert re.search(
+        r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images", outcome.err
+    )
     assert "--available the other tasks are run" in outcome.err
     assert ran == []
     outcome = run([*words, "--available"])
@@ -260,7 +326,9 @@ def test_data_that_is_not_there(pretended, weights, tmp_path):
 
 
 def test_all_of_vtab_says_what_to_prepare(weights, tmp_path):
-    err = rejected(["vtab", str(weights), "--tasks=all", f"--workdir={tmp_path}", f"--data_dir={tmp_path}"])
+    err = rejected(
+        ["vtab", str(weights), "--tasks=all", f"--workdir={tmp_path}", f"--data_dir={tmp_path}"]
+    )
     assert "Data of 19 of 19 tasks cannot be opened" in err
     assert err.count("vit-jax prepare ") == 19
 
@@ -282,7 +350,10 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
         ("--config.total=5 steps", "Use --lengths="),
         ("--config.data=digits", "Use --tasks= and --suite="),
         ("--config=digits", "--config=digits: must be a recipe for fine-tuning"),
-        ("--config.model.name=ViT-B/16", "config.model.name='ViT-B/16'"),  # once the weights are read
+        (
+            "--config.model.name=ViT-B/16",
+            "config.model.name='ViT-B/16'",
+        ),  # once the weights are read
     ],
 )
 def test_mistakes(weights, tmp_path, more, message):

@@ -30,18 +30,33 @@ def by_name(name):
 
 def differing(task, part, setting=LONG):
     """Fields that differ from the recipe, and what they are."""
-    before, after = (flatten(to_dict(c)) for c in (CONFIG, config_of_run(CONFIG, task, part, setting)))
+    before, after = (
+        flatten(to_dict(c)) for c in (CONFIG, config_of_run(CONFIG, task, part, setting))
+    )
     return {name: after[name] for name in after if after[name] != before[name]}
 
 
 def test_the_grid_is_two_rates_by_two_lengths_the_papers_choice_among_them():
-    assert grid() == (Setting(500, 100, 0.003), Setting(500, 100, 0.01), Setting(2500, 200, 0.003), LONG)
-    assert (CONFIG.schedule.learning_rate, CONFIG.total, CONFIG.schedule.warmup) == (0.01, "2500 steps", "200 steps")
+    assert grid() == (
+        Setting(500, 100, 0.003),
+        Setting(500, 100, 0.01),
+        Setting(2500, 200, 0.003),
+        LONG,
+    )
+    assert (CONFIG.schedule.learning_rate, CONFIG.total, CONFIG.schedule.warmup) == (
+        0.01,
+        "2500 steps",
+        "200 steps",
+    )
     assert (CONFIG.global_batch, CONFIG.input.image_size) == (512, (384, 384))
 
 
 def test_a_final_run_trains_on_all_and_is_tested_once():
-    always = {"evaluation.every": "2500 steps", "checkpoint.keep_best": 0, "checkpoint.keep_latest": 1}
+    always = {
+        "evaluation.every": "2500 steps",
+        "checkpoint.keep_best": 0,
+        "checkpoint.keep_latest": 1,
+    }
     assert differing(by_name("pets"), "final") == always | {"data": "vtab:pets"}
     trial = {"input.train_split": "train800", "input.test_split": "val200"}
     assert differing(by_name("pets"), "trials") == always | trial | {"data": "vtab:pets"}
@@ -63,16 +78,23 @@ def test_exceptions_of_augmentation(name, flip, crop):
     assert inputs.train_resize_pixels == (448 if crop == "resize" else None)
 
 
-@pytest.mark.parametrize("argument", ["any,vtab", "any,vtab,crop=inception", "any,vtab,rule=bit", "any,own"])
+@pytest.mark.parametrize(
+    "argument", ["any,vtab", "any,vtab,crop=inception", "any,vtab,rule=bit", "any,own"]
+)
 @pytest.mark.parametrize("part", ["trials", "final"])
 @pytest.mark.parametrize("override", ["flip=False", "crop_area_fraction=0.5,1"])
 def test_every_task_resolves_with_every_recipe(argument, part, override):
-    if "crop_area" in override and "resize" in load_recipe(f"configs/finetune.py:{argument}").input.train_crop:
+    if (
+        "crop_area" in override
+        and "resize" in load_recipe(f"configs/finetune.py:{argument}").input.train_crop
+    ):
         override = "max_unreadable=3"  # without effect on another crop
     config = load_recipe(f"configs/finetune.py:{argument}", [f"--config.input.{override}"])
     for task in VTAB:
         for setting in grid():
-            steps = resolve(config_of_run(config, task, part, setting), num_examples=800, num_devices=1)
+            steps = resolve(
+                config_of_run(config, task, part, setting), num_examples=800, num_devices=1
+            )
             assert (steps.total, steps.warmup) == (setting.num_steps, setting.warmup_steps)
 
 

@@ -27,9 +27,15 @@ FACTS = {"config.seed": 0, "classes": ["cat", "dog"], "train_files_sha256": "1",
     [
         ({"config.seed": 1}, "process 1: config.seed is 1, in process 0 0"),
         ({"classes": ["cat"]}, "process 1: of the classes only one of the two has 'dog'"),
-        ({"classes": ["dog", "cat"]}, "process 1: classes is ['dog', 'cat'], in process 0 ['cat', 'dog']"),
+        (
+            {"classes": ["dog", "cat"]},
+            "process 1: classes is ['dog', 'cat'], in process 0 ['cat', 'dog']",
+        ),
         ({"train_files_sha256": "2"}, "process 1: the train files have other names or classes"),
-        ({"config.evaluation.evaluators.mine.split": "x"}, "evaluators.mine.split is 'x', in process 0 None"),
+        (
+            {"config.evaluation.evaluators.mine.split": "x"},
+            "evaluators.mine.split is 'x', in process 0 None",
+        ),
     ],
 )
 def test_what_differs_is_named_with_its_process(changes, line):
@@ -52,7 +58,9 @@ def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
     everyone = []
     monkeypatch.setattr(hosts, "gather", lambda facts: [everyone.append(facts) or facts])
     require_agreement(config, data)
-    other = runs.config("input.data_dir=/elsewhere", "input.num_workers=3", "logging.tensorboard=True")
+    other = runs.config(
+        "input.data_dir=/elsewhere", "input.num_workers=3", "logging.tensorboard=True"
+    )
     monkeypatch.setattr(hosts, "gather", lambda facts: [*everyone, facts])
     require_agreement(other, data)
     monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
@@ -65,7 +73,8 @@ def write_host(folder, kind, levels):
     labels = [0, 1] * 6
     if kind == "wds":
         members = [
-            (name, image(levels[int(name[:5])]) if "png" in name else content) for name, content in samples(labels)
+            (name, image(levels[int(name[:5])]) if "png" in name else content)
+            for name, content in samples(labels)
         ]
         return f"wds:{write_shard(folder / 'a.tar', members)}"
     if kind == "parquet":
@@ -88,7 +97,9 @@ def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatc
     hosts_of = {"a": [*range(12)], "b": [*range(12)], "c": [*range(7), 99, *range(8, 12)]}
     digests = {}
     for host, levels in hosts_of.items():
-        source = open_source(write_host(tmp_path / host, kind, levels), "all", runs.config().input, 0)
+        source = open_source(
+            write_host(tmp_path / host, kind, levels), "all", runs.config().input, 0
+        )
         digests[host] = json.loads(json.dumps(digest_images(source, seed=0)))
     assert len(digests["a"]) == 12
     same = [{"training images": digests["a"]}, {"training images": digests["b"]}]

@@ -41,9 +41,13 @@ print("was not ended")
 
 def test_before_the_first_step_sigterm_ends_it_wherever_python_is():
     """What is raised in a callback of the garbage collector, and JAX has one, is printed and forgotten."""
-    result = subprocess.run([sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, timeout=600)
+    result = subprocess.run(
+        [sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, timeout=600
+    )
     assert (result.returncode, result.stdout) == (75, "")
-    assert re.fullmatch("vit-jax: stopped before the first step: there is nothing to save; .*\n", result.stderr)
+    assert re.fullmatch(
+        "vit-jax: stopped before the first step: there is nothing to save; .*\n", result.stderr
+    )
 
 
 def test_a_second_ctrl_c_ends_at_once():

@@ -40,7 +40,9 @@ def pretend(folder, **changes):
 
 
 def test_the_second_run_says_who_has_it_and_a_crash_leaves_it_free(tmp_path, holder):
-    with pytest.raises(ValueError, match=rf"used by another run: process {holder.pid} on .*, since 20"):
+    with pytest.raises(
+        ValueError, match=rf"used by another run: process {holder.pid} on .*, since 20"
+    ):
         WorkdirLock(tmp_path).__enter__()
     holder.stdin.close()
     assert holder.wait() == 9
@@ -94,7 +96,11 @@ def test_a_workdir_that_is_lost_is_noticed(tmp_path, loss):
             folder.rename(tmp_path / "gone")
         if loss == "replaced":
             folder.mkdir()
-        message = r"taken over by process \d+ on elsewhere" if loss == "taken over" else "was removed or replaced"
+        message = (
+            r"taken over by process \d+ on elsewhere"
+            if loss == "taken over"
+            else "was removed or replaced"
+        )
         with pytest.raises(WorkdirLost, match=message):
             lock.check()
     assert (folder / FILE).exists() is (loss == "taken over"), "the lock of another is left alone"
@@ -115,7 +121,9 @@ NO_LOCKS = {
 ODD = {"token": "../../elsewhere", "since": "", "pid": "x", "started": "1"}
 
 
-@pytest.mark.parametrize("make", NO_LOCKS.values(), ids=[name.replace(" ", "_") for name in NO_LOCKS])
+@pytest.mark.parametrize(
+    "make", NO_LOCKS.values(), ids=[name.replace(" ", "_") for name in NO_LOCKS]
+)
 def test_a_file_that_is_no_lock_is_replaced(tmp_path, make):
     make(tmp_path / FILE)
     with WorkdirLock(tmp_path, expiry_seconds=0.1) as lock:
@@ -174,7 +182,9 @@ def test_of_several_at_one_moment_one_wins(tmp_path, monkeypatch, count, state, 
             assert len(won) == 1, (won, errors)
             assert all("used by another run" in str(error) for error in errors), errors
             won[0].check()
-            assert [path.name for path in folder.iterdir()] == [FILE], "neither winner nor losers leave other files"
+            assert [path.name for path in folder.iterdir()] == [FILE], (
+                "neither winner nor losers leave other files"
+            )
             won[0].__exit__(None, None, None)
             assert list(folder.iterdir()) == []
     finally:

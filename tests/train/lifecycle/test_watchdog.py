@@ -10,7 +10,13 @@ from vit_jax.train.lifecycle.watchdog import Watchdog, find_stuck
 
 
 def report(progress, idle_seconds, **changes):
-    fields = {"beat": 1, "host": "h", "step": 10 + progress, "progress": progress, "idle_seconds": idle_seconds}
+    fields = {
+        "beat": 1,
+        "host": "h",
+        "step": 10 + progress,
+        "progress": progress,
+        "idle_seconds": idle_seconds,
+    }
     return Report(**(fields | changes))
 
 
@@ -44,9 +50,16 @@ def test_a_warning_and_then_the_end(process, tmp_path, capfd):
         for idle in (61.0, 62.0):
             assert watchdog.check_progress({0: report(7, idle), 1: report(5, idle)}) is None
         said = capfd.readouterr().err
-        assert said.count("hangs: process 1 of 2 (host unknown) finished no step for 61 s after step 15") == 1
+        assert (
+            said.count(
+                "hangs: process 1 of 2 (host unknown) finished no step for 61 s after step 15"
+            )
+            == 1
+        )
         assert said.count("hangs") == 1, "said once"
-        assert "the others have reached step 17. At 120 s the run ends (logging.hang_seconds)" in said
+        assert (
+            "the others have reached step 17. At 120 s the run ends (logging.hang_seconds)" in said
+        )
         verdict = watchdog.check_progress({0: report(7, 121.0), 1: report(5, 121.0)})
     assert verdict.exit_code == exits.LOST
     assert "process 1 of 2" in verdict.message
@@ -59,7 +72,9 @@ def test_none_switches_it_off(process, tmp_path, monkeypatch):
         assert rules == [None]
 
 
-def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(process, tmp_path, monkeypatch):
+def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(
+    process, tmp_path, monkeypatch
+):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     assert process.own_report().idle_seconds is None, "before the first step"
@@ -78,8 +93,12 @@ def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(process, t
     assert process.own_report().idle_seconds is None, "after the last"
 
 
-@pytest.mark.parametrize(("error", "told"), [(ValueError("mine"), True), (Interrupted("asked to"), False)])
-def test_an_error_is_told_to_the_others_before_anything_is_closed(process, tmp_path, monkeypatch, error, told):
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("mine"), True), (Interrupted("asked to"), False)]
+)
+def test_an_error_is_told_to_the_others_before_anything_is_closed(
+    process, tmp_path, monkeypatch, error, told
+):
     heard = []
     monkeypatch.setattr(process, "fail", heard.append)
     with pytest.raises(type(error)), Watchdog(tmp_path, 0, 60.0, process):

@@ -71,7 +71,10 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
     take(tmp_path, LONGER)
     require_same_start(tmp_path, start("2"), "other.npz")
     assert stored_config(tmp_path) == as_json(LONGER)
-    assert json.loads((tmp_path / "start.json").read_text()) == {"init_from": "other.npz", **start("2")}
+    assert json.loads((tmp_path / "start.json").read_text()) == {
+        "init_from": "other.npz",
+        **start("2"),
+    }
 
 
 @pytest.mark.parametrize("add", [add_checkpoint, add_trial, add_interrupted_trial])
@@ -87,12 +90,19 @@ def test_a_run_that_has_begun_rejects_another_config_other_data_and_other_weight
     assert stored_config(tmp_path) == as_json(FINETUNING)
     with rejects("num_train_examples", "48.*72"):
         require_same_start(tmp_path, start("1", num_train_examples=72), "runs/pretrain")
-    require_same_start(tmp_path, start("1"), "runs/moved")  # the same weights from another place are the same
+    require_same_start(
+        tmp_path, start("1"), "runs/moved"
+    )  # the same weights from another place are the same
     with rejects("weights", "config.init_from='runs/pretrain'"):
         require_same_start(tmp_path, start("2"), "runs/pretrain")
-    require_same_start(tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "runs/pretrain")  # noted since
+    require_same_start(
+        tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "runs/pretrain"
+    )  # noted since
     assert (tmp_path / "start.json").read_bytes() == before
-    for name, read in (("config", take), ("start", lambda _, config: require_same_start(tmp_path, start("1"), ""))):
+    for name, read in (
+        ("config", take),
+        ("start", lambda _, config: require_same_start(tmp_path, start("1"), "")),
+    ):
         (tmp_path / f"{name}.json").write_text('{"total": "20 ep')
         with rejects(f"{name}.json", "not JSON"):
             read(tmp_path, FINETUNING)
@@ -161,7 +171,9 @@ def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
         folder = tmp_path / str(number)
         if number % 2:
             folder.mkdir()
-            (folder / "run.lock").write_text(json.dumps(WorkdirLock(folder)._owner | {"started": "1"}))
+            (folder / "run.lock").write_text(
+                json.dumps(WorkdirLock(folder)._owner | {"started": "1"})
+            )
         say(f"{folder} {time.time() + 0.02}\n")
         said = [process.stdout.readline() for process in processes]
         assert said.count("won\n") == 1, said
@@ -196,7 +208,12 @@ def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, configs):
     assert stored_config(tmp_path) == as_json(configs[0])
 
 
-SAME = [("run", "other/../run"), ("run", "link/finetuned"), ("run/weights.npz", "run"), ("link", "run")]
+SAME = [
+    ("run", "other/../run"),
+    ("run", "link/finetuned"),
+    ("run/weights.npz", "run"),
+    ("link", "run"),
+]
 
 
 @pytest.mark.parametrize(("source", "workdir"), SAME)
@@ -213,7 +230,14 @@ def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, 
 
 def test_folders_that_lie_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    apart = {"run": "run2", "run2": "run", "a/run": "b/run", "weights.npz": "run", "hf://owner/name": ".", None: "."}
+    apart = {
+        "run": "run2",
+        "run2": "run",
+        "a/run": "b/run",
+        "weights.npz": "run",
+        "hf://owner/name": ".",
+        None: ".",
+    }
     for source, workdir in apart.items():
         refuse_as_source(source, workdir)
 
@@ -236,7 +260,9 @@ def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
         prepare_shared(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"]
+)
 @pytest.mark.parametrize("is_there", [False, True])
 def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there):
     folder, target = tmp_path / "theirs", tmp_path / "mine"

@@ -11,8 +11,18 @@ import pytest
 from vit_jax.weights.formats import open_arrays
 from vit_jax.weights.formats.stored import BFLOAT16, DTYPES
 
-SHAPES = {"number": (), "none": (0,), "some/none": (2, 0, 3), "vector": (5,), "weights/日本/é": (2, 3, 4)}
-METADATA = {"class_names": ["cat", "dög", "\U0001f600"], "grid": [3, 5], "model": {"width": 8, "scale": 0.1}}
+SHAPES = {
+    "number": (),
+    "none": (0,),
+    "some/none": (2, 0, 3),
+    "vector": (5,),
+    "weights/日本/é": (2, 3, 4),
+}
+METADATA = {
+    "class_names": ["cat", "dög", "\U0001f600"],
+    "grid": [3, 5],
+    "model": {"width": 8, "scale": 0.1},
+}
 
 
 def random_bits(shape, dtype):
@@ -26,7 +36,11 @@ def random_bits(shape, dtype):
 
 def every_kind():
     """An array for every dtype and every shape."""
-    return {f"{dtype}/{name}": random_bits(shape, dtype) for dtype in DTYPES for name, shape in SHAPES.items()}
+    return {
+        f"{dtype}/{name}": random_bits(shape, dtype)
+        for dtype in DTYPES
+        for name, shape in SHAPES.items()
+    }
 
 
 def a_few():
@@ -62,7 +76,13 @@ def npy(header, data=b"", version=1, length=None):
     """A `.npy` file with any header."""
     text = header if isinstance(header, bytes) else header.encode()
     length = len(text) if length is None else length
-    return b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", length) + text + data
+    return (
+        b"\x93NUMPY"
+        + bytes([version, 0])
+        + struct.pack("<H" if version == 1 else "<I", length)
+        + text
+        + data
+    )
 
 
 def numbers(values, **options):

@@ -46,7 +46,10 @@ def test_every_dtype_and_shape_whatever_the_suffix(write, tmp_path, suffix):
     write(path, arrays, METADATA)
     assert_read(path, arrays, METADATA)
     with open_arrays(path) as file:  # known before data is read
-        assert all(stored == (arrays[name].shape, arrays[name].dtype) for name, stored in file.arrays.items())
+        assert all(
+            stored == (arrays[name].shape, arrays[name].dtype)
+            for name, stored in file.arrays.items()
+        )
 
 
 def test_arrays_outlive_the_file_and_may_be_changed(write, path):
@@ -67,12 +70,30 @@ def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkey
     write(path, {"b": table, "a": np.float32(1).reshape(())}, {"x": 1, "y": 2})
     first = path.read_bytes()
     monkeypatch.setattr("time.time", lambda: 2e9)
-    for layout in (np.asfortranarray(table), table.astype(">f4"), np.repeat(table, 2, axis=1)[:, ::2]):
+    for layout in (
+        np.asfortranarray(table),
+        table.astype(">f4"),
+        np.repeat(table, 2, axis=1)[:, ::2],
+    ):
         write(path, {"a": np.array(1, ">f4"), "b": layout}, {"y": 2, "x": 1})
         assert path.read_bytes() == first
 
 
-NAMES = ("", "/a", "a/", "a//b", "../a", "a/..", "./a", "a\\b", "a\0b", "a\nb", "\x1b[2J", "\ud800", "a" * 1025)
+NAMES = (
+    "",
+    "/a",
+    "a/",
+    "a//b",
+    "../a",
+    "a/..",
+    "./a",
+    "a\\b",
+    "a\0b",
+    "a\nb",
+    "\x1b[2J",
+    "\ud800",
+    "a" * 1025,
+)
 DTYPES = (object, "U4", [("x", "f4")], "V2", "complex64", np.longdouble)
 NOT_JSON = ({"x": object()}, {"x": float("nan")}, {1: 2, "a": 3}, {"x": "a" * 5_000_000}, ENDLESS)
 WRONG_DTYPE = r"array 'x' is of dtype .* cannot be written\. Allowed: float16"
@@ -84,7 +105,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("arrays", "metadata", "words"), CASES, ids=range(len(CASES)))
-def test_what_cannot_be_written_is_refused_before_a_file_is_touched(write, path, arrays, metadata, words):
+def test_what_cannot_be_written_is_refused_before_a_file_is_touched(
+    write, path, arrays, metadata, words
+):
     with pytest.raises(ValueError, match=f"weights: {words}"):
         write(path, arrays, metadata)
     with pytest.raises(ValueError, match="cannot be the name of an array"):
@@ -104,7 +127,9 @@ def test_more_than_the_memory_is_refused(write, path, monkeypatch):
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4000, "SC_PHYS_PAGES": 3000}.__getitem__)
     assert read_all(path)[0]["x"].shape == (1000, 1000)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 3999, "SC_PHYS_PAGES": 3000}.__getitem__)
-    with pytest.raises(ValueError, match=r"weights: its arrays take 0\.0 GB and there are 0\.0 GB of memory"):
+    with pytest.raises(
+        ValueError, match=r"weights: its arrays take 0\.0 GB and there are 0\.0 GB of memory"
+    ):
         read_all(path)
 
 
@@ -132,12 +157,18 @@ def test_the_library_reads_what_we_write_and_we_what_it_writes(path):
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        ({"x": {**ENTRY, "dtype": "F8_E4M3", "shape": [8]}}, "of type 'F8_E4M3', which is not read. Allowed: float16"),
+        (
+            {"x": {**ENTRY, "dtype": "F8_E4M3", "shape": [8]}},
+            "of type 'F8_E4M3', which is not read. Allowed: float16",
+        ),
         ({"x": {**ENTRY, "shape": [10**12]}}, "invalid shape, data type, or offset"),
         ({"x": {**ENTRY, "shape": [2**62, 2**62]}}, "overflow"),
         ({"x": {**ENTRY, "data_offsets": [8, 16]}}, "damaged"),
         ({"x": ENTRY, "y": ENTRY}, "damaged"),
-        ({"none": {**ENTRY, "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, "x": ENTRY}, "array is too big"),
+        (
+            {"none": {**ENTRY, "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, "x": ENTRY},
+            "array is too big",
+        ),
         ({}, "damaged"),
         ({"__metadata__": {"a": 1}, "x": ENTRY}, "damaged"),
         ({"__metadata__": {"vit_jax": "[]"}, "x": ENTRY}, "not an object"),
@@ -192,10 +223,14 @@ def test_other_bytes_than_were_written_are_refused_with_the_name_of_the_array(wr
     changed = content.replace(np.float32(3).tobytes(), np.float32(2).tobytes())
     assert changed != content
     message = refused(path, changed)
-    assert re.fullmatch(rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\.", message)  # one line
+    assert re.fullmatch(
+        rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\.", message
+    )  # one line
 
 
-def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_read(write, path, monkeypatch):
+def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_read(
+    write, path, monkeypatch
+):
     many = {f"a/{number}": np.zeros(1) for number in range(30)}
     write(path, many)
     monkeypatch.setattr(formats.stored, "MAX_ARRAYS", 29)
@@ -235,7 +270,9 @@ def test_a_header_length_that_looks_like_another_format(tmp_path, length):
 def test_other_files_are_named(tmp_path, content, kind):
     path = tmp_path / "weights.npz"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"^\S*weights\.npz: this is .*\.npz and \.safetensors\.$") as caught:
+    with pytest.raises(
+        ValueError, match=r"^\S*weights\.npz: this is .*\.npz and \.safetensors\.$"
+    ) as caught:
         read_all(path)
     assert kind in str(caught.value)
 
@@ -257,7 +294,9 @@ def test_places_that_are_no_files(tmp_path, monkeypatch):
         read_all(tmp_path / "forbidden")
 
 
-@pytest.mark.parametrize("checkpoint", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."])
+@pytest.mark.parametrize(
+    "checkpoint", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."]
+)
 def test_tensorflow_checkpoints_are_named(tmp_path, checkpoint):
     for name in ("model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"):
         (tmp_path / name).write_bytes(b"\0\1\2")

@@ -49,7 +49,11 @@ def outcome(path, content, read=read_all):
     try:
         return read(path)
     except ValueError as error:
-        if type(error) is ValueError and str(error).startswith(f"{path}: ") and len(str(error)) < 2000:
+        if (
+            type(error) is ValueError
+            and str(error).startswith(f"{path}: ")
+            and len(str(error)) < 2000
+        ):
             return None
         raise AssertionError("not the proper way") from error
 
@@ -63,7 +67,10 @@ def damage(rng, content):
     flipped = bytes([content[at] ^ 1 << rng.randrange(8)])
     start, piece = content[:at], content[at : at + length]
     changes = (
-        *(start + one + content[at + len(one) :] for one in (flipped, flipped, rng.randbytes(1), number, number)),
+        *(
+            start + one + content[at + len(one) :]
+            for one in (flipped, flipped, rng.randbytes(1), number, number)
+        ),
         start,
         start + foreign + content[at:],
         start + content[at + length :],
@@ -100,7 +107,17 @@ def test_damaged_archives(tmp_path, method, seed):
 def damage_text(rng, text):
     """One change to a header of an array that leaves it printable."""
     at = rng.randrange(len(text))
-    pieces = (*"90-(),'\"{}[ Le.\\\n:é", text[at : at + 5], "True", "(0,)", "'<f8'", "'|O'", "'<i4'", "'>f4'", "1" * 30)
+    pieces = (
+        *"90-(),'\"{}[ Le.\\\n:é",
+        text[at : at + 5],
+        "True",
+        "(0,)",
+        "'<f8'",
+        "'|O'",
+        "'<i4'",
+        "'>f4'",
+        "1" * 30,
+    )
     return text[:at] + rng.choice(pieces) + text[at + rng.randrange(8) :]
 
 
@@ -121,7 +138,9 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
             assert stream.read() == b""
             if expected.dtype == "V2":
                 expected = expected.view(BFLOAT16)
-            assert same(contents[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C"))
+            assert same(
+                contents[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C")
+            )
     assert 0 < read < NUM_CASES / 2
 
 
@@ -132,7 +151,14 @@ def read_safetensors(path):
 
 def test_damaged_safetensors(tmp_path):
     path = tmp_path / "x.safetensors"
-    for head in (b"", b"PK\x05\x06", b"\0" * 8 + b"{", b"\x09" + b"\0" * 7 + b"{", b"\x80\x04", b"\x93NUMPY"):
+    for head in (
+        b"",
+        b"PK\x05\x06",
+        b"\0" * 8 + b"{",
+        b"\x09" + b"\0" * 7 + b"{",
+        b"\x80\x04",
+        b"\x93NUMPY",
+    ):
         assert outcome(path, head + bytes(range(200))) is None  # noise of any kind
     write_safetensors(path, a_few(), METADATA)
     content = path.read_bytes()

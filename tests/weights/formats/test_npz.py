@@ -50,7 +50,9 @@ def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):
     content = archive([(f"{number}.npy", b"") for number in range(50_000)])
     monkeypatch.setattr(zipfile, "ZipFile", None)
     message = refused(path, content)
-    assert re.search(r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$", message), moved
+    assert re.search(r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$", message), (
+        moved
+    )
 
 
 # Others' files.
@@ -73,7 +75,9 @@ def test_versions_byte_orders_and_layouts(path, dtype):
     values = (np.arange(24).reshape(2, 3, 4) % 2).astype(dtype)
     for version in ((1, 0), (2, 0), (3, 0)):
         for order in "CF":
-            path.write_bytes(archive([("x.npy", numbers(np.asarray(values, order=order), version=version))]))
+            path.write_bytes(
+                archive([("x.npy", numbers(np.asarray(values, order=order), version=version))])
+            )
             read = read_all(path)[0]["x"]
             assert read.flags.c_contiguous
             assert same(read, values.astype(values.dtype.newbyteorder("=")))
@@ -82,8 +86,14 @@ def test_versions_byte_orders_and_layouts(path, dtype):
 @pytest.mark.parametrize(
     ("header", "values"),
     [
-        *((PLAIN.replace("<f4", code), np.array([1.5, -0.0]).astype(BFLOAT16)) for code in ("|V2", "<V2", "bfloat16")),
-        (PLAIN.replace("<f4", ">f4"), np.array([0x7F800001, 0x7FC12345], ">u4").view(">f4")),  # every bit is kept
+        *(
+            (PLAIN.replace("<f4", code), np.array([1.5, -0.0]).astype(BFLOAT16))
+            for code in ("|V2", "<V2", "bfloat16")
+        ),
+        (
+            PLAIN.replace("<f4", ">f4"),
+            np.array([0x7F800001, 0x7FC12345], ">u4").view(">f4"),
+        ),  # every bit is kept
         ("{'shape':(2,),'descr':'<f4','fortran_order':False}", np.float32([1, 2])),
         (PLAIN.replace("(2,)", "(2L,)"), np.float32([1, 2])),  # of Python 2
     ],
@@ -122,7 +132,13 @@ TYPES = ("'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4'
     ("content", "words"),
     [
         *((npy(PLAIN.replace("(2,)", shape), DATA), "member 'x.npy': ") for shape in SHAPES),
-        *((npy(PLAIN.replace("'<f4'", one), DATA), "it is of type .*which is not read. Allowed: fl") for one in TYPES),
+        *(
+            (
+                npy(PLAIN.replace("'<f4'", one), DATA),
+                "it is of type .*which is not read. Allowed: fl",
+            )
+            for one in TYPES
+        ),
         (b"", "'x"),
         (b"\x93NUMPY\x01", "'x"),
         (b"\x80\x04N.", "'x"),
@@ -160,16 +176,28 @@ ENCRYPTED[6] |= 1
     ("content", "reason"),
     [
         (archive([("x.npy", npy("{" * 9_000, DATA))]), "member 'x.npy': "),
-        (archive([("x.npy", npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), DATA))]), "member 'x.npy': "),
+        (
+            archive([("x.npy", npy(PLAIN.replace("(2,)", "-" * 9_000 + "1"), DATA))]),
+            "member 'x.npy': ",
+        ),
         (archive([("../x.npy", ONE)]), "is not allowed"),
-        (archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"), "is not allowed"),
+        (
+            archive([("x.npy#y.npy", ONE)]).replace(b"x.npy#y.npy", b"x.npy\0y.npy"),
+            "is not allowed",
+        ),
         (archive([("readme.txt", ONE)]), "'readme.txt' is not an array: it does not end in .npy"),
         (TWO.replace(b"y.npy", b"x.npy"), "a member is in it twice"),
         (bytes(ENCRYPTED), "is encrypted"),
         (archive([("x.npy", ONE)], zipfile.ZIP_LZMA), "compressed by method 14"),
         (changed(ALONE, 24, "<I", len(ONE) + 8), "it claims to hold 168 bytes in 160, "),
-        (changed(ALONE, 20, "<2I", 2**30, 2**30), "its directory: it starts at byte 195, and what is before it"),
-        (changed(TWO, 42, "<I", 0, entry=1), "it starts at byte 0, and what is before it ends at 195"),
+        (
+            changed(ALONE, 20, "<2I", 2**30, 2**30),
+            "its directory: it starts at byte 195, and what is before it",
+        ),
+        (
+            changed(TWO, 42, "<I", 0, entry=1),
+            "it starts at byte 0, and what is before it ends at 195",
+        ),
         (bytes(EMPTIED), "its directory: it starts at byte"),
         (ALONE + b"PK", "the archive does not end where the file does"),
         (ALONE[:4] + b"\0" * 8 + ALONE, "and what is before it ends at 0"),
@@ -186,7 +214,9 @@ def test_a_bomb_is_refused_by_its_size_and_a_checksum_when_the_array_is_read(pat
     content = archive([("x.npy", numbers(np.zeros(2**20)))], zipfile.ZIP_DEFLATED)
     path.write_bytes(content)
     assert not read_all(path)[0]["x"].any()  # what zeros really compress to is allowed
-    assert "it claims to hold 2,147,483,648 bytes" in refused(path, changed(content, 24, "<I", 2**31))
+    assert "it claims to hold 2,147,483,648 bytes" in refused(
+        path, changed(content, 24, "<I", 2**31)
+    )
     assert "array 'x': Bad CRC-32" in refused(path, changed(content, 16, "<I", 12345))
 
 
@@ -208,7 +238,11 @@ def comment(packing, packed):
 
 
 def test_metadata_is_a_comment_compressed_where_it_is_long(path):
-    for metadata in ({}, {"a": [1, 2.5, None, True, "é\n\0"]}, {"names": [f"class {n}" for n in range(10_000)]}):
+    for metadata in (
+        {},
+        {"a": [1, 2.5, None, True, "é\n\0"]},
+        {"names": [f"class {n}" for n in range(10_000)]},
+    ):
         write_npz(path, {"x": np.zeros(2)}, metadata)
         assert read_all(path)[1] == metadata
 
@@ -222,7 +256,10 @@ def test_other_comments_are_ignored(path):
 
 def test_metadata_that_does_not_fit_is_refused_with_its_size(path):
     metadata = {"noise": np.random.default_rng(0).bytes(50_000).hex()}
-    with pytest.raises(ValueError, match=r"takes 100,\d+ bytes, \d\d,\d+ when compressed; a \.npz file holds 65,535"):
+    with pytest.raises(
+        ValueError,
+        match=r"takes 100,\d+ bytes, \d\d,\d+ when compressed; a \.npz file holds 65,535",
+    ):
         write_npz(path, {"x": np.zeros(2)}, metadata)
     assert not path.exists()
 

@@ -36,11 +36,15 @@ def run(monkeypatch):
         saved = {}
         allowed = []
         torch = types.SimpleNamespace(
-            load=lambda file, device, *, weights_only: contents[file] if weights_only and device == "cpu" else None,
+            load=lambda file, device, *, weights_only: (
+                contents[file] if weights_only and device == "cpu" else None
+            ),
             is_tensor=lambda value: isinstance(value, Tensor),
             serialization=types.SimpleNamespace(add_safe_globals=allowed.extend),
         )
-        torch_files = types.SimpleNamespace(save_file=lambda arrays, path: saved.update({path: arrays}))
+        torch_files = types.SimpleNamespace(
+            save_file=lambda arrays, path: saved.update({path: arrays})
+        )
         monkeypatch.setitem(sys.modules, "torch", torch)
         monkeypatch.setitem(sys.modules, "safetensors", types.SimpleNamespace(torch=torch_files))
         monkeypatch.setitem(sys.modules, "safetensors.torch", torch_files)
@@ -50,22 +54,34 @@ def run(monkeypatch):
         monkeypatch.setattr(sys, "argv", ["-c", *words[3:]])
         exec(words[2], {})
         assert allowed == [argparse.Namespace]
-        return {path: {name: tensor.values for name, tensor in arrays.items()} for path, arrays in saved.items()}
+        return {
+            path: {name: tensor.values for name, tensor in arrays.items()}
+            for path, arrays in saved.items()
+        }
 
     return run
 
 
 def test_the_command_joins_files_and_names_of_entries_and_omits_the_optimiser(run):
     contents = {
-        "a 1.bin": {"state_dict": {"module.head.weight": Tensor(1), "n": 3}, "optimizer": {"state": {0: Tensor(2)}}},
-        "b.bin": {"teacher": {"backbone.norm.bias": Tensor(3)}, "epoch": 4, "args": argparse.Namespace(lr=1)},
+        "a 1.bin": {
+            "state_dict": {"module.head.weight": Tensor(1), "n": 3},
+            "optimizer": {"state": {0: Tensor(2)}},
+        },
+        "b.bin": {
+            "teacher": {"backbone.norm.bias": Tensor(3)},
+            "epoch": 4,
+            "args": argparse.Namespace(lr=1),
+        },
     }
     saved = run(converting_command("out dir/model.safetensors", list(contents)), contents)
     expected = {"state_dict.module.head.weight": (1,), "teacher.backbone.norm.bias": (3,)}
     assert saved == {"out dir/model.safetensors": expected}
 
 
-@pytest.mark.parametrize("content", [archive(ARCHIVE), pickle.dumps({"x": np.zeros(1)})], ids=["zip", "pickle"])
+@pytest.mark.parametrize(
+    "content", [archive(ARCHIVE), pickle.dumps({"x": np.zeros(1)})], ids=["zip", "pickle"]
+)
 @pytest.mark.parametrize("name", ["checkpoint.pth", "it's.bin", "w.safetensors"])
 def test_the_error_of_a_pickle_ends_in_the_command(content, name, tmp_path, run):
     path = tmp_path / name

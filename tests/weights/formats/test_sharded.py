@@ -71,7 +71,9 @@ def test_an_index_of_any_name_in_a_folder(tmp_path):
 
 def test_a_missing_shard_is_named(index):
     index.with_name("model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"index\.json: .* not in its folder: model-00002-of-00002\.safetensors\."):
+    with pytest.raises(
+        ValueError, match=r"index\.json: .* not in its folder: model-00002-of-00002\.safetensors\."
+    ):
         read_all(index)
 
 
@@ -79,7 +81,9 @@ def test_a_shard_that_the_index_does_not_name(tmp_path):
     index = split(tmp_path, ARRAYS, 3)
     places = weight_map_of(index)
     change(index, {name: shard for name, shard in places.items() if "-00003-of-" not in shard})
-    with pytest.raises(ValueError, match=r"not in the index: model-00003-of-00003\.safetensors\. Fetch all"):
+    with pytest.raises(
+        ValueError, match=r"not in the index: model-00003-of-00003\.safetensors\. Fetch all"
+    ):
         read_all(index)
 
 
@@ -103,18 +107,33 @@ def test_arrays_that_differ_are_listed(index):
 
 
 @pytest.mark.parametrize(
-    "shard", ["../model.safetensors", "/etc/passwd", "sub/a.safetensors", "..\\a.safetensors", "..", 3, None, "a.npz"]
+    "shard",
+    [
+        "../model.safetensors",
+        "/etc/passwd",
+        "sub/a.safetensors",
+        "..\\a.safetensors",
+        "..",
+        3,
+        None,
+        "a.npz",
+    ],
 )
 def test_an_index_names_no_file_outside_its_folder(tmp_path, shard):
     folder = tmp_path / "folder"
     index = split(folder, ARRAYS, 1)
     write_safetensors(tmp_path / "model.safetensors", ARRAYS, {})
     change(index, weight_map_of(index) | {"x": shard})
-    with pytest.raises(ValueError, match=r"array 'x' is in .*: must be the name of a \.safetensors file in the folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"array 'x' is in .*: must be the name of a \.safetensors file in the folder",
+    ):
         read_all(index)
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "{", '{"weight_map": 3}'])
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "{", '{"weight_map": 3}']
+)
 def test_an_index_without_a_map(tmp_path, text):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(text)
@@ -125,7 +144,9 @@ def test_an_index_without_a_map(tmp_path, text):
 def test_a_shard_of_another_kind_is_named(index):
     shard = index.with_name("model-00001-of-00002.safetensors")
     shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ValueError, match=r"'model-00001-of-00002\.safetensors': this is a git-lfs pointer"):
+    with pytest.raises(
+        ValueError, match=r"'model-00001-of-00002\.safetensors': this is a git-lfs pointer"
+    ):
         read_all(index)
     write_npz(shard, {"x": np.zeros(1)}, {})
     with pytest.raises(ValueError, match="the index and its shards differ"):
@@ -157,7 +178,9 @@ def test_shards_without_an_index_and_one_shard_alone(tmp_path):
     with pytest.raises(ValueError, match=r"is one of several shards\. Give its folder"):
         load_weights(tmp_path / "model-00001-of-00002.safetensors")
     index.unlink()
-    with pytest.raises(ValueError, match=r"holds shards .* no index \(model\.safetensors\.index\.json\)"):
+    with pytest.raises(
+        ValueError, match=r"holds shards .* no index \(model\.safetensors\.index\.json\)"
+    ):
         load_weights(tmp_path)
 
 

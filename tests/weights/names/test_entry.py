@@ -30,7 +30,9 @@ def test_layouts(count, layout, part, shape, status):
     assert written.shape == entry.shape == shape
     assert entry.status(reading=False) == status
     read = entry.read(written)
-    assert {name: one.tobytes() for name, one in read.items()} == {name: one.tobytes() for name, one in ours.items()}
+    assert {name: one.tobytes() for name, one in read.items()} == {
+        name: one.tobytes() for name, one in ours.items()
+    }
     if status == "transposed":
         expected = np.einsum(layout.rstrip("1"), ours["a"])
         np.testing.assert_array_equal(written.squeeze(), expected)
@@ -47,7 +49,9 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
     for block, part in enumerate(parts.values()):
         for head in range(2):
             for place in range(3):
-                np.testing.assert_array_equal(written[block * 6 + head * 3 + place], part[:, head, place])
+                np.testing.assert_array_equal(
+                    written[block * 6 + head * 3 + place], part[:, head, place]
+                )
     assert entry.status(reading=True) == "split, transposed"
     assert entry.status(reading=False) == "joined, transposed"
 
@@ -59,12 +63,18 @@ def test_rules_name_and_join_parameters():
         Rule(r"b/.*", "never"),
     ]
     entries = make_entries(rules, {"a/0/q": (2, 3), "a/0/k": (2, 3), "b/4": (5,), "empty": (3, 0)})
-    assert entries == [Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)), Entry("b.5", ("b/4",), "", (5,))]
+    assert entries == [
+        Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)),
+        Entry("b.5", ("b/4",), "", (5,)),
+    ]
 
 
 def test_a_parameter_without_a_name_is_an_error():
     with pytest.raises(ValueError, match=r"no name for encoder/blocks/x, y$"):
-        make_entries([Rule("a", "a")], {"a": (1,), "encoder/blocks/0/x": (1,), "encoder/blocks/1/x": (1,), "y": (2,)})
+        make_entries(
+            [Rule("a", "a")],
+            {"a": (1,), "encoder/blocks/0/x": (1,), "encoder/blocks/1/x": (1,), "y": (2,)},
+        )
 
 
 # Ours, stacked and taken apart.

@@ -9,19 +9,36 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.weights.names import FORMATS, refuse_unwritable, require_standard
 
 WRITABLE = {
-    "released": ("token", "mlp_head", "gap", "map", "sincos2d", "headless", "pooler", "deep", "hybrid", "root_hybrid"),
+    "released": (
+        "token",
+        "mlp_head",
+        "gap",
+        "map",
+        "sincos2d",
+        "headless",
+        "pooler",
+        "deep",
+        "hybrid",
+        "root_hybrid",
+    ),
     "bit": ("resnet",),
     "timm": ("token", "gap", "map", "headless", "deep", "hybrid", "root_hybrid", "resnet"),
     "huggingface": ("token", "gap", "headless", "pooler", "deep"),
 }
-TABLED = {"released": ("learned_2d",), "timm": ("sincos2d", "learned_2d"), "huggingface": ("sincos2d", "learned_2d")}
+TABLED = {
+    "released": ("learned_2d",),
+    "timm": ("sincos2d", "learned_2d"),
+    "huggingface": ("sincos2d", "learned_2d"),
+}
 """Besides these: saving makes a learned table of other positions before it asks a format."""
 PAIRS = [(name, network) for name, networks in WRITABLE.items() for network in networks]
 
 
 def published(name, image_size=(224, 224), **options):
     options = {"head": "linear", **options} if "ViT" in name else options
-    return build_architecture(ModelConfig(name=name, **options), image_size=image_size, num_classes=1000)
+    return build_architecture(
+        ModelConfig(name=name, **options), image_size=image_size, num_classes=1000
+    )
 
 
 def shapes(a, format_name):
@@ -32,8 +49,14 @@ def test_the_released_vit():
     names = shapes(published("ViT-B/16", head="mlp"), "released")
     block = {
         **{f"LayerNorm_{number}/{leaf}": (768,) for number in (0, 2) for leaf in ("scale", "bias")},
-        **{f"MultiHeadDotProductAttention_1/{name}/kernel": (768, 12, 64) for name in ("query", "key", "value")},
-        **{f"MultiHeadDotProductAttention_1/{name}/bias": (12, 64) for name in ("query", "key", "value")},
+        **{
+            f"MultiHeadDotProductAttention_1/{name}/kernel": (768, 12, 64)
+            for name in ("query", "key", "value")
+        },
+        **{
+            f"MultiHeadDotProductAttention_1/{name}/bias": (12, 64)
+            for name in ("query", "key", "value")
+        },
         "MultiHeadDotProductAttention_1/out/kernel": (12, 64, 768),
         "MultiHeadDotProductAttention_1/out/bias": (768,),
         "MlpBlock_3/Dense_0/kernel": (768, 3072),
@@ -46,7 +69,11 @@ def test_the_released_vit():
         "embedding/kernel": (16, 16, 3, 768),
         "embedding/bias": (768,),
         "Transformer/posembed_input/pos_embedding": (1, 197, 768),
-        **{f"Transformer/encoderblock_{i}/{name}": shape for i in range(12) for name, shape in block.items()},
+        **{
+            f"Transformer/encoderblock_{i}/{name}": shape
+            for i in range(12)
+            for name, shape in block.items()
+        },
         "Transformer/encoder_norm/scale": (768,),
         "Transformer/encoder_norm/bias": (768,),
         "pre_logits/kernel": (768, 768),
@@ -58,7 +85,11 @@ def test_the_released_vit():
 
 def test_the_stem_of_the_released_hybrid():
     names = shapes(published("R50+ViT-B/16"), "released")
-    expected = {"conv_root/kernel": (7, 7, 3, 64), "gn_root/scale": (1, 1, 1, 64), "gn_root/bias": (1, 1, 1, 64)}
+    expected = {
+        "conv_root/kernel": (7, 7, 3, 64),
+        "gn_root/scale": (1, 1, 1, 64),
+        "gn_root/bias": (1, 1, 1, 64),
+    }
     inputs = 64
     for block, (units, width) in enumerate([(3, 64), (4, 128), (9, 256)], start=1):
         for unit in range(1, units + 1):
@@ -68,8 +99,14 @@ def test_the_stem_of_the_released_hybrid():
                 f"{name}/conv2/kernel": (3, 3, width, width),
                 f"{name}/conv3/kernel": (1, 1, width, 4 * width),
             }
-            norms = {"gn1": width, "gn2": width, "gn3": 4 * width} | ({"gn_proj": 4 * width} if unit == 1 else {})
-            expected |= {f"{name}/{n}/{leaf}": (1, 1, 1, c) for n, c in norms.items() for leaf in ("scale", "bias")}
+            norms = {"gn1": width, "gn2": width, "gn3": 4 * width} | (
+                {"gn_proj": 4 * width} if unit == 1 else {}
+            )
+            expected |= {
+                f"{name}/{n}/{leaf}": (1, 1, 1, c)
+                for n, c in norms.items()
+                for leaf in ("scale", "bias")
+            }
             if unit == 1:
                 expected[f"{name}/conv_proj/kernel"] = (1, 1, inputs, 4 * width)
             inputs = 4 * width
@@ -104,14 +141,30 @@ def test_a_format_tells_the_network_back(name, network):
     canonical = FORMATS[name].canonical(names)
     assert set(canonical.values()) == names.keys()  # all but the prefix of a class of transformers
     assert name == "huggingface" or canonical.keys() == names.keys()
-    others = [other for other, format_ in FORMATS.items() if other != name and format_.canonical(names) is not None]
+    others = [
+        other
+        for other, format_ in FORMATS.items()
+        if other != name and format_.canonical(names) is not None
+    ]
     assert others == []
     facts = FORMATS[name].facts({own: names[array] for own, array in canonical.items()})
-    for field in ("family", "patch_size", "width", "depth", "mlp_dim", "units", "pool", "head", "num_classes"):
+    for field in (
+        "family",
+        "patch_size",
+        "width",
+        "depth",
+        "mlp_dim",
+        "units",
+        "pool",
+        "head",
+        "num_classes",
+    ):
         assert getattr(facts, field) == getattr(a, field), field
     assert facts.root_channels == (a.root_channels if a.has_resnet else 64)
     assert facts.num_heads in (a.num_heads, None)
-    rows = None if a.position_embedding != "learned_1d" or not a.has_transformer else a.sequence_length
+    rows = (
+        None if a.position_embedding != "learned_1d" or not a.has_transformer else a.sequence_length
+    )
     assert facts.position_rows == rows
 
 
@@ -121,7 +174,9 @@ def test_what_a_format_cannot_hold_is_refused(name):
         if network in (*WRITABLE[name], *TABLED.get(name, ())):
             refuse_unwritable(name, a)
             continue
-        with pytest.raises(ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"):
+        with pytest.raises(
+            ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"
+        ):
             refuse_unwritable(name, a)
     if name == "huggingface":
         with pytest.raises(ValueError, match=r"hidden layer.*norm='rms'"):  # all reasons

@@ -29,7 +29,16 @@ def other(arrays):
     return {name: array + 1 for name, array in arrays.items()}
 
 
-PREFIXES = ["module.", "_orig_mod.", "model.", "backbone.", "student.", "teacher.", "state_dict.", "model.backbone."]
+PREFIXES = [
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "backbone.",
+    "student.",
+    "teacher.",
+    "state_dict.",
+    "model.backbone.",
+]
 PREFIXES += [
     "module._orig_mod.",
     "state_dict.model.net.",
@@ -51,7 +60,10 @@ def test_a_prefix_is_removed_and_named_once(prefix, format_name, tmp_path):
 
 
 def test_names_of_wrappers_inside_names(tmp_path):
-    arrays = {name.replace(".attn.", "._orig_mod.attn."): array for name, array in arrays_of(SQUARE, "timm").items()}
+    arrays = {
+        name.replace(".attn.", "._orig_mod.attn."): array
+        for name, array in arrays_of(SQUARE, "timm").items()
+    }
     weights = load(tmp_path, arrays)
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
     assert sum("inside the network's names" in note for note in weights.notes) == 1
@@ -74,7 +86,11 @@ def test_a_plain_file_has_no_note(tmp_path):
 )
 def test_the_average_is_taken_before_the_trained_network(taken, left, tmp_path):
     arrays = arrays_of(SQUARE, "timm")
-    state = {"epoch": np.int64([3]), "optimizer.state.0.exp_avg": np.ones(3), "dino_loss.center": np.ones((1, 4))}
+    state = {
+        "epoch": np.int64([3]),
+        "optimizer.state.0.exp_avg": np.ones(3),
+        "dino_loss.center": np.ones((1, 4)),
+    }
     file = {**below(left, other(arrays)), **below(taken, arrays), **state}
     weights = load(tmp_path, file)
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
@@ -93,22 +109,35 @@ def test_heads_of_pre_training_and_of_classification(tmp_path):
     """The former are named; with the latter the network lacks its outputs, which is a warning."""
     headless = NETWORKS["headless"]
     arrays = below("teacher.backbone.", arrays_of(headless, "timm"))
-    heads = {f"teacher.{name}.mlp.0.weight": np.ones((4, 16)) for name in ("dino_head", "ibot_head")}
+    heads = {
+        f"teacher.{name}.mlp.0.weight": np.ones((4, 16)) for name in ("dino_head", "ibot_head")
+    }
     weights = load(tmp_path, arrays | heads, image_size=headless.image_size)
     assert_same(weights.parameters, weights_of(headless).parameters)
     (note,) = (note for note in weights.notes if "not read" in note)
-    assert "teacher.dino_head (1, a part of pre-training), teacher.ibot_head (1, a part of pre-training)" in note
+    assert (
+        "teacher.dino_head (1, a part of pre-training), teacher.ibot_head (1, a part of pre-training)"
+        in note
+    )
 
     arrays = below("model.backbone.", arrays_of(headless, "timm"))
     heads = {"model.head.weight": np.ones((5, 16)), "model.fc_norm.bias": np.ones(16)}
     weights = load(tmp_path, arrays | heads, image_size=headless.image_size)
     (note,) = (note for note in weights.notes if "not read" in note)
     assert note.startswith("WARNING: ")
-    assert "model.fc_norm (1, a head beside the network), model.head (1, a head beside the network)" in note
+    assert (
+        "model.fc_norm (1, a head beside the network), model.head (1, a head beside the network)"
+        in note
+    )
 
 
 def test_a_decoder_of_pre_training_beside_the_layers(tmp_path):
-    names = ("decoder_embed.weight", "decoder_blocks.0.norm1.bias", "decoder_pos_embed", "mask_token")
+    names = (
+        "decoder_embed.weight",
+        "decoder_blocks.0.norm1.bias",
+        "decoder_pos_embed",
+        "mask_token",
+    )
     arrays = arrays_of(SQUARE, "timm") | {name: np.ones((1, 2)) for name in names}
     weights = load(tmp_path, below("model.", arrays))
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
@@ -120,10 +149,13 @@ def test_a_decoder_of_pre_training_beside_the_layers(tmp_path):
 def test_unknown_parts_beside_the_network_are_an_error(tmp_path):
     arrays = below("model.", arrays_of(SQUARE, "timm")) | {"adapter_layers.down": np.ones(3)}
     with pytest.raises(
-        ValueError, match=r"begin with 'model\.', and 1 arrays of unknown parts .* \(adapter_layers\.down\)"
+        ValueError,
+        match=r"begin with 'model\.', and 1 arrays of unknown parts .* \(adapter_layers\.down\)",
     ):
         load(tmp_path, arrays)
-    with pytest.raises(ValueError, match=r"left over: neck\.weight \(3,\)"):  # below the prefix all must be known
+    with pytest.raises(
+        ValueError, match=r"left over: neck\.weight \(3,\)"
+    ):  # below the prefix all must be known
         load(tmp_path, below("model.", arrays_of(SQUARE, "timm") | {"neck.weight": np.ones(3)}))
 
 

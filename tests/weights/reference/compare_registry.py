@@ -52,7 +52,9 @@ Big Transfer | resnetv2_
 ViT with registers or the mean of patches | vit_\w+_(reg\d|gap|map)|test_vit[23]
 ViT | vit_|test_vit
 """
-BLOCK = re.compile(r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)", re.DOTALL)
+BLOCK = re.compile(
+    r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)", re.DOTALL
+)
 TOLERANCE = 1e-5  # of the largest value
 EXACT_GELU = "the exact GELU"
 
@@ -80,14 +82,19 @@ def largest_difference(folder: pathlib.Path, **options: object) -> float:
     ours = apply_network(weights, images)
     assert expected.keys() <= ours.keys(), f"{folder.name}: only {', '.join(ours)}"
     assert expected, f"{folder.name} is read, and timm has no outputs to compare"
-    differences = [np.abs(ours[name] - array).max() / np.abs(array).max() for name, array in expected.items()]
+    differences = [
+        np.abs(ours[name] - array).max() / np.abs(array).max() for name, array in expected.items()
+    ]
     return float(np.max(differences))
 
 
 def check_full_size(folder: pathlib.Path) -> str:
     """Return how the network read from a published file, whose config has no arguments, differs from timm's; or ""."""
     full = json.loads((folder / "full.json").read_text())
-    arrays = {name: StoredArray(tuple(shape), np.dtype(np.float32)) for name, shape in full["shapes"].items()}
+    arrays = {
+        name: StoredArray(tuple(shape), np.dtype(np.float32))
+        for name, shape in full["shapes"].items()
+    }
     (folder / "published").mkdir(exist_ok=True)
     (folder / "published/config.json").write_text(json.dumps(full["config"]))
     stated = read_sidecar(folder / "published").fields
@@ -105,7 +112,10 @@ def compare(folder: pathlib.Path) -> dict[str, object]:
         check_full_size(folder)
         difference = largest_difference(folder)
     except ValueError as error:
-        return {"status": "rejected", "reason": str(error).split("config.json: ")[-1].replace(str(folder), "")}
+        return {
+            "status": "rejected",
+            "reason": str(error).split("config.json: ")[-1].replace(str(folder), ""),
+        }
     note = ""
     if difference > TOLERANCE:
         exact = largest_difference(folder, gelu="exact")
@@ -143,7 +153,12 @@ def compared_module(results: Mapping[str, Mapping[str, object]], folder: pathlib
     lines = []
     for sizes, names in sorted(groups.items()):
         head = "/".join(map(str, sizes)) if any(sizes) else "resnet"
-        lines += [head, *textwrap.wrap(" ".join(sorted(names)), 100, initial_indent="  ", subsequent_indent="  ")]
+        lines += [
+            head,
+            *textwrap.wrap(
+                " ".join(sorted(names)), 100, initial_indent="  ", subsequent_indent="  "
+            ),
+        ]
     old = registry["deprecated"].items()
     deprecated = []
     for name, current in sorted(old):
@@ -153,7 +168,9 @@ def compared_module(results: Mapping[str, Mapping[str, object]], folder: pathlib
     text = MODULE.read_text()
     blocks = {"COMPARED": lines, "DEPRECATED": deprecated}
     for name, block in blocks.items():
-        text = re.sub(rf'(?<=\n{name} = """\n).*?(?=""")', "\n".join(block) + "\n", text, flags=re.DOTALL)
+        text = re.sub(
+            rf'(?<=\n{name} = """\n).*?(?=""")', "\n".join(block) + "\n", text, flags=re.DOTALL
+        )
     return re.sub(r'(?<=TIMM_VERSION = ")[^"]*', registry["version"], text)
 
 
@@ -183,12 +200,18 @@ def rejected_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
             text = str(result.get("reason", f"WRONG: {result}"))
             match = re.search(r"': (.+?) is not supported: it has (.+)\. Take", text)
             reasons[match.groups() if match else ("other", text)] += 1
-    return [f"| {family} | | {count} | | {reason} |" for (family, reason), count in sorted(reasons.items())]
+    return [
+        f"| {family} | | {count} | | {reason} |"
+        for (family, reason), count in sorted(reasons.items())
+    ]
 
 
 def renew(text: str, results: Mapping[str, Mapping[str, object]]) -> str:
     """Return the page with a new table."""
-    head = ["| family | equal | rejected | largest difference | reason, or option |", "|---|---|---|---|---|"]
+    head = [
+        "| family | equal | rejected | largest difference | reason, or option |",
+        "|---|---|---|---|---|",
+    ]
     counts = collections.Counter(result["status"] for result in results.values())
     total = f"| all | {counts.pop('equal')} | {sum(counts.values())} | | |"
     lines = [*head, *equal_rows(results), *rejected_rows(results), total]

@@ -12,11 +12,24 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.weights.names import stacked_shapes
 
 SIZES = {"width": 48, "depth": 3, "mlp_dim": 96, "num_heads": 4}
-VIT = Architecture(name="ViT-custom/8", image_size=(32, 48), patch_size=(8, 8), num_classes=5, gelu="exact", **SIZES)
+VIT = Architecture(
+    name="ViT-custom/8",
+    image_size=(32, 48),
+    patch_size=(8, 8),
+    num_classes=5,
+    gelu="exact",
+    **SIZES,
+)
 STEM_EPSILONS = {"group_norm_epsilon": 1e-5, "standardization_epsilon": 1e-8}
 STEM_EPSILONS["standardization_epsilon_added_to"] = "variance"
 HYBRID = dataclasses.replace(
-    VIT, name="R-custom+ViT-custom/8", family="hybrid", patch_size=(1, 1), depth=1, units=(2, 1), **STEM_EPSILONS
+    VIT,
+    name="R-custom+ViT-custom/8",
+    family="hybrid",
+    patch_size=(1, 1),
+    depth=1,
+    units=(2, 1),
+    **STEM_EPSILONS,
 )
 RESNET = Architecture(
     name="R-customx1",
@@ -34,7 +47,13 @@ RESNET = Architecture(
     **STEM_EPSILONS,
 )
 ROOT_HYBRID = dataclasses.replace(
-    HYBRID, name="R+ViT-custom/8", image_size=(32, 64), patch_size=(4, 4), units=(), width=32, mlp_dim=64
+    HYBRID,
+    name="R+ViT-custom/8",
+    image_size=(32, 64),
+    patch_size=(4, 4),
+    units=(),
+    width=32,
+    mlp_dim=64,
 )
 TIMM = {
     "token": VIT,
@@ -48,10 +67,14 @@ TIMM = {
 HUGGINGFACE = {
     "token": dataclasses.replace(VIT, layer_norm_epsilon=1e-12),
     "tanh": dataclasses.replace(VIT, gelu="tanh", layer_norm_epsilon=1e-6, image_size=(32, 32)),
-    "learned_2d": dataclasses.replace(VIT, position_embedding="learned_2d", layer_norm_epsilon=1e-12),
+    "learned_2d": dataclasses.replace(
+        VIT, position_embedding="learned_2d", layer_norm_epsilon=1e-12
+    ),
     "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp", layer_norm_epsilon=1e-12),
 }
-CASES = {f"timm_{name}": a for name, a in TIMM.items()} | {f"huggingface_{name}": a for name, a in HUGGINGFACE.items()}
+CASES = {f"timm_{name}": a for name, a in TIMM.items()} | {
+    f"huggingface_{name}": a for name, a in HUGGINGFACE.items()
+}
 NUM_IMAGES = 3
 
 
@@ -81,4 +104,6 @@ def _fan_in(name: str, shape: tuple[int, ...]) -> int:
 
 def images(a: Architecture) -> np.ndarray:
     """float32 (NUM_IMAGES, H, W, 3) in [-1, 1]."""
-    return np.random.default_rng(7).uniform(-1, 1, (NUM_IMAGES, *a.image_size, 3)).astype(np.float32)
+    return (
+        np.random.default_rng(7).uniform(-1, 1, (NUM_IMAGES, *a.image_size, 3)).astype(np.float32)
+    )

@@ -12,13 +12,22 @@ import tempfile
 
 import numpy as np
 
-OPENAI = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+OPENAI = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 SQUARE = {"height": 48, "width": 48}
 PROCESSORS = {  # case of `run_families.py`: class of transformers and its arguments, in proportion to the released ones
     "dinov2": (
         "BitImageProcessor",
-        {"size": {"shortest_edge": 55}, "crop_size": SQUARE, "do_center_crop": True, "resample": 3, **IMAGENET},
+        {
+            "size": {"shortest_edge": 55},
+            "crop_size": SQUARE,
+            "do_center_crop": True,
+            "resample": 3,
+            **IMAGENET,
+        },
     ),
     "dinov3": ("DINOv3ViTImageProcessor", {"size": SQUARE, "resample": 2, **IMAGENET}),
     "siglip": ("SiglipImageProcessor", {"size": SQUARE, "resample": 3}),
@@ -28,7 +37,12 @@ PROCESSORS = {  # case of `run_families.py`: class of transformers and its argum
         {"size": {"shortest_edge": 48}, "crop_size": SQUARE, "do_normalize": False},
     ),
 }
-TIMM = ("mae", "dinov3", "pe_core", "eva02_clip")  # cases whose preprocessing is that of timm's own configuration
+TIMM = (
+    "mae",
+    "dinov3",
+    "pe_core",
+    "eva02_clip",
+)  # cases whose preprocessing is that of timm's own configuration
 
 
 def photograph() -> np.ndarray:
@@ -60,7 +74,11 @@ def main(path: pathlib.Path) -> None:
             output = build_huggingface(case, pathlib.Path(folder))[0](x)
             names = ("logits", "image_embeds", "summary", "pooler_output")
             features = next(output[name] for name in names if name in output)
-            mean, std = ([0.0] * 3, [1.0] * 3) if case == "radio" else (processor.image_mean, processor.image_std)
+            mean, std = (
+                ([0.0] * 3, [1.0] * 3)
+                if case == "radio"
+                else (processor.image_mean, processor.image_std)
+            )
             add(recorded, f"huggingface/{case}", x, mean, std, features)
             recorded[f"huggingface/{case} processor"] = np.array(json.dumps(stated))
         for case in TIMM:
@@ -73,7 +91,9 @@ def main(path: pathlib.Path) -> None:
     np.savez_compressed(path, **recorded)
 
 
-def add(recorded: dict, case: str, x: object, mean: list[float], std: list[float], features: object) -> None:
+def add(
+    recorded: dict, case: str, x: object, mean: list[float], std: list[float], features: object
+) -> None:
     grey = (x[0].numpy().transpose(1, 2, 0) * std + mean) * 255
     recorded[f"{case} pixels"] = np.round(grey).astype(np.uint8)
     recorded[f"{case} features"] = features.numpy()[0]

@@ -44,14 +44,20 @@ def images_of_libraries() -> dict[str, np.ndarray]:
         for size in NETWORKS:
             for fraction in CROP_FRACTIONS:
                 timm = transforms_imagenet_eval(size, fraction, interpolation=name, normalize=False)
-                recorded[key("timm", name, size, fraction)] = np.asarray(timm(photograph)).transpose(1, 2, 0)
+                recorded[key("timm", name, size, fraction)] = np.asarray(
+                    timm(photograph)
+                ).transpose(1, 2, 0)
         asis = {"do_rescale": False, "do_normalize": False, "resample": number}
-        crop = CLIPImageProcessor(size={"shortest_edge": 11}, crop_size={"height": 10, "width": 10}, **asis)
+        crop = CLIPImageProcessor(
+            size={"shortest_edge": 11}, crop_size={"height": 10, "width": 10}, **asis
+        )
         squash = ViTImageProcessor(size={"height": 12, "width": 8}, **asis)
         for word, processor in (("crop", crop), ("squash", squash)):
             pixels = processor(photograph, return_tensors="np")["pixel_values"][0]
             recorded[key("huggingface", name, word)] = pixels.transpose(1, 2, 0).astype(np.uint8)
-    dinov3 = DINOv3ViTImageProcessor(size={"height": 12, "width": 8}, do_normalize=False)  # resizes floating point
+    dinov3 = DINOv3ViTImageProcessor(
+        size={"height": 12, "width": 8}, do_normalize=False
+    )  # resizes floating point
     pixels = np.asarray(dinov3(photograph, return_tensors="np")["pixel_values"][0])
     recorded["dinov3"] = (pixels.transpose(1, 2, 0) * 255).astype(np.float32)
     return recorded
@@ -68,17 +74,27 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
             case "timm":
                 flat_1SD = torch.tensor(old_hwD).reshape(1, -1, old_hwD.shape[2])
                 options = {"old_size": list(old_hwD.shape[:2]), "num_prefix_tokens": 0}
-                return resample_abs_pos_embed(flat_1SD, list(new), **options).reshape(*new, -1).numpy()
+                return (
+                    resample_abs_pos_embed(flat_1SD, list(new), **options).reshape(*new, -1).numpy()
+                )
             case "huggingface":
                 new_1Dhw = interpolate(old_1Dhw, size=new, mode="bicubic", align_corners=False)
             case "dinov2":  # interpolate_pos_encoding with its interpolate_offset
                 scale = tuple((n + 0.1) / o for n, o in zip(new, old_hwD.shape[:2], strict=True))
-                new_1Dhw = interpolate(old_1Dhw, scale_factor=scale, mode="bicubic", antialias=False)
+                new_1Dhw = interpolate(
+                    old_1Dhw, scale_factor=scale, mode="bicubic", antialias=False
+                )
             case "bilinear":
-                new_1Dhw = interpolate(old_1Dhw, size=new, mode="bilinear", align_corners=False, antialias=True)
+                new_1Dhw = interpolate(
+                    old_1Dhw, size=new, mode="bilinear", align_corners=False, antialias=True
+                )
         return new_1Dhw[0].permute(1, 2, 0).numpy()
 
-    return {key(name, *grids): resized(name, table(grids[0]), grids[1]) for name in POSITIONS for grids in GRIDS}
+    return {
+        key(name, *grids): resized(name, table(grids[0]), grids[1])
+        for name in POSITIONS
+        for grids in GRIDS
+    }
 
 
 def main() -> None:

@@ -13,7 +13,13 @@ import numpy as np
 
 TOLERANCE = 1e-6  # of logits, relative to the largest: float32 in another order
 LABELS = {0: "cat", 1: "dog", 2: "red"}
-SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
 NEW_HEAD = {"target_modules": "all-linear", "modules_to_save": ["classifier"]}
 CASES = {  # name → base, number of classes, options of LoraConfig
     "attention": ("vit", 3, {"target_modules": ["q_proj", "v_proj"]}),

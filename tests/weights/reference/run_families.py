@@ -52,7 +52,11 @@ TIMM = {  # case: name of the model, image size, other arguments
     "eva02_base": ("eva02_base_patch14_224", 42, {"num_classes": 3}),
     "eva02_clip": ("eva02_base_patch16_clip_224", 48, {"num_classes": 3}),
     # timm scales the places of patches to its reference grid: the grid of this image is as in the original code.
-    "pe_core": ("vit_pe_core_base_patch16_224", 48, {"num_classes": 5, "attn_pool_num_heads": 4, **REFERENCE}),
+    "pe_core": (
+        "vit_pe_core_base_patch16_224",
+        48,
+        {"num_classes": 5, "attn_pool_num_heads": 4, **REFERENCE},
+    ),
     "pe_lang": ("vit_pe_lang_large_patch14_448", 42, REFERENCE),
     "pe_spatial": ("vit_pe_spatial_base_patch16_512", 48, REFERENCE),
     "aimv2": ("aimv2_large_patch14_224", 42, {}),
@@ -85,7 +89,12 @@ ORIGINAL = {  # case: name of timm's model, image size, other arguments, names o
         64,
         {"num_classes": 7},
         PE_NAMES | {"^": "visual."},
-        {"positional_embedding": [5, 8], "text_projection": [8, 7], "logit_scale": [], "ln_final.weight": [8]},
+        {
+            "positional_embedding": [5, 8],
+            "text_projection": [8, 7],
+            "logit_scale": [],
+            "ln_final.weight": [8],
+        },
     ),
     "pe_core": (*TIMM["pe_core"], PE_NAMES | {"^": "visual."}, {"logit_scale": []}),
     "pe_lang": (*TIMM["pe_lang"], PE_NAMES, {}),
@@ -121,10 +130,28 @@ ORIGINAL = {  # case: name of timm's model, image size, other arguments, names o
 }
 NORM = {"scale": [32], "bias": [32]}
 HEADS = {"kernel": [32, 2, 16], "bias": [2, 16]}
-ATTENTION = {"query": HEADS, "key": HEADS, "value": HEADS, "out": {"kernel": [2, 16, 32], "bias": [32]}}
-HIDDEN = {"Dense_0": {"kernel": [32, 128], "bias": [128]}, "Dense_1": {"kernel": [128, 32], "bias": [32]}}
-ENCODER = {"LayerNorm_0": NORM, "MultiHeadDotProductAttention_0": ATTENTION, "LayerNorm_1": NORM, "MlpBlock_0": HIDDEN}
-POOLING = {"probe": [1, 1, 32], "MultiHeadDotProductAttention_0": ATTENTION, "LayerNorm_0": NORM, "MlpBlock_0": HIDDEN}
+ATTENTION = {
+    "query": HEADS,
+    "key": HEADS,
+    "value": HEADS,
+    "out": {"kernel": [2, 16, 32], "bias": [32]},
+}
+HIDDEN = {
+    "Dense_0": {"kernel": [32, 128], "bias": [128]},
+    "Dense_1": {"kernel": [128, 32], "bias": [32]},
+}
+ENCODER = {
+    "LayerNorm_0": NORM,
+    "MultiHeadDotProductAttention_0": ATTENTION,
+    "LayerNorm_1": NORM,
+    "MlpBlock_0": HIDDEN,
+}
+POOLING = {
+    "probe": [1, 1, 32],
+    "MultiHeadDotProductAttention_0": ATTENTION,
+    "LayerNorm_0": NORM,
+    "MlpBlock_0": HIDDEN,
+}
 BIG_VISION = {  # SigLIP's file, of images of 64 pixels
     "img": {
         "embedding": {"kernel": [32, 32, 3, 32], "bias": [32]},
@@ -136,9 +163,21 @@ BIG_VISION = {  # SigLIP's file, of images of 64 pixels
     "t": [1],
     "b": [1],
 }
-HF_SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 48, "patch_size": 16}
+HF_SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 48,
+    "patch_size": 16,
+}
 MLP = {"intermediate_size": 64}
-TEXT = {**MLP, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50}
+TEXT = {
+    **MLP,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 50,
+}
 TOWERS = {"vision_config": {**HF_SIZES, **MLP}, "text_config": TEXT}
 TIPS = {"vision_config": HF_SIZES, "text_config": TEXT}
 DECODER = {"mask_ratio": 0.0, "decoder_hidden_size": 16, "decoder_num_hidden_layers": 1}
@@ -149,7 +188,11 @@ HUGGINGFACE = {  # case: class, configuration, its arguments
     "mae": ("ViTMAEForPreTraining", "ViTMAEConfig", MLP | DECODER),
     "ijepa": ("IJepaForImageClassification", "IJepaConfig", {**MLP, "num_labels": 3}),
     "deit": ("DeiTForImageClassification", "DeiTConfig", {**MLP, "num_labels": 3}),
-    "deit_distilled": ("DeiTForImageClassificationWithTeacher", "DeiTConfig", {**MLP, "num_labels": 3}),
+    "deit_distilled": (
+        "DeiTForImageClassificationWithTeacher",
+        "DeiTConfig",
+        {**MLP, "num_labels": 3},
+    ),
     "deit_pooler": ("DeiTModel", "DeiTConfig", MLP),
     "dinov2": ("Dinov2ForImageClassification", "Dinov2Config", {"num_labels": 3}),
     "dinov2_reg": ("Dinov2WithRegistersModel", "Dinov2WithRegistersConfig", {}),
@@ -167,7 +210,11 @@ HUGGINGFACE = {  # case: class, configuration, its arguments
     ),
     "clip_both": ("CLIPModel", "CLIPConfig", {**TOWERS, "projection_dim": 7}),
     "aimv2": ("Aimv2VisionModel", "Aimv2VisionConfig", {**MLP, "use_head": False}),
-    "radio": ("RadioModel", "RadioConfig", {"max_img_size": 128, "num_registers": 3, "summary_idxs": [2, 0]}),
+    "radio": (
+        "RadioModel",
+        "RadioConfig",
+        {"max_img_size": 128, "num_registers": 3, "summary_idxs": [2, 0]},
+    ),
 }
 
 
@@ -202,30 +249,51 @@ def run(
     model: torch.nn.Module, case: str, size: tuple[int, ...], mean: list[float], std: list[float]
 ) -> dict[str, list]:
     images = ((pixels(*size) - mean) / std).astype(np.float32)
-    has_table = "interpolate_pos_encoding" in inspect.signature(getattr(model, "vit", model).forward).parameters
-    is_resized = {"interpolate_pos_encoding": True} if len(size) == 2 and (has_table or case.endswith("_both")) else {}
+    has_table = (
+        "interpolate_pos_encoding"
+        in inspect.signature(getattr(model, "vit", model).forward).parameters
+    )
+    is_resized = (
+        {"interpolate_pos_encoding": True}
+        if len(size) == 2 and (has_table or case.endswith("_both"))
+        else {}
+    )
     x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
             features = model.forward_head(model.forward_features(x), pre_logits=True)
-            outputs = {} if hasattr(model, "head_dist") else {"features": features}  # the mean of two tokens
+            outputs = (
+                {} if hasattr(model, "head_dist") else {"features": features}
+            )  # the mean of two tokens
             outputs |= {"logits": model(x)} if model.num_classes else {}
         elif case.endswith("_both"):
             output = model.get_image_features(x, **is_resized)
             output = getattr(output, "pooler_output", output)
             outputs = {"logits" if case.startswith("clip") else "features": output}
         elif case == "mae":
-            order = torch.arange(float(images[0, ::16, ::16, 0].size))[None].repeat(len(x), 1)  # no patch moves
+            order = torch.arange(float(images[0, ::16, ::16, 0].size))[None].repeat(
+                len(x), 1
+            )  # no patch moves
             outputs = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
         else:
             output = model(x, **is_resized)
-            pooled = "hidden" if case.endswith("_pooler") else "features"  # behind a layer with tanh
-            names = {"logits": "logits", "image_embeds": "logits", "pooler_output": pooled, "summary": "features"}
+            pooled = (
+                "hidden" if case.endswith("_pooler") else "features"
+            )  # behind a layer with tanh
+            names = {
+                "logits": "logits",
+                "image_embeds": "logits",
+                "pooler_output": pooled,
+                "summary": "features",
+            }
             if case == "aimv2":
                 output["pooler_output"] = output.last_hidden_state.mean(1)
             outputs = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
     rows = {name: array.tolist() for name, array in outputs.items()}
-    return {name: [[float(f"{number:.7g}") for number in row] for row in array] for name, array in rows.items()}
+    return {
+        name: [[float(f"{number:.7g}") for number in row] for row in array]
+        for name, array in rows.items()
+    }
 
 
 def record(path: pathlib.Path, chosen: Collection[str]) -> None:
@@ -245,7 +313,9 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             output = run(model, case, (size,), *normalisation)
             shapes = short_names(folder / "model.safetensors")
             cases[f"timm/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
-            if "ref_feat_shape" in arguments:  # the original code counts patches; timm does so at its reference grid
+            if (
+                "ref_feat_shape" in arguments
+            ):  # the original code counts patches; timm does so at its reference grid
                 model.rope.ref_feat_shape = [4, 2]
             new = (size // 3 * 4, size // 3 * 2) if size != 64 else (96, 32)
             model.set_input_size(new)
@@ -258,12 +328,20 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             shapes = original_state(model, names, others)
             save_config_for_hf(model, folder / "config.json", model_args=arguments)
             config = json.loads((folder / "config.json").read_text())
-            output = run(model, case, (size,), config["pretrained_cfg"]["mean"], config["pretrained_cfg"]["std"])
+            output = run(
+                model,
+                case,
+                (size,),
+                config["pretrained_cfg"]["mean"],
+                config["pretrained_cfg"]["std"],
+            )
             cases[f"original/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
         if not chosen or "big_vision/siglip" in chosen:
             model = timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SIZES).eval()
             shapes = flat(BIG_VISION, "params")
-            arrays = {name: values(name, shape) for name, shape in full_names(shapes, depth=2).items()}
+            arrays = {
+                name: values(name, shape) for name, shape in full_names(shapes, depth=2).items()
+            }
             np.savez(folder / "siglip.npz", **arrays)
             model.load_pretrained(str(folder / "siglip.npz"))
             output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
@@ -277,12 +355,24 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             # C-RADIO normalises pixels itself; AIMv2's class takes images of one size.
             normalisation = ([0.0] * 3, [1.0] * 3) if case == "radio" else ([0.5] * 3, [0.5] * 3)
             output = run(model, case, (48,), *normalisation)
-            cases[f"huggingface/{case}"] = {"config": config, "size": 48, "shapes": shapes, **stored, **output}
+            cases[f"huggingface/{case}"] = {
+                "config": config,
+                "size": 48,
+                "shapes": shapes,
+                **stored,
+                **output,
+            }
             if case != "aimv2":
-                resized[f"huggingface/{case}"] = {"size": (64, 32), **run(model, case, (64, 32), *normalisation)}
+                resized[f"huggingface/{case}"] = {
+                    "size": (64, 32),
+                    **run(model, case, (64, 32), *normalisation),
+                }
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
     path.write_text(
-        json.dumps({"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")) + "\n"
+        json.dumps(
+            {"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")
+        )
+        + "\n"
     )
 
 
@@ -299,13 +389,17 @@ def build_huggingface(case: str, folder: pathlib.Path) -> tuple[torch.nn.Module,
     """Return a network of transformers, written to the folder, and the arrays that keep their values."""
     class_name, config_name, arguments = HUGGINGFACE[case]
     sizes = {} if case.endswith("_both") else HF_SIZES
-    model = getattr(transformers, class_name)(getattr(transformers, config_name)(**sizes, **arguments)).eval()
+    model = getattr(transformers, class_name)(
+        getattr(transformers, config_name)(**sizes, **arguments)
+    ).eval()
     fill(model)
     model.save_pretrained(folder)
     return model, file_values(model, folder / "model.safetensors")
 
 
-def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[str, list[int]]) -> dict[str, list[int]]:
+def original_state(
+    model: torch.nn.Module, names: dict[str, str], others: dict[str, list[int]]
+) -> dict[str, list[int]]:
     """Give a model of timm the values of a file of the authors, by timm's own conversion; return the file's shapes."""
     shapes = {}
     for name, array in model.state_dict().items():
@@ -323,8 +417,15 @@ def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[s
             shape = [3 * shape[0]]
         if not name.endswith("v_bias") and not name.endswith("head.bias"):
             shapes[name] = shape
-    shapes = {name.replace("s.0.", "s.{n}."): shape for name, shape in shapes.items() if "s.1." not in name} | others
-    state = {name: torch.from_numpy(values(name, shape)) for name, shape in full_names(shapes, depth=2).items()}
+    shapes = {
+        name.replace("s.0.", "s.{n}."): shape
+        for name, shape in shapes.items()
+        if "s.1." not in name
+    } | others
+    state = {
+        name: torch.from_numpy(values(name, shape))
+        for name, shape in full_names(shapes, depth=2).items()
+    }
     convert = sys.modules[type(model).__module__].checkpoint_filter_fn
     model.load_state_dict(convert(state, model))
     return shapes
@@ -333,7 +434,11 @@ def original_state(model: torch.nn.Module, names: dict[str, str], others: dict[s
 def flat(tree: dict[str, Any] | list[int], name: str) -> dict[str, list[int]]:
     if isinstance(tree, list):
         return {name: tree}
-    return {key: shape for part, inner in tree.items() for key, shape in flat(inner, f"{name}/{part}").items()}
+    return {
+        key: shape
+        for part, inner in tree.items()
+        for key, shape in flat(inner, f"{name}/{part}").items()
+    }
 
 
 def file_values(model: torch.nn.Module, file: pathlib.Path) -> dict[str, Any]:
@@ -343,7 +448,9 @@ def file_values(model: torch.nn.Module, file: pathlib.Path) -> dict[str, Any]:
     """
     arrays = load_file(file)
     stored = {name: array.tolist() for name, array in arrays.items() if re.search(STORED, name)}
-    arrays |= {name: values(name, array.shape) for name, array in arrays.items() if name not in stored}
+    arrays |= {
+        name: values(name, array.shape) for name, array in arrays.items() if name not in stored
+    }
     save_file(arrays, file, metadata={"format": "pt"})
     again = type(model).from_pretrained(file.parent)
     model.load_state_dict(again.state_dict())

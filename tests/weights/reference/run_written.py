@@ -29,15 +29,21 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
     architecture = getattr(transformers, config["architectures"][0])
     # ViTModel has a layer behind the features unless it is told otherwise.
     options = (
-        {"add_pooling_layer": "hidden" in golden} if config["architectures"][0] in ("ViTModel", "DeiTModel") else {}
+        {"add_pooling_layer": "hidden" in golden}
+        if config["architectures"][0] in ("ViTModel", "DeiTModel")
+        else {}
     )
     model, info = architecture.from_pretrained(folder, output_loading_info=True, **options)
     assert not any(info.values()), info
-    mean, std = ([0.0] * 3, [1.0] * 3) if config["model_type"] == "radio" else ([0.5] * 3, [0.5] * 3)
+    mean, std = (
+        ([0.0] * 3, [1.0] * 3) if config["model_type"] == "radio" else ([0.5] * 3, [0.5] * 3)
+    )
     if (folder / "preprocessor_config.json").exists():
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
         mean, std = processor.image_mean, processor.image_std
-    images = torch.from_numpy(((pixels(golden["size"]) - mean) / std).astype(np.float32)).permute(0, 3, 1, 2)
+    images = torch.from_numpy(((pixels(golden["size"]) - mean) / std).astype(np.float32)).permute(
+        0, 3, 1, 2
+    )
     with torch.inference_mode():
         output = model.eval()(images.contiguous())
     if "logits" in output or "image_embeds" in output:
@@ -46,11 +52,16 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
         return {"features": output.summary.numpy()}
     if "hidden" in golden:
         return {"hidden": output.pooler_output.numpy()}
-    if golden["config"].get("global_pool") == "avg" or config["model_type"] in ("ijepa", "aimv2_vision_model"):
+    if golden["config"].get("global_pool") == "avg" or config["model_type"] in (
+        "ijepa",
+        "aimv2_vision_model",
+    ):
         first = 1 + config["num_register_tokens"] if "num_register_tokens" in config else 0
         return {"features": output.last_hidden_state[:, first:].mean(1).numpy()}
     is_vit = config["model_type"] == "vit"
-    return {"features": (output.last_hidden_state[:, 0] if is_vit else output.pooler_output).numpy()}
+    return {
+        "features": (output.last_hidden_state[:, 0] if is_vit else output.pooler_output).numpy()
+    }
 
 
 if __name__ == "__main__":

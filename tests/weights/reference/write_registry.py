@@ -27,8 +27,23 @@ from timm.models._hub import save_config_for_hf  # noqa: E402
 from timm.models._registry import _deprecated_models, _model_entrypoints, _module_to_models  # noqa: E402
 
 MODULES = (
-    *("vision_transformer", "deit", "eva", "beit", "cait", "vision_transformer_hybrid", "naflexvit"),
-    *("vision_transformer_sam", "vision_transformer_relpos", "resnetv2", "gemma4_vit", "qwen3_vit", "deepseek_vit"),
+    *(
+        "vision_transformer",
+        "deit",
+        "eva",
+        "beit",
+        "cait",
+        "vision_transformer_hybrid",
+        "naflexvit",
+    ),
+    *(
+        "vision_transformer_sam",
+        "vision_transformer_relpos",
+        "resnetv2",
+        "gemma4_vit",
+        "qwen3_vit",
+        "deepseek_vit",
+    ),
 )
 PATCHES = 3  # a side of the grid of a small image
 
@@ -104,7 +119,9 @@ def fill(model: torch.nn.Module) -> None:
             if name.endswith("running_var"):
                 drawn = np.abs(drawn) + 1
             if name.startswith("patch_embed.backbone.") and name.endswith("norm3.weight"):
-                drawn = 0.2 * drawn  # else 16 units amplify timm's rounding to 4e-5 of its outputs in float64
+                drawn = (
+                    0.2 * drawn
+                )  # else 16 units amplify timm's rounding to 4e-5 of its outputs in float64
             state[name] = torch.from_numpy(drawn)
     model.load_state_dict(state)
 
@@ -115,7 +132,9 @@ def outputs_of(model: torch.nn.Module, image_size: tuple[int, int]) -> dict[str,
     images = ((pixels(*image_size) - pretrained["mean"]) / pretrained["std"]).astype(np.float32)
     batch = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     outputs = {"size": np.array(image_size)}
-    if type(model).__name__.endswith("Encoder"):  # towers of language models, which have no image features
+    if type(model).__name__.endswith(
+        "Encoder"
+    ):  # towers of language models, which have no image features
         return outputs
     with torch.inference_mode():
         if not hasattr(model, "head_dist"):
@@ -134,13 +153,20 @@ def write_model(name: str, folder: pathlib.Path) -> None:
     published = json.loads((folder / "config.json").read_text())
     published.pop("model_args", None)
     shapes = {key: list(array.shape) for key, array in full.state_dict().items()}
-    first_attention = next((module for module in full.modules() if hasattr(module, "num_heads")), None)
+    first_attention = next(
+        (module for module in full.modules() if hasattr(module, "num_heads")), None
+    )
     sizes = {
         "width": getattr(full, "embed_dim", None),
         "depth": len(full.blocks) if hasattr(full, "blocks") else None,
         "num_heads": getattr(first_attention, "num_heads", None),
     }
-    published_text = {"config": published, "shapes": shapes, "sizes": sizes, "class": type(full).__name__}
+    published_text = {
+        "config": published,
+        "shapes": shapes,
+        "sizes": sizes,
+        "class": type(full).__name__,
+    }
     (folder / "full.json").write_text(json.dumps(published_text))
     model, arguments = small_model(name, full)
     fill(model)

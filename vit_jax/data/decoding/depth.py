@@ -72,7 +72,11 @@ def depth_of(read: Read) -> Depth | None:
     except (struct.error, ValueError, OverflowError):
         return None
     # The depth of JPEG 2000 (SIZ) and AVIF (pixi), by which OpenCV scales.
-    match = re.match(rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)", start, re.DOTALL)
+    match = re.match(
+        rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)",
+        start,
+        re.DOTALL,
+    )
     if match is None:
         return None
     siz = match[1] or match[2]
@@ -177,7 +181,9 @@ def survey(
     paths = [path for path in paths if open_file is not None or path.lower().endswith(SURVEYED)]
     count = min(len(paths), MOST_FILES)
     checked = [paths[k * len(paths) // count] for k in range(count)]
-    headers = [_header_of(path) if open_file is None else _read_header(open_file, path) for path in checked]
+    headers = [
+        _header_of(path) if open_file is None else _read_header(open_file, path) for path in checked
+    ]
 
     def files_with(loss: str) -> list[str]:
         return [path for path, header in zip(checked, headers, strict=True) if header.loss == loss]
@@ -202,7 +208,9 @@ def survey(
     pages = [header.pages for header in headers if header.pages > 1]
     if pages:
         of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
-        lines.append(f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.")
+        lines.append(
+            f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used."
+        )
     return lines
 
 
@@ -246,7 +254,9 @@ def has_extra_band(read: Read) -> bool:
         return b"auxiliary:alpha" in start or b"aux:hevc:2015:auxid:1" in start
     if start.startswith(TIFF_STARTS):
         return _has_extra_sample(read)
-    match = re.match(rb".*?\xffO\xffQ.{36}(..)", start, re.DOTALL) if b"jP  " in start[:12] else None
+    match = (
+        re.match(rb".*?\xffO\xffQ.{36}(..)", start, re.DOTALL) if b"jP  " in start[:12] else None
+    )
     return match is not None and int.from_bytes(match[1], "big") in (2, 4)
 
 
@@ -290,7 +300,10 @@ def _pnm(start: bytes) -> Depth | None:
 
 def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     tags = {number: tag.values for number, tag in directory.items()}
-    bits, photometric = int(max(tags.get(_BITS, (1,)))), int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
+    bits, photometric = (
+        int(max(tags.get(_BITS, (1,)))),
+        int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0]),
+    )
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
     if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK):
         return None

@@ -21,7 +21,19 @@ _JPEG_SEQUENTIAL = (0xC0, 0xC1)
 MAX_JPEG_SCANS = 128
 """A progressive JPEG has about 10 scans, an optimised one up to 64. Each costs a pass over the image."""
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
-_TIFF_NUMBERS = {1: "B", 3: "H", 4: "I", 6: "b", 7: "B", 8: "h", 9: "i", 11: "f", 12: "d", 16: "Q", 17: "q"}
+_TIFF_NUMBERS = {
+    1: "B",
+    3: "H",
+    4: "I",
+    6: "b",
+    7: "B",
+    8: "h",
+    9: "i",
+    11: "f",
+    12: "d",
+    16: "Q",
+    17: "q",
+}
 _TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
 _MOST_ENTRIES = 4096  # of a directory, that are read
 _MOST_VALUES = 16  # of a tag, that are read by default
@@ -31,7 +43,9 @@ PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
 def stated_pixels(file: bytes) -> int:
     """Return width times height; 0 if the header is cut off or of an unknown format."""
     try:
-        reader = next((reader for start, reader in _READERS if re.match(start, file, re.DOTALL)), None)
+        reader = next(
+            (reader for start, reader in _READERS if re.match(start, file, re.DOTALL)), None
+        )
         return 0 if reader is None else reader(file)
     except (struct.error, ValueError, OverflowError):
         return 0
@@ -85,7 +99,9 @@ def jpeg_2000_bands(file: bytes) -> int | None:
 def jpeg_frame(file: bytes) -> tuple[int, int, int]:
     """Return height, width and number of components of a JPEG; zeros if it has no frame."""
     place = next((place for marker, place in jpeg_segments(file) if marker in JPEG_FRAMES), None)
-    height, width, components = (0, 0, 0) if place is None else struct.unpack_from(">HHB", file, place + 1)
+    height, width, components = (
+        (0, 0, 0) if place is None else struct.unpack_from(">HHB", file, place + 1)
+    )
     return height, width, components
 
 
@@ -94,7 +110,9 @@ def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
 
     def read(file: bytes) -> int:
         width, height = struct.unpack_from(layout, file, place)
-        return abs((width & mask) * (height & mask))  # rows of a BMP from top to bottom have a negative number
+        return abs(
+            (width & mask) * (height & mask)
+        )  # rows of a BMP from top to bottom have a negative number
 
     return read
 
@@ -123,7 +141,9 @@ class Tag(NamedTuple):
     values: tuple[float, ...]
 
 
-def tiff_directories(read: Read, wanted: Container[int], most_values: int = _MOST_VALUES) -> Iterator[dict[int, Tag]]:
+def tiff_directories(
+    read: Read, wanted: Container[int], most_values: int = _MOST_VALUES
+) -> Iterator[dict[int, Tag]]:
     """Yield the wanted tags with numbers of each directory of a TIFF, which is a page; of equal tags the first.
 
     At most `most_values` numbers of a tag are read.
@@ -156,21 +176,32 @@ def tiff_directories(read: Read, wanted: Container[int], most_values: int = _MOS
         (place,) = struct.unpack(order + word, read(place + head + entries * size, inline))
 
 
-def tiff_tags(file: bytes, wanted: Container[int], most_values: int = _MOST_VALUES) -> dict[int, Tag]:
+def tiff_tags(
+    file: bytes, wanted: Container[int], most_values: int = _MOST_VALUES
+) -> dict[int, Tag]:
     """Return the wanted tags of the first directory of a TIFF; arguments and exceptions as `tiff_directories`."""
-    return next(tiff_directories(lambda place, size: file[place : place + size], wanted, most_values), {})
+    return next(
+        tiff_directories(lambda place, size: file[place : place + size], wanted, most_values), {}
+    )
 
 
 def _tiff(file: bytes) -> int:
     tags = tiff_tags(file, (_TIFF_WIDTH, _TIFF_HEIGHT))
-    return math.prod(int(tags[side].values[0]) for side in (_TIFF_WIDTH, _TIFF_HEIGHT)) if len(tags) == 2 else 0
+    return (
+        math.prod(int(tags[side].values[0]) for side in (_TIFF_WIDTH, _TIFF_HEIGHT))
+        if len(tags) == 2
+        else 0
+    )
 
 
 def _largest(pattern: bytes) -> Callable[[bytes], int]:
     """Return a reader of the largest of all sizes that follow a pattern: there may be thumbnails."""
 
     def read(file: bytes) -> int:
-        sizes = (struct.unpack_from(">II", file, match.end()) for match in re.finditer(pattern, file, re.DOTALL))
+        sizes = (
+            struct.unpack_from(">II", file, match.end())
+            for match in re.finditer(pattern, file, re.DOTALL)
+        )
         return max((width * height for width, height in sizes), default=0)
 
     return read
@@ -183,7 +214,9 @@ def _pnm(file: bytes) -> int:
 
 def _pam(file: bytes) -> int:
     header = file.partition(b"ENDHDR")[0]
-    width, height = (re.findall(rb"%b\s+(\d{1,20})" % name, header) for name in (b"WIDTH", b"HEIGHT"))
+    width, height = (
+        re.findall(rb"%b\s+(\d{1,20})" % name, header) for name in (b"WIDTH", b"HEIGHT")
+    )
     return max(map(int, width), default=0) * max(map(int, height), default=0)
 
 

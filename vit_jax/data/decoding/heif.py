@@ -81,8 +81,12 @@ def read_metadata(file: bytes) -> Metadata:
         return Metadata()
     boxes = {box.kind: box for box in read_boxes(file, meta.start + 4, meta.end)}
     kinds = _item_kinds(file, boxes.get(b"iinf"))
-    exif = _item_data(file, boxes, next((item for item, kind in kinds.items() if kind == b"Exif"), None))
-    xmp = _item_data(file, boxes, next((item for item, kind in kinds.items() if kind == b"mime"), None))
+    exif = _item_data(
+        file, boxes, next((item for item, kind in kinds.items() if kind == b"Exif"), None)
+    )
+    xmp = _item_data(
+        file, boxes, next((item for item, kind in kinds.items() if kind == b"mime"), None)
+    )
     if len(exif) > 4:
         (gap,) = struct.unpack_from(">I", exif)  # bytes up to the header of the TIFF
         exif = exif[4 + gap :]
@@ -105,7 +109,11 @@ def _read_orientation(file: bytes, boxes: dict[bytes, Box]) -> int | None:
         return None
     container = parts[b"ipco"]
     known = list(read_boxes(file, container.start, container.end))
-    turns = [known[index - 1] for index in _associations(file, parts[b"ipma"], item) if 0 < index <= len(known)]
+    turns = [
+        known[index - 1]
+        for index in _associations(file, parts[b"ipma"], item)
+        if 0 < index <= len(known)
+    ]
     return _compose(file, [box for box in turns if box.kind in (b"irot", b"imir")])
 
 

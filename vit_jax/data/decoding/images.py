@@ -105,7 +105,9 @@ def decode(
     if pixels is None:
         raise UnreadableImage(_explain_unreadable(image))
     if _has_unmarked_inks(image):
-        raise UnreadableImage("The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB")
+        raise UnreadableImage(
+            "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB"
+        )
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
 
@@ -143,7 +145,11 @@ def plan_crop(
         return decode_and_cut
     _require_size(layout.height * layout.width, max_image_megapixels)
     _require_few_scans(image)
-    orientation, height, width = orientation_of(image) if exif_orientation else 1, layout.height, layout.width
+    orientation, height, width = (
+        orientation_of(image) if exif_orientation else 1,
+        layout.height,
+        layout.width,
+    )
     if is_transposed(orientation):
         height, width, size = width, height, size[::-1]
     box = turn_back(choose(height, width), orientation, height, width)
@@ -151,7 +157,9 @@ def plan_crop(
 
     def decode_or_explain() -> np.ndarray:
         part = decode_part()
-        return turn(cut(decode(image, max_image_megapixels), box) if part is None else part, orientation)
+        return turn(
+            cut(decode(image, max_image_megapixels), box) if part is None else part, orientation
+        )
 
     return decode_or_explain
 
@@ -159,7 +167,9 @@ def plan_crop(
 def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
     is_tiff = file.startswith(TIFF_STARTS)
     if is_tiff:
-        tiff.read_layout(file)  # a layout that is not supported comes before a range that is missing
+        tiff.read_layout(
+            file
+        )  # a layout that is not supported comes before a range that is missing
     depth = depth_of_file(file)
     if depth is not None:
         mapped = _decode_deep(file, depth, value_range)
@@ -207,8 +217,14 @@ def _require_few_scans(file: bytes) -> None:
 
 
 def _to_rgb(pixels: np.ndarray) -> np.ndarray:
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
-        raise ValueError(f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4).")
+    if (
+        pixels.dtype != np.uint8
+        or pixels.ndim not in (2, 3)
+        or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4))
+    ):
+        raise ValueError(
+            f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4)."
+        )
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2RGB)
     return np.ascontiguousarray(pixels[..., :3])
@@ -221,9 +237,7 @@ def _explain_unreadable(file: bytes) -> str:
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
         return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
     if (bands := jpeg_2000_bands(file)) is not None:
-        return (
-            f"The file starts as JPEG 2000 of {bands} bands but is cut off, damaged or has a layout that is not decoded"
-        )
+        return f"The file starts as JPEG 2000 of {bands} bands but is cut off, damaged or has a layout that is not decoded"
     for signature, name in _SIGNATURES:
         if file.startswith(signature):
             return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
@@ -237,10 +251,15 @@ def _has_unmarked_inks(file: bytes) -> bool:
     """
     if not file.startswith(_JPEG_START) or jpeg_frame(file)[2] != 4:
         return False
-    return not any(marker == _JPEG_ADOBE and file.startswith(b"Adobe", at) for marker, at in jpeg_segments(file))
+    return not any(
+        marker == _JPEG_ADOBE and file.startswith(b"Adobe", at)
+        for marker, at in jpeg_segments(file)
+    )
 
 
-def resize_bilinear(image: np.ndarray, size: tuple[int, int], out: np.ndarray | None = None) -> np.ndarray:
+def resize_bilinear(
+    image: np.ndarray, size: tuple[int, int], out: np.ndarray | None = None
+) -> np.ndarray:
     """Resize to `size` (height, width), bilinear without antialiasing, with samples at pixel centres: TF's `resize`.
 
     The result may be `out`, an array of this size, or the image itself.

@@ -20,7 +20,9 @@ from vit_jax.data.decoding.headers import JPEG_FRAMES, JPEG_SCAN, jpeg_segments
 
 try:
     import simplejpeg
-except ImportError:  # OpenCV decodes the same pixels; it is slower, and complains of files whose height was changed
+except (
+    ImportError
+):  # OpenCV decodes the same pixels; it is slower, and complains of files whose height was changed
     simplejpeg = None
 
 DECODER = "OpenCV" if simplejpeg is None else "simplejpeg"
@@ -36,7 +38,9 @@ _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended, with Huffman codes
 _RESTART_INTERVAL = 0xDD
 _END = b"\xff\xd9"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_CONTEXT = 2  # pixels around a crop that smooth its colours, which are stored at half the resolution
+_CONTEXT = (
+    2  # pixels around a crop that smooth its colours, which are stored at half the resolution
+)
 
 
 class Layout(NamedTuple):
@@ -75,33 +79,47 @@ def layout_of(file: bytes) -> Layout | None:
             factors = [file[frame + 7 + 3 * k] for k in range(components)]
             across, down = max(f >> 4 for f in factors), max(f & 15 for f in factors)
             unit = (8 * down, 8 * across) if components == 3 else (8, 8)
-            is_one_scan = is_sequential and file[place] == components and file.endswith(_END) and min(unit)
-            data_at = place - 2 + int.from_bytes(file[place - 2 : place], "big") if is_one_scan else 0
+            is_one_scan = (
+                is_sequential and file[place] == components and file.endswith(_END) and min(unit)
+            )
+            data_at = (
+                place - 2 + int.from_bytes(file[place - 2 : place], "big") if is_one_scan else 0
+            )
             return Layout(height, width, frame + 1, unit, interval, data_at)
     return None
 
 
-def plan_crop(file: bytes, layout: Layout, box: Box, size: tuple[int, int]) -> Callable[[], np.ndarray | None]:
+def plan_crop(
+    file: bytes, layout: Layout, box: Box, size: tuple[int, int]
+) -> Callable[[], np.ndarray | None]:
     """Remove the data of a JPEG that a part of it does not need; decode nothing yet.
 
     Returns:
       A function that decodes the part to uint8 (H, W, 3), RGB, or to None if the file is damaged. The shape is that of
       `box` divided by 1, 2, 4 or 8 and not smaller than `size` (height, width); borders are rounded to these pixels.
     """
-    reduction = next(n for n in REDUCTIONS if n == 1 or (box.height >= n * size[0] and box.width >= n * size[1]))
+    reduction = next(
+        n for n in REDUCTIONS if n == 1 or (box.height >= n * size[0] and box.width >= n * size[1])
+    )
     is_complete = True
     if layout.data_at:
         file, layout, box, is_complete = _without_the_rest(file, layout, box)
-    top, left, bottom, right = (round(n / reduction) for n in (*box[:2], box.top + box.height, box.left + box.width))
+    top, left, bottom, right = (
+        round(n / reduction) for n in (*box[:2], box.top + box.height, box.left + box.width)
+    )
     part = Box(top, left, bottom - top, right - left)
     return functools.partial(_decode_part, file, layout, reduction, is_complete, part)
 
 
-def _decode_part(file: bytes, layout: Layout, reduction: int, is_complete: bool, part: Box) -> np.ndarray | None:
+def _decode_part(
+    file: bytes, layout: Layout, reduction: int, is_complete: bool, part: Box
+) -> np.ndarray | None:
     if simplejpeg is None:
         pixels = cv2.imdecode(np.frombuffer(file, np.uint8), _FLAGS | REDUCTIONS[reduction])
         return None if pixels is None else cut(pixels, part)
-    height, width = (-(-side // reduction) for side in layout[:2])  # the sizes for which libjpeg takes this fraction
+    height, width = (
+        -(-side // reduction) for side in layout[:2]
+    )  # the sizes for which libjpeg takes this fraction
     size = {"min_height": height, "min_width": width, "min_factor": reduction}
     try:
         return cut(simplejpeg.decode_jpeg(file, "RGB", strict=is_complete, **size), part)
@@ -111,18 +129,30 @@ def _decode_part(file: bytes, layout: Layout, reduction: int, is_complete: bool,
 
 def _without_the_rest(file: bytes, layout: Layout, box: Box) -> tuple[bytes, Layout, Box, bool]:
     """Return a smaller file with the crop, its layout, the crop in it, and whether its data end with its height."""
-    unit, across, down = layout.unit[0], -(-layout.width // layout.unit[1]), -(-layout.height // layout.unit[0])
+    unit, across, down = (
+        layout.unit[0],
+        -(-layout.width // layout.unit[1]),
+        -(-layout.height // layout.unit[0]),
+    )
     top = max(box.top - _CONTEXT, 0) // unit  # in rows of units
     bottom = -(-min(box.top + box.height + _CONTEXT, layout.height) // unit)
     if layout.interval == across:
         marks = [match.start() for match in _RESTART.finditer(file, layout.data_at)]
         if len(marks) + 1 == down:
             starts, ends = [layout.data_at, *(mark + 2 for mark in marks)], [*marks, len(file) - 2]
-            pieces = [file[start:end] for start, end in zip(starts[top:bottom], ends[top:bottom], strict=True)]
+            pieces = [
+                file[start:end]
+                for start, end in zip(starts[top:bottom], ends[top:bottom], strict=True)
+            ]
             coded = [part for n, piece in enumerate(pieces) for part in (_marker(n), piece)][1:]
             part = layout._replace(height=min(bottom * unit, layout.height) - top * unit)
             header = _header(file[: layout.data_at], part)
-            return b"".join([header, *coded, _END]), part, box._replace(top=box.top - top * unit), True
+            return (
+                b"".join([header, *coded, _END]),
+                part,
+                box._replace(top=box.top - top * unit),
+                True,
+            )
     if simplejpeg is None or bottom == down:
         return file, layout, box, True
     part = layout._replace(height=bottom * unit)

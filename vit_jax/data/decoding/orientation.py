@@ -20,13 +20,19 @@ from vit_jax.data.decoding.headers import TIFF_STARTS, jpeg_segments, tiff_tags
 _ORIENTATION, _TIFF_XMP = 274, 700  # tags
 _APP1, _EXIF, _XMP = 0xE1, b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _PNG_XMP = b"XML:com.adobe.xmp\0"
-_PNG_PROFILE = re.compile(rb"Raw profile type (exif|APP1|xmp)\0", re.IGNORECASE)  # of ImageMagick, in hexadecimal
+_PNG_PROFILE = re.compile(
+    rb"Raw profile type (exif|APP1|xmp)\0", re.IGNORECASE
+)  # of ImageMagick, in hexadecimal
 _JP2_EXIF = b"JpgTiffExif->JP2"
 _JP2_XMP = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")
 _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([0-9])\s*["'<]""")
 _MOST_XMP = 2**20  # bytes that are searched
 _MOST_CHUNKS = 2**16  # of a PNG or WebP
-_TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)  # in this order to be upright
+_TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (
+    (5, 6, 7, 8),
+    (3, 4, 7, 8),
+    (2, 3, 6, 7),
+)  # in this order to be upright
 
 
 class _Stated(NamedTuple):
@@ -216,4 +222,10 @@ def tagged(jpeg: bytes, orientation: int) -> bytes:
     if orientation == 1:
         return jpeg
     tiff = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, _ORIENTATION, 3, 1, orientation, 0, 0)
-    return jpeg[:2] + struct.pack(">BBH", 0xFF, _APP1, 2 + len(_EXIF) + len(tiff)) + _EXIF + tiff + jpeg[2:]
+    return (
+        jpeg[:2]
+        + struct.pack(">BBH", 0xFF, _APP1, 2 + len(_EXIF) + len(tiff))
+        + _EXIF
+        + tiff
+        + jpeg[2:]
+    )

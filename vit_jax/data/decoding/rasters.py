@@ -133,11 +133,17 @@ def _decode_pam(file: bytes) -> np.ndarray:
     header = _PAM_HEADER.match(file)
     if header is None:
         raise UndecodableRaster("The file starts as PAM but its header is cut off or damaged")
-    fields = dict(re.findall(rb"^(WIDTH|HEIGHT|DEPTH|MAXVAL)\s+(\d{1,9})\s*$", header[0], re.MULTILINE))
+    fields = dict(
+        re.findall(rb"^(WIDTH|HEIGHT|DEPTH|MAXVAL)\s+(\d{1,9})\s*$", header[0], re.MULTILINE)
+    )
     kind = re.search(rb"^TUPLTYPE\s+(\w+)", header[0], re.MULTILINE)
     if len(fields) < 4:
-        raise UndecodableRaster("The file starts as PAM but its header lacks WIDTH, HEIGHT, DEPTH or MAXVAL")
-    width, height, bands, most = (int(fields[name]) for name in (b"WIDTH", b"HEIGHT", b"DEPTH", b"MAXVAL"))
+        raise UndecodableRaster(
+            "The file starts as PAM but its header lacks WIDTH, HEIGHT, DEPTH or MAXVAL"
+        )
+    width, height, bands, most = (
+        int(fields[name]) for name in (b"WIDTH", b"HEIGHT", b"DEPTH", b"MAXVAL")
+    )
     if not 1 <= bands <= MOST_BANDS:
         raise UndecodableRaster(
             f"The file is a PAM of {bands} bands, and images have 1 to {MOST_BANDS}: save it as RGB"
@@ -145,7 +151,9 @@ def _decode_pam(file: bytes) -> np.ndarray:
     if kind is not None and kind[1].startswith(b"CMYK"):
         raise UndecodableRaster("The file is a PAM of CMYK: save it as RGB")
     if not 1 <= most <= 65535:
-        raise UndecodableRaster(f"The file is a PAM with MAXVAL {most}, which must be from 1 to 65535")
+        raise UndecodableRaster(
+            f"The file is a PAM with MAXVAL {most}, which must be from 1 to 65535"
+        )
     dtype = np.dtype(">u2" if most > 255 else "u1")
     count = height * width * bands
     if len(file) - header.end() < count * dtype.itemsize:

@@ -36,9 +36,21 @@ _IMAGE_DEPTH, _TILE_DEPTH = 32997, 32998
 # Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
 _PASSED_ON = (
     *(266, 292, 293, 338),
-    *(_BITS, _FORMAT, _PLANES, _PREDICTOR, _SAMPLES, _STRIP_ROWS, _TILE_WIDTH, _TILE_HEIGHT, _YCBCR_SUBSAMPLING),
+    *(
+        _BITS,
+        _FORMAT,
+        _PLANES,
+        _PREDICTOR,
+        _SAMPLES,
+        _STRIP_ROWS,
+        _TILE_WIDTH,
+        _TILE_HEIGHT,
+        _YCBCR_SUBSAMPLING,
+    ),
 )
-_SMALL_TAGS = frozenset((*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH))
+_SMALL_TAGS = frozenset(
+    (*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH)
+)
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
 
 # Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be larger than the page.
@@ -78,7 +90,9 @@ COMPRESSIONS: Mapping[int, str] = {
     52546: "JPEG XL",
 }
 """Compressions that are decoded, by the value of tag 259."""
-_IMAGE_CODECS = frozenset((*JPEGS, 22610, 33003, 33004, 33005, 34712, LERC, 34927, 34933, 34934, 50001, 50002, 52546))
+_IMAGE_CODECS = frozenset(
+    (*JPEGS, 22610, 33003, 33004, 33005, 34712, LERC, 34927, 34933, 34934, 50001, 50002, 52546)
+)
 
 FORMATS: Mapping[int, str] = {
     1: "unsigned integers",
@@ -145,7 +159,9 @@ def read_layout(file: bytes) -> Layout:
     try:
         tags = tiff_tags(file, _SMALL_TAGS)
     except (struct.error, ValueError, OverflowError) as error:
-        raise UndecodableTiff("The file starts as TIFF but its directory is cut off or damaged") from error
+        raise UndecodableTiff(
+            "The file starts as TIFF but its directory is cut off or damaged"
+        ) from error
 
     def first(tag: int, default: int) -> int:
         return int(tags[tag].values[0]) if tag in tags else default
@@ -159,17 +175,25 @@ def read_layout(file: bytes) -> Layout:
     description = _describe(compression, bands, words, sample_format)
 
     if not 1 <= bands <= MOST_BANDS:
-        raise UndecodableTiff(f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. {CHOOSE_BANDS}")
+        raise UndecodableTiff(
+            f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. {CHOOSE_BANDS}"
+        )
     if compression not in COMPRESSIONS:
-        raise _unsupported(f"compression {compression} ({_name(tifffile.COMPRESSION, compression)})", description)
+        raise _unsupported(
+            f"compression {compression} ({_name(tifffile.COMPRESSION, compression)})", description
+        )
     if len({*sample_bits}) > 1 or len({*tags[_FORMAT].values} if _FORMAT in tags else {1}) > 1:
         raise _unsupported("bands of different kinds", description)
     if not _is_known_sample(sample_format, int(sample_bits[0])):
         kind = FORMATS.get(sample_format, f"sample format {sample_format}")
         raise _unsupported(f"{kind} of {words} bits", description)
     if photometric not in [*Photometric]:
-        raise _unsupported(f"colours as {_name(tifffile.PHOTOMETRIC, photometric)} ({photometric})", description)
-    if compression == LERC and first(_PREDICTOR, 1) == 3:  # no longer lossless, and wrong in tifffile
+        raise _unsupported(
+            f"colours as {_name(tifffile.PHOTOMETRIC, photometric)} ({photometric})", description
+        )
+    if (
+        compression == LERC and first(_PREDICTOR, 1) == 3
+    ):  # no longer lossless, and wrong in tifffile
         raise _unsupported("a predictor for floating point", description)
     if first(_IMAGE_DEPTH, 1) > 1 or first(_TILE_DEPTH, 1) > 1:
         raise _unsupported("volumes", description)
@@ -258,11 +282,18 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
     """Return all samples, (H, W, bands)."""
     with _explain_damage(layout):
         page = _describe_page(file, layout)
-        if page.dtype is None or page.shaped[1] != 1 or page.shaped[2:4] != (layout.height, layout.width):
+        if (
+            page.dtype is None
+            or page.shaped[1] != 1
+            or page.shaped[2:4] != (layout.height, layout.width)
+        ):
             raise ValueError("its tags contradict each other")
         count = math.prod(page.chunked)
         segment_pixels = _segment_pixels(page, layout)
-        allowed = 2 * layout.height * layout.width * (layout.bands if layout.is_planar else 1) + _SPARE_PIXELS
+        allowed = (
+            2 * layout.height * layout.width * (layout.bands if layout.is_planar else 1)
+            + _SPARE_PIXELS
+        )
         if count * segment_pixels > allowed:
             raise ValueError("its tiles are much larger than the page")
         allowed_samples = allowed * layout.bands
@@ -273,15 +304,21 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
                 # Then the file's own marks tell the colours, whatever the tags say; a plane is grey.
                 page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
             if layout.compression == LERC:
-                data = _unwrap_lerc(data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096)
+                data = _unwrap_lerc(
+                    data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096
+                )
             if jpeg_scans(data) > MAX_JPEG_SCANS:
                 raise ValueError(f"a strip or tile is a JPEG of more than {MAX_JPEG_SCANS} scans")
             if layout.compression in _IMAGE_CODECS:
-                allowed_samples -= _codec_pixels(data) * (1 if layout.compression == LERC else layout.bands)
+                allowed_samples -= _codec_pixels(data) * (
+                    1 if layout.compression == LERC else layout.bands
+                )
             if allowed_samples < 0:
                 raise ValueError("its strips or tiles state more pixels than the page")
             segment, (plane, _, top, left, _), _ = page.decode(data, index, **arguments)
-            if segment is None or (segment.dtype != page.dtype and layout.bits > 1):  # CCITT: integers
+            if segment is None or (
+                segment.dtype != page.dtype and layout.bits > 1
+            ):  # CCITT: integers
                 raise ValueError(f"its data are not {page.dtype}")
             part = values[plane, 0, top : top + segment.shape[1], left : left + segment.shape[2]]
             part[...] = segment[0, : part.shape[0], : part.shape[1]]
@@ -388,7 +425,9 @@ def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarra
     count = 3 << layout.bits
     tag = tiff_tags(file, (_COLOR_MAP,), most_values=count).get(_COLOR_MAP)
     if tag is None or len(tag.values) < count:
-        raise UndecodableTiff(f"The file is a TIFF with a palette that is missing or cut off ({layout.describe()})")
+        raise UndecodableTiff(
+            f"The file is a TIFF with a palette that is missing or cut off ({layout.describe()})"
+        )
     colours = np.array(tag.values, np.uint16).reshape(3, -1).T
     if colours.max(initial=0) > 255:  # some programs write 8 bits where the specification wants 16
         colours >>= 8
@@ -404,8 +443,12 @@ def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
 
 def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
     """Convert by the coefficients of Rec. 601 with all 8 bits, as JPEG does."""
-    luma, blue, red = np.moveaxis(pixels.astype(np.float32) - np.array([0, 128, 128], np.float32), -1, 0)
-    rgb = np.stack([luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], axis=-1)
+    luma, blue, red = np.moveaxis(
+        pixels.astype(np.float32) - np.array([0, 128, 128], np.float32), -1, 0
+    )
+    rgb = np.stack(
+        [luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], axis=-1
+    )
     return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
 
 
@@ -413,7 +456,9 @@ def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
 def _explain_damage(layout: Layout) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # codecs have no one class for damage, and may ask for memory that no page needs
+    except (
+        Exception
+    ) as error:  # codecs have no one class for damage, and may ask for memory that no page needs
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UndecodableTiff(
             f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an unknown kind: {reason}"

@@ -18,7 +18,9 @@ from array_record.python import array_record_module
 from vit_jax.storage.files import is_mirrored, open_regular, read_range, size_of
 
 _BLOCK_BYTES, _BLOCK_HEADER_BYTES = 2**16, 24
-_CHUNK_HEADER = struct.Struct("<5Q")  # hash, size of the data, its hash, kind and number of records, their size
+_CHUNK_HEADER = struct.Struct(
+    "<5Q"
+)  # hash, size of the data, its hash, kind and number of records, their size
 _MAGIC = 0x71930E704FDAE05E
 _SIMPLE = ord("r")
 _COMPRESSION = {0: None, ord("z"): "zstd", ord("b"): "brotli", ord("s"): "snappy"}
@@ -96,10 +98,15 @@ def _index_of(file: str) -> _Index:
         size = size_of(opened)
     _require(size > 0 and size % _BLOCK_BYTES == 0, "it does not end as an ArrayRecord file")
     start = size - _BLOCK_BYTES
-    postscript = dict(_fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0]))
+    postscript = dict(
+        _fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0])
+    )
     footer = postscript.get(_FOOTER_OFFSET, 0)
     is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
-    _require(is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC, "it does not end as an ArrayRecord file")
+    _require(
+        is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC,
+        "it does not end as an ArrayRecord file",
+    )
     _, *chunks = _records_of(_without_headers(read_range(file, footer, start - footer), footer))
     listed = [dict(_fields(chunk)) for chunk in chunks]
     offsets = np.array([*(chunk[_OFFSET] for chunk in listed), footer], np.int64)
@@ -135,7 +142,9 @@ def _records_of(chunk: bytes) -> list[bytes]:
             ends.append(ends[-1] + size)
     except (struct.error, IndexError, pa.ArrowException, OSError, ValueError) as error:
         raise RuntimeError(f"a chunk is damaged ({error})") from error
-    _require(ends[-1] == len(values), "a chunk is damaged: its records have another size than it states")
+    _require(
+        ends[-1] == len(values), "a chunk is damaged: its records have another size than it states"
+    )
     return [values[low:high] for low, high in itertools.pairwise(ends)]
 
 

@@ -28,16 +28,22 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
                 "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
             }
         )
-        return tfds.core.DatasetInfo(builder=self, features=features, homepage="https://scikit-learn.org")
+        return tfds.core.DatasetInfo(
+            builder=self, features=features, homepage="https://scikit-learn.org"
+        )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        train, test = (self._generate_examples(digits, indices) for indices in split_indices(digits.target))
+        train, test = (
+            self._generate_examples(digits, indices) for indices in split_indices(digits.target)
+        )
         return {"train": train, "test": test}
 
-    def _generate_examples(self, digits: Any, indices: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _generate_examples(
+        self, digits: Any, indices: np.ndarray
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         for index in indices:
             pixels = np.round(digits.images[index] * (255 / 16)).astype(np.uint8)
             # Encoded here: TFDS would encode an array with TensorFlow.
@@ -79,7 +85,9 @@ def prepare(data_dir: str | None = None) -> Path:
             if not isinstance(error, OSError) or error.filename is None:
                 raise
             fix = "Set --config.input.data_dir=FOLDER, or --data_dir=FOLDER of verbs without a recipe."
-            raise ValueError(f"input.data_dir: {path} cannot be written ({error.strerror or error}). {fix}") from error
+            raise ValueError(
+                f"input.data_dir: {path} cannot be written ({error.strerror or error}). {fix}"
+            ) from error
     return path
 
 

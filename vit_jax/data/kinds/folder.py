@@ -44,14 +44,20 @@ class Folder(Listing):
             problem = "there is no such folder. Give a folder with a sub-folder for each class."
         elif copy is not None and not copy["complete"]:
             options = f"--short_side={copy['short_side']} --quality={copy['quality']} --output={copy['folder']}"
-            problem = f"the copy is unfinished. Run: vit-jax prepare folder:{copy['source']} {options}"
+            problem = (
+                f"the copy is unfinished. Run: vit-jax prepare folder:{copy['source']} {options}"
+            )
         else:
             return
         raise ValueError(f"{self.place(None)}: {problem}")
 
     def splits(self, *names: str) -> list[str]:
         wanted = known_splits(names)
-        return [name for name in _subfolders(self.path) if name in wanted and _holds_folders(self.path / name)]
+        return [
+            name
+            for name in _subfolders(self.path)
+            if name in wanted and _holds_folders(self.path / name)
+        ]
 
     def classes(self, split: str | None) -> list[str]:
         names = _subfolders(self._below(split))
@@ -94,7 +100,9 @@ def description_of(folder: Path) -> Description | None:
             kinds = {"short_side": int, "quality": int, "complete": bool, "source": str}
             stated = {"complete": True, "source": ""} | stated if isinstance(stated, dict) else {}
             if not all(type(stated.get(name)) is kind for name, kind in kinds.items()):
-                raise ValueError(f"{file}: must state short_side and quality as JSON. Prepare the folder again.")
+                raise ValueError(
+                    f"{file}: must state short_side and quality as JSON. Prepare the folder again."
+                )
             return cast(Description, stated | {"folder": str(place)})
     return None
 
@@ -102,8 +110,14 @@ def description_of(folder: Path) -> Description | None:
 def _reject_splits(path: Path, class_names: Sequence[str]) -> None:
     """Reject folders named like splits that hold the same folders and no images: they are splits, not classes."""
     inside = [_subfolders(path / name) for name in class_names if _holds_folders(path / name)]
-    is_like_splits = any(word in name.lower() for name in class_names for word in ("train", "test", "val"))
-    if not is_like_splits or len(inside) < len(class_names) or any(names != inside[0] for names in inside):
+    is_like_splits = any(
+        word in name.lower() for name in class_names for word in ("train", "test", "val")
+    )
+    if (
+        not is_like_splits
+        or len(inside) < len(class_names)
+        or any(names != inside[0] for names in inside)
+    ):
         return
     train = next((name for name in class_names if "train" in name.lower()), class_names[0])
     test = next(name for name in class_names if name != train)

@@ -52,13 +52,30 @@ DECODED = (
         "5 or more bands, other compressions, signed 8 bits, complex numbers, Lab, YCbCr of more than 8 bits, volumes, "
         "missing tiles",
     ),
-    Decoded("JPEG 2000", "1 to 4 bands of 1 to 16 bits", "5 or more bands; codestreams of 1 or 2 bands"),
+    Decoded(
+        "JPEG 2000", "1 to 4 bands of 1 to 16 bits", "5 or more bands; codestreams of 1 or 2 bands"
+    ),
     Decoded("GIF", "first image; transparent pixels show their colour of the palette", ""),
     Decoded("BMP", "1 to 32 bits", ""),
-    Decoded("PBM, PGM, PPM, PAM", "text or binary, 1 to 16 bits", "PAM of 5 or more bands, or CMYK"),
+    Decoded(
+        "PBM, PGM, PPM, PAM", "text or binary, 1 to 16 bits", "PAM of 5 or more bands, or CMYK"
+    ),
 )
 """Formats and layouts; `tests/data/test_image_matrix.py` decodes them."""
-_TO_CONVERT = (".heic", ".heif", ".hif", ".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
+_TO_CONVERT = (
+    ".heic",
+    ".heif",
+    ".hif",
+    ".arw",
+    ".cr2",
+    ".cr3",
+    ".dng",
+    ".nef",
+    ".orf",
+    ".raf",
+    ".raw",
+    ".rw2",
+)
 """Photos in formats that are not read."""
 
 MAX_IMAGE_BYTES = 2**30
@@ -97,7 +114,9 @@ def images_in(folder: str, others: collections.Counter[str] | None = None) -> li
     paths = image_files(folder, skipped)
     if not paths:
         hint = " ".join([*describe_skipped(skipped), "Add images or remove the folder."])
-        raise ValueError(f"Folder {folder!r} has no images (files named {' '.join(EXTENSIONS)}). {hint}")
+        raise ValueError(
+            f"Folder {folder!r} has no images (files named {' '.join(EXTENSIONS)}). {hint}"
+        )
     if others is not None:
         others += skipped
     return paths
@@ -113,7 +132,9 @@ def describe_skipped(others: collections.Counter[str]) -> list[str]:
     if rest := sorted((-count, kind) for kind, count in others.items() if kind not in _TO_CONVERT):
         count = -sum(number for number, _ in rest)
         are = "file that is not an image is" if count == 1 else "files that are not images are"
-        lines.append(f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}.")
+        lines.append(
+            f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}."
+        )
     return lines
 
 
@@ -145,7 +166,10 @@ def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.Dir
       ValueError: the folder cannot be read.
     """
     with _readable(folder), os.scandir(folder) as entries:
-        visible = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+        visible = sorted(
+            (entry for entry in entries if not entry.name.startswith(".")),
+            key=lambda entry: entry.name,
+        )
     folders, files = list[os.DirEntry[str]](), list[os.DirEntry[str]]()
     for entry in visible:
         is_linked = entry.is_symlink() and os.path.isdir(entry.path)
@@ -189,11 +213,19 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     """
     paths: dict[str, str] = {}
     for argument in arguments:
-        for path in (path for one in (_names_on_input() if argument == "-" else [argument]) for path in _expand(one)):
+        for path in (
+            path
+            for one in (_names_on_input() if argument == "-" else [argument])
+            for path in _expand(one)
+        ):
             folder, name = os.path.split(path)
-            paths.setdefault(os.path.join(os.path.realpath(folder), name), path)  # equal for two ways to write one path
+            paths.setdefault(
+                os.path.join(os.path.realpath(folder), name), path
+            )  # equal for two ways to write one path
     if not paths:
-        raise ValueError("No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.")
+        raise ValueError(
+            "No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names."
+        )
     return list(paths.values())
 
 
@@ -202,7 +234,9 @@ def _names_on_input() -> Iterator[str]:
         for line in read_lines(sys.stdin.buffer, MAX_NAME_BYTES):
             yield from (os.fsdecode(name) for name in line.splitlines() if name)
     except ValueError as error:
-        raise ValueError(f"- (names on standard input): {error}. Give one name of a file a line.") from None
+        raise ValueError(
+            f"- (names on standard input): {error}. Give one name of a file a line."
+        ) from None
 
 
 def _expand(argument: str) -> list[str]:
@@ -211,8 +245,16 @@ def _expand(argument: str) -> list[str]:
         return images_in(path)
     if os.path.lexists(path):
         return [path]
-    matches = sorted({match.removeprefix("./") for match in _matches(path)}) if glob.has_magic(path) else []
-    files = [file for match in matches for file in (image_files(match) if os.path.isdir(match) else [match])]
+    matches = (
+        sorted({match.removeprefix("./") for match in _matches(path)})
+        if glob.has_magic(path)
+        else []
+    )
+    files = [
+        file
+        for match in matches
+        for file in (image_files(match) if os.path.isdir(match) else [match])
+    ]
     files = [file for file in files if is_image(os.path.basename(file)) and not is_special(file)]
     if not files:
         raise ValueError(_describe_missing(argument, path))
@@ -242,7 +284,11 @@ def _describe_missing(argument: str, path: str) -> str:
     if not os.path.isdir(folder):
         return f"There is no file, folder or pattern {argument!r}: there is no folder {folder!r} either."
     near = closest(name, os.listdir(folder), 3)
-    nearest = f"Nearest in {folder!r}: {', '.join(map(repr, near))}." if near else f"Nothing in {folder!r} is similar."
+    nearest = (
+        f"Nearest in {folder!r}: {', '.join(map(repr, near))}."
+        if near
+        else f"Nothing in {folder!r} is similar."
+    )
     return f"There is no file or folder {argument!r}. {nearest}"
 
 
@@ -251,7 +297,9 @@ def _readable(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it.") from error
+        raise ValueError(
+            f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it."
+        ) from error
 
 
 def _inode(path: str | Path) -> tuple[int, int]:

@@ -24,7 +24,10 @@ from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.text.printable import printable
 
-_MEANINGS = (("train", "training"), ("test", "val", "validation", "valid"))  # each may stand for the others
+_MEANINGS = (
+    ("train", "training"),
+    ("test", "val", "validation", "valid"),
+)  # each may stand for the others
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
 _PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
 WHOLE = "all"  # the split with every image of a list without splits
@@ -42,7 +45,9 @@ class ListedSource(Source):
 class FileSource(ListedSource):
     """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
 
-    def __init__(self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str) -> None:
+    def __init__(
+        self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str
+    ) -> None:
         """Take paths below `root`, which need not be readable, or absolute ones."""
         self.class_names, self.labels, self.root = class_names, labels, root
         self.is_multilabel = labels.ndim == 2
@@ -148,10 +153,14 @@ def open_listing(
     if listing.splits(named.train_split, named.test_split):
         source = _open_split(listing, whole, named, is_classified=is_classified)
     else:
-        source = _open_flat(listing, whole, named, seed, held_then or {}, is_classified=is_classified)
+        source = _open_flat(
+            listing, whole, named, seed, held_then or {}, is_classified=is_classified
+        )
     listed = innermost(source)
     assert isinstance(listed, ListedSource)
-    for line in listed.survey(config.value_range, range_option):  # all of a list without splits, for one warning
+    for line in listed.survey(
+        config.value_range, range_option
+    ):  # all of a list without splits, for one warning
         warn_once(f"{listing.path}: {line}")
     return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
 
@@ -161,10 +170,14 @@ def part_of_split(split: str) -> tuple[str, float, float]:
     if "[" not in split:
         return split, 0.0, 1.0
     if (match := _PART.fullmatch(split)) is not None:
-        low, high = (float(match[side] or usual) / 100 for side, usual in (("low", 0), ("high", 100)))
+        low, high = (
+            float(match[side] or usual) / 100 for side, usual in (("low", 0), ("high", 100))
+        )
         if 0 <= low < high <= 1:
             return match["split"], low, high
-    raise ValueError(f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'.")
+    raise ValueError(
+        f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'."
+    )
 
 
 def whole_splits(config: InputConfig) -> InputConfig:
@@ -174,12 +187,16 @@ def whole_splits(config: InputConfig) -> InputConfig:
     return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
 
 
-def _open_split(listing: Listing, split: str, config: InputConfig, *, is_classified: bool) -> Source:
+def _open_split(
+    listing: Listing, split: str, config: InputConfig, *, is_classified: bool
+) -> Source:
     splits = listing.splits(config.train_split, config.test_split, split)
     listing.require_splits(config.train_split, config.test_split, split)
     split = _present(str(listing.path), split, splits)
     if not is_classified:
-        _require_split(listing, split, splits, f"Name one of them as the split, such as {splits[0]!r}.")
+        _require_split(
+            listing, split, splits, f"Name one of them as the split, such as {splits[0]!r}."
+        )
         return listing.read(split, _all_class_names(listing, split, config.train_split, splits))
 
     train_split = _present(str(listing.path), config.train_split, splits)
@@ -203,10 +220,14 @@ def _require_split(listing: Listing, name: str, splits: Sequence[str], advice: s
     """Raise ValueError, which ends with the advice, for a split that is missing."""
     if name not in splits:
         near = did_you_mean(name, splits)
-        raise ValueError(f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}")
+        raise ValueError(
+            f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}"
+        )
 
 
-def _all_class_names(listing: Listing, split: str, train_split: str, splits: Sequence[str]) -> tuple[str, ...]:
+def _all_class_names(
+    listing: Listing, split: str, train_split: str, splits: Sequence[str]
+) -> tuple[str, ...]:
     """Return the classes of the training split, if there is one, and behind them those that only the split has."""
     same = next((names for names in _MEANINGS if train_split in names), ())
     present = next((name for name in (train_split, *same) if name in splits), None)
@@ -234,7 +255,10 @@ def _open_flat(
     *,
     is_classified: bool,
 ) -> Source:
-    names, unsplit = (config.train_split, config.test_split, WHOLE), f"{listing.place(None)}, {listing.unsplit}"
+    names, unsplit = (
+        (config.train_split, config.test_split, WHOLE),
+        f"{listing.place(None)}, {listing.unsplit}",
+    )
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
             f"Split {split!r} of {unsplit}; allowed are config.input.train_split, "
@@ -250,9 +274,13 @@ def _open_flat(
     if not 0.0 < config.holdout_fraction < 1.0:
         value = f"config.input.holdout_fraction={config.holdout_fraction}"
         raise ValueError(f"{value}: must be between 0 and 1 for {unsplit}.")
-    sizes = zip(everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True)
+    sizes = zip(
+        everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True
+    )
     if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
-        raise ValueError(f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits.")
+        raise ValueError(
+            f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits."
+        )
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
 
@@ -278,9 +306,13 @@ def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
         other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
         if other != name:
             case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
-            difference = "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
+            difference = (
+                "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
+            )
             names = f"{other!r} and {name!r} of {listing.place(None)}"
-            raise ValueError(f"The classes {names} differ only in {difference}. Give their images one name.")
+            raise ValueError(
+                f"The classes {names} differ only in {difference}. Give their images one name."
+            )
 
 
 @functools.cache

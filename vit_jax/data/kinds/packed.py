@@ -34,10 +34,14 @@ def read_class_names(path: str) -> tuple[str, ...]:
       ValueError: the file cannot be read as text, or has an empty line or a name twice; the message begins with `path`.
     """
     try:
-        text = io.StringIO(read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip())
+        text = io.StringIO(
+            read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip()
+        )
         names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: must be a text file with one name of a class a line: {error}.") from error
+        raise ValueError(
+            f"{path}: must be a text file with one name of a class a line: {error}."
+        ) from error
     require_distinct_names(path, names)
     return names
 
@@ -46,9 +50,13 @@ def require_distinct_names(place: str, names: Sequence[str]) -> None:
     """Raise ValueError, which begins with the place, for names of classes that are empty or equal."""
     repeated = [name for name, count in collections.Counter(names).items() if not name or count > 1]
     if repeated:
-        raise ValueError(f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.")
+        raise ValueError(
+            f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name."
+        )
     if len(names) > MAX_CLASSES:
-        raise ValueError(f"{place}: has {len(names):,} classes; at most {MAX_CLASSES:,} are allowed.")
+        raise ValueError(
+            f"{place}: has {len(names):,} classes; at most {MAX_CLASSES:,} are allowed."
+        )
 
 
 class PackedSource(ListedSource):
@@ -60,10 +68,20 @@ class PackedSource(ListedSource):
     """
 
     def __init__(
-        self, files: Sequence[str], sizes: Sequence[int], class_names: tuple[str, ...], labels: np.ndarray, root: str
+        self,
+        files: Sequence[str],
+        sizes: Sequence[int],
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
+        root: str,
     ) -> None:
         """Take the files and their numbers of records."""
-        self.files, self.class_names, self.labels, self.root = list(files), class_names, labels, root
+        self.files, self.class_names, self.labels, self.root = (
+            list(files),
+            class_names,
+            labels,
+            root,
+        )
         self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
         self._firsts = np.cumsum([0, *sizes])
 
@@ -81,7 +99,9 @@ class PackedSource(ListedSource):
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         indices = {self.name_of(index): index for index in self.surveyed()}
-        return survey(indices, value_range, option, lambda name: io.BytesIO(self.image_of(indices[name])))
+        return survey(
+            indices, value_range, option, lambda name: io.BytesIO(self.image_of(indices[name]))
+        )
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self.key_of(index)))
@@ -117,7 +137,9 @@ class Packed(Listing):
         """Return the label of every record of the files, integers or text (N,)."""
         raise NotImplementedError
 
-    def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> PackedSource:
+    def records(
+        self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray
+    ) -> PackedSource:
         """Return the records of the files with labels int32 (N,)."""
         raise NotImplementedError
 
@@ -129,13 +151,17 @@ class Packed(Listing):
     def require(self) -> None:
         missing = [file for file in self._matches if not os.path.isfile(file)]
         if not self.exists():
-            problem = f"there is no such file, folder or pattern. Give files named *{self.extension}."
+            problem = (
+                f"there is no such file, folder or pattern. Give files named *{self.extension}."
+            )
         elif missing:
             problem = f"{len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. Complete the set."
         elif not self.files:
             problem = f"there are no files named *{self.extension}."
             if compressed := [name for name in self._inside if f"{self.extension}." in name]:
-                problem += f" Compressed files cannot be read by index: decompress {few(compressed)}."
+                problem += (
+                    f" Compressed files cannot be read by index: decompress {few(compressed)}."
+                )
         else:
             return
         raise ValueError(f"{self.place(None)}: {problem}")
@@ -144,7 +170,11 @@ class Packed(Listing):
         return sorted({*self._split_of_files(names)} - {""})
 
     def require_splits(self, *names: str) -> None:
-        if others := [file for file, split in zip(self.files, self._split_of_files(names), strict=True) if not split]:
+        if others := [
+            file
+            for file, split in zip(self.files, self._split_of_files(names), strict=True)
+            if not split
+        ]:
             raise ValueError(
                 f"{self.place(None)}: other files name a split, and {len(others):,} do not: {few(others)}. Rename "
                 "them, or give a pattern without them."
@@ -160,7 +190,9 @@ class Packed(Listing):
             require_distinct_names(self.place(split), names)
             return names
         if (highest := int(labels.max(initial=-1))) >= MAX_CLASSES:
-            raise ValueError(f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}.")
+            raise ValueError(
+                f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}."
+            )
         return [str(number) for number in range(highest + 1)]
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
@@ -186,7 +218,11 @@ class Packed(Listing):
     @functools.cached_property
     def files(self) -> list[str]:
         """The files in the order of their names."""
-        return [name for name in self._inside if name.endswith(self.extension)] if self.path.is_dir() else self._matches
+        return (
+            [name for name in self._inside if name.endswith(self.extension)]
+            if self.path.is_dir()
+            else self._matches
+        )
 
     @property
     def root(self) -> str:
@@ -209,7 +245,11 @@ class Packed(Listing):
     def _of(self, split: str | None) -> list[str]:
         if split is None:
             return self.files
-        return [file for file, own in zip(self.files, self._split_of_files((split,)), strict=True) if own == split]
+        return [
+            file
+            for file, own in zip(self.files, self._split_of_files((split,)), strict=True)
+            if own == split
+        ]
 
     def _split_of_files(self, names: Sequence[str]) -> list[str]:
         words = "|".join(map(re.escape, sorted(known_splits(names), key=len, reverse=True)))
@@ -219,7 +259,9 @@ class Packed(Listing):
 
 def _split_of(file: str, word: re.Pattern[str]) -> str:
     """Return the split in the name of a file or of the nearest folder that has one; "" without."""
-    return next((match[0] for name in reversed(Path(file).parts) if (match := word.search(name))), "")
+    return next(
+        (match[0] for name in reversed(Path(file).parts) if (match := word.search(name))), ""
+    )
 
 
 def _expanded(pattern: str) -> set[str]:
@@ -228,11 +270,16 @@ def _expanded(pattern: str) -> set[str]:
     while waiting:
         one = waiting.pop()
         if braces := _BRACES.search(one):
-            waiting |= {one[: braces.start()] + choice + one[braces.end() :] for choice in _choices(braces[1])}
+            waiting |= {
+                one[: braces.start()] + choice + one[braces.end() :]
+                for choice in _choices(braces[1])
+            }
         else:
             paths |= {*glob.glob(one)} if glob.has_magic(one) else {one}
         if len(waiting) + len(paths) > MOST_FILES:
-            raise ValueError(f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.")
+            raise ValueError(
+                f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder."
+            )
     return paths
 
 
@@ -242,5 +289,7 @@ def _choices(braces: str) -> list[str]:
         return braces.split(",")
     first, last = int(numbers[1]), int(numbers[2])
     if not first <= last < first + MOST_FILES:
-        raise ValueError(f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.")
+        raise ValueError(
+            f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first."
+        )
     return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]

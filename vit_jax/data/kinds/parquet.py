@@ -81,7 +81,10 @@ class _Groups:
         with self._lock:
             is_held = key in self._held
             if not is_held:
-                self._hold(key, _Group(concurrent.futures.Future(), _chunk(file, group, column).uncompressed))
+                self._hold(
+                    key,
+                    _Group(concurrent.futures.Future(), _chunk(file, group, column).uncompressed),
+                )
             self._held.move_to_end(key)
             images = self._held[key].images
             self._shrink()
@@ -89,7 +92,9 @@ class _Groups:
             self._read(key, images)
         return images.result()
 
-    def _read(self, key: tuple[_File, int, str], images: concurrent.futures.Future[list[bytes | None]]) -> None:
+    def _read(
+        self, key: tuple[_File, int, str], images: concurrent.futures.Future[list[bytes | None]]
+    ) -> None:
         try:
             content = _read_group(*key)
         except BaseException as error:
@@ -140,7 +145,9 @@ def _explain_damage(file: str, part: str) -> Iterator[None]:
         raise
     except _DAMAGE as error:
         reason = printable(first_line(error)).rstrip(".")
-        raise ValueError(f"{file}: {part} cannot be read ({reason}). Copy the file again, or write it anew.") from error
+        raise ValueError(
+            f"{file}: {part} cannot be read ({reason}). Copy the file again, or write it anew."
+        ) from error
 
 
 class _Description(NamedTuple):
@@ -165,7 +172,9 @@ def _describe(file: _File) -> _Description:
         raise
     except _DAMAGE as error:
         reason = printable(first_line(error)).rstrip(".")
-        raise ValueError(f"{file.path}: it is no complete parquet file ({reason}). Copy it again.") from error
+        raise ValueError(
+            f"{file.path}: it is no complete parquet file ({reason}). Copy it again."
+        ) from error
     return _Description(metadata, layout)
 
 
@@ -173,7 +182,9 @@ def _chunk(file: _File, group: int, column: str) -> Chunk:
     """Return the facts of a column in a row group; ValueError if the footer has none."""
     chunks = _describe(file).layout.groups[group].chunks
     if column not in chunks:
-        raise ValueError(f"{file.path}: row group {group} has no column {column!r}. Copy the file again.")
+        raise ValueError(
+            f"{file.path}: row group {group} has no column {column!r}. Copy the file again."
+        )
     return chunks[column]
 
 
@@ -186,9 +197,13 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
     metadata, layout = _describe(file)
     measure_pages(file.path, _chunk(file, group, column), MAX_GROUP_BYTES)
     images, num_bytes = list[bytes | None](), 0
-    with pq.ParquetFile(_readable(file.path), metadata=metadata, page_checksum_verification=True) as opened:
+    with pq.ParquetFile(
+        _readable(file.path), metadata=metadata, page_checksum_verification=True
+    ) as opened:
         # One by one: a page may hold one image that many rows repeat.
-        for batch in opened.iter_batches(1, row_groups=[group], columns=[column], use_threads=False):
+        for batch in opened.iter_batches(
+            1, row_groups=[group], columns=[column], use_threads=False
+        ):
             array = batch.column(0)
             image = (array.field(0) if pa.types.is_struct(array.type) else array)[0].as_py()
             num_bytes += len(image or b"")
@@ -215,14 +230,21 @@ class ParquetSource(PackedSource):
     """
 
     def __init__(
-        self, files: Sequence[str], column: str, class_names: tuple[str, ...], labels: np.ndarray, root: str
+        self,
+        files: Sequence[str],
+        column: str,
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
+        root: str,
     ) -> None:
         self._column, self._states = column, [_now(file) for file in files]
         layouts = [_describe(file).layout for file in self._states]
         rows = [[group.num_rows for group in layout.groups] for layout in layouts]
         super().__init__(files, [*map(sum, rows)], class_names, labels, root)
         if len(labels) != self._firsts[-1]:
-            raise ValueError(f"{few(files)}: {len(labels):,} labels are of {self._firsts[-1]:,} rows. Copy them again.")
+            raise ValueError(
+                f"{few(files)}: {len(labels):,} labels are of {self._firsts[-1]:,} rows. Copy them again."
+            )
         self._first_rows = [np.cumsum([0, *groups]) for groups in rows]  # of each group of a file
 
     def image_of(self, index: int) -> bytes:
@@ -235,11 +257,15 @@ class ParquetSource(PackedSource):
         except NoAnswer:
             raise
         except _DAMAGE as error:
-            raise UnreadableImage(f"{place} cannot be read ({printable(first_line(error))})") from error
+            raise UnreadableImage(
+                f"{place} cannot be read ({printable(first_line(error))})"
+            ) from error
         image = images[row - int(first_rows[group])]
         if image is None:
             name = printable(file.path)
-            raise UnreadableImage(f"Row {row} of column {self._column!r} of {name} holds no bytes of an image")
+            raise UnreadableImage(
+                f"Row {row} of column {self._column!r} of {name} holds no bytes of an image"
+            )
         return image
 
     def key_of(self, index: int) -> bytes:
@@ -278,14 +304,18 @@ class Parquet(Packed):
         if names is None:
             return None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ValueError(f"{self.files[0]}: the names of classes in its metadata are no list of texts.")
+            raise ValueError(
+                f"{self.files[0]}: the names of classes in its metadata are no list of texts."
+            )
         require_distinct_names(f"{self.files[0]}, metadata of column {self._label_column!r}", names)
         return tuple(names)
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
         return np.concatenate([_read_labels(_now(file), self._label_column) for file in files])
 
-    def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> ParquetSource:
+    def records(
+        self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray
+    ) -> ParquetSource:
         self._require_small_groups(files)
         self._require_bytes(files, len(labels))
         return ParquetSource(files, self._image_path, class_names, labels, self.root)
@@ -314,7 +344,9 @@ class Parquet(Packed):
                 f"{without}: {column} holds no bytes in all {num_rows:,} rows. Store the files of the images in it, or "
                 "list their paths in a table: csv:FILE."
             )
-        warn_once(f"{without}: {column} holds no bytes in {num_missing:,} of {num_rows:,} rows, which are unreadable.")
+        warn_once(
+            f"{without}: {column} holds no bytes in {num_missing:,} of {num_rows:,} rows, which are unreadable."
+        )
 
     @functools.cached_property
     def _schema(self) -> pa.Schema:
@@ -331,19 +363,29 @@ class Parquet(Packed):
         try:
             info = parse_json(text)
             features = info.get("info", {}).get("features", {})
-            return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+            return {
+                name: feature for name, feature in features.items() if isinstance(feature, dict)
+            }
         except (ValueError, AttributeError) as error:
-            raise ValueError(f"{self.files[0]}: its metadata 'huggingface' are damaged ({error}).") from error
+            raise ValueError(
+                f"{self.files[0]}: its metadata 'huggingface' are damaged ({error})."
+            ) from error
 
     @functools.cached_property
     def _image_path(self) -> str:
         """The column with the bytes of images, as parquet writes its path."""
-        stated = [name for name, feature in self._features.items() if feature.get("_type") == "Image"]
+        stated = [
+            name for name, feature in self._features.items() if feature.get("_type") == "Image"
+        ]
         for name in (*stated, "image"):
             if name not in self._schema.names:
                 continue
             kind = self._field(name).type
-            if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0 and _is_bytes(kind.field("bytes").type):
+            if (
+                pa.types.is_struct(kind)
+                and kind.get_field_index("bytes") >= 0
+                and _is_bytes(kind.field("bytes").type)
+            ):
                 return self._require_one_column(f"{name}.bytes")
             if _is_bytes(kind):
                 return self._require_one_column(name)
@@ -354,7 +396,9 @@ class Parquet(Packed):
 
     @functools.cached_property
     def _label_column(self) -> str:
-        known = [name for name, feature in self._features.items() if feature.get("_type") == "ClassLabel"]
+        known = [
+            name for name, feature in self._features.items() if feature.get("_type") == "ClassLabel"
+        ]
         wanted = (self.label,) if self.label else (*_LABELS, *known)
         for name in wanted:
             if name in self._schema.names and _is_label(self._field(name).type):
@@ -368,13 +412,17 @@ class Parquet(Packed):
         """Return a column by its name; ValueError if several have it."""
         indices = self._schema.get_all_field_indices(name)
         if len(indices) > 1:
-            raise ValueError(f"{self.files[0]}: {len(indices)} columns have the name {name!r}. Rename the others.")
+            raise ValueError(
+                f"{self.files[0]}: {len(indices)} columns have the name {name!r}. Rename the others."
+            )
         return self._schema.field(indices[0])
 
     def _require_one_column(self, path: str) -> str:
         """Return a path; ValueError if it is of several columns, as "a.b" of a column "a.b" and of a field of "a"."""
         if path in _describe(_now(self.files[0])).layout.repeated:
-            raise ValueError(f"{self.files[0]}: several columns have the path {path!r}. Rename the others.")
+            raise ValueError(
+                f"{self.files[0]}: several columns have the path {path!r}. Rename the others."
+            )
         return path
 
     def _described(self) -> list[str]:
@@ -382,7 +430,10 @@ class Parquet(Packed):
 
     def _facts(self, file: str) -> dict[str, tuple[str, ...] | None]:
         other = Parquet(Path(f"{file}{self.suffix}"))
-        return {"columns": (other._image_path, other._label_column), "names of classes": other.names}
+        return {
+            "columns": (other._image_path, other._label_column),
+            "names of classes": other.names,
+        }
 
 
 def _require_same_metadata(stored: dict[bytes, bytes]) -> None:
@@ -436,8 +487,12 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
             if array is None:
                 break
             if array.null_count:
-                row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-                raise ValueError(f"{file.path}: row {row:,} has no label in {place}. Remove such rows.")
+                row = first_row + int(
+                    np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]
+                )
+                raise ValueError(
+                    f"{file.path}: row {row:,} has no label in {place}. Remove such rows."
+                )
             found.append(_labels_of(file.path, place, array, first_row))
             first_row += len(array)
     return np.concatenate(found) if found else np.zeros(0, np.int64)

@@ -73,7 +73,9 @@ def read_layout(file: str) -> Layout:
         opened.seek(max(num_bytes - _END_BYTES, 0))
         end = opened.read(_END_BYTES)
         if num_bytes < len(_MAGIC) + _END_BYTES or end[4:] != _MAGIC:
-            raise LayoutError("it does not end as parquet files do: it is cut off or of another kind")
+            raise LayoutError(
+                "it does not end as parquet files do: it is cut off or of another kind"
+            )
         footer_bytes = int.from_bytes(end[:4], "little")
         place = num_bytes - _END_BYTES - footer_bytes
         if place < len(_MAGIC) or footer_bytes > _MOST_FOOTER_BYTES:
@@ -134,7 +136,11 @@ def measure_pages(file: str, chunk: Chunk, most_bytes: int) -> int:
     while place < end:
         header, header_bytes = _read_page_header(file, place, end)
         uncompressed, compressed = header.get(2), header.get(3)
-        if not isinstance(uncompressed, int) or not isinstance(compressed, int) or min(uncompressed, compressed) < 0:
+        if (
+            not isinstance(uncompressed, int)
+            or not isinstance(compressed, int)
+            or min(uncompressed, compressed) < 0
+        ):
             raise LayoutError(f"the page header at byte {place:,} is damaged")
         total += header_bytes + uncompressed
         if total > most_bytes:
@@ -178,7 +184,9 @@ class _Reader:
                 return fields
             kind, step = byte & 0xF, byte >> 4
             number = number + step if step else self._read_integer()
-            fields[number] = kind == _TRUE if kind in (_TRUE, _FALSE) else self._read_value(kind, level)
+            fields[number] = (
+                kind == _TRUE if kind in (_TRUE, _FALSE) else self._read_value(kind, level)
+            )
 
     def _read_value(self, kind: int, level: int) -> Any:
         if kind in _INTEGERS:

@@ -77,10 +77,16 @@ def parse_selection(text: str) -> Selection:
     keys = [part for part in parts if not part.startswith(".")]
     suffixes = tuple(part[1:].lower() for part in parts if part.startswith("."))
     if len(keys) > 1:
-        raise ValueError(f"#{text}: must have one key of .json, and has {few(keys, repr)}. Write wds:PATH#KEY#.SUFFIX.")
-    labels = [f".{suffix}" for suffix in suffixes if extension(f"x.{suffix}") in ("", *LABEL_EXTENSIONS)]
+        raise ValueError(
+            f"#{text}: must have one key of .json, and has {few(keys, repr)}. Write wds:PATH#KEY#.SUFFIX."
+        )
+    labels = [
+        f".{suffix}" for suffix in suffixes if extension(f"x.{suffix}") in ("", *LABEL_EXTENSIONS)
+    ]
     if labels:
-        raise ValueError(f"#{text}: {few(labels)} is no suffix of images. Write one such as wds:PATH#.seg.png.")
+        raise ValueError(
+            f"#{text}: {few(labels)} is no suffix of images. Write one such as wds:PATH#.seg.png."
+        )
     return Selection("".join(keys), suffixes)
 
 
@@ -128,7 +134,12 @@ def find_index(file: str, selection: Selection) -> Index:
 
 @functools.lru_cache(4096)  # the shards of a dataset are opened for each of its splits
 def _find_valid(file: str, state: tuple[int, ...], selection: Selection) -> Index:
-    about = {"form": _FORM, "state": [*state], "key": selection.key, "suffixes": [*selection.suffixes]}
+    about = {
+        "form": _FORM,
+        "state": [*state],
+        "key": selection.key,
+        "suffixes": [*selection.suffixes],
+    }
     digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:32]
     places = [Path(f"{file}.index"), cache_folder("shards") / f"{digest}.index"]
     for place in places:
@@ -192,7 +203,9 @@ def _load(place: Path, file: str, about: dict[str, Any]) -> Index | None:
         return None  # of an earlier form
     if hashlib.sha256(content).hexdigest().encode() != digest:
         name = printable(str(place))
-        logging.getLogger(__name__).warning("%s does not have the recorded SHA-256 and is made again.", name)
+        logging.getLogger(__name__).warning(
+            "%s does not have the recorded SHA-256 and is made again.", name
+        )
         return None
     try:
         return _parse(content, file, about)
@@ -228,7 +241,9 @@ def _parse_notes(stated: dict[str, Any]) -> Notes:
 
 def _are_inside(rows: np.ndarray, num_bytes: int) -> bool:
     ends = rows["offset"] + rows["size"]
-    return bool((rows["offset"] >= 0).all() and (rows["size"] >= 0).all() and (ends <= num_bytes).all())
+    return bool(
+        (rows["offset"] >= 0).all() and (rows["size"] >= 0).all() and (ends <= num_bytes).all()
+    )
 
 
 def _digest_ranges(opened: io.BufferedReader, ranges: Iterable[tuple[int, int]]) -> str:
@@ -241,7 +256,9 @@ def _digest_ranges(opened: io.BufferedReader, ranges: Iterable[tuple[int, int]])
 
 def _row_type(name: int, label: int) -> np.dtype:
     """Return the columns of an index: for each image the name of its member, offset, size, and label."""
-    return np.dtype([("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")])
+    return np.dtype(
+        [("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")]
+    )
 
 
 # Reading shards.
@@ -343,7 +360,9 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
         if is_label and member.size > MAX_LABEL_BYTES:
             problem = problem or f"has {member.size:,} bytes"
         if problem:
-            raise TarError(f"{stream.name}: member {printable(member.name)!r} {problem}. Repair the shard.")
+            raise TarError(
+                f"{stream.name}: member {printable(member.name)!r} {problem}. Repair the shard."
+            )
         group = groups.setdefault(sample_key(member.name), _Group())
         if is_label:
             group.labels.append(_read_label(stream, member, kind, selection))
@@ -393,10 +412,14 @@ def _choose_all(groups: Collection[_Group], selection: Selection) -> tuple[list[
         _require_one_order(read, skipped)
     with_several = [f".{suffix}" for suffix in read] if num_several else []
     passed = [f".{suffix}" for suffix in skipped]
-    return chosen, Notes(num_several, tuple(with_several[:10]), tuple(passed[:10]), len(without), tuple(without[:10]))
+    return chosen, Notes(
+        num_several, tuple(with_several[:10]), tuple(passed[:10]), len(without), tuple(without[:10])
+    )
 
 
-def _choose_image(images: Sequence[_Part], suffixes: Sequence[str]) -> tuple[_Part | None, list[_Part]]:
+def _choose_image(
+    images: Sequence[_Part], suffixes: Sequence[str]
+) -> tuple[_Part | None, list[_Part]]:
     """Return the image of a sample to read, and the others."""
     if suffixes:
         wanted = [image for image in images if image.suffix in suffixes]
@@ -415,14 +438,18 @@ def _choose_label(labels: Sequence[_Part], kinds: Sequence[str], image: _Part, k
     plain = [label for label in of_kind if label.suffix == kind] or of_kind
     if len(plain) > 1:
         names = few([label.name for label in plain])
-        raise ValueError(f"{image.name!r} has several labels: {names}; names are equal up to the first dot")
+        raise ValueError(
+            f"{image.name!r} has several labels: {names}; names are equal up to the first dot"
+        )
     if plain[0].problem:
         hint = f" under the key {key!r}" if key else "; name the key of .json: wds:PATH#KEY"
         raise ValueError(f"the label of {image.name!r} {plain[0].problem}{hint}")
     return plain[0]
 
 
-def _require_labels(chosen: Sequence[_Chosen], bare: Sequence[str], kinds: Sequence[str], selection: Selection) -> None:
+def _require_labels(
+    chosen: Sequence[_Chosen], bare: Sequence[str], kinds: Sequence[str], selection: Selection
+) -> None:
     if bare:
         extensions = " or ".join(f".{kind}" for kind in kinds)
         raise ValueError(f"{len(bare):,} images have no label ({extensions}): {few(bare)}")

@@ -36,11 +36,16 @@ class ShardSource(PackedSource):
     ) -> None:
         super().__init__(files, [*map(len, indices)], class_names, labels, root)
         self._members, self._offsets, self._sizes = (
-            np.concatenate([index[column] for index in indices]) for column in ("name", "offset", "size")
+            np.concatenate([index[column] for index in indices])
+            for column in ("name", "offset", "size")
         )
 
     def image_of(self, index: int) -> bytes:
-        (shard, _), offset, size = self._place_of(index), int(self._offsets[index]), int(self._sizes[index])
+        (shard, _), offset, size = (
+            self._place_of(index),
+            int(self._offsets[index]),
+            int(self._sizes[index]),
+        )
         if not 0 <= size <= MAX_IMAGE_BYTES:
             raise UnreadableImage(f"It has {size:,} bytes, and must have 0 to {MAX_IMAGE_BYTES:,}")
         try:
@@ -58,7 +63,11 @@ class ShardSource(PackedSource):
 
     def surveyed(self) -> Sequence[int]:
         suffixes = tuple(map(str.encode, SURVEYED))
-        return [index for index, name in enumerate(self._members.tolist()) if name.lower().endswith(suffixes)]
+        return [
+            index
+            for index, name in enumerate(self._members.tolist())
+            if name.lower().endswith(suffixes)
+        ]
 
 
 class Shards(Packed):
@@ -85,7 +94,9 @@ class Shards(Packed):
             )
         return text
 
-    def records(self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray) -> ShardSource:
+    def records(
+        self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray
+    ) -> ShardSource:
         rows = [index.rows for index in self._indices(files)]
         return ShardSource(files, rows, class_names, labels, self.root)
 

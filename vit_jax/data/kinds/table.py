@@ -20,7 +20,9 @@ from vit_jax.data.records import few
 from vit_jax.storage.files import read_bounded, read_lines
 from vit_jax.text.printable import printable
 
-_SEPARATORS = ",\t;"  # the first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers
+_SEPARATORS = (
+    ",\t;"  # the first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers
+)
 MAX_BYTES = 2**30  # ten million lines of a hundred bytes
 MAX_LINE_LETTERS = 2**20
 _SHOWN = 3  # lines that a message names
@@ -40,7 +42,12 @@ LABEL_SEPARATORS = {
 }
 """Separators of the labels in a cell by their name in "csv:FILE#NAME"."""
 _FILE_ENDINGS = (".csv", ".tsv", ".txt")
-_FLAGS = {"0": False, "0.0": False, "1": True, "1.0": True}  # cells of a column that stands for a class
+_FLAGS = {
+    "0": False,
+    "0.0": False,
+    "1": True,
+    "1.0": True,
+}  # cells of a column that stands for a class
 _NUM_FLAG_COLUMNS = 2  # from this number on, columns of 0 and 1 are classes
 
 
@@ -85,9 +92,13 @@ class Table(Listing):
 
     def require(self) -> None:
         if self.path.exists() and not self.exists():
-            raise ValueError(f"csv:{self.path}: must be a regular file. Write its lines to a file first.")
+            raise ValueError(
+                f"csv:{self.path}: must be a regular file. Write its lines to a file first."
+            )
         if not self.exists():
-            raise ValueError(f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split.")
+            raise ValueError(
+                f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split."
+            )
 
     def splits(self, *names: str) -> list[str]:
         return sorted({row.split for row in self._table.rows if row.split})
@@ -107,7 +118,10 @@ class Table(Listing):
           ValueError: files that do not exist.
         """
         rows, root = self._of(split), self.path.absolute().parent
-        self._reject([row for row in rows if not os.path.exists(root / row.image)], "name files that do not exist")
+        self._reject(
+            [row for row in rows if not os.path.exists(root / row.image)],
+            "name files that do not exist",
+        )
         numbers = {name: number for number, name in enumerate(class_names)}
         if self._table.is_multilabel:
             labels = np.zeros((len(rows), len(class_names)), np.uint8)
@@ -140,12 +154,17 @@ class Table(Listing):
         has_split = "split" in header
         splits = self._read_column(header, lines, "split") if has_split else [""] * len(lines)
         rows = []
-        for (line, _), image, labels, split in zip(lines, images, labels_of_lines, splits, strict=True):
+        for (line, _), image, labels, split in zip(
+            lines, images, labels_of_lines, splits, strict=True
+        ):
             rows.append(Row(line, image and os.path.normpath(image), labels, split))
 
         self._reject([row for row in rows if not row.image], "have no image")
         self._reject([row for row in rows if not row.labels and not is_multilabel], "have no label")
-        self._reject([row for row in rows if not row.split and has_split], "have no split, and others have one")
+        self._reject(
+            [row for row in rows if not row.split and has_split],
+            "have no split, and others have one",
+        )
         files = [os.path.normpath(self.path.absolute().parent / row.image) for row in rows]
         times = collections.Counter(files)
         repeated = [row for row, file in zip(rows, files, strict=True) if times[file] > 1]
@@ -216,7 +235,9 @@ class Table(Listing):
         """
         filled = collections.Counter(filter(None, cells))
         total = filled.total()
-        in_brackets = sum(count for cell, count in filled.items() if cell[0] == "[" and cell[-1] == "]")
+        in_brackets = sum(
+            count for cell, count in filled.items() if cell[0] == "[" and cell[-1] == "]"
+        )
         if in_brackets * 2 > total:
             raise ValueError(
                 f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are lists in brackets. "
@@ -260,7 +281,9 @@ class Table(Listing):
                 f"columns but image and split are; {few(others, repr)} hold other values. Remove them, or write the "
                 f"classes of each image into one column {LABELS!r}, with {BETWEEN!r} between."
             )
-        wrong = [name for name, count in collections.Counter(flags).items() if count > 1 or not name]
+        wrong = [
+            name for name, count in collections.Counter(flags).items() if count > 1 or not name
+        ]
         if wrong:
             raise ValueError(
                 f"csv:{self.path}: columns of 0 and 1 are classes, and {few(wrong, repr)} is empty or the name of "
@@ -280,7 +303,9 @@ class Table(Listing):
 
     def _reject(self, wrong: list[Row], words: str, column: str = "image") -> None:
         if wrong:
-            cells = [(row.line, printable(getattr(row, column)) or "empty") for row in wrong[:_SHOWN]]
+            cells = [
+                (row.line, printable(getattr(row, column)) or "empty") for row in wrong[:_SHOWN]
+            ]
             shown = ", ".join(f"line {line} ({cell})" for line, cell in cells)
             more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
             raise ValueError(f"{str(self.path)!r}: {len(wrong):,} lines {words}: {shown}{more}.")

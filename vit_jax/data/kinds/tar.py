@@ -61,7 +61,13 @@ class Stream:
       place: bytes that were read or skipped.
     """
 
-    def __init__(self, file: _Readable, name: str, size: int | None = None, compressed: "_Counter | None" = None):
+    def __init__(
+        self,
+        file: _Readable,
+        name: str,
+        size: int | None = None,
+        compressed: "_Counter | None" = None,
+    ):
         """Take the size if it is known, and the compressed file that `file` is read from."""
         self.name, self.place = name, 0
         self._file, self._size, self._compressed = file, size, compressed
@@ -90,7 +96,9 @@ class Stream:
             try:
                 block = self._file.read(most - len(content))
             except (EOFError, OSError, zlib.error) as error:
-                raise TarError(f"{self.name}: cannot be read after byte {self.place:,} ({error}).") from error
+                raise TarError(
+                    f"{self.name}: cannot be read after byte {self.place:,} ({error})."
+                ) from error
             content = content + block if content else block
             self.place += len(block)
             if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
@@ -118,7 +126,9 @@ class Stream:
         return Stream(self, name, size)
 
     def _cut_off(self) -> TarError:
-        return TarError(f"{self.name}: ends at byte {self.place:,} inside a member, without the end of an archive.")
+        return TarError(
+            f"{self.name}: ends at byte {self.place:,} inside a member, without the end of an archive."
+        )
 
 
 class _Counter:
@@ -142,7 +152,11 @@ def open_tar(path: str) -> Iterator[Stream]:
       OSError: the system refuses.
     """
     name = "standard input" if path == STANDARD_INPUT else path
-    with contextlib.nullcontext(sys.stdin.buffer) if path == STANDARD_INPUT else open_regular(path) as file:
+    with (
+        contextlib.nullcontext(sys.stdin.buffer)
+        if path == STANDARD_INPUT
+        else open_regular(path) as file
+    ):
         if file.peek(2)[:2] == _GZIP:  # type: ignore[union-attr]  # both are buffered
             counter = _Counter(file)
             yield Stream(gzip.GzipFile(fileobj=counter, mode="rb"), name, compressed=counter)  # type: ignore[call-overload]
@@ -187,14 +201,23 @@ def members(stream: Stream) -> Iterator[Member]:
                 attributes = _attributes(content)
                 stated = (attributes or {}).get("size", b"0")
                 if attributes is None or not stated.isdigit() or len(stated) > 18:
-                    problem = "is damaged" if attributes is None else "states a size that is no number"
+                    problem = (
+                        "is damaged" if attributes is None else "states a size that is no number"
+                    )
                     raise TarError(f"{stream.name}: the extended header at byte {at:,} {problem}.")
                 extended |= attributes if header.type != tarfile.XGLTYPE else {}
             continue
         if not header.isdir():
-            name = extended["path"].decode("utf-8", "backslashreplace") if "path" in extended else header.name
+            name = (
+                extended["path"].decode("utf-8", "backslashreplace")
+                if "path" in extended
+                else header.name
+            )
             has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
-            size, offset = int(extended.get("size", header.size)) if has_content else 0, stream.place
+            size, offset = (
+                int(extended.get("size", header.size)) if has_content else 0,
+                stream.place,
+            )
             is_sparse = any(key.startswith("GNU.sparse") for key in extended)
             problem = "is a sparse file" if is_sparse else _problem(name, header)
             yield Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
@@ -202,7 +225,9 @@ def members(stream: Stream) -> Iterator[Member]:
         extended = {}
     if any(stream.read_rest(_MOST_AFTER_END)):  # another archive would be lost in silence
         place = f"before byte {stream.place:,}"
-        raise TarError(f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one.")
+        raise TarError(
+            f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one."
+        )
 
 
 def _next_header(stream: Stream) -> tarfile.TarInfo | None:
@@ -341,7 +366,9 @@ class SampleOrder:
             keys.popitem(last=False)
 
 
-def samples(entries: Iterable[tuple[str, T]], size_of: Callable[[T], int] = lambda _: 0) -> Iterator[Sample[T]]:
+def samples(
+    entries: Iterable[tuple[str, T]], size_of: Callable[[T], int] = lambda _: 0
+) -> Iterator[Sample[T]]:
     """Yield the images of an archive with their labels, from names and contents in the order of the archive.
 
     Other files are skipped. The files of a sample follow each other, in any order. Of several images in a sample with
@@ -366,7 +393,9 @@ def samples(entries: Iterable[tuple[str, T]], size_of: Callable[[T], int] = lamb
             waiting += size_of(content)
         elif kind in LABEL_EXTENSIONS:
             if is_begun:
-                raise TarError(f"{printable(name)}: follows too many images of its sample. Pack the label before them.")
+                raise TarError(
+                    f"{printable(name)}: follows too many images of its sample. Pack the label before them."
+                )
             labels.setdefault(kind, content)
         if waiting > _MOST_WAITING_BYTES and not labels:
             yield from _complete(images, labels)
@@ -395,7 +424,9 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
         value: object = labels["cls"].decode("utf-8", "backslashreplace").strip()
     else:
         stated = parse_json(labels["json"])
-        value = next((stated[key] for key in keys if isinstance(stated, dict) and key in stated), None)
+        value = next(
+            (stated[key] for key in keys if isinstance(stated, dict) and key in stated), None
+        )
     if isinstance(value, str) and value.isdecimal() and value.isascii():
         value = int(value[: len(str(MAX_CLASSES)) + 1])
     if isinstance(value, str) and value and len(value) <= MAX_NAME_BYTES:
@@ -407,4 +438,6 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
 
 def is_mislabelled(name: str, image: bytes) -> bool:
     """Return True for an image with the extension of another format."""
-    return not any(image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS)
+    return not any(
+        image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS
+    )

@@ -53,7 +53,9 @@ class _Records(Protocol):
 class TfdsSource(Source):
     """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
 
-    def __init__(self, builder: tfds.core.DatasetBuilder, split: str, labels: Labels = STORED) -> None:
+    def __init__(
+        self, builder: tfds.core.DatasetBuilder, split: str, labels: Labels = STORED
+    ) -> None:
         """Open a split of a TFDS builder.
 
         Raises:
@@ -66,9 +68,13 @@ class TfdsSource(Source):
         self.class_names = _class_names(builder, labels)
         self.split, self._labels, self._known = split, labels, dict(builder.info.features)
         self._records = _records(builder, split)
-        self._files = sorted({part.filename for part in builder.info.splits[split].file_instructions})
+        self._files = sorted(
+            {part.filename for part in builder.info.splits[split].file_instructions}
+        )
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
-        self._features = tfds.features.FeaturesDict({name: self._known[name] for name in ("image", labels.feature)})
+        self._features = tfds.features.FeaturesDict(
+            {name: self._known[name] for name in ("image", labels.feature)}
+        )
 
     def __len__(self) -> int:
         return len(self._records)
@@ -78,8 +84,12 @@ class TfdsSource(Source):
             stored = self._records[index]
         except RuntimeError as error:
             raise UnreadableImage(f"The stored record is damaged ({error})") from error
-        record = self._features.deserialize_example_np(stored, decoders={"image": tfds.decode.SkipDecoding()})
-        image = record["image"] if self._labels.image is None else self._labels.image(record["image"])
+        record = self._features.deserialize_example_np(
+            stored, decoders={"image": tfds.decode.SkipDecoding()}
+        )
+        image = (
+            record["image"] if self._labels.image is None else self._labels.image(record["image"])
+        )
         return Record(image, self._label(record[self._labels.feature]))
 
     def _label(self, value: Any) -> int:
@@ -91,18 +101,28 @@ class TfdsSource(Source):
 
         0 for a damaged record, which is an unreadable image.
         """
-        labels = (0 if value is None else self._label(value) for value in self.column(self._labels.feature))
+        labels = (
+            0 if value is None else self._label(value)
+            for value in self.column(self._labels.feature)
+        )
         return np.fromiter(labels, np.int32, len(self))
 
     def column(self, key: str) -> Iterator[Any]:
         """Yield one feature of every record, without decoding images; None for a damaged record."""
-        raw, parse = self._records, tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
+        raw, parse = (
+            self._records,
+            tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np,
+        )
 
         def read(chunk: range) -> list[Any]:
             try:
                 return [parse(record)[key] for record in raw.__getitems__(chunk)]
             except RuntimeError:
-                return [None] if len(chunk) == 1 else [one for index in chunk for one in read(range(index, index + 1))]
+                return (
+                    [None]
+                    if len(chunk) == 1
+                    else [one for index in chunk for one in read(range(index, index + 1))]
+                )
 
         for first in range(0, len(raw), CHUNK):
             yield from read(range(first, min(first + CHUNK, len(raw))))
@@ -118,7 +138,9 @@ class TfdsSource(Source):
 def open_digits(split: str, data_dir: str | None) -> TfdsSource:
     """Open the digits of scikit-learn; prepare them if necessary."""
     if data_dir is not None and is_address(data_dir):
-        raise ValueError(f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out.")
+        raise ValueError(
+            f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out."
+        )
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
 
@@ -130,19 +152,32 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
       ValueError: it is no name, TFDS knows no such dataset or version, or would download its code; otherwise as
         `TfdsSource`.
     """
-    if not _NAME.fullmatch(name):  # for others TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it
-        raise ValueError(f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.")
+    if not _NAME.fullmatch(
+        name
+    ):  # for others TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it
+        raise ValueError(
+            f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both."
+        )
     home = tfds_folder(data_dir, family := re.split("[/:]", name)[0])
     _require_descriptions(home / family)
     try:
         builder = tfds.builder(name, data_dir=data_dir and str(home))
     except tfds.core.DatasetNotFoundError:
         if ((root := home / name) / UNFINISHED).exists():
-            raise NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.") from None
+            raise NotPrepared(
+                f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare."
+            ) from None
         _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
         hint = f"Nearest: {', '.join(near)}." if near else "See tfds.list_builders() for the names."
-        raise ValueError(f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}") from None
-    except (AssertionError, TypeError, ValueError, json_format.ParseError) as error:  # also of versions and configs
+        raise ValueError(
+            f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}"
+        ) from None
+    except (
+        AssertionError,
+        TypeError,
+        ValueError,
+        json_format.ParseError,
+    ) as error:  # also of versions and configs
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split, Labels(label_key))
 
@@ -156,7 +191,9 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     """
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
-        raise ValueError(f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.")
+        raise ValueError(
+            f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}."
+        )
     root = tfds.core.Path(tfds_folder(data_dir, task.dataset))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
     allowed = task.version.split(",")
@@ -202,19 +239,27 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
                 f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do (training does not): "
                 f"{install_command('prepare')}, best in a separate environment, and run the command again."
             )
-        builder.download_and_prepare(download_config=tfds.download.DownloadConfig(manual_dir=manual_dir))
+        builder.download_and_prepare(
+            download_config=tfds.download.DownloadConfig(manual_dir=manual_dir)
+        )
     return str(builder.data_path)
 
 
 def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
     """Return True if the catalogue has this dataset, and the nearest names."""
-    known = tfds.list_builders(with_community_datasets=False)  # those of the community would be downloaded
+    known = tfds.list_builders(
+        with_community_datasets=False
+    )  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
     return family in known, closest(family, [*known, *more], 3)
 
 
 def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
-    name, file_format, data_dir = builder.info.full_name, builder.info.file_format, Path(builder.data_dir)
+    name, file_format, data_dir = (
+        builder.info.full_name,
+        builder.info.file_format,
+        Path(builder.data_dir),
+    )
     root = data_dir.parents[len(Path(name).parts) - 1]
     command = f"vit-jax prepare {name.replace(f'/{builder.version}', '')} --data_dir={root}"
     if not builder.info.splits:
@@ -229,7 +274,9 @@ def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
 def _require_descriptions(dataset: Path) -> None:
     """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
     for name in ("dataset_info.json", "features.json"):
-        for file in itertools.chain(dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")):  # VERSION, CONFIG/VERSION
+        for file in itertools.chain(
+            dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")
+        ):  # VERSION, CONFIG/VERSION
             read_json(file)
 
 
@@ -241,7 +288,9 @@ def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
     if problem:
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
         have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
-        raise ValueError(f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}.")
+        raise ValueError(
+            f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}."
+        )
 
 
 def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
@@ -254,7 +303,9 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
             problem = str(error)
         if problem:
             fix = "copy it again, or remove the dataset and prepare it anew"
-            raise ValueError(f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.")
+            raise ValueError(
+                f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}."
+            )
 
 
 def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
@@ -268,9 +319,13 @@ def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
 def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str, ...]:
     features = dict(builder.info.features)
     feature: Any = features.get(labels.feature)
-    is_labelled = isinstance(feature, tfds.features.ClassLabel) or (labels.class_names and feature is not None)
+    is_labelled = isinstance(feature, tfds.features.ClassLabel) or (
+        labels.class_names and feature is not None
+    )
     if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
         kinds = {key: type(feature).__name__ for key, feature in features.items()}
         needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
-        raise ValueError(f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.")
+        raise ValueError(
+            f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}."
+        )
     return labels.class_names or tuple(feature.names)

@@ -19,7 +19,12 @@ from vit_jax.text.nearest import closest
 
 FEWEST_OBJECTS = 3
 CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)
-KITTI_DISTANCES = (-100.0, 8.0, 20.0, 999.0)  # metres; beyond the last is an image without a vehicle
+KITTI_DISTANCES = (
+    -100.0,
+    8.0,
+    20.0,
+    999.0,
+)  # metres; beyond the last is an image without a vehicle
 NO_VEHICLE = 1000.0
 NUM_VEHICLE_TYPES = 3  # car, van and truck are the first
 
@@ -66,9 +71,13 @@ def vehicle_distance(objects: Objects) -> int:
 
 def bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
     """Join neighbouring values of a ClassLabel without names to `num_bins` classes."""
-    firsts = [-(-k * num_values // num_bins) for k in range(num_bins + 1)]  # of each class, and after the last
+    firsts = [
+        -(-k * num_values // num_bins) for k in range(num_bins + 1)
+    ]  # of each class, and after the last
     names = tuple(f"{first}-{after - 1}" for first, after in itertools.pairwise(firsts))
-    return Labels(feature, functools.partial(_bin, num_values=num_values, num_bins=num_bins), names, **others)
+    return Labels(
+        feature, functools.partial(_bin, num_values=num_values, num_bins=num_bins), names, **others
+    )
 
 
 def ranges(thresholds: Sequence[float]) -> tuple[str, ...]:
@@ -127,12 +136,19 @@ class VtabTask:
         """TFDS splits by their names in the task."""
         train800 = "train[:800]"
         both = f"{train800}+{self.val200}"
-        return {"train800": train800, "val200": self.val200, "train800val200": both, "test": self.test}
+        return {
+            "train800": train800,
+            "val200": self.val200,
+            "train800val200": both,
+            "test": self.test,
+        }
 
 
 _COUNTS = Labels("objects", object_count, tuple(map(str, range(3, 11))))
 _DISTANCES = Labels("objects", object_distance, ranges(CLEVR_DISTANCES))
-_VEHICLES = Labels("objects", vehicle_distance, ("up to 8 m", "8 to 20 m", "beyond 20 m", "no vehicle"))
+_VEHICLES = Labels(
+    "objects", vehicle_distance, ("up to 8 m", "8 to 20 m", "beyond 20 m", "no vehicle")
+)
 _LOCATIONS = bins("label_x_position", 32, 16, image=mask_to_grey)
 _ORIENTATIONS = bins("label_orientation", 40, 16, image=mask_to_grey)
 _AZIMUTHS, _ELEVATIONS = Labels("label_azimuth"), Labels("label_elevation")
@@ -154,16 +170,48 @@ TASKS = (
     VtabTask("sun397", "natural", "sun397/tfds", "4.*.*", 397),
     VtabTask("svhn", "natural", "svhn_cropped", "3.*.*", 10, "train[65931:66131]"),
     VtabTask("camelyon", "specialized", "patch_camelyon", "2.*.*", 2),
-    VtabTask("eurosat", "specialized", "eurosat/rgb", "2.*.*", 10, "train[16200:16400]", "train[21600:]"),
-    VtabTask("resisc45", "specialized", "resisc45", "3.*.*", 45, "train[18900:19100]", "train[25200:]", manual=_NWPU),
+    VtabTask(
+        "eurosat", "specialized", "eurosat/rgb", "2.*.*", 10, "train[16200:16400]", "train[21600:]"
+    ),
+    VtabTask(
+        "resisc45",
+        "specialized",
+        "resisc45",
+        "3.*.*",
+        45,
+        "train[18900:19100]",
+        "train[25200:]",
+        manual=_NWPU,
+    ),
     VtabTask("retinopathy", "specialized", _BTGRAHAM, "3.*.*", 5, manual=_RETINOPATHY),
     VtabTask("clevr_count", "structured", "clevr", "3.*.*", 8, *_CLEVR, _COUNTS, crop=False),
     VtabTask("clevr_distance", "structured", "clevr", "3.*.*", 6, *_CLEVR, _DISTANCES, crop=False),
     VtabTask("dmlab", "structured", "dmlab", "2.0.1", 6, crop=False),
-    VtabTask("dsprites_location", "structured", "dsprites", "2.*.*", 16, *_SPRITES, _LOCATIONS, flip=False, crop=False),
-    VtabTask("dsprites_orientation", "structured", "dsprites", "2.*.*", 16, *_SPRITES, _ORIENTATIONS, flip=False),
+    VtabTask(
+        "dsprites_location",
+        "structured",
+        "dsprites",
+        "2.*.*",
+        16,
+        *_SPRITES,
+        _LOCATIONS,
+        flip=False,
+        crop=False,
+    ),
+    VtabTask(
+        "dsprites_orientation",
+        "structured",
+        "dsprites",
+        "2.*.*",
+        16,
+        *_SPRITES,
+        _ORIENTATIONS,
+        flip=False,
+    ),
     VtabTask("kitti_distance", "structured", "kitti", "3.1.0", 4, labels=_VEHICLES, crop=False),
-    VtabTask("smallnorb_azimuth", "structured", "smallnorb", "2.*.*", 18, *_NORB, _AZIMUTHS, flip=False),
+    VtabTask(
+        "smallnorb_azimuth", "structured", "smallnorb", "2.*.*", 18, *_NORB, _AZIMUTHS, flip=False
+    ),
     VtabTask("smallnorb_elevation", "structured", "smallnorb", "2.*.*", 9, *_NORB, _ELEVATIONS),
 )
 """In the order of the paper's Table 9."""

@@ -45,13 +45,17 @@ class Tensor(NamedTuple):
     """Output of a node."""
 
     name: str
-    shape: tuple[Dimension, ...]  # with 1 where a variable repeats its values: ONNX broadcasts as NumPy does
+    shape: tuple[
+        Dimension, ...
+    ]  # with 1 where a variable repeats its values: ONNX broadcasts as NumPy does
 
 
 Value = np.ndarray | Tensor
 
 
-def to_onnx(program: Callable[[jax.Array], jax.Array], image_size: tuple[int, int]) -> onnx.ModelProto:
+def to_onnx(
+    program: Callable[[jax.Array], jax.Array], image_size: tuple[int, int]
+) -> onnx.ModelProto:
     """Return the graph of a function from "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K).
 
     Raises:
@@ -65,13 +69,17 @@ def to_onnx(program: Callable[[jax.Array], jax.Array], image_size: tuple[int, in
     (output,) = closed.out_avals
     graph.add("Identity", graph.full(result, output.shape), name="probabilities")
     inputs, outputs = (
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(aval.dtype), ["batch", *aval.shape[1:]])
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(aval.dtype), ["batch", *aval.shape[1:]]
+        )
         for name, aval in (("images", images), ("probabilities", output))
     )
     proto = helper.make_graph(graph.nodes, "vit_jax", [inputs], [outputs], graph.initializers)
     opset = [helper.make_opsetid("", OPSET)]
     version = helper.find_min_ir_version_for(opset)  # so that older runtimes read it too
-    return helper.make_model(proto, opset_imports=opset, ir_version=version, producer_name="vit_jax")
+    return helper.make_model(
+        proto, opset_imports=opset, ir_version=version, producer_name="vit_jax"
+    )
 
 
 class _Graph:
@@ -80,11 +88,19 @@ class _Graph:
     def __init__(self, images: Tensor):
         self.nodes, self.initializers = list[onnx.NodeProto](), list[onnx.TensorProto]()
         self.images, self.batch = images, images.shape[0]
-        self._constants: dict[int, tuple[str, np.ndarray]] = {}  # by identity; kept, so that identities are unique
+        self._constants: dict[
+            int, tuple[str, np.ndarray]
+        ] = {}  # by identity; kept, so that identities are unique
 
-    def add(self, kind: str, *inputs: Value, shape: Shape = (), name: str = "", **attributes: Any) -> Tensor:
+    def add(
+        self, kind: str, *inputs: Value, shape: Shape = (), name: str = "", **attributes: Any
+    ) -> Tensor:
         name = name or f"{kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, [self._name(value) for value in inputs], [name], name, **attributes))
+        self.nodes.append(
+            helper.make_node(
+                kind, [self._name(value) for value in inputs], [name], name, **attributes
+            )
+        )
         return Tensor(name, tuple(shape))
 
     def _name(self, value: Value) -> str:
@@ -92,12 +108,18 @@ class _Graph:
             return value.name
         if id(value) not in self._constants:
             name = f"constant_{len(self._constants)}"
-            self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
+            self.initializers.append(
+                numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
+            )
             self._constants[id(value)] = name, value
         return self._constants[id(value)][0]
 
-    def run(self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
-        values: dict[core.Var, Value] = dict(zip(jaxpr.constvars, map(np.asarray, constants), strict=True))
+    def run(
+        self, jaxpr: core.Jaxpr, constants: Sequence[Any], inputs: Sequence[Value]
+    ) -> list[Value]:
+        values: dict[core.Var, Value] = dict(
+            zip(jaxpr.constvars, map(np.asarray, constants), strict=True)
+        )
         values |= zip(jaxpr.invars, inputs, strict=True)
 
         def read(variable: core.Var | core.Literal) -> Value:
@@ -111,8 +133,14 @@ class _Graph:
         return [read(variable) for variable in jaxpr.outvars]
 
     def _apply(self, equation: Equation, inputs: list[Value]) -> list[Value]:
-        name, params, shapes = equation.primitive.name, equation.params, [v.aval.shape for v in equation.invars]
-        if inner := params.get("jaxpr") or params.get("call_jaxpr"):  # a function that is called, or the body of a loop
+        name, params, shapes = (
+            equation.primitive.name,
+            equation.params,
+            [v.aval.shape for v in equation.invars],
+        )
+        if inner := params.get("jaxpr") or params.get(
+            "call_jaxpr"
+        ):  # a function that is called, or the body of a loop
             body, constants = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
             if name == "scan":
                 return self._unroll(equation, body, constants, inputs)
@@ -127,20 +155,32 @@ class _Graph:
         if is_fixed and all(isinstance(x, np.ndarray) for x in inputs):
             arrays = [self.full(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
             results = equation.primitive.bind(*arrays, **params)
-            return [np.asarray(x) for x in (results if equation.primitive.multiple_results else [results])]
+            return [
+                np.asarray(x)
+                for x in (results if equation.primitive.multiple_results else [results])
+            ]
         if (output := self._elementwise(name, inputs, params)) is not None:
             return [output]
         whole = [self.full(x, shape) for x, shape in zip(inputs, shapes, strict=True)]
         return [self._arranged(name, whole, result.shape, params)]
 
-    def _unroll(self, equation: Equation, body: Any, constants: Sequence[Any], inputs: list[Value]) -> list[Value]:
+    def _unroll(
+        self, equation: Equation, body: Any, constants: Sequence[Any], inputs: list[Value]
+    ) -> list[Value]:
         """Unroll a loop over constants, such as the parameters of layers, that returns only its carry."""
         pairs = zip(equation.invars, body.invars, strict=True)
-        first = sum(outside.aval.ndim == inside.aval.ndim for outside, inside in pairs)  # unstacked inputs are last
+        first = sum(
+            outside.aval.ndim == inside.aval.ndim for outside, inside in pairs
+        )  # unstacked inputs are last
         carried = first - len(body.outvars)
-        layers = [self.full(x, v.aval.shape) for x, v in zip(inputs[first:], equation.invars[first:], strict=True)]
+        layers = [
+            self.full(x, v.aval.shape)
+            for x, v in zip(inputs[first:], equation.invars[first:], strict=True)
+        ]
         kept = zip(equation.outvars, body.outvars, strict=True)
-        if not all(isinstance(x, np.ndarray) for x in layers) or any(v.aval.ndim != w.aval.ndim for v, w in kept):
+        if not all(isinstance(x, np.ndarray) for x in layers) or any(
+            v.aval.ndim != w.aval.ndim for v, w in kept
+        ):
             raise _unknown("a loop over activations")
         carry = inputs[carried:first]
         for number in range(equation.params["length"]):
@@ -163,7 +203,12 @@ class _Graph:
             case "rsqrt":
                 return self.add("Reciprocal", self.add("Sqrt", *inputs, shape=shape), shape=shape)
             case "erfc":
-                return self.add("Sub", np.ones((), np.float32), self.add("Erf", *inputs, shape=shape), shape=shape)
+                return self.add(
+                    "Sub",
+                    np.ones((), np.float32),
+                    self.add("Erf", *inputs, shape=shape),
+                    shape=shape,
+                )
             case "select_n":
                 which, otherwise, chosen = inputs
                 return self.add("Where", which, chosen, otherwise, shape=shape)
@@ -188,8 +233,18 @@ class _Graph:
             case "slice":
                 steps = params["strides"] or [1] * len(shape)
                 axes = [axis for axis, size in enumerate(shape) if type(size) is int]
-                bounds = (params["start_indices"], params["limit_indices"], range(len(shape)), steps)
-                return self.add("Slice", x, *(np.array([ends[axis] for axis in axes]) for ends in bounds), shape=shape)
+                bounds = (
+                    params["start_indices"],
+                    params["limit_indices"],
+                    range(len(shape)),
+                    steps,
+                )
+                return self.add(
+                    "Slice",
+                    x,
+                    *(np.array([ends[axis] for axis in axes]) for ends in bounds),
+                    shape=shape,
+                )
             case "gather":
                 return self._cut(x, inputs[1], shape, **params)
             case "dot_general":
@@ -213,7 +268,11 @@ class _Graph:
 
     def _multiple_of_batch(self, size: Dimension) -> Tensor:
         batch = self.add("Shape", self.images, start=0, end=1)
-        return batch if size == self.batch else self.add("Mul", batch, np.array([int(size // self.batch)]))
+        return (
+            batch
+            if size == self.batch
+            else self.add("Mul", batch, np.array([int(size // self.batch)]))
+        )
 
     def _reshape(self, x: Value, shape: Shape) -> Value:
         if x.shape == tuple(shape):
@@ -229,14 +288,28 @@ class _Graph:
         return self.add("Transpose", x, shape=[x.shape[axis] for axis in order], perm=list(order))
 
     def _cut(
-        self, x: Value, start: Value, shape: Shape, *, dimension_numbers: Any, slice_sizes: Any, **_: Any
+        self,
+        x: Value,
+        start: Value,
+        shape: Shape,
+        *,
+        dimension_numbers: Any,
+        slice_sizes: Any,
+        **_: Any,
     ) -> Value:
         """Slice x at a constant place: JAX traces slices of arrays of unknown size as gather."""
         axes = dimension_numbers.start_index_map
         if not isinstance(start, np.ndarray) or start.shape != (len(axes),):
             raise _unknown("gather of several places")
         last = start + [slice_sizes[axis] for axis in axes]
-        cut = self.add("Slice", x, start.astype(np.int64), last.astype(np.int64), np.array(axes), shape=slice_sizes)
+        cut = self.add(
+            "Slice",
+            x,
+            start.astype(np.int64),
+            last.astype(np.int64),
+            np.array(axes),
+            shape=slice_sizes,
+        )
         return self._reshape(cut, shape)
 
     def _multiply(self, x: Value, y: Value, shape: Shape, dimension_numbers: Any) -> Value:
@@ -246,7 +319,9 @@ class _Graph:
         letters = iter("abcdefghijklmnopqrstuvwxyz")
         of_x = [next(letters) for _ in x.shape]
         pairs = dict(zip([*summed_y, *same_y], [*summed_x, *same_x], strict=True))
-        of_y = [of_x[pairs[axis]] if axis in pairs else next(letters) for axis in range(len(y.shape))]
+        of_y = [
+            of_x[pairs[axis]] if axis in pairs else next(letters) for axis in range(len(y.shape))
+        ]
         result = [of_x[axis] for axis in same_x]
         result += [letter for axis, letter in enumerate(of_x) if axis not in {*summed_x, *same_x}]
         result += [letter for axis, letter in enumerate(of_y) if axis not in {*summed_y, *same_y}]
@@ -271,7 +346,14 @@ class _Graph:
         return self._turn(result, np.argsort(orders.out_spec).tolist())
 
     def _pool(
-        self, x: Value, shape: Shape, *, window_dimensions: Any, window_strides: Any, padding: Any, **_: Any
+        self,
+        x: Value,
+        shape: Shape,
+        *,
+        window_dimensions: Any,
+        window_strides: Any,
+        padding: Any,
+        **_: Any,
     ) -> Value:
         """Return the maximum of windows of a map (B, H, W, C)."""
         order = (0, 3, 1, 2)

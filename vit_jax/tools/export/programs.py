@@ -22,7 +22,9 @@ from vit_jax.storage.files import expanded, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of jax.export
-LARGEST_DIFFERENCE = 1e-3  # of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
+LARGEST_DIFFERENCE = (
+    1e-3  # of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
+)
 _PREPARATION = {
     "direct": {
         "meaning": "both sides are resized to those of the input",
@@ -37,7 +39,9 @@ _PREPARATION = {
 """Descriptions of `EvaluationTransform` for users without this package."""
 
 
-def export_stablehlo(model: Model, path: str | pathlib.Path, *, overwrite: bool = False) -> list[pathlib.Path]:
+def export_stablehlo(
+    model: Model, path: str | pathlib.Path, *, overwrite: bool = False
+) -> list[pathlib.Path]:
     """Write the serialised program, and beside it PATH.json: classes, input, preparation of images.
 
     Read it with `jax.export.deserialize(open(path, "rb").read()).call(image)`: uint8 (B, H, W, 3), any B, to float32
@@ -58,13 +62,17 @@ def export_stablehlo(model: Model, path: str | pathlib.Path, *, overwrite: bool 
     path, description_path = _checked(model, path, "stablehlo", overwrite=overwrite)
     description = json.dumps(_description(model) | {"platforms": PLATFORMS}, indent=2)
     shape = (*jax_export.symbolic_shape("batch"), *model.architecture.image_size, 3)
-    exported = jax_export.export(jax.jit(_program(model)), platforms=PLATFORMS)(jax.ShapeDtypeStruct(shape, jnp.uint8))
+    exported = jax_export.export(jax.jit(_program(model)), platforms=PLATFORMS)(
+        jax.ShapeDtypeStruct(shape, jnp.uint8)
+    )
     write_atomically(path, exported.serialize())
     write_atomically(description_path, f"{description}\n")
     return [path, description_path]
 
 
-def export_onnx(model: Model, path: str | pathlib.Path, *, overwrite: bool = False) -> list[pathlib.Path]:
+def export_onnx(
+    model: Model, path: str | pathlib.Path, *, overwrite: bool = False
+) -> list[pathlib.Path]:
     """Write an ONNX file: "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K), in float32.
 
     The file is first checked on random images: its results must be those of the model. Its metadata are the description
@@ -84,7 +92,9 @@ def export_onnx(model: Model, path: str | pathlib.Path, *, overwrite: bool = Fal
     """
     (path,) = _checked(model, path, "onnx", overwrite=overwrite)
     if model.architecture.compute_dtype != "float32":
-        raise ValueError("An ONNX file computes in float32: load the weights with compute_dtype float32.")
+        raise ValueError(
+            "An ONNX file computes in float32: load the weights with compute_dtype float32."
+        )
     require_onnx()
     import onnx
 
@@ -131,10 +141,15 @@ def _require_same(model: Model, written: bytes) -> None:
 
     session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
     for count in (1, 3):
-        images = np.random.default_rng(count).integers(0, 256, (count, *model.architecture.image_size, 3), np.uint8)
+        images = np.random.default_rng(count).integers(
+            0, 256, (count, *model.architecture.image_size, 3), np.uint8
+        )
         with jax.default_matmul_precision("float32"):
             probabilities = np.asarray(_program(model)(images))
-        ours, theirs = (np.log(np.maximum(x, 1e-30)) for x in (probabilities, *session.run(None, {"images": images})))
+        ours, theirs = (
+            np.log(np.maximum(x, 1e-30))
+            for x in (probabilities, *session.run(None, {"images": images}))
+        )
         difference, allowed = np.abs(ours - theirs).max(), LARGEST_DIFFERENCE * np.ptp(ours) + 1e-6
         if not difference <= allowed:
             raise ValueError(
@@ -147,7 +162,9 @@ def _program(model: Model) -> Callable[[Any], jax.Array]:
     return lambda image_BHWC: to_probabilities(model(image_BHWC).logits_BK, model.is_multilabel)
 
 
-def _checked(model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bool) -> list[pathlib.Path]:
+def _checked(
+    model: Model, path: str | pathlib.Path, kind: str, *, overwrite: bool
+) -> list[pathlib.Path]:
     """Return the files of `require_free`; raise ValueError if the model cannot be a program."""
     model.require_classes()
     paths = require_free(path, kind, overwrite=overwrite)
@@ -174,7 +191,10 @@ def _filter_words(transform: EvaluationTransform) -> dict[str, str]:
     words, interpolation = _PREPARATION[transform.resize], transform.interpolation
     if interpolation is None:
         return words
-    is_square, is_even = transform.image_size[0] == transform.image_size[1], transform.library == "timm"
+    is_square, is_even = (
+        transform.image_size[0] == transform.image_size[1],
+        transform.library == "timm",
+    )
     cropped = (
         "resized to the smallest image of the same shape that covers the input's size / crop_fraction, rounded down; "
         f"the longer side is rounded {'down' if is_square else 'to the nearest'}, and the middle is kept, from half "
@@ -203,7 +223,11 @@ def _description(model: Model) -> dict[str, Any]:
             "crop_fraction": transform.crop_fraction,
             **_filter_words(transform),
             "exif_orientation": "applied" if transform.exif_orientation else "ignored",
-            **({} if transform.value_range is None else {"value_range": list(transform.value_range)}),
+            **(
+                {}
+                if transform.value_range is None
+                else {"value_range": list(transform.value_range)}
+            ),
             "alpha": "dropped",
         },
         "weights": model.source,

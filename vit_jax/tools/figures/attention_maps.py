@@ -30,7 +30,9 @@ def token_distances(grid: tuple[int, int], patch_size: tuple[int, int]) -> np.nd
     return np.hypot(rows[:, None] - rows, columns[:, None] - columns).astype(np.float32)
 
 
-def mean_distances(attention_LBTQS: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]) -> jax.Array:
+def mean_distances(
+    attention_LBTQS: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]
+) -> jax.Array:
     """Return mean attention distances in pixels (B, L, T): distances to patches by weight, averaged over queries.
 
     As the authors of ViT compute it: row and column of the class token are left out, and the weights that stay are
@@ -54,7 +56,9 @@ def rollout(attention_LBTQS: jax.Array) -> jax.Array:
     Of each block the mean over heads and the identity, for the residual branch, are averaged; blocks are multiplied.
     """
     mean_LBQS = attention_LBTQS.mean(axis=2)
-    mixed_LBQS = (mean_LBQS + jnp.eye(mean_LBQS.shape[-1])) / 2  # rows of a softmax sum to 1, and so do these
+    mixed_LBQS = (
+        mean_LBQS + jnp.eye(mean_LBQS.shape[-1])
+    ) / 2  # rows of a softmax sum to 1, and so do these
     return functools.reduce(lambda below, above: above @ below, mixed_LBQS)
 
 

@@ -32,7 +32,9 @@ def principal_components(row_RV: np.ndarray, count: int) -> Components:
     mean_V = row_RV.mean(axis=0)
     _, deviation, component_KV = np.linalg.svd(row_RV - mean_V, full_matrices=False)
     largest = np.take_along_axis(component_KV, np.abs(component_KV).argmax(axis=1)[:, None], axis=1)
-    component_KV = component_KV * np.where(largest < 0, -1, 1)  # a decomposition leaves the sign open
+    component_KV = component_KV * np.where(
+        largest < 0, -1, 1
+    )  # a decomposition leaves the sign open
     variance = np.square(deviation)
     explained = variance / max(variance.sum(), np.finfo(np.float32).tiny)
     return Components(mean_V, component_KV[:count], explained[:count])

@@ -39,7 +39,11 @@ class RunLog:
 
     def metrics(self) -> list[str]:
         """Return the names of all values that were written."""
-        return [name for name in dict.fromkeys(name for line in self.lines for name in line) if name != "step"]
+        return [
+            name
+            for name in dict.fromkeys(name for line in self.lines for name in line)
+            if name != "step"
+        ]
 
     @property
     def last(self) -> dict[str, float]:
@@ -48,7 +52,11 @@ class RunLog:
 
     def curve(self, metric: str) -> Curve:
         """Return a metric where it was written as a finite number of float32, as metrics are."""
-        points = [(line["step"], line[metric]) for line in self.lines if abs(line.get(metric, math.nan)) <= LARGEST]
+        points = [
+            (line["step"], line[metric])
+            for line in self.lines
+            if abs(line.get(metric, math.nan)) <= LARGEST
+        ]
         return Curve(*np.array(points, float).reshape(-1, 2).T)
 
     def over(self, axis: str, step_P: np.ndarray) -> np.ndarray:
@@ -61,11 +69,15 @@ class RunLog:
             return step_P
         if axis == "images":
             if "global_batch" not in self.config or self.config.get("phases"):
-                raise ValueError(f"{self.name}: its config has phases, or no global_batch. Use --axis=steps.")
+                raise ValueError(
+                    f"{self.name}: its config has phases, or no global_batch. Use --axis=steps."
+                )
             return step_P * self.config["global_batch"]
         known = self.curve(AXES[axis].metric)
         if not len(known.step_P):
-            raise ValueError(f"{self.name} has not written {AXES[axis].metric}, so use --axis=steps or images.")
+            raise ValueError(
+                f"{self.name} has not written {AXES[axis].metric}, so use --axis=steps or images."
+            )
         if axis == "exaflops" and not self.config.get("phases"):  # each step costs the same
             return step_P * (known.value_P[-1] / known.step_P[-1])
         return np.interp(step_P, known.step_P, known.value_P)
@@ -133,7 +145,9 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
         folder = expanded(name)
         inside = [folder] if (folder / METRICS_FILE).is_file() else _workdirs_below(folder)
         if not inside:
-            raise ValueError(f"{name}: must have {METRICS_FILE} in it or below. Give workdirs of runs.")
+            raise ValueError(
+                f"{name}: must have {METRICS_FILE} in it or below. Give workdirs of runs."
+            )
         workdirs += [path for path in inside if path not in workdirs]
     shared = os.path.commonpath([path.absolute().parent for path in workdirs])
     return [read_run(path, os.path.relpath(path.absolute(), shared)) for path in workdirs]
@@ -141,7 +155,9 @@ def read_runs(folders: Sequence[str]) -> list[RunLog]:
 
 def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
     """Return workdirs of runs that have written metrics, without the trials inside them."""
-    files = (path for path in folder.rglob(METRICS_FILE) if path.exists() and path.stat().st_size > 0)
+    files = (
+        path for path in folder.rglob(METRICS_FILE) if path.exists() and path.stat().st_size > 0
+    )
     workdirs = list[pathlib.Path]()
     for path in sorted(path.parent for path in files):
         if not any(outer in path.parents for outer in workdirs):
@@ -149,7 +165,9 @@ def _workdirs_below(folder: pathlib.Path) -> list[pathlib.Path]:
     return workdirs
 
 
-def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tuple[Panel, list[str]]]:
+def select_panels(
+    runs: Sequence[RunLog], asked: Sequence[str]
+) -> dict[str, tuple[Panel, list[str]]]:
     """Return panels by name, each with its metrics: one of `PANELS`, or a single metric.
 
     Raises:
@@ -162,7 +180,9 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
         metrics = [metric for metric in written if panel.holds(metric)]
         if metrics:
             chosen[name] = (panel, metrics)
-        elif asked != USUAL:  # pixels that are predicted have no accuracy, and few runs several labels
+        elif (
+            asked != USUAL
+        ):  # pixels that are predicted have no accuracy, and few runs several labels
             hint = did_you_mean(name, [*PANELS, *written], "{}")
             raise ValueError(
                 f"--metrics={name}: no run has written it.{hint} There are {', '.join(PANELS)}, and by name "
@@ -172,7 +192,10 @@ def select_panels(runs: Sequence[RunLog], asked: Sequence[str]) -> dict[str, tup
 
 
 def _own_panel(metric: str) -> Panel:
-    words, is_share = metric.replace("_", " "), any(PANELS[name].holds(metric) for name in ("accuracy", "precision"))
+    words, is_share = (
+        metric.replace("_", " "),
+        any(PANELS[name].holds(metric) for name in ("accuracy", "precision")),
+    )
     return Panel(f"{words} (%)" if is_share else words, metric.__eq__, 100 if is_share else 1)
 
 
@@ -187,7 +210,10 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
       ValueError: a metric, or the values of the axis, were not written.
     """
     panels = select_panels(runs, asked)
-    figure = new_figure(4.2 * len(panels) + 0.4, 3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0))
+    figure = new_figure(
+        4.2 * len(panels) + 0.4,
+        3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0),
+    )
     colours, (unit, label) = _colours(len(runs)), _unit(runs, axis)
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (panel, metrics) in zip(every, panels.values(), strict=True):
@@ -196,7 +222,9 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
             for metric, style in styles.items():
                 step_P, value_P = run.curve(metric)
                 if len(step_P):
-                    is_marked = len(step_P) == 1 or (style["linestyle"] != "-" and len(step_P) <= MOST_MARKED)
+                    is_marked = len(step_P) == 1 or (
+                        style["linestyle"] != "-" and len(step_P) <= MOST_MARKED
+                    )
                     one = {"marker": "o" if is_marked else None, "markersize": 3}
                     one |= {"color": colour} if len(runs) > 1 else {}
                     axes.plot(run.over(axis, step_P) / unit, panel.scale * value_P, **style | one)
@@ -204,7 +232,9 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
         axes.grid(alpha=0.3)
         if len(metrics) > 1:
             grey = {"color": GREY} if len(runs) > 1 else {}  # colours are those of runs
-            axes.legend(**_legend({name: style | grey for name, style in styles.items()}, fontsize=7))
+            axes.legend(
+                **_legend({name: style | grey for name, style in styles.items()}, fontsize=7)
+            )
     if len(runs) > 1:
         names = {run.name: {"color": colour} for run, colour in zip(runs, colours, strict=True)}
         columns = min(len(runs), LEGEND_COLUMNS)
@@ -215,7 +245,9 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
 def _legend(styles: Mapping[str, Mapping[str, Any]], *, fontsize: int) -> dict[str, Any]:
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], label=short(name, MOST_LETTERS), **style) for name, style in styles.items()]
+    lines = [
+        Line2D([], [], label=short(name, MOST_LETTERS), **style) for name, style in styles.items()
+    ]
     return {"handles": lines, "fontsize": fontsize, "frameon": False}
 
 
@@ -236,7 +268,9 @@ def _styles(metrics: Sequence[str]) -> list[dict[str, Any]]:
         is_trained = metric in ("train_loss", "train_accuracy") or len(metrics) == 1
         style = "-" if is_trained else broken[num_broken % len(broken)]
         num_broken += not is_trained
-        styles.append({"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.2})
+        styles.append(
+            {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.2}
+        )
     return styles
 
 

@@ -41,7 +41,10 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     """
     datasets, objective = open_datasets(config), build_classification(config.objective)
     names, phases = datasets.train.class_names, lengths(config, len(datasets.train)).phases
-    own, config = config, config_in(config, phases[0]) if phases else config  # evaluations have no phases
+    own, config = (
+        config,
+        config_in(config, phases[0]) if phases else config,
+    )  # evaluations have no phases
     num_shown = min(shown, config.global_batch)
     key, _ = step_keys(config.seed, 0)
     # Each row is mixed with the one before it, the first one with the last.
@@ -80,17 +83,27 @@ def _batch(host: HostBatch) -> Batch:
 
 
 def _figure(
-    title: str, names: tuple[str, ...], image: np.ndarray, label: np.ndarray, mask: np.ndarray, record: np.ndarray
+    title: str,
+    names: tuple[str, ...],
+    image: np.ndarray,
+    label: np.ndarray,
+    mask: np.ndarray,
+    record: np.ndarray,
 ) -> Figure:
     image = np.clip((image + 1) / 2, 0, 1)
-    captions = [caption(label_K, names) if mask else "unreadable" for label_K, mask in zip(label, mask, strict=True)]
+    captions = [
+        caption(label_K, names) if mask else "unreadable"
+        for label_K, mask in zip(label, mask, strict=True)
+    ]
     starts = range(0, len(image), COLUMNS)
     png = draw_sheet(
         [list(image[start : start + COLUMNS]) for start in starts],
         title,
         captions=[captions[start : start + COLUMNS] for start in starts],
     )
-    return Figure(png, {"image": image, "label": label, "mask": mask, "record": np.asarray(record, np.int64)})
+    return Figure(
+        png, {"image": image, "label": label, "mask": mask, "record": np.asarray(record, np.int64)}
+    )
 
 
 def caption(label_K: np.ndarray, names: tuple[str, ...]) -> str:

@@ -85,7 +85,9 @@ def to_bytes(figure: "Figure", form: str = "png") -> bytes:
     if new := missing - _said_to_be_missing:
         _said_to_be_missing.update(new)
         letters = printable("".join(sorted(new)))
-        logging.getLogger(__name__).warning("Figures show boxes for %s: install a font that has them.", letters)
+        logging.getLogger(__name__).warning(
+            "Figures show boxes for %s: install a font that has them.", letters
+        )
     return content
 
 
@@ -99,7 +101,9 @@ def _drawn(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
         if match := re.match(r"Glyph (\d+) .*missing from", str(warning.message)):
             missing.add(chr(int(match[1])))
         else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
     return file.getvalue(), missing
 
 
@@ -125,7 +129,11 @@ def _families_with(letters: set[str]) -> list[str]:
 def tile(image_HWC: np.ndarray, pixels: int = TILE_PIXELS) -> np.ndarray:
     """Return the image, its longer side at most `pixels`."""
     scale = pixels / max(image_HWC.shape[:2])
-    return image_HWC if scale >= 1 else cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    return (
+        image_HWC
+        if scale >= 1
+        else cv2.resize(image_HWC, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+    )
 
 
 def short(name: str, letters: int = MOST_LETTERS) -> str:

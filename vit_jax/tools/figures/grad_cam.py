@@ -37,14 +37,24 @@ def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.nda
         map_BHWC, _ = getattr(module, place)(images)
 
         def score(map_BHWC: jax.Array) -> tuple[jax.Array, jax.Array]:
-            rest = jax.tree.map(lambda leaf: leaf, module)  # a copy, whose ResNet gives the map that is asked about
+            rest = jax.tree.map(
+                lambda leaf: leaf, module
+            )  # a copy, whose ResNet gives the map that is asked about
             setattr(rest, place, lambda images, taps: (map_BHWC, None))
             logits_BK = rest(images).logits_BK
             return logits_BK.max(axis=-1).sum(), logits_BK
 
         gradient_BHWC, logits_BK = jax.grad(score, has_aux=True)(map_BHWC)
         probability_BK = jax.nn.softmax(logits_BK)
-        activation = class_activation(map_BHWC.astype(jnp.float32), gradient_BHWC.astype(jnp.float32))
-        return {"activation": activation, "label": logits_BK.argmax(-1), "probability": probability_BK.max(-1)}
+        activation = class_activation(
+            map_BHWC.astype(jnp.float32), gradient_BHWC.astype(jnp.float32)
+        )
+        return {
+            "activation": activation,
+            "label": logits_BK.argmax(-1),
+            "probability": probability_BK.max(-1),
+        }
 
-    return in_batches(model, images_NHWC, MOST_IMAGES, lambda image_BHWC: step(model.module, image_BHWC))
+    return in_batches(
+        model, images_NHWC, MOST_IMAGES, lambda image_BHWC: step(model.module, image_BHWC)
+    )

@@ -66,7 +66,9 @@ def draw_filters(model: Model, view: View) -> Figure:
         )
     times = max(1, 32 // filters.shape[1])
     tiles = np.stack([sheets.full_range(one).repeat(times, 0).repeat(times, 1) for one in filters])
-    return Figure(sheets.draw_sheet([[sheets.montage(sheets.in_rows(tiles, 1.0), 1.0, 3)]], title), data)
+    return Figure(
+        sheets.draw_sheet([[sheets.montage(sheets.in_rows(tiles, 1.0), 1.0, 3)]], title), data
+    )
 
 
 def draw_positions(model: Model, view: View) -> Figure:
@@ -74,23 +76,33 @@ def draw_positions(model: Model, view: View) -> Figure:
     del view
     a, (rows, columns) = model.architecture, model.architecture.grid
     tables_LSD = position_tables(model)
-    similar = np.stack([cosine_similarities(table_SD[-rows * columns :]) for table_SD in tables_LSD])
+    similar = np.stack(
+        [cosine_similarities(table_SD[-rows * columns :]) for table_SD in tables_LSD]
+    )
     similar = similar.reshape(-1, rows, columns, rows, columns)
     layers = spread(len(similar), MOST_TABLES)
     width = MOST_INCHES if len(layers) > 1 else 6.0
     figure = new_figure(width, (width - 1.6) / len(layers) * min(max(rows / columns, 0.3), 3) + 0.9)
     times = max(1, TILE_CELLS // max(rows, columns))
-    for axes, layer in zip(every := figure.subplots(1, len(layers), squeeze=False)[0], layers, strict=True):
+    for axes, layer in zip(
+        every := figure.subplots(1, len(layers), squeeze=False)[0], layers, strict=True
+    ):
         tiles = similar[layer].repeat(times, axis=2).repeat(times, axis=3)
-        mapped = axes.imshow(sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest")
+        mapped = axes.imshow(
+            sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest"
+        )
         for axis, count in ((axes.yaxis, rows), (axes.xaxis, columns)):
             places, side = spread(count, MOST_TICKS // len(layers)), count * times
-            axis.set_ticks(places * (side + 1) + (side - 1) / 2, [str(place + 1) for place in places])
+            axis.set_ticks(
+                places * (side + 1) + (side - 1) / 2, [str(place + 1) for place in places]
+            )
         axes.set_title(f"layer {layer + 1}" if len(similar) > 1 else "", fontsize=9)
     every[0].set_ylabel("row of the patch")
     figure.supxlabel("column of the patch that a tile compares with all others", fontsize="medium")
     figure.colorbar(mapped, ax=list(every), label="cosine similarity", shrink=0.8)
-    figure.suptitle(f"positions ({a.position_embedding}) of {a.name}, grid {rows}x{columns}", fontsize=9)
+    figure.suptitle(
+        f"positions ({a.position_embedding}) of {a.name}, grid {rows}x{columns}", fontsize=9
+    )
     return Figure(to_bytes(figure), {"similarity": similar[0] if len(similar) == 1 else similar})
 
 
@@ -101,7 +113,10 @@ def draw_distance(model: Model, view: View) -> Figure:
     def reduce(output: ModelOutput) -> dict[str, jax.Array]:
         weights = output.attention_LBTQS
         distances = attention_maps.mean_distances(weights, a.grid, cell)
-        return {"distance_pixels": distances, "entropy_nats": attention_maps.mean_entropies(weights)}
+        return {
+            "distance_pixels": distances,
+            "entropy_nats": attention_maps.mean_entropies(weights),
+        }
 
     statistics = attention_maps.over_images(model, view.all_images, reduce)
     means = {name: array.astype(np.float64).mean(axis=0) for name, array in statistics.items()}
@@ -110,18 +125,37 @@ def draw_distance(model: Model, view: View) -> Figure:
     panels = [("distance_pixels", "attention distance", "mean distance (pixels)", uniform)]
     panels.append(("entropy_nats", "attention entropy", "mean entropy (nats)", math.log(length)))
     figure = new_figure(7.5, 3.6)
-    figure.suptitle(f"{a.name}, {a.num_heads} heads in each layer, {len(view.all_images)} images", fontsize=9)
+    figure.suptitle(
+        f"{a.name}, {a.num_heads} heads in each layer, {len(view.all_images)} images", fontsize=9
+    )
     for axes, (name, title, label, of_uniform) in zip(figure.subplots(1, 2), panels, strict=True):
         of_heads = np.repeat(np.arange(1, layers + 1), a.num_heads)
-        axes.plot(of_heads, means[name].ravel(), "o", color=BLUE, alpha=0.6, markersize=5, label="one head")
+        axes.plot(
+            of_heads,
+            means[name].ravel(),
+            "o",
+            color=BLUE,
+            alpha=0.6,
+            markersize=5,
+            label="one head",
+        )
         axes.axhline(of_uniform, color=GREY, linestyle="--", label="uniform attention")
         depth = "layer" if layers == a.depth else f"attention, {layers // a.depth} in each block"
         axes.set(xlabel=depth, ylabel=label, xlim=(0.5, layers + 0.5))
         axes.set_title(title, fontsize=9)
         axes.set_ylim(0, 1.08 * max(of_uniform, means[name].max()))
         axes.xaxis.get_major_locator().set_params(integer=True)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    return Figure(to_bytes(figure), means | {f"uniform_{name}": np.float64(value) for name, *_, value in panels})
+    figure.legend(
+        *axes.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=8,
+    )
+    return Figure(
+        to_bytes(figure),
+        means | {f"uniform_{name}": np.float64(value) for name, *_, value in panels},
+    )
 
 
 def draw_rollout(model: Model, view: View) -> Figure:
@@ -130,9 +164,15 @@ def draw_rollout(model: Model, view: View) -> Figure:
     num_patches = math.prod(a.grid)
 
     def reduce(output: ModelOutput) -> dict[str, jax.Array]:
-        return {"rollout": attention_maps.by_image(attention_maps.rollout(output.attention_LBTQS), num_patches)}
+        return {
+            "rollout": attention_maps.by_image(
+                attention_maps.rollout(output.attention_LBTQS), num_patches
+            )
+        }
 
-    maps = attention_maps.over_images(model, view.shown_images, reduce)["rollout"].reshape(-1, *a.grid)
+    maps = attention_maps.over_images(model, view.shown_images, reduce)["rollout"].reshape(
+        -1, *a.grid
+    )
     title = f"attention rollout of {a.name}{_queries(a)}{', with predicted classes' if a.num_classes else ''}"
     return _over_images(model, view, maps, "rollout", title, _captions(model, view.shown_images))
 
@@ -145,15 +185,21 @@ def draw_heads(model: Model, view: View) -> Figure:
     num_patches = math.prod(a.grid)
 
     def reduce(output: ModelOutput) -> dict[str, jax.Array]:
-        of_heads = jnp.moveaxis(output.attention_LBTQS, 1, 2)[layers, heads]  # heads, images, queries, tokens
+        of_heads = jnp.moveaxis(output.attention_LBTQS, 1, 2)[
+            layers, heads
+        ]  # heads, images, queries, tokens
         return {"attention": jnp.moveaxis(attention_maps.by_image(of_heads, num_patches), 0, 1)}
 
     images = view.shown_images
-    maps = attention_maps.over_images(model, images, reduce)["attention"].reshape(len(images), -1, *a.grid)
+    maps = attention_maps.over_images(model, images, reduce)["attention"].reshape(
+        len(images), -1, *a.grid
+    )
     cells = [[image, *of_heads] for image, of_heads in zip(images, maps, strict=True)]
     names = [f"layer {layer}, head {head}" for layer, head in chosen]
     captions = [[caption or "image", *names] for caption in _captions(model, images)]
-    png = sheets.draw_sheet(cells, f"attention in {a.name}{_queries(a)}, bright: most", captions=captions)
+    png = sheets.draw_sheet(
+        cells, f"attention in {a.name}{_queries(a)}, bright: most", captions=captions
+    )
     return Figure(png, {"attention": maps, "heads": np.array(chosen), **_named(view)})
 
 
@@ -174,13 +220,18 @@ def draw_similar(model: Model, view: View) -> Figure:
     features = np.stack([*_rows(model, images, "features_BD")])
     queries, similarity = view.shown_indices, cosine_similarities(features)
     np.fill_diagonal(similarity, -np.inf)
-    nearest = np.argsort(-similarity[queries], axis=1, kind="stable")[:, : min(NUM_NEIGHBOURS, len(images) - 1)]
+    nearest = np.argsort(-similarity[queries], axis=1, kind="stable")[
+        :, : min(NUM_NEIGHBOURS, len(images) - 1)
+    ]
     values = np.take_along_axis(similarity[queries], nearest, axis=1)
     cells = [[images[query], *images[row]] for query, row in zip(queries, nearest, strict=True)]
     captions = [["image", *(f"{value:.3f}" for value in row)] for row in values]
     title = f"the most similar of {len(images)} images by the cosine of their features ({model.architecture.name})"
     png = sheets.draw_sheet(cells, title, captions=captions)
-    return Figure(png, {"images": queries, "nearest": nearest, "cosine": values, "names": np.array(view.names)})
+    return Figure(
+        png,
+        {"images": queries, "nearest": nearest, "cosine": values, "names": np.array(view.names)},
+    )
 
 
 def draw_pca(model: Model, view: View) -> Figure:
@@ -197,21 +248,32 @@ def draw_pca(model: Model, view: View) -> Figure:
     values = components.project(np.stack(of_shown)).reshape(len(shown), *a.grid, -1)
     low, high = np.percentile(values, (1, 99), axis=(0, 1, 2))
     colours = np.zeros((*values.shape[:3], 3))
-    colours[..., : values.shape[-1]] = np.clip((values - low) / np.where(high > low, high - low, 1), 0, 1)
+    colours[..., : values.shape[-1]] = np.clip(
+        (values - low) / np.where(high > low, high - low, 1), 0, 1
+    )
     title = (
         f"features of the patches of {a.name} in red, green and blue: "
         f"{components.explained_K.sum():.0%} of their variance over {len(images)} images"
     )
-    png = sheets.draw_sheet([list(view.shown_images), list(colours)], title, row_names=("image", "components"))
+    png = sheets.draw_sheet(
+        [list(view.shown_images), list(colours)], title, row_names=("image", "components")
+    )
     return Figure(png, {"components": values, "explained": components.explained_K, **_named(view)})
 
 
 def draw_reconstructions(model: Model, view: View) -> Figure:
     """Draw what a network predicts for masked patches (ViT, sec. 4.6)."""
     images = reconstruct(model, view.shown_images)
-    rows = {"original": "original", "seen": "what it sees", "predicted": "prediction", "target": "best possible"}
+    rows = {
+        "original": "original",
+        "seen": "what it sees",
+        "predicted": "prediction",
+        "target": "best possible",
+    }
     title = f"half of the patches hidden from {model.architecture.name}, and predicted"
-    png = sheets.draw_sheet([list(images[name]) for name in rows], title, row_names=list(rows.values()))
+    png = sheets.draw_sheet(
+        [list(images[name]) for name in rows], title, row_names=list(rows.values())
+    )
     return Figure(png, {**images, **_named(view)})
 
 
@@ -227,7 +289,9 @@ def chosen_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
     layers = (_shape(model, "attention_LBTQS", "attention") or (0,))[0]
     for layer, head in heads:
         if not (1 <= layer <= layers and 1 <= head <= a.num_heads):
-            raise ValueError(f"--heads={layer}:{head}: {a.name} has layers 1 to {layers} and heads 1 to {a.num_heads}.")
+            raise ValueError(
+                f"--heads={layer}:{head}: {a.name} has layers 1 to {layers} and heads 1 to {a.num_heads}."
+            )
     return heads or tuple((layers, head + 1) for head in range(min(a.num_heads, MOST_HEADS)))
 
 
@@ -267,17 +331,28 @@ def _caption_each(model: Model, label_N: np.ndarray, probability_N: np.ndarray) 
 
 
 def _named(view: View) -> dict[str, np.ndarray]:
-    return {"names": np.array([view.names[index] for index in view.shown_indices]) if view.names else np.array([])}
+    return {
+        "names": np.array([view.names[index] for index in view.shown_indices])
+        if view.names
+        else np.array([])
+    }
 
 
 def _over_images(
-    model: Model, view: View, maps: np.ndarray, name: str, title: str, captions: list[str] | None = None
+    model: Model,
+    view: View,
+    maps: np.ndarray,
+    name: str,
+    title: str,
+    captions: list[str] | None = None,
 ) -> Figure:
     """Draw images, maps of their patches, and images that are dark where the map is low."""
     images, cell = view.shown_images, cell_size(model.architecture)
     over = [sheets.lit(image, one, cell) for image, one in zip(images, maps, strict=True)]
     cells = [list(images), list(maps), over]
-    png = sheets.draw_sheet(cells, title, row_names=("image", name, "both"), column_names=captions or ())
+    png = sheets.draw_sheet(
+        cells, title, row_names=("image", name, "both"), column_names=captions or ()
+    )
     return Figure(png, {name: maps, **_named(view)})
 
 
@@ -285,7 +360,11 @@ def _over_images(
 
 
 def _is_custom(model: Model) -> str | None:
-    return None if model.architecture.network is None else f"{model.architecture.network} is a network of its own kind"
+    return (
+        None
+        if model.architecture.network is None
+        else f"{model.architecture.network} is a network of its own kind"
+    )
 
 
 def _without_positions(model: Model) -> str | None:
@@ -294,7 +373,11 @@ def _without_positions(model: Model) -> str | None:
         return f"{a.name} has no transformer, and no positions"
     if reason := _is_custom(model):
         return reason
-    return None if len(position_tables(model)) else f"{a.position_embedding} positions add no row to each token"
+    return (
+        None
+        if len(position_tables(model))
+        else f"{a.position_embedding} positions add no row to each token"
+    )
 
 
 def _without_attention(model: Model) -> str | None:
@@ -304,7 +387,9 @@ def _without_attention(model: Model) -> str | None:
     shape = _shape(model, "attention_LBTQS", "attention") or (0,)
     if shape[0] and shape[1:] == (1, a.num_heads, a.sequence_length, a.sequence_length):
         return None
-    return f"{a.block or a.network or a.name} does not give the weights of every block, head and token"
+    return (
+        f"{a.block or a.network or a.name} does not give the weights of every block, head and token"
+    )
 
 
 def _without_map(model: Model) -> str | None:

@@ -51,16 +51,27 @@ class Report:
 
 
 def look_at_data(
-    model: Model, weights: Weights, data_dir: str | None, *, global_batch: int, max_unreadable: int | None
+    model: Model,
+    weights: Weights,
+    data_dir: str | None,
+    *,
+    global_batch: int,
+    max_unreadable: int | None,
 ) -> dict[str, Any]:
     """Return the fields of a `Report` that need test images, or a note why these cannot be read."""
     if weights.training is None:  # as of converted weights
-        return {"notes": ["The images could not be looked at. The checkpoint does not state the data of the run."]}
+        return {
+            "notes": [
+                "The images could not be looked at. The checkpoint does not state the data of the run."
+            ]
+        }
     data, fields, notes = weights.training.data, dict[str, Any](), list[str]()
     try:
         if model.architecture.num_classes:
             values = model.require_transform().value_range
-            labelled = open_labelled(data, weights, SplitChoice(data_dir=data_dir, value_range=values))
+            labelled = open_labelled(
+                data, weights, SplitChoice(data_dir=data_dir, value_range=values)
+            )
             evaluate = make_evaluate(
                 model.module,
                 model.architecture,
@@ -97,9 +108,9 @@ def build_page(report: Report) -> str:
 @functools.cache
 def _template() -> jinja2.Template:
     loader = jinja2.PackageLoader("vit_jax.tools.figures", package_path="")
-    return jinja2.Environment(loader=loader, autoescape=True, keep_trailing_newline=True, finalize=_shown).get_template(
-        "page.html"
-    )
+    return jinja2.Environment(
+        loader=loader, autoescape=True, keep_trailing_newline=True, finalize=_shown
+    ).get_template("page.html")
 
 
 def _shown(value: object) -> object:
@@ -126,7 +137,9 @@ def _results(report: Report) -> dict[str, str]:
             cards[_words(name)] = metric_text(name, value)
     if report.evaluation is not None:
         shown = report.evaluation.metrics.shown()
-        cards |= {_words(name): words for name, words in shown.items() if name != "loss"}  # the summary has it
+        cards |= {
+            _words(name): words for name, words in shown.items() if name != "loss"
+        }  # the summary has it
     return cards
 
 
@@ -180,7 +193,11 @@ def _cost(report: Report) -> dict[str, str]:
         cards["parameters"] = f"{summary['parameters']:,}"
     if {"num_devices", "device_kind"} <= summary.keys():
         cards["devices"] = f"{summary['num_devices']} x {summary['device_kind']}"
-    versions = {name.removeprefix("version_"): value for name, value in summary.items() if name.startswith("version_")}
+    versions = {
+        name.removeprefix("version_"): value
+        for name, value in summary.items()
+        if name.startswith("version_")
+    }
     return cards | versions
 
 

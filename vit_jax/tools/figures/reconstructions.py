@@ -26,7 +26,9 @@ def target_of(a: Architecture) -> PatchTarget:
         config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax")
         if divides and patch_outputs(config, a.patch_size) == a.patch_outputs:
             return kind
-    raise ValueError(f"{a.name} gives {a.patch_outputs} numbers for a patch, which is no target of ours.")
+    raise ValueError(
+        f"{a.name} gives {a.patch_outputs} numbers for a patch, which is no target of ours."
+    )
 
 
 def to_colours(class_BNT: np.ndarray) -> np.ndarray:
@@ -60,7 +62,9 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
     """
     a = model.architecture
     kind = target_of(a)
-    config = ObjectiveConfig(kind="masked_patch", patch_target=kind, loss="softmax", corruption_shares=(1.0, 0.0, 0.0))
+    config = ObjectiveConfig(
+        kind="masked_patch", patch_target=kind, loss="softmax", corruption_shares=(1.0, 0.0, 0.0)
+    )
     objective = MaskedPatch(config, a.grid, a.patch_size)
 
     @jax.jit

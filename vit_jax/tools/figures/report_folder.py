@@ -15,7 +15,11 @@ from vit_jax.tools.figures import result_figures
 
 
 def write_report(
-    folder: Path, labelled: Labelled, evaluate: Evaluate, transform: EvaluationTransform, weights: str
+    folder: Path,
+    labelled: Labelled,
+    evaluate: Evaluate,
+    transform: EvaluationTransform,
+    weights: str,
 ) -> EvaluationResult:
     """Evaluate and write the results into a folder. The first process calls this, the others `evaluate`.
 
@@ -26,11 +30,18 @@ def write_report(
     """
     with make_folder(folder), _open_table(folder / "images.csv") as write_images:
         result = evaluate(labelled, write_images)
-    files: dict[str, str | bytes] = {f"{name}.csv": to_csv(rows) for name, rows in result.metrics.tables().items()}
-    files |= {f"{name}.png": figure for name, figure in result_figures.draw(result.metrics, transform).items()}
+    files: dict[str, str | bytes] = {
+        f"{name}.csv": to_csv(rows) for name, rows in result.metrics.tables().items()
+    }
+    files |= {
+        f"{name}.png": figure
+        for name, figure in result_figures.draw(result.metrics, transform).items()
+    }
     files["result.json"] = to_json({"weights": weights, **result.values()}) + "\n"
     for name, content in files.items():
-        as_bytes = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+        as_bytes = (
+            content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+        )
         write_atomically(folder / name, as_bytes)
     return result
 

@@ -26,7 +26,9 @@ MOST_COUNTED = 12  # classes of a matrix with numbers in its cells
 FEW_IMAGES = 10  # in a bin; fewer make its accuracy uncertain
 
 
-def draw(metrics: ClassMetrics | MultilabelMetrics, transform: EvaluationTransform) -> dict[str, bytes]:
+def draw(
+    metrics: ClassMetrics | MultilabelMetrics, transform: EvaluationTransform
+) -> dict[str, bytes]:
     """Return the figures of an evaluation by name, the widest first; `transform` decodes images."""
     if isinstance(metrics, MultilabelMetrics):
         return {"average_precision": draw_average_precision(metrics)}
@@ -59,22 +61,39 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfect calibration")
-    few, many = ([one for one in bins if (one.images < FEW_IMAGES) == is_few] for is_few in (True, False))
+    few, many = (
+        [one for one in bins if (one.images < FEW_IMAGES) == is_few] for is_few in (True, False)
+    )
     kinds = ((many, BLUE, "accuracy"), (few, SKY, f"accuracy, fewer than {FEW_IMAGES} images"))
     for chosen, colour, label in kinds:
         if chosen:
-            place = {"x": [one.low for one in chosen], "width": [one.high - one.low for one in chosen]}
+            place = {
+                "x": [one.low for one in chosen],
+                "width": [one.high - one.low for one in chosen],
+            }
             sides = place | {"align": "edge", "edgecolor": "white", "color": colour}
             above.bar(height=[one.accuracy for one in chosen], label=label, **sides)
             below.bar(height=[one.images for one in chosen], **sides)
     means = [one.confidence for one in bins]
     above.plot(
-        means, [one.accuracy for one in bins], "o", color=ORANGE, clip_on=False, label="mean confidence of a bin"
+        means,
+        [one.accuracy for one in bins],
+        "o",
+        color=ORANGE,
+        clip_on=False,
+        label="mean confidence of a bin",
     )
     error = metrics.calibration.error
-    above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}")
+    above.set(
+        ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}"
+    )
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    below.set(xlim=(0, 1), xlabel="confidence: probability of the predicted class", ylabel="images", yscale="log")
+    below.set(
+        xlim=(0, 1),
+        xlabel="confidence: probability of the predicted class",
+        ylabel="images",
+        yscale="log",
+    )
     below.set_ylim(bottom=0.5)  # a bin of one image has a bar too
     return to_bytes(figure)
 
@@ -96,29 +115,49 @@ def draw_confusion(metrics: ClassMetrics) -> bytes:
     axes = figure.subplots()
     extent = (-0.5, shares_LA.shape[1] - 0.5, shares_LA.shape[0] - 0.5, -0.5)
     norm = PowerNorm(0.5, 0, 1)  # few confusions are frequent
-    image = axes.imshow(cells, norm=norm, cmap="cividis", interpolation="nearest", aspect="auto", extent=extent)
+    image = axes.imshow(
+        cells, norm=norm, cmap="cividis", interpolation="nearest", aspect="auto", extent=extent
+    )
     of_blocks = "" if blocks == (1, 1) else f", the largest of {blocks[0]} × {blocks[1]}"
     figure.colorbar(image, label=f"share of the class's images{of_blocks}")
     if max(counts_LA.shape) <= MOST_COUNTED:
         for row, column in np.argwhere(counts_LA > 0):
-            colour = "black" if shares_LA[row, column] > 0.25 else "white"  # half of the range of colours
-            axes.text(column, row, f"{counts_LA[row, column]:,}", color=colour, fontsize=7, ha="center", va="center")
+            colour = (
+                "black" if shares_LA[row, column] > 0.25 else "white"
+            )  # half of the range of colours
+            axes.text(
+                column,
+                row,
+                f"{counts_LA[row, column]:,}",
+                color=colour,
+                fontsize=7,
+                ha="center",
+                va="center",
+            )
     names = metrics.labelled.source.class_names
     labels = [short(names[label]) for label in label_map.listed]
     outputs = [short(label_map.output_names[output]) for output in metrics.output_A]
-    axes.set_xlabel("predicted class" if len(outputs) <= MOST_NAMED else "predicted class: column of confusion.csv")
+    axes.set_xlabel(
+        "predicted class"
+        if len(outputs) <= MOST_NAMED
+        else "predicted class: column of confusion.csv"
+    )
     axes.set_ylabel("class" if len(labels) <= MOST_NAMED else "class: line of confusion.csv")
     if len(labels) <= MOST_NAMED:
         axes.set_yticks(range(len(labels)), labels)
     if len(outputs) <= MOST_NAMED:
-        axes.set_xticks(range(len(outputs)), outputs, rotation=90 if max(map(len, outputs)) > 2 else 0)
+        axes.set_xticks(
+            range(len(outputs)), outputs, rotation=90 if max(map(len, outputs)) > 2 else 0
+        )
     return to_bytes(figure)
 
 
 def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     """Return the largest cell of each block, and the size of blocks: at most `MOST_CELLS` on a side."""
     rows, columns = (-(-size // MOST_CELLS) for size in shares_LA.shape)
-    padded = np.pad(shares_LA, [(0, -shares_LA.shape[0] % rows), (0, -shares_LA.shape[1] % columns)])
+    padded = np.pad(
+        shares_LA, [(0, -shares_LA.shape[0] % rows), (0, -shares_LA.shape[1] % columns)]
+    )
     split = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
     return split.max(axis=(1, 3)), (rows, columns)
 
@@ -129,7 +168,11 @@ def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> byte
     columns = min(6, max(len(mistakes), 3))
     rows = max(math.ceil(len(mistakes) / columns), 1)
     figure = new_figure(1.7 * columns, 2.1 * rows + 0.5)
-    title = "most confident mistakes: class → prediction and its probability" if mistakes else "no mistake"
+    title = (
+        "most confident mistakes: class → prediction and its probability"
+        if mistakes
+        else "no mistake"
+    )
     figure.suptitle(title, fontsize=10)
     for axes in (every := figure.subplots(rows, columns, squeeze=False).ravel()):
         axes.axis("off")

@@ -49,7 +49,9 @@ def draw_sheet(
 def montage(tiles: np.ndarray, fill: float, gap: int = 1) -> np.ndarray:
     """Return tiles (rows, columns, h, w, ...) as one array (H, W, ...) with `fill` between them."""
     rows, columns, height, width, *rest = tiles.shape
-    padded = np.pad(tiles, [(0, 0), (0, 0), (0, gap), (0, gap), *[(0, 0)] * len(rest)], constant_values=fill)
+    padded = np.pad(
+        tiles, [(0, 0), (0, 0), (0, gap), (0, gap), *[(0, 0)] * len(rest)], constant_values=fill
+    )
     joined = padded.swapaxes(1, 2).reshape(rows * (height + gap), columns * (width + gap), *rest)
     return joined[:-gap, :-gap]
 
@@ -89,7 +91,9 @@ def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> 
     if map_hw.max() <= 0 or np.ptp(map_hw) < 1e-6 * map_hw.max():
         return np.full(size, float(map_hw.max() > 0), np.float32)
     scaled = (map_hw / map_hw.max()).astype(np.float32)
-    enlarged = cv2.resize(scaled, (columns * width, rows * height), interpolation=cv2.INTER_LANCZOS4)
+    enlarged = cv2.resize(
+        scaled, (columns * width, rows * height), interpolation=cv2.INTER_LANCZOS4
+    )
     blurred = cv2.GaussianBlur(enlarged, (0, 0), sigmaX=width / 2, sigmaY=height / 2)
     missing = [(0, max(0, pixels - have)) for pixels, have in zip(size, blurred.shape, strict=True)]
     return full_range(np.pad(blurred, missing, mode="edge")[: size[0], : size[1]])

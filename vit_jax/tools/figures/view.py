@@ -61,7 +61,10 @@ def spread(count: int, most: int) -> np.ndarray:
 
 
 def in_batches(
-    model: Model, images_NHWC: np.ndarray, size: int, run: Callable[[np.ndarray], dict[str, jax.Array]]
+    model: Model,
+    images_NHWC: np.ndarray,
+    size: int,
+    run: Callable[[np.ndarray], dict[str, jax.Array]],
 ) -> dict[str, np.ndarray]:
     """Return the results of `run` on at most `size` images at a time, joined; raise ValueError if one is not finite."""
     size, batches = min(size, len(images_NHWC)), []
@@ -69,8 +72,13 @@ def in_batches(
         image_BHWC = images_NHWC[first : first + size]
         missing = size - len(image_BHWC)  # one shape, compiled once
         results = run(np.pad(image_BHWC, ((0, missing), (0, 0), (0, 0), (0, 0))))
-        batches.append({name: np.asarray(array)[: len(image_BHWC)] for name, array in results.items()})
-    return {name: finite(model, np.concatenate([batch[name] for batch in batches])) for name in batches[0]}
+        batches.append(
+            {name: np.asarray(array)[: len(image_BHWC)] for name, array in results.items()}
+        )
+    return {
+        name: finite(model, np.concatenate([batch[name] for batch in batches]))
+        for name in batches[0]
+    }
 
 
 def finite(model: Model, array: np.ndarray, first: int = 0) -> np.ndarray:
@@ -79,7 +87,12 @@ def finite(model: Model, array: np.ndarray, first: int = 0) -> np.ndarray:
 
 
 def read_view(
-    model: Model, images: str, *, split: str | None = None, data_dir: str | None = None, num_images: int = NUM_IMAGES
+    model: Model,
+    images: str,
+    *,
+    split: str | None = None,
+    data_dir: str | None = None,
+    num_images: int = NUM_IMAGES,
 ) -> View:
     """Read and prepare images.
 
@@ -103,12 +116,20 @@ def read_view(
         except UnreadableImage as error:
             unreadable.append(f"{source.name_of(index)} ({error})")
     if not prepared:
-        raise ValueError(f"--images={images}: none of {len(source)} images can be read: {few(unreadable)}.")
-    notes = [f"{len(unreadable)} images cannot be read and are left out: {few(unreadable)}."] if unreadable else []
+        raise ValueError(
+            f"--images={images}: none of {len(source)} images can be read: {few(unreadable)}."
+        )
+    notes = (
+        [f"{len(unreadable)} images cannot be read and are left out: {few(unreadable)}."]
+        if unreadable
+        else []
+    )
     return View(images_NHWC=np.stack(prepared), names=names, notes=tuple(notes))
 
 
-def _open(images: str, split: str | None, data_dir: str | None, model: Model, num_images: int) -> Source:
+def _open(
+    images: str, split: str | None, data_dir: str | None, model: Model, num_images: int
+) -> Source:
     transform = model.require_transform()
     choice = SplitChoice(split=split, data_dir=data_dir, value_range=transform.value_range)
     is_data = images in (*RELEASED, "digits") or ":" in images

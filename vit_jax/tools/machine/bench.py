@@ -61,7 +61,11 @@ class Part:
         named = {"median": median, "lower_quartile": low, "upper_quartile": high}
         named |= {"least": min(self.seconds), "most": max(self.seconds)}
         figures = {f"{name}_milliseconds": 1000 * seconds for name, seconds in named.items()}
-        return figures if self.batch is None else figures | {"images_per_second": self.images_per_second}
+        return (
+            figures
+            if self.batch is None
+            else figures | {"images_per_second": self.images_per_second}
+        )
 
 
 def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict[str, Any]:
@@ -80,11 +84,21 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
         config = dataclasses.replace(config, phases={})  # the last phase is timed
     data = open_datasets(config) if with_data else None
     if data is not None:
-        num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
+        num_classes, num_examples, shape = (
+            data.train.num_classes,
+            len(data.train),
+            data.train.label_shape,
+        )
     else:
-        num_classes, num_examples, shape = NUM_CLASSES, config.global_batch * 1_000_000, ()  # enough for any duration
+        num_classes, num_examples, shape = (
+            NUM_CLASSES,
+            config.global_batch * 1_000_000,
+            (),
+        )  # enough for any duration
     network = architecture_of(config, num_classes)
-    run = assemble(config, network, num_examples=num_examples, devices=jax.devices(), label_shape=shape)
+    run = assemble(
+        config, network, num_examples=num_examples, devices=jax.devices(), label_shape=shape
+    )
     began = time.perf_counter()
     step = run.compile_train_step()
     seconds = time.perf_counter() - began
@@ -92,14 +106,21 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
     result |= {"compile_seconds": seconds}
     memory = step.memory_analysis()  # type: ignore[attr-defined]
     if memory is not None:
-        result |= {"arguments_bytes": memory.argument_size_in_bytes, "temporary_bytes": memory.temp_size_in_bytes}
+        result |= {
+            "arguments_bytes": memory.argument_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+        }
     parts = [*_device_parts(run, step, num_steps), *_checkpoint_parts(run)]
     if data is not None:
         parts += _data_parts(run, step, data, num_steps)
     result["parts"] = {part.name: part.figures() for part in parts}
     chip = find_chip(result["device_kind"])
     if chip is not None and run.architecture.is_standard:  # formulas know no other network
-        flops = result["parts"]["step"]["images_per_second"] * run.training_flops_per_image / result["num_devices"]
+        flops = (
+            result["parts"]["step"]["images_per_second"]
+            * run.training_flops_per_image
+            / result["num_devices"]
+        )
         result["mfu"] = flops / chip.peak_bf16_flops
     return result
 
@@ -137,9 +158,13 @@ def to_text(result: dict[str, Any]) -> str:
         f"{'milliseconds':<20} {'median':>10} {'quartiles':>23} {'images/s':>10}",
     ]
     for name, figures in result["parts"].items():
-        median, low, high = (figures[f"{key}_milliseconds"] for key in ("median", "lower_quartile", "upper_quartile"))
+        median, low, high = (
+            figures[f"{key}_milliseconds"] for key in ("median", "lower_quartile", "upper_quartile")
+        )
         images = f"{figures['images_per_second']:>10,.0f}" if "images_per_second" in figures else ""
-        lines.append(f"{name:<20} {median:>10,.2f} {low:>10,.2f} to {high:>9,.2f} {images}".rstrip())
+        lines.append(
+            f"{name:<20} {median:>10,.2f} {low:>10,.2f} to {high:>9,.2f} {images}".rstrip()
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -150,7 +175,11 @@ def _device_parts(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Pa
     batch, state = jax.device_put(random_batch(run, size), run.batch_sharding), run.init_state()
     yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
     result = "logits_BK" if run.architecture.num_classes else "features_BD"
-    infer = jax.jit(lambda model, image: getattr(model(normalise(image, run.architecture.compute_dtype)), result))
+    infer = jax.jit(
+        lambda model, image: getattr(
+            model(normalise(image, run.architecture.compute_dtype)), result
+        )
+    )
     model = state.evaluated_model()
     yield Part("inference", times_of(lambda: infer(model, batch.image_BHWC), num_steps), size)
 
@@ -159,7 +188,10 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
     """Time how long a save delays the steps, takes until all is on disk, and takes to read again."""
     state = jax.block_until_ready(run.init_state())
     stalls, saves, reads = [], [], []
-    with tempfile.TemporaryDirectory() as folder, contextlib.closing(CheckpointStore(folder)) as store:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(CheckpointStore(folder)) as store,
+    ):
         for number in range(1, NUM_SAVES + 1):
             began = time.perf_counter()
             store.save(number, items_of(state), metadata={}, metrics={})
@@ -167,7 +199,9 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
             store.wait()
             saves.append(time.perf_counter() - began)
             began = time.perf_counter()
-            jax.block_until_ready(CheckpointReader(pathlib.Path(folder)).restore(number, items_of(run.abstract_state)))
+            jax.block_until_ready(
+                CheckpointReader(pathlib.Path(folder)).restore(number, items_of(run.abstract_state))
+            )
             reads.append(time.perf_counter() - began)
     yield from (Part("save, steps wait", stalls, None), Part("save, on disk", saves, None))
     yield Part("restore", reads, None)
@@ -178,7 +212,9 @@ def _data_parts(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) 
     size, train_on = run.config.global_batch, Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
         yield time_batches(batches, num_steps, size)
-        yield Part("input with step", times_of(lambda: train_on.advance(next(batches)), num_steps), size)
+        yield Part(
+            "input with step", times_of(lambda: train_on.advance(next(batches)), num_steps), size
+        )
     fields = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     stamped = _Stamped(**fields, compiled=step, stamps=[])
     stop = _After(WARM_UP_STEPS + num_steps + 1)
@@ -254,6 +290,8 @@ def random_batch(run: Assembly, size: int) -> Batch:
     rng = np.random.default_rng(0)
     return Batch(
         image_BHWC=rng.integers(0, 256, (size, *run.architecture.image_size, 3), np.uint8),
-        label_B=rng.integers(0, max(run.architecture.num_classes, 1), (size, *run.label_shape), np.int32),
+        label_B=rng.integers(
+            0, max(run.architecture.num_classes, 1), (size, *run.label_shape), np.int32
+        ),
         mask_B=np.ones(size, np.float32),
     )

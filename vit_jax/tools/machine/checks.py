@@ -23,8 +23,12 @@ from vit_jax.train.overview import PACKAGES
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB  # Python, JAX and a few batches of images
-LEAST_SHARED_BYTES = GIB / 2  # containers get 64 MiB, too little for NCCL and for workers that decode images
-LEAST_DISK_BYTES = GIB  # a checkpoint of ViT-B/16 with Adam's moments, where the recipe is not known
+LEAST_SHARED_BYTES = (
+    GIB / 2
+)  # containers get 64 MiB, too little for NCCL and for workers that decode images
+LEAST_DISK_BYTES = (
+    GIB  # a checkpoint of ViT-B/16 with Adam's moments, where the recipe is not known
+)
 LEAST_DRIVERS = {"12": 525, "13": 580}  # by CUDA release; JAX's installation page
 _ROOT = pathlib.Path("/")
 _QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
@@ -52,7 +56,9 @@ def versions() -> Finding:
     own = f"vit_jax {vit_jax.__version__}, Python {platform.python_version()}"
     found = ", ".join([own, *(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)])
     of_jax = {name: version for name, version in plugins().items() if name != "libtpu"}
-    wrong = [f"{name} {version}" for name, version in of_jax.items() if version != jax.lib.__version__]
+    wrong = [
+        f"{name} {version}" for name, version in of_jax.items() if version != jax.lib.__version__
+    ]
     remedy = f"{', '.join(wrong)} is not of jaxlib {jax.lib.__version__}: pip install --upgrade 'jax[cuda]'"
     return Finding(found, remedy if wrong else "")
 
@@ -62,7 +68,11 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
 
     `root` is that of the file system.
     """
-    installed, backend, chosen = plugins(), jax.default_backend(), os.environ.get("JAX_PLATFORMS", "")
+    installed, backend, chosen = (
+        plugins(),
+        jax.default_backend(),
+        os.environ.get("JAX_PLATFORMS", ""),
+    )
     gpus = _gpus()
     if not gpus and not has_tpu(root):
         return Finding(f"neither GPU nor TPU; JAX computes on: {backend}")
@@ -72,7 +82,9 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
     if remedy := _too_old(gpus[0][0], installed) if gpus else "":
         return Finding(found, remedy)
     if backend == kind or chosen:
-        return Finding(f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}")
+        return Finding(
+            f"{found}; JAX computes on: {backend}{f' (JAX_PLATFORMS={chosen})' if chosen else ''}"
+        )
     remedy = "another program may hold it, or the container cannot see it: end that, or give it the devices"
     if not any(extra in name for name in installed):
         remedy = f"{install_command(extra)}; then start again"
@@ -82,8 +94,14 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
 def devices() -> Finding:
     """The devices as JAX counts them."""
     here, kinds = jax.local_devices(), {device.device_kind for device in jax.devices()}
-    found = f"{jax.device_count()} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
-    remedy = "" if len(kinds) == 1 else "use machines of one kind: a step is as slow as its slowest device"
+    found = (
+        f"{jax.device_count()} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
+    )
+    remedy = (
+        ""
+        if len(kinds) == 1
+        else "use machines of one kind: a step is as slow as its slowest device"
+    )
     return Finding(f"{found}, {len(here)} of each", remedy)
 
 
@@ -106,7 +124,9 @@ def shared_memory() -> Finding:
     if not SHARED_MEMORY.is_dir():
         return Finding(f"there is no {SHARED_MEMORY}")
     free = shutil.disk_usage(SHARED_MEMORY).free
-    remedy = "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory, mounted there"
+    remedy = (
+        "docker run --shm-size=8g; in Kubernetes an emptyDir with medium: Memory, mounted there"
+    )
     found = f"{free / GIB:.2f} GiB free in {SHARED_MEMORY}"
     return Finding(found, remedy if free < LEAST_SHARED_BYTES else "")
 
@@ -129,7 +149,11 @@ def compilation() -> Finding:
         for device in jax.local_devices()
         if not bool((_product(jax.device_put(ones, device)) == _SIDE).all())
     ]
-    remedy = f"{', '.join(wrong)}: a wrong result. Leave this machine out, and have it repaired" if wrong else ""
+    remedy = (
+        f"{', '.join(wrong)}: a wrong result. Leave this machine out, and have it repaired"
+        if wrong
+        else ""
+    )
     found = f"a product of matrices on each device in {time.perf_counter() - began:.1f} s"
     return Finding(found, remedy)
 
@@ -142,7 +166,9 @@ def _product(matrix: jax.Array) -> jax.Array:
 def _gpus() -> list[tuple[str, str]]:
     """Driver and name of each GPU that the driver shows."""
     try:
-        answer = subprocess.run(_QUERY, capture_output=True, text=True, timeout=60, check=True).stdout
+        answer = subprocess.run(
+            _QUERY, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     pairs = (line.partition(", ") for line in answer.splitlines() if ", " in line)
@@ -161,7 +187,10 @@ def _too_old(version: str, installed: dict[str, str]) -> str:
 def _host_memory(root: pathlib.Path) -> tuple[int, int]:
     """Total and free bytes, within the limit of the container."""
     text = (root / "proc/meminfo").read_text()
-    total, free = (int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    total, free = (
+        int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) * 1024
+        for name in ("MemTotal", "MemAvailable")
+    )
     group = root / "sys/fs/cgroup"
     try:
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))

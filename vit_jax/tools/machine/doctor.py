@@ -23,7 +23,11 @@ class ExaminationError(RuntimeError):
 
 
 def examine(
-    workdir: str | None, config: RunConfig | None, *, topology: Topology | None = None, with_hardware: bool = False
+    workdir: str | None,
+    config: RunConfig | None,
+    *,
+    topology: Topology | None = None,
+    with_hardware: bool = False,
 ) -> Iterator[tuple[str, list[Finding]]]:
     """Yield the name of each check with the findings of all processes.
 
@@ -42,7 +46,11 @@ def examine(
             "without a launcher."
         )
     folder = None if workdir is None else expanded(workdir).absolute()
-    prepare = None if config is None or topology else functools.cache(functools.partial(together.prepared, config))
+    prepare = (
+        None
+        if config is None or topology
+        else functools.cache(functools.partial(together.prepared, config))
+    )
     needed = prepare and functools.partial(together.checkpoint_bytes, prepare)
     alone: dict[str, Check | None] = {
         "versions": checks.versions,
@@ -52,7 +60,9 @@ def examine(
         "shared memory": checks.shared_memory,
         "disk": None if folder is None else functools.partial(checks.disk, folder, needed),
         "compilation": checks.compilation,
-        "data path": functools.partial(reading.data_path, config, topology) if config and topology else None,
+        "data path": functools.partial(reading.data_path, config, topology)
+        if config and topology
+        else None,
     }
     shared: dict[str, Check | None] = {
         "all-reduce": together.all_reduce,
@@ -102,6 +112,8 @@ def _gather(name: str, own: Finding) -> list[Finding]:
     first = everyone[0].found
     remedy = f"process 0 has {first}: make all processes the same"
     return [
-        finding if not finding.is_good or finding.found == first else dataclasses.replace(finding, remedy=remedy)
+        finding
+        if not finding.is_good or finding.found == first
+        else dataclasses.replace(finding, remedy=remedy)
         for finding in everyone
     ]

@@ -34,7 +34,10 @@ from vit_jax.train.start import items_of
 from vit_jax.train.state import TrainState
 
 STEPS = 10  # of each of two equal trainings
-SLOWER, LARGER = 1.5, 1.25  # than planned, from where a check fails; plans miss what is in plan/README.md
+SLOWER, LARGER = (
+    1.5,
+    1.25,
+)  # than planned, from where a check fails; plans miss what is in plan/README.md
 IMAGES, ENCODED = 256, 16  # JPEGs of the input, and how many of them differ
 JPEG_SIZE, JPEG_QUALITY, NOISE = (375, 500), 90, 20.0  # about 100 kB, as ImageNet's
 
@@ -51,7 +54,10 @@ class Scale:
 
 
 RECIPE = "pretrain_imagenet1k:ViT-{}"
-_LOOP = ("model.remat=dots", "model.scan_unroll=1")  # unrolled layers, and dropout on TPUs, compile for minutes
+_LOOP = (
+    "model.remat=dots",
+    "model.scan_unroll=1",
+)  # unrolled layers, and dropout on TPUs, compile for minutes
 COMPLETE = Scale(
     "S/16 and B/16, layers in a loop, remat=dots, no dropout, 128 images on each device",
     *(("S/16", "B/16"), 128, 12, (*_LOOP, "model.dropout_fraction=0.0")),
@@ -77,7 +83,9 @@ class Trial:
     @functools.cached_property
     def run(self) -> Assembly:
         architecture = architecture_of(self.config, IMAGENET.num_classes)
-        return assemble(self.config, architecture, num_examples=IMAGENET.num_examples, devices=jax.devices())
+        return assemble(
+            self.config, architecture, num_examples=IMAGENET.num_examples, devices=jax.devices()
+        )
 
     @functools.cached_property
     def step(self) -> TrainStep:
@@ -92,7 +100,9 @@ class Trial:
     def train(self) -> tuple[TrainState, float]:
         """Take `STEPS` steps from the start; return the state and the last loss."""
         training = Training(self.run, self.step)
-        batch = jax.device_put(random_batch(self.run, self.config.global_batch), self.run.batch_sharding)
+        batch = jax.device_put(
+            random_batch(self.run, self.config.global_batch), self.run.batch_sharding
+        )
         for _ in range(STEPS):
             metrics = training.advance(batch)
         return training.state, float(metrics["train_loss"])
@@ -109,7 +119,8 @@ def checks(workdir: pathlib.Path | None) -> dict[str, Check]:
     use_compilation_cache(True)  # attention auto has the programs of another form
     trials = [Trial(name, scale) for name in scale.networks]
     forms = {
-        f"attention {form}": functools.partial(numerics.attention, form, scale.num_heads) for form in numerics.FORMS
+        f"attention {form}": functools.partial(numerics.attention, form, scale.num_heads)
+        for form in numerics.FORMS
     }
     return {
         "hardware": lambda: Finding(scale.about),
@@ -132,15 +143,23 @@ def determinism(trial: Trial) -> Finding:
     if changed := together.changed_arrays(first, second):
         all_arrays = len(jax.tree.leaves(first))
         remedy = "runs cannot be repeated or resumed to the bit; on GPUs XLA_FLAGS=--xla_gpu_deterministic_ops=true"
-        return Finding(f"{found}; {len(changed)} of {all_arrays} arrays differ", remedy, {"loss": loss})
+        return Finding(
+            f"{found}; {len(changed)} of {all_arrays} arrays differ", remedy, {"loss": loss}
+        )
     return Finding(f"{found}, equal to the bit", figures={"loss": loss})
 
 
 def restored_state(trial: Trial, workdir: pathlib.Path | None) -> Finding:
     """Save the trained state as a run does, and compare what is restored."""
     state, _ = trial.trained
-    with together.folder_in(workdir) if workdir else tempfile.TemporaryDirectory(prefix="vit_jax_doctor_") as folder:
-        stored = together.store(pathlib.Path(folder), items_of(state), items_of(trial.run.abstract_state))
+    with (
+        together.folder_in(workdir)
+        if workdir
+        else tempfile.TemporaryDirectory(prefix="vit_jax_doctor_") as folder
+    ):
+        stored = together.store(
+            pathlib.Path(folder), items_of(state), items_of(trial.run.abstract_state)
+        )
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     figures = {"write_seconds": stored.write_seconds, "read_seconds": stored.read_seconds}
     same = "" if stored.changed else ", equal to the bit"
@@ -168,8 +187,14 @@ def describe(figures: dict[str, float], planned: Planned) -> str:
     parts = [f"{figures['median_milliseconds']:.2f} ms ({low:.2f} to {high:.2f})"]
     parts += [f"{figures['images_per_second']:,.0f} images/s"]
     parts += [f"MFU {figures['mfu']:.1%}"] if "mfu" in figures else []
-    parts += [f"{figures['memory_bytes'] / GIB:.2f} GiB a device"] if "memory_bytes" in figures else []
-    parts += [f"peak of this process {figures['peak_bytes'] / GIB:.2f}"] if "peak_bytes" in figures else []
+    parts += (
+        [f"{figures['memory_bytes'] / GIB:.2f} GiB a device"] if "memory_bytes" in figures else []
+    )
+    parts += (
+        [f"peak of this process {figures['peak_bytes'] / GIB:.2f}"]
+        if "peak_bytes" in figures
+        else []
+    )
     if planned.seconds is None:
         return f"{', '.join(parts)}; no figure of plan: {planned.basis}"
     ratio = figures["median_milliseconds"] / (1000 * planned.seconds)
@@ -187,7 +212,10 @@ def compare(figures: dict[str, float], planned: Planned) -> str:
             f"more than {SLOWER} x the planned time: look for other programs and low clocks (nvidia-smi, tpu-info); if "
             "there are none, the plan is wrong: report this"
         )
-    if planned.num_bytes is not None and figures.get("memory_bytes", 0.0) > LARGER * planned.num_bytes:
+    if (
+        planned.num_bytes is not None
+        and figures.get("memory_bytes", 0.0) > LARGER * planned.num_bytes
+    ):
         return f"more than {LARGER} x the planned memory: the plan is wrong: report this"
     return ""
 
@@ -203,7 +231,9 @@ def input_speed(trials: Sequence[Trial]) -> Finding:
     needed = {trial.name: trial.part.images_per_second for trial in trials}
     found = f"{speed:,.0f} images/s from JPEGs of {height}x{width} in memory"
     found += "".join(f", {name} takes {least:,.0f}" for name, least in needed.items())
-    return Finding(found, together.slow_input(speed, min(needed.values())), {"images_per_second": speed})
+    return Finding(
+        found, together.slow_input(speed, min(needed.values())), {"images_per_second": speed}
+    )
 
 
 def write_images(folder: pathlib.Path) -> None:
@@ -211,9 +241,13 @@ def write_images(folder: pathlib.Path) -> None:
     rng, (height, width) = np.random.default_rng(0), JPEG_SIZE
     files = list[bytes]()
     for _ in range(ENCODED):
-        smooth = cv2.resize(rng.uniform(0, 255, (6, 8, 3)), (width, height), interpolation=cv2.INTER_CUBIC)
+        smooth = cv2.resize(
+            rng.uniform(0, 255, (6, 8, 3)), (width, height), interpolation=cv2.INTER_CUBIC
+        )
         noisy = np.clip(smooth + rng.normal(0, NOISE, smooth.shape), 0, 255).astype(np.uint8)
-        files.append(cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes())
+        files.append(
+            cv2.imencode(".jpg", noisy, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+        )
     for number in range(IMAGES):
         path = folder / f"class{number % 2}" / f"{number:04}.jpg"
         path.parent.mkdir(exist_ok=True)
@@ -225,5 +259,7 @@ def _memory(step: TrainStep) -> int | None:
     sizes = step.memory_analysis()  # type: ignore[attr-defined]
     if sizes is None:
         return None
-    used = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    used = (
+        sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + sizes.generated_code_size_in_bytes
+    )
     return int(used + sizes.output_size_in_bytes - sizes.alias_size_in_bytes)

@@ -34,7 +34,10 @@ SIDES = (7, 14)  # height and width of maps
 HEAD_DIM, CHANNELS = 64, 64
 TOLERANCES: dict[str, dict[ComputeDtype, float]] = {  # the largest errors, by platform and dtype
     "cpu": {"float32": 1e-5, "bfloat16": 2e-2},
-    "gpu": {"float32": 5e-3, "bfloat16": 2e-2},  # products of float32 may be computed in TF32, with 10 bits
+    "gpu": {
+        "float32": 5e-3,
+        "bfloat16": 2e-2,
+    },  # products of float32 may be computed in TF32, with 10 bits
     "tpu": {"float32": 2e-2, "bfloat16": 2e-2},  # or in bfloat16, with 7
 }
 _ELSEWHERE = {  # forms that other devices have
@@ -73,11 +76,20 @@ def attention(form: AttentionForm, num_heads: int) -> Finding:
                 notes.append(f"{dtype} {length}: {str(error).partition(': ')[2]}")
                 continue
             taken.setdefault(core, []).append(f"{dtype} {length}")
-            operands = [rng.normal(size=(2 * mesh.size, length, num_heads * HEAD_DIM)) for _ in range(3)]
-            functions = functools.partial(_attend, core, num_heads), functools.partial(_attend_plainly, num_heads)
+            operands = [
+                rng.normal(size=(2 * mesh.size, length, num_heads * HEAD_DIM)) for _ in range(3)
+            ]
+            functions = (
+                functools.partial(_attend, core, num_heads),
+                functools.partial(_attend_plainly, num_heads),
+            )
             errors.append(_compare(dtype, str(length), *functions, [*operands, bias_3E], mesh))
     if form == "auto":
-        notes += [f"{core} for {', '.join(cases)}" for core, cases in taken.items()] if len(taken) > 1 else [*taken]
+        notes += (
+            [f"{core} for {', '.join(cases)}" for core, cases in taken.items()]
+            if len(taken) > 1
+            else [*taken]
+        )
     elif (form, platform) == ("pallas", "cpu"):
         notes.append("interpreted")
     return _finding(errors, notes, platform, "another --config.model.attention=")
@@ -88,7 +100,9 @@ def layer_norm() -> Finding:
     a = named_architecture("ViT-B/16")
     plain = functools.partial(nnx.LayerNorm, a.width, epsilon=a.layer_norm_epsilon)
     shapes = {str(length): (length, a.width) for length in LENGTHS}
-    return _norm(shapes, lambda dtype: LayerNorm(dataclasses.replace(a, compute_dtype=dtype)), plain)
+    return _norm(
+        shapes, lambda dtype: LayerNorm(dataclasses.replace(a, compute_dtype=dtype)), plain
+    )
 
 
 def group_norm() -> Finding:
@@ -96,11 +110,17 @@ def group_norm() -> Finding:
     a = named_architecture("R50x1")
     plain = functools.partial(nnx.GroupNorm, CHANNELS, NUM_GROUPS, epsilon=a.group_norm_epsilon)
     shapes = {f"{side}x{side}": (side, side, CHANNELS) for side in SIDES}
-    return _norm(shapes, lambda dtype: GroupNorm(CHANNELS, dataclasses.replace(a, compute_dtype=dtype)), plain)
+    return _norm(
+        shapes,
+        lambda dtype: GroupNorm(CHANNELS, dataclasses.replace(a, compute_dtype=dtype)),
+        plain,
+    )
 
 
 def _norm(
-    shapes: Mapping[str, tuple[int, ...]], make: Callable[[ComputeDtype], Any], make_plain: Callable[..., Any]
+    shapes: Mapping[str, tuple[int, ...]],
+    make: Callable[[ComputeDtype], Any],
+    make_plain: Callable[..., Any],
 ) -> Finding:
     """Compare norms for images of these shapes, by case."""
     mesh, rng, errors = _mesh(), np.random.default_rng(0), list[Errors]()
@@ -119,13 +139,21 @@ def _norm(
 
     for dtype in TOLERANCES[platform]:
         for case, shape in shapes.items():
-            x, scale, bias = (rng.normal(size=size) for size in ((2 * mesh.size, *shape), shape[-1:], shape[-1:]))
+            x, scale, bias = (
+                rng.normal(size=size) for size in ((2 * mesh.size, *shape), shape[-1:], shape[-1:])
+            )
             operands = [1.0 + x, 1.0 + scale, bias]
-            errors.append(_compare(dtype, case, functools.partial(compute, dtype), compute_plainly, operands, mesh))
+            errors.append(
+                _compare(
+                    dtype, case, functools.partial(compute, dtype), compute_plainly, operands, mesh
+                )
+            )
     return _finding(errors, [], platform, "another JAX")
 
 
-def _finding(errors: Sequence[Errors], notes: Sequence[str], platform: str, otherwise: str) -> Finding:
+def _finding(
+    errors: Sequence[Errors], notes: Sequence[str], platform: str, otherwise: str
+) -> Finding:
     if not errors:
         return Finding(f"not available: {'; '.join(notes)}")
     lines, figures, is_good = ["errors of values and gradients"], dict[str, float](), True
@@ -134,20 +162,34 @@ def _finding(errors: Sequence[Errors], notes: Sequence[str], platform: str, othe
         texts = [f"{one.case} {one.values:.0e} {one.gradients:.0e}" for one in cases]
         lines += [f"{dtype} (at most {tolerance:.0e}) {', '.join(texts)}"] if cases else []
         for one in cases:
-            figures |= {f"{dtype}_{one.case}_values": one.values, f"{dtype}_{one.case}_gradients": one.gradients}
+            figures |= {
+                f"{dtype}_{one.case}_values": one.values,
+                f"{dtype}_{one.case}_gradients": one.gradients,
+            }
             is_good &= one.values <= tolerance and one.gradients <= tolerance  # NaN is not
-    return Finding("; ".join([*lines, *notes]), "" if is_good else _REMEDY.format(otherwise), figures)
+    return Finding(
+        "; ".join([*lines, *notes]), "" if is_good else _REMEDY.format(otherwise), figures
+    )
 
 
 def _compare(
-    dtype: str, case: str, compute: Function, plain: Function, operands: Sequence[np.ndarray], mesh: Mesh
+    dtype: str,
+    case: str,
+    compute: Function,
+    plain: Function,
+    operands: Sequence[np.ndarray],
+    mesh: Mesh,
 ) -> Errors:
     """Run both on the same numbers. Operands of one dimension are parameters, which training keeps in float32."""
     inputs = [x.astype(np.float32 if x.ndim == 1 else jnp.dtype(dtype)) for x in operands]
     weight = np.random.default_rng(1).normal(size=operands[0].shape).astype(np.float32)
-    results = program(compute, mesh)(*(jax.device_put(x, place_of(x, mesh)) for x in (*inputs, weight)))
+    results = program(compute, mesh)(
+        *(jax.device_put(x, place_of(x, mesh)) for x in (*inputs, weight))
+    )
     with jax.default_device(_host()), jax.default_matmul_precision("highest"):
-        expected = jax.jit(functools.partial(_with_gradients, plain))(*(x.astype(np.float32) for x in inputs), weight)
+        expected = jax.jit(functools.partial(_with_gradients, plain))(
+            *(x.astype(np.float32) for x in inputs), weight
+        )
     values, *gradients = (_error(a, b) for a, b in zip(results, expected, strict=True))
     return Errors(dtype, case, values, float(np.max(gradients)))
 
@@ -194,7 +236,9 @@ def _host() -> jax.Device:
 def _core(form: AttentionForm, mesh: Mesh, length: int, num_heads: int, dtype: str) -> str:
     """Return the form that `form` takes here; ValueError if there is none."""
     with placed_by(Placement(mesh)):
-        return choose_form(form, length=length, num_heads=num_heads, head_dim=HEAD_DIM, dtype=jnp.dtype(dtype))
+        return choose_form(
+            form, length=length, num_heads=num_heads, head_dim=HEAD_DIM, dtype=jnp.dtype(dtype)
+        )
 
 
 def _attend(core: str, num_heads: int, *operands: jax.Array) -> jax.Array:
@@ -203,5 +247,8 @@ def _attend(core: str, num_heads: int, *operands: jax.Array) -> jax.Array:
 
 def _attend_plainly(num_heads: int, *operands: jax.Array) -> jax.Array:
     *tokens_BSE, bias_3E = operands
-    heads = ((x + b).reshape(*x.shape[:2], num_heads, -1) for x, b in zip(tokens_BSE, bias_3E, strict=True))
+    heads = (
+        (x + b).reshape(*x.shape[:2], num_heads, -1)
+        for x, b in zip(tokens_BSE, bias_3E, strict=True)
+    )
     return jax.nn.dot_product_attention(*heads, implementation="xla").reshape(operands[0].shape)

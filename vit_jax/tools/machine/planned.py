@@ -36,7 +36,9 @@ def topology_of(devices: Sequence[Any]) -> str | None:
         return None
     lengths = [len(devices)]
     if fabric.num_axes:
-        lengths = [len({device.coords[axis] for device in devices}) for axis in range(fabric.num_axes)]
+        lengths = [
+            len({device.coords[axis] for device in devices}) for axis in range(fabric.num_axes)
+        ]
     name = f"{fabric.kind}:{'x'.join(map(str, lengths))}"
     if math.prod(lengths) != len(devices):
         return None

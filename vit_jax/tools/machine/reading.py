@@ -44,7 +44,9 @@ def data_path(config: RunConfig, topology: Topology) -> Finding:
     needed = config.global_batch / step_seconds / num_hosts
     images = min(-(-config.global_batch // num_hosts), MOST_IMAGES)
     inputs, (height, width) = config.input, config.input.image_size
-    parallelism = choose_parallelism(inputs.num_workers, inputs.num_threads, batch_bytes=images * height * width * 3)
+    parallelism = choose_parallelism(
+        inputs.num_workers, inputs.num_threads, batch_bytes=images * height * width * 3
+    )
     read, read_bytes = read_speed(source, parallelism)
     decoded = decode_speed(config, source, images, parallelism)
     found = (
@@ -60,7 +62,9 @@ def data_path(config: RunConfig, topology: Topology) -> Finding:
 def read_speed(source: Source, parallelism: Parallelism) -> tuple[float, float]:
     """Return images/s and bytes/s of records in a random order, read by as many threads as the input has in all."""
     count = min(len(source), MOST_RECORDS)
-    order = iter(np.random.default_rng().choice(len(source), count, replace=False).tolist())  # new: caches know others
+    order = iter(
+        np.random.default_rng().choice(len(source), count, replace=False).tolist()
+    )  # new: caches know others
     began = time.perf_counter()
 
     def read() -> list[int]:

@@ -97,7 +97,11 @@ def store(folder: pathlib.Path, items: Any, abstract: Any) -> Stored:
 def changed_arrays(before: Any, after: Any) -> list[str]:
     """Return the names of arrays that differ in any bit, on the devices of this process."""
     later = pytree.named_leaves(after)
-    return [name for name, array in pytree.named_leaves(before).items() if _bits(array) != _bits(later[name])]
+    return [
+        name
+        for name, array in pytree.named_leaves(before).items()
+        if _bits(array) != _bits(later[name])
+    ]
 
 
 def _bits(array: jax.Array) -> list[bytes]:
@@ -134,7 +138,9 @@ def prepared(config: RunConfig) -> tuple[Assembly, Source]:
     else:
         architecture = architecture_of(config, data.train.num_classes)
     shape, devices = data.train.label_shape, jax.devices()
-    run = assemble(config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices)
+    run = assemble(
+        config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices
+    )
     return run, data.train
 
 

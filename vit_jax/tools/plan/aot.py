@@ -42,8 +42,13 @@ _ENVIRONMENT = {
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of CUDA's libraries, which a compiler does without
 }
 # Without a GPU nothing can be timed to choose tiles, and XLA's own kernels for products fail: cuBLAS does all of them.
-_GPU_OPTIONS: dict[str, str | bool] = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
-_SCHEDULE = re.compile(r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt")  # a file, for each instruction of the HLO
+_GPU_OPTIONS: dict[str, str | bool] = {
+    "xla_gpu_autotune_level": "0",
+    "xla_gpu_enable_triton_gemm": False,
+}
+_SCHEDULE = re.compile(
+    r"\d+-(.+)-\d+-schedule-analysis_final_bundles\.txt"
+)  # a file, for each instruction of the HLO
 _BUNDLES = re.compile(r"total scheduled bundles:\s*(\d+)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TOO_LARGE = (
@@ -59,7 +64,9 @@ class Executable:
     memory: Any  # XLA's `CompiledMemoryStats`, of one chip
     text: str  # optimised HLO
     compile_seconds: float
-    bundles: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of a program of each kernel, by instruction
+    bundles: Mapping[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # of a program of each kernel, by instruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +81,11 @@ class TooLarge:
 def missing_compiler(topology: Topology) -> str:
     """Return why nothing can be compiled for the topology; "" where its compiler is installed."""
     if topology.is_tpu:
-        return "" if has_compiler() else f"libtpu is not installed; {install_command('tpu')} installs it"
+        return (
+            ""
+            if has_compiler()
+            else f"libtpu is not installed; {install_command('tpu')} installs it"
+        )
     has_plugin = any(name.startswith("jax-cuda") for name in backend.plugins())
     if has_plugin and _has_ptxas():
         return ""
@@ -107,14 +118,18 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
         return _gpus(topology)
     options: dict[str, Any] = {}
     if topology.fabric.kind == "v4":
-        options["chip_config_name"] = "megacore"  # one device for each chip, as in jobs; the default of the other kinds
+        options["chip_config_name"] = (
+            "megacore"  # one device for each chip, as in jobs; the default of the other kinds
+        )
     if topology.chips_per_slice == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     if topology.num_slices > 1:
         options["num_slices"] = topology.num_slices
     name = f"{topology.fabric.kind}:{'x'.join(map(str, topology.shape))}"
     with _environment():
-        devices: Sequence[jax.Device] = topologies.get_topology_desc(name, platform="tpu", **options).devices
+        devices: Sequence[jax.Device] = topologies.get_topology_desc(
+            name, platform="tpu", **options
+        ).devices
     return devices
 
 
@@ -137,23 +152,31 @@ def _gpus(topology: Topology) -> Sequence[jax.Device]:
 
 def compile_step(run: Assembly) -> Executable | TooLarge:
     """Compile the train step of a run that was assembled for `topology_devices`."""
-    return compile_program(lambda: run.trace_train_step().lower(), run.batch_sharding.mesh.devices.flat[0])
+    return compile_program(
+        lambda: run.trace_train_step().lower(), run.batch_sharding.mesh.devices.flat[0]
+    )
 
 
-def compile_program(lower: Callable[[], jax.stages.Lowered], device: jax.Device) -> Executable | TooLarge:
+def compile_program(
+    lower: Callable[[], jax.stages.Lowered], device: jax.Device
+) -> Executable | TooLarge:
     """Compile what `lower` returns, a program for `topology_devices`, of which `device` is one."""
     began = time.perf_counter()
     for path in _schedules().iterdir():
         path.unlink()
     try:
         with _nothing_cached():
-            compiled = lower().compile(compiler_options=_GPU_OPTIONS if device.platform == "gpu" else None)
+            compiled = lower().compile(
+                compiler_options=_GPU_OPTIONS if device.platform == "gpu" else None
+            )
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return read_too_large(str(error))
     seconds = time.perf_counter() - began
-    return Executable(compiled.memory_analysis(), compiled.as_text() or "", seconds, _read_bundles())
+    return Executable(
+        compiled.memory_analysis(), compiled.as_text() or "", seconds, _read_bundles()
+    )
 
 
 def _read_bundles() -> dict[str, int]:
@@ -196,9 +219,7 @@ def read_too_large(message: str) -> TooLarge:
 def _environment() -> Iterator[None]:
     """Variables that libtpu reads when it is loaded; kept, they would make this machine look like a TPU host."""
     before = dict(os.environ)
-    dump = (
-        f"--xla_jf_dump_to={_schedules()} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
-    )
+    dump = f"--xla_jf_dump_to={_schedules()} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
     os.environ.update(_ENVIRONMENT | before)
     os.environ["LIBTPU_INIT_ARGS"] = f"{before.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
     try:

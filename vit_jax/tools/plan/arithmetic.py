@@ -48,8 +48,12 @@ class Roofline:
     """The time of a step as a sum in which nothing overlaps."""
 
     compute_seconds: float  # matrix products, recomputation included, at `ATTAINABLE` of the peak
-    elementwise_seconds: float  # norms, softmax, GELU and their gradients: `PASSES` over activations
-    collective_seconds: float  # parameters gathered and gradients summed, sums of tensor parallelism
+    elementwise_seconds: (
+        float  # norms, softmax, GELU and their gradients: `PASSES` over activations
+    )
+    collective_seconds: (
+        float  # parameters gathered and gradients summed, sums of tensor parallelism
+    )
     update_seconds: float  # the optimiser's passes over the state, at the memory's bandwidth
 
     @property
@@ -60,11 +64,18 @@ class Roofline:
 def roofline(run: Assembly, topology: Topology) -> Roofline:
     """Time of a step by arithmetic."""
     a, chip, mesh = run.architecture, topology.chip, run.batch_sharding.mesh
-    flops = run.training_flops_per_image * RECOMPUTED[a.remat] * run.config.global_batch / topology.num_chips
+    flops = (
+        run.training_flops_per_image
+        * RECOMPUTED[a.remat]
+        * run.config.global_batch
+        / topology.num_chips
+    )
     # XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it takes about four times.
     peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" or topology.is_tpu else 4)
     all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
-    activations = kept_bytes(all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu)
+    activations = kept_bytes(
+        all_kept, _images(run), model_shards=mesh.shape["model"], tiled=topology.is_tpu
+    )
     return Roofline(
         compute_seconds=flops / (ATTAINABLE * peak),
         elementwise_seconds=PASSES * activations / chip.memory_bandwidth_bytes_per_second,
@@ -99,7 +110,9 @@ def limit_seconds(run: Assembly, topology: Topology) -> float | None:
         flops = 3 * 4 * tokens * length * of_heads
         num_bytes = 12 * size * tokens * of_heads  # 4 arrays forward, 8 backward
         block += 3 * layers + max(flops / chip.peak_bf16_flops, num_bytes / bandwidth)
-    embedding = 2 * product(images * math.prod(a.grid), 3 * math.prod(a.patch_size), a.width)  # images need no gradient
+    embedding = 2 * product(
+        images * math.prod(a.grid), 3 * math.prod(a.patch_size), a.width
+    )  # images need no gradient
     head = 3 * product(images, a.width, a.num_classes) if a.num_classes else 0.0
     return a.depth * block + embedding + head + _updated_bytes(run) / bandwidth
 
@@ -122,20 +135,31 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
         return tuple(mesh_members(mesh.shape, axes))
 
     yield seconds("all-reduce", size * _values(replicated, mesh), members("replica", "data"))
-    for even, gather, scatter in ((True, "all-gather", "reduce-scatter"), (False, "all-reduce", "all-reduce")):
-        num_bytes = size * _values([leaf for leaf in spread if _is_even(leaf, topology) == even], mesh)
+    for even, gather, scatter in (
+        (True, "all-gather", "reduce-scatter"),
+        (False, "all-reduce", "all-reduce"),
+    ):
+        num_bytes = size * _values(
+            [leaf for leaf in spread if _is_even(leaf, topology) == even], mesh
+        )
         if num_bytes:
-            yield 2 * micro_batches * seconds(gather, num_bytes, members("data"))  # in the forward and backward pass
+            yield (
+                2 * micro_batches * seconds(gather, num_bytes, members("data"))
+            )  # in the forward and backward pass
             yield micro_batches * seconds(scatter, num_bytes, members("data"))
             yield seconds("all-reduce", num_bytes // mesh.shape["data"], members("replica"))
     if mesh.shape["model"] > 1 and run.architecture.has_transformer:
         a = run.architecture
         tokens = size * _images(run) * a.sequence_length * a.width
-        sums = 4 * a.depth * len(a.attention_lengths)  # two for each attention and its MLP, forward and backward
+        sums = (
+            4 * a.depth * len(a.attention_lengths)
+        )  # two for each attention and its MLP, forward and backward
         yield sums * seconds("all-reduce", tokens, members("model"))
 
 
-def _values(leaves: list[jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
+def _values(
+    leaves: list[jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> int:
     """Parameters of one model shard."""
     return sum(values_of(leaf, mesh.shape["model"]) for leaf in leaves)
 

@@ -14,7 +14,12 @@ _KINDS = {  # by the beginning of an argument's name
     "batch": "batch",
 }
 _FRESH = ("custom-call", "broadcast")  # how a program makes an array that a loop then fills
-_FILLERS = {"constant", "broadcast", "tuple", "parameter"}  # of a fusion that does the same, on GPUs
+_FILLERS = {
+    "constant",
+    "broadcast",
+    "tuple",
+    "parameter",
+}  # of a fusion that does the same, on GPUs
 
 
 def compiled_memory(stats: Any, program: Program) -> Memory:
@@ -22,7 +27,10 @@ def compiled_memory(stats: Any, program: Program) -> Memory:
     arguments = dict.fromkeys(_KINDS.values(), 0)
     for parameter in program.computations[program.entry]:
         if parameter.opcode == "parameter":
-            kind = next((kind for name, kind in _KINDS.items() if parameter.source.startswith(name)), "optimizer")
+            kind = next(
+                (kind for name, kind in _KINDS.items() if parameter.source.startswith(name)),
+                "optimizer",
+            )
             arguments[kind] += sum(array.padded_bytes for array in parameter.arrays)
     arguments["batch"] += stats.argument_size_in_bytes - sum(arguments.values())  # alignment
     kept = {"activations": 0, "gradients": 0}
@@ -32,9 +40,13 @@ def compiled_memory(stats: Any, program: Program) -> Memory:
             if loop.opcode == "while":
                 kind = "gradients" if "transpose(" in loop.source else "activations"
                 kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program))
-    new_outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes  # others reuse the memory of an argument
+    new_outputs = (
+        stats.output_size_in_bytes - stats.alias_size_in_bytes
+    )  # others reuse the memory of an argument
     temporary = stats.temp_size_in_bytes + new_outputs - sum(kept.values())
-    return Memory(**arguments, **kept, temporary=temporary, program=stats.generated_code_size_in_bytes)
+    return Memory(
+        **arguments, **kept, temporary=temporary, program=stats.generated_code_size_in_bytes
+    )
 
 
 def _filled(loop: Instruction, makers: dict[str, Instruction], program: Program) -> Iterator[Array]:

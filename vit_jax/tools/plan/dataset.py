@@ -18,8 +18,15 @@ class Dataset:
 
 
 IMAGENET = Dataset("ImageNet", 1_281_167, 1000, "ILSVRC-2012")
-IMAGENET_21K = Dataset("ImageNet-21k", 14_197_122, 21_843, "14 million images, 21k classes (ViT, sec. 4.1)")
-JFT = Dataset("JFT-300M", 303_000_000, 18_291, "303 million images (ViT, sec. 4.1), 18,291 classes (BiT, sec. 3.1)")
+IMAGENET_21K = Dataset(
+    "ImageNet-21k", 14_197_122, 21_843, "14 million images, 21k classes (ViT, sec. 4.1)"
+)
+JFT = Dataset(
+    "JFT-300M",
+    303_000_000,
+    18_291,
+    "303 million images (ViT, sec. 4.1), 18,291 classes (BiT, sec. 3.1)",
+)
 
 _OF_DATA = {
     "digits": Dataset("digits", 1437, 10, "scikit-learn"),
@@ -54,7 +61,11 @@ def known_dataset(recipe: str, config: RunConfig) -> Dataset | None:
 
 
 def choose_dataset(
-    recipe: str, config: RunConfig, *, num_examples: int | None = None, num_classes: int | None = None
+    recipe: str,
+    config: RunConfig,
+    *,
+    num_examples: int | None = None,
+    num_classes: int | None = None,
 ) -> Dataset:
     """Return the numbers to plan with: those of `known_dataset`, or in their place those of the command line.
 
@@ -73,7 +84,12 @@ def choose_dataset(
             f"--num_classes=N. Known: {known_names}."
         )
     source = "" if known is None or (num_examples and num_classes) else f"{known.source}; some by "
-    return Dataset(known.name if known else config.data or recipe, examples, classes, f"{source}the command line")
+    return Dataset(
+        known.name if known else config.data or recipe,
+        examples,
+        classes,
+        f"{source}the command line",
+    )
 
 
 def known_examples(recipe: str, config: RunConfig) -> int | None:

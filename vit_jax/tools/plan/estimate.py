@@ -20,13 +20,21 @@ class Totals:
 
     steps: int  # updates, of all its runs
     images: int  # seen, repeats included
-    exaflops: float | None  # 1e18 FLOPs, forward and backward, without recomputation; None for a user's own network
+    exaflops: (
+        float | None
+    )  # 1e18 FLOPs, forward and backward, without recomputation; None for a user's own network
     images_per_second: float  # on all chips
-    mfu: float | None  # model FLOPs utilisation: these FLOPs as a fraction of the chips' peak; None likewise
+    mfu: (
+        float | None
+    )  # model FLOPs utilisation: these FLOPs as a fraction of the chips' peak; None likewise
     days: float  # from the first step to the last: no evaluation, no checkpoint, no interruption
     chip_hours: float
-    core_days: float  # TensorCores x days, as in the paper (TPU v3, two a chip); of GPUs, GPUs x days
-    tpu_v3_core_days: float  # of so many cores of a TPU v3 that do the same arithmetic at the same MFU
+    core_days: (
+        float  # TensorCores x days, as in the paper (TPU v3, two a chip); of GPUs, GPUs x days
+    )
+    tpu_v3_core_days: (
+        float  # of so many cores of a TPU v3 that do the same arithmetic at the same MFU
+    )
     price: float | None  # of all chip-hours; None without a price
 
 
@@ -38,7 +46,9 @@ class Plan:
     topology: Topology
     dataset: Dataset
     run: Assembly  # for the machine
-    compiled: aot.Executable | aot.TooLarge | None  # the compiler's result; None where nothing was compiled
+    compiled: (
+        aot.Executable | aot.TooLarge | None
+    )  # the compiler's result; None where nothing was compiled
     reason: str  # why nothing was compiled, or why the step does not fit; ""
     memory: Memory | None  # None where the step does not fit by the compiler
     timeline: Timeline | None  # of the compiled schedule; None where there is none
@@ -48,7 +58,11 @@ class Plan:
     @property
     def num_runs(self) -> int:
         """A search for a learning rate trains once for each, and once more with the best."""
-        return 1 + len(self.config.search.learning_rates) if isinstance(self.config, FinetuneConfig) else 1
+        return (
+            1 + len(self.config.search.learning_rates)
+            if isinstance(self.config, FinetuneConfig)
+            else 1
+        )
 
     @property
     def fits(self) -> bool:
@@ -57,7 +71,11 @@ class Plan:
     @property
     def needed_bytes(self) -> int | None:
         """Memory of one chip; None if the compiler does not report it."""
-        return self.memory.total if self.memory is not None else getattr(self.compiled, "needed_bytes", None)
+        return (
+            self.memory.total
+            if self.memory is not None
+            else getattr(self.compiled, "needed_bytes", None)
+        )
 
     @property
     def usable_bytes(self) -> int:
@@ -91,7 +109,9 @@ class Plan:
         assert v3 is not None
         speed, flops = self.config.global_batch / self.step_seconds, run.training_flops_per_image
         all_flops = run.training_flops(run.steps.total) * self.num_runs
-        equal_steps = all_flops / (flops * self.config.global_batch) if run.earlier else steps  # of the last phase
+        equal_steps = (
+            all_flops / (flops * self.config.global_batch) if run.earlier else steps
+        )  # of the last phase
         days = equal_steps * self.step_seconds / 86400
         chip_days = days * topology.num_chips
         is_standard = run.architecture.is_standard
@@ -100,12 +120,16 @@ class Plan:
             images=run.images(run.steps.total) * self.num_runs,
             exaflops=all_flops / 1e18 if is_standard else None,
             images_per_second=speed,
-            mfu=speed * flops / topology.num_chips / topology.chip.peak_bf16_flops if is_standard else None,
+            mfu=speed * flops / topology.num_chips / topology.chip.peak_bf16_flops
+            if is_standard
+            else None,
             days=days,
             chip_hours=24 * chip_days,
             core_days=chip_days * topology.fabric.cores_per_chip,
             tpu_v3_core_days=chip_days * topology.chip.peak_bf16_flops / v3.peak_bf16_flops,
-            price=None if self.price_per_chip_hour is None else 24 * chip_days * self.price_per_chip_hour,
+            price=None
+            if self.price_per_chip_hour is None
+            else 24 * chip_days * self.price_per_chip_hour,
         )
 
 

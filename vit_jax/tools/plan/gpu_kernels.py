@@ -20,7 +20,16 @@ BANDWIDTH = 0.9
 LAUNCH_SECONDS = 2e-6
 """From the end of a kernel to the start of the next: an assumption."""
 _NO_KERNEL = {
-    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "partition-id"),
+    *(
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "opt-barrier",
+        "partition-id",
+    ),
     *("replica-id", "async-start", "async-update"),
 }
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -36,16 +45,26 @@ class Kernels:
 
     def __init__(self, program: Program, chip: Chip):
         self.program, self.chip = program, chip
-        everything = (instruction for computation in program.computations.values() for instruction in computation)
+        everything = (
+            instruction
+            for computation in program.computations.values()
+            for instruction in computation
+        )
         self.makers = {instruction.name: instruction for instruction in everything}
 
     def seconds(self, instruction: Instruction) -> float:
         """Return the time of one execution; 0 of what launches no kernel, and of collectives."""
         opcode = instruction.opcode
-        if opcode in _NO_KERNEL or opcode.endswith("-done") or opcode.removesuffix("-start") in PASSES:
+        if (
+            opcode in _NO_KERNEL
+            or opcode.endswith("-done")
+            or opcode.removesuffix("-start") in PASSES
+        ):
             return 0.0
         arithmetic = self.flops(instruction) / (PRODUCTS * self._peak(instruction))
-        memory = self.num_bytes(instruction) / (BANDWIDTH * self.chip.memory_bandwidth_bytes_per_second)
+        memory = self.num_bytes(instruction) / (
+            BANDWIDTH * self.chip.memory_bandwidth_bytes_per_second
+        )
         return max(arithmetic, memory) + LAUNCH_SECONDS
 
     def flops(self, instruction: Instruction) -> int:
@@ -55,8 +74,14 @@ class Kernels:
         if instruction.opcode == "dot" or "matmul" in instruction.target:
             contracted = _numbers(_CONTRACTED, instruction)
             rows = self._operands(instruction)[0].dims
-            return 2 * math.prod(instruction.arrays[0].dims) * math.prod(rows[dim] for dim in contracted)
-        if "fmha" in instruction.target:  # two products forwards; backwards five, since scores are computed again
+            return (
+                2
+                * math.prod(instruction.arrays[0].dims)
+                * math.prod(rows[dim] for dim in contracted)
+            )
+        if (
+            "fmha" in instruction.target
+        ):  # two products forwards; backwards five, since scores are computed again
             products = 5 if instruction.target.endswith("Backward") else 2
             head = self._operands(instruction)[0].dims[-1]
             return products * 2 * head * math.prod(_numbers(_SCORES, instruction))
@@ -99,7 +124,9 @@ class Kernels:
 
     def _written(self, inside: tuple[Instruction, ...]) -> Iterator[int]:
         root = inside[-1]
-        for result in [self.makers[name] for name in root.operands] if root.opcode == "tuple" else [root]:
+        for result in (
+            [self.makers[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        ):
             while result.opcode == "bitcast":
                 result = self.makers[result.operands[0]]
             if result.opcode == _UPDATE:  # in place
@@ -119,9 +146,19 @@ def _read(inside: tuple[Instruction, ...]) -> Iterator[int]:
                     names.add(instruction.name)
                 else:
                     users.append(instruction)
-        places = [user.operands[0] in names and names.isdisjoint(user.operands[1:]) for user in users]
-        slices = [user for user, is_place in zip(users, places, strict=True) if is_place and user.opcode in _SLICES]
-        updates = [user for user, is_place in zip(users, places, strict=True) if is_place and user.opcode == _UPDATE]
+        places = [
+            user.operands[0] in names and names.isdisjoint(user.operands[1:]) for user in users
+        ]
+        slices = [
+            user
+            for user, is_place in zip(users, places, strict=True)
+            if is_place and user.opcode in _SLICES
+        ]
+        updates = [
+            user
+            for user, is_place in zip(users, places, strict=True)
+            if is_place and user.opcode == _UPDATE
+        ]
         is_all = len(slices) + len(updates) < len(users)
         size = _size(parameter.arrays)
         yield size if is_all or not users else min(size, sum(_size(user.arrays) for user in slices))
@@ -130,7 +167,9 @@ def _read(inside: tuple[Instruction, ...]) -> Iterator[int]:
 def _without_workspace(instruction: Instruction) -> tuple[Array, ...]:
     """Results, without the scratch memory that is the last of a library's call."""
     results = instruction.arrays
-    is_call = instruction.opcode == "custom-call" and len(results) > 1 and "s8[" in instruction.shape
+    is_call = (
+        instruction.opcode == "custom-call" and len(results) > 1 and "s8[" in instruction.shape
+    )
     return results[:-1] if is_call and results[-1].bits == 8 else results
 
 

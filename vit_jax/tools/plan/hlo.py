@@ -15,7 +15,9 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$")
 _ARRAY = re.compile(r"\b(pred|bf16|[a-z]\d+)\[([\d,]*)\](?:\{([\d,]*)((?:[:A-Z*][^}]*)?)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-_METADATA = re.compile(r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL)  # all else of an instruction is on one line
+_METADATA = re.compile(
+    r"kernel_metadata=\{\n(.*?)\n\}", re.DOTALL
+)  # all else of an instruction is on one line
 _TILE = re.compile(r"T\(([\d,]+)\)(?:\((\d+),1\))?")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
@@ -103,7 +105,10 @@ class Instruction:
     @property
     def called(self) -> tuple[str, ...]:
         """Computations that a call, a fusion or a conditional runs."""
-        names = (self.attribute(key) for key in ("calls", "to_apply", "true_computation", "false_computation"))
+        names = (
+            self.attribute(key)
+            for key in ("calls", "to_apply", "true_computation", "false_computation")
+        )
         branches = self.find(r"branch_computations=\{([^}]*)\}")
         return (*filter(None, names), *_NAME.findall(branches))
 
@@ -128,7 +133,9 @@ class Program:
         if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
             return int(known)
         condition = self.computations.get(loop.attribute("condition"), ())
-        numbers = [*filter(None, (c.find(r"^(\d+)\)") for c in condition if c.opcode == "constant"))]
+        numbers = [
+            *filter(None, (c.find(r"^(\d+)\)") for c in condition if c.opcode == "constant"))
+        ]
         return int(numbers[0]) if len(numbers) == 1 else None
 
 
@@ -158,7 +165,11 @@ def members(collective: Instruction) -> list[int]:
     if match := _MESH_GROUPS.search(text):
         sizes = {key: int(size) for key, size in re.findall(r"'([^']+)'=(\d+)", match[1])}
         places = mesh_members(sizes, re.findall(r"'([^']+)'", match[4]))
-        return sorted(_transposed_range(match[2], match[3])[place] for place in places) if match[2] else places
+        return (
+            sorted(_transposed_range(match[2], match[3])[place] for place in places)
+            if match[2]
+            else places
+        )
     if match := _IOTA_GROUPS.search(text):
         return _transposed_range(match[3], match[4])[: int(match[2])]
     if match := _LISTED_GROUPS.search(text) or _PAIRS.search(text):
@@ -169,7 +180,9 @@ def members(collective: Instruction) -> list[int]:
 def mesh_members(sizes: Mapping[str, int], along: Container[str]) -> list[int]:
     """Return the positions in a mesh, with axes of these sizes, of the first group along some of the axes."""
     grid = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
-    group: list[int] = grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
+    group: list[int] = (
+        grid[tuple(slice(None) if axis in along else 0 for axis in sizes)].ravel().tolist()
+    )
     return group
 
 

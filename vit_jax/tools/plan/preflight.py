@@ -58,7 +58,11 @@ def check_start(
     unseen = [path for path in paths if path.is_relative_to(str(remote))]
     data, about = _open(config, unseen)
     if data is not None:
-        num_classes, num_examples, shape = data.train.num_classes, len(data.train), data.train.label_shape
+        num_classes, num_examples, shape = (
+            data.train.num_classes,
+            len(data.train),
+            data.train.label_shape,
+        )
     else:
         num_examples = known_examples(recipe, config) or _UNKNOWN_EXAMPLES
         known = known_dataset(recipe, config)
@@ -74,7 +78,9 @@ def check_start(
             devices=devices,  # type: ignore[arg-type]
             label_shape=shape,
         )
-        require_possible_evaluators(config, architecture, None if data is None else data.train_sources)
+        require_possible_evaluators(
+            config, architecture, None if data is None else data.train_sources
+        )
         if isinstance(config, PretrainConfig):
             if config.init_from is not None and expanded(config.init_from) not in unseen:
                 fitting_weights(run)
@@ -85,7 +91,9 @@ def check_start(
         except TypeError as error:  # also of jax, for shapes that do not fit
             raise ValueError(f"A training step cannot be traced: {first_line(error)}") from error
         network = _describe(run)
-    where = (f"{'not visible from' if path in unseen else 'looked for'} here: {path}" for path in paths)
+    where = (
+        f"{'not visible from' if path in unseen else 'looked for'} here: {path}" for path in paths
+    )
     return [f"checked: {network}; {about}", *where]
 
 
@@ -133,13 +141,17 @@ def _architecture(
 
 def _stand_ins(config: RunConfig, num_devices: int | None, num_slices: int) -> list[StandIn]:
     sharding = config.sharding
-    count = num_devices or math.lcm((sharding.num_replicas or 1) * sharding.num_model_shards, num_slices)
+    count = num_devices or math.lcm(
+        (sharding.num_replicas or 1) * sharding.num_model_shards, num_slices
+    )
     if count % num_slices:
         raise ValueError(f"--devices={count}: must be divisible by --slices={num_slices}.")
     platform = "gpu" if config.model.attention == "cudnn" else "cpu" if num_slices == 1 else "tpu"
     per_slice = count // num_slices
     return [
-        StandIn(i, platform, platform, (i % per_slice, 0, 0), i // per_slice, slice_index=i // per_slice)
+        StandIn(
+            i, platform, platform, (i % per_slice, 0, 0), i // per_slice, slice_index=i // per_slice
+        )
         for i in range(count)
     ]
 

@@ -70,9 +70,14 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _step(plan: Plan) -> Iterator[str]:
-    arithmetic, line = "no arithmetic estimate: no formula gives the cost of a user's own code", plan.timeline
+    arithmetic, line = (
+        "no arithmetic estimate: no formula gives the cost of a user's own code",
+        plan.timeline,
+    )
     if plan.roofline is not None:
-        bound = {name: f"{1e3 * value:,.1f}" for name, value in dataclasses.asdict(plan.roofline).items()}
+        bound = {
+            name: f"{1e3 * value:,.1f}" for name, value in dataclasses.asdict(plan.roofline).items()
+        }
         arithmetic = (
             f"{1e3 * plan.roofline.seconds:,.1f} ms by arithmetic: {bound['compute_seconds']} matrix products at "
             f"{ATTAINABLE:.0%} of the peak, {bound['elementwise_seconds']} elementwise, "
@@ -84,14 +89,20 @@ def _step(plan: Plan) -> Iterator[str]:
         clock = plan.topology.fabric.clock_hertz / 1e9
         compute, kernels = f"XLA's cycles at {clock:g} GHz", "bundles of their schedules"
         if not plan.topology.is_tpu:
-            compute, kernels = f"bytes at {BANDWIDTH:.0%} of the bandwidth", f"FLOPs at {PRODUCTS:.0%} of the peak"
+            compute, kernels = (
+                f"bytes at {BANDWIDTH:.0%} of the bandwidth",
+                f"FLOPs at {PRODUCTS:.0%} of the peak",
+            )
         yield (
             f"step     {1e3 * line.seconds:,.1f} ms by the compiled schedule: {1e3 * line.compute_seconds:,.1f} "
             f"compute ({compute}), {1e3 * line.kernel_seconds:,.1f} in kernels ({kernels}), "
             f"{1e3 * line.collective_seconds:,.1f} waiting for collectives, "
             f"{1e3 * line.prefetch_seconds:,.1f} for memory"
         )
-        shares = sorted(((seconds / line.seconds, phase) for phase, seconds in line.phases.items()), reverse=True)
+        shares = sorted(
+            ((seconds / line.seconds, phase) for phase, seconds in line.phases.items()),
+            reverse=True,
+        )
         yield f"           of it {', '.join(f'{phase} {share:.1%}' for share, phase in shares if share >= 0.001)}"
         for c in line.collectives[:_NUM_COLLECTIVES]:
             over = f" over {len(c.devices)} chips" if c.devices else ""
@@ -116,9 +127,14 @@ def _totals(plan: Plan) -> Iterator[str]:
     total, cores = plan.totals, plan.topology.fabric.cores_per_chip
     if total is None:
         return
-    speed, recipe = f"{total.images_per_second:,.0f} images/s", f"{total.steps:,} steps, {total.images:,} images"
+    speed, recipe = (
+        f"{total.images_per_second:,.0f} images/s",
+        f"{total.steps:,} steps, {total.images:,} images",
+    )
     if total.mfu is not None and total.exaflops is not None:
-        flops = plan.run.training_flops_per_image * plan.config.global_batch / plan.topology.num_chips
+        flops = (
+            plan.run.training_flops_per_image * plan.config.global_batch / plan.topology.num_chips
+        )
         speed += f", {flops / 1e12:,.3g} TFLOP a chip and step, MFU {total.mfu:.1%}"
         recipe += f", {total.exaflops:,.4g} exaFLOPs"
     yield f"speed    {speed}"
@@ -137,7 +153,11 @@ def _totals(plan: Plan) -> Iterator[str]:
 def to_json(plan: Plan) -> dict[str, object]:
     """The same as plain values, sizes in bytes and times in seconds."""
     names = ("dataset", "memory", "timeline", "roofline", "totals")
-    sections = {name: value and dataclasses.asdict(value) for name in names for value in [getattr(plan, name)]}
+    sections = {
+        name: value and dataclasses.asdict(value)
+        for name in names
+        for value in [getattr(plan, name)]
+    }
     if (timeline := sections["timeline"]) is not None:
         timeline["parts"] = timeline.pop("phases")
         for collective in timeline["collectives"]:
@@ -154,7 +174,11 @@ def to_json(plan: Plan) -> dict[str, object]:
         "remat": plan.run.architecture.remat,
         "attention": plan.attention_form,
         "accumulation_steps": plan.config.optimizer.accumulation_steps,
-        "basis": "compiled" if is_compiled else "arithmetic" if plan.compiled is None else "compiler gave up",
+        "basis": "compiled"
+        if is_compiled
+        else "arithmetic"
+        if plan.compiled is None
+        else "compiler gave up",
         "reason": plan.reason,
         "num_runs": plan.num_runs,
         "compile_seconds": getattr(plan.compiled, "compile_seconds", 0.0),
@@ -178,7 +202,9 @@ def result_to_text(result: SearchResult) -> str:
     if result.num_refused:
         table += f"{result.num_refused} layouts are not possible on this machine\n"
     if result.winner is None:
-        return f"{table}\nNothing fits: use a larger machine, a smaller batch or a smaller network.\n"
+        return (
+            f"{table}\nNothing fits: use a larger machine, a smaller batch or a smaller network.\n"
+        )
     words = " ".join(result.overrides) or "(nothing: the recipe as it is)"
     return f"{table}\n{to_text(result.winner)}\nadd to the command: {words}\n"
 
@@ -190,14 +216,30 @@ def _cells(candidate: Candidate, result: SearchResult) -> Sequence[str]:
         if plan.compiled is not None and plan.needed_bytes is not None:
             size = f"{plan.needed_bytes / GIB:.2f}"
         time = f"{1e3 * plan.timeline.seconds:,.0f}" if plan.timeline is not None else ""
-        verdict = "fastest that fits" if plan is result.winner else "fits" if plan.fits else "does not fit"
+        verdict = (
+            "fastest that fits"
+            if plan is result.winner
+            else "fits"
+            if plan.fits
+            else "does not fit"
+        )
     elif candidate.needed_bytes > result.usable_bytes:
         verdict = "too large by arithmetic"
     sharding = config.sharding
     return (
-        *(sharding.parameters, str(sharding.num_replicas or "slices"), str(sharding.num_model_shards)),
+        *(
+            sharding.parameters,
+            str(sharding.num_replicas or "slices"),
+            str(sharding.num_model_shards),
+        ),
         *(config.model.remat, str(config.optimizer.accumulation_steps), str(config.global_batch)),
-        *(f"{candidate.needed_bytes / GIB:.2f}", f"{1e3 * candidate.step_seconds:,.0f}", size, time, verdict),
+        *(
+            f"{candidate.needed_bytes / GIB:.2f}",
+            f"{1e3 * candidate.step_seconds:,.0f}",
+            size,
+            time,
+            verdict,
+        ),
     )
 
 

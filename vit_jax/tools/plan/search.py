@@ -92,7 +92,8 @@ def search(
     refusals: list[str] = []
     factors = (1, *BATCH_FACTORS) if other_batches else (1,)
     candidates = sorted(
-        _candidates(config, topology, dataset, factors, refusals), key=lambda candidate: candidate.seconds_per_image
+        _candidates(config, topology, dataset, factors, refusals),
+        key=lambda candidate: candidate.seconds_per_image,
     )
     if not candidates:
         raise ValueError(f"No layout of this recipe is possible on {topology.name}: {refusals[0]}")
@@ -104,7 +105,11 @@ def search(
         words = " ".join(_overrides(config, chosen.config)) or "the recipe as it is"
         report(f"planning {number + 1} of {num_tries}: {words}")
         chosen.plan = make_plan(
-            chosen.config, topology, dataset, price_per_chip_hour=price_per_chip_hour, can_compile=can_compile
+            chosen.config,
+            topology,
+            dataset,
+            price_per_chip_hour=price_per_chip_hour,
+            can_compile=can_compile,
         )
     fitting = (candidate for candidate in order if candidate.fits)
     winner = min(fitting, key=lambda candidate: candidate.seconds_per_image, default=None)
@@ -123,17 +128,33 @@ def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> l
     First come those with the least recomputation of all that fit by arithmetic, then the others, then those in doubt.
     """
     sure = [candidate for candidate in candidates if candidate.needed_bytes <= usable_bytes]
-    doubtful = [candidate for candidate in candidates if usable_bytes < candidate.needed_bytes <= limit]
-    best = next((policy for policy in POLICIES for candidate in sure if candidate.config.model.remat == policy), None)
+    doubtful = [
+        candidate for candidate in candidates if usable_bytes < candidate.needed_bytes <= limit
+    ]
+    best = next(
+        (
+            policy
+            for policy in POLICIES
+            for candidate in sure
+            if candidate.config.model.remat == policy
+        ),
+        None,
+    )
     return [*sorted(sure, key=lambda candidate: candidate.config.model.remat != best), *doubtful]
 
 
 def _candidates(
-    config: RunConfig, topology: Topology, dataset: Dataset, factors: Sequence[float], refusals: list[str]
+    config: RunConfig,
+    topology: Topology,
+    dataset: Dataset,
+    factors: Sequence[float],
+    refusals: list[str],
 ) -> Iterator[Candidate]:
     architecture = require_formulas(architecture_of(config, dataset.num_classes))
     for sharding, factor in itertools.product(_shardings(topology), factors):
-        changed = dataclasses.replace(config, sharding=sharding, global_batch=int(config.global_batch * factor))
+        changed = dataclasses.replace(
+            config, sharding=sharding, global_batch=int(config.global_batch * factor)
+        )
         try:
             run = assemble(
                 _changed(changed, accumulation_steps=1),
@@ -148,11 +169,15 @@ def _candidates(
             yield _smallest_accumulation(run, topology, dataset, remat)
 
 
-def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, remat: Policy) -> Candidate:
+def _smallest_accumulation(
+    run: Assembly, topology: Topology, dataset: Dataset, remat: Policy
+) -> Candidate:
     """Return the policy with as few micro-batches as fit, or, if nothing fits, with the most that are allowed."""
     best = None
     architecture = dataclasses.replace(run.architecture, remat=remat)
-    for number in micro_batches(_changed(run.config, accumulation_steps=None), architecture, topology.stand_ins()):
+    for number in micro_batches(
+        _changed(run.config, accumulation_steps=None), architecture, topology.stand_ins()
+    ):
         config = _changed(run.config, accumulation_steps=number, remat=remat)
         try:
             resolve(config, num_examples=dataset.num_examples, num_devices=topology.num_chips)
@@ -168,7 +193,9 @@ def _smallest_accumulation(run: Assembly, topology: Topology, dataset: Dataset, 
 
 
 def _shardings(topology: Topology) -> Iterator[ShardingConfig]:
-    together = topology.chips_per_slice if topology.is_tpu else topology.num_chips  # without a number of replicas
+    together = (
+        topology.chips_per_slice if topology.is_tpu else topology.num_chips
+    )  # without a number of replicas
     for model in MODEL_SHARDS:
         if topology.chips_per_slice % model:
             continue
@@ -179,12 +206,16 @@ def _shardings(topology: Topology) -> Iterator[ShardingConfig]:
         for data in GROUPS:
             if data < rest and rest % data == 0:
                 replicas = topology.num_chips // (data * model)
-                yield ShardingConfig(parameters="fsdp", num_replicas=replicas, num_model_shards=model)
+                yield ShardingConfig(
+                    parameters="fsdp", num_replicas=replicas, num_model_shards=model
+                )
 
 
 def _changed(config: Any, *, accumulation_steps: int | None, **of_model: Any) -> Any:
     optimizer = dataclasses.replace(config.optimizer, accumulation_steps=accumulation_steps)
-    return dataclasses.replace(config, optimizer=optimizer, model=dataclasses.replace(config.model, **of_model))
+    return dataclasses.replace(
+        config, optimizer=optimizer, model=dataclasses.replace(config.model, **of_model)
+    )
 
 
 def _overrides(before: RunConfig, after: RunConfig) -> Iterator[str]:

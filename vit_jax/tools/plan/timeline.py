@@ -54,15 +54,26 @@ class Timeline:
     kernel_seconds: float = 0.0  # the core computes Pallas kernels, or those of cuBLAS and cuDNN
     collective_seconds: float = 0.0  # the core waits for collectives
     prefetch_seconds: float = 0.0  # the core waits for memory
-    phases: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of the core, kernels included
+    phases: dict[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # seconds of the core, kernels included
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
-    num_unknown_loops: int = 0  # loops of unknown length, counted as one pass; the random numbers of mixup have such
+    num_unknown_loops: int = (
+        0  # loops of unknown length, counted as one pass; the random numbers of mixup have such
+    )
     unknown_loops_pass_seconds: float = 0.0  # one pass of each of these
-    num_unknown_kernels: int = 0  # kernels without a count of cycles or of programs, counted as nothing
+    num_unknown_kernels: int = (
+        0  # kernels without a count of cycles or of programs, counted as nothing
+    )
 
     @property
     def seconds(self) -> float:
-        return self.compute_seconds + self.kernel_seconds + self.collective_seconds + self.prefetch_seconds
+        return (
+            self.compute_seconds
+            + self.kernel_seconds
+            + self.collective_seconds
+            + self.prefetch_seconds
+        )
 
     def add(self, other: "Timeline", times: int) -> None:
         """Append `other`, repeated `times` times."""
@@ -70,12 +81,17 @@ class Timeline:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
         for phase, seconds in other.phases.items():
             self.phases[phase] = self.phases.get(phase, 0.0) + times * seconds
-        self.collectives += tuple(dataclasses.replace(c, count=c.count * times) for c in other.collectives)
+        self.collectives += tuple(
+            dataclasses.replace(c, count=c.count * times) for c in other.collectives
+        )
         self.num_unknown_loops += other.num_unknown_loops
 
 
 def step_timeline(
-    program: Program, topology: Topology, collective_seconds: CollectiveSeconds, bundles: Mapping[str, int]
+    program: Program,
+    topology: Topology,
+    collective_seconds: CollectiveSeconds,
+    bundles: Mapping[str, int],
 ) -> Timeline:
     """Estimate one execution of the program on a machine whose collectives take so long.
 
@@ -97,10 +113,16 @@ class _Walk:
         bundles: Mapping[str, int],
     ):
         self.program, self.topology, self.collective_seconds = program, topology, collective_seconds
-        every = (instruction for computation in program.computations.values() for instruction in computation)
+        every = (
+            instruction
+            for computation in program.computations.values()
+            for instruction in computation
+        )
         kernels = [instruction for instruction in every if instruction.is_kernel]
         # By program, not by instruction: of equal kernels XLA compiles one.
-        self.bundles = {kernel.kernel: bundles[kernel.name] for kernel in kernels if kernel.name in bundles}
+        self.bundles = {
+            kernel.kernel: bundles[kernel.name] for kernel in kernels if kernel.name in bundles
+        }
         self.gpu_kernels = None if topology.is_tpu else Kernels(program, topology.chip)
         self.collective_of = functools.cache(self._collective_of)
 
@@ -117,15 +139,27 @@ class _Walk:
             pass_.enter(*self._nested(instruction))
         elif opcode in _PREFETCHES:
             # A copy between memories lists both arrays, a slice also the complete one.
-            num_bytes = min((array.padded_bytes for array in instruction.arrays if array.dims), default=0)
-            pass_.start(name, "bus", num_bytes / self.topology.chip.memory_bandwidth_bytes_per_second)
-        elif opcode == "recv":  # between slices; the matching send goes the other way at the same time
+            num_bytes = min(
+                (array.padded_bytes for array in instruction.arrays if array.dims), default=0
+            )
+            pass_.start(
+                name, "bus", num_bytes / self.topology.chip.memory_bandwidth_bytes_per_second
+            )
+        elif (
+            opcode == "recv"
+        ):  # between slices; the matching send goes the other way at the same time
             fact = self._exchange(instruction)
             pass_.start(name, "network", fact.seconds, fact)
         elif instruction.is_kernel:
             bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
-            cores = self.topology.fabric.cores_per_chip  # share the grid, so that the fuller one decides
-            cycles = None if bundles is None or programs is None else bundles * math.ceil(programs / cores)
+            cores = (
+                self.topology.fabric.cores_per_chip
+            )  # share the grid, so that the fuller one decides
+            cycles = (
+                None
+                if bundles is None or programs is None
+                else bundles * math.ceil(programs / cores)
+            )
             seconds = None if cycles is None else cycles / self.topology.fabric.clock_hertz
             pass_.run_kernel(self._phase_of(instruction), seconds)
         elif self.gpu_kernels is not None and opcode == "custom-call":
@@ -150,7 +184,11 @@ class _Walk:
         """Return the phase of the step; XLA names a fusion of the update with norms of the state after the norms."""
         phase = _phase(instruction)
         inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
-        return "optimizer" if phase == "metrics" and any(_phase(i) == "optimizer" for i in inside) else phase
+        return (
+            "optimizer"
+            if phase == "metrics" and any(_phase(i) == "optimizer" for i in inside)
+            else phase
+        )
 
     def _seconds(self, instruction: Instruction) -> float:
         if self.gpu_kernels is not None:
@@ -159,14 +197,23 @@ class _Walk:
 
     def _nested(self, instruction: Instruction) -> tuple[Timeline, int]:
         if instruction.opcode == "while":
-            body, times = self.run(instruction.attribute("body")), self.program.trip_count(instruction)
+            body, times = (
+                self.run(instruction.attribute("body")),
+                self.program.trip_count(instruction),
+            )
             if times is None:
                 number, seconds = body.num_unknown_loops + 1, body.seconds
-                return dataclasses.replace(body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds), 1
+                return dataclasses.replace(
+                    body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds
+                ), 1
             return body, times
         called = [name for name in instruction.called if name in self.program.computations]
         choose = min if _phase(instruction) == "metrics" else max
-        return choose((self.run(name) for name in called), key=lambda timeline: timeline.seconds, default=Timeline()), 1
+        return choose(
+            (self.run(name) for name in called),
+            key=lambda timeline: timeline.seconds,
+            default=Timeline(),
+        ), 1
 
     def _collective_of(self, instruction: Instruction) -> Instruction | None:
         """The collective that an instruction is, or that its fusion contains."""
@@ -178,9 +225,13 @@ class _Walk:
         inside = (i for name in instruction.called for i in self.program.computations.get(name, ()))
         collective = next((i for i in inside if i.opcode.removesuffix("-start") in PASSES), None)
         if collective is not None and collective.opcode == "all-reduce":
-            total, kept = (sum(array.num_bytes for array in each.arrays) for each in (collective, instruction))
+            total, kept = (
+                sum(array.num_bytes for array in each.arrays) for each in (collective, instruction)
+            )
             if 2 * kept <= total:  # XLA's form of a reduce-scatter
-                return dataclasses.replace(collective, opcode="reduce-scatter", shape=instruction.shape)
+                return dataclasses.replace(
+                    collective, opcode="reduce-scatter", shape=instruction.shape
+                )
         return collective
 
     def _fact(self, collective: Instruction) -> Collective:
@@ -192,7 +243,9 @@ class _Walk:
     def _exchange(self, received: Instruction) -> Collective:
         num_bytes = sum(array.num_bytes for array in received.arrays[:1])
         seconds = num_bytes / self.topology.fabric.network_bytes_per_second + NETWORK_SECONDS
-        return Collective("exchange between slices", num_bytes, (), received.source, 1, seconds, 0.0)
+        return Collective(
+            "exchange between slices", num_bytes, (), received.source, 1, seconds, 0.0
+        )
 
 
 class _Pass:
@@ -221,7 +274,9 @@ class _Pass:
         self.now += nested.seconds * times
         self.timeline.add(nested, times)
 
-    def start(self, key: str, resource: str, seconds: float, fact: Collective | None = None) -> None:
+    def start(
+        self, key: str, resource: str, seconds: float, fact: Collective | None = None
+    ) -> None:
         self.free[resource] = max(self.now, self.free[resource]) + seconds
         self.ends[key] = (self.free[resource], fact)
 
@@ -243,9 +298,14 @@ def _phase(instruction: Instruction) -> str:
 
 def _collective_bytes(collective: Instruction, num_devices: int) -> int:
     """Bytes of the complete array: the result of an all-gather, the input of a reduce-scatter."""
-    sizes = [array.num_bytes for array in collective.arrays if array.dims or len(collective.arrays) == 1]
+    sizes = [
+        array.num_bytes for array in collective.arrays if array.dims or len(collective.arrays) == 1
+    ]
     if collective.opcode == "collective-permute-start":
         return max(sizes)  # input and output are both listed
-    if collective.opcode in ("all-gather-start", "reduce-scatter-start"):  # as here, of any number of arrays
+    if collective.opcode in (
+        "all-gather-start",
+        "reduce-scatter-start",
+    ):  # as here, of any number of arrays
         return sum(sizes) * num_devices // (num_devices + 1)
     return sum(sizes) * (num_devices if collective.opcode.startswith("reduce-scatter") else 1)

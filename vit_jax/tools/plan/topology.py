@@ -21,11 +21,21 @@ _SHAPES = {  # by the number of axes
     2: ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
     3: ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)),
 }
-_CUBES = ((4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16))  # of Google Cloud's types
+_CUBES = (
+    (4, 4, 4),
+    (4, 4, 8),
+    (4, 8, 8),
+    (8, 8, 8),
+    (8, 8, 16),
+    (8, 16, 16),
+    (16, 16, 16),
+)  # of Google Cloud's types
 _CUBE = 4  # larger slices with three axes are made of cubes of this side
 _HOST = (2, 2, 1)  # chips of one host along each axis
 
-CollectiveSeconds = Callable[[str, int, tuple[int, ...]], float]  # (operation, bytes, positions in the mesh)
+CollectiveSeconds = Callable[
+    [str, int, tuple[int, ...]], float
+]  # (operation, bytes, positions in the mesh)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,19 +95,32 @@ class Topology:
     def stand_ins(self) -> list[StandIn]:
         """Devices in name only, in the order in which jax lists the real ones."""
         platform, kind = "tpu" if self.is_tpu else "gpu", self.fabric.device_kind
-        places = list(_places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1)))
+        places = list(
+            _places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1))
+        )
         hosts_per_slice = places[-1][1] + 1
         return [
-            StandIn(i * self.chips_per_slice + index, platform, kind, coords, i * hosts_per_slice + host, slice_index=i)
+            StandIn(
+                i * self.chips_per_slice + index,
+                platform,
+                kind,
+                coords,
+                i * hosts_per_slice + host,
+                slice_index=i,
+            )
             for i in range(self.num_slices)
             for index, (coords, host) in enumerate(places)
         ]
 
 
-def _places(shape: tuple[int, ...], host: tuple[int, int, int]) -> Iterator[tuple[tuple[int, int, int], int]]:
+def _places(
+    shape: tuple[int, ...], host: tuple[int, int, int]
+) -> Iterator[tuple[tuple[int, int, int], int]]:
     """Coordinates of every chip and the number of its host, host after host."""
     sides = [min(side, length) for side, length in zip(host, shape, strict=True)]
-    hosts = itertools.product(*(range(0, n, side) for n, side in zip(reversed(shape), reversed(sides), strict=True)))
+    hosts = itertools.product(
+        *(range(0, n, side) for n, side in zip(reversed(shape), reversed(sides), strict=True))
+    )
     for number, (z0, y0, x0) in enumerate(hosts):
         for z, y, x in itertools.product(*(range(side) for side in reversed(sides))):
             yield (x0 + x, y0 + y, z0 + z), number
@@ -120,9 +143,13 @@ def parse_topology(name: str, *, num_slices: int | None = None) -> Topology:
     if fabric is None:
         kinds = [fabric.kind for fabric in FABRICS]
         hint = did_you_mean(kind, kinds, "{}")
-        raise ValueError(f"--topology={name}: there is no kind {kind!r}.{hint} Kinds: {', '.join(kinds)}.")
+        raise ValueError(
+            f"--topology={name}: there is no kind {kind!r}.{hint} Kinds: {', '.join(kinds)}."
+        )
     if before is not None and num_slices is not None:
-        raise ValueError(f"--topology={name} and --slices={num_slices} both say how many slices there are: give one.")
+        raise ValueError(
+            f"--topology={name} and --slices={num_slices} both say how many slices there are: give one."
+        )
     count = int(before) if before is not None else 1 if num_slices is None else num_slices
     shape = tuple(int(length) for length in shape_text.split("x"))
     _check(name, fabric, shape, count)
@@ -150,11 +177,17 @@ def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -
             problem = f"must be {kind}:N with 1 to {most} GPUs of a node, or 2*{kind}:{most} for two nodes"
     elif shape not in _SHAPES[fabric.num_axes]:
         is_sorted = shape == tuple(sorted(shape)) and math.prod(shape) <= most
-        is_made_of_cubes = len(shape) == 3 and is_sorted and all(n and n % _CUBE == 0 for n in shape)
+        is_made_of_cubes = (
+            len(shape) == 3 and is_sorted and all(n and n % _CUBE == 0 for n in shape)
+        )
         if fabric.num_axes != 3 or not is_made_of_cubes:
             allowed = ", ".join("x".join(map(str, shape)) for shape in _SHAPES[fabric.num_axes])
-            cubes = f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, of at most {most} chips"
-            problem = f"a slice of {kind} must be one of {allowed}{cubes if fabric.num_axes == 3 else ''}"
+            cubes = (
+                f", or AxBxC with A <= B <= C, each a multiple of {_CUBE}, of at most {most} chips"
+            )
+            problem = (
+                f"a slice of {kind} must be one of {allowed}{cubes if fabric.num_axes == 3 else ''}"
+            )
     if problem:
         raise ValueError(f"--topology={name}: {problem}.")
 
@@ -181,8 +214,12 @@ def group_of(members: Sequence[Any], topology: Topology) -> Group:
     inside = next(iter(slices.values()))
     if not topology.is_tpu:
         return Group(num_switched=len(inside), num_slices=len(slices))
-    axes = [sorted({member.coords[axis] for member in inside}) for axis in range(len(topology.shape))]
-    if math.prod(map(len, axes)) != len(inside):  # not a box: count it as a line through all of them
+    axes = [
+        sorted({member.coords[axis] for member in inside}) for axis in range(len(topology.shape))
+    ]
+    if math.prod(map(len, axes)) != len(
+        inside
+    ):  # not a box: count it as a line through all of them
         return Group((len(inside),), (False,), num_slices=len(slices))
     lengths, rings, stride = [], [], 1
     for places, length, closes in zip(axes, topology.shape, topology.is_ring, strict=True):

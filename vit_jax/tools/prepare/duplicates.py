@@ -60,11 +60,17 @@ class MirroredSource(SubsetSource):
 
     def __init__(self, source: Source, transform: EvaluationTransform) -> None:
         super().__init__(source, np.arange(len(source)))
-        self._decoding = transform.max_image_megapixels, transform.exif_orientation, transform.value_range
+        self._decoding = (
+            transform.max_image_megapixels,
+            transform.exif_orientation,
+            transform.value_range,
+        )
 
     def __getitem__(self, index: int) -> Record:
         record = super().__getitem__(index)
-        return record._replace(image=np.ascontiguousarray(decode(record.image, *self._decoding)[:, ::-1]))
+        return record._replace(
+            image=np.ascontiguousarray(decode(record.image, *self._decoding)[:, ::-1])
+        )
 
     @property
     def origin(self) -> str | None:
@@ -82,7 +88,9 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
     stream = EvaluationStream(source, transform, _BATCH, np.arange(_BATCH))
     log = UnreadableLog(source, max_unreadable, option="--max_unreadable")
     hash_N2, is_read_N = np.zeros((len(source), 2), np.uint64), np.zeros(len(source), bool)
-    progress = tqdm(total=len(source), unit=" images", desc="hashes", disable=None if hosts.is_first() else True)
+    progress = tqdm(
+        total=len(source), unit=" images", desc="hashes", disable=None if hosts.is_first() else True
+    )
     parallelism = choose_parallelism(batch_bytes=_BATCH * 32 * 32 * 3)
     with progress, open_batches(stream, parallelism) as batches:
         for batch in log.watch(batches):
@@ -102,9 +110,18 @@ def find_by_hashes(
         query_Q2, is_read_Q = hash_all(opened, max_unreadable)
         queries = np.flatnonzero(is_read_Q)
         for is_mirrored in (False, True):
-            close = near(hash_N2[readable, 0], query_Q2[queries, int(is_mirrored)], distance, available_cores())
+            close = near(
+                hash_N2[readable, 0],
+                query_Q2[queries, int(is_mirrored)],
+                distance,
+                available_cores(),
+            )
             for index, query, bits in close:
-                pairs.append(Duplicate(int(readable[index]), test, int(queries[query]), bits, None, is_mirrored))
+                pairs.append(
+                    Duplicate(
+                        int(readable[index]), test, int(queries[query]), bits, None, is_mirrored
+                    )
+                )
                 if len(pairs) > MOST_PAIRS:
                     raise ValueError(
                         f"More than {MOST_PAIRS:,} pairs differ in at most {distance} bits. Lower --candidates= or "
@@ -125,16 +142,26 @@ def confirm(
 
     Only images of pairs are read.
     """
-    confirmed, units = list[Duplicate](), _unit_features(source, [one.record for one in pairs], extractor)
+    confirmed, units = (
+        list[Duplicate](),
+        _unit_features(source, [one.record for one in pairs], extractor),
+    )
     for (test, is_mirrored), opened in _sides(tests, extractor):
         group = [one for one in pairs if (one.test, one.is_mirrored) == (test, is_mirrored)]
         units_of_test = _unit_features(opened, [one.test_record for one in group], extractor)
-        known = (one._replace(cosine=float(units[one.record] @ units_of_test[one.test_record])) for one in group)
-        confirmed += [one for one in known if (one.distance or 0) <= distance or (one.cosine or 0) >= cosine]
+        known = (
+            one._replace(cosine=float(units[one.record] @ units_of_test[one.test_record]))
+            for one in group
+        )
+        confirmed += [
+            one for one in known if (one.distance or 0) <= distance or (one.cosine or 0) >= cosine
+        ]
     return merged(confirmed)
 
 
-def find_by_features(source: Source, tests: Sequence[Source], extractor: Extractor, cosine: float) -> list[Duplicate]:
+def find_by_features(
+    source: Source, tests: Sequence[Source], extractor: Extractor, cosine: float
+) -> list[Duplicate]:
     """Return the pairs of a test image and one of its `NEIGHBOURS` nearest images with at least this cosine."""
     feature_ND, pairs = extractor.extract(source).feature_ND, list[Duplicate]()
     for (test, is_mirrored), opened in _sides(tests, extractor):
@@ -180,24 +207,34 @@ def report(
         write_atomically(files["output"], to_csv([HEAD, *rows]))
     if "write" in files:
         write_exclusion(files["write"], split, source, images)
-    result: dict[str, object] = {"images": len(source), "duplicates": len(images), "pairs": len(pairs)}
+    result: dict[str, object] = {
+        "images": len(source),
+        "duplicates": len(images),
+        "pairs": len(pairs),
+    }
     for test, (name, of_test) in enumerate(opened):
         copied = {one.test_record for one in pairs if one.test == test}
         result[f"{name}: copied test images"] = f"{len(copied):,} of {len(of_test):,}"
     if as_json:
-        return json.dumps(result | {"found": [dict(zip(HEAD, row, strict=True)) for row in rows]}, indent=2)
+        return json.dumps(
+            result | {"found": [dict(zip(HEAD, row, strict=True)) for row in rows]}, indent=2
+        )
     lines = [(name, str(value)) for name, value in [*result.items(), *files.items()]]
     return columns(lines, "<<", gap=" ", least=(40,))
 
 
-def _sides(tests: Sequence[Source], extractor: Extractor) -> Iterator[tuple[tuple[int, bool], Source]]:
+def _sides(
+    tests: Sequence[Source], extractor: Extractor
+) -> Iterator[tuple[tuple[int, bool], Source]]:
     """Yield each test source, by its number and whether it is mirrored, as it is and mirrored."""
     for test, source in enumerate(tests):
         yield (test, False), source
         yield (test, True), MirroredSource(source, extractor.transform)
 
 
-def _unit_features(source: Source, indices: Sequence[int], extractor: Extractor) -> dict[int, np.ndarray]:
+def _unit_features(
+    source: Source, indices: Sequence[int], extractor: Extractor
+) -> dict[int, np.ndarray]:
     """Return the features of some records, of length 1; zeros of an image that could not be read."""
     chosen = sorted({*indices})
     if not chosen:
@@ -210,6 +247,8 @@ def _unit_features(source: Source, indices: Sequence[int], extractor: Extractor)
 def merged(pairs: Sequence[Duplicate]) -> list[Duplicate]:
     """Return one of several entries of a pair: the one with the least distance, else with the greatest cosine."""
     best = dict[tuple[int, int, int], Duplicate]()
-    for one in sorted(pairs, key=lambda one: (_BITS if one.distance is None else one.distance, -(one.cosine or 0))):
+    for one in sorted(
+        pairs, key=lambda one: (_BITS if one.distance is None else one.distance, -(one.cosine or 0))
+    ):
         best.setdefault(one[:3], one)
     return [best[pair] for pair in sorted(best)]

@@ -46,16 +46,24 @@ def hashes(image_BHWC: np.ndarray) -> np.ndarray:
     cosine_UH = np.cos(np.pi / SIDE * np.outer(np.arange(_KEPT), np.arange(SIDE) + 0.5))
     grey_BHW = image_BHWC.astype(np.float64) @ (0.299, 0.587, 0.114)
     low_BUV = cosine_UH @ grey_BHW @ cosine_UH.T
-    mirrored_V = np.where(np.arange(_KEPT) % 2, -1.0, 1.0)  # odd frequencies along the width change their sign
+    mirrored_V = np.where(
+        np.arange(_KEPT) % 2, -1.0, 1.0
+    )  # odd frequencies along the width change their sign
     return np.stack([_pack(low_BUV), _pack(low_BUV * mirrored_V)], axis=1)
 
 
 def _pack(low_BUV: np.ndarray) -> np.ndarray:
     flat = low_BUV.reshape(len(low_BUV), -1)
-    return np.packbits(flat > np.median(flat, axis=1, keepdims=True), axis=1).view(">u8")[:, 0].astype(np.uint64)
+    return (
+        np.packbits(flat > np.median(flat, axis=1, keepdims=True), axis=1)
+        .view(">u8")[:, 0]
+        .astype(np.uint64)
+    )
 
 
-def near(hash_N: np.ndarray, query_Q: np.ndarray, distance: int, num_threads: int) -> Iterator[tuple[int, int, int]]:
+def near(
+    hash_N: np.ndarray, query_Q: np.ndarray, distance: int, num_threads: int
+) -> Iterator[tuple[int, int, int]]:
     """Yield every pair of hashes that differ in at most `distance` bits: index, index of the query, distance.
 
     All pairs are compared: 1.5 billion a second on one core, which buckets of equal bits do not beat beyond few bits.
@@ -63,12 +71,19 @@ def near(hash_N: np.ndarray, query_Q: np.ndarray, distance: int, num_threads: in
 
     def near_in_block(start: int) -> list[tuple[int, int, int]]:
         block = hash_N[start : start + _AT_ONCE]
-        different, bits, pairs = np.empty_like(block), np.empty(len(block), np.uint8), list[tuple[int, int, int]]()
+        different, bits, pairs = (
+            np.empty_like(block),
+            np.empty(len(block), np.uint8),
+            list[tuple[int, int, int]](),
+        )
         for number, query in enumerate(query_Q):
             np.bitwise_xor(block, query, out=different)
             np.bitwise_count(different, out=bits)
             if bits.min() <= distance:
-                pairs += [(start + int(index), number, int(bits[index])) for index in np.flatnonzero(bits <= distance)]
+                pairs += [
+                    (start + int(index), number, int(bits[index]))
+                    for index in np.flatnonzero(bits <= distance)
+                ]
         return pairs
 
     for pairs in in_threads(near_in_block, range(0, len(hash_N), _AT_ONCE), num_threads):

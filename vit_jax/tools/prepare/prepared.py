@@ -25,7 +25,9 @@ QUALITY = 90
 _UNIT = 16  # height and width of the blocks that are coded together, with colours at half the resolution
 
 
-def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int = QUALITY) -> dict[str, int]:
+def prepare_folder(
+    folder: Path, output: Path, *, short_side: int, quality: int = QUALITY
+) -> dict[str, int]:
     """Write a copy of an image folder with the same names, classes and splits; continue one that was interrupted.
 
     An image whose short side is not longer than `short_side`, that has more than 8 bits, or that cannot be decoded, is
@@ -44,7 +46,11 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
         raise ValueError(f"{str(folder)!r} is no folder with images; give folder:PATH.")
     description = {"short_side": short_side, "quality": quality}
     stated = description_of(output) or ({} if output.exists() else description)
-    problem = "" if description.items() <= stated.items() else f"exists and was not prepared with {description}"
+    problem = (
+        ""
+        if description.items() <= stated.items()
+        else f"exists and was not prepared with {description}"
+    )
     if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)):
         problem = f"is inside {str(folder)!r}, whose copy it would be"
     if problem:
@@ -53,11 +59,15 @@ def prepare_folder(folder: Path, output: Path, *, short_side: int, quality: int 
         state = description | {"source": str(folder.absolute()), "complete": False}
         write_atomically(output / DESCRIPTION, json.dumps(state))
     unfinished = find_unfinished(output)  # by a process that was killed
-    make = functools.partial(_prepare_file, folder=folder, output=output, short_side=short_side, quality=quality)
+    make = functools.partial(
+        _prepare_file, folder=folder, output=output, short_side=short_side, quality=quality
+    )
     done = list(in_threads(make, files))
     for path in unfinished:
         path.unlink(missing_ok=True)
-    write_atomically(output / DESCRIPTION, json.dumps(state | {"complete": True}))  # last: readers require it
+    write_atomically(
+        output / DESCRIPTION, json.dumps(state | {"complete": True})
+    )  # last: readers require it
     if names := [file for file, kind in zip(files, done, strict=True) if kind == "unreadable"]:
         words = "%d images cannot be read and are not in the copy: %s. Repair them and repeat the command."
         logging.getLogger(__name__).warning(words, len(names), few(names))
@@ -91,5 +101,9 @@ def reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
     smaller = cv2.cvtColor(resize_to_cover(image, (short_side, short_side)), cv2.COLOR_RGB2BGR)
     sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420)
     restarts = (cv2.IMWRITE_JPEG_RST_INTERVAL, -(-smaller.shape[1] // _UNIT))
-    is_encoded, file = cv2.imencode(".jpg", smaller, (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts))
-    return tagged(file.tobytes(), orientation_of(stored)) if is_encoded else None  # no with more than 65,535 columns
+    is_encoded, file = cv2.imencode(
+        ".jpg", smaller, (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
+    )
+    return (
+        tagged(file.tobytes(), orientation_of(stored)) if is_encoded else None
+    )  # no with more than 65,535 columns

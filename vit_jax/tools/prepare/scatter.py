@@ -70,7 +70,9 @@ class Scatter:
     def shorten_buckets(self) -> None:
         """Remove bytes from the buckets that no commit has confirmed."""
         rows = self.rows()
-        sizes = np.bincount(self.bucket_of(rows["key"]), rows["size"], self.num_buckets).astype(np.int64)
+        sizes = np.bincount(self.bucket_of(rows["key"]), rows["size"], self.num_buckets).astype(
+            np.int64
+        )
         for bucket, size in enumerate(sizes.tolist()):
             self._shorten(self.bucket(bucket), size)
 
@@ -115,12 +117,16 @@ class Scatter:
         for file in self._files.values():
             file.flush()
         committed = {name: file.tell() for name, file in self._files.items()}
-        write_atomically(self.folder / PROGRESS, json.dumps({"state": self.state, "bytes": committed}))
+        write_atomically(
+            self.folder / PROGRESS, json.dumps({"state": self.state, "bytes": committed})
+        )
 
     def rows(self) -> np.ndarray:
         """Return key, label and size of every record in the order in which they came; a structured array (N,)."""
         self._files[_JOURNAL].flush()
-        return np.frombuffer(read_bounded(self.folder / _JOURNAL, self.num_rows * _ROW.itemsize), _ROW)
+        return np.frombuffer(
+            read_bounded(self.folder / _JOURNAL, self.num_rows * _ROW.itemsize), _ROW
+        )
 
     def open_bucket(self, number: int) -> BinaryIO:
         """Open a bucket for `read`; its file must exist."""
@@ -138,7 +144,9 @@ class Scatter:
             name, image = content[_HEADER.size :][:name_size], content[_HEADER.size + name_size :]
             if hashlib.sha256(image).digest() == sha256:
                 return Stored(name.decode(), sha256, image)
-        raise ValueError(f"{self.folder}: a bucket is damaged at byte {offset:,}. Remove the folder and begin again.")
+        raise ValueError(
+            f"{self.folder}: a bucket is damaged at byte {offset:,}. Remove the folder and begin again."
+        )
 
 
 def remove(folder: Path) -> None:
@@ -174,7 +182,10 @@ def order_of(scatter: Scatter) -> Order:
     begin = np.cumsum(size) - size
     first_of_bucket = np.searchsorted(bucket[order], np.arange(scatter.num_buckets))
     offset = np.empty(len(rows), np.uint64)
-    offset[order] = begin - np.append(begin, 0).astype(np.uint64)[first_of_bucket][bucket[order].astype(np.int64)]
+    offset[order] = (
+        begin
+        - np.append(begin, 0).astype(np.uint64)[first_of_bucket][bucket[order].astype(np.int64)]
+    )
     del begin, size
     order = np.argsort(rows["key"], kind="stable")
     key = rows["key"][order]

@@ -61,7 +61,9 @@ def read_classes(options: Mapping[str, str], option: str) -> tuple[str, ...]:
     except ValueError as error:
         raise ValueError(f"--{option}={error}") from error
     if len(names) < 2:
-        raise ValueError(f"--{option}={path}: must hold at least two names, one a line. It has {len(names)}.")
+        raise ValueError(
+            f"--{option}={path}: must hold at least two names, one a line. It has {len(names)}."
+        )
     return names
 
 
@@ -76,12 +78,20 @@ def list_archives(patterns: Sequence[str]) -> list[str]:
         path = os.path.expanduser(pattern)
         is_one = path == STANDARD_INPUT or os.path.lexists(path)
         paths += [path] if is_one else sorted(glob.glob(path)) or [path]
-    repeated = [name for name, count in collections.Counter(map(os.path.basename, paths)).items() if count > 1]
-    wrong = next((path for path in paths if path != STANDARD_INPUT and not os.path.isfile(path)), "")
+    repeated = [
+        name
+        for name, count in collections.Counter(map(os.path.basename, paths)).items()
+        if count > 1
+    ]
+    wrong = next(
+        (path for path in paths if path != STANDARD_INPUT and not os.path.isfile(path)), ""
+    )
     if STANDARD_INPUT in paths and len(paths) > 1:
         problem = "-: the standard input is one archive. Give it alone."
     elif repeated:
-        problem = f"{few(repeated)}: archives must have different names, by which images are identified."
+        problem = (
+            f"{few(repeated)}: archives must have different names, by which images are identified."
+        )
     elif os.path.isdir(wrong):
         problem = f"{wrong}: is a folder. Give its files, tar:'{wrong}/*.tar'."
     elif wrong:
@@ -110,12 +120,16 @@ def prepare_tars(
         an archive is damaged or has a class that is not in `options.classes`; fewer than two classes.
     """
     if not _NAME.fullmatch(name) or in_catalogue(name)[0]:
-        raise ValueError(f"--name={name}: must be small letters, digits and '_', and no name of TFDS. Try my_dataset.")
+        raise ValueError(
+            f"--name={name}: must be small letters, digits and '_', and no name of TFDS. Try my_dataset."
+        )
     root = tfds_folder(data_dir) / name
     folder, unfinished = root / VERSION, root / UNFINISHED
     is_stream = STANDARD_INPUT in archives
     sizes = [0 if is_stream else os.stat(path).st_size for path in archives]
-    num_shards = options.shards or (SHARDS_OF_STREAM if is_stream else -(-sum(sizes) // SHARD_BYTES) or 1)
+    num_shards = options.shards or (
+        SHARDS_OF_STREAM if is_stream else -(-sum(sizes) // SHARD_BYTES) or 1
+    )
     about = _about(archives, options, num_shards)
     for place in (folder, unfinished):  # the second after an interruption of `_publish`
         stated = read_json(place / DESCRIPTION) if (place / DESCRIPTION).exists() else {}
@@ -125,14 +139,18 @@ def prepare_tars(
             return folder, stated["counts"]
         if stated or folder.exists():
             another = "Give another --name=, or remove it."
-            raise ValueError(f"{folder}: exists and was not made of these archives with these options. {another}")
+            raise ValueError(
+                f"{folder}: exists and was not made of these archives with these options. {another}"
+            )
     unfinished.mkdir(parents=True, exist_ok=True)
     scatter = _open_scatter(unfinished, about, options.seed)
     try:
         if not scatter.state["is_read"]:
             scatter.shorten_buckets()
             if options.short_side is None:
-                at_once = min(available_cores(), num_shards)  # buckets that are written again before they are removed
+                at_once = min(
+                    available_cores(), num_shards
+                )  # buckets that are written again before they are removed
                 _require_space(unfinished, sum(sizes) + at_once * sum(sizes) // num_shards)
             progress, total = _Progress("read", scatter.num_rows), sum(sizes)
 
@@ -144,20 +162,32 @@ def prepare_tars(
         counts = write(scatter, name, options, _Progress("written").show)
     finally:
         scatter.close()
-    write_atomically(unfinished / DESCRIPTION, json.dumps({"about": about, "counts": counts}, indent=2))
+    write_atomically(
+        unfinished / DESCRIPTION, json.dumps({"about": about, "counts": counts}, indent=2)
+    )
     _publish(unfinished, folder)
     return folder, counts
 
 
 def _open_scatter(folder: Path, about: dict[str, Any], seed: int) -> Scatter:
     """Open the records of an earlier call, or none."""
-    state: dict[str, Any] = {"about": about, "is_read": False, "place": [0, 0], "classes": [], "counts": {}}
+    state: dict[str, Any] = {
+        "about": about,
+        "is_read": False,
+        "place": [0, 0],
+        "classes": [],
+        "counts": {},
+    }
     scatter = Scatter(folder, about["shards"], seed, state)
     if scatter.state["about"] != about:
         scatter.close()
-        raise ValueError(f"{folder}: was begun with other archives or options. Give those, or remove it.")
+        raise ValueError(
+            f"{folder}: was begun with other archives or options. Give those, or remove it."
+        )
     if about["archives"] == STANDARD_INPUT and scatter.is_begun and not scatter.state["is_read"]:
-        logging.getLogger(__name__).warning("The standard input cannot be continued: beginning again.")
+        logging.getLogger(__name__).warning(
+            "The standard input cannot be continued: beginning again."
+        )
         scatter.close()
         remove(folder)
         scatter = Scatter(folder, about["shards"], seed, state)
@@ -181,7 +211,12 @@ def _about(archives: Sequence[str], options: Options, num_shards: int) -> dict[s
         name: hashlib.sha256("\n".join(getattr(options, name)).encode()).hexdigest()
         for name in ("classes", "number_names")
     }
-    return {"archives": files or STANDARD_INPUT} | dataclasses.asdict(options) | lists | {"shards": num_shards}
+    return (
+        {"archives": files or STANDARD_INPUT}
+        | dataclasses.asdict(options)
+        | lists
+        | {"shards": num_shards}
+    )
 
 
 def _require_space(folder: Path, needed: int) -> None:
@@ -190,7 +225,9 @@ def _require_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free + there < needed:
         sizes = f"{free / 1e9:,.1f} GB free, and {(needed - there) / 1e9:,.1f} GB are needed"
-        raise ValueError(f"{folder}: its disk has {sizes}. Free space, or give another disk by --data_dir=.")
+        raise ValueError(
+            f"{folder}: its disk has {sizes}. Free space, or give another disk by --data_dir=."
+        )
 
 
 def check(name: str, data_dir: str | None) -> list[str]:
@@ -204,14 +241,22 @@ def check(name: str, data_dir: str | None) -> list[str]:
     """
     folder = tfds_folder(data_dir) / name / VERSION
     if not (folder / DESCRIPTION).exists():
-        hint = " It is unfinished: repeat the command that began it." if folder.with_name(UNFINISHED).exists() else ""
-        raise ValueError(f"{folder}: has no {DESCRIPTION}, as `vit-jax prepare tar:FILE` writes it.{hint}")
+        hint = (
+            " It is unfinished: repeat the command that began it."
+            if folder.with_name(UNFINISHED).exists()
+            else ""
+        )
+        raise ValueError(
+            f"{folder}: has no {DESCRIPTION}, as `vit-jax prepare tar:FILE` writes it.{hint}"
+        )
     stated = read_json(folder / DESCRIPTION)
     try:
         num, counts = int(stated["about"]["shards"]), stated["counts"]
         expected = {split: int(counts[split]) for split in (TRAIN, VALIDATION) if split in counts}
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / DESCRIPTION}: is damaged. Prepare the dataset again.") from error
+        raise ValueError(
+            f"{folder / DESCRIPTION}: is damaged. Prepare the dataset again."
+        ) from error
     features = tfds.builder_from_directory(str(folder)).info.features
     progress, problems, totals = _Progress("checked"), list[str](), collections.Counter[str]()
     check_one = functools.partial(check_shard, folder, name, [*expected], features, count=num)
@@ -220,7 +265,9 @@ def check(name: str, data_dir: str | None) -> list[str]:
         totals += sizes
         progress.show(totals.total(), number / num)
     if not problems and totals != collections.Counter(expected):
-        problems.append(f"{folder}: its manifests have {dict(totals)} records instead of {expected}")
+        problems.append(
+            f"{folder}: its manifests have {dict(totals)} records instead of {expected}"
+        )
     return problems
 
 
@@ -237,4 +284,6 @@ class _Progress:
         if now - self._last >= _REPORT_SECONDS:
             self._last, speed = now, (done - self._done) / (now - self._begin)
             part = "" if share is None else f", {share:.1%}"
-            print(f"{self._verb}: {done:,} images, {speed:,.0f}/s{part}", file=sys.stderr, flush=True)
+            print(
+                f"{self._verb}: {done:,} images, {speed:,.0f}/s{part}", file=sys.stderr, flush=True
+            )

@@ -97,7 +97,9 @@ class _Content(NamedTuple):
     content: Any  # bytes; of an archive a `Stream`
 
 
-def read_images(archives: Sequence[str], place: Place, is_wanted: Callable[[Class], bool]) -> Iterator[Item]:
+def read_images(
+    archives: Sequence[str], place: Place, is_wanted: Callable[[Class], bool]
+) -> Iterator[Item]:
     """Yield the images of archives in their order, members to list, and places to continue at.
 
     Args:
@@ -118,12 +120,18 @@ def read_images(archives: Sequence[str], place: Place, is_wanted: Callable[[Clas
 
 
 def _read(
-    stream: Stream, prefix: str, first: int, is_wanted: Callable[[Class], bool], outer: str | None = None
+    stream: Stream,
+    prefix: str,
+    first: int,
+    is_wanted: Callable[[Class], bool],
+    outer: str | None = None,
 ) -> Iterator[LabelledImage | Noted | int]:
     """Read one archive from a member on; `outer` is the name of the archive when it is inside another."""
     noted = collections.deque[tuple[int, Noted]]()  # with members; some are read before their turn
     last_key = None
-    for is_tar, group in itertools.groupby(_entries(stream, prefix, first, noted), lambda entry: _is_tar(entry[0])):
+    for is_tar, group in itertools.groupby(
+        _entries(stream, prefix, first, noted), lambda entry: _is_tar(entry[0])
+    ):
         if is_tar:
             for name, (member, content) in group:
                 yield from _before(member, noted)
@@ -131,16 +139,24 @@ def _read(
                 yield from _read_class(content, name, prefix, is_wanted, outer)
             continue
         for sample in samples(group, size_of=lambda content: len(content.content)):
-            contents = (sample.image, *sample.labels.values(), *(content for _, content in sample.skipped))
+            contents = (
+                sample.image,
+                *sample.labels.values(),
+                *(content for _, content in sample.skipped),
+            )
             member = min(content.member for content in contents)
             yield from _before(member, noted)
             if (key := sample_key(sample.name)) != last_key:
                 yield member
             last_key, source = key, prefix + sample.name
             for other, _ in sample.skipped:
-                yield Noted(prefix + other, OTHER, f"is in the sample of {sample.name}, which is read")
+                yield Noted(
+                    prefix + other, OTHER, f"is in the sample of {sample.name}, which is read"
+                )
             try:
-                label, folder = _class_of(sample.name, {k: v.content for k, v in sample.labels.items()}, outer)
+                label, folder = _class_of(
+                    sample.name, {k: v.content for k, v in sample.labels.items()}, outer
+                )
             except ValueError as error:
                 yield Noted(source, UNLABELLED, str(error))
                 continue
@@ -165,7 +181,9 @@ def _read_class(
             for item in _read(part, f"{source}/", 0, is_wanted, name):
                 if not isinstance(item, int):
                     yield item
-        except TarError as error:  # where the archive around it is damaged too, its next member is not found
+        except (
+            TarError
+        ) as error:  # where the archive around it is damaged too, its next member is not found
             yield Noted(source, DAMAGED, str(error))
 
 
@@ -193,7 +211,9 @@ def _entries(
             problem = UNSAFE, f"has {member.size:,} bytes"
         noted.append((number, Noted(prefix + member.name, *problem)))
         if len(noted) > _MOST_WITHOUT_IMAGE:
-            raise TarError(f"{stream.name}: {len(noted):,} members one after the other are no images. Remove them.")
+            raise TarError(
+                f"{stream.name}: {len(noted):,} members one after the other are no images. Remove them."
+            )
     order.end()
 
 
@@ -206,7 +226,9 @@ def _class_of(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[C
     """Return the class of an image, and the folder that holds the folder or the archive of the class."""
     folder, label = None, label_of(labels) if labels else None
     if label is None:
-        folder, label = os.path.split(os.path.dirname(name) if outer is None else outer.removesuffix(".tar"))
+        folder, label = os.path.split(
+            os.path.dirname(name) if outer is None else outer.removesuffix(".tar")
+        )
     if isinstance(label, int):
         return label, folder
     label = label.strip()
@@ -274,22 +296,35 @@ def _check(labelled: LabelledImage, options: Options) -> _Checked:
         return _Checked(None, b"", Noted(source, TINY, f"{width} x {height} pixels"))
     noted = None
     if is_mislabelled(source, image):
-        noted = Noted(source, MISLABELLED, f"begins with {image[:4].hex(' ')}; it is in the dataset")
-    smaller = None if options.short_side is None else reduced(image, options.short_side, options.quality)
+        noted = Noted(
+            source, MISLABELLED, f"begins with {image[:4].hex(' ')}; it is in the dataset"
+        )
+    smaller = (
+        None if options.short_side is None else reduced(image, options.short_side, options.quality)
+    )
     stored = image if smaller is None else smaller
     return _Checked(stored, hashlib.sha256(stored).digest(), noted)
 
 
-def _with_checks(items: Iterable[Item], options: Options) -> Generator[tuple[Item, _Checked | None]]:
+def _with_checks(
+    items: Iterable[Item], options: Options
+) -> Generator[tuple[Item, _Checked | None]]:
     """Yield items in their order, images with their check; threads check images ahead, within `_MEMORY_BYTES`."""
-    waiting, in_flight = collections.deque[tuple[Item, int, concurrent.futures.Future[_Checked] | None]](), 0
+    waiting, in_flight = (
+        collections.deque[tuple[Item, int, concurrent.futures.Future[_Checked] | None]](),
+        0,
+    )
     pool = concurrent.futures.ThreadPoolExecutor(available_cores())
     try:
         for item in items:
             weight = _OVERHEAD_BYTES
             if isinstance(item, LabelledImage):
                 weight += len(item.image) + 4 * stated_pixels(item.image)
-            while waiting and (in_flight + weight > _MEMORY_BYTES or (first := waiting[0][2]) is None or first.done()):
+            while waiting and (
+                in_flight + weight > _MEMORY_BYTES
+                or (first := waiting[0][2]) is None
+                or first.done()
+            ):
                 oldest, freed, check = waiting.popleft()
                 in_flight -= freed
                 yield oldest, check.result() if check else None
@@ -305,11 +340,15 @@ def _with_checks(items: Iterable[Item], options: Options) -> Generator[tuple[Ite
 class Reading:
     """Stores and lists the images of archives in a scatter, which is committed from time to time."""
 
-    def __init__(self, scatter: Scatter, options: Options, show: Callable[[int, Place], None]) -> None:
+    def __init__(
+        self, scatter: Scatter, options: Options, show: Callable[[int, Place], None]
+    ) -> None:
         """Take `show`, called with the number of stored images at each place in the archives."""
         self._scatter, self._options, self._show = scatter, options, show
         state = scatter.state
-        self._labels: dict[Class, int] = {label: number for number, (label, _) in enumerate(state["classes"])}
+        self._labels: dict[Class, int] = {
+            label: number for number, (label, _) in enumerate(state["classes"])
+        }
         self._counts = collections.Counter[str](state["counts"])
         self._wanted = {*options.classes}
         self._uncommitted, self._place = 0, Place(*state["place"])
@@ -326,7 +365,9 @@ class Reading:
                         self._commit()
                     self._show(self._scatter.num_rows, item)
                 elif isinstance(item, LabelledImage) and checked and checked.image is not None:
-                    self._scatter.add(item.source, self._number_of(item), checked.image, checked.sha256)
+                    self._scatter.add(
+                        item.source, self._number_of(item), checked.image, checked.sha256
+                    )
                     self._uncommitted += len(checked.image)
                 if noted is not None:
                     note(self._scatter, noted)
@@ -334,7 +375,10 @@ class Reading:
         self._commit()
 
     def _commit(self) -> None:
-        self._scatter.state |= {"place": [self._place.archive, self._place.member], "counts": self._counts}
+        self._scatter.state |= {
+            "place": [self._place.archive, self._place.member],
+            "counts": self._counts,
+        }
         self._scatter.commit()
         self._uncommitted = 0
 

@@ -69,7 +69,9 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     else:
         class_names = tuple(sorted(kept))
     numbers = {name: number for number, name in enumerate(class_names)}
-    number = np.array([numbers[str(label)] if keep else -1 for label, keep in zip(labels, is_kept, strict=True)])
+    number = np.array(
+        [numbers[str(label)] if keep else -1 for label, keep in zip(labels, is_kept, strict=True)]
+    )
     used = np.flatnonzero(order.is_first & is_kept[order.label])
     counts = np.minimum(options.holdout_per_class, sizes // 2)
     is_in = {split: np.zeros(len(order.label), bool) for split in options.splits}
@@ -77,11 +79,17 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     if options.holdout_per_class:
         held = used[first_of_class(order.label[used], counts)]
         is_in[VALIDATION][held], is_in[TRAIN][held] = True, False
-    dropped = {str(label): int(size) for label, keep, size in zip(labels, is_kept, sizes, strict=True) if not keep}
+    dropped = {
+        str(label): int(size)
+        for label, keep, size in zip(labels, is_kept, sizes, strict=True)
+        if not keep
+    }
     return _Plan(order, class_names, number, is_in, dropped)
 
 
-def write(scatter: Scatter, name: str, options: Options, show: Callable[[int, float], None]) -> dict[str, int]:
+def write(
+    scatter: Scatter, name: str, options: Options, show: Callable[[int, float], None]
+) -> dict[str, int]:
     """Write the files of the dataset that are missing, bucket by bucket.
 
     Returns:
@@ -96,7 +104,10 @@ def write(scatter: Scatter, name: str, options: Options, show: Callable[[int, fl
     label = tfds.features.ClassLabel(names=planned.class_names)
     kinds = {"image": tfds.features.Image(), "label": label, "file_name": tfds.features.Text()}
     features = tfds.features.FeaturesDict(kinds)
-    starts = {split: np.append(0, np.cumsum(is_in))[planned.order.bounds] for split, is_in in planned.is_in.items()}
+    starts = {
+        split: np.append(0, np.cumsum(is_in))[planned.order.bounds]
+        for split, is_in in planned.is_in.items()
+    }
     totals = {split: int(start[-1]) for split, start in starts.items()}
     (scatter.folder / MANIFEST).mkdir(exist_ok=True)
 
@@ -115,10 +126,20 @@ def write(scatter: Scatter, name: str, options: Options, show: Callable[[int, fl
         show(done, done / max(sum(totals.values()), 1))
     infos = []
     for split, start in starts.items():
-        num_bytes = sum(shard(scatter.folder, name, split, k, num).stat().st_size for k in range(num))
-        infos.append(tfds.core.SplitInfo(name=split, shard_lengths=np.diff(start).tolist(), num_bytes=num_bytes))
+        num_bytes = sum(
+            shard(scatter.folder, name, split, k, num).stat().st_size for k in range(num)
+        )
+        infos.append(
+            tfds.core.SplitInfo(
+                name=split, shard_lengths=np.diff(start).tolist(), num_bytes=num_bytes
+            )
+        )
     tfds.folder_dataset.write_metadata(
-        data_dir=scatter.folder, features=features, split_infos=infos, version=VERSION, check_data=False
+        data_dir=scatter.folder,
+        features=features,
+        split_infos=infos,
+        version=VERSION,
+        check_data=False,
     )
     return {**totals, "classes": len(planned.class_names), **counts}
 
@@ -129,7 +150,12 @@ def _note_rest(scatter: Scatter, planned: _Plan) -> collections.Counter[str]:
     for row in np.flatnonzero(~order.is_first).tolist():
         with scatter.open_bucket(int(np.searchsorted(order.bounds, row, "right")) - 1) as bucket:
             stored = scatter.read(bucket, int(order.offset[row]), int(order.size[row]))
-        note(scatter, Noted(stored.name, DUPLICATE, "another member has this name; the first is in the dataset"))
+        note(
+            scatter,
+            Noted(
+                stored.name, DUPLICATE, "another member has this name; the first is in the dataset"
+            ),
+        )
         counts[DUPLICATE] += 1
     for name, size in planned.dropped.items():
         note(scatter, Noted(name, SMALL_CLASS, f"{size:,} images"))
@@ -148,14 +174,22 @@ def manifest(folder: Path, number: int, count: int) -> Path:
 
 
 def _write_bucket(
-    scatter: Scatter, planned: _Plan, features: Any, number: int, starts: dict[str, int], files: Sequence[Path]
+    scatter: Scatter,
+    planned: _Plan,
+    features: Any,
+    number: int,
+    starts: dict[str, int],
+    files: Sequence[Path],
 ) -> None:
     """Write one shard of each split and their manifest, each under its name when it is complete."""
     order = planned.order
     begin, end = map(int, order.bounds[number : number + 2])
     unfinished = [file.with_name(f"{file.name}.tmp") for file in files]
     files_of = dict(zip(starts, unfinished, strict=False))
-    writers = {split: array_record_module.ArrayRecordWriter(str(file), _FORMAT) for split, file in files_of.items()}
+    writers = {
+        split: array_record_module.ArrayRecordWriter(str(file), _FORMAT)
+        for split, file in files_of.items()
+    }
     serializer = ExampleSerializer(features.get_serialized_info())
     next_index, rows = dict(starts), list[dict[str, Any]]()
     with scatter.open_bucket(number) if begin < end else io.BytesIO() as bucket:
@@ -170,7 +204,9 @@ def _write_bucket(
             example = {"image": stored.image, "label": label, "file_name": stored.name}
             message = serializer.get_tf_example(features.encode_example(example))
             with _written(scatter.folder):
-                writers[split].write(message.SerializeToString(deterministic=True))  # TFDS leaves order to chance
+                writers[split].write(
+                    message.SerializeToString(deterministic=True)
+                )  # TFDS leaves order to chance
             named = {"id": f"{split}:{next_index[split]}", "split": split, "label": label}
             named |= {"class": planned.class_names[label], "source": stored.name}
             rows.append(named | {"sha256": stored.sha256.hex(), "size": len(stored.image)})
@@ -199,18 +235,24 @@ def check_shard(
     """Compare one shard of each split with their manifest; returns problems, and the number of records by split."""
     problems, sizes, file = list[str](), collections.Counter[str](), manifest(folder, number, count)
     paths = {split: shard(folder, name, split, number, count) for split in splits}
-    readers = {split: array_record_module.ArrayRecordReader(str(path)) for split, path in paths.items()}
+    readers = {
+        split: array_record_module.ArrayRecordReader(str(path)) for split, path in paths.items()
+    }
     try:
         for batch in pq.ParquetFile(file).iter_batches(_ROW_GROUP):
             for row in batch.to_pylist():
                 split = row["split"]
                 if not _is_as_stated(readers[split], sizes[split], row, features):
                     named = f"{row['id']} ({row['source']})"
-                    problems.append(f"{paths[split]}: {named} is damaged, or another image or label")
+                    problems.append(
+                        f"{paths[split]}: {named} is damaged, or another image or label"
+                    )
                 sizes[split] += 1
         for split, reader in readers.items():
             if (count := reader.num_records()) != sizes[split]:
-                problems.append(f"{paths[split]}: has {count:,} records instead of {sizes[split]:,}")
+                problems.append(
+                    f"{paths[split]}: has {count:,} records instead of {sizes[split]:,}"
+                )
             reader.close()
     except (OSError, KeyError, RuntimeError, ValueError) as error:
         problems.append(f"{file} or its shards: cannot be read ({error})")
@@ -225,4 +267,7 @@ def _is_as_stated(reader: Any, index: int, row: dict[str, Any], features: Any) -
     except RuntimeError:
         return False
     record = features.deserialize_example_np(stored, decoders={"image": tfds.decode.SkipDecoding()})
-    return (hashlib.sha256(record["image"]).hexdigest(), int(record["label"])) == (row["sha256"], row["label"])
+    return (hashlib.sha256(record["image"]).hexdigest(), int(record["label"])) == (
+        row["sha256"],
+        row["label"],
+    )

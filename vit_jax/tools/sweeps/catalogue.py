@@ -66,7 +66,11 @@ def _in_examples(config: PretrainConfig, epoch: int) -> Iterator[str]:
 
 def _position(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
     """Choose position embeddings; only learned ones have a spread at the start."""
-    spread = [f"model.position_stddev={ModelConfig.position_stddev}"] if value in ("none", "sincos2d") else []
+    spread = (
+        [f"model.position_stddev={ModelConfig.position_stddev}"]
+        if value in ("none", "sincos2d")
+        else []
+    )
     return [f"model.position_embedding={value}", *spread]
 
 
@@ -75,11 +79,17 @@ def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[st
     if value == "base":
         return []
     dimension, _, text = value.partition(":")
-    if dimension not in ("depth", "width", "mlp", "patch", "all") or not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise ValueError(f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: depth:2.")
+    if dimension not in ("depth", "width", "mlp", "patch", "all") or not re.fullmatch(
+        r"\d+(\.\d+)?", text
+    ):
+        raise ValueError(
+            f"--shapes={value}: give base, or depth, width, mlp, patch or all with a factor: depth:2."
+        )
     a = build_architecture(config.model, image_size=config.input.image_size, num_classes=1)
     if not a.has_transformer:
-        raise ValueError(f"--shapes={value}: {a.name} has no transformer, whose shape this multiplies.")
+        raise ValueError(
+            f"--shapes={value}: {a.name} has no transformer, whose shape this multiplies."
+        )
     if dimension == "patch":
         name, _, patch = config.model.name.rpartition("/")
         return [f"model.name={name}/{_times(int(patch), float(text), value)}"]
@@ -101,9 +111,17 @@ def _optimizer(config: PretrainConfig, value: str, values: Sequence[str]) -> lis
     if value == "adam":
         return ["optimizer.name=adam"]
     rate = 0.03 * config.global_batch / 256
-    schedule = [f"learning_rate={rate!r}", "decay=staircase", "drop_at_fraction=0.25,0.575,0.75,0.925"]
+    schedule = [
+        f"learning_rate={rate!r}",
+        "decay=staircase",
+        "drop_at_fraction=0.25,0.575,0.75,0.925",
+    ]
     schedule += ["end_learning_rate=0.0"]
-    return ["optimizer.name=sgd", "optimizer.weight_decay=1e-4", *(f"schedule.{word}" for word in schedule)]
+    return [
+        "optimizer.name=sgd",
+        "optimizer.weight_decay=1e-4",
+        *(f"schedule.{word}" for word in schedule),
+    ]
 
 
 def _rate_factor(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
@@ -127,7 +145,9 @@ def _has_place(point: Point) -> bool:
 
 def _models(*values: str) -> Axis:
     """Return the axis of models, whose values are arguments of the recipe instead of overrides."""
-    return Axis(name=MODEL, overrides=lambda config, value, values: (), values=values, takes=("model.name",))
+    return Axis(
+        name=MODEL, overrides=lambda config, value, values: (), values=values, takes=("model.name",)
+    )
 
 
 def _axis(name: str, overrides: Overrides, values: str, *takes: str) -> Axis:
@@ -145,11 +165,21 @@ STUDIES = {
             title="Size of the training set",
             about="Fig. 4 and, with regularisers searched, Fig. 3: parts of the training images, equally many steps",
             axes=(
-                _models(*("ViT-L/16,epochs=7", "ViT-L/32", "ViT-B/32", "ViT-B/32,model.name=ViT-b/32"), *_RESNETS),
-                _axis("examples", _examples, "9000000 30000000 90000000 303000000", "input.train_examples"),
+                _models(
+                    *("ViT-L/16,epochs=7", "ViT-L/32", "ViT-B/32", "ViT-B/32,model.name=ViT-b/32"),
+                    *_RESNETS,
+                ),
+                _axis(
+                    "examples",
+                    _examples,
+                    "9000000 30000000 90000000 303000000",
+                    "input.train_examples",
+                ),
                 field_axis("weight_decay", "optimizer.weight_decay", is_searched=True),
                 field_axis("dropout", "model.dropout_fraction", is_searched=True),
-                field_axis("label_smoothing", "objective.label_smoothing_fraction", is_searched=True),
+                field_axis(
+                    "label_smoothing", "objective.label_smoothing_fraction", is_searched=True
+                ),
             ),
             config=("evaluation.evaluators.fewshot.kind=fewshot",),
             measures=("fewshot_5shot_accuracy",),
@@ -164,18 +194,27 @@ STUDIES = {
                 _models(*(f"{row.model},epochs={row.epochs}" for row in TABLE_6)),
                 field_axis("epochs", "total", form="{} epochs"),
             ),
-            picture=Picture(x="exaflops", x_label="training compute (exaFLOPs)", series="family", has_front=True),
+            picture=Picture(
+                x="exaflops", x_label="training compute (exaFLOPs)", series="family", has_front=True
+            ),
         ),
         Study(
             name="positions",
             title="Position embeddings",
             about="Table 8: kinds of position embeddings, and where they are added",
             axes=(
-                _axis("position", _position, "none learned_1d learned_2d relative", "model.position_embedding"),
+                _axis(
+                    "position",
+                    _position,
+                    "none learned_1d learned_2d relative",
+                    "model.position_embedding",
+                ),
                 field_axis("layer", "model.position_layers", ("stem", "every", "shared")),
             ),
             allows=_has_place,
-            picture=Picture(x="position", x_label="position embedding", series="layer", is_log=False),
+            picture=Picture(
+                x="position", x_label="position embedding", series="layer", is_log=False
+            ),
         ),
         Study(
             name="pooling",
@@ -199,7 +238,11 @@ STUDIES = {
                     "all:0.5 all:2",
                 ),
             ),
-            picture=Picture(x="relative_compute", x_label="training compute (of the base shape)", series="dimension"),
+            picture=Picture(
+                x="relative_compute",
+                x_label="training compute (of the base shape)",
+                series="dimension",
+            ),
         ),
         Study(
             name="optimizer",
@@ -217,7 +260,15 @@ STUDIES = {
             title="Speed of the forward pass",
             about="Fig. 12: inference speed, and the largest batch, against input size",
             axes=(
-                _models("R50x1", "R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16,epochs=7", "ViT-H/14"),
+                _models(
+                    "R50x1",
+                    "R50x2",
+                    "ViT-B/32",
+                    "ViT-L/32",
+                    "ViT-B/16",
+                    "ViT-L/16,epochs=7",
+                    "ViT-H/14",
+                ),
                 _axis("image_size", _image_size, "64 128 224 384 512", "input.image_size"),
             ),
             measures=("images_per_second", "largest_batch"),

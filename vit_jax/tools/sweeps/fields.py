@@ -56,7 +56,9 @@ def make_sweep(
     for word in words:
         field, choices = _parse(word)
         if field in values:
-            raise ValueError(f"--grid={word}: {field} has a --grid= already. Give all its values in one.")
+            raise ValueError(
+                f"--grid={word}: {field} has a --grid= already. Give all its values in one."
+            )
         if isinstance(choices, Range) and (num_settings is None or field == SEED.name):
             raise ValueError(
                 f"--grid={word}: must be a list A,B. A range needs --random=N, and seeds are whole numbers."
@@ -66,7 +68,9 @@ def make_sweep(
     seeds = values.pop(SEED.name, ())
     assert not isinstance(seeds, Range)
     if num_settings is None:
-        lists = [choices for choices in values.values() if not isinstance(choices, Range)]  # all of them
+        lists = [
+            choices for choices in values.values() if not isinstance(choices, Range)
+        ]  # all of them
         settings = [dict(zip(values, one, strict=True)) for one in itertools.product(*lists)]
     else:
         settings = _draw(values, num_settings, random.Random(seed))
@@ -89,7 +93,9 @@ def make_sweep(
     seen: dict[str, str] = {}
     for run in grid.runs:
         if (other := seen.setdefault(to_text(run.config), run.name)) != run.name:
-            raise ValueError(f"{other} and {run.name} are the same run. Leave one of the values out.")
+            raise ValueError(
+                f"{other} and {run.name} are the same run. Leave one of the values out."
+            )
     return grid
 
 
@@ -102,7 +108,9 @@ def _parse(word: str) -> tuple[str, Range | tuple[str, ...]]:
         except ValueError:
             ends = Range(False, math.nan, math.nan)
         if not (0 if ends.is_log else -math.inf) < ends.low < ends.high < math.inf:
-            raise ValueError(f"--grid={word}: must be two numbers, LOW below HIGH, of log above 0: log(1e-5,1e-2).")
+            raise ValueError(
+                f"--grid={word}: must be two numbers, LOW below HIGH, of log above 0: log(1e-5,1e-2)."
+            )
         return field, ends
     values = tuple(text.split(";" if ";" in text else ","))
     if not field or "" in values:
@@ -110,14 +118,21 @@ def _parse(word: str) -> tuple[str, Range | tuple[str, ...]]:
     return field, values
 
 
-def _draw(values: Mapping[str, Range | tuple[str, ...]], number: int, rng: random.Random) -> list[dict[str, str]]:
+def _draw(
+    values: Mapping[str, Range | tuple[str, ...]], number: int, rng: random.Random
+) -> list[dict[str, str]]:
     """Return different settings."""
     settings, misses = list[dict[str, str]](), 0
     while len(settings) < number:
-        drawn = {name: v.draw(rng) if isinstance(v, Range) else rng.choice(v) for name, v in values.items()}
+        drawn = {
+            name: v.draw(rng) if isinstance(v, Range) else rng.choice(v)
+            for name, v in values.items()
+        }
         misses = misses + 1 if drawn in settings else 0
         if misses > _MOST_DRAWS:
-            raise ValueError(f"--random={number}: there are only {len(settings)} different settings. Draw fewer.")
+            raise ValueError(
+                f"--random={number}: there are only {len(settings)} different settings. Draw fewer."
+            )
         if not misses:
             settings.append(drawn)
     return settings

@@ -128,14 +128,21 @@ class Grid:
 
 
 def field_axis(
-    name: str, field: str, values: tuple[str, ...] = (), *, form: str = "{}", is_searched: bool = False
+    name: str,
+    field: str,
+    values: tuple[str, ...] = (),
+    *,
+    form: str = "{}",
+    is_searched: bool = False,
 ) -> Axis:
     """Return an axis whose values, in a form, are those of one field."""
 
     def overrides(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
         return [f"{field}={form.format(value)}"]
 
-    return Axis(name=name, overrides=overrides, values=values, takes=(field,), is_searched=is_searched)
+    return Axis(
+        name=name, overrides=overrides, values=values, takes=(field,), is_searched=is_searched
+    )
 
 
 SEED = field_axis("seed", "seed")
@@ -143,7 +150,9 @@ MODEL = "model"
 """The axis whose values are arguments of the recipe, with further overrides: "ViT-B/32,epochs=7,model.block=axial"."""
 
 
-def make_grid(study: Study, recipe: str, overrides: Sequence[str], chosen: Mapping[str, Sequence[str]]) -> Grid:
+def make_grid(
+    study: Study, recipe: str, overrides: Sequence[str], chosen: Mapping[str, Sequence[str]]
+) -> Grid:
     """Return the product of the axes' values: those `chosen`, else of the recipe's table `STUDIES`, else of the study.
 
     Args:
@@ -156,20 +165,36 @@ def make_grid(study: Study, recipe: str, overrides: Sequence[str], chosen: Mappi
       ValueError: an option that the study does not have, a field that it sets itself, or an invalid config.
     """
     table = {**load_studies(recipe).get(study.name, {}), **chosen}
-    config, measures = (*study.config, *table.pop("config", ())), tuple(table.pop("measures", study.measures))
+    config, measures = (
+        (*study.config, *table.pop("config", ())),
+        tuple(table.pop("measures", study.measures)),
+    )
     study = dataclasses.replace(study, config=config, measures=measures)
     known = {axis.option: axis for axis in study.all_axes}
     if unknown := [option for option in table if option not in known]:
-        raise ValueError(f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=.")
-    values = {axis: tuple(map(str, table.get(option, axis.values))) for option, axis in known.items()}
+        raise ValueError(
+            f"The study {study.name} has no --{unknown[0]}=; it has --{'=, --'.join(known)}=."
+        )
+    values = {
+        axis: tuple(map(str, table.get(option, axis.values))) for option, axis in known.items()
+    }
     axes = {axis: choices for axis, choices in values.items() if choices}
     names = [axis.name for axis in axes]
-    points = [dict(zip(names, combination, strict=True)) for combination in itertools.product(*axes.values())]
-    return make_runs(study, recipe, overrides, axes, [point for point in points if study.allows(point)])
+    points = [
+        dict(zip(names, combination, strict=True))
+        for combination in itertools.product(*axes.values())
+    ]
+    return make_runs(
+        study, recipe, overrides, axes, [point for point in points if study.allows(point)]
+    )
 
 
 def make_runs(
-    study: Study, recipe: str, overrides: Sequence[str], axes: Mapping[Axis, Sequence[str]], points: Sequence[Point]
+    study: Study,
+    recipe: str,
+    overrides: Sequence[str],
+    axes: Mapping[Axis, Sequence[str]],
+    points: Sequence[Point],
 ) -> Grid:
     """Return one run for each point.
 
@@ -199,7 +224,11 @@ def reject_taken(overrides: Sequence[str], options: Mapping[str, str]) -> None:
 
 
 def _make_run(
-    study: Study, recipe: str, overrides: Sequence[str], point: Point, axes: Mapping[Axis, Sequence[str]]
+    study: Study,
+    recipe: str,
+    overrides: Sequence[str],
+    point: Point,
+    axes: Mapping[Axis, Sequence[str]],
 ) -> Run:
     before = [*(f"--config.{word}" for word in study.config), *overrides]
     own: list[str] = []
@@ -209,11 +238,15 @@ def _make_run(
         for axis, values in axes.items():
             config = load_recipe(recipe, [*before, *own])
             if not isinstance(config, PretrainConfig) and not study.is_sweep:
-                raise ValueError(f"{recipe} is a recipe for {type(config).__name__}; studies pre-train.")
+                raise ValueError(
+                    f"{recipe} is a recipe for {type(config).__name__}; studies pre-train."
+                )
             own += [f"--config.{word}" for word in axis.overrides(config, point[axis.name], values)]
         config = load_recipe(recipe, [*before, *own])
     except ValueError as error:
-        raise ValueError(f"{', '.join(f'{name}={value}' for name, value in point.items())}: {error}") from None
+        raise ValueError(
+            f"{', '.join(f'{name}={value}' for name, value in point.items())}: {error}"
+        ) from None
     return Run(point, recipe, (*before, *own), config)
 
 
@@ -222,7 +255,10 @@ def _with_model(recipe: str, model: str) -> tuple[str, list[str]]:
     path, _, argument = recipe.partition(":")
     words = model.split(",")
     fields = [word for word in words if re.match(r"[^=]*\.[^=]*=", word)]
-    arguments = [*(word for word in words if word and word not in fields), *([argument] if argument else [])]
+    arguments = [
+        *(word for word in words if word and word not in fields),
+        *([argument] if argument else []),
+    ]
     return f"{path}:{','.join(arguments)}", [f"--config.{field}" for field in fields]
 
 

@@ -27,7 +27,9 @@ _KINDS = {"ViT": "ViT.*", "ResNet": "R[^+]*", "hybrid": r".*\+.*"}  # patterns o
 FAILED = 0.5  # of the base's accuracy: a run below this share did not learn
 
 
-def draw(study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False) -> "Figure":
+def draw(
+    study: Study, rows: Sequence[Mapping[str, Any]], *, title: str, with_paper: bool = False
+) -> "Figure":
     """Return a figure with a panel for each measure.
 
     The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of their own.
@@ -62,7 +64,9 @@ def _is_fraction(measure: str) -> bool:
     return measure.endswith("_accuracy")
 
 
-def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def series_of(
+    study: Study, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, list[Mapping[str, Any]]]:
     """Return rows by series, in the order of a numeric x; the base shape belongs to every series."""
     series = dict[str, list[Mapping[str, Any]]]()
     for row in rows:
@@ -76,21 +80,31 @@ def series_of(study: Study, rows: Sequence[Mapping[str, Any]]) -> dict[str, list
     return series
 
 
-def _draw_measure(axes: "Axes", study: Study, rows: Sequence[Mapping[str, Any]], measure: str) -> None:
+def _draw_measure(
+    axes: "Axes", study: Study, rows: Sequence[Mapping[str, Any]], measure: str
+) -> None:
     """Draw means with bars from the lowest to the highest; at words on the x axis, series stand side by side."""
     picture, scale = study.picture, 100 if _is_fraction(measure) else 1
     series, words = series_of(study, rows), list(dict.fromkeys(str(row[picture.x]) for row in rows))
     line = "-" if picture.is_log and not picture.has_front else "none"
     for number, (name, members) in enumerate(series.items()):
         shift = 0.15 * (number - (len(series) - 1) / 2)
-        x = [float(row[picture.x]) if picture.is_log else words.index(str(row[picture.x])) + shift for row in members]
+        x = [
+            float(row[picture.x]) if picture.is_log else words.index(str(row[picture.x])) + shift
+            for row in members
+        ]
         y = [scale * row[measure] for row in members]
         low = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
         high = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
-        colour, marker = drawing.COLOURS[number % len(drawing.COLOURS)], MARKERS[number % len(MARKERS)]
+        colour, marker = (
+            drawing.COLOURS[number % len(drawing.COLOURS)],
+            MARKERS[number % len(MARKERS)],
+        )
         label = drawing.short(model_label(name), 32)
         bars = (low, high) if any((*low, *high)) else None
-        axes.errorbar(x, y, yerr=bars, capsize=3, linestyle=line, label=label, color=colour, marker=marker)
+        axes.errorbar(
+            x, y, yerr=bars, capsize=3, linestyle=line, label=label, color=colour, marker=marker
+        )
     if not picture.is_log:
         axes.set_xticks(range(len(words)), [drawing.short(model_label(word)) for word in words])
         axes.set_xlim(-0.6, len(words) - 0.4)
@@ -117,7 +131,15 @@ def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequ
     front = pareto_front(points)
     if front:
         costs, accuracies = zip(*front, strict=True)
-        axes.step(costs, accuracies, where="post", label="best so far", color=drawing.GREY, linewidth=1, zorder=0)
+        axes.step(
+            costs,
+            accuracies,
+            where="post",
+            label="best so far",
+            color=drawing.GREY,
+            linewidth=1,
+            zorder=0,
+        )
     for point in front:
         _label(axes, names[points.index(point)], point)
     axes.margins(x=0.2, y=0.1)
@@ -126,7 +148,9 @@ def _draw_front(axes: "Axes", points: Sequence[tuple[float, float]], names: Sequ
 def _label(axes: "Axes", words: str, point: tuple[float, float]) -> None:
     """Write words at a point; `_place_labels` chooses the side."""
     background = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    label = axes.annotate(words, point, xytext=(0, 0), textcoords="offset points", fontsize=7, bbox=background)
+    label = axes.annotate(
+        words, point, xytext=(0, 0), textcoords="offset points", fontsize=7, bbox=background
+    )
     label.set_in_layout(False)
 
 
@@ -149,8 +173,13 @@ def _place_labels(figure: "Figure") -> None:
             for x, y, horizontal, vertical in _SIDES:
                 label.set(position=(x, y), ha=horizontal, va=vertical)
                 boxes.append(label.get_window_extent(renderer))
-            inside = [axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes]
-            covered = [sum(map(box.overlaps, taken)) + (not fits) for box, fits in zip(boxes, inside, strict=True)]
+            inside = [
+                axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) for box in boxes
+            ]
+            covered = [
+                sum(map(box.overlaps, taken)) + (not fits)
+                for box, fits in zip(boxes, inside, strict=True)
+            ]
             best = covered.index(min(covered))
             x, y, horizontal, vertical = _SIDES[best]
             label.set(position=(x, y), ha=horizontal, va=vertical)
@@ -189,11 +218,15 @@ def _draw_paper(axes: "Axes", *, is_alone: bool) -> None:
         rows = [row for row in TABLE_6 if re.fullmatch(pattern, row.model)]
         points = [row.exaflops for row in rows], [row.imagenet_percent for row in rows]
         name = kind if is_alone else f"{kind} ({label})"
-        axes.plot(*points, marker, label=name, color=drawing.BLACK, fillstyle="none", alpha=0.6, zorder=0)
+        axes.plot(
+            *points, marker, label=name, color=drawing.BLACK, fillstyle="none", alpha=0.6, zorder=0
+        )
     if is_alone:
         axes.set_xscale("log")
         every = [(row.exaflops, row.imagenet_percent) for row in TABLE_6]
-        _draw_front(axes, every, [f"{row.model.replace('ViT-', '')}, {row.epochs} ep." for row in TABLE_6])
+        _draw_front(
+            axes, every, [f"{row.model.replace('ViT-', '')}, {row.epochs} ep." for row in TABLE_6]
+        )
         axes.set_xlabel("pre-training compute (exaFLOPs)")
         axes.set_ylabel("ImageNet top-1 after fine-tuning (%)")
         axes.set_title(label, fontsize=10)

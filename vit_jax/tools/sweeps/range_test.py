@@ -66,7 +66,12 @@ class RangeTest:
         """Means over the window around each step, over fewer on both sides at the ends."""
         last = len(self.loss_P) - 1
         sides = [min(self.half_window, place, last - place) for place in range(last + 1)]
-        return np.array([self.loss_P[place - side : place + side + 1].mean() for place, side in enumerate(sides)])
+        return np.array(
+            [
+                self.loss_P[place - side : place + side + 1].mean()
+                for place, side in enumerate(sides)
+            ]
+        )
 
     @property
     def diverged(self) -> int | None:
@@ -103,8 +108,14 @@ class RangeTest:
 
     def to_json(self) -> dict[str, Any]:
         """Return all numbers as JSON values."""
-        series = {"learning_rates": self.rate_P, "losses": self.loss_P, "smoothed_losses": self.smooth_P}
-        return {name: x.tolist() for name, x in series.items()} | {"suggestions": self.suggestions()}
+        series = {
+            "learning_rates": self.rate_P,
+            "losses": self.loss_P,
+            "smoothed_losses": self.smooth_P,
+        }
+        return {name: x.tolist() for name, x in series.items()} | {
+            "suggestions": self.suggestions()
+        }
 
 
 def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
@@ -116,10 +127,14 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
       ValueError: the config, its data or its weights cannot be used, or there are too few steps.
     """
     if not low < high or num_steps < LEAST_STEPS:
-        raise ValueError(f"From --low={low:g} to --high={high:g} in {num_steps} steps: at least {LEAST_STEPS} upwards.")
+        raise ValueError(
+            f"From --low={low:g} to --high={high:g} in {num_steps} steps: at least {LEAST_STEPS} upwards."
+        )
     validate(config)
     if getattr(config, "resume_from", None) is not None:
-        raise ValueError("config.resume_from: the test begins at step 0; use config.init_from for its weights.")
+        raise ValueError(
+            "config.resume_from: the test begins at step 0; use config.init_from for its weights."
+        )
     use_compilation_cache(config.logging.compilation_cache)
     run, source, state = _assemble(_shortened(config, high, num_steps), low, high, num_steps)
     step, leaves = run.compile_train_step(), pytree.named_leaves(state)
@@ -128,18 +143,26 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
         for batch in itertools.islice(batches, num_steps + 1):
             leaves, metrics = step(leaves, batch)
             if float(metrics[READABLE_IMAGES]) == 0:
-                raise ValueError(f"config.global_batch={config.global_batch}: no image of a batch can be read.")
-            loss = float(metrics["train_loss"])  # before this step's update, after that of the step before
+                raise ValueError(
+                    f"config.global_batch={config.global_batch}: no image of a batch can be read."
+                )
+            loss = float(
+                metrics["train_loss"]
+            )  # before this step's update, after that of the step before
             if rates and math.isfinite(loss):
                 losses.append(loss)
-            test = RangeTest(num_steps, np.array(rates[: len(losses)]), np.array(losses), not math.isfinite(loss))
+            test = RangeTest(
+                num_steps, np.array(rates[: len(losses)]), np.array(losses), not math.isfinite(loss)
+            )
             if test.diverged is not None or not math.isfinite(loss):
                 break
             rates.append(float(metrics["learning_rate"]))
     return test
 
 
-def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tuple[Assembly, Source, TrainState]:
+def _assemble(
+    config: RunConfig, low: float, high: float, num_steps: int
+) -> tuple[Assembly, Source, TrainState]:
     """Return the run, its training images, and its first state."""
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
@@ -150,7 +173,11 @@ def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tup
         architecture, fitted, _ = adapt(config, train)
     else:
         architecture = architecture_of(config, train.num_classes)
-    options: dict[str, Any] = {"label_shape": train.label_shape, "devices": jax.devices(), "schedule": schedule}
+    options: dict[str, Any] = {
+        "label_shape": train.label_shape,
+        "devices": jax.devices(),
+        "schedule": schedule,
+    }
     run = assemble(config, architecture, num_examples=len(train), **options)
     if fitted is None:
         return run, train, first_state(run)[0]
@@ -159,7 +186,9 @@ def _assemble(config: RunConfig, low: float, high: float, num_steps: int) -> tup
 
 def _shortened(config: RunConfig, high: float, num_steps: int) -> RunConfig:
     """Return the config of the test, with one step more than rates, for the loss after the last one."""
-    fields: dict[str, Any] = {"search": SearchConfig()} if isinstance(config, FinetuneConfig) else {}
+    fields: dict[str, Any] = (
+        {"search": SearchConfig()} if isinstance(config, FinetuneConfig) else {}
+    )
     return dataclasses.replace(
         config,
         total=Duration(f"{num_steps + 1} steps"),
@@ -178,7 +207,9 @@ def draw(test: RangeTest, title: str) -> "Figure":
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(test.rate_P, test.loss_P, ".", color=GREY, markersize=3, label="loss of a step")
-    axes.plot(test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {2 * test.half_window + 1} steps")
+    axes.plot(
+        test.rate_P, test.smooth_P, color=BLUE, label=f"mean of {2 * test.half_window + 1} steps"
+    )
     for (reason, rate), colour in zip(test.suggestions().items(), (GREEN, RED), strict=False):
         axes.axvline(rate, color=colour, linestyle="--", label=f"{rate:.2g}: {reason}")
     room = np.ptp(test.smooth_P)  # a single loss may be far outside

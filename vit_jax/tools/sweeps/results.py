@@ -20,7 +20,15 @@ from vit_jax.train.run_files import DIVERGED, read_metrics, read_summary
 
 RUNS = "runs"
 _COSTS = ("exaflops", "parameters", "wall_seconds")
-_OF_SUMMARY = (*_COSTS, "train_loss", "images_per_second", "steps", "images", "learning_rate", "unreadable_images")
+_OF_SUMMARY = (
+    *_COSTS,
+    "train_loss",
+    "images_per_second",
+    "steps",
+    "images",
+    "learning_rate",
+    "unreadable_images",
+)
 Row = dict[str, Any]
 
 
@@ -37,12 +45,16 @@ def require_measures(grid: Grid) -> None:
         for name in grid.study.measures:
             if name not in known and not name.startswith(own):
                 have = ", ".join([*known, *(["results of custom evaluators"] if own else [])])
-                raise ValueError(f"{run.name} will have no {name} ({grid.study.measure_option}); it will have {have}.")
+                raise ValueError(
+                    f"{run.name} will have no {name} ({grid.study.measure_option}); it will have {have}."
+                )
         _require_directions(grid, run)
     for name in grid.study.measures if grid.study.is_sweep else ():
         modes = {require_direction(run.config, name).mode for run in grid.runs}
         if len(modes) > 1:
-            raise ValueError(f"{grid.study.measure_option}{name}: must have one direction, and runs state max and min.")
+            raise ValueError(
+                f"{grid.study.measure_option}{name}: must have one direction, and runs state max and min."
+            )
 
 
 def _require_directions(grid: Grid, run: Run) -> None:
@@ -73,11 +85,18 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
     if study.stops_early or any(axis.is_searched for axis in grid.axes):
         needed = {chosen_by: "config.checkpoint.best_metric"} | needed
     if missing := [name for name in needed if not isinstance(results.get(name), int | float)]:
-        have = ", ".join(name for name in results if name.endswith(("_accuracy", "_loss", "_second", "_batch")))
-        raise ValueError(f"{run.name} has no {missing[0]} ({needed[missing[0]]}); it has {have or 'no evaluation'}.")
+        have = ", ".join(
+            name for name in results if name.endswith(("_accuracy", "_loss", "_second", "_batch"))
+        )
+        raise ValueError(
+            f"{run.name} has no {missing[0]} ({needed[missing[0]]}); it has {have or 'no evaluation'}."
+        )
     values = {name: results[name] for name in study.measures} | {chosen_by: results.get(chosen_by)}
     costs = {name: summary[name] for name in _COSTS if name in summary}
-    place = {"step": results.get("step", summary.get("steps")), "folder": str(folder.relative_to(workdir))}
+    place = {
+        "step": results.get("step", summary.get("steps")),
+        "folder": str(folder.relative_to(workdir)),
+    }
     return values | costs | place
 
 
@@ -94,7 +113,9 @@ def _shown(grid: Grid) -> list[str]:
     return [name for name in grid.runs[0].point if name not in hidden]
 
 
-def rows_of(grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | None = None) -> list[Row]:
+def rows_of(
+    grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | None = None
+) -> list[Row]:
     """Return one row for each shown setting: over seeds the mean and the extremes, searched axes at their best.
 
     `stopped` has the value, by name, of each run that is not trained to the end.
@@ -105,13 +126,21 @@ def rows_of(grid: Grid, workdir: pathlib.Path, stopped: Mapping[str, float] | No
         ended = [(run, outcome) for run, outcome in outcomes if outcome is not None]
         finite = [(run, outcome) for run, outcome in ended if DIVERGED not in outcome]
         left = [run.name for run, outcome in outcomes if outcome is None]
-        row: Row = dict(zip(_shown(grid), point, strict=True)) | ({} if grid.study.is_sweep else _kind(runs[0]))
-        row |= {"runs": len(runs), "ended": len(ended), "missing": [name for name in left if name not in stopped]}
+        row: Row = dict(zip(_shown(grid), point, strict=True)) | (
+            {} if grid.study.is_sweep else _kind(runs[0])
+        )
+        row |= {
+            "runs": len(runs),
+            "ended": len(ended),
+            "missing": [name for name in left if name not in stopped],
+        }
         row |= {DIVERGED: len(ended) - len(finite)}
         if early := [stopped[name] for name in left if name in stopped]:
             row["stopped_at"] = statistics.fmean(early) if all(map(math.isfinite, early)) else None
         rows.append(row | _figures(grid, _best_of_each_seed(grid, finite)))
-    base = next((row["exaflops"] for row in rows if row.get("shape") == "base" and "exaflops" in row), None)
+    base = next(
+        (row["exaflops"] for row in rows if row.get("shape") == "base" and "exaflops" in row), None
+    )
     for row in rows:
         if base is not None and "exaflops" in row:
             row["relative_compute"] = row["exaflops"] / base
@@ -130,10 +159,14 @@ def command_of(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
     """Return the command that trains the setting of a row again, with the recipe's seed, in another workdir."""
     runs = settings_of(grid)[tuple(row[name] for name in _shown(grid))]
     verb = "finetune" if grid.is_finetuning else "pretrain"
-    overrides = runs[0].overrides[: -1 if SEED.name in runs[0].point else None]  # the seed comes last
+    overrides = runs[0].overrides[
+        : -1 if SEED.name in runs[0].point else None
+    ]  # the seed comes last
     here, place = pathlib.Path.cwd(), workdir / "best"
     place = place.relative_to(here) if place.is_relative_to(here) else place
-    return shlex.join(["vit-jax", verb, f"--config={runs[0].recipe}", *overrides, f"--workdir={place}"])
+    return shlex.join(
+        ["vit-jax", verb, f"--config={runs[0].recipe}", *overrides, f"--workdir={place}"]
+    )
 
 
 def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[tuple[Run, Row]]:
@@ -158,7 +191,11 @@ def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
     row: Row = {}
     for measure in grid.study.measures:
         values = [outcome[measure] for _, outcome in outcomes]
-        row |= {measure: statistics.fmean(values), f"{measure}_low": min(values), f"{measure}_high": max(values)}
+        row |= {
+            measure: statistics.fmean(values),
+            f"{measure}_low": min(values),
+            f"{measure}_high": max(values),
+        }
         if grid.study.is_sweep and len(values) > 1:
             row[f"{measure}_deviation"] = statistics.stdev(values)
     for axis in grid.axes:
@@ -171,13 +208,21 @@ def _figures(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> Row:
 def _kind(run: Run) -> Row:
     """Return the properties that choose the colour of a point."""
     a = architecture_of(run.config, num_classes=1)
-    family = "Axial-ViT" if a.block == "axial" else {"vit": "ViT", "resnet": "ResNet", "hybrid": "hybrid"}[a.family]
+    family = (
+        "Axial-ViT"
+        if a.block == "axial"
+        else {"vit": "ViT", "resnet": "ResNet", "hybrid": "hybrid"}[a.family]
+    )
     dimension = {"dimension": run.point["shape"].partition(":")[0]} if "shape" in run.point else {}
     return {"family": family} | dimension
 
 
 def write_results(
-    grid: Grid, workdir: pathlib.Path, *, with_paper: bool = False, stopped: Mapping[str, float] | None = None
+    grid: Grid,
+    workdir: pathlib.Path,
+    *,
+    with_paper: bool = False,
+    stopped: Mapping[str, float] | None = None,
 ) -> str:
     """Write the results so far in each format; return the Markdown, of a sweep with the best command."""
     study, rows = grid.study, rows_of(grid, workdir, stopped)
@@ -205,12 +250,17 @@ def write_results(
 
 def to_markdown(grid: Grid, rows: Sequence[Row], missing: Sequence[str]) -> str:
     """Return a line for each setting, then the missing runs."""
-    study, words = grid.study, [axis.name for axis in grid.axes if axis.name != SEED.name] + ["machine"]
+    study, words = (
+        grid.study,
+        [axis.name for axis in grid.axes if axis.name != SEED.name] + ["machine"],
+    )
     names = [name for name in words if any(name in row for row in rows)]
     has_seeds = any(axis.name == SEED.name for axis in grid.axes)
     spread = "± deviation" if study.is_sweep else "lowest to highest"
     costs = [name for name in _COSTS if any(name in row for row in rows)]
-    measures = [name for measure in study.measures for name in (measure, *([spread] if has_seeds else []))]
+    measures = [
+        name for measure in study.measures for name in (measure, *([spread] if has_seeds else []))
+    ]
     head = [*names, *measures, *(["best step"] if study.stops_early else []), *costs, "runs ended"]
     lines = []
     for row in rows:
@@ -219,7 +269,9 @@ def to_markdown(grid: Grid, rows: Sequence[Row], missing: Sequence[str]) -> str:
             line.append(_cell(measure, row.get(measure)))
             if has_seeds:
                 ends = ("deviation",) if study.is_sweep else ("low", "high")
-                line.append(" to ".join(_cell(measure, row.get(f"{measure}_{end}")) for end in ends))
+                line.append(
+                    " to ".join(_cell(measure, row.get(f"{measure}_{end}")) for end in ends)
+                )
         line += [_cell("step", row.get("step"))] if study.stops_early else []
         line += [_cell(name, row.get(name)) for name in costs]
         ended = f"{row['ended']} of {row['runs']}"

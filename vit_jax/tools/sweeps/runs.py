@@ -50,21 +50,30 @@ class Halving:
     def check(self, grid: Grid) -> None:
         """Raise ValueError for a sweep that cannot be stopped in part."""
         if self.num_kept(grid) >= (most := len(settings_of(grid))):
-            raise ValueError(f"--keep={self.num_kept(grid)}: must be below {most}, the number of settings.")
-        if any(isinstance(run.config, FinetuneConfig) and run.config.search.learning_rates for run in grid.runs):
+            raise ValueError(
+                f"--keep={self.num_kept(grid)}: must be below {most}, the number of settings."
+            )
+        if any(
+            isinstance(run.config, FinetuneConfig) and run.config.search.learning_rates
+            for run in grid.runs
+        ):
             fix = "Leave config.search.learning_rates out, and give --grid=schedule.learning_rate=A,B."
             raise ValueError(f"--stop_after= compares runs with one learning rate. {fix}")
 
     def num_kept(self, grid: Grid) -> int:
         return self.keep or math.ceil(len(settings_of(grid)) / 2)
 
-    def reach(self, grid: Grid, run: Run, workdir: pathlib.Path, perform: Perform, title: str) -> None:
+    def reach(
+        self, grid: Grid, run: Run, workdir: pathlib.Path, perform: Perform, title: str
+    ) -> None:
         """Train a run up to the comparison, unless it is trained so far; raises as `run_once`."""
         folder = folder_of(workdir, run)
         if of_first(self.value(grid, run, workdir)) is not None:
             return
         try:
-            run_once(run.config, folder, functools.partial(perform, pause_fraction=self.fraction), title)
+            run_once(
+                run.config, folder, functools.partial(perform, pause_fraction=self.fraction), title
+            )
         except Paused as pause:
             say(str(pause))
             if hosts.is_first():
@@ -79,9 +88,13 @@ class Halving:
         if summary is None and (pause is None or pause["fraction"] < self.fraction):
             return None
         last = self.fraction * (pause or summary or {}).get("steps", 0)
-        values = [line[metric] for line in read_metrics(folder) if metric in line and line["step"] <= last]
+        values = [
+            line[metric] for line in read_metrics(folder) if metric in line and line["step"] <= last
+        ]
         if not values:
-            raise ValueError(f"--stop_after={self.fraction:g}: no {metric} up to there. Use a larger fraction.")
+            raise ValueError(
+                f"--stop_after={self.fraction:g}: no {metric} up to there. Use a larger fraction."
+            )
         return values[-1]
 
     def stopped(self, grid: Grid, workdir: pathlib.Path) -> dict[str, float]:
@@ -125,7 +138,11 @@ def check(grid: Grid, halving: Halving | None = None) -> None:
 
 
 def run_grid(
-    grid: Grid, workdir: pathlib.Path, share: slice, perform: Perform, halving: Halving | None = None
+    grid: Grid,
+    workdir: pathlib.Path,
+    share: slice,
+    perform: Perform,
+    halving: Halving | None = None,
 ) -> dict[str, float]:
     """Perform the runs of this machine that are left; after each, write the results of all.
 
@@ -155,10 +172,17 @@ def run_grid(
                 halving.reach(grid, run, workdir, perform, title)
         stopped = halving.stopped(grid, workdir)
         runs = tuple(run for run in grid.runs if run.name not in stopped)
-    left = sorted(runs[share], key=lambda run: -(run.config.input.train_examples or 0))  # the data may have fewer
+    left = sorted(
+        runs[share], key=lambda run: -(run.config.input.train_examples or 0)
+    )  # the data may have fewer
     for number, run in enumerate(left, 1):
         with named(run):
-            run_once(run.config, folder_of(workdir, run), perform, f"\nrun {number} of {len(left)}: {run.name}")
+            run_once(
+                run.config,
+                folder_of(workdir, run),
+                perform,
+                f"\nrun {number} of {len(left)}: {run.name}",
+            )
         if hosts.is_first():
             write_results(grid, workdir, stopped=stopped)
     return stopped
@@ -193,7 +217,9 @@ def plan_to_markdown(
     with contextlib.suppress(Unfinished):
         stopped = halving.stopped(grid, workdir) if halving else {}
     machine, is_trained = topology or parse_topology(ANY_MACHINE), grid.study.is_trained
-    costs = {"steps": ",.0f", "exaFLOPs": ".3g"} | ({"hours": ".3g", "chip-hours": ".3g"} if topology else {})
+    costs = {"steps": ",.0f", "exaFLOPs": ".3g"} | (
+        {"hours": ".3g", "chip-hours": ".3g"} if topology else {}
+    )
     costs = costs if is_trained else {}
     known: dict[str, list[float]] = {}
     lines, num_left, left = [], 0, dict.fromkeys(costs, 0.0)
@@ -209,7 +235,9 @@ def plan_to_markdown(
             left = {name: total + figures[name] for name, total in left.items()}
         cells = [f"{figures[name]:{form}}" for name, form in costs.items()]
         lines.append([run.name, "yes" if run in own else "no", state, *cells])
-    text = f"\nLeft: {num_left} of {len(grid.runs)} runs" + (f", {left['exaFLOPs']:.3g} exaFLOPs" if is_trained else "")
+    text = f"\nLeft: {num_left} of {len(grid.runs)} runs" + (
+        f", {left['exaFLOPs']:.3g} exaFLOPs" if is_trained else ""
+    )
     if is_trained and topology:
         hours, chip_hours = left["hours"], left["chip-hours"]
         text += f"; on {topology.name} {hours:,.3g} hours one after the other, {chip_hours:,.3g} chip-hours"
@@ -220,6 +248,12 @@ def plan_to_markdown(
 def _costs(run: Run, machine: Topology, sizes: Mapping[str, int]) -> list[float]:
     """Return steps, exaFLOPs, hours and chip-hours; zeros for a network with a user's own code."""
     examples = run.config.input.train_examples
-    dataset = choose_dataset(run.recipe, run.config, **dict(sizes) | ({"num_examples": examples} if examples else {}))
+    dataset = choose_dataset(
+        run.recipe, run.config, **dict(sizes) | ({"num_examples": examples} if examples else {})
+    )
     totals = make_plan(run.config, machine, dataset, can_compile=False).totals
-    return [totals.steps, totals.exaflops or 0.0, 24 * totals.days, totals.chip_hours] if totals else [0.0] * 4
+    return (
+        [totals.steps, totals.exaflops or 0.0, 24 * totals.days, totals.chip_hours]
+        if totals
+        else [0.0] * 4
+    )

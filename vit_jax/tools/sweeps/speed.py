@@ -70,7 +70,9 @@ def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:
     }
 
 
-def _make_inference(architecture: Architecture, device: jax.Device) -> tuple[Any, jax.sharding.Sharding]:
+def _make_inference(
+    architecture: Architecture, device: jax.Device
+) -> tuple[Any, jax.sharding.Sharding]:
     """Return a jitted function from model and uint8 images to logits, and the sharding of both."""
     mesh: Any = build_mesh([device])
 
@@ -84,7 +86,9 @@ def _make_inference(architecture: Architecture, device: jax.Device) -> tuple[Any
 
 def _measured(architecture: Architecture) -> SecondsOf:
     infer, place = _make_inference(architecture, jax.devices()[0])
-    model = jax.device_put(jax.jit(lambda key: build_model(architecture, key))(jax.random.key(0)), place)
+    model = jax.device_put(
+        jax.jit(lambda key: build_model(architecture, key))(jax.random.key(0)), place
+    )
 
     def seconds_of(batch: int) -> float | None:
         image = jax.device_put(np.zeros((batch, *architecture.image_size, 3), np.uint8), place)
@@ -105,14 +109,20 @@ def _planned(architecture: Architecture, topology: Topology) -> SecondsOf:
     def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    model = jax.tree.map(abstract, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))))
+    model = jax.tree.map(
+        abstract, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    )
 
     def seconds_of(batch: int) -> float | None:
-        image = jax.ShapeDtypeStruct((batch, *architecture.image_size, 3), jnp.uint8, sharding=place)
+        image = jax.ShapeDtypeStruct(
+            (batch, *architecture.image_size, 3), jnp.uint8, sharding=place
+        )
         compiled = aot.compile_program(lambda: infer.lower(model, image), devices[0])
         if not isinstance(compiled, aot.Executable):
             return None
         collective_seconds = make_collective_seconds(devices, topology)
-        return step_timeline(hlo.parse(compiled.text), topology, collective_seconds, compiled.bundles).seconds
+        return step_timeline(
+            hlo.parse(compiled.text), topology, collective_seconds, compiled.bundles
+        ).seconds
 
     return seconds_of

@@ -80,13 +80,25 @@ def load_suite(reference: str | None) -> tuple[Task, ...]:
     if reference is None:
         return VTAB
     tasks = resolve(reference, "--suite")
-    if not isinstance(tasks, (list, tuple)) or not tasks or not all(isinstance(task, Task) for task in tasks):
+    if (
+        not isinstance(tasks, (list, tuple))
+        or not tasks
+        or not all(isinstance(task, Task) for task in tasks)
+    ):
         raise ValueError(f"--suite={reference}: must be a list of vit_jax.tools.sweeps.suite.Task.")
     if odd := [task.name for task in tasks if len(task.published) not in (0, len(PUBLISHED))]:
-        raise ValueError(f"--suite={reference}: {odd[0]!r} has other than {len(PUBLISHED)} published results, or none.")
+        raise ValueError(
+            f"--suite={reference}: {odd[0]!r} has other than {len(PUBLISHED)} published results, or none."
+        )
     names = [task.name for task in tasks]
-    if wrong := [name for name in names if names.count(name) > 1 or "/" in name or name in ("", ".", "..", "all")]:
-        raise ValueError(f"--suite={reference}: {wrong[0]!r} names two tasks, or cannot name a folder.")
+    if wrong := [
+        name
+        for name in names
+        if names.count(name) > 1 or "/" in name or name in ("", ".", "..", "all")
+    ]:
+        raise ValueError(
+            f"--suite={reference}: {wrong[0]!r} names two tasks, or cannot name a folder."
+        )
     return tuple(tasks)
 
 

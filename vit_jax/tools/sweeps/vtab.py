@@ -50,15 +50,24 @@ def grid(
     learning_rates: Sequence[float] = LEARNING_RATES, lengths: Sequence[tuple[int, int]] = LENGTHS
 ) -> tuple[Setting, ...]:
     """Return every learning rate with every length (steps, and warm-up steps among them)."""
-    return tuple(Setting(*length, rate) for length, rate in itertools.product(lengths, learning_rates))
+    return tuple(
+        Setting(*length, rate) for length, rate in itertools.product(lengths, learning_rates)
+    )
 
 
 def folder_of_run(workdir: pathlib.Path, task: Task, part: Part, setting: Setting) -> pathlib.Path:
     """Return the workdir of a run."""
-    return workdir / task.name / part / f"learning_rate={setting.learning_rate!r},steps={setting.num_steps}"
+    return (
+        workdir
+        / task.name
+        / part
+        / f"learning_rate={setting.learning_rate!r},steps={setting.num_steps}"
+    )
 
 
-def config_of_run(config: FinetuneConfig, task: Task, part: Part, setting: Setting) -> FinetuneConfig:
+def config_of_run(
+    config: FinetuneConfig, task: Task, part: Part, setting: Setting
+) -> FinetuneConfig:
     """Return the recipe with a task's data and a setting, evaluated once, at its end.
 
     A trial is tested on the validation examples, a final run on the test images.
@@ -69,7 +78,9 @@ def config_of_run(config: FinetuneConfig, task: Task, part: Part, setting: Setti
         data=task.data,
         total=total,
         input=_inputs(config.input, task, part),
-        schedule=dataclasses.replace(config.schedule, warmup=Duration(f"{setting.warmup_steps} steps")),
+        schedule=dataclasses.replace(
+            config.schedule, warmup=Duration(f"{setting.warmup_steps} steps")
+        ),
         evaluation=dataclasses.replace(config.evaluation, every=total),
         checkpoint=dataclasses.replace(config.checkpoint, keep_latest=1, keep_best=0),
         stop_early=StopEarlyConfig(),
@@ -87,7 +98,9 @@ def _inputs(inputs: InputConfig, task: Task, part: Part) -> InputConfig:
     }
     if not task.crop:
         fields |= {"train_crop": "none", "train_resize_pixels": None, "shift_pixels": 0}
-        fields |= {name: getattr(InputConfig, name) for name in ("crop_area_fraction", "crop_distribution")}
+        fields |= {
+            name: getattr(InputConfig, name) for name in ("crop_area_fraction", "crop_distribution")
+        }
     return dataclasses.replace(inputs, **fields)
 
 
@@ -130,7 +143,11 @@ class Sweep:
 
     def trials(self, task: Task) -> dict[Setting, Outcome]:
         """Return the results of the trials that have ended."""
-        return {setting: outcome for setting in self.tried if (outcome := self.outcome(task, "trials", setting))}
+        return {
+            setting: outcome
+            for setting in self.tried
+            if (outcome := self.outcome(task, "trials", setting))
+        }
 
     def chosen(self, task: Task) -> Setting | None:
         """Return the setting of a task's final run; None if trials are missing.
@@ -143,9 +160,15 @@ class Sweep:
         trials = [self.trials(task) for task in (self.tasks if self.is_shared else (task,))]
         if any(len(outcomes) < len(self.tried) for outcomes in trials):
             return None
-        if self.is_shared and all(outcome.accuracy is None for outcomes in trials for outcome in outcomes.values()):
-            raise ValueError("No trial's loss stayed finite: try lower learning rates (--learning_rates=).")
-        return choose({setting: [outcomes[setting] for outcomes in trials] for setting in self.tried})
+        if self.is_shared and all(
+            outcome.accuracy is None for outcomes in trials for outcome in outcomes.values()
+        ):
+            raise ValueError(
+                "No trial's loss stayed finite: try lower learning rates (--learning_rates=)."
+            )
+        return choose(
+            {setting: [outcomes[setting] for outcomes in trials] for setting in self.tried}
+        )
 
     def choices(self) -> dict[Task, Setting | None]:
         """Return `chosen` for every task."""
@@ -169,7 +192,9 @@ def unavailable(tasks: Sequence[Task], config: FinetuneConfig) -> dict[Task, str
         try:
             for split in (task.train, task.validation, task.train_and_validation, task.test):
                 if open_source(task.data, split, config.input, config.seed).is_multilabel:
-                    problems[task] = f"{task.data}: its images may have several labels, and a task has one for each."
+                    problems[task] = (
+                        f"{task.data}: its images may have several labels, and a task has one for each."
+                    )
         except ValueError as error:
             problems[task] = str(error)
     return problems
@@ -209,7 +234,10 @@ def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
 
 def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:
     """Train and evaluate, unless that has been done."""
-    config, folder = config_of_run(sweep.config, task, part, setting), folder_of_run(sweep.folder, task, part, setting)
+    config, folder = (
+        config_of_run(sweep.config, task, part, setting),
+        folder_of_run(sweep.folder, task, part, setting),
+    )
     name = {"trials": "trial", "final": "final run"}[part]
     run_once(config, folder, tune, f"\n{task.name}, {name}: {setting}", is_trial=part == "trials")
 
@@ -221,7 +249,11 @@ def _require_same_weights(sweep: Sweep) -> None:
     if hosts.is_first():
         sweep.folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():
-            record = {"init_from": sweep.config.init_from, "source": weights.source, "parameters_sha256": digest}
+            record = {
+                "init_from": sweep.config.init_from,
+                "source": weights.source,
+                "parameters_sha256": digest,
+            }
             write_atomically(file, json.dumps(record, indent=2) + "\n")
     hosts.wait_for_all("weights of the sweep recorded")
     if (stored := read_start(file))["parameters_sha256"] != digest:

@@ -16,7 +16,13 @@ from vit_jax.train.run_files import read_start
 FILE = "results"  # in the sweep's folder, with the ending of each format
 Row = dict[str, Any]
 _HEAD = ("task", "group", "top-1 %", "95 %", "test images", "learning rate", "steps")
-_WORDS = ("task", "group", "data", "this machine", "final run")  # columns that are aligned to the left
+_WORDS = (
+    "task",
+    "group",
+    "data",
+    "this machine",
+    "final run",
+)  # columns that are aligned to the left
 
 
 def results_of(sweep: Sweep) -> list[Row]:
@@ -26,9 +32,15 @@ def results_of(sweep: Sweep) -> list[Row]:
         if (accuracy := outcome.accuracy) is not None:
             trial, num_images = sweep.outcome(task, "trials", setting), outcome.num_images
             row = {"task": task.name, "group": task.group, "test_accuracy": accuracy}
-            row |= {"interval": wilson(accuracy * num_images, num_images), "test_images": num_images}  # 95 %
+            row |= {
+                "interval": wilson(accuracy * num_images, num_images),
+                "test_images": num_images,
+            }  # 95 %
             row |= {"learning_rate": setting.learning_rate, "steps": setting.num_steps}
-            row |= {"validation_accuracy": trial.accuracy if trial else None, "published_percent": task.published}
+            row |= {
+                "validation_accuracy": trial.accuracy if trial else None,
+                "published_percent": task.published,
+            }
             rows.append(row)
     return rows
 
@@ -41,9 +53,17 @@ def means_of(sweep: Sweep, rows: Sequence[Row]) -> list[Row]:
         members = [row for row in rows if group in (row["group"], None)]
         figures = [row["published_percent"] for row in members]
         if members:
-            mean = {"name": group or "all tasks", "accuracy": statistics.fmean(row["test_accuracy"] for row in members)}
-            mean |= {"num_tasks": len(members), "of": sum(group in (task.group, None) for task in sweep.asked)}
-            published = tuple(map(statistics.fmean, zip(*figures, strict=True))) if all(figures) else ()
+            mean = {
+                "name": group or "all tasks",
+                "accuracy": statistics.fmean(row["test_accuracy"] for row in members),
+            }
+            mean |= {
+                "num_tasks": len(members),
+                "of": sum(group in (task.group, None) for task in sweep.asked),
+            }
+            published = (
+                tuple(map(statistics.fmean, zip(*figures, strict=True))) if all(figures) else ()
+            )
             means.append(mean | {"published": published})
     return means
 
@@ -58,7 +78,10 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         line = [row["task"], row["group"], f"{100 * row['test_accuracy']:.2f}"]
-        line += [" to ".join(f"{100 * end:.2f}" for end in row["interval"]), f"{row['test_images']:,}"]
+        line += [
+            " to ".join(f"{100 * end:.2f}" for end in row["interval"]),
+            f"{row['test_images']:,}",
+        ]
         line += [f"{row['learning_rate']:g}", f"{row['steps']:,}"]
         lines.append([*line, *published(row["published_percent"], 1)])
     for mean in means_of(sweep, rows):
@@ -73,12 +96,18 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 def trials_to_markdown(sweep: Sweep) -> str:
     """Return a table of the mean validation accuracy of each setting over the tasks."""
-    lines, chosen, trials = [], sweep.chosen(sweep.tasks[0]), [sweep.trials(task) for task in sweep.tasks]
+    lines, chosen, trials = (
+        [],
+        sweep.chosen(sweep.tasks[0]),
+        [sweep.trials(task) for task in sweep.tasks],
+    )
     for setting in sweep.tried:
         accuracies = [outcomes[setting].rank[0] for outcomes in trials if setting in outcomes]
         mark = " (chosen)" if setting == chosen else ""
         mean = f"{100 * statistics.fmean(accuracies):.2f}{mark}" if accuracies else "–"
-        lines.append([f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean])
+        lines.append(
+            [f"{setting.learning_rate:g}", f"{setting.num_steps:,}", f"{len(accuracies)}", mean]
+        )
     return aligned(["learning rate", "steps", "tasks", "mean validation top-1 %"], lines)
 
 
@@ -90,11 +119,24 @@ def plan_to_markdown(sweep: Sweep) -> str:
         is_done = chosen is not None and sweep.outcome(task, "final", chosen) is not None
         longest = max(setting.num_steps for setting in sweep.settings)
         final = 0 if is_done else chosen.num_steps if chosen else longest
-        steps_left += own * (sum(setting.num_steps for setting in sweep.tried if setting not in trials) + final)
+        steps_left += own * (
+            sum(setting.num_steps for setting in sweep.tried if setting not in trials) + final
+        )
         done = f"{len(trials)} of {len(sweep.tried)}"
-        lines.append([task.name, task.group, task.data, "yes" if own else "no", done, "done" if is_done else "to do"])
+        lines.append(
+            [
+                task.name,
+                task.group,
+                task.data,
+                "yes" if own else "no",
+                done,
+                "done" if is_done else "to do",
+            ]
+        )
     batch, (height, width) = sweep.config.global_batch, sweep.config.input.image_size
-    return aligned(["task", "group", "data", "this machine", "trials done", "final run"], lines, _WORDS) + (
+    return aligned(
+        ["task", "group", "data", "this machine", "trials done", "final run"], lines, _WORDS
+    ) + (
         f"\nLeft for this machine: at most {steps_left:,} steps of {batch} images, {steps_left * batch:,} images of "
         f"{height}x{width} pixels.\n"
     )
@@ -106,7 +148,11 @@ def to_json(sweep: Sweep, rows: Sequence[Row]) -> dict[str, Any]:
     for task in sweep.tasks:
         for setting in sweep.settings:
             if trial := sweep.outcome(task, "trials", setting):
-                row = {"task": task.name, "learning_rate": setting.learning_rate, "steps": setting.num_steps}
+                row = {
+                    "task": task.name,
+                    "learning_rate": setting.learning_rate,
+                    "steps": setting.num_steps,
+                }
                 trials.append(row | {"validation_accuracy": trial.accuracy})
     return {
         "weights": read_start(sweep.folder / WEIGHTS_FILE),
@@ -123,10 +169,26 @@ def write_results(sweep: Sweep) -> str:
     rows = results_of(sweep)
     table = f"{trials_to_markdown(sweep)}\n" if sweep.tried and sweep.is_shared else ""
     table += to_markdown(sweep, rows)
-    names = ["task", "group", "test_accuracy", "low", "high", "test_images", "learning_rate", "steps"]
+    names = [
+        "task",
+        "group",
+        "test_accuracy",
+        "low",
+        "high",
+        "test_images",
+        "learning_rate",
+        "steps",
+    ]
     head = [*names, "validation_accuracy", *(f"paper_percent: {column}" for column in PUBLISHED)]
-    cells = [[part for cell in row.values() for part in (cell if isinstance(cell, tuple) else (cell,))] for row in rows]
+    cells = [
+        [part for cell in row.values() for part in (cell if isinstance(cell, tuple) else (cell,))]
+        for row in rows
+    ]
     in_json = json.dumps(to_json(sweep, rows), indent=2) + "\n"
-    for ending, content in {"md": table, "csv": rows_to_csv([head, *cells]), "json": in_json}.items():
+    for ending, content in {
+        "md": table,
+        "csv": rows_to_csv([head, *cells]),
+        "json": in_json,
+    }.items():
         write_atomically(sweep.folder / f"{FILE}.{ending}", content)
     return table

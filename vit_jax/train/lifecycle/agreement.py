@@ -22,7 +22,13 @@ from vit_jax.text.printable import printable, shortened
 from vit_jax.train.assemble import Datasets
 from vit_jax.train.overview import files_of
 
-OF_A_HOST = ("input.data_dir", "input.num_workers", "input.num_threads", "input.cache_records", "logging")
+OF_A_HOST = (
+    "input.data_dir",
+    "input.num_workers",
+    "input.num_threads",
+    "input.cache_records",
+    "logging",
+)
 """Fields that may differ between hosts: where data lie and what a machine can do."""
 NUM_COMPARED = 32
 """Images of each split that processes compare: a tenth of other images is noticed in 29 of 30 starts."""
@@ -44,13 +50,20 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
     if jax.process_count() == 1:  # hashing a million names takes seconds
         return
     facts = {
-        **{f"config.{name}": value for name, value in flatten(to_dict(config)).items() if not _is_of_a_host(name)},
+        **{
+            f"config.{name}": value
+            for name, value in flatten(to_dict(config)).items()
+            if not _is_of_a_host(name)
+        },
         "code": f"vit_jax {vit_jax.__version__}, {code_sha256()[:12]}",
         "number of training images": len(data.train),
         "number of test images": len(data.test),
         "classes": list(data.train.class_names),
         **files_of(config, data),
-        **{f"{split} images": digest_images(source, config.seed) for split, source in _splits_of(data).items()},
+        **{
+            f"{split} images": digest_images(source, config.seed)
+            for split, source in _splits_of(data).items()
+        },
         "weights": weights_sha256,
     }
     if message := describe_differences(hosts.gather(facts)):
@@ -59,7 +72,9 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
 
 def _splits_of(data: Datasets) -> dict[str, Source]:
     others = {f"evaluator {name!r}": source for name, source in data.others.items()}
-    references = {f"evaluator {name!r} training": source for name, source in data.train_sources.items()}
+    references = {
+        f"evaluator {name!r} training": source for name, source in data.train_sources.items()
+    }
     return {"training": data.train, "test": data.test, **others, **references}
 
 
@@ -69,7 +84,8 @@ def digest_images(source: Source, seed: int) -> dict[str, str]:
     chosen = np.random.default_rng(seed).choice(len(source), num_compared, replace=False)
     indices = np.sort(chosen).tolist()  # neighbours may be stored together
     names = [
-        shortened(printable(source.key_of(i).decode(errors="backslashreplace")), _MOST_NAME_LETTERS) for i in indices
+        shortened(printable(source.key_of(i).decode(errors="backslashreplace")), _MOST_NAME_LETTERS)
+        for i in indices
     ]
     digests = in_threads(functools.partial(_digest_record, source), indices, _THREADS)
     return dict(zip(names, digests, strict=True))
@@ -100,7 +116,9 @@ def describe_differences(facts: Sequence[Mapping[str, object]]) -> str:
     first = facts[0]
     lines = list[str]()
     for process, other in enumerate(facts):
-        differences = (_difference(name, other.get(name), first.get(name)) for name in {**first, **other})
+        differences = (
+            _difference(name, other.get(name), first.get(name)) for name in {**first, **other}
+        )
         lines += [f"process {process}: {difference}" for difference in differences if difference]
     if not lines:
         return ""
@@ -120,7 +138,11 @@ def _difference(name: str, there: object, first: object) -> str:
         return _difference_of_images(name, there, first)
     if name.endswith("_files_sha256"):
         return f"the {name.removesuffix('_files_sha256')} files have other names or classes"
-    if isinstance(there, list) and isinstance(first, list) and (one_sided := {*map(str, there)} ^ {*map(str, first)}):
+    if (
+        isinstance(there, list)
+        and isinstance(first, list)
+        and (one_sided := {*map(str, there)} ^ {*map(str, first)})
+    ):
         return f"of the {name} only one of the two has {few(sorted(one_sided), repr)}"
     return f"{name} is {there!r}, in process 0 {first!r}"
 

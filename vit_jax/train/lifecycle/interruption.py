@@ -39,7 +39,9 @@ class Interruption:
 
     def __init__(self) -> None:
         self._requested = False
-        self._num_questions = 0  # over all runs of the command: the service counts them, and passes over none
+        self._num_questions = (
+            0  # over all runs of the command: the service counts them, and passes over none
+        )
         self._previous: dict[int, signal.Handlers | Callable | int | None] = {}
         self._notice = Notice()
 
@@ -79,7 +81,9 @@ class Interruption:
             raise KeyboardInterrupt
         if self._num_questions == 0:  # one process; with several the service has the signal
             # An exception from here would be lost where Python happens to be in a callback of the garbage collector.
-            exits.say("stopped before the first step: there is nothing to save; the same command starts again")
+            exits.say(
+                "stopped before the first step: there is nothing to save; the same command starts again"
+            )
             exits.leave_at_once(exits.PREEMPTED)
         if jax.process_count() > 1:  # passed on to the service that sees SIGTERM
             os.kill(os.getpid(), signal.SIGTERM)

@@ -31,7 +31,12 @@ FILE = "run.lock"
 RENEWAL_SECONDS = 5.0
 EXPIRY_SECONDS = 30.0  # without renewal, as another machine sees it; clocks need not agree
 _MAX_BYTES = 2**16
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}  # from file systems without hard links
+_NO_LINKS = {
+    errno.EPERM,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EMLINK,
+}  # from file systems without hard links
 
 
 class WorkdirLost(RuntimeError):
@@ -62,10 +67,16 @@ class WorkdirLock:
     ):
         self.folder, self._path, self._enabled, self._say = folder, folder / FILE, enabled, say
         self._renewal_seconds, self._expiry_seconds = renewal_seconds, expiry_seconds
-        self._owner = {"token": uuid.uuid4().hex, **_this_process(), "since": time.strftime("%Y-%m-%d %H:%M:%S %z")}
+        self._owner = {
+            "token": uuid.uuid4().hex,
+            **_this_process(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        }
         self._renewals = 0
         self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._keep_renewing, name="workdir-lock", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_renewing, name="workdir-lock", daemon=True
+        )
 
     def __enter__(self) -> Self:
         if self._enabled:
@@ -74,7 +85,10 @@ class WorkdirLock:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._enabled:
             self._is_closing.set()
@@ -118,7 +132,9 @@ class WorkdirLock:
             self._acquire(claim)  # only the process that has it replaces this content
             try:
                 if _content(path) == content:
-                    self._write_beside(path).replace(path)  # also a link or a pipe, which `write_atomically` would keep
+                    self._write_beside(path).replace(
+                        path
+                    )  # also a link or a pipe, which `write_atomically` would keep
                     return
             finally:
                 claim.unlink(missing_ok=True)
@@ -140,7 +156,9 @@ class WorkdirLock:
         try:
             os.link(complete, path)
         except FileExistsError:
-            return complete.stat().st_nlink > 1  # a network file system may have lost the first answer
+            return (
+                complete.stat().st_nlink > 1
+            )  # a network file system may have lost the first answer
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -194,7 +212,9 @@ class WorkdirLock:
 
     def _keep_renewing(self) -> None:
         while not self._is_closing.wait(self._renewal_seconds):
-            with contextlib.suppress(OSError, WorkdirLost):  # a full disk may have room again; the run sees a loss
+            with contextlib.suppress(
+                OSError, WorkdirLost
+            ):  # a full disk may have room again; the run sees a loss
                 self._renew()
 
 
@@ -274,7 +294,9 @@ def _has_ended(owner: JsonObject) -> bool | None:
 def claim_of(path: pathlib.Path, content: bytes) -> pathlib.Path:
     """Return the claim that a process needs before it replaces `path`, which has this content."""
     owner = _owner(content)
-    name = content if owner is None else str(owner["token"]).encode()  # without the number of renewals
+    name = (
+        content if owner is None else str(owner["token"]).encode()
+    )  # without the number of renewals
     return path.with_name(f".{FILE}.{hashlib.sha256(name).hexdigest()[:32]}")
 
 
@@ -297,7 +319,11 @@ def _owner(content: bytes) -> JsonObject | None:
     try:
         owner = parse_json(content)
         is_complete = {"token", "since", *_this_process()} <= owner.keys()
-        return owner if is_complete and type(owner["pid"]) is int and 0 < owner["pid"] < 2**31 else None
+        return (
+            owner
+            if is_complete and type(owner["pid"]) is int and 0 < owner["pid"] < 2**31
+            else None
+        )
     except (ValueError, AttributeError):
         return None
 
@@ -326,4 +352,6 @@ def _started(pid: int) -> str | None:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return None if fields[0] in "ZX" else fields[19]  # a zombie has ended; clock ticks since the machine started
+    return (
+        None if fields[0] in "ZX" else fields[19]
+    )  # a zombie has ended; clock ticks since the machine started

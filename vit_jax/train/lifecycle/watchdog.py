@@ -26,7 +26,11 @@ class Watchdog:
     """
 
     def __init__(
-        self, folder: pathlib.Path, start_step: int, hang_seconds: float | None, process: hosts.Peers | None = None
+        self,
+        folder: pathlib.Path,
+        start_step: int,
+        hang_seconds: float | None,
+        process: hosts.Peers | None = None,
     ):
         self._folder, self._start_step, self._hang_seconds = folder, start_step, hang_seconds
         self._process = process or hosts.this_process()
@@ -43,7 +47,9 @@ class Watchdog:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._process.rest()
         if error is not None and not isinstance(error, Interrupted):
-            self._process.fail(error)  # before anything is closed: that may wait for processes that wait for this one
+            self._process.fail(
+                error
+            )  # before anything is closed: that may wait for processes that wait for this one
 
     def step_done(self, step: int) -> None:
         """A step has been handed to the devices."""
@@ -73,14 +79,21 @@ class Watchdog:
         first = reports[stuck[0]]
         who = ", ".join(self._process.name(process) for process in stuck)
         others = {reports[process].step for process in reports if process not in stuck}
-        ahead = f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
+        ahead = (
+            f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
+        )
         message = f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
         place = stuck, first.progress
         if self._warned_of != place:
             self._warned_of = place
-            self._process.warn(f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds).", stuck)
+            self._process.warn(
+                f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds).", stuck
+            )
         if find_stuck(reports, 2 * limit):
-            return hosts.Verdict(message=f"{message} The run ends; start the same command again.", exit_code=exits.LOST)
+            return hosts.Verdict(
+                message=f"{message} The run ends; start the same command again.",
+                exit_code=exits.LOST,
+            )
         return None
 
 
@@ -94,7 +107,11 @@ def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, 
     if not running:
         return ()
     least = min(report.progress for report in running.values())
-    behind = {process: report.idle_seconds for process, report in running.items() if report.progress == least}
+    behind = {
+        process: report.idle_seconds
+        for process, report in running.items()
+        if report.progress == least
+    }
     if any(idle is None or idle <= limit for idle in behind.values()):
         return ()
     return tuple(sorted(behind))

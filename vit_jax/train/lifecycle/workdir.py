@@ -32,7 +32,12 @@ from vit_jax.train.run_files import (
 )
 from vit_jax.weights.hub import is_hub_address
 
-PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}  # what may be over when the command is started again
+PASSING = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+}  # what may be over when the command is started again
 MAX_SHOWN = 200  # letters of a value in an error
 TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each learning rate
 
@@ -82,8 +87,12 @@ def prepare_shared(path: pathlib.Path) -> None:
       OSError: it is full, or its storage fails.
     """
     require_exact_path(path)
-    token = path / f".attempt_{hosts.gather(uuid.uuid4().hex)[0]}"  # a name that no link in somebody else's folder has
-    _raise_together(path, _change_workdir(path, lambda: _write_token(token)) if hosts.is_first() else None)
+    token = (
+        path / f".attempt_{hosts.gather(uuid.uuid4().hex)[0]}"
+    )  # a name that no link in somebody else's folder has
+    _raise_together(
+        path, _change_workdir(path, lambda: _write_token(token)) if hosts.is_first() else None
+    )
     seen = hosts.gather(token.exists())  # all have looked when this returns
     _raise_together(path, _change_workdir(path, token.unlink) if hosts.is_first() else None)
     if blind := [process for process, sees in enumerate(seen) if not sees]:
@@ -114,7 +123,9 @@ def _change_workdir(path: pathlib.Path, change: Callable[[], None]) -> ValueErro
 def _raise_together(path: pathlib.Path, error: ValueError | OSError | None) -> None:
     """Raise in every process if the first has an error, there that error."""
     if any(hosts.gather(error is not None)):
-        raise error or ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
+        raise error or ValueError(
+            f"workdir {str(path)!r} cannot be used; the first process says why."
+        )
 
 
 @contextlib.contextmanager
@@ -178,7 +189,9 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
             "run still training there? Give the weights it was started from, or another workdir."
         )
     if changed := [name for name, value in start.items() if stored.get(name, value) != value]:
-        lines = "\n".join(f"  {name}: then {stored[name]!r}, now {start[name]!r}" for name in changed)
+        lines = "\n".join(
+            f"  {name}: then {stored[name]!r}, now {start[name]!r}" for name in changed
+        )
         raise ValueError(
             f"workdir {str(path)!r} was started on other data than those of now:\n{lines}\n(Files are compared by "
             "name and class.) Its results cannot be compared with new ones: restore the data, or choose another "
@@ -186,7 +199,9 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
         )
 
 
-def _take(lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack) -> ValueError | OSError | None:
+def _take(
+    lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack
+) -> ValueError | OSError | None:
     """The part of the first process; returns its error, because all processes must learn of it before any raises."""
     path = lock.folder
     try:
@@ -204,12 +219,22 @@ def _take(lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack) -> 
 def _is_begun(path: pathlib.Path) -> bool:
     """Return whether there is something that another config, or other weights, could spoil."""
     trials = path.glob(f"{TRIALS}/*")
-    return has_checkpoints(path) or any(has_checkpoints(t) or (t / SUMMARY_FILE).exists() for t in trials)
+    return has_checkpoints(path) or any(
+        has_checkpoints(t) or (t / SUMMARY_FILE).exists() for t in trials
+    )
 
 
 def _require_own_files(path: pathlib.Path) -> None:
     """Raise ValueError for links in the place of files that the run writes: they would be written where they lead."""
-    own = (CONFIG_FILE, START_FILE, METRICS_FILE, SUMMARY_FILE, PAUSE_FILE, DIVERGENCE_FILE, ERROR_FILE)
+    own = (
+        CONFIG_FILE,
+        START_FILE,
+        METRICS_FILE,
+        SUMMARY_FILE,
+        PAUSE_FILE,
+        DIVERGENCE_FILE,
+        ERROR_FILE,
+    )
     for name in own:
         if (path / name).is_symlink():
             raise ValueError(
@@ -228,7 +253,9 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
             f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: choose another "
             "workdir. To fine-tune the weights of a run, give its folder as config.init_from."
         )
-    differ = [name for name in sorted(stored.keys() | now.keys()) if stored.get(name) != now.get(name)]
+    differ = [
+        name for name in sorted(stored.keys() | now.keys()) if stored.get(name) != now.get(name)
+    ]
     lines = [
         f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(now, name)}\n"
         for name in differ

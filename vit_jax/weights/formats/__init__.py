@@ -47,7 +47,9 @@ _TENSORFLOW = "a TensorFlow checkpoint. Convert it to .npz with TensorFlow (tf.t
 
 
 @contextlib.contextmanager
-def open_arrays(path: str | os.PathLike[str], *, allowed: tuple[str, ...] = ()) -> Iterator[ArrayFile]:
+def open_arrays(
+    path: str | os.PathLike[str], *, allowed: tuple[str, ...] = ()
+) -> Iterator[ArrayFile]:
     """Open a file of weights, of whichever format its content is, and read its headers; close it at the end.
 
     `allowed` are packages whose code the metadata may name, from `references.allowed_code`.
@@ -78,7 +80,11 @@ def _open_one(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
 def _find_reader(path: pathlib.Path) -> Reader:
     """Return the reader of a file; ValueError with the kind of the file if there is none."""
     if path.is_dir():
-        kind = _TENSORFLOW if any((path / name).is_file() for name in ("saved_model.pb", "checkpoint")) else "a folder"
+        kind = (
+            _TENSORFLOW
+            if any((path / name).is_file() for name in ("saved_model.pb", "checkpoint"))
+            else "a folder"
+        )
     elif not path.exists():
         if not path.with_name(f"{path.name}.index").exists():
             raise ValueError("there is no such file or folder.")
@@ -94,11 +100,20 @@ def _find_reader(path: pathlib.Path) -> Reader:
         if head and re.search(r"\.ckpt.*\.(index|meta|data-\d+-of-\d+)$", path.name):
             kind = _TENSORFLOW
         if kind in _PICKLES:
-            suffix = f"{path.suffix}.safetensors" if path.suffix == ".safetensors" else ".safetensors"
+            suffix = (
+                f"{path.suffix}.safetensors" if path.suffix == ".safetensors" else ".safetensors"
+            )
             output = str(path.with_suffix(suffix))
             raise ValueError(f"this is {kind}, {pickled.advise(output, [str(path)])}")
     raise ValueError(f"this is {kind}. Files of plain arrays are read: .npz and .safetensors.")
 
 
 def _first_match(table: Mapping[bytes, T], head: bytes) -> T | None:
-    return next((value for start, value in table.items() if re.match(start, head, re.DOTALL | re.IGNORECASE)), None)
+    return next(
+        (
+            value
+            for start, value in table.items()
+            if re.match(start, head, re.DOTALL | re.IGNORECASE)
+        ),
+        None,
+    )

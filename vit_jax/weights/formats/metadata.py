@@ -46,7 +46,10 @@ def to_comment(metadata: Mapping[str, object]) -> bytes:
         return b""
     plain = encode(metadata).encode()
     # Base85: the bytes that end an archive must not occur in its comment by chance.
-    for packing, pack in ((b"json", bytes), (b"zlib", lambda text: base64.b85encode(zlib.compress(text, 9)))):
+    for packing, pack in (
+        (b"json", bytes),
+        (b"zlib", lambda text: base64.b85encode(zlib.compress(text, 9))),
+    ):
         packed = pack(plain)
         comment = b"vit_jax metadata %s %08x\n%s" % (packing, zlib.crc32(packed), packed)
         if len(comment) <= MAX_COMMENT_BYTES:
@@ -76,4 +79,6 @@ def from_comment(comment: bytes) -> dict[str, object]:
 
 def _check_length(num_characters: int) -> None:
     if num_characters > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"metadata takes more than {MAX_TEXT_CHARACTERS:,} characters, which is the most allowed.")
+        raise ValueError(
+            f"metadata takes more than {MAX_TEXT_CHARACTERS:,} characters, which is the most allowed."
+        )

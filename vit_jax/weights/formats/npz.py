@@ -25,9 +25,14 @@ from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredA
 PRIVATE = "_EndRecData"
 _DIRECTORY_SIZE, _COMMENT_SIZE, _POSITION = 5, 7, 9
 
-_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # most bytes from one; deflate: 258 from two bits
+_RATIOS = {
+    zipfile.ZIP_STORED: 1,
+    zipfile.ZIP_DEFLATED: 1032,
+}  # most bytes from one; deflate: 258 from two bits
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
-MAX_DIRECTORY_BYTES = 256 * stored.MAX_ARRAYS  # zipfile reads it as a whole, 30,000 entries a second
+MAX_DIRECTORY_BYTES = (
+    256 * stored.MAX_ARRAYS
+)  # zipfile reads it as a whole, 30,000 entries a second
 _SUFFIX = ".npy"
 _DESCRIPTOR, _MAX_DESCRIPTOR_BYTES = 0x8, 24
 _LOCAL_HEADER_BYTES, _END_BYTES = 30, 22
@@ -35,7 +40,10 @@ _UNIX, _PERMISSIONS = 3, 0o600 << 16  # the same on every system
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # the same layout; it allows names of fields that no array here has
+    (
+        3,
+        0,
+    ): np.lib.format.read_array_header_2_0,  # the same layout; it allows names of fields that no array here has
 }
 
 
@@ -44,18 +52,30 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
     file = resources.enter_context(open_regular(path))
     if end := getattr(zipfile, PRIVATE)(file):  # without it ZipFile raises
         if end[_DIRECTORY_SIZE] > MAX_DIRECTORY_BYTES:
-            raise ValueError(f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's.")
+            raise ValueError(
+                f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's."
+            )
         if end[_POSITION] + _END_BYTES + end[_COMMENT_SIZE] != os.fstat(file.fileno()).st_size:
             raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
     archive = resources.enter_context(zipfile.ZipFile(file))
     stored.check_number(len(archive.infolist()))
     _check_members(archive, file)
-    arrays = {member.filename.removesuffix(_SUFFIX): _stored_array(archive, member) for member in archive.infolist()}
+    arrays = {
+        member.filename.removesuffix(_SUFFIX): _stored_array(archive, member)
+        for member in archive.infolist()
+    }
 
     def read(name: str) -> np.ndarray:
-        with archive.open(f"{name}{_SUFFIX}") as stream, warnings.catch_warnings(action="ignore"):  # of Python 2's
-            array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
-            if stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]:  # the end has the checksum
+        with (
+            archive.open(f"{name}{_SUFFIX}") as stream,
+            warnings.catch_warnings(action="ignore"),
+        ):  # of Python 2's
+            array = np.lib.format.read_array(
+                stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES
+            )
+            if (
+                stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]
+            ):  # the end has the checksum
                 raise ValueError("it has changed since the file was opened.")
         array = array.view(BFLOAT16) if array.dtype.kind == "V" else array
         return array.astype(arrays[name].dtype, order="C", copy=False)
@@ -64,7 +84,9 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
 
 
 def write_npz(
-    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, object] | None = None
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, object] | None = None,
 ) -> None:
     """Write arrays, ordered by name and not compressed, completely or not at all; equal input gives equal bytes.
 
@@ -94,7 +116,9 @@ def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
     for member, start in [*((m, m.header_offset) for m in members), (None, archive.start_dir)]:
         with naming(f"member {shown(member.orig_filename)}" if member else "its directory"):
             if not 0 <= start - end <= slack:
-                raise ValueError(f"it starts at byte {start:,}, and what is before it ends at {end:,}. {DAMAGED}")
+                raise ValueError(
+                    f"it starts at byte {start:,}, and what is before it ends at {end:,}. {DAMAGED}"
+                )
             if member is None:
                 return
             if member.file_size > _RATIOS.get(member.compress_type, -1) * member.compress_size:
@@ -103,7 +127,12 @@ def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
                     f"{member.compress_type}: must be method 0 or 8, and possible with it. {DAMAGED}"
                 )
             file.seek(start + _LOCAL_HEADER_BYTES - 4)
-            end = start + _LOCAL_HEADER_BYTES + sum(struct.unpack("<2H", file.read(4))) + member.compress_size
+            end = (
+                start
+                + _LOCAL_HEADER_BYTES
+                + sum(struct.unpack("<2H", file.read(4)))
+                + member.compress_size
+            )
             slack = _MAX_DESCRIPTOR_BYTES if member.flag_bits & _DESCRIPTOR else 0
 
 
@@ -115,7 +144,9 @@ def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredAr
     with naming(f"member {shown(name)}"), archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
-            raise ValueError(f"it is of version {version} of the .npy format; versions 1, 2 and 3 are read.")
+            raise ValueError(
+                f"it is of version {version} of the .npy format; versions 1, 2 and 3 are read."
+            )
         with warnings.catch_warnings(action="ignore"):
             shape, _, dtype = _HEADERS[version](stream, max_header_size=MAX_HEADER_BYTES)
         array = StoredArray(tuple(map(int, shape)), _dtype(dtype))

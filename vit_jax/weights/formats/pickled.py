@@ -6,7 +6,14 @@ from collections.abc import Iterable, Sequence
 
 SUFFIXES = (".bin", ".pth", ".pt", ".ckpt", ".pth.tar")
 _NO_WEIGHTS = {  # beside weights, as transformers' trainer writes them
-    *("training_args.bin", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin", "rng_state.pth"),
+    *(
+        "training_args.bin",
+        "optimizer.pt",
+        "optimizer.bin",
+        "scheduler.pt",
+        "scheduler.bin",
+        "rng_state.pth",
+    ),
 }
 _USUAL = ("pytorch_model.bin", "adapter_model.bin", "model.pth")
 _SHARD = re.compile(r"-\d+-of-\d+\.\w+$")
@@ -50,4 +57,8 @@ def choose_pickles(names: Iterable[str]) -> list[str]:
 
 def safetensors_name(chosen: Sequence[str]) -> str:
     """Return the usual name of a file that replaces pickled ones."""
-    return "adapter_model.safetensors" if chosen[0].startswith("adapter_model") else "model.safetensors"
+    return (
+        "adapter_model.safetensors"
+        if chosen[0].startswith("adapter_model")
+        else "model.safetensors"
+    )

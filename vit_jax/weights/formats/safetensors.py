@@ -33,7 +33,10 @@ _METADATA, _OURS, _DIGESTS = "__metadata__", "vit_jax", "vit_jax_sha256"
 # Other libraries look for the framework whose layout the arrays have; transformers once read no other than this.
 _FORMAT = {"format": "pt"}
 _KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
-_DTYPES = {_KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ else ""): dtype for dtype in DTYPES}
+_DTYPES = {
+    _KINDS[dtype.kind] + (str(8 * dtype.itemsize) if dtype != np.bool_ else ""): dtype
+    for dtype in DTYPES
+}
 
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
@@ -46,7 +49,9 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
         stored.check_name(name)
         announced = file.get_slice(name)
         if (code := announced.get_dtype()) not in _DTYPES:
-            raise ValueError(f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}")
+            raise ValueError(
+                f"array {shown(name)}: it is of type {code!r}, which is not read. {ALLOWED}"
+            )
         arrays[name] = StoredArray(tuple(announced.get_shape()), _DTYPES[code])
     texts = file.metadata() or {}
     metadata = metadata_texts.decode(texts[_OURS]) if _OURS in texts else {}
@@ -66,7 +71,9 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFi
 
 
 def write_safetensors(
-    path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], metadata: Mapping[str, object] | None = None
+    path: str | os.PathLike[str],
+    arrays: Mapping[str, np.ndarray],
+    metadata: Mapping[str, object] | None = None,
 ) -> None:
     """Write arrays, completely or not at all; equal input gives equal bytes.
 
@@ -77,7 +84,9 @@ def write_safetensors(
     """
     with naming(str(path)):
         if _METADATA in arrays:
-            raise ValueError(f"{_METADATA!r} cannot be the name of an array: it holds the metadata.")
+            raise ValueError(
+                f"{_METADATA!r} cannot be the name of an array: it holds the metadata."
+            )
         texts, ordered = dict(_FORMAT), stored.to_stored(arrays)
         if metadata:
             texts[_OURS] = metadata_texts.encode(metadata)

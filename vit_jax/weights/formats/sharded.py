@@ -36,7 +36,9 @@ def is_shard(name: str) -> bool:
     return match is not None and int(match["total"]) > 1
 
 
-def read_headers(path: pathlib.Path, resources: contextlib.ExitStack, open_file: Opener) -> ArrayFile:
+def read_headers(
+    path: pathlib.Path, resources: contextlib.ExitStack, open_file: Opener
+) -> ArrayFile:
     """Open all shards of an index by `open_file` and check their headers; `resources` close them."""
     weight_map = _read_weight_map(path)
     shards = sorted(set(weight_map.values()))
@@ -50,11 +52,15 @@ def read_headers(path: pathlib.Path, resources: contextlib.ExitStack, open_file:
             file = open_file(path.with_name(shard), resources)
         stated = {name for name, place in weight_map.items() if place == shard}
         problems += [f"{name} is not in {shard}" for name in sorted(stated - file.arrays.keys())]
-        problems += [f"{name} of {shard} is not in the index" for name in sorted(file.arrays.keys() - stated)]
+        problems += [
+            f"{name} of {shard} is not in the index" for name in sorted(file.arrays.keys() - stated)
+        ]
         arrays |= file.arrays
         files |= dict.fromkeys(stated, file)
     if problems:
-        raise ValueError(f"the index and its shards differ: {_listed(problems)}. Fetch all files from one place.")
+        raise ValueError(
+            f"the index and its shards differ: {_listed(problems)}. Fetch all files from one place."
+        )
 
     def read(name: str) -> np.ndarray:
         return files[name].read_array(name)
@@ -67,7 +73,9 @@ def _read_weight_map(path: pathlib.Path) -> Mapping[str, str]:
     index = read_json(path)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ValueError("it has no weight_map from arrays to files. Give the index of a model, or its folder.")
+        raise ValueError(
+            "it has no weight_map from arrays to files. Give the index of a model, or its folder."
+        )
     stored.check_number(len(weight_map))
 
     pickles = find_pickles({shard for shard in weight_map.values() if isinstance(shard, str)})
@@ -92,13 +100,19 @@ def _is_plain(name: str) -> bool:
 def _require_files(index: pathlib.Path, shards: list[str]) -> None:
     """Raise ValueError unless all shards are there, and no other shard of the same series."""
     if len(shards) > MAX_SHARDS:
-        raise ValueError(f"{len(shards):,} shards are more than the {MAX_SHARDS} allowed. Join them.")
+        raise ValueError(
+            f"{len(shards):,} shards are more than the {MAX_SHARDS} allowed. Join them."
+        )
     if missing := [shard for shard in shards if not index.with_name(shard).is_file()]:
-        raise ValueError(f"shards that it names are not in its folder: {_listed(missing)}. Fetch them.")
+        raise ValueError(
+            f"shards that it names are not in its folder: {_listed(missing)}. Fetch them."
+        )
     series = {_series_of(shard) for shard in shards} - {None}
     present = {file.name for file in index.parent.glob("*.safetensors")}
     if others := sorted(name for name in present - set(shards) if _series_of(name) in series):
-        raise ValueError(f"shards in its folder are not in the index: {_listed(others)}. Fetch all from one place.")
+        raise ValueError(
+            f"shards in its folder are not in the index: {_listed(others)}. Fetch all from one place."
+        )
 
 
 def _series_of(name: str) -> tuple[str, str] | None:
@@ -110,5 +124,7 @@ def _series_of(name: str) -> tuple[str, str] | None:
 def _listed(words: Iterable[str]) -> str:
     words = list(words)
     more = len(words) - _MOST_LISTED
-    listed = ", ".join(printable(shortened(word, _MOST_CHARACTERS)) for word in words[:_MOST_LISTED])
+    listed = ", ".join(
+        printable(shortened(word, _MOST_CHARACTERS)) for word in words[:_MOST_LISTED]
+    )
     return listed if more <= 0 else f"{listed} and {more} more"

@@ -34,8 +34,24 @@ MAX_ARRAYS = 10_000  # 16 in each of 600 layers; a header takes a third of a mil
 MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
 # What the system and parsers raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
-_BUILT_IN = (EOFError, MemoryError, OSError, OverflowError, RuntimeError, SyntaxError, TypeError, ValueError)
-_PARSERS = (*_BUILT_IN, struct.error, zlib.error, zipfile.BadZipFile, tokenize.TokenError, SafetensorError)
+_BUILT_IN = (
+    EOFError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+_PARSERS = (
+    *_BUILT_IN,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+    tokenize.TokenError,
+    SafetensorError,
+)
 
 
 @contextlib.contextmanager
@@ -88,7 +104,9 @@ class ArrayFile:
     def read(self, name: str) -> np.ndarray:
         """Return a new array: C order, the machine's byte order, bit for bit as stored."""
         if name not in self.arrays:
-            raise ValueError(f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}.")
+            raise ValueError(
+                f"{self.path}: there is no array {shown(name)} among its {len(self.arrays)}."
+            )
         with naming(str(self.path)), naming(f"array {shown(name)}"):
             return self.read_array(name)
 
@@ -96,7 +114,9 @@ class ArrayFile:
 def check_number(number: int) -> None:
     """Raise ValueError for more arrays than any network has."""
     if number > MAX_ARRAYS:
-        raise ValueError(f"{number:,} arrays are more than the {MAX_ARRAYS:,} allowed: is it a file of weights?")
+        raise ValueError(
+            f"{number:,} arrays are more than the {MAX_ARRAYS:,} allowed: is it a file of weights?"
+        )
 
 
 def check_name(name: str) -> None:
@@ -129,6 +149,11 @@ def to_stored(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for name, array in arrays.items():
         check_name(name)
         if array.dtype.newbyteorder("=") not in DTYPES:
-            raise ValueError(f"array {shown(name)} is of dtype {array.dtype}, which cannot be written. {ALLOWED}")
+            raise ValueError(
+                f"array {shown(name)} is of dtype {array.dtype}, which cannot be written. {ALLOWED}"
+            )
     plain = {name: np.asarray(arrays[name]) for name in sorted(arrays)}
-    return {name: array.astype(array.dtype.newbyteorder("<"), order="C", copy=False) for name, array in plain.items()}
+    return {
+        name: array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
+        for name, array in plain.items()
+    }

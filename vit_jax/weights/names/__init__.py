@@ -19,8 +19,25 @@ from vit_jax.weights.names.library_classes import huggingface_model, timm_model
 from vit_jax.weights.names.ours import Shape, stack, stacked_shapes, unstack, unstacked_shapes
 from vit_jax.weights.names.wrappers import find_wrapping
 
-__all__ = ["FORMATS", "TABULAR", "Entry", "Facts", "Format", "Shape", "refuse_unwritable", "require_standard"]
-__all__ += ["find_wrapping", "is_network", "stack", "stacked_shapes", "tokens", "unstack", "with_shape"]
+__all__ = [
+    "FORMATS",
+    "TABULAR",
+    "Entry",
+    "Facts",
+    "Format",
+    "Shape",
+    "refuse_unwritable",
+    "require_standard",
+]
+__all__ += [
+    "find_wrapping",
+    "is_network",
+    "stack",
+    "stacked_shapes",
+    "tokens",
+    "unstack",
+    "with_shape",
+]
 
 TABULAR = tuple(kind for kind in get_args(PositionEmbedding) if kind != "relative")
 """Position embeddings that are a table, or can be written as one."""
@@ -36,7 +53,9 @@ class Format(NamedTuple):
     rules: Callable[[Architecture, Mapping[str, Shape]], list[Rule]]
     suffix: str  # of a file
     # Arrays that readers demand and that hold no parameter of ours.
-    added: Callable[[Architecture, Normalisation], dict[str, np.ndarray]] = lambda a, normalisation: {}
+    added: Callable[[Architecture, Normalisation], dict[str, np.ndarray]] = (
+        lambda a, normalisation: {}
+    )
 
     def entries(
         self,
@@ -61,7 +80,11 @@ FORMATS = {
     "bit": Format(bit.canonical, bit.facts, bit.rules, ".npz"),
     "timm": Format(timm.canonical, timm.facts, timm.rules, ".safetensors"),
     "huggingface": Format(
-        huggingface.canonical, huggingface.facts, huggingface.rules_of, ".safetensors", huggingface.added
+        huggingface.canonical,
+        huggingface.facts,
+        huggingface.rules_of,
+        ".safetensors",
+        huggingface.added,
     ),
 }
 
@@ -83,8 +106,12 @@ def require_standard(a: Architecture, format_name: str) -> None:
     """Raise ValueError if a network has parts, ours or the user's, for which other formats have no names."""
     names = ("network", "block", "position_embedding", "position_layers", "pool", "head")
     held = (*TABULAR, "stem", None, *get_args(Pool), *get_args(HeadForm))
-    if custom := ", ".join(f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held):
-        raise ValueError(f"The format {format_name} cannot hold {a.name}, which has {custom}: write vit_jax instead.")
+    if custom := ", ".join(
+        f"{name}={getattr(a, name)!r}" for name in names if getattr(a, name) not in held
+    ):
+        raise ValueError(
+            f"The format {format_name} cannot hold {a.name}, which has {custom}: write vit_jax instead."
+        )
 
 
 def refuse_unwritable(name: str, a: Architecture) -> None:
@@ -96,7 +123,11 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
     if name == "timm":
         lacking = timm_model(a).lacking(a)
     elif name == "huggingface" and a.family == "vit":
-        lacking = {field: value for field, value in huggingface_model(a).lacking(a).items() if field != "head"}
+        lacking = {
+            field: value
+            for field, value in huggingface_model(a).lacking(a).items()
+            if field != "head"
+        }
     is_pooler = name == "huggingface" and a.num_classes == 0
     if a.head == "mlp" and name != "released" and not is_pooler:
         reasons.append(
@@ -116,4 +147,6 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
         hint = ": leave the head out (without_head)" if list(lacking) == ["num_classes"] else ""
         reasons.append(f"it is not written with {missing}{hint}")
     if reasons:
-        raise ValueError(f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network.")
+        raise ValueError(
+            f"The format {name} cannot hold {a.name}: {'; '.join(reasons)}. vit_jax holds every network."
+        )

@@ -25,9 +25,18 @@ def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     unit = r"body/stage(\d+)/unit(\d+)"
     return [
         Rule(r"body/root/conv/kernel", ROOT),
-        Rule(rf"{unit}/conv([123])/kernel", lambda match: f"{_unit(match)}/standardized_conv2d/kernel"),
-        Rule(rf"{unit}/norm([123])/(\w+)", lambda match: f"{_unit(match)}/group_norm/{_LEAF[match[4]]}"),
-        Rule(rf"{unit}/(shortcut)/conv/kernel", lambda match: f"{_unit(match)}/standardized_conv2d/kernel"),
+        Rule(
+            rf"{unit}/conv([123])/kernel",
+            lambda match: f"{_unit(match)}/standardized_conv2d/kernel",
+        ),
+        Rule(
+            rf"{unit}/norm([123])/(\w+)",
+            lambda match: f"{_unit(match)}/group_norm/{_LEAF[match[4]]}",
+        ),
+        Rule(
+            rf"{unit}/(shortcut)/conv/kernel",
+            lambda match: f"{_unit(match)}/standardized_conv2d/kernel",
+        ),
         Rule(r"norm/(\w+)", lambda match: f"resnet/group_norm/{_LEAF[match[1]]}"),
         Rule(r"head/linear/kernel", "resnet/head/conv2d/kernel", "io->11io"),
         Rule(r"head/linear/bias", "resnet/head/conv2d/bias"),
@@ -36,8 +45,14 @@ def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
 
 def canonical(names: Iterable[str]) -> dict[str, str] | None:
     """Return names with the prefix, without numbers of layers → names in the file; None for another format."""
-    plain = {name: re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+(?=/)", r"\1", name) for name in names}
-    full = {name: short if short.startswith("resnet/") else f"resnet/{short}" for name, short in plain.items()}
+    plain = {
+        name: re.sub(r"(standardized_conv2d|group_norm|conv2d)_\d+(?=/)", r"\1", name)
+        for name in names
+    }
+    full = {
+        name: short if short.startswith("resnet/") else f"resnet/{short}"
+        for name, short in plain.items()
+    }
     return invert(full) if ROOT in full.values() else None
 
 

@@ -39,7 +39,9 @@ class Entry:
     """An array of a file in another format."""
 
     name: str  # there
-    ours: tuple[str, ...]  # the parameters that it holds, in their order along its first axis, layers taken apart
+    ours: tuple[
+        str, ...
+    ]  # the parameters that it holds, in their order along its first axis, layers taken apart
     layout: str  # as in `Rule`
     parameter_shape: Shape  # of one of `ours`; all have the same
 
@@ -84,7 +86,10 @@ class Entry:
 
 def with_shape(entries: Sequence[Entry], name: str, shape: Shape) -> list[Entry]:
     """Return the entries with another shape of one of our parameters, which has an array of its own."""
-    return [dataclasses.replace(entry, parameter_shape=shape) if entry.ours == (name,) else entry for entry in entries]
+    return [
+        dataclasses.replace(entry, parameter_shape=shape) if entry.ours == (name,) else entry
+        for entry in entries
+    ]
 
 
 def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Entry]:
@@ -99,7 +104,9 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     for name in (name for name, shape in shapes.items() if math.prod(shape)):
         if foreign := name_of(rules, name):
             groups.setdefault(foreign, []).append(name)
-            layouts[foreign] = next(rule.layout for rule in rules if re.fullmatch(rule.pattern, name))
+            layouts[foreign] = next(
+                rule.layout for rule in rules if re.fullmatch(rule.pattern, name)
+            )
         else:
             nameless.append(stacked_name(name)[0])
     if nameless:
@@ -153,14 +160,25 @@ def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) ->
     rules = []
     for ours, theirs in layers.items():
         kernel, bias = next(layouts for part, layouts in _PYTORCH.items() if part in ours)
-        for leaf, suffix, layout in (("(?:kernel|scale)", ".weight", kernel), ("bias", ".bias", bias)):
-            name = f"{theirs}{suffix}" if isinstance(theirs, str) else functools.partial(_suffixed, theirs, suffix)
+        for leaf, suffix, layout in (
+            ("(?:kernel|scale)", ".weight", kernel),
+            ("bias", ".bias", bias),
+        ):
+            name = (
+                f"{theirs}{suffix}"
+                if isinstance(theirs, str)
+                else functools.partial(_suffixed, theirs, suffix)
+            )
             rules.append(Rule(f"{ours}/{leaf}", name, layout))
     return rules
 
 
 def transformer_rules(
-    block: str, layers: Mapping[str, str], arrays: Mapping[str, str], layouts: Mapping[str, str], prefix: str = ""
+    block: str,
+    layers: Mapping[str, str],
+    arrays: Mapping[str, str],
+    layouts: Mapping[str, str],
+    prefix: str = "",
 ) -> list[Rule]:
     """Return rules for a transformer in PyTorch's layouts.
 
@@ -175,7 +193,9 @@ def transformer_rules(
     def theirs(name: str) -> str:
         return rf"{prefix}{block}\1{name}" if name.startswith(".") else f"{prefix}{name}"
 
-    single = [Rule(ours(name), theirs(other), layouts.get(name, "")) for name, other in arrays.items()]
+    single = [
+        Rule(ours(name), theirs(other), layouts.get(name, "")) for name, other in arrays.items()
+    ]
     return [*single, *pytorch_rules({ours(name): theirs(other) for name, other in layers.items()})]
 
 

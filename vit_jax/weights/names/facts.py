@@ -26,13 +26,17 @@ class Facts:
     num_classes: int
     position_rows: int | None = None  # length of the table of positions; None where there is none
     fixed_positions: str = "sincos2d"  # the positions without a table
-    prefix_rows: tuple[int, ...] | None = None  # possible numbers of rows of prefix tokens; None: any number
+    prefix_rows: tuple[int, ...] | None = (
+        None  # possible numbers of rows of prefix tokens; None: any number
+    )
     # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Fields of the architecture that the arrays decide: registers, biases, norms.
     modern_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
-    is_distilled: bool = False  # the file has a distillation token with a head, as `distilled` describes
+    is_distilled: bool = (
+        False  # the file has a distillation token with a head, as `distilled` describes
+    )
     is_radio: bool = False  # the arrays are as `radio` describes
     absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file
 
@@ -42,7 +46,9 @@ def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
     if name not in shapes:
         raise ValueError(f"{name} is missing")
     if len(shapes[name]) != ndim or 0 in shapes[name]:
-        raise ValueError(f"{name} has the shape {shapes[name]}, where {ndim} axes with elements are expected")
+        raise ValueError(
+            f"{name} has the shape {shapes[name]}, where {ndim} axes with elements are expected"
+        )
     return shapes[name]
 
 
@@ -64,7 +70,9 @@ def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
     units: dict[str, set[str]] = {}
     for match in filter(None, (re.match(pattern, name) for name in names)):
         units.setdefault(match[1], set()).add(match[2])
-    return tuple(len(units[stage]) for stage in sorted(units, key=lambda digits: (len(digits), digits)))
+    return tuple(
+        len(units[stage]) for stage in sorted(units, key=lambda digits: (len(digits), digits))
+    )
 
 
 _BLOCK = "encoder/blocks/0"
@@ -106,7 +114,11 @@ def vit_facts(
         "mlp": gated if has(f"{_BLOCK}/mlp/gate/kernel") else "gelu",
         "norm": "layer" if has(f"{_BLOCK}/attention_norm/bias") else "rms",
         "embedding_norm": "tokens" if has("embedding_norm/scale") else None,
-        "final_norm": "pooled" if pooled_norm else "tokens" if has("encoder/norm/scale") else "none",
+        "final_norm": "pooled"
+        if pooled_norm
+        else "tokens"
+        if has("encoder/norm/scale")
+        else "none",
         "attention_norm": has(f"{_BLOCK}/attention/norm/scale"),
         "patch_bias": has("embedding/bias"),
         "qkv_bias": "all" if all(biases) else "query_value" if any(biases) else "none",

@@ -76,7 +76,13 @@ FAMILIES = {
         ("", "dinov2.", "dinov2_with_registers."),
         "embeddings.patch_embeddings.projection",
         "encoder.layer.",
-        {**_ATTENTION, **_NORMS, **_TWO_LAYERS, ".mlp/gate": ".mlp.weights_in", "encoder/norm": "layernorm"},
+        {
+            **_ATTENTION,
+            **_NORMS,
+            **_TWO_LAYERS,
+            ".mlp/gate": ".mlp.weights_in",
+            "encoder/norm": "layernorm",
+        },
         {**_TOKENS, **_SCALES},
         newer=_CLASSIC,
         ignored=r"embeddings\.mask_token$",
@@ -102,7 +108,10 @@ FAMILIES = {
         {
             "embedding_norm": "pre_layrnorm",
             ".attention_norm": ".layer_norm1",
-            **{ours: theirs.replace(".attention.", ".self_attn.") for ours, theirs in _PROJECTIONS.items()},
+            **{
+                ours: theirs.replace(".attention.", ".self_attn.")
+                for ours, theirs in _PROJECTIONS.items()
+            },
             ".attention/out": ".self_attn.out_proj",
             ".mlp_norm": ".layer_norm2",
             **_TWO_LAYERS,
@@ -147,7 +156,9 @@ FAMILIES = {
 }
 
 
-def rules(family: str, *, prefix: str = "", is_packed: bool = False, distilled: str = "") -> list[Rule]:
+def rules(
+    family: str, *, prefix: str = "", is_packed: bool = False, distilled: str = ""
+) -> list[Rule]:
     """Return the names of a family, with the prefix of the network and our name of a distillation token.
 
     With `is_packed` gate and hidden layer of the MLP are one array.
@@ -160,7 +171,10 @@ def rules(family: str, *, prefix: str = "", is_packed: bool = False, distilled: 
     head = {"head/linear": "visual_projection" if family == "clip" else "classifier"}
     if distilled == "distillation_token":
         head = {"head/linear": "cls_classifier", "head/distillation": "distillation_classifier"}
-    return [*transformer_rules(names.block, layers, arrays, names.layouts, prefix), *pytorch_rules(head)]
+    return [
+        *transformer_rules(names.block, layers, arrays, names.layouts, prefix),
+        *pytorch_rules(head),
+    ]
 
 
 def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
@@ -180,9 +194,17 @@ def rules_of(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     model = huggingface_model(a)
     if model.family == "radio":
         return [rule._replace(name=tokens.own_name(str(rule.name))) for rule in timm.radio_rules()]
-    token = "distillation_token" if a.num_class_tokens == 2 else "register_tokens" if model.model_type == "deit" else ""
+    token = (
+        "distillation_token"
+        if a.num_class_tokens == 2
+        else "register_tokens"
+        if model.model_type == "deit"
+        else ""
+    )
     # ViT and CLIP's vision tower have the prefix without a classifier too.
-    prefix = model.prefix if a.num_classes or model.model_type in ("vit", "clip_vision_model") else ""
+    prefix = (
+        model.prefix if a.num_classes or model.model_type in ("vit", "clip_vision_model") else ""
+    )
     is_packed = model.family == "dinov2" and a.mlp == "swiglu"
     return rules(model.family, prefix=prefix, is_packed=is_packed, distilled=token)
 
@@ -224,7 +246,11 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
             if family_of(kept.values()) == family:
                 inverse = invert(kept)
                 has_classifier = "classifier.weight" in inverse
-                return {new: old for new, old in inverse.items() if not (has_classifier and new.startswith(POOLER))}
+                return {
+                    new: old
+                    for new, old in inverse.items()
+                    if not (has_classifier and new.startswith(POOLER))
+                }
     return None
 
 
@@ -281,5 +307,7 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     width = shapes.get(f"{head}.weight", (0, 0))[-1]
     pool = "token_gap" if family == "dinov2" and width == 2 * vit.width else vit.pool
     absent = frozenset(["head/linear/bias"]) if family == "clip" else frozenset[str]()
-    modern_options = vit.modern_options | ({"embedding_norm": "patches"} if family == "aimv2" else {})
+    modern_options = vit.modern_options | (
+        {"embedding_norm": "patches"} if family == "aimv2" else {}
+    )
     return dataclasses.replace(vit, pool=pool, absent=absent, modern_options=modern_options)

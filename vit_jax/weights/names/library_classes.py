@@ -23,7 +23,11 @@ class LibraryModel(NamedTuple):
 
     def lacking(self, a: Architecture) -> dict[str, object]:
         """Return the parts of a network that this model does not compute, by field."""
-        return {field: getattr(a, field) for field in {**self.held, **a.modern_options} if not self._holds(field, a)}
+        return {
+            field: getattr(a, field)
+            for field in {**self.held, **a.modern_options}
+            if not self._holds(field, a)
+        }
 
     def _holds(self, field: str, a: Architecture) -> bool:
         held = self.held.get(field)
@@ -95,20 +99,31 @@ _SWIGLU: Held = {**_VIT, "mlp": ("swiglu",), "pool": ("token", "gap")}
 _EVA: Held = {**_COMMON, "gelu": ("exact",), "linear_bias": (True,), "pool_num_heads": ANY}
 _EVA02: Held = {**_EVA, "mlp": ("gelu", "swiglu", "swiglu_norm"), "attention_norm": ANY}
 _INDEX: Held = {**_EVA, **_QKV, "rope": ("index",), "embedding_norm": ("tokens",)}
-_DINOV3: Held = {**_EVA, "position_embedding": ("none",), "registers": ANY, "mlp": ("gelu", "swiglu")}
+_DINOV3: Held = {
+    **_EVA,
+    "position_embedding": ("none",),
+    "registers": ANY,
+    "mlp": ("gelu", "swiglu"),
+}
 _AIM: Held = {**_SWIGLU, "norm": ("rms",), "embedding_norm": (None, "patches")}
 _PARTIAL: Held = {"qkv_bias": ("query_value", "none")}
 TIMM = (
-    LibraryModel("vit_base_patch16_clip_224", {**_VIT, "layer_norm_epsilon": (1e-5,)}, epsilon=1e-5),
+    LibraryModel(
+        "vit_base_patch16_clip_224", {**_VIT, "layer_norm_epsilon": (1e-5,)}, epsilon=1e-5
+    ),
     LibraryModel("vit_base_patch16_224", _VIT),
     LibraryModel("deit_base_distilled_patch16_224", {**_DEIT, **_DISTILLED, "pool": ("token",)}),
     LibraryModel("vit_giant_patch14_dinov2", _SWIGLU),
     LibraryModel("aimv2_large_patch14_224", _AIM, epsilon=1e-5),
-    LibraryModel("vit_base_patch16_dinov3", {**_DINOV3, **_PARTIAL, "rope": ("centred",)}, epsilon=1e-5),
+    LibraryModel(
+        "vit_base_patch16_dinov3", {**_DINOV3, **_PARTIAL, "rope": ("centred",)}, epsilon=1e-5
+    ),
     LibraryModel("eva_giant_patch14_224", {**_EVA, "qkv_bias": ("query_value",)}),
     LibraryModel("eva02_base_patch14_224", {**_EVA02, **_PARTIAL, "rope": ("grid",)}),
     LibraryModel("vit_pe_core_base_patch16_224", {**_INDEX, "pool": ("map",)}, epsilon=1e-5),
-    LibraryModel("vit_pe_spatial_base_patch16_512", {**_INDEX, "pool": ("token", "gap")}, epsilon=1e-5),
+    LibraryModel(
+        "vit_pe_spatial_base_patch16_512", {**_INDEX, "pool": ("token", "gap")}, epsilon=1e-5
+    ),
 )
 _TIMM_OTHERS = LibraryModel("", {"position_tokens": ANY})  # hybrids and ResNets
 
@@ -128,7 +143,11 @@ _OF_DINOV2: Held = {
     "mlp_dim": lambda a: whole_ratio(a) is not None,
     "position_tokens": ANY,
 }
-_OF_REGISTERS: Held = {**_OF_DINOV2, "registers": lambda a: a.registers > 0, "position_tokens": ("patches",)}
+_OF_REGISTERS: Held = {
+    **_OF_DINOV2,
+    "registers": lambda a: a.registers > 0,
+    "position_tokens": ("patches",),
+}
 _OF_DINOV3: Held = {
     **_FEATURES,
     **_SCALED,
@@ -163,7 +182,9 @@ _OF_RADIO: Held = {
 
 def _classified(stem: str, model_type: str, family: str, held: Held) -> LibraryModel:
     """Return a class of transformers that has a class with a classifier around it."""
-    return LibraryModel(f"{stem}Model", held, model_type, family, f"{model_type}.", f"{stem}ForImageClassification")
+    return LibraryModel(
+        f"{stem}Model", held, model_type, family, f"{model_type}.", f"{stem}ForImageClassification"
+    )
 
 
 _WITH_TEACHER = _classified("DeiT", "deit", "vit", {**_OF_VIT, **_DISTILLED})
@@ -172,12 +193,19 @@ HUGGINGFACE = (
     _classified("ViT", "vit", "vit", _OF_VIT),
     _classified("DeiT", "deit", "vit", {**_OF_VIT, "registers": (1,)}),
     _WITH_TEACHER._replace(name="", classifier="DeiTForImageClassificationWithTeacher"),
-    _classified("IJepa", "ijepa", "vit", {**_ALL, **_QKV, "pool": ("gap",), "class_tokens": (None, 0)}),
+    _classified(
+        "IJepa", "ijepa", "vit", {**_ALL, **_QKV, "pool": ("gap",), "class_tokens": (None, 0)}
+    ),
     _classified("Dinov2", "dinov2", "dinov2", _OF_DINOV2),
     _classified("Dinov2WithRegisters", "dinov2_with_registers", "dinov2", _OF_REGISTERS),
     LibraryModel("DINOv3ViTModel", _OF_DINOV3, "dinov3_vit", "dinov3"),
     LibraryModel("CLIPVisionModel", _OF_CLIP, *_PROJECTION),
-    LibraryModel("SiglipVisionModel", {**_FEATURES, **_SQUARE, "pool": ("map",)}, "siglip_vision_model", "clip"),
+    LibraryModel(
+        "SiglipVisionModel",
+        {**_FEATURES, **_SQUARE, "pool": ("map",)},
+        "siglip_vision_model",
+        "clip",
+    ),
     LibraryModel("Aimv2VisionModel", _OF_AIM, "aimv2_vision_model", "aimv2"),
     LibraryModel("RadioModel", _OF_RADIO, "radio", "radio"),
 )

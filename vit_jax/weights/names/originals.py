@@ -15,7 +15,9 @@ class Original(NamedTuple):
 
     mark: str  # a name that only this family has, below the prefix; "" for other files, as timm's
     renames: Mapping[str, str]  # regular expression → replacement, in this order; all matches apply
-    prefixes: tuple[str, ...] = ("",)  # of the network's names, the first of these; other names are ignored
+    prefixes: tuple[str, ...] = (
+        "",
+    )  # of the network's names, the first of these; other names are ignored
     ignored: str = r"(?!)"
 
 
@@ -94,7 +96,10 @@ def canonical(names: Iterable[str]) -> dict[str, str]:
     """Return timm's names → names in the file; ValueError if two arrays get the same name."""
     names = set(names)
     prefix, original = next(
-        (prefix, one) for one in ORIGINALS for prefix in one.prefixes if not one.mark or f"{prefix}{one.mark}" in names
+        (prefix, one)
+        for one in ORIGINALS
+        for prefix in one.prefixes
+        if not one.mark or f"{prefix}{one.mark}" in names
     )
     renamed = {}
     for name in names:

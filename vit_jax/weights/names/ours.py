@@ -51,7 +51,10 @@ def stacked_name(name: str) -> tuple[str, int | None]:
         return f"encoder/blocks/{match[2]}", int(match[1])
     if match := _UNIT.fullmatch(name):
         unit = int(match[2])
-        return f"{match[1]}/{'first' if unit == 1 else 'rest'}/{match[3]}", None if unit == 1 else unit - 2
+        return (
+            f"{match[1]}/{'first' if unit == 1 else 'rest'}/{match[3]}",
+            None if unit == 1 else unit - 2,
+        )
     return name, None
 
 

@@ -13,7 +13,9 @@ from vit_jax.weights.names.entry import STACKED, Rule
 from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
 from vit_jax.weights.names.ours import Shape
 
-_STATE = r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
+_STATE = (
+    r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
+)
 BESIDE = {  # prefix of the network → prefixes allowed beside it
     "params/img/": rf"{_STATE}|params/(?!img/)",
     "params/": _STATE,
@@ -27,7 +29,11 @@ BIG_VISION_POSITIONS = "pos_embedding"
 class Style:
     """Differences between files of this family; the default is the original's."""
 
-    numbers: tuple[int, int, int] = (2, 1, 3)  # of the second norm, the attention and the MLP in a block
+    numbers: tuple[int, int, int] = (
+        2,
+        1,
+        3,
+    )  # of the second norm, the attention and the MLP in a block
     positions: str = "Transformer/posembed_input/pos_embedding"
     is_stacked: bool = False  # all layers in one array
     group_norm: str = "C->111C"  # layout of the parameters
@@ -42,7 +48,11 @@ def rules(style: Style) -> list[Rule]:
     block = [
         Rule(rf"{ours}/attention_norm/(\w+)", rf"{theirs}/LayerNorm_0/\2", layout),
         Rule(rf"{ours}/mlp_norm/(\w+)", rf"{theirs}/LayerNorm_{norm2}/\2", layout),
-        Rule(rf"{ours}/attention/(.+)", rf"{theirs}/MultiHeadDotProductAttention_{attention}/\2", layout),
+        Rule(
+            rf"{ours}/attention/(.+)",
+            rf"{theirs}/MultiHeadDotProductAttention_{attention}/\2",
+            layout,
+        ),
         Rule(rf"{ours}/mlp/expand/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_0/\2", layout),
         Rule(rf"{ours}/mlp/contract/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_1/\2", layout),
     ]
@@ -84,7 +94,9 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     if prefix is None:
         return None
     kept = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-    left = {name for name in names if not name.startswith(prefix) and not re.match(BESIDE[prefix], name)}
+    left = {
+        name for name in names if not name.startswith(prefix) and not re.match(BESIDE[prefix], name)
+    }
     return kept | {name: name for name in left}
 
 
@@ -103,7 +115,11 @@ def style_of(shapes: Mapping[str, Shape]) -> Style:
 def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool:
     """Return True if a file of this family is big_vision's."""
     style = style_of(shapes)
-    if names["embedding/kernel"].startswith("params/") or style.is_stacked or BIG_VISION_POSITIONS in shapes:
+    if (
+        names["embedding/kernel"].startswith("params/")
+        or style.is_stacked
+        or BIG_VISION_POSITIONS in shapes
+    ):
         return True
     return style.numbers != Style.numbers and Style.positions not in shapes
 
@@ -115,7 +131,9 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
     block = "Transformer/encoderblock" if style.is_stacked else "Transformer/encoderblock_0"
     extra = int(style.is_stacked)
     height, patch_width, _, width = shape_of(shapes, "embedding/kernel", 4)
-    query = shape_of(shapes, f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel", 3 + extra)
+    query = shape_of(
+        shapes, f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel", 3 + extra
+    )
     expand = shape_of(shapes, f"{block}/MlpBlock_{mlp}/Dense_0/kernel", 2 + extra)
     has_stem = "conv_root/kernel" in shapes
     pool = "token" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap"
@@ -132,7 +150,9 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         pool=pool,
         head="mlp" if "pre_logits/kernel" in shapes else "linear",
         num_classes=classes_of(shapes, "head/kernel", -1, "head/bias"),
-        position_rows=shape_of(shapes, style.positions, 3)[1] if style.positions in shapes else None,
+        position_rows=shape_of(shapes, style.positions, 3)[1]
+        if style.positions in shapes
+        else None,
         prefix_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
         defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
         modern_options={"class_tokens": int(pool == "token")},

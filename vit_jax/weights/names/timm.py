@@ -35,7 +35,9 @@ class Style(NamedTuple):
     splits_gate: bool = False  # one array each for the gate and the gated layer of SwiGLU
     embedding_norm: str = "norm_pre"
     is_flat: bool = False  # class token and positions without leading axes, the head a kernel without transposition
-    is_radio: bool = False  # the patch embedding is a linear layer, and all prefix tokens are one array
+    is_radio: bool = (
+        False  # the patch embedding is a linear layer, and all prefix tokens are one array
+    )
     joins_pooling: bool = False  # query, key and value of the pooling are one array
 
 
@@ -47,7 +49,9 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
             splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
             splits_bias="blocks.0.attn.q_bias" in shapes,
             splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
-            embedding_norm="patch_embed.norm" if "patch_embed.norm.weight" in shapes else "norm_pre",
+            embedding_norm="patch_embed.norm"
+            if "patch_embed.norm.weight" in shapes
+            else "norm_pre",
             is_flat=len(shapes.get("pos_embed", ())) == 2,
             is_radio=len(shapes.get("patch_embed.proj.weight", ())) == 2,
             joins_pooling="attn_pool.qkv.weight" in shapes,
@@ -57,7 +61,8 @@ def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
         scale="gamma_{}" if is_eva(a) else Style().scale,
         splits_qkv=a.mlp == "swiglu_norm",
         splits_bias=a.qkv_bias == "query_value",
-        splits_gate=a.mlp == "swiglu_norm" or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
+        splits_gate=a.mlp == "swiglu_norm"
+        or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
         embedding_norm="patch_embed.norm" if a.embedding_norm == "patches" else "norm_pre",
     )
 
@@ -69,9 +74,15 @@ def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
         **(_resnet_layers("body", "stem", "stages") if a.residual_unit == "preactivation" else {}),
         "norm": "norm",
     }
-    pooled = [] if a.has_transformer else [Rule("head/linear/kernel", "head.fc.weight", "io->oi11")]  # a convolution
+    pooled = (
+        [] if a.has_transformer else [Rule("head/linear/kernel", "head.fc.weight", "io->oi11")]
+    )  # a convolution
     head = "head" if a.has_transformer else "head.fc"
-    return [*pooled, *_vit_rules(style_of(a, shapes)), *pytorch_rules({**resnets, "head/linear": head})]
+    return [
+        *pooled,
+        *_vit_rules(style_of(a, shapes)),
+        *pytorch_rules({**resnets, "head/linear": head}),
+    ]
 
 
 def radio_rules() -> list[Rule]:
@@ -86,7 +97,10 @@ def _vit_rules(style: Style) -> list[Rule]:
         "embedding": "patch_embed.proj",
         "embedding_norm": style.embedding_norm,
         ".attention_norm": ".norm1",
-        **{f".attention/{p}": f".attn.{p[0]}_proj" if style.splits_qkv else ".attn.qkv" for p in QKV},
+        **{
+            f".attention/{p}": f".attn.{p[0]}_proj" if style.splits_qkv else ".attn.qkv"
+            for p in QKV
+        },
         ".attention/norm": ".attn.norm",
         ".attention/out": ".attn.proj",
         ".mlp_norm": ".norm2",
@@ -115,7 +129,9 @@ def _vit_rules(style: Style) -> list[Rule]:
     }
     layouts: dict[str, str] = {}
     if style.splits_bias and not style.splits_qkv:
-        arrays |= {f".attention/{part}/bias": f".attn.{part[0]}_bias" for part in ("query", "value")}
+        arrays |= {
+            f".attention/{part}/bias": f".attn.{part[0]}_bias" for part in ("query", "value")
+        }
         layouts |= {f".attention/{part}/bias": "Th->(Th)" for part in ("query", "value")}
     if style.is_flat:
         arrays["head/linear/kernel"] = "proj"
@@ -126,11 +142,15 @@ def _vit_rules(style: Style) -> list[Rule]:
     return transformer_rules("blocks.", layers, arrays, layouts)
 
 
-def _resnet_layers(ours: str, root: str, stages: str) -> dict[str, str | Callable[[re.Match[str]], str]]:
+def _resnet_layers(
+    ours: str, root: str, stages: str
+) -> dict[str, str | Callable[[re.Match[str]], str]]:
     unit = rf"{ours}/stage(\d+)/unit(\d+)"
 
     def theirs(rest: str) -> Callable[[re.Match[str]], str]:
-        return lambda match: match.expand(rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}")
+        return lambda match: match.expand(
+            rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}"
+        )
 
     return {
         f"{ours}/root/conv": f"{root}.conv",
@@ -154,7 +174,9 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     if not is_resnet and "patch_embed.proj.weight" not in names:
         return None
     if is_resnet and "norm.weight" not in names:
-        raise ValueError("its residual units norm after each convolution, which our networks pad otherwise than timm")
+        raise ValueError(
+            "its residual units norm after each convolution, which our networks pad otherwise than timm"
+        )
     if "dist_token" in names and not {"head_dist.weight", "head_dist.bias"} & names:
         raise ValueError(
             "it is a distilled DeiT without its heads, whose features in timm are the mean of the class and the "
@@ -185,18 +207,32 @@ def facts(shapes: Mapping[str, Shape]) -> Facts:
         units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
         fixed_positions="none",
-        defaults={"gelu": "exact", "layer_norm_epsilon": 1e-6, **(RESNET_DEFAULTS if is_hybrid else {})},
+        defaults={
+            "gelu": "exact",
+            "layer_norm_epsilon": 1e-6,
+            **(RESNET_DEFAULTS if is_hybrid else {}),
+        },
     )
     gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * vit.mlp_dim
     if vit.modern_options["mlp"] == "swiglu_norm" and not style.splits_gate:
-        raise ValueError("it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm")
+        raise ValueError(
+            "it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm"
+        )
     changes: dict[str, Any] = (
-        {"mlp": "gelu"} if vit.modern_options["mlp"] == "swiglu" and not style.splits_gate and not gated else {}
+        {"mlp": "gelu"}
+        if vit.modern_options["mlp"] == "swiglu" and not style.splits_gate and not gated
+        else {}
     )
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
-    rotary = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"} & shapes.keys()
-    has_rope = bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys() or style.joins_pooling
+    rotary = {
+        "blocks.0.gamma_1",
+        "blocks.0.attn.q_bias",
+        "blocks.0.attn.q_proj.weight",
+    } & shapes.keys()
+    has_rope = (
+        bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys() or style.joins_pooling
+    )
     has_rope |= style.is_flat and "norm.weight" not in shapes  # PE; CLIP has that norm
     absent = frozenset(["head/linear/bias"]) if style.is_flat else frozenset[str]()
     if style.is_radio:

@@ -23,10 +23,11 @@ from vit_jax.weights.names.ours import Shape
 # Distilled DeiT.
 
 TOKENS = ("class_token", "distillation_token")
-KERNELS, BIASES = (tuple(f"head/{name}/{leaf}" for name in ("linear", "distillation")) for leaf in ("kernel", "bias"))
-DISTILLED_NOTE = (
-    "The heads of the class and the distillation token are one head on both tokens, with the mean of their logits."
+KERNELS, BIASES = (
+    tuple(f"head/{name}/{leaf}" for name in ("linear", "distillation"))
+    for leaf in ("kernel", "bias")
 )
+DISTILLED_NOTE = "The heads of the class and the distillation token are one head on both tokens, with the mean of their logits."
 
 
 def split_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -59,7 +60,10 @@ def join_distilled(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 # C-RADIO.
 
 CHOICE = "radio_model.summary_idxs"  # of class tokens
-NORMALISATION = ("radio_model.input_conditioner.norm_mean", "radio_model.input_conditioner.norm_std")
+NORMALISATION = (
+    "radio_model.input_conditioner.norm_mean",
+    "radio_model.input_conditioner.norm_std",
+)
 RADIO_NOTE = (
     "Positions are resized to the longer side (bilinear) and cropped, as transformers and C-RADIOv4 do (align_corners="
     "False). C-RADIOv3 B and H were trained with align_corners=True: take timm's files of these."
@@ -101,7 +105,9 @@ def join_tokens(parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the parameters with all prefix tokens in the array of the class token."""
     names = [name for name in ("class_token", "register_tokens") if name in parameters]
     tokens = np.concatenate([parameters[name] for name in names], axis=1)
-    return {name: array for name, array in parameters.items() if name not in names} | {"class_token": tokens}
+    return {name: array for name, array in parameters.items() if name not in names} | {
+        "class_token": tokens
+    }
 
 
 def split_tokens(tokens_1PD: np.ndarray, chosen: np.ndarray) -> dict[str, np.ndarray]:
@@ -112,6 +118,8 @@ def split_tokens(tokens_1PD: np.ndarray, chosen: np.ndarray) -> dict[str, np.nda
     """
     count = tokens_1PD.shape[1]
     if len(set(chosen.tolist())) != len(chosen) or not set(chosen.tolist()) <= set(range(count)):
-        raise ValueError(f"{CHOICE}={chosen.tolist()}: must be different numbers below {count}. Correct the file.")
+        raise ValueError(
+            f"{CHOICE}={chosen.tolist()}: must be different numbers below {count}. Correct the file."
+        )
     others = [place for place in range(count) if place not in chosen]
     return {"class_token": tokens_1PD[:, chosen], "register_tokens": tokens_1PD[:, others]}

@@ -12,27 +12,87 @@ from typing import NamedTuple
 
 from vit_jax.weights.formats import ArrayFile
 
-AVERAGED = frozenset(("teacher", "target_encoder", "momentum_encoder", "state_dict_ema", "model_ema", "ema"))
+AVERAGED = frozenset(
+    ("teacher", "target_encoder", "momentum_encoder", "state_dict_ema", "model_ema", "ema")
+)
 """Averages over training, which their authors evaluate: taken where the file has another network, too."""
 
 WRAPPERS = AVERAGED | {
-    *("module", "_orig_mod", "model", "backbone", "student", "encoder", "base_encoder", "net", "network"),
+    *(
+        "module",
+        "_orig_mod",
+        "model",
+        "backbone",
+        "student",
+        "encoder",
+        "base_encoder",
+        "net",
+        "network",
+    ),
     *("state_dict", "model_state_dict", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"),
 }
-_INNER = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # at any depth
+_INNER = re.compile(
+    r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)  # at any depth
 _PARTS = {  # reason → the first words of names, below wrappers, of arrays that are no part of a network
     "state of training": (
-        *("optimizer", "optimizers", "optimizer_states", "opt", "scheduler", "lr_scheduler", "lr_schedulers"),
-        *("scaler", "amp_scaler", "loss_scaler", "epoch", "step", "global_step", "iteration", "loss", "loss_fn"),
-        *("criterion", "dino_loss", "ibot_loss", "ibot_patch_loss", "koleo_loss", "center", "rng_state", "metric"),
+        *(
+            "optimizer",
+            "optimizers",
+            "optimizer_states",
+            "opt",
+            "scheduler",
+            "lr_scheduler",
+            "lr_schedulers",
+        ),
+        *(
+            "scaler",
+            "amp_scaler",
+            "loss_scaler",
+            "epoch",
+            "step",
+            "global_step",
+            "iteration",
+            "loss",
+            "loss_fn",
+        ),
+        *(
+            "criterion",
+            "dino_loss",
+            "ibot_loss",
+            "ibot_patch_loss",
+            "koleo_loss",
+            "center",
+            "rng_state",
+            "metric",
+        ),
     ),
     "a part of pre-training": (
-        *("dino_head", "ibot_head", "decoder", "decoder_embed", "decoder_blocks", "decoder_norm", "decoder_pred"),
-        *("decoder_pos_embed", "predictor", "projector", "projection_head", "prototypes", "mask_token"),
+        *(
+            "dino_head",
+            "ibot_head",
+            "decoder",
+            "decoder_embed",
+            "decoder_blocks",
+            "decoder_norm",
+            "decoder_pred",
+        ),
+        *(
+            "decoder_pos_embed",
+            "predictor",
+            "projector",
+            "projection_head",
+            "prototypes",
+            "mask_token",
+        ),
     ),
 }
 _REASONS = {word: reason for reason, words in _PARTS.items() for word in words}
-_LEFT_TO_FORMATS = {"decoder", "mask_token", "epoch"}  # below the prefix, where each format knows them
+_LEFT_TO_FORMATS = {
+    "decoder",
+    "mask_token",
+    "epoch",
+}  # below the prefix, where each format knows them
 _HEADS = {"head", "heads", "head_dist", "fc_norm", "fc", "classifier", "linear_head"}
 _HEAD_REASON = "a head beside the network"
 _OTHER_REASON = "another network of the file"
@@ -51,25 +111,35 @@ class Wrapping:
 
     names: Mapping[str, str]  # without the prefix → in the file
     prefix: str = ""
-    ignored: Mapping[str, "Ignored"] = dataclasses.field(default_factory=dict)  # by name in the file
+    ignored: Mapping[str, "Ignored"] = dataclasses.field(
+        default_factory=dict
+    )  # by name in the file
 
     def unwrap(self, file: ArrayFile) -> ArrayFile:
         """Return the file with the network's names only."""
         if all(name == in_file for name, in_file in self.names.items()) and not self.ignored:
             return file
         arrays = {name: file.arrays[in_file] for name, in_file in self.names.items()}
-        return dataclasses.replace(file, arrays=arrays, read_array=lambda name: file.read_array(self.names[name]))
+        return dataclasses.replace(
+            file, arrays=arrays, read_array=lambda name: file.read_array(self.names[name])
+        )
 
     def notes(self) -> list[str]:
         """Return a sentence about the prefix, and one about arrays that are not read."""
         notes = []
         if self.prefix:
-            notes.append(f"The names of the network begin with {self.prefix!r} in the file; this prefix is removed.")
+            notes.append(
+                f"The names of the network begin with {self.prefix!r} in the file; this prefix is removed."
+            )
         elif any(name != in_file for name, in_file in self.names.items()):
-            notes.append("The names of wrappers inside the network's names, such as '_orig_mod.', are removed.")
+            notes.append(
+                "The names of wrappers inside the network's names, such as '_orig_mod.', are removed."
+            )
         if self.ignored:
             counts = collections.Counter(self.ignored.values())
-            listed = ", ".join(f"{part} ({count}, {reason})" for (part, reason), count in counts.items())
+            listed = ", ".join(
+                f"{part} ({count}, {reason})" for (part, reason), count in counts.items()
+            )
             has_head = any(reason == _HEAD_REASON for _, reason in counts)
             mark = "WARNING: " if has_head else ""
             end = " The outputs of this head are not computed." if has_head else ""
@@ -126,12 +196,21 @@ def _find_prefix(names: Collection[str], is_network: Callable[[Iterable[str]], b
         if not prefix.startswith(tuple(found)) and is_network(below):
             found.append(prefix)
     if not found:
-        return next((prefix for prefix in reversed(chains) if all(name.startswith(prefix) for name in names)), "")
+        return next(
+            (
+                prefix
+                for prefix in reversed(chains)
+                if all(name.startswith(prefix) for name in names)
+            ),
+            "",
+        )
 
     averaged = [prefix for prefix in found if AVERAGED & set(prefix.split("."))]
     best = averaged or found
     if len(best) > 1:
-        raise ValueError(f"it has several networks ({', '.join(best)}). Write a file with the arrays of one of them")
+        raise ValueError(
+            f"it has several networks ({', '.join(best)}). Write a file with the arrays of one of them"
+        )
     return best[0]
 
 
