@@ -26,7 +26,8 @@ from vit_jax.config import (
     parse_argument,
 )
 
-SEEN, UNSEEN = ("0", "1", "2", "3", "4"), ("5", "6", "7", "8", "9")
+SEEN = ("0", "1", "2", "3", "4")
+UNSEEN = ("5", "6", "7", "8", "9")
 RATES = {  # three for each, about the best of a coarser grid with SGD and with Adam
     "finetune": (0.03, 0.1, 0.2),
     "scratch": (0.001, 0.003, 0.01),

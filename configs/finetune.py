@@ -232,7 +232,8 @@ def get_config(argument: str = "") -> FinetuneConfig:
     if chosen["rule"] in FAMILIES:
         changes: dict[str, Any] = LARGER.get((chosen["rule"], chosen["model"]), {})
         return family_recipe(chosen, task, dataclasses.replace(FAMILIES[chosen["rule"]], **changes))
-    is_imagenet, is_augreg = chosen["task"] == "imagenet", chosen["rule"] == "augreg"
+    is_imagenet = chosen["task"] == "imagenet"
+    is_augreg = chosen["rule"] == "augreg"
     is_table_2 = (
         is_imagenet
         and chosen["model"] in TABLE_2_PIXELS

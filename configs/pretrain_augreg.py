@@ -65,7 +65,8 @@ def get_config(argument: str = "") -> PretrainConfig:
         "epochs": 300,
     }
     chosen = parse_argument(_to_argument(named) if named else argument, **defaults)
-    model, data = chosen["model"].replace("ViT-", ""), chosen["data"]
+    model = chosen["model"].replace("ViT-", "")
+    data = chosen["data"]
     if model not in MODELS:
         raise ValueError(f"model={chosen['model']}: must be one of {', '.join(MODELS)}.")
     if data not in DATA:

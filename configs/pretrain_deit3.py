@@ -76,7 +76,9 @@ def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     ImageNet-21k.
     """
     chosen = parse_argument(argument, model="B/16", data="i1k", epochs=0, stage="pretrain")
-    model, data, stage = chosen["model"].replace("ViT-", ""), chosen["data"], chosen["stage"]
+    model = chosen["model"].replace("ViT-", "")
+    data = chosen["data"]
+    stage = chosen["stage"]
     for name, value, known in (
         ("model", model, MODELS),
         ("data", data, MODELS["B/16"]),

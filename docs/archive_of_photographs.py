@@ -51,7 +51,8 @@ def main() -> None:
     """Write the archive and the folder here."""
     with tarfile.open("train.tar", "w") as outer:
         for number, name in enumerate(CLASSES):
-            folder, inner = Path("test", name), io.BytesIO()
+            folder = Path("test", name)
+            inner = io.BytesIO()
             folder.mkdir(parents=True, exist_ok=True)
             with tarfile.open(fileobj=inner, mode="w") as tar:
                 for index in range(40):

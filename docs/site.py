@@ -175,7 +175,8 @@ def python() -> dict[str, str]:
     rooms += sorted(
         path for path in (ROOT / "vit_jax").glob("*.py") if not path.name.startswith("__")
     )
-    lines, pages = list[str](), dict[str, str]()
+    lines = list[str]()
+    pages = dict[str, str]()
     for path in rooms:
         module = f"vit_jax.{path.stem}"
         source = path / "__init__.py" if path.is_dir() else path

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 TEMPLATE = Path(__file__).resolve().with_name("gke_jobset.yaml")
-FLAT, SOLID = 2, 3  # dimensions of a slice's torus
+FLAT = 2
+SOLID = 3  # dimensions of a slice's torus
 TPUS = {
     "tpu-v4-podslice": SOLID,
     "tpu-v5-lite-podslice": FLAT,
@@ -36,7 +37,8 @@ SHARED_VERBS = (
     "sweep",
     "vtab",
 )  # whose runs --index= and --count= deal to several machines
-WORKDIR, DATA = "/workdir", "/data"
+WORKDIR = "/workdir"
+DATA = "/data"
 LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}([.]{LABEL})*"  # names of accounts and claims
 IMAGE = "[a-zA-Z0-9]+([-._:/@]+[a-zA-Z0-9]+)*"
@@ -91,7 +93,8 @@ def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
 
     Devices and slices as JAX counts them, workdir, mounts, chips of all shares, the topology's name in `vit-jax plan`.
     """
-    kind, nodes = _kind(options), options.slices * values["parallelism"]
+    kind = _kind(options)
+    nodes = options.slices * values["parallelism"]
     per_node = DEVICES_PER_CHIP.get(options.accelerator, 1) * (values["chips_per_host"] or 1)  # type: ignore[operator]
     slices = {"tpu": options.slices, "gpu": nodes, "cpu": 1}[kind]
     place, _ = _place(options.workdir, options.dry_run)
@@ -217,7 +220,8 @@ def _values(options: argparse.Namespace) -> dict[str, object]:
             raise ValueError(
                 "--chips_per_host is needed with GPUs: how many a node of the pool has."
             )
-        hosts, chips = options.hosts or 1, options.chips_per_host or 0
+        hosts = options.hosts or 1
+        chips = options.chips_per_host or 0
     _check_counts(options)
     _check_words(options)
     last = "" if options.shares is None else f"-{options.shares - 1}"

@@ -142,13 +142,15 @@ def shared_programs():
     """Share assemblies and train steps among runs of equal programs: a resumed or similar run compiles nothing."""
     from vit_jax.train import assemble, finetune, pretrain, replay
 
-    build, compile_step = assemble.assemble, assemble.Assembly.compile_train_step
+    build = assemble.assemble
+    compile_step = assemble.Assembly.compile_train_step
 
     def shared(config, architecture, **options):
         key, steps = program_of(config, architecture, **options)
         if key not in PROGRAMS:
             PROGRAMS[key] = build(config, architecture, **options)
-        batch, chosen = config.evaluation.global_batch or config.global_batch, PROGRAMS[key].config
+        batch = config.evaluation.global_batch or config.global_batch
+        chosen = PROGRAMS[key].config
         optimizer = dataclasses.replace(
             config.optimizer, accumulation_steps=chosen.optimizer.accumulation_steps
         )

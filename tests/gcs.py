@@ -36,7 +36,10 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     def __init__(self, port):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.port, self.requests, self._faults, self._lock = port, [], [], threading.Lock()
+        self.port = port
+        self.requests = []
+        self._faults = []
+        self._lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def inject(self, pattern, status=None, *, times=1, seconds=0.0):
@@ -87,7 +90,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         fault = server.take(f"{self.command} {self.path}{f' {name[1].decode()}' if name else ''}")
         if fault:
             time.sleep(fault.seconds)
-        status, headers, content = fault.status if fault else None, [], b""
+        status = fault.status if fault else None
+        headers = []
+        content = b""
         if status is None and server.fails_precondition(self.command, self.path):
             status = 412
         if status is None:

@@ -127,7 +127,8 @@ def words_of(data_dir: Path, workdir: Path) -> list[str]:
 
 def differences(workdir: Path, expected: Path) -> list[str]:
     """Where a resumed run differs from one that was left alone."""
-    found, wanted = commands.summary(workdir), commands.summary(expected)
+    found = commands.summary(workdir)
+    wanted = commands.summary(expected)
     names = ("parameters_sha256", "test_loss", "test_accuracy")
     wrong = [f"another {name}" for name in names if found[name] != wanted[name]]
     return wrong + (
@@ -168,7 +169,8 @@ def main() -> None:
         from vit_jax.data.kinds import digits
 
         digits.prepare(str(root / "data"))
-        references, durations = {}, {}
+        references = {}
+        durations = {}
         for layout in LAYOUTS:
             references[layout] = root / f"reference {layout}"
             words = words_of(root / "data", references[layout])

@@ -153,7 +153,8 @@ def loop_violations(sources: Sources) -> list[str]:
     """
     found = []
     for path, source in sources.items():
-        module, names = module_name(path), set(imports(path, source))
+        module = module_name(path)
+        names = set(imports(path, source))
         if module in VERBS:
             others = [
                 name
@@ -339,7 +340,8 @@ def is_field(entry: ast.stmt) -> bool:
 
 def attributes_read(source: str) -> set[str]:
     """Names read as `x.name`, `getattr(x, "name")`, or `getattr(x, n)` with n running over literal names."""
-    tree, read = ast.parse(source), set()
+    tree = ast.parse(source)
+    read = set()
     literals: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.For | ast.comprehension) and isinstance(node.target, ast.Name):

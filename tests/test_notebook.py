@@ -19,7 +19,8 @@ def test_there_are_notebooks():
 
 def results_of(cells):
     """Run the cells one after the other, as a kernel does; return the text of the result of each, None for imports."""
-    names, results = {"__name__": "__main__"}, []
+    names = {"__name__": "__main__"}
+    results = []
     for number, cell in enumerate(cells):
         tree = ast.parse("".join(cell["source"]))
         last = tree.body.pop() if number > 0 else None

@@ -46,7 +46,8 @@ def test_of_many_lines_the_first_are_listed():
 
 
 def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch):
-    compared, compare = [], difflib.get_close_matches
+    compared = []
+    compare = difflib.get_close_matches
     monkeypatch.setattr(
         difflib, "get_close_matches", lambda *a, **k: compared.append(a) or compare(*a, **k)
     )

@@ -240,7 +240,8 @@ LAYER_DECAY = {"MAE": 0.65, "DINOv3": 0.75, "SigLIP 2": 0.6, "paper": 1.0}
 @pytest.mark.parametrize("family", LAYER_DECAY)
 def test_learning_rate_of_each_layer(family):
     """Adam's first step is its rate. The decay has the power L - i in block i of L, and L + 1 before (BEiT)."""
-    decay, config = LAYER_DECAY[family], recipe(family).optimizer
+    decay = LAYER_DECAY[family]
+    config = recipe(family).optimizer
     without_decay = dataclasses.replace(
         config, weight_decay=0.0, weight_decay_meaning="paper", clip_global_norm=None
     )
@@ -296,7 +297,9 @@ def test_lamb_has_decay_and_norms_of_kernels_alone(family):
         )
 
 
-NUM_CLASSES, FEATURES, HEAD_STEPS = 10, 16, 200
+NUM_CLASSES = 10
+FEATURES = 16
+HEAD_STEPS = 200
 
 
 def separable_data() -> tuple[np.ndarray, np.ndarray]:
@@ -313,7 +316,9 @@ def train_head_by_formula(
     """Return the loss of softmax regression after 200 steps of Adam, LAMB or momentum, in float64."""
     features, label = separable_data()
     target = np.eye(NUM_CLASSES)[label]
-    kernel, first, second = start.astype(np.float64), 0.0, 0.0
+    kernel = start.astype(np.float64)
+    first = 0.0
+    second = 0.0
     for step in range(1, HEAD_STEPS + 1):
         logits = features @ kernel
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -362,7 +367,8 @@ def test_a_head_after_200_steps_on_separable_data(family):
     kind, rate, decay, clip, stddev = HEADS[family]
     name = "head/linear/kernel"
     features, label = separable_data()
-    inputs, targets = jnp.asarray(features, jnp.float32), jnp.asarray(label)
+    inputs = jnp.asarray(features, jnp.float32)
+    targets = jnp.asarray(label)
     start = stddev * np.random.default_rng(1).normal(size=(FEATURES, NUM_CLASSES))
     optimizer = build_optimizer(recipe(family).optimizer, lambda step: jnp.float32(rate), rate)
 
@@ -402,11 +408,13 @@ def mean_crop_area(family: str) -> float:
 def torchvision_area(low: float) -> float:
     """Return the mean area of torchvision's crops, from one draw each of area and shape; others are centred."""
     generator = np.random.default_rng(1)
-    areas, fitted = np.zeros(20_000), np.zeros(20_000, bool)
+    areas = np.zeros(20_000)
+    fitted = np.zeros(20_000, bool)
     for _ in range(10):
         area = generator.uniform(low, 1, size=20_000)
         aspect = np.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3), size=20_000))
-        width, height = np.sqrt(area * 375 * 500 * aspect), np.sqrt(area * 375 * 500 / aspect)
+        width = np.sqrt(area * 375 * 500 * aspect)
+        height = np.sqrt(area * 375 * 500 / aspect)
         is_new = ~fitted & (width <= 500) & (height <= 375)
         areas[is_new] = area[is_new]
         fitted |= is_new
@@ -431,7 +439,9 @@ def test_mean_area_of_crops(family, expected):
 def mean_weight_of_own_label(family: str) -> float:
     """Return the mean weight of an image's label after mixing, over 3,000 steps."""
     inputs = recipe(family).input
-    image, label, mask = jnp.zeros((2, 32, 32, 1)), jnp.eye(2), jnp.ones(2)
+    image = jnp.zeros((2, 32, 32, 1))
+    label = jnp.eye(2)
+    mask = jnp.ones(2)
     weigh = jax.jit(jax.vmap(lambda key: mix(key, image, label, mask, inputs)[1][0, 0]))
     return float(weigh(jax.random.split(jax.random.key(0), 3000)).mean())
 

@@ -111,7 +111,8 @@ def load(recipe: str) -> Any:
 @functools.cache
 def defaults_of(kind: type) -> Any:
     """A config with "required" in every field that has no default."""
-    config, hints = object.__new__(kind), get_type_hints(kind)
+    config = object.__new__(kind)
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         value = (
             field.default
@@ -153,10 +154,8 @@ def test_values_are_the_golden_ones(file: str) -> None:
         texts = {
             kind.__name__: to_text(defaults_of(kind)) for kind in (PretrainConfig, FinetuneConfig)
         }
-    text, path = (
-        "\n".join(f"[{name}]\n{text}" for name, text in texts.items()),
-        GOLDEN / f"{file}.txt",
-    )
+    text = "\n".join(f"[{name}]\n{text}" for name, text in texts.items())
+    path = GOLDEN / f"{file}.txt"
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
     assert path.is_file(), f"{file} has no golden text: run once with UPDATE_GOLDEN=1"
@@ -294,9 +293,11 @@ STEPS = {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values()
 )
 def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     """Traced, which takes no memory. A recipe for weights of any network is given those of ViT-B/16."""
-    config, dataset = load(recipe), RECIPES[recipe]
+    config = load(recipe)
+    dataset = RECIPES[recipe]
     if config.model.name is None:
-        model, inputs = dataclasses.replace(config.model, name="ViT-B/16"), config.input
+        model = dataclasses.replace(config.model, name="ViT-B/16")
+        inputs = config.input
         if inputs.image_size[0] % 16:  # for weights with smaller patches
             inputs = dataclasses.replace(inputs, image_size=(32, 32))
         config = dataclasses.replace(config, model=model, input=inputs)
@@ -378,7 +379,9 @@ def readme_row(words: str) -> list[str]:
 def test_augreg_is_as_released(data):
     for model, aug in AUGREG["aug_setting"][data].items():
         config = load_recipe(f"pretrain_augreg:{model},data={data}")
-        inputs, optimizer, released = config.input, config.optimizer, AUGREG["optimizer"]
+        inputs = config.input
+        optimizer = config.optimizer
+        released = AUGREG["optimizer"]
         randaugment = (inputs.randaugment_layers, inputs.randaugment_magnitude)
         assert randaugment == tuple(AUGREG["randaug"][aug] or (0, 0))
         assert inputs.mixup_alpha == AUGREG["mixup"][aug]
@@ -422,7 +425,8 @@ def test_fine_tuning_of_augreg_is_as_released():
     released = AUGREG["finetuning"]
     for task, length in (("pets", released), ("imagenet", released["imagenet2012"])):
         config = load(f"finetune.py:augreg,{task}")
-        optimizer, inputs = config.optimizer, config.input
+        optimizer = config.optimizer
+        inputs = config.input
         assert config.search.learning_rates == tuple(released["lr"])
         assert config.total == f"{length['total_steps']} steps"
         assert (config.schedule.decay, config.schedule.warmup) == (
@@ -470,13 +474,12 @@ def test_expected_accuracies_of_augreg():
 
 @pytest.mark.parametrize("epochs", [90, 150, 300])
 def test_the_baseline_is_as_released(epochs):
-    config, released = load(f"pretrain_s16_baseline.py:epochs={epochs}"), BASELINE
-    inputs, model, optimizer, schedule = (
-        config.input,
-        config.model,
-        config.optimizer,
-        config.schedule,
-    )
+    config = load(f"pretrain_s16_baseline.py:epochs={epochs}")
+    released = BASELINE
+    inputs = config.input
+    model = config.model
+    optimizer = config.optimizer
+    schedule = config.schedule
     assert config.total == f"{epochs} epochs"
     assert load("pretrain_s16_baseline.py").total == f"{released['num_epochs']} epochs"
     assert (config.data, inputs.train_split) == (
@@ -516,17 +519,13 @@ def test_deit3_is_as_released(row):
         | DEIT3["kinds"][kind]
         | dict(zip(DEIT3["columns"][3:], numbers, strict=True))
     )
-    stage, data = (
-        ("finetune" if "-ft-" in kind else "pretrain"),
-        kind.partition("-")[0].replace("in", "i"),
-    )
+    stage = "finetune" if "-ft-" in kind else "pretrain"
+    data = kind.partition("-")[0].replace("in", "i")
     config = load_recipe(f"pretrain_deit3:{model},data={data},epochs={epochs},stage={stage}")
-    inputs, optimizer, schedule, objective = (
-        config.input,
-        config.optimizer,
-        config.schedule,
-        config.objective,
-    )
+    inputs = config.input
+    optimizer = config.optimizer
+    schedule = config.schedule
+    objective = config.objective
     augmentations = {(True, 0, 0): "3a", (False, 2, 9): "rand-m9-mstd0.5-inc1"}
     crop = (inputs.train_crop, inputs.crop_area_fraction, inputs.crop_distribution)
     actual = {

@@ -71,7 +71,8 @@ class Limit:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self):
-        self.start, self.shared = cpu_seconds(), 0.0
+        self.start = cpu_seconds()
+        self.shared = 0.0
         return (yield)
 
     @pytest.hookimpl(wrapper=True)

@@ -72,7 +72,8 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
 
 def differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
     """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
-    missing, left = expected.keys() - actual.keys(), actual.keys() - expected.keys()
+    missing = expected.keys() - actual.keys()
+    left = actual.keys() - expected.keys()
     lines = [
         f"missing: {name} {_shape(expected[name])}{near}"
         for name, near in _with_nearest(missing, left)

@@ -10,7 +10,8 @@ Run it:
 
 import numpy as np
 
-PROBABILITY, LARGEST_SIDE = 0.5, 0.4
+PROBABILITY = 0.5
+LARGEST_SIDE = 0.4
 
 
 def random_erasing(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -21,7 +22,8 @@ def random_erasing(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if rng.random() > PROBABILITY:
         return image
     height, width = (max(int(side * rng.uniform(0.1, LARGEST_SIDE)), 1) for side in image.shape[:2])
-    top, left = rng.integers(image.shape[0] - height + 1), rng.integers(image.shape[1] - width + 1)
+    top = rng.integers(image.shape[0] - height + 1)
+    left = rng.integers(image.shape[1] - width + 1)
     image = image.copy()
     image[top : top + height, left : left + width] = rng.integers(
         0, 256, (height, width, 3), np.uint8

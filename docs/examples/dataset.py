@@ -21,14 +21,17 @@ class Shapes(Source):
     class_names = ("square", "disc", "cross")
 
     def __init__(self, split: str, seed: int):
-        self._split, self._seed = split, seed
+        self._split = split
+        self._seed = seed
         self.labels = np.arange(SIZES[split]) % len(self.class_names)
 
     def image_of(self, index: int) -> np.ndarray:
         """uint8 (32, 32, 3); encoded files (JPEG, PNG, ...) may be returned as bytes instead."""
         rng = np.random.default_rng((self._seed, self._split == "train", index))
-        radius, (row, column) = rng.integers(5, 10), rng.integers(10, 22, 2)
-        rows, columns = np.abs(np.arange(32) - row)[:, None], np.abs(np.arange(32) - column)[None]
+        radius = rng.integers(5, 10)
+        (row, column) = rng.integers(10, 22, 2)
+        rows = np.abs(np.arange(32) - row)[:, None]
+        columns = np.abs(np.arange(32) - column)[None]
         shape = {
             "square": np.maximum(rows, columns) <= radius,
             "disc": rows**2 + columns**2 <= radius**2,

@@ -39,7 +39,8 @@ class Confidence:
             right_B = jnp.where(probability_BK.argmax(axis=-1) == batch.label_B, sure_B, 0.0)
             return {"sure": sure_B.sum(), "right": right_B.sum(), "images": batch.mask_B.sum()}
 
-        self._split, self._sums = split, jax.jit(sums)
+        self._split = split
+        self._sums = jax.jit(sums)
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
         """Yields names and values; every image counts once, on any number of devices and processes."""

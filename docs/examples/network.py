@@ -19,8 +19,10 @@ class MixerBlock(nnx.Module):
     """An MLP over the tokens, then one over the channels."""
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        num_tokens, dtype = a.grid[0] * a.grid[1], jnp.dtype(a.compute_dtype)
-        self.token_norm, self.channel_norm = LayerNorm(a), LayerNorm(a)
+        num_tokens = a.grid[0] * a.grid[1]
+        dtype = jnp.dtype(a.compute_dtype)
+        self.token_norm = LayerNorm(a)
+        self.channel_norm = LayerNorm(a)
         self.token_mlp = Mlp(num_tokens, a.mlp_dim // 4, form=a.gelu, dtype=dtype, rngs=rngs)
         self.channel_mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
 

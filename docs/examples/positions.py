@@ -25,7 +25,8 @@ class LearnedWaves(nnx.Module):
         self.kernel = nnx.Param(
             nnx.initializers.normal(0.02)(rngs.params(), (NUM_WAVES**2, architecture.width))
         )
-        self.grid, self.has_class_token = architecture.grid, architecture.pool == "token"
+        self.grid = architecture.grid
+        self.has_class_token = architecture.pool == "token"
 
     def __call__(self) -> jax.Array:
         """Returns (1, S, D); the class token, if there is one, comes first and gets zeros."""

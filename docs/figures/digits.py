@@ -19,7 +19,9 @@ from sklearn.datasets import load_digits
 import vit_jax
 
 SHOWN = 8
-PIXELS, OPACITY, ORANGE = 160, 0.75, (0.90, 0.45, 0.0)
+PIXELS = 160
+OPACITY = 0.75
+ORANGE = (0.90, 0.45, 0.0)
 
 
 def curve(lines: list[dict], name: str) -> tuple[list[int], list[float]]:

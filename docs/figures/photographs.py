@@ -26,7 +26,8 @@ def random_crop(photo: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return a square part of a photograph, from `SMALLEST` to all of its height."""
     height, width = photo.shape[:2]
     side = int(height * rng.uniform(SMALLEST, 1))
-    top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)
+    top = rng.integers(height - side + 1)
+    left = rng.integers(width - side + 1)
     return photo[top : top + side, left : left + side]
 
 
@@ -38,7 +39,8 @@ def write(path: pathlib.Path, image: np.ndarray) -> None:
 
 def main(folder: str = ".") -> None:
     """Write `crops/` and `photos/` into a folder."""
-    root, rng = pathlib.Path(folder), np.random.default_rng(0)
+    root = pathlib.Path(folder)
+    rng = np.random.default_rng(0)
     for name, photo in zip(("china", "flower"), load_sample_images().images, strict=True):
         for turns in range(4):
             for number in range(CROPS):

@@ -189,7 +189,8 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
 @pytest.mark.slow
 def test_another_dtype_and_another_module(seven):
     half = from_weights(sample_weights(), compute_dtype="bfloat16")
-    found, expected = half.predict(sample_pixels(3)), seven.predict(sample_pixels(3))
+    found = half.predict(sample_pixels(3))
+    expected = seven.predict(sample_pixels(3))
     assert (found.dtype, half(sample_pixels(1)).tokens_BND.dtype) == (np.float32, jnp.bfloat16)
     assert not np.array_equal(found, expected)
     assert found == pytest.approx(expected, abs=0.1)
@@ -217,7 +218,8 @@ def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (19, 8), (37, 20)])
 def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, batch_size):
-    put, used = jax.device_put, set()
+    put = jax.device_put
+    used = set()
     monkeypatch.setattr(
         jax, "device_put", lambda array, where: used.add(len(where.device_set)) or put(array, where)
     )
@@ -234,7 +236,8 @@ def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, ba
 
 @pytest.mark.slow
 def test_a_network_without_classes_gives_features(tmp_path):
-    model, pixels = from_weights(sample_weights(HEADLESS, class_names=None)), sample_pixels(5)
+    model = from_weights(sample_weights(HEADLESS, class_names=None))
+    pixels = sample_pixels(5)
     output = model(pixels)
     assert output.logits_BK is None
     np.testing.assert_array_equal(output.features_BD, output.pooled_BD)

@@ -40,7 +40,8 @@ def test_every_file_in_its_place(tmp_path):
 
 
 def test_equal_probabilities_and_those_that_are_not_finite(tmp_path):
-    weights, paths = sample_weights(), write_pngs(tmp_path, sample_pixels(1))
+    weights = sample_weights()
+    paths = write_pngs(tmp_path, sample_pixels(1))
     for name in ("kernel", "bias"):
         weights.parameters[f"head/linear/{name}"][:] = 0
     (record,) = predict(from_weights(weights), paths, 9)

@@ -38,7 +38,9 @@ OURS = {
     "ours, cudnn, unrolled": ("cudnn", True),
 }
 CONTENDERS = (*OURS, "timm")
-CLASSES, WARM_UP, SEARCH_STEPS = 1000, 3, 5
+CLASSES = 1000
+WARM_UP = 3
+SEARCH_STEPS = 5
 ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b")  # the line of a traceback that names it
 
 
@@ -50,9 +52,11 @@ def parse(model):
 
 def timed(start, wait, steps):
     """Seconds between the ends of calls, each started before the one before has ended."""
-    pending, ends = start(), []
+    pending = start()
+    ends = []
     for _ in range(WARM_UP + steps):
-        before, pending = pending, start()
+        before = pending
+        pending = start()
         wait(before)
         ends.append(time.perf_counter())
     wait(pending)
@@ -149,7 +153,8 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
 
     from vit_jax.arrays import Batch
 
-    device, side = jax.devices()[0], parse(model)[1]
+    device = jax.devices()[0]
+    side = parse(model)[1]
     init, *traced = build_ours(model, batch, form, unrolled, device)
     step, infer = (
         each.lower().compile() for each in traced
@@ -158,7 +163,8 @@ def measure_ours(model, batch, steps, form="xla", unrolled=False):
     images = rng.integers(0, 256, (batch, side, side, 3), np.uint8)
     labels = rng.integers(0, CLASSES, batch, np.int32)
     given = Batch(image_BHWC=images, label_B=labels, mask_B=np.ones(batch, np.float32))
-    data, state = jax.device_put(given, device), init()
+    data = jax.device_put(given, device)
+    state = init()
 
     def train():
         nonlocal state
@@ -329,7 +335,8 @@ def ask(words, contender, *arguments):
 
 def compare(words, model):
     """Of every contender its batch, and all seconds of all rounds."""
-    found, batches = {}, [f"--batches={batch}" for batch in words.batches]
+    found = {}
+    batches = [f"--batches={batch}" for batch in words.batches]
     for contender in CONTENDERS:
         lines, problem = ask(
             words,
@@ -377,7 +384,8 @@ def table(results, ceiling):
         }
         for name, result in contenders.items():
             slow, _, fast = statistics.quantiles(result["training"], n=4, method="inclusive")
-            batch, peak = result["batch"], result["peak_bytes"]
+            batch = result["batch"]
+            peak = result["peak_bytes"]
             cells = [
                 *(model, name, f"{batch:,}"),
                 f"{speeds[name]:,.1f}, {batch / fast:,.1f} to {batch / slow:,.1f}",
@@ -406,7 +414,9 @@ def main():
     parser.add_argument("--ceiling", type=int, action="append", help=argparse.SUPPRESS)
     words = parser.parse_args()
     if words.small:
-        words.models, words.batches, words.steps = ["S/16@32"], [2], 2
+        words.models = ["S/16@32"]
+        words.batches = [2]
+        words.steps = 2
     words.batches = words.batches or [2**power for power in range(5, 12)]
     if words.contender:
         child(words)
@@ -425,7 +435,8 @@ def main():
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
         }
         sides = [f"--ceiling={side}" for side in ((256,) if words.small else (4096, 8192))]
-        products, found = {}, []
+        products = {}
+        found = []
         for contender in ("ours, xla", "timm"):
             products[contender], problem = ask(words, contender, *sides)
             found += [line["flops_per_second"] for line in products[contender]]

@@ -22,18 +22,17 @@ from vit_jax.tools.prepare.perceptual import Reduction, hashes
 
 DISTANCES = (6, 10, 16)
 COSINES = (0.98, 0.95, 0.9)
-NUM_DIGITS, NUM_PHOTOGRAPHS = 600, 300
+NUM_DIGITS = 600
+NUM_PHOTOGRAPHS = 300
 
 
 class Images(Source):
     """Images of any size in memory."""
 
     def __init__(self, images: Sequence[np.ndarray]) -> None:
-        self.class_names, self.labels, self.images = (
-            ("0", "1"),
-            np.zeros(len(images), np.int32),
-            images,
-        )
+        self.class_names = ("0", "1")
+        self.labels = np.zeros(len(images), np.int32)
+        self.images = images
 
     def image_of(self, index: int) -> np.ndarray:
         return np.ascontiguousarray(self.images[index])

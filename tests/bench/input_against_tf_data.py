@@ -25,7 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-BATCH, SIZE, WARM_UP, STEPS = 256, 224, 3, 16
+BATCH = 256
+SIZE = 224
+WARM_UP = 3
+STEPS = 16
 SHAPES = {  # height and width: share of the files
     (375, 500): 0.50,
     (500, 375): 0.17,
@@ -48,18 +51,18 @@ def make(folder, count=2000):
     import cv2
     import sklearn.datasets
 
-    rng, shapes = np.random.default_rng(0), list(SHAPES)
+    rng = np.random.default_rng(0)
+    shapes = list(SHAPES)
     folder_of_photos = Path(sklearn.datasets.__file__).parent / "images"
     photos = [cv2.imread(str(path)) for path in sorted(folder_of_photos.glob("*.jpg"))]
     for number in range(count):
         height, width = shapes[rng.choice(len(shapes), p=list(SHAPES.values()))]
-        photo, scale = photos[rng.integers(len(photos))], rng.uniform(0.45, 1.0)
+        photo = photos[rng.integers(len(photos))]
+        scale = rng.uniform(0.45, 1.0)
         rows = int(photo.shape[0] * scale)
         columns = min(int(rows * width / height), photo.shape[1])
-        top, left = (
-            rng.integers(photo.shape[0] - rows + 1),
-            rng.integers(photo.shape[1] - columns + 1),
-        )
+        top = rng.integers(photo.shape[0] - rows + 1)
+        left = rng.integers(photo.shape[1] - columns + 1)
 
         def enlarge(pixels, size=(width, height)):
             return cv2.resize(pixels, size, interpolation=cv2.INTER_CUBIC)
@@ -155,14 +158,13 @@ def measure(batches):
     first = time.perf_counter() - began
     for _ in range(WARM_UP - 1):
         next(batches)
-    began, began_cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    began_cpu = time.process_time()
     for _ in range(STEPS):
         next(batches)
-    seconds, cpu, images = (
-        time.perf_counter() - began,
-        time.process_time() - began_cpu,
-        STEPS * BATCH,
-    )
+    seconds = time.perf_counter() - began
+    cpu = time.process_time() - began_cpu
+    images = STEPS * BATCH
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     figures = {"images_per_second": images / seconds, "cpu_ms_per_image": 1e3 * cpu / images}
     print(json.dumps(figures | {"first_batch_seconds": first, "peak_mib": peak}))

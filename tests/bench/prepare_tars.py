@@ -67,7 +67,8 @@ def add(archive, name, content):
 
 def timed(words):
     """Seconds, CPU seconds and peak MiB of a command; its peak is that of the largest process so far."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "vit_jax", *words], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

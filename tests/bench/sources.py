@@ -24,7 +24,8 @@ from vit_jax.data.sources import open_source
 from vit_jax.data.stream import TrainStream
 from vit_jax.data.transforms import TrainTransform
 
-BATCH, PER_FILE = 50, 500
+BATCH = 50
+PER_FILE = 500
 
 
 def config_of(folder: Path) -> InputConfig:
@@ -69,10 +70,8 @@ def pack(folder: Path, count: int) -> dict[str, str]:
         make(folder / "jpegs", count)
     source = open_source(f"folder:{folder}/jpegs", "all", config_of(folder), 0)
     if not (folder / "wds").exists():
-        images, labels = (
-            [source[n].image for n in range(len(source))],
-            [n % 10 for n in range(len(source))],
-        )
+        images = [source[n].image for n in range(len(source))]
+        labels = [n % 10 for n in range(len(source))]
         for first in range(0, count, PER_FILE):
             chosen = range(first, min(first + PER_FILE, count))
             members = [

@@ -336,7 +336,8 @@ def test_a_digest_does_not_depend_on_the_layout(dtype):
 @given(st.integers(0, 29), st.integers(0, 31), st.integers(0, 29))
 def test_a_digest_changes_with_a_bit_and_with_an_exchange(place, bit, other):
     words = np.random.default_rng(3).integers(2**32, size=30, dtype=np.uint32)
-    changed, exchanged = words.copy(), words.copy()
+    changed = words.copy()
+    exchanged = words.copy()
     changed[place] ^= np.uint32(1 << bit)
     exchanged[[place, other]] = exchanged[[other, place]]
     digests = array_digests({"words": words, "changed": changed, "exchanged": exchanged})

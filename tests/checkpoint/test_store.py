@@ -150,7 +150,8 @@ def test_saving_leaves_nothing_in_memory(open_store):
 @pytest.mark.parametrize("spread", [False, True])
 def test_attention_with_an_axis_of_heads_is_read(open_store, tmp_path, spread):
     """As checkpoints were before 0.3: the numbers are the same, in the same order, and so is their digest."""
-    kernel, out = np.arange(4 * 2 * 3.0, dtype=np.float32), np.arange(6 * 4.0, dtype=np.float32)
+    kernel = np.arange(4 * 2 * 3.0, dtype=np.float32)
+    out = np.arange(6 * 4.0, dtype=np.float32)
     earlier = {"query/kernel": kernel.reshape(1, 4, 2, 3), "out/kernel": out.reshape(1, 2, 3, 4)}
     now = {"query/kernel": kernel.reshape(1, 4, 6), "out/kernel": out.reshape(1, 6, 4)}
     store = open_store()

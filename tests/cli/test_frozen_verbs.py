@@ -63,7 +63,8 @@ def test_probe_knn_and_features(words, tmp_path):
 )
 def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
     """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
-    output, data = tmp_path / "probe", words[1]
+    output = tmp_path / "probe"
+    data = words[1]
     fitted = ["--method=" + method, "--penalty=2", "--folds=3", *more]
     captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
     (result,) = json.loads(captured.out)["datasets"].values()

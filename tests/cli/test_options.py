@@ -63,7 +63,8 @@ def verb_of(*bases, **fields):
 
 def words_of(*names):
     """A verb with positional arguments: "A", "A…" or "[A]"."""
-    fields, hints = {}, {}
+    fields = {}
+    hints = {}
     for name in names:
         form = name.strip("[]")
         hints[form.strip("…").lower()] = tuple[str, ...] if form.endswith("…") else str | None

@@ -187,7 +187,8 @@ def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding
 
 def test_names_from_files_have_no_power_over_the_terminal(here):
     """A class or a file may be called what sets the title of a window, clears the screen or forges a line."""
-    hostile, folder = "\x1b]0;owned\x07", here / "im\x1b[2Jages"
+    hostile = "\x1b]0;owned\x07"
+    folder = here / "im\x1b[2Jages"
     save_weights(sample_weights(class_names=(hostile, *NAMES[1:])), here / "w", OWN)
     folder.mkdir()
     write_pngs(folder, sample_pixels(1))

@@ -53,7 +53,8 @@ def test_what_changes_and_what_stays():
         compute_dtype="float32",
         stochastic_depth_fraction=0.1,
     )
-    before, after = dataclasses.asdict(a), dataclasses.asdict(b)
+    before = dataclasses.asdict(a)
+    after = dataclasses.asdict(b)
     expected = {
         "image_size": (384, 320),
         "num_classes": 37,

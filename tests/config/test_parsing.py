@@ -60,7 +60,8 @@ def test_what_counts_last():
     )
     assert (config.total, config.model.width) == ("3 epochs", 32)
     assert load_recipe(f"{DIGITS}:epochs=3", ["--config.total=4 epochs"]).total == "4 epochs"
-    before, changed = flatten(to_dict(load())), flatten(to_dict(config))
+    before = flatten(to_dict(load()))
+    changed = flatten(to_dict(config))
     assert {name for name in before if before[name] != changed[name]} == {"model.width", "total"}
 
 

@@ -7,7 +7,8 @@ from vit_jax.config import FinetuneConfig, InputConfig, PretrainConfig
 from vit_jax.config.parsing import field_paths, from_dict
 from vit_jax.config.synonyms import MEANT, fields_meant
 
-PRETRAINING, FINETUNING = field_paths(PretrainConfig), field_paths(FinetuneConfig)
+PRETRAINING = field_paths(PretrainConfig)
+FINETUNING = field_paths(FinetuneConfig)
 
 
 def test_every_word_means_a_field_and_is_none():

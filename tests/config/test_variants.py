@@ -62,7 +62,8 @@ def test_unknown_name_offers_the_nearest(name, nearest):
 
 @pytest.mark.parametrize(("name", "width"), [("R50x1", 2048), ("R152x4", 8192), ("R14x0.5", 1024)])
 def test_resnet_stands_for_numbers(name, width):
-    a, channels = build(name), width // 32
+    a = build(name)
+    channels = width // 32
     assert (a.family, a.has_transformer, a.has_resnet) == ("resnet", False, True)
     assert (a.width, a.map_channels, a.root_channels) == (width, width, channels)
     assert [a.stage_channels(stage) for stage in range(4)] == [

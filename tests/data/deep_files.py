@@ -29,7 +29,8 @@ def with_chunk(file, chunk):
 
 
 def pnm(values, most):
-    kind, (height, width) = b"P5" if values.ndim == 2 else b"P6", values.shape[:2]
+    kind = b"P5" if values.ndim == 2 else b"P6"
+    (height, width) = values.shape[:2]
     dtype = ">u2" if most > 255 else "u1"
     return (
         b"%b\n# made by hand\n%d %d\n%d\n" % (kind, width, height, most)
@@ -76,7 +77,8 @@ def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **ta
         of_page = fields | ({254: ("I", 1)} if page >= pages else {})
         size = struct.calcsize(order + count) + len(of_page) * (4 + 2 * room) + room
         start = 16 + len(body)
-        entries, extra = b"", b""
+        entries = b""
+        extra = b""
         for tag, (kind, *numbers) in sorted(of_page.items()):
             value = struct.pack(f"{order}{len(numbers)}{kind}", *numbers)
             if len(value) > room:

@@ -33,7 +33,8 @@ def packed(*entries, **options):
 def special(name, kind, target=""):
     """A member that is no file."""
     info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
+    info.type = kind
+    info.linkname = target
     return info
 
 

@@ -20,7 +20,8 @@ def test_grey():
 
 
 def test_three_augment_takes_one_of_three():
-    rng, kinds = RNG(0), collections.Counter()
+    rng = RNG(0)
+    kinds = collections.Counter()
     solarized = np.asarray(ImageOps.solarize(Image.fromarray(IMAGE)))
     for _ in range(300):
         found = augment.three_augment(rng, IMAGE)
@@ -48,7 +49,8 @@ class FixedChoice:
     """Random numbers: one choice, one order, and factors at the top of their range."""
 
     def __init__(self, choice=0, order=(0, 1, 2)):
-        self.choice, self.order = choice, order
+        self.choice = choice
+        self.order = order
 
     def integers(self, size):
         return self.choice
@@ -84,14 +86,16 @@ def test_color_jitter_draws_factors_and_orders():
 
 
 def test_erase():
-    rng, areas = RNG(0), []
+    rng = RNG(0)
+    areas = []
     for _ in range(200):
         image = np.full((60, 80, 3), 128, np.uint8)
         found = augment.erase(rng, image)
         assert found is image
         erased = (found != 128).any(axis=2)
         rows, columns = (np.flatnonzero(erased.any(axis=axis)) for axis in (1, 0))
-        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+        height = np.ptp(rows) + 1
+        width = np.ptp(columns) + 1
         assert (
             erased.sum() > 0.97 * height * width
         )  # noise may be 128 in all channels, once in 16 million

@@ -98,7 +98,8 @@ def test_simple_crop_mirrors_the_border():
         np.broadcast_arrays(np.arange(6)[:, None], np.arange(9)[None, :], 0), axis=-1
     ).astype(np.uint8)
     padded = np.pad(image, [(4, 4), (4, 4), (0, 0)], mode="reflect")
-    rng, found = np.random.default_rng(0), set()
+    rng = np.random.default_rng(0)
+    found = set()
     for _ in range(2000):
         crop = crops.simple_crop(rng, image, (6, 6))
         matches = [

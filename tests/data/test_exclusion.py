@@ -74,7 +74,8 @@ def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_
 
 def test_places_of_other_data_are_rejected(tmp_path):
     """Two datasets may have splits of one name and size; the excluded images themselves tell them apart."""
-    file, held = tmp_path / "x.json", source_of([b"a", b"b", b"c"])
+    file = tmp_path / "x.json"
+    held = source_of([b"a", b"b", b"c"])
     write_exclusion(file, "train", held, [2, 1])
     assert exclude(held, str(file), "train").num_excluded == 2
     with rejects("config.input.exclude", "is of other data.*'train'"):
@@ -82,7 +83,8 @@ def test_places_of_other_data_are_rejected(tmp_path):
 
 
 def test_a_list_without_a_digest_reads_no_image(tmp_path):
-    file, held = tmp_path / "x.json", source_of([b"a", b"b", b"c"])
+    file = tmp_path / "x.json"
+    held = source_of([b"a", b"b", b"c"])
     write_exclusion(file, "train", held, [2])
     stated = json.loads(file.read_text())
     del stated["images_sha256"]

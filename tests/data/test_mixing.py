@@ -8,7 +8,10 @@ import pytest
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.mixing import cutmix_weight, mix, mixup_weight
 
-B, K, H, W = 6, 4, 8, 10
+B = 6
+K = 4
+H = 8
+W = 10
 IMAGE = np.random.default_rng(0).normal(size=(B, H, W, 3)).astype(np.float32)
 LABEL = np.eye(K, dtype=np.float32)[np.arange(B) % K]
 
@@ -87,7 +90,8 @@ def test_boxes_of_cutmix():
     inside = 1 - np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
     assert set(np.unique(inside)) == {0, 1}
     assert inside.mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.02)
-    heights, widths = inside.any(axis=2).sum(axis=1), inside.any(axis=1).sum(axis=1)
+    heights = inside.any(axis=2).sum(axis=1)
+    widths = inside.any(axis=1).sum(axis=1)
     free = ~(inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))) & (
         heights > 0
     )

@@ -19,7 +19,8 @@ from vit_jax.data.transforms import TrainTransform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.data.workers import Parallelism
 
-STEPS, BATCH = 9, 12
+STEPS = 9
+BATCH = 12
 
 
 @pytest.fixture
@@ -66,7 +67,9 @@ def test_the_stream_comes_through_in_order(train, evaluate, threads, start_step)
 def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
     train, broken, monkeypatch
 ):
-    stream, shapes, empty = train(broken, num_steps=30), [], np.empty
+    stream = train(broken, num_steps=30)
+    shapes = []
+    empty = np.empty
     monkeypatch.setattr(
         np, "empty", lambda shape, *rest: shapes.append(shape) or empty(shape, *rest)
     )
@@ -90,7 +93,8 @@ def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_pa
     )  # cannot be pickled by itself
     monkeypatch.syspath_prepend(tmp_path)
     stream = train(start_step=4, num_steps=10**6, augmentations=("own:darker",))
-    before, started = set(multiprocessing.active_children()), set()
+    before = set(multiprocessing.active_children())
+    started = set()
 
     def run():
         with open_batches(stream, Parallelism(2, 2)) as batches:
@@ -173,11 +177,9 @@ def test_a_killed_worker_is_an_error_and_no_end(train):
 @pytest.mark.slow
 def test_signals_to_workers_that_start_end_none(train):
     """As from a terminal's Ctrl-C, or a launcher that sends SIGTERM to the process group."""
-    before, is_done, sent = (
-        set(multiprocessing.active_children()),
-        threading.Event(),
-        collections.Counter(),
-    )
+    before = set(multiprocessing.active_children())
+    is_done = threading.Event()
+    sent = collections.Counter()
 
     def hammer():
         while not is_done.wait(0.001):
@@ -186,7 +188,8 @@ def test_signals_to_workers_that_start_end_none(train):
                     os.kill(child.pid, number)
                     sent[child.pid] += 1
 
-    stream, thread = train(num_steps=10**6), threading.Thread(target=hammer)
+    stream = train(num_steps=10**6)
+    thread = threading.Thread(target=hammer)
     with open_batches(stream, Parallelism(2, 1)) as batches:
         thread.start()
         try:

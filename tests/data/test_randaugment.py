@@ -23,13 +23,15 @@ def blended(degenerate, magnitude):
 
 def sampled(rows, columns):
     """The image at (row, column), rounded, grey outside."""
-    rows, columns = np.rint(rows).astype(int), np.rint(columns).astype(int)
+    rows = np.rint(rows).astype(int)
+    columns = np.rint(columns).astype(int)
     inside = (rows >= 0) & (rows < 32) & (columns >= 0) & (columns < 24)
     return np.where(inside[..., None], IMAGE[np.clip(rows, 0, 31), np.clip(columns, 0, 23)], 128)
 
 
 def autocontrasted(magnitude):
-    low, high = VALUES.min((0, 1)), VALUES.max((0, 1))
+    low = VALUES.min((0, 1))
+    high = VALUES.max((0, 1))
     return np.floor((VALUES - low) * 255 / (high - low) + 1e-9)
 
 
@@ -89,12 +91,13 @@ def test_operations_on_values(name):
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("magnitude", [0, 1, 5, 10])
 def test_operations_on_places(sign, magnitude):
-    shear, pixels, angle = (
-        sign * 0.03 * magnitude,
-        sign * 10 * magnitude,
-        sign * np.deg2rad(3 * magnitude),
-    )
-    rows, columns, sine, cosine = ROWS - 15.5, COLUMNS - 11.5, np.sin(angle), np.cos(angle)
+    shear = sign * 0.03 * magnitude
+    pixels = sign * 10 * magnitude
+    angle = sign * np.deg2rad(3 * magnitude)
+    rows = ROWS - 15.5
+    columns = COLUMNS - 11.5
+    sine = np.sin(angle)
+    cosine = np.cos(angle)
     expected = {
         "shear_x": sampled(ROWS, COLUMNS + shear * ROWS),
         "shear_y": sampled(ROWS + shear * COLUMNS, COLUMNS),
@@ -121,7 +124,8 @@ def test_cutout_covers_a_square():
 
 
 def test_images_that_stay_as_they_are():
-    flat, large = np.full((4, 4, 3), 77, np.uint8), np.full((224, 224, 3), 196, np.uint8)
+    flat = np.full((4, 4, 3), 77, np.uint8)
+    large = np.full((224, 224, 3), 196, np.uint8)
     for operation, image in (
         *(
             (randaugment.autocontrast, flat),

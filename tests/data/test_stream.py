@@ -17,7 +17,9 @@ CONFIG = InputConfig(
 )
 TRAIN = TrainTransform(CONFIG)
 EVALUATION = EvaluationTransform((8, 8), "direct", 1.0)
-RECORDS, BATCH, STEPS = 37, 12, 37  # twelve epochs, whose ends are inside batches
+RECORDS = 37
+BATCH = 12
+STEPS = 37  # twelve epochs, whose ends are inside batches
 IMAGES = np.random.default_rng(0).integers(256, size=(RECORDS, 10, 12, 3), dtype=np.uint8)
 SOURCE = MemorySource(IMAGES, np.arange(RECORDS) % 5, tuple("abcde"))
 
@@ -112,7 +114,8 @@ def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
 )
 def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, size, monkeypatch):
     """grain's `index_shuffle`, which is slow for few elements, shuffles many elements only."""
-    shuffled, shuffle = [], stream.index_shuffle
+    shuffled = []
+    shuffle = stream.index_shuffle
     monkeypatch.setattr(
         stream,
         "index_shuffle",
@@ -182,7 +185,9 @@ def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
 
 def test_all_rows_are_read_before_the_first_is_decoded(monkeypatch):
     """In turns, Python takes four times as long (LOG of bench, Input)."""
-    did, read, decode = [], MemorySource.image_of, images.decode
+    did = []
+    read = MemorySource.image_of
+    decode = images.decode
     monkeypatch.setattr(MemorySource, "image_of", lambda *given: did.append("read") or read(*given))
     monkeypatch.setattr(images, "decode", lambda *given: did.append("decode") or decode(*given))
     for items in (
@@ -206,7 +211,8 @@ def test_repeated_augmentation(is_balanced):
         )
         return [stream[i] for i in range(len(stream))]
 
-    repeated, once = batches(3), batches(1)
+    repeated = batches(3)
+    once = batches(1)
     for batch, single in zip(repeated, once, strict=True):
         copies = batch.record_index.reshape(3, -1)
         assert np.array_equal(

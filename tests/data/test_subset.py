@@ -155,7 +155,8 @@ def test_few_examples_of_each_class_of_training(folder, make_config):
         assert np.bincount(source.labels).tolist() == [per_class] * len(classes or SIZES)
         return set(names)
 
-    three, two = chosen(3), chosen(2)
+    three = chosen(3)
+    two = chosen(2)
     assert two < three
     assert any(chosen(3, seed=seed) != three for seed in (1, 2, 3))
     assert chosen(3, classes=("cat", "bee")) == {

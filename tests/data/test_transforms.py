@@ -131,7 +131,8 @@ def gradient(height, width, step):
 )
 def test_resize_then_random_crop(train, crop, size, columns):
     fields = {"train_crop": crop, "train_resize_pixels": 8, "image_size": size, "flip": False}
-    rng, image = np.random.default_rng(0), gradient(16, 32, 4)
+    rng = np.random.default_rng(0)
+    image = gradient(16, 32, 4)
     found = {tuple(train(image, rng, **fields)[0, :, 0].tolist()) for _ in range(300)}
     assert found == {
         tuple(int(4 * c) for c in columns[left : left + 6]) for left in range(len(columns) - 5)

@@ -194,7 +194,8 @@ def test_workers_load_no_jax_of_ours():
 def test_the_end_of_a_run_removes_segments_of_workers_that_were_killed(monkeypatch):
     """A worker that is killed between creating a segment and giving it a size leaves an empty one."""
     digits = f"{os.getpid() % 0xFFFFF:05x}"
-    lock, empty = SHARED_MEMORY / f"vit_jax-{digits}.lock", SHARED_MEMORY / f"vj{digits}_0000"
+    lock = SHARED_MEMORY / f"vit_jax-{digits}.lock"
+    empty = SHARED_MEMORY / f"vj{digits}_0000"
     for path in (lock, empty):
         path.touch()
     workers._end_run(lock)

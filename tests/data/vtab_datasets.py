@@ -50,7 +50,8 @@ def builder_of(dataset, version=""):
 def write(folder, dataset, version="", sizes=None, changed=lambda number, example: example):
     """Prepares a dataset; `changed` may alter the example of a number below `PERIOD`. Returns its version."""
     builder = builder_of(dataset, version)
-    features, version = builder.info.features, str(builder.version)
+    features = builder.info.features
+    version = str(builder.version)
     path = pathlib.Path(folder, dataset, version)
     path.mkdir(parents=True)
     serializer = example_serializer.ExampleSerializer(features.get_serialized_info())

@@ -114,7 +114,8 @@ def test_answers_of_the_suite_by_hand(name, label):
 
 
 def test_focal_loss_by_hand():
-    logits, label = jnp.log(jnp.array([[0.5, 0.25, 0.25]])), jnp.array([[0.0, 1.0, 0.0]])
+    logits = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
+    label = jnp.array([[0.0, 1.0, 0.0]])
     assert float(loss.focal_loss(logits, label)[0]) == pytest.approx(0.75**2 * np.log(4), rel=1e-5)
 
 

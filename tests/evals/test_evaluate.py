@@ -49,7 +49,8 @@ class Expected(NamedTuple):
 def expected_of(weights, pixels, labels):
     """Of one image after the other, in NumPy."""
     logits = logits_of(from_weights(weights).module, pixels)
-    order, shares = np.argsort(-logits, axis=1, kind="stable"), softmax(logits)
+    order = np.argsort(-logits, axis=1, kind="stable")
+    shares = softmax(logits)
     places = np.argsort(order, axis=1)[np.arange(len(labels)), labels]
     loss = float(-np.log(shares[np.arange(len(labels)), labels]).mean())
     counts = (
@@ -76,7 +77,8 @@ def evaluate_source(weights, source, write_images=None, **options):
 def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
-    weights, lines = sample_weights(), []
+    weights = sample_weights()
+    lines = []
     source = MemorySource(PIXELS, LABELS, NAMES)
     found = evaluate_source(weights, source, lines.extend, global_batch=global_batch)
     expected = expected_of(weights, PIXELS, LABELS)
@@ -97,7 +99,8 @@ def test_calibration_confusions_and_mistakes_of_a_split():
     weights = sample_weights()
     found = evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES)).values()
     expected = expected_of(weights, PIXELS, LABELS)
-    first, confidence = expected.order_NK[:, 0], expected.probability_NK[:, 0]
+    first = expected.order_NK[:, 0]
+    confidence = expected.probability_NK[:, 0]
     bins = np.ceil(confidence * 15)
     gaps = [
         abs(((first == LABELS) - confidence)[bins == number].sum()) for number in np.unique(bins)
@@ -242,10 +245,8 @@ def metrics_by_hand(labelled):
 def test_what_is_printed():
     source = MemorySource(PIXELS, LABELS % 2, ("cat", "dog"))
     labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(("cat", "dog")))
-    metrics, speed = (
-        metrics_by_hand(labelled),
-        {"images_per_second": 1234.5, "gflops_per_image": 17.58},
-    )
+    metrics = metrics_by_hand(labelled)
+    speed = {"images_per_second": 1234.5, "gflops_per_image": 17.58}
     found = EvaluationResult(labelled=labelled, metrics=metrics, unreadable=0, **speed)
     assert to_text({"": found}, "w.npz (released)").splitlines() == [
         "weights            w.npz (released)",

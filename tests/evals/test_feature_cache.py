@@ -100,7 +100,9 @@ def test_another_process_publishes_first(tmp_path, is_damaged):
 
 
 def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monkeypatch):
-    entry, rename, calls = entry_in(tmp_path), type(tmp_path).rename, []
+    entry = entry_in(tmp_path)
+    rename = type(tmp_path).rename
+    calls = []
 
     def rename_late(path, target):
         if not calls:

@@ -100,7 +100,8 @@ def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
     a = dataclasses.replace(VIT, pool=pool, class_tokens=1, registers=2)
     pixels = sample_pixels(2, a.image_size)
     output = layers(a, pixels)
-    token, mean = output.prefix_BPD[:, 0], np.asarray(output.tokens_BND).mean(axis=1)
+    token = output.prefix_BPD[:, 0]
+    mean = np.asarray(output.tokens_BND).mean(axis=1)
     np.testing.assert_allclose(feature(a, "token", pixels), token, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
         feature(a, "token_mean", pixels), np.concatenate([token, mean], 1), rtol=1e-5, atol=1e-5
@@ -154,7 +155,8 @@ def test_equal_pixels_have_equal_hashes_and_others_have_not():
     pixels[8] = pixels[3]
     pixels[8, 0, 0, 0] ^= 1  # one bit
     pixels[9] = pixels[3][:, ::-1]
-    pixels[10], pixels[11] = 0, 1
+    pixels[10] = 0
+    pixels[11] = 1
     step = make_feature_step("pooled", VIT)
     found = hashes(np.asarray(step(filled(VIT), batch_of(pixels))["hash_B2"]))
     assert found[3] == found[7]
@@ -211,7 +213,8 @@ def test_images_on_both_sides():
 
 
 AS_IT_IS = InputConfig(train_split="train", test_split="test", image_size=(8, 12))
-PIXELS, LABELS = sample_pixels(13), np.arange(13) % 6
+PIXELS = sample_pixels(13)
+LABELS = np.arange(13) % 6
 
 
 def extractor(cache=None, scale=None, **options):
@@ -286,7 +289,8 @@ def test_computed_anew_when_anything_changes(tmp_path):
 
 
 def test_files_of_equal_size_and_time_that_change_places(tmp_path):
-    source, cache = folder_source(tmp_path), tmp_path / "cache"
+    source = folder_source(tmp_path)
+    cache = tmp_path / "cache"
     first, second = (pathlib.Path(source.name_of(i)) for i in (0, 5))
     longest = max(path.stat().st_size for path in (first, second))
     for path in (first, second):
@@ -304,7 +308,8 @@ def test_files_of_equal_size_and_time_that_change_places(tmp_path):
 
 def test_other_parts_and_copies_of_a_dataset_have_features_of_their_own(data_dir, tmp_path):
     """Digits 4 and 5 as they are; and all of them moved to where another preparation might have been."""
-    cache, config = tmp_path / "cache", dataclasses.replace(AS_IT_IS, data_dir=data_dir)
+    cache = tmp_path / "cache"
+    config = dataclasses.replace(AS_IT_IS, data_dir=data_dir)
     parts = [open_source("digits", split, config, 0) for split in ("train[4:6]", "train[5:7]")]
     found = [extractor(cache).extract(part) for part in parts]
     assert np.array_equal(found[0].feature_ND[1], found[1].feature_ND[0])
@@ -350,7 +355,8 @@ DAMAGE = {
 
 
 def test_damaged_cache_is_computed_again(tmp_path, caplog):
-    source, cache = folder_source(tmp_path), tmp_path / "cache"
+    source = folder_source(tmp_path)
+    cache = tmp_path / "cache"
     found = extractor(cache)
     first = np.array(found.extract(source).feature_ND)
     (folder,) = cache.iterdir()
@@ -384,8 +390,12 @@ def test_digests_are_of_files(tmp_path):
 
 def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
     """Threads stand in for containers: the second begins before the first is complete, and ends after it."""
-    source, cache, waiting = folder_source(tmp_path), tmp_path / "cache", 600
-    begins, has_begun, first_ended = threading.Event(), threading.Event(), threading.Event()
+    source = folder_source(tmp_path)
+    cache = tmp_path / "cache"
+    waiting = 600
+    begins = threading.Event()
+    has_begun = threading.Event()
+    first_ended = threading.Event()
     original = Runner.rows
 
     def rows(*arguments, **options):

@@ -75,7 +75,8 @@ def test_accuracies_and_short_classes():
 
 
 def test_unreadable_images_are_neither_learnt_from_nor_counted():
-    support, test = features(LABELS, unreadable=(0, 4, 5)), features(LABELS, 1, unreadable=(1,))
+    support = features(LABELS, unreadable=(0, 4, 5))
+    test = features(LABELS, 1, unreadable=(1,))
     result = few_shot(FewShot(shots=(1,), seeds=(0,)), support, test, 3)
     assert (result.num_test, result.short) == (9, {1: (2,)})
     nothing = features(LABELS, unreadable=range(10))
@@ -133,7 +134,8 @@ def test_mean_rank_of_equal_accuracies_follows_the_order_given():
 
 
 def test_evaluator_yields_mean_and_spread():
-    support, test = features(LABELS, noise=1.0), features(LABELS, 1, noise=1.0)
+    support = features(LABELS, noise=1.0)
+    test = features(LABELS, 1, noise=1.0)
     measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
     found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
     values = few_shot(FewShot(shots=(1, 2)), support, test, 3).of(2, 1024.0)

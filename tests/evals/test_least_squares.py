@@ -20,8 +20,10 @@ def examples(num, width, num_classes, seed=0):
 
 def released_scores(feature, label, num_classes, test, l2):
     """The steps of the released evaluator: standardise, append 100, targets of 1 and -1, ridge regression."""
-    feature, test = feature.astype(np.float64), test.astype(np.float64)
-    mean, std = feature.mean(axis=0), feature.std(axis=0) + 1e-5
+    feature = feature.astype(np.float64)
+    test = test.astype(np.float64)
+    mean = feature.mean(axis=0)
+    std = feature.std(axis=0) + 1e-5
     x, y = (np.c_[(part - mean) / std, np.full(len(part), 100.0)] for part in (feature, test))
     weight = np.linalg.solve(
         x.T @ x + l2 * np.eye(x.shape[1]), x.T @ (2 * np.eye(num_classes)[label] - 1)

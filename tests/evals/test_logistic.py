@@ -7,7 +7,9 @@ from sklearn.linear_model import LogisticRegression
 from vit_jax.evals import logistic
 from vit_jax.evals.logistic import PENALTIES, choose_penalty, fit_logistic
 
-NUM, WIDTH, CLASSES = 150, 12, 4
+NUM = 150
+WIDTH = 12
+CLASSES = 4
 
 
 def examples():

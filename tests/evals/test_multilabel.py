@@ -45,10 +45,8 @@ LABEL = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
 def batches():
     """The images in two batches, the second with a row of padding that would be wrong in all classes."""
     logits = np.log(PROBABILITY / (1 - PROBABILITY))
-    logits, label = (
-        np.r_[logits, 9 * np.ones((2, 3))],
-        np.r_[LABEL, np.zeros((2, 3), int)].astype(np.int32),
-    )
+    logits = np.r_[logits, 9 * np.ones((2, 3))]
+    label = np.r_[LABEL, np.zeros((2, 3), int)].astype(np.int32)
     mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
     for part in (slice(0, 3), slice(3, 6)):
         yield (

@@ -34,7 +34,8 @@ def by_hand(train, test, k, temperature):
 
 @pytest.mark.parametrize("temperature", [0.07, 1.0])
 def test_equals_numpy_over_all_pairs(temperature):
-    train, test = features(130, 0), features(QUERIES + 41, 1)
+    train = features(130, 0)
+    test = features(QUERIES + 41, 1)
     found = neighbour_accuracy(train, test, 5, neighbours=(1, 20, 50), temperature=temperature)
     assert found == pytest.approx({k: by_hand(train, test, k, temperature) for k in (1, 20, 50)})
     assert 0.2 < found[20] < 1
@@ -52,13 +53,15 @@ def test_the_greatest_come_first_and_of_equal_ones_the_lower_index(keys_at_once)
 
 
 def test_votes_are_weighted():
-    similarity, label = np.array([[0.9, 0.8, 0.7]]), np.array([[1, 0, 0]])
+    similarity = np.array([[0.9, 0.8, 0.7]])
+    label = np.array([[1, 0, 0]])
     assert vote(similarity, label, 2, temperature=0.05).tolist() == [1]  # 1 against e^-2 + e^-4
     assert vote(similarity, label, 2, temperature=1.0).tolist() == [0]
 
 
 def test_too_few_images():
-    train, test = features(12, 0), features(5, 1)
+    train = features(12, 0)
+    test = features(5, 1)
     assert list(neighbour_accuracy(train, test, 5)) == [10]
     with pytest.raises(ValueError, match="neighbours=20: must be at most 12, the readable"):
         neighbour_accuracy(train, test, 5, neighbours=(20,))
@@ -67,7 +70,8 @@ def test_too_few_images():
 
 
 def test_evaluator():
-    train, test = features(60, 0), features(20, 1)
+    train = features(60, 0)
+    test = features(20, 1)
     measure = make_neighbour_measure(5, neighbours=(3,))
     assert dict(measure(train, test)) == {
         "3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]

@@ -37,7 +37,8 @@ def pair(name, train_labels, test_labels, *, is_same=False):
     sides = []
     for seed, labels in enumerate((train_labels, test_labels)):
         source = MemorySource(np.zeros((len(labels), 1, 1, 1), np.uint8), np.array(labels), NAMES)
-        source.seed, source.is_same = seed, is_same
+        source.seed = seed
+        source.is_same = is_same
         sides.append(source)
     return Pair(name, *sides)
 
@@ -92,10 +93,8 @@ def test_penalties_are_chosen_for_all_datasets(choice):
 
 
 def test_probes():
-    train, test = (
-        Found().extract(pair("x", BALANCED, BALANCED).train),
-        features(np.array(BALANCED), 1),
-    )
+    train = Found().extract(pair("x", BALANCED, BALANCED).train)
+    test = features(np.array(BALANCED), 1)
     _, closed = probe(train, test, 4, "least_squares")
     _, fixed = probe(train, test, 4, "logistic", 0.5)
     _, searched = probe(train, test, 4, "logistic")
@@ -131,7 +130,8 @@ def reference(train, test, penalty):
 
 def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkeypatch):
     monkeypatch.setattr(probes, "SEARCH_FOLDS", 3)
-    train, test = noisy(120, seed=1), noisy(2000, seed=2)
+    train = noisy(120, seed=1)
+    test = noisy(2000, seed=2)
     _, found = probe(train, test, 4, "logistic", seed=3)
     splits = list(probes._split_folds(train, 4, 3, 3))
     tried = {float(penalty): loss for penalty, loss in found["validation_loss"].items()}
@@ -149,7 +149,8 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
 
 
 def test_metrics_of_out_of_fold_predictions():
-    train, test = noisy(80, seed=1), noisy(80, seed=2)
+    train = noisy(80, seed=1)
+    test = noisy(80, seed=2)
     _, found = probe(train, test, 4, "logistic", 1.0, folds=4)
     splits = list(probes._split_folds(train, 4, 4, 0))
     expected = np.concatenate([reference(*split, 1.0) for split in splits]).mean()
@@ -176,7 +177,8 @@ def several(num, seed):
 
 
 def test_several_labels():
-    train, test = several(120, seed=1), several(400, seed=2)
+    train = several(120, seed=1)
+    test = several(400, seed=2)
     classifier, found = probe(train, test, 3, "logistic", folds=3)
     probability_NK = 1 / (1 + np.exp(-classifier.logits(test.feature_ND)))
     precision = average_precision_score(test.label_N, probability_NK, average="macro")
@@ -196,7 +198,8 @@ def test_several_labels():
 def test_folds():
     """Each part is measured by a classifier of the other parts: random labels cannot be predicted."""
     labels = np.array(BALANCED)
-    train, test = features(labels), features(labels, 1)
+    train = features(labels)
+    test = features(labels, 1)
     _, found = probe(train, test, 4, "least_squares", folds=5)
     assert found["folds"] == [1.0] * 5
     noise_ND = np.random.default_rng(0).normal(size=(48, 100)).astype(np.float32)

@@ -89,12 +89,14 @@ def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
     mask[60:] = 0
     parts = [slice(0, 20), slice(20, 40), slice(40, 64)]
     batches = [make_batch(labels[part], mask[part], jnp.asarray(logits[part])) for part in parts]
-    found, expected = summed(batches, num_classes), by_hand(logits, labels, mask)
+    found = summed(batches, num_classes)
+    expected = by_hand(logits, labels, mask)
     for name in ("images_L", "top1_L", "top5_L"):
         assert np.array_equal(getattr(found, name), expected[name]), name
     assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
     assert found.images_L[-1] == 0
-    values, images = found.values(), int(mask.sum())
+    values = found.values()
+    images = int(mask.sum())
     for name, right in (("top1", found.top1_L.sum()), ("top5", found.top5_L.sum())):
         assert values[f"{name}_accuracy"] == right / images
         assert values[f"{name}_interval"] == [*wilson(int(right), images)]
@@ -106,7 +108,8 @@ def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
 def test_answers_of_some_outputs_only_are_those_of_a_network_without_the_others():
     """Outputs 1, 4 and 6 are allowed; classes 0, 1, 2 of the data are outputs 4, 1, 6."""
     logits = np.random.default_rng(3).normal(size=(30, 8)).astype(np.float32)
-    labels, output = np.random.default_rng(4).integers(0, 3, 30), np.array([4, 1, 6])
+    labels = np.random.default_rng(4).integers(0, 3, 30)
+    output = np.array([4, 1, 6])
     is_allowed = np.isin(np.arange(8), output)
     (found,) = answers_of(
         [make_batch(labels, np.ones(30), jnp.asarray(logits))], 8, is_allowed, output
@@ -135,7 +138,8 @@ def test_what_is_no_number_is_seen_in_images_and_not_in_padding():
 
 def add(metrics, labels, classes, confidence):
     """Add images whose most probable outputs are `classes`, one or several each."""
-    classes, num = np.asarray(classes).reshape(len(labels), -1), len(labels)
+    classes = np.asarray(classes).reshape(len(labels), -1)
+    num = len(labels)
     rows = {
         "record_B": np.arange(num),
         "label_B": np.asarray(labels),
@@ -155,7 +159,8 @@ def test_confusions_and_mistakes_by_hand():
         "output_L": output_L,
     }
     metrics = metrics_of(3, **changes)
-    labels, first = [0, 0, 0, 1, 1, 2, 2, 2], [2, 5, 5, 5, 2, 7, 2, 2]
+    labels = [0, 0, 0, 1, 1, 2, 2, 2]
+    first = [2, 5, 5, 5, 2, 7, 2, 2]
     confidence = [0.9, 0.4, 0.8, 0.5, 0.8, 0.6, 0.3, 0.7]
     add(metrics, labels, first, confidence)
     assert metrics.confusion_2LA[1].tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -172,7 +177,8 @@ def test_confusions_and_mistakes_by_hand():
 
 def test_memory_is_bounded():
     """The most confident mistakes of many batches are kept and no more; a matrix of 21,843 squared is not made."""
-    metrics, rng = metrics_of(21_843), np.random.default_rng(0)
+    metrics = metrics_of(21_843)
+    rng = np.random.default_rng(0)
     assert metrics.confusion_2LA is None
     confidences = rng.random((10, 50))
     for confidence in confidences:
@@ -233,10 +239,8 @@ def test_the_table_of_classes():
     assert header == ["class", "images", "top1_correct", *names]
     shares = ((3, 4), (4, 4), (1, 3), (2, 3))
     cells = [[f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in shares]
-    cat, best = (
-        ["cat", "4", "3", *cells[0], *cells[1]],
-        ['the "best"', "3", "1", *cells[2], *cells[3]],
-    )
+    cat = ["cat", "4", "3", *cells[0], *cells[1]]
+    best = ['the "best"', "3", "1", *cells[2], *cells[3]]
     assert rows == [cat, ["dog, wet", "0", "0", *[""] * 6], best]
 
 

@@ -307,7 +307,8 @@ def test_a_dataset_that_numbers_its_classes_is_matched_by_these_numbers():
 
 def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     """Its lines are the images: what is added to them since training changes no side of another."""
-    folder, table = make("my-images"), tmp_path / "my-images/table.csv"
+    folder = make("my-images")
+    table = tmp_path / "my-images/table.csv"
     lines = ["image,label", *(f"{file},{file[:3]}" for file in TEN_EACH[:14])]
     table.write_text("\n".join(lines))
     config = InputConfig(
@@ -359,7 +360,8 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
     write_classes(tmp_path / "images", [0] * 10 + [1] * 10, sample_pixels(20))
     data = f"folder:{tmp_path}/images"
     then = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
-    as_then, fresh = open_pair(data, SplitChoice(), then), open_pair(data, SplitChoice())
+    as_then = open_pair(data, SplitChoice(), then)
+    fresh = open_pair(data, SplitChoice())
     assert (len(as_then.test), len(fresh.test)) == (8, 2)
     assert not {as_then.train.key_of(i) for i in range(12)} & {
         as_then.test.key_of(i) for i in range(8)

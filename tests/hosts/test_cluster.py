@@ -127,7 +127,8 @@ def test_jobset():
 class Pod:
     """Stands for JAX's detection of a TPU pod."""
 
-    hosts, is_there = 2, True
+    hosts = 2
+    is_there = True
 
     def is_env_present(self):
         return self.is_there
@@ -146,7 +147,8 @@ class Pod:
 def pod(monkeypatch):
     from vit_jax.hosts.internals import clusters
 
-    pod, absent = Pod(), Pod()
+    pod = Pod()
+    absent = Pod()
     absent.is_there = False
     monkeypatch.setattr(clusters, "GceTpuCluster", pod)
     monkeypatch.setattr(clusters, "GkeTpuCluster", absent)
@@ -175,7 +177,8 @@ def test_a_tpu_of_one_host_joins_nobody_and_one_without_metadata_is_refused(pod)
     def refused():
         raise ConnectionError("refused")
 
-    pod.is_there, pod.get_process_count = True, refused
+    pod.is_there = True
+    pod.get_process_count = refused
     with pytest.raises(ValueError, match="VIT_JAX_NUM_PROCESSES=1 is enough"):
         on_tpu({})
 

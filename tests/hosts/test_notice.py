@@ -13,7 +13,8 @@ from vit_jax.hosts.notice import MAX_FAILURES, Notice
 @pytest.fixture
 def killed(monkeypatch):
     """Signals that were sent, and an event that one was."""
-    signals, event = [], threading.Event()
+    signals = []
+    event = threading.Event()
     monkeypatch.setattr(notice, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(notice, "RESPONSE_SECONDS", 120)
     monkeypatch.setattr(

@@ -13,7 +13,8 @@ class Store:
     """The coordination service's."""
 
     def __init__(self):
-        self.said, self.barriers = {}, []
+        self.said = {}
+        self.barriers = []
 
     def wait_at_barrier(self, barrier_id, timeout_in_ms):
         self.barriers.append((barrier_id, timeout_in_ms))
@@ -59,7 +60,9 @@ def run(ended, clock):
     def process(number):
         made = Peers(store, number, 3, leave=lambda exit_code: ended.setdefault(number, exit_code))
         made.step_done(7)
-        made.clock, made.ended, made.store = clock, ended, store
+        made.clock = clock
+        made.ended = ended
+        made.store = store
         return made
 
     return [process(number) for number in range(3)]
@@ -157,7 +160,9 @@ def test_a_silent_first_process_may_have_caused_any_error(run, clock, monkeypatc
         threading.Thread, "start", lambda thread: None
     )  # `talk` is called here instead
     run[1].start()
-    talking, sleep, began = run[1:2] if is_silent else run[:2], clock.sleep, clock.now
+    talking = run[1:2] if is_silent else run[:2]
+    sleep = clock.sleep
+    began = clock.now
     monkeypatch.setattr(
         clock, "sleep", lambda seconds: sleep(seconds) or [process.talk() for process in talking]
     )

@@ -38,7 +38,8 @@ class Service:
     """The coordination service's client, for one of two processes; the other is there at once."""
 
     def __init__(self):
-        self.barriers, self.said = [], {}
+        self.barriers = []
+        self.said = {}
 
     def wait_at_barrier(self, name, timeout_in_ms):
         self.barriers.append((name, timeout_in_ms))

@@ -121,7 +121,8 @@ for words in json.loads(sys.argv[1]):
 def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
     if any(platform in name for name in backend.plugins()):
         pytest.skip(f"{platform} is installed here")
-    workdir, image = str(tiny_run.workdir), str(ROOT / "docs/figures")
+    workdir = str(tiny_run.workdir)
+    image = str(ROOT / "docs/figures")
     verbs = [
         ["doctor"],
         ["pretrain", "--config=digits", f"--workdir={tmp_path / 'a'}"],

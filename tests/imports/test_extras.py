@@ -14,7 +14,8 @@ COMMIT = "0123456789abcdef"
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     """An environment into which the package was copied, with a function that records where it came from."""
-    packages, programs = tmp_path / "site-packages", tmp_path / "bin"
+    packages = tmp_path / "site-packages"
+    programs = tmp_path / "bin"
     (packages / "vit_jax").mkdir(parents=True)
     programs.mkdir()
     (programs / "pip").write_text("#!/bin/sh\n")

@@ -32,7 +32,9 @@ def pretraining(data_dir, workdir, *overrides):
 
 def run(words):
     """Any verb in this process, with its eight devices."""
-    out, err, code = io.StringIO(), io.StringIO(), 0
+    out = io.StringIO()
+    err = io.StringIO()
+    code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             cli.main(words)

@@ -14,7 +14,9 @@ WSD = (
 AVERAGED = ("polyak.factor=0.9", "polyak.warmup=ratio", "polyak.bias_correction=False")
 SAVED = ("checkpoint.every=2 steps", "checkpoint.keep_latest=9", "evaluation.every=8 steps")
 FIELDS = (*WSD, *AVERAGED, *SAVED)
-PEAK, WARMUP, COOLDOWN = 3e-3, 2, 3
+PEAK = 3e-3
+WARMUP = 2
+COOLDOWN = 3
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 
 
@@ -44,7 +46,8 @@ def expected_rate(step, total):
 
 
 def test_a_branch_continues_the_trunk_as_if_it_had_run_alone(trunk, data_dir, tmp_path):
-    branch, alone = tmp_path / "branch", tmp_path / "alone"
+    branch = tmp_path / "branch"
+    alone = tmp_path / "alone"
     out = succeed(pretraining(data_dir, branch, *FIELDS, "total=8 steps", f"resume_from={trunk}"))
     assert f"continuing from step 4 of {trunk}" in out, "the newest before both cooldowns"
     followed = {step: rate for step, rate in rates(trunk).items() if step <= 4} | rates(branch)
@@ -55,6 +58,7 @@ def test_a_branch_continues_the_trunk_as_if_it_had_run_alone(trunk, data_dir, tm
         {step: expected_rate(step, 10) for step in range(1, 11)}, rel=1e-5
     )
     succeed(pretraining(data_dir, alone, *FIELDS, "total=8 steps"))
-    found, expected = commands.summary(branch), commands.summary(alone)
+    found = commands.summary(branch)
+    expected = commands.summary(alone)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == expected[name], name

@@ -39,10 +39,8 @@ def test_killed_while_it_saves_locked_out_and_resumed(cloud, data_dir, tmp_path)
     assert before < 4
 
     assert f"continuing from this workdir's checkpoint of step {before}" in commands.succeed(words)
-    summary, expected = (
-        json.loads((workdir / "summary.json").read_text()),
-        commands.summary(tmp_path),
-    )
+    summary = json.loads((workdir / "summary.json").read_text())
+    expected = commands.summary(tmp_path)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert summary[name] == expected[name], name
     keys = ("step", "train_loss", "test_loss")

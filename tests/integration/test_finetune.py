@@ -109,7 +109,8 @@ def test_a_second_run_is_rejected_before_its_first_trial(tuning, tmp_path):
 
 def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
     """By kill -9 in the second trial, then by SIGTERM, which saves; what follows is what would have followed."""
-    reference, workdir = uninterrupted[0], tmp_path / "run"
+    reference = uninterrupted[0]
+    workdir = tmp_path / "run"
     trials = [f"search/learning_rate={rate}" for rate in ("0.003", "0.03")]
     for folder, number in ((trials[1], signal.SIGKILL), (".", signal.SIGTERM)):
         process = commands.start_held(tuning(workdir), workdir / folder)
@@ -125,7 +126,8 @@ def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
         (".", ("test_loss", "test_accuracy", "learning_rate")),
         *((trial, ()) for trial in trials),
     ):
-        found, expected = commands.summary(workdir / folder), commands.summary(reference / folder)
+        found = commands.summary(workdir / folder)
+        expected = commands.summary(reference / folder)
         for name in ("parameters_sha256", *names):
             assert found[name] == expected[name], (folder, name)
 

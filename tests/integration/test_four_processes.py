@@ -45,11 +45,13 @@ def four_processes(data_dir, tmp_path_factory):
 
 
 def assert_same_run(workdir, expected, steps):
-    found, wanted = commands.losses(workdir), commands.losses(expected)
+    found = commands.losses(workdir)
+    wanted = commands.losses(expected)
     assert [found[step] for step in steps] == pytest.approx(
         [wanted[step] for step in steps], rel=1e-5
     )
-    summary, wanted = commands.summary(workdir), commands.summary(expected)
+    summary = commands.summary(workdir)
+    wanted = commands.summary(expected)
     assert summary["test_loss"] == pytest.approx(wanted["test_loss"], rel=1e-4)
     assert summary["test_accuracy"] == wanted["test_accuracy"]
     assert summary["few_5shot_accuracy"] == pytest.approx(

@@ -56,7 +56,8 @@ def test_killed_in_each_phase(uninterrupted, data_dir, tmp_path, step):
             shutil.rmtree(workdir / "checkpoints" / str(later))
     out = succeed(pretraining(data_dir, workdir, *PHASES, *FIELDS))
     assert f"continuing from this workdir's checkpoint of step {step}" in out
-    found, expected = commands.summary(workdir), commands.summary(uninterrupted)
+    found = commands.summary(workdir)
+    expected = commands.summary(uninterrupted)
     for name in ("parameters_sha256", "test_loss", "test_accuracy", "images", "exaflops"):
         assert found[name] == expected[name], name
     assert commands.curve(workdir) == commands.curve(uninterrupted)

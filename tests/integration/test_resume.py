@@ -43,7 +43,8 @@ def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
 
     out = commands.succeed(words)
     assert f"continuing from this workdir's checkpoint of step {stopped_at}" in out
-    found, expected = commands.summary(tmp_path), commands.summary(uninterrupted)
+    found = commands.summary(tmp_path)
+    expected = commands.summary(uninterrupted)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == expected[name], name
     assert commands.curve(tmp_path) == commands.curve(uninterrupted), (

@@ -66,7 +66,8 @@ def test_what_a_run_prints(finished):
 
 def test_what_a_run_leaves(finished):
     workdir, _ = finished
-    summary, metrics = commands.summary(workdir), commands.metrics(workdir)
+    summary = commands.summary(workdir)
+    metrics = commands.metrics(workdir)
     for name in (
         "test_accuracy",
         "test_loss",

@@ -95,7 +95,8 @@ CASES = [(name, signal.SIGTERM) for name in VERBS] + [
     ("name", "number"), CASES, ids=[f"{name}, {number.name}" for name, number in CASES]
 )
 def test_a_verb_leaves_nothing_half_written(given, place, data_dir, name, number):
-    images, weights = given / "images", str(given / "weights")
+    images = given / "images"
+    weights = str(given / "weights")
     recipe = commands.pretraining(data_dir, "none")[3:]
     short = {"W": [weights], "D": [f"--data=folder:{images}"], "R": recipe, "images": [str(images)]}
     call, words = VERBS[name]

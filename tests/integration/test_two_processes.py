@@ -91,7 +91,9 @@ def counted(workdir):
 def test_resumed_to_the_bit_where_each_goes_on_counting_its_own(in_two, damaged_words):
     """Resumed after two steps, when the second process has met an unreadable image that it will not meet again."""
     words, workdir = damaged_words
-    counts, losses, summary = counted(workdir), commands.losses(workdir), commands.summary(workdir)
+    counts = counted(workdir)
+    losses = commands.losses(workdir)
+    summary = commands.summary(workdir)
     for step in (3, 4):
         shutil.rmtree(workdir / "checkpoints" / f"{step}")
     outcomes = finish(commands.start_all(words, explicit(2), devices=2))
@@ -136,10 +138,8 @@ def test_two_processes_evaluate_as_one(evaluation, in_two):
     expected = figures(
         succeed([*map(str, words), f"--csv={folder / 'one'}.csv", f"--report={folder / 'one'}"])
     )
-    data, images = (
-        f"data{'':<15}test of folder:{folder}/images, 11 of 11 images",
-        f"images{'':<13}11",
-    )
+    data = f"data{'':<15}test of folder:{folder}/images, 11 of 11 images"
+    images = f"images{'':<13}11"
     assert expected[1:3] == [data, images]
     first, second = in_two["evaluate"]
     assert (figures(first.out), figures(second.out)) == (expected, [])

@@ -123,7 +123,8 @@ def play(stage, trouble, number):
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_a_machine_is_deleted_or_named_whatever_step_fails(stage, trouble):
-    machine, rented = stage.folder / "play/machine", stage.checkout / "runs/pod/rented.txt"
+    machine = stage.folder / "play/machine"
+    rented = stage.checkout / "runs/pod/rented.txt"
     ends = set()
     for number in itertools.count():
         process, stderr = play(stage, trouble, number)

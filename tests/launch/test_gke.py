@@ -31,7 +31,10 @@ GPU = [
     "--chips_per_host=8",
 ]
 CPU = [*COMMON, *BUCKET, "--accelerator=cpu", "--hosts=2"]
-SELECTOR = "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,batch.kubernetes.io/job-completion-index=0"
+SELECTOR = (
+    "jobset.sigs.k8s.io/jobset-name=vit-h,jobset.sigs.k8s.io/job-index=0,"
+    "batch.kubernetes.io/job-completion-index=0"
+)
 LOGS = ["logs", "--follow", "--container=vit-jax", f"--selector={SELECTOR}", "--tail=-1"]
 STATE = ["get", "jobset", "vit-h", "--ignore-not-found"]
 STATE += ["--output=jsonpath={.status.terminalState}/{.status.restarts}"]
@@ -175,7 +178,8 @@ def test_exit_codes_meet_their_rules():
     rules = parts(manifest)[0]["template"]["spec"]["podFailurePolicy"]["rules"]
 
     def action(code=None):
-        reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+        reason = "BackoffLimitExceeded"
+        message = "Job has reached the specified backoff limit"
         for number, rule in enumerate(rules):
             if code in rule.get("onExitCodes", {"values": [None]})["values"]:
                 reason = "PodFailurePolicy"
@@ -221,7 +225,8 @@ def test_workdir_in_a_bucket_is_one_folder_for_all():
         "--workdir=/workdir/runs/h",
     ]
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    workdir, data = volumes["workdir"]["csi"], volumes["data"]["csi"]
+    workdir = volumes["workdir"]["csi"]
+    data = volumes["data"]["csi"]
     assert workdir["volumeAttributes"]["bucketName"] == "bucket"
     assert (
         "metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"

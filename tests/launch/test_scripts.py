@@ -51,7 +51,8 @@ def write_program(path: Path, text: str) -> Path:
 @pytest.fixture
 def sandbox(stage):
     """A stage with programs of its own on the PATH, and a working folder that is not the checkout."""
-    stage.programs, stage.elsewhere = stage.folder / "bin", stage.folder / "elsewhere"
+    stage.programs = stage.folder / "bin"
+    stage.elsewhere = stage.folder / "elsewhere"
     stage.programs.mkdir()
     stage.elsewhere.mkdir()
     write_program(stage.programs / "python3", FAKE_PYTHON)

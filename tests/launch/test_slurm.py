@@ -47,7 +47,8 @@ def submit(job, codes="0 0", **variables):
 def test_every_task_runs_the_command_and_the_job_ends(job):
     result = submit(job, SLURM_CPUS_PER_TASK="12")
     assert result.returncode == 0, result.stderr
-    task, ends = f"{job.checkout}/launch/slurm_task.sh", f"{job.checkout}/runs/slurm/7/end"
+    task = f"{job.checkout}/launch/slurm_task.sh"
+    ends = f"{job.checkout}/runs/slurm/7/end"
     vit_jax = f"{job.checkout}/.venv/bin/vit-jax"
     flags = ["--kill-on-bad-exit=1", "--label", "--cpus-per-task=12"]
     assert job.calls() == [
@@ -151,7 +152,8 @@ def test_status_on_a_login_node(job):
 def test_jobs_of_an_array_share_the_runs_of_a_study(job):
     array = {"SLURM_ARRAY_TASK_ID": "6", "SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_MAX": "7"}
     array["SLURM_ARRAY_TASK_COUNT"] = "3"
-    study, share_1 = ["study", "pooling", *WORDS[1:]], ["--index=1", "--count=3"]
+    study = ["study", "pooling", *WORDS[1:]]
+    share_1 = ["--index=1", "--count=3"]
     sweep = ["sweep", "--grid", "seed=0,1", *WORDS[1:]]
     for words, share in (
         (study, share_1),
@@ -212,10 +214,8 @@ def test_containers(job):
             next(line for line in result.stdout.splitlines() if line.startswith("srun"))
         )
 
-    place, task = (
-        str(job.checkout),
-        [f"{job.checkout}/launch/slurm_task.sh", f"{job.checkout}/runs/slurm/7/end"],
-    )
+    place = str(job.checkout)
+    task = [f"{job.checkout}/launch/slurm_task.sh", f"{job.checkout}/runs/slurm/7/end"]
     flags = ["srun", "--kill-on-bad-exit=1", "--label"]
     bind = f"--bind={place},/shared,/data"
     apptainer = ["apptainer", "exec", "--nv", bind, f"--pwd={place}", "/images/vit.sif", "vit-jax"]

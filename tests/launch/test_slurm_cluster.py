@@ -55,7 +55,8 @@ class Jobs:
     """Jobs of a checkout on the cluster."""
 
     def __init__(self, stage, cluster):
-        self.stage, self.folder = stage, stage.folder
+        self.stage = stage
+        self.folder = stage.folder
         self.submitted = []
         variables = {
             name: value for name, value in os.environ.items() if not name.startswith("SLURM")
@@ -116,7 +117,8 @@ def preempted(cluster, data_dir, tmp_path_factory):
     """A run that was preempted and is queued again, which SLURM starts after two minutes; its jobs, number, workdir."""
     jobs = Jobs(make_stage(tmp_path_factory.mktemp("preempted")), cluster)
     jobs.tool(VIT_JAX)
-    workdir, release = jobs.folder / "run", jobs.folder / "release"
+    workdir = jobs.folder / "run"
+    release = jobs.folder / "release"
     held = {"HELD_FOLDER": str(workdir), "HELD_BEFORE": "", "HELD_RELEASE": str(release)}
     job = jobs.submit(*training(data_dir, workdir), **held)
     jobs.wait(lambda: commands.checkpoint_steps(workdir), job)

@@ -228,7 +228,8 @@ def test_packages_are_tried_again_while_another_program_installs(worker):
 def test_a_downloaded_package_lies_where_only_the_user_may_write(worker):
     """Root installs it. A name in a shared folder could be taken by another user before."""
     write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
-    bin, seen = worker.folder / "bin", worker.folder / "seen"
+    bin = worker.folder / "bin"
+    seen = worker.folder / "seen"
     bin.mkdir()
     for path in STAND_INS.iterdir():
         (bin / path.name).symlink_to(path)

@@ -101,7 +101,8 @@ def _described(line):
     config = json.loads(
         re.search(r'backend_config = "(.*?)(?<!\\)"[,}]', line)[1].replace("\\22", '"')
     )["cudnn_fmha_backend_config"]
-    types, attributes = line.rpartition(" : ")[2], re.findall(r"_layouts = \[(.*?xindex>)\]", line)
+    types = line.rpartition(" : ")[2]
+    attributes = re.findall(r"_layouts = \[(.*?xindex>)\]", line)
     assert len(attributes) == 2, "of operands and of results"
     config["algorithm"].pop("tuning_knobs", None)
     for place in (

@@ -32,13 +32,15 @@ def small(**options):
 
 def heads(layer, x, num_heads=2):
     """A projection in float64, (B, S, T, h)."""
-    kernel, bias = np.float64(layer.kernel[...]), np.float64(layer.bias[...])
+    kernel = np.float64(layer.kernel[...])
+    bias = np.float64(layer.bias[...])
     return (np.float64(x) @ kernel + bias).reshape(*x.shape[:2], num_heads, -1)
 
 
 def weights_by_loops(attention, x, key_of, sees):
     """The weights (B, T, S, S), one logit after the other, of a query to the tokens that it sees."""
-    query, key = heads(attention.query, x), heads(attention.key, x)
+    query = heads(attention.query, x)
+    key = heads(attention.key, x)
     batch, length, num_heads, head_dim = query.shape
     weights = np.zeros((batch, num_heads, length, length))
     for b, t, q in np.ndindex(batch, num_heads, length):
@@ -95,7 +97,8 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     _, model, x = block_and_inputs(position_layers=layers, position_embedding=kind)
     output = apply(model, x, taps=("blocks",))
     assert hasattr(model, "positions") == (layers == "shared")
-    tokens, run_block = embedded(model, x), jax.jit(lambda block, x: block(x, 0.0, None))
+    tokens = embedded(model, x)
+    run_block = jax.jit(lambda block, x: block(x, 0.0, None))
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         positions = model.positions if layers == "shared" else block.positions
         tokens = run_block(block, tokens + positions())
@@ -106,10 +109,8 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
             for name, leaf in pytree.named_leaves(model).items()
             if "positions/table" in name
         }
-        every, shared = (
-            {"encoder/blocks/positions/table": (2, 1, 7, 32)},
-            {"positions/table": (1, 7, 32)},
-        )
+        every = {"encoder/blocks/positions/table": (2, 1, 7, 32)}
+        shared = {"positions/table": (1, 7, 32)}
         assert shapes == (every if layers == "every" else shared)
 
 
@@ -120,13 +121,12 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     output = apply(model, x, taps=("attention", "blocks"))
     assert output.attention_LBTQS.shape == (4, 2, 2, 6, 6)
     place = [np.unravel_index(token, GRID) for token in range(6)]
-    tokens, attentions = model.embedding(x), iter(output.attention_LBTQS)
+    tokens = model.embedding(x)
+    attentions = iter(output.attention_LBTQS)
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         for half, axis in ((block.rows, 1), (block.columns, 0)):
-            table, norm = (
-                np.float64(half.attention.positions.table[...]),
-                half.attention_norm(tokens),
-            )
+            table = np.float64(half.attention.positions.table[...])
+            norm = half.attention_norm(tokens)
 
             def key_of(query, key, table=table, axis=axis):
                 return table[place[query][axis] - place[key][axis] + GRID[axis] - 1]
@@ -187,7 +187,8 @@ def test_rematerialisation_and_unrolling_change_no_gradient():
 @pytest.mark.parametrize("block", [None, pytest.param("axial", marks=pytest.mark.slow)])
 def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
     """It changes no value and no gradient, with the same elements and examples dropped."""
-    ranks, name_it = {}, blocks.checkpoint_name
+    ranks = {}
+    name_it = blocks.checkpoint_name
 
     def checkpoint_name(x, name):
         ranks.setdefault(name, x.ndim)

@@ -35,7 +35,8 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, str
 
 
 def test_gradients_are_convolutions_in_the_order_that_is_fast_in_loops():
-    x, kernels = jnp.ones((1, 4, 4, 8)), jnp.ones((2, 3, 3, 8, 8))
+    x = jnp.ones((1, 4, 4, 8))
+    kernels = jnp.ones((2, 3, 3, 8, 8))
 
     def loss(x, kernels):
         return jax.lax.scan(lambda x, k: (convolve_on_cpu(x, k, 1, "SAME"), None), x, kernels)[

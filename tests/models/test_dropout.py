@@ -31,24 +31,25 @@ def test_elements_are_independent_in_pairs_and_in_rectangles():
     centred = masks(0.5).reshape(-1, SHAPE[-1]) * 2.0 - 1
     bound = SIGMAS / np.sqrt(centred[1:, 1:].size)
     for rows, columns in ((1, 0), (0, 1), (1, 1), (3, 7)):
-        a, b = centred[rows:, columns:], centred[: len(centred) - rows, : SHAPE[-1] - columns]
+        a = centred[rows:, columns:]
+        b = centred[: len(centred) - rows, : SHAPE[-1] - columns]
         assert abs((a * b).mean()) < bound
-        other_row, other_column = (
-            centred[: len(centred) - rows, columns:],
-            centred[rows:, : SHAPE[-1] - columns],
-        )
+        other_row = centred[: len(centred) - rows, columns:]
+        other_column = centred[rows:, : SHAPE[-1] - columns]
         if rows and columns:
             assert abs((a * b * other_row * other_column).mean()) < bound
 
 
 def test_keys_have_masks_of_their_own():
-    first, second = masks(0.5) * 2.0 - 1, masks(0.5, seed=1) * 2.0 - 1
+    first = masks(0.5) * 2.0 - 1
+    second = masks(0.5, seed=1) * 2.0 - 1
     assert abs((first * second).mean()) < SIGMAS / np.sqrt(first.size)
     assert (masks(0.5) == masks(0.5)).all()
 
 
 def test_sites_of_one_key_have_masks_of_their_own():
-    ones, key = jnp.ones(SHAPE), jax.random.key(0)
+    ones = jnp.ones(SHAPE)
+    key = jax.random.key(0)
     at_sites = [
         np.sign(np.asarray(dropout(ones, 0.5, key, site=site))) * 2 - 1 for site in range(5)
     ]
@@ -58,7 +59,8 @@ def test_sites_of_one_key_have_masks_of_their_own():
 
 
 def test_values_are_scaled_and_the_gradient_has_the_same_mask():
-    x, key = jnp.arange(1.0, 4097.0).reshape(8, 512), jax.random.key(3)
+    x = jnp.arange(1.0, 4097.0).reshape(8, 512)
+    key = jax.random.key(3)
     y, pull_back = jax.vjp(lambda x: dropout(x, 0.25, key), x)
     kept = np.asarray(y) != 0
     np.testing.assert_allclose(y, np.where(kept, x / 0.75, 0), rtol=1e-6)

@@ -88,6 +88,7 @@ def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside
     convolve = functools.partial(
         jax.lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)], **options
     )
-    x, kernel = jnp.zeros((1, 12, 4)), jnp.zeros((3, 4 // groups, 4))
+    x = jnp.zeros((1, 12, 4))
+    kernel = jnp.zeros((3, 4 // groups, 4))
     assert count_macs(convolve, x, kernel) == outputs * 3 * 16 // groups
     assert count_macs(convolve, x, kernel, count_padding=False) == inside * 16 // groups

@@ -58,7 +58,8 @@ def test_exaflops_column_of_the_paper(row: dict[str, Any]) -> None:
     """ViT, Table 6, is measured by a compiler and rounded: its ResNets are 0.5 to 0.9 % above their convolutions, and
     B/32's 55 is 2 % below any count of matrix products. With padding, which the table leaves out, they would be above.
     """
-    name, images = row["name"], row["epochs_of_jft"] * JFT_IMAGES
+    name = row["name"]
+    images = row["epochs_of_jft"] * JFT_IMAGES
     value = exaflops(named(name, 224), images)
     assert value == pytest.approx(row["computed"], abs=0.5)
     assert value == pytest.approx(
@@ -105,7 +106,10 @@ def test_axial_blocks_and_relative_positions_by_hand() -> None:
 @pytest.mark.parametrize("stride", [1, 2])
 def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenly: bool) -> None:
     """BiT pads both sides alike; the hybrids' "SAME" pads the odd zero after. On maps of even and odd length."""
-    height, width, inputs, outputs = 12, 9, 2, 3
+    height = 12
+    width = 9
+    inputs = 2
+    outputs = 3
     padding = ((kernel // 2, kernel // 2),) * 2 if evenly else "SAME"
 
     def convolve(image: jax.Array, weights: jax.Array) -> jax.Array:

@@ -93,7 +93,8 @@ def small(name="ViT-mu/4", **references):
 
 def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     architecture = small(block="GatedBlock", position_embedding="ScaledPositions")
-    model, x = filled(architecture), images(architecture)
+    model = filled(architecture)
+    x = images(architecture)
     assert model.positions().shape == (1, 7, 32)
     assert model.encoder.blocks.novelty.shape == (3, 32, 32)
     output = apply(model, x, taps=("blocks",))
@@ -119,7 +120,8 @@ def test_positions_of_another_shape_are_refused():
 def test_a_pooling_and_a_head():
     """The pooling sees patches only, the head the pooled vector; parameters lie under "pooling" and "head"."""
     architecture = small(pool="MaxPooling", head="QuadraticHead")
-    model, x = filled(architecture), images(architecture)
+    model = filled(architecture)
+    x = images(architecture)
     assert (model.class_token, architecture.sequence_length, architecture.is_standard) == (
         None,
         6,
@@ -134,7 +136,8 @@ def test_a_pooling_and_a_head():
 
 def test_a_resnet_has_a_custom_head_and_no_custom_pooling():
     architecture = small("R14x0.5", head="QuadraticHead")
-    model, x = filled(architecture), images(architecture)
+    model = filled(architecture)
+    x = images(architecture)
     output = apply(model, x)
     np.testing.assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
     with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*Use gap or None"):

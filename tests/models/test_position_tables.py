@@ -10,7 +10,8 @@ def test_sincos2d_first_row_and_last_frequency():
     table = sincos2d((3, 5), 16)
     assert (table.shape, table.dtype) == ((15, 16), np.float32)
     np.testing.assert_array_equal(table[0], [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4)
-    row, column = 2, 3
+    row = 2
+    column = 3
     expected = [
         np.sin(column * 1e-4),
         np.cos(column * 1e-4),

@@ -26,7 +26,8 @@ def test_a_product_for_cpus_gives_the_same_numbers_and_gradients():
 
 
 def test_the_gradient_of_a_kernel_begins_with_the_input():
-    x, kernel = jnp.ones((3, 5, 4)), jnp.ones((4, 6))
+    x = jnp.ones((3, 5, 4))
+    kernel = jnp.ones((4, 6))
     program = jax.make_jaxpr(jax.grad(lambda kernel: multiply(x, kernel).sum()))(kernel)
     product = [equation for equation in program.eqns if equation.primitive.name == "dot_general"][
         -1

@@ -63,11 +63,10 @@ def assert_near(found, expected):
 )
 def test_stages_are_run_in_order(name, image_size, unit):
     architecture = small(name, image_size=image_size, residual_unit=unit)
-    model, x = filled(architecture), images(architecture)
-    output, body = (
-        apply(model, x, taps=("stages",)),
-        model.stem if architecture.has_transformer else model.body,
-    )
+    model = filled(architecture)
+    x = images(architecture)
+    output = apply(model, x, taps=("stages",))
+    body = model.stem if architecture.has_transformer else model.body
 
     @jax.jit
     def run(body, x):

@@ -60,7 +60,8 @@ def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype
 def test_patch_embedding_equals_a_convolution():
     architecture = small(name="ViT-mu/4x2", image_size=(16, 12))
     assert architecture.grid == (4, 6)
-    embedding, x = filled(architecture).embedding, images(architecture)
+    embedding = filled(architecture).embedding
+    x = images(architecture)
     numbers = ("NHWC", "HWIO", "NHWC")
     expected = jax.lax.conv_general_dilated(
         x, embedding.kernel[...], (4, 2), "VALID", dimension_numbers=numbers
@@ -77,12 +78,11 @@ def test_patch_embedding_equals_a_convolution():
 def test_taps_are_the_blocks_one_after_the_other():
     """The forward passes are compared with the libraries' in tests/weights/test_reference_logits."""
     architecture = small(head="mlp", remat="full", scan_unroll=2)
-    model, x = filled(architecture), images(architecture)
+    model = filled(architecture)
+    x = images(architecture)
     output = apply(model, x, taps=("blocks", "attention"))
-    tokens, run_block = (
-        embedded(model, x) + model.positions(),
-        jax.jit(lambda block, x: block(x, 0.0, None)),
-    )
+    tokens = embedded(model, x) + model.positions()
+    run_block = jax.jit(lambda block, x: block(x, 0.0, None))
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         normed = np.float64(block.attention_norm(tokens))
         query, key = (
@@ -173,7 +173,8 @@ def gradient(architecture):
 
 def test_dropout_needs_a_key_and_is_a_function_of_it():
     architecture = small(dropout_fraction=0.5)
-    model, x = filled(architecture), images(architecture)
+    model = filled(architecture)
+    x = images(architecture)
     plain = apply(model, x).logits_BK
     first, again, other = (
         apply(model, x, dropout_key=jax.random.key(seed)).logits_BK for seed in (0, 0, 1)
@@ -191,7 +192,8 @@ def test_stochastic_depth_spares_the_first_block_and_drops_whole_examples():
     np.testing.assert_allclose(np.unique(kept), [0.0, 1 / 0.75], rtol=1e-6)
     assert abs(float(kept.mean()) - 1.0) < 0.1
     architecture = small(depth=1, stochastic_depth_fraction=0.9)
-    model, x = filled(architecture), images(architecture)
+    model = filled(architecture)
+    x = images(architecture)
     trained = apply(model, x, dropout_key=jax.random.key(1))
     np.testing.assert_allclose(trained.logits_BK, apply(model, x).logits_BK, rtol=1e-5)
 
@@ -222,7 +224,8 @@ def test_initial_values():
             assert (leaf == 1).all(), name
         elif name.endswith("bias") or name in ("class_token", "head/linear/kernel"):
             assert (leaf == (-10 if name == "head/linear/bias" else 0)).all(), name
-    limit, attention = (6 / (192 + 192)) ** 0.5, model.encoder.blocks.attention
+    limit = (6 / (192 + 192)) ** 0.5
+    attention = model.encoder.blocks.attention
     for projection in (attention.query, attention.key, attention.value, attention.out):
         kernel = projection.kernel[...]
         assert 0.99 * limit < float(jnp.abs(kernel).max()) <= limit

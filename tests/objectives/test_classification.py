@@ -24,7 +24,8 @@ def sums(objective, logits, labels, mask=None):
 
 
 def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
-    logits, labels = np.full((1, 21843), -10.0), np.eye(1, 21843)
+    logits = np.full((1, 21843), -10.0)
+    labels = np.eye(1, 21843)
     assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(
         10.9916, abs=1e-3
     )
@@ -32,7 +33,8 @@ def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
 
 def test_losses_equal_numpy():
     rng = np.random.default_rng(0)
-    logits, labels = rng.normal(size=(4, 5)), rng.dirichlet(np.ones(5), size=4)
+    logits = rng.normal(size=(4, 5))
+    labels = rng.dirichlet(np.ones(5), size=4)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -(labels * log_p).sum()
     assert float(sums(Classification("softmax"), logits, labels)["loss"]) == pytest.approx(
@@ -46,10 +48,8 @@ def test_losses_equal_numpy():
 
 
 def test_bce_takes_all_mixed_classes_for_present():
-    logits, labels = (
-        np.random.default_rng(0).normal(size=(2, 4)),
-        [[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]],
-    )
+    logits = np.random.default_rng(0).normal(size=(2, 4))
+    labels = [[0.7, 0.3, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]
     p = 1 / (1 + np.exp(-logits))
     expected = -(np.log(p[0, :2]).sum() + np.log(1 - p[0, 2:]).sum() + np.log(p[1, 2]))
     expected -= np.log(1 - p[1, [0, 1, 3]]).sum()
@@ -65,8 +65,10 @@ def test_label_smoothing_spreads_evenly():
 
 def test_masked_examples_add_nothing():
     objective = Classification("softmax")
-    logits, labels = np.array([[2.0, 0.0], [0.0, 9.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
-    masked, alone = sums(objective, logits, labels, [1, 0]), sums(objective, logits[:1], labels[:1])
+    logits = np.array([[2.0, 0.0], [0.0, 9.0]])
+    labels = np.array([[1.0, 0.0], [1.0, 0.0]])
+    masked = sums(objective, logits, labels, [1, 0])
+    alone = sums(objective, logits[:1], labels[:1])
     for name in masked:
         assert float(masked[name]) == float(alone[name])
     assert float(masked["correct"]) == float(masked["weight"]) == 1.0
@@ -83,7 +85,8 @@ def mean_margin(logits_BK, label_BK):
 def test_a_reference_is_the_loss_and_gives_the_gradient():
     """Logits 1 and 5 where 2 x label is 2 and 0: (1 - 2)**2 + 5**2, gradients -2 and 10; a masked example has none."""
     objective = build_classification(ObjectiveConfig(loss=f"{__name__}:margin"))
-    logits, labels = np.array([[1.0, 5.0], [7.0, 7.0]]), np.array([[1.0, 0.0], [1.0, 0.0]])
+    logits = np.array([[1.0, 5.0], [7.0, 7.0]])
+    labels = np.array([[1.0, 0.0], [1.0, 0.0]])
     value, gradient = jax.value_and_grad(lambda x: sums(objective, x, labels, [1, 0])["loss"])(
         jnp.float32(logits)
     )

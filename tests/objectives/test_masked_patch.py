@@ -73,10 +73,8 @@ def test_loss_and_metrics_by_hand():
     """Two images of two patches; the third patch is as it was, the second image does not count."""
     logits = np.zeros((2, 2, CLASSES), np.float32)
     logits[0, 0, 9] = 3.0
-    target, is_corrupted = (
-        jnp.array([[[9], [9]], [[1], [2]]]),
-        jnp.array([[True, True], [True, False]]),
-    )
+    target = jnp.array([[[9], [9]], [[1], [2]]])
+    is_corrupted = jnp.array([[True, True], [True, False]])
     targets = Targets(None, jnp.array([1.0, 0.0]), None, target, is_corrupted)
     actual = {
         k: float(v)
@@ -94,10 +92,8 @@ def test_loss_and_metrics_by_hand():
 
 
 def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
-    target, is_corrupted = (
-        jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3),
-        jnp.array([[True, False]]),
-    )
+    target = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3)
+    is_corrupted = jnp.array([[True, False]])
     targets = Targets(None, jnp.ones(1), None, target, is_corrupted)
     logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0).reshape(1, 2, -1)
     actual = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
@@ -123,11 +119,10 @@ def test_proportions_are_within_binomial_bounds(fraction, shares):
         grid=(14, 14), patch_size=(1, 1), corrupted_fraction=fraction, corruption_shares=shares
     )
     targets = task.prepare(batch_of(random_images(200, 14, 14)), None, jnp.ones(200), KEY)
-    masked, source = (
-        np.asarray(targets.corruption.is_masked_BN),
-        np.asarray(targets.corruption.source_BN),
-    )
-    corrupted, own = np.asarray(targets.is_corrupted_BN), np.arange(196)
+    masked = np.asarray(targets.corruption.is_masked_BN)
+    source = np.asarray(targets.corruption.source_BN)
+    corrupted = np.asarray(targets.is_corrupted_BN)
+    own = np.arange(196)
     moved = source != own
     number = 200 * 196
     for actual, share in (

@@ -33,7 +33,8 @@ def fill(tree, seed):
 def run(config, parameters, gradients, schedule=lambda step: jnp.float32(0.1), peak=0.2):
     """The parameters after one update for each gradient."""
     optimizer = build_optimizer(config, schedule, peak)
-    state, update = optimizer.init(parameters), jax.jit(optimizer.update)
+    state = optimizer.init(parameters)
+    update = jax.jit(optimizer.update)
     for gradient in gradients:
         updates, state = update(gradient, state, parameters)
         parameters = optax.apply_updates(

@@ -13,13 +13,15 @@ from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.by_name import check_patterns, layers_to_head
 from vit_jax.optim.optimizers import build_optimizer
 
-RATE, DECAY = 0.1, 0.5
+RATE = 0.1
+DECAY = 0.5
 SETTINGS = {"weight_decay": 0.3, "clip_global_norm": 1.0}
 
 
 def updates_of(**config):
     """The first updates, compiled, of a gradient."""
-    model, gradients = fill(abstract(), seed=0), fill(abstract(), seed=1)
+    model = fill(abstract(), seed=0)
+    gradients = fill(abstract(), seed=1)
     optimizer = build_optimizer(OptimizerConfig(**config), lambda step: jnp.float32(RATE), RATE)
     updates, _ = jax.jit(optimizer.update)(gradients, jax.jit(optimizer.init)(model), model)
     assert jax.tree.structure(updates) == jax.tree.structure(model)
@@ -77,7 +79,8 @@ def test_a_parameter_whose_place_is_not_known_is_refused_unless_layers_do_not_co
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_layer_decay_scales_the_complete_step(name):
     """Clipping sees unscaled gradients; weight decay is scaled too, and their sum may round in another order."""
-    unscaled, layers = updates_of(name=name, **SETTINGS), layers_to_head(abstract())
+    unscaled = updates_of(name=name, **SETTINGS)
+    layers = layers_to_head(abstract())
     for leaf, update in updates_of(name=name, layer_decay=DECAY, **SETTINGS).items():
         expected = unscaled[leaf] * DECAY ** layers[leaf]
         np.testing.assert_allclose(update, expected, rtol=1e-6, atol=1e-8, err_msg=leaf)
@@ -183,7 +186,8 @@ def test_what_is_not_trained_stays_to_the_bit(name, value, fields):
 @pytest.mark.parametrize(("name", "moments"), [("adam", 2), ("sgd", 1)])
 def test_the_head_is_trained_as_if_it_stood_alone(name, moments):
     """Clipping and all; what happens to be the gradient of a frozen parameter makes no difference, not even NaN."""
-    model, config = fill(abstract(), seed=0), OptimizerConfig(name=name, trained="head", **SETTINGS)
+    model = fill(abstract(), seed=0)
+    config = OptimizerConfig(name=name, trained="head", **SETTINGS)
     gradients = [with_frozen(fill(model, seed=seed), float("nan")) for seed in (1, 2, 3)]
     ours = head_of(run(config, model, gradients))
     alone = run(

@@ -60,7 +60,9 @@ def test_against_a_float64_loop(num_steps, start_step, factor):
 @pytest.mark.parametrize("warmup", ["ratio", "power"])
 def test_warm_up_against_a_float64_loop(warmup):
     """The weights of tf.train.ExponentialMovingAverage, and of timm's ModelEmaV3, for the n-th update from 0 on."""
-    parameters, factor, start = history(60), 0.9, 7
+    parameters = history(60)
+    factor = 0.9
+    start = 7
     expected = parameters[start].astype(np.float64)
     for n, now in enumerate(parameters[start + 1 :]):
         weight = (1 + n) / (10 + n) if warmup == "ratio" else 1 - (1 + n / 1.0) ** -(2 / 3)

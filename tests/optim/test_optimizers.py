@@ -14,7 +14,8 @@ from vit_jax import pytree
 from vit_jax.config.schema import OptimizerConfig
 from vit_jax.optim.optimizers import build_optimizer
 
-RATE, PEAK = 0.1, 0.2
+RATE = 0.1
+PEAK = 0.2
 
 
 class Network(nnx.Module):
@@ -34,7 +35,8 @@ def scalars(value):
 def reference(config, parameters, gradients, rates):
     """The definitions, leaf by leaf in float64, but for SGD's buffer, which is rounded once a step."""
     after = {name: np.asarray(p, np.float64) for name, p in parameters.items()}
-    m, v = dict.fromkeys(after, 0.0), dict.fromkeys(after, 0.0)
+    m = dict.fromkeys(after, 0.0)
+    v = dict.fromkeys(after, 0.0)
     for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradient.values()))
         scale = min(1.0, (config.clip_global_norm or np.inf) / norm)

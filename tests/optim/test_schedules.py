@@ -10,7 +10,9 @@ import pytest
 from vit_jax.config.schema import Duration, ScheduleConfig
 from vit_jax.optim.schedules import build_schedule
 
-WARMUP, TOTAL, TIMESCALE = 100, 1100, 400
+WARMUP = 100
+TOTAL = 1100
+TIMESCALE = 400
 BASE = 8e-4
 LENGTHS = {
     "warmup_steps": WARMUP,

@@ -13,7 +13,8 @@ from vit_jax.models import build_model
 from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.optim.zero_start import STAND_IN_STDDEV, lift_zeros, may_start_at_zero
 
-RATE, STEPS = 0.03, 200
+RATE = 0.03
+STEPS = 200
 CASES = {
     "lamb": {},
     "optax:lamb": {},

@@ -57,10 +57,8 @@ def table(name):
     ]
     width = max(map(len, leaves))
     for leaf, x in leaves.items():
-        shape, spec = (
-            " ".join(map(str, x.shape)),
-            " ".join(axis or "-" for axis in specs[leaf]) or "whole",
-        )
+        shape = " ".join(map(str, x.shape))
+        spec = " ".join(axis or "-" for axis in specs[leaf]) or "whole"
         lines.append(f"{leaf:<{width}}  {shape:<18}  {spec}")
     return "\n".join(lines) + "\n"
 
@@ -92,7 +90,8 @@ EVERY_KIND = [
 
 @pytest.mark.parametrize("options", EVERY_KIND, ids=lambda options: "-".join(options.values()))
 def test_every_large_parameter_is_split_over_data_and_what_computes_most_over_model(options):
-    data, model = {"replica": 1, "data": 8, "model": 1}, {"replica": 2, "data": 2, "model": 2}
+    data = {"replica": 1, "data": 8, "model": 1}
+    model = {"replica": 2, "data": 2, "model": 2}
     for name, leaf in parameters(**options).items():
         if leaf.size >= 50_000:
             assert parts(spec_of(name, leaf.shape, data, "fsdp"), data) == 8, name

@@ -122,7 +122,8 @@ def test_links_in_a_circle_are_rejected(tmp_path):
 
 def test_a_pipe_is_written_into(tmp_path):
     """Larger than a pipe holds, through a link, and with a position that is moved back."""
-    pipe, found = tmp_path / "pipe", []
+    pipe = tmp_path / "pipe"
+    found = []
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to("pipe")
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # a reader, before anything is written
@@ -268,7 +269,8 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
 
 
 def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypatch):
-    path, regular = tmp_path / "pipe", os.stat(__file__)
+    path = tmp_path / "pipe"
+    regular = os.stat(__file__)
     os.mkfifo(path)
     monkeypatch.setattr(os, "stat", lambda _: regular)  # as it was before it was replaced
     with rejects("", "not a regular file"):

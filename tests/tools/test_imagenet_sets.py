@@ -106,7 +106,8 @@ def test_the_whole_family(here, logits, labels):
         ), name
         assert values["images"] == COUNT
         assert values["loss"] > 0
-    unrestricted, restricted = accuracy(logits, labels("A"))[0], expected["a"][0]
+    unrestricted = accuracy(logits, labels("A"))[0]
+    restricted = expected["a"][0]
     assert unrestricted < restricted, "or the restriction would prove nothing"
     real = found["sets"]["real"]
     assert (real["top1_accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
@@ -170,7 +171,8 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
     write_folder(here / "val", labels())
     found, _ = evaluated(here, "--data=imagenet:validation", weights="wide.npz")
     same, _ = evaluated(here, "--data=imagenet:validation")
-    wide, narrow = found["sets"]["validation"], same["sets"]["validation"]
+    wide = found["sets"]["validation"]
+    narrow = same["sets"]["validation"]
     for name in ("top1_accuracy", "top5_accuracy"):
         assert wide[name] == narrow[name]
     for name in ("loss", "calibration_error"):

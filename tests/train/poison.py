@@ -6,7 +6,8 @@ import optax
 
 from vit_jax.data.kinds.in_memory import MemorySource
 
-COUNT, POISONED = 100, 42
+COUNT = 100
+POISONED = 42
 
 
 def open_data(split, config, seed):

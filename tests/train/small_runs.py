@@ -39,7 +39,8 @@ def batches(run, num_steps, *, masked=()):
 
 def train(run, num_steps=20, *, masked=()):
     """The state after some steps, and every step's metrics as floats."""
-    state, curve = run.init_state(), []
+    state = run.init_state()
+    curve = []
     for batch in batches(run, num_steps, masked=masked):
         state, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         curve.append({name: float(value) for name, value in metrics.items()})

@@ -63,15 +63,19 @@ class Pixels:
     """The mean pixel of the images that count, and the steps done."""
 
     def __init__(self, split, run, factor):
-        self._split, self._factor = split, factor
+        self._split = split
+        self._factor = factor
         assert run.config.evaluation.evaluators[split.name].kind == PIXELS
 
     def run(self, state):
-        total, count = 0.0, 0.0
+        total = 0.0
+        count = 0.0
         with self._split.open_batches() as batches:
             for batch in batches:
-                mask, image = np.asarray(batch.mask_B), np.asarray(batch.image_BHWC, np.float64)
-                total, count = total + (image.mean((1, 2, 3)) * mask).sum(), count + mask.sum()
+                mask = np.asarray(batch.mask_B)
+                image = np.asarray(batch.image_BHWC, np.float64)
+                total = total + (image.mean((1, 2, 3)) * mask).sum()
+                count = count + mask.sum()
         yield "pixel", self._factor * total / count
         yield "at_step", int(state.step)
 

@@ -75,7 +75,8 @@ def run(tiny_run, tmp_path):
 
 def damage_bytes(rng, content):
     """One change of a few bytes, at a place drawn at random."""
-    at, end = rng.randrange(len(content) + 1), rng.randrange(1, 50)
+    at = rng.randrange(len(content) + 1)
+    end = rng.randrange(1, 50)
     flipped = bytes(byte ^ 1 << rng.randrange(8) for byte in content[at : at + 1])
     piece = rng.choice(
         (
@@ -188,7 +189,8 @@ def rejection(reader, folder):
 
 def fuzz(folder, name, readers, seed, num_cases=NUM_CASES):
     """Calls all readers of a file for each damage; returns how often each of them rejected it."""
-    file, rng = folder / name, random.Random(seed)
+    file = folder / name
+    rng = random.Random(seed)
     content = file.read_bytes()
     rejected = dict.fromkeys(readers, 0)
     for reader in readers:

@@ -29,7 +29,9 @@ RECIPE = ROOT / "configs" / "digits_transfer.py"
 def train(config):
     """On one batch again and again, which can be learnt by heart: labels are random."""
     run = runs.assemble_config(config)
-    batch, state, losses = runs.first_batch(run), run.init_state(), []
+    batch = runs.first_batch(run)
+    state = run.init_state()
+    losses = []
     for _ in range(NUM_STEPS):
         state, metrics = run.train_step(state, batch)
         losses.append(float(metrics["train_loss"]))

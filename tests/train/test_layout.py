@@ -183,7 +183,8 @@ RESOLVED = (
 )
 def test_a_resumed_run_keeps_its_layout(tmp_path, num_devices, expected):
     """Its policy always, its micro-batches and replicas where they divide the batch and the devices."""
-    begun, auto = runs.config(*RESOLVED), runs.config()
+    begun = runs.config(*RESOLVED)
+    auto = runs.config()
     take(tmp_path, begun)
     assert keep_layout(auto, str(tmp_path), num_devices) == auto, "there is no checkpoint to resume"
     add_checkpoint(tmp_path)

@@ -27,7 +27,8 @@ def layout(parameters, replicas, model):
 
 
 def assert_same_parameters(a, b, atol):
-    a, b = pytree.named_leaves(a), pytree.named_leaves(b)
+    a = pytree.named_leaves(a)
+    b = pytree.named_leaves(b)
     for name in a:
         bound = 1e-3 if name.endswith(NO_GRADIENT) else atol
         np.testing.assert_allclose(

@@ -85,10 +85,8 @@ def test_the_merged_network_computes_the_same(trained):
     made, _, state = trained
     batch = next(runs.batches(made, 1))
     images = normalise(batch.image_BHWC, "float32")
-    adapted, merged = (
-        apply(state.model, images).logits_BK,
-        apply(plain(made, state.model), images).logits_BK,
-    )
+    adapted = apply(state.model, images).logits_BK
+    merged = apply(plain(made, state.model), images).logits_BK
     np.testing.assert_allclose(adapted, merged, rtol=0, atol=1e-6 * float(np.abs(merged).max()))
     assert np.abs(adapted - apply(made.init_state().model, images).logits_BK).max() > 1e-3
 
@@ -97,23 +95,23 @@ def test_gradients_of_factors_are_those_of_the_merged_kernels(trained):
     """With W + s A B: dA = s dW B', dB = s A' dW, where dW is the gradient of the plain network."""
     made, _, state = trained
     batch = next(runs.batches(made, 1))
-    images, labels = normalise(batch.image_BHWC, "float32"), batch.label_B
+    images = normalise(batch.image_BHWC, "float32")
+    labels = batch.label_B
 
     def loss(model):
         return -jax.nn.log_softmax(model(images).logits_BK)[np.arange(len(labels)), labels].mean()
 
     found = values(jax.jit(jax.grad(loss))(state.model))
     of_plain = values(jax.jit(jax.grad(loss))(plain(made, state.model)))
-    parameters, scale = values(state.model), lora_of(made.config.optimizer).scale
+    parameters = values(state.model)
+    scale = lora_of(made.config.optimizer).scale
     assert scale == 3.0
     layers = [name.removesuffix("/lora_a") for name in found if name.endswith("/lora_a")]
     assert len(layers) == 6
     for layer in layers:
-        kernel, a, b = (
-            of_plain[f"{layer}/kernel"],
-            parameters[f"{layer}/lora_a"],
-            parameters[f"{layer}/lora_b"],
-        )
+        kernel = of_plain[f"{layer}/kernel"]
+        a = parameters[f"{layer}/lora_a"]
+        b = parameters[f"{layer}/lora_b"]
         for name, expected in {
             "lora_a": kernel @ b.swapaxes(1, 2),
             "lora_b": a.swapaxes(1, 2) @ kernel,
@@ -164,10 +162,8 @@ def test_shapes_of_factors():
         "encoder/blocks/attention/query/kernel": (3, 8, 8),
     }
     shapes |= {"encoder/blocks/attention/query/bias": (3, 8), "head/linear/kernel": (8, 5)}
-    some, query = (
-        factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("query",))),
-        "encoder/blocks/attention/query",
-    )
+    some = factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=("query",)))
+    query = "encoder/blocks/attention/query"
     assert some == {f"{query}/lora_a": (3, 8, 2), f"{query}/lora_b": (3, 2, 8)}
     assert len(factor_shapes(shapes, Lora(rank=8, scale=1.0, layers=()))) == 4
     with rejects("optimizer.lora_rank=9", r"must lie in \[1, 8\]"):
@@ -208,7 +204,8 @@ def test_lamb_scales_updates_of_factors_to_their_norms():
     made = build(*RANK, "optimizer.name=lamb", "schedule.warmup=0 steps")
     state, _ = runs.train(made, 2)
     later, _ = made.train_step(state, runs.first_batch(made))
-    before, after = values(runs.train(made, 2)[0].model), values(later.model)
+    before = values(runs.train(made, 2)[0].model)
+    after = values(later.model)
     rate = float(schedule_of(made.config, made.steps)(2))
     for factor, least in (("lora_a", 0.0), ("lora_b", 0.02)):
         name = f"encoder/blocks/mlp/expand/{factor}"
@@ -259,7 +256,8 @@ def test_the_first_loss_is_that_of_full_fine_tuning_and_readers_see_a_plain_netw
         f"--config={ROOT}/configs/finetune.py:any,own,rule=quick",
         *flags(*fields, "logging.tensorboard=False", "model.compute_dtype=float32"),
     ]
-    full, adapted = tmp_path / "full", tmp_path / "adapted"
+    full = tmp_path / "full"
+    adapted = tmp_path / "adapted"
     succeed([*words, f"--workdir={full}"])
     out = succeed([*words, f"--workdir={adapted}", "--config.optimizer.lora_rank=4"])
     assert "; trained " in out

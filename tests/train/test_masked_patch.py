@@ -94,7 +94,8 @@ def test_learns_a_colour_from_its_surroundings():
     run = runs.build(
         *MASKED, "total=60 steps", "schedule.learning_rate=0.01", "schedule.warmup=5 steps"
     )
-    state, losses = run.init_state(), []
+    state = run.init_state()
+    losses = []
     for number, batch in enumerate(runs.batches(run, 60)):
         colours = np.random.default_rng(number).integers(0, 2, (len(batch.label_B), 1, 1, 1)) * 255
         plain = dataclasses.replace(

@@ -227,7 +227,8 @@ def test_the_other_kind_of_data_is_rejected(trained, data, tmp_path):
         for number in range(12)
     ]
     (tmp_path / "one.csv").write_text("\n".join(["image,label,split", *lines]))
-    of_one, cache = f"csv:{tmp_path}/one.csv", f"--cache={tmp_path}/cache"
+    of_one = f"csv:{tmp_path}/one.csv"
+    cache = f"--cache={tmp_path}/cache"
     evaluation = (["evaluate", str(trained), f"--data={of_one}"], "several labels")
     features = (["fewshot", str(trained), f"--data={data}", cache], "Use vit-jax probe")
     for words, message in (evaluation, features):
@@ -260,7 +261,8 @@ def test_a_step_by_the_formula():
     """The loss is that of the examples that count, over all micro-batches."""
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (16, 8, 8, 3), np.uint8)
-    label, mask = rng.integers(0, 2, (16, 10), np.int32), np.ones(16, np.float32)
+    label = rng.integers(0, 2, (16, 10), np.int32)
+    mask = np.ones(16, np.float32)
     mask[[3, 9, 10]] = 0
     config = runs.config(SIGMOID, "input.mixup_alpha=0", "optimizer.accumulation_steps=2")
     architecture = architecture_of(config, 10)

@@ -59,7 +59,8 @@ def test_a_network_sees_images_of_another_size(options):
     assert jax.eval_shape(
         lambda model, image: view(model)(image), model, image
     ).logits_BK.shape == (2, 3)
-    before, after = pytree.named_leaves(model), pytree.named_leaves(view(model))
+    before = pytree.named_leaves(model)
+    after = pytree.named_leaves(view(model))
     gradients = jax.grad(
         lambda model: sum(x.sum() for x in pytree.named_leaves(view(model)).values())
     )(model)
@@ -111,7 +112,8 @@ def test_durations_count_the_examples_of_each_phase():
 
 
 def test_images_and_flops_of_each_phase():
-    run, whole = runs.build(*TWO), runs.build()
+    run = runs.build(*TWO)
+    whole = runs.build()
     small, wide = (run.in_phase(step) for step in (4, 5))
     assert [run.in_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)] == [
         (4, 4),
@@ -130,10 +132,8 @@ def test_images_and_flops_of_each_phase():
 
 def test_batches_go_on_where_the_phase_before_ended():
     """The images of all steps are those of one run, and a start in any phase sees the same."""
-    run, source = (
-        runs.build(*TWO, "input.flip=False", "input.shift_pixels=0", "input.train_crop=none"),
-        tiny.source(40),
-    )
+    run = runs.build(*TWO, "input.flip=False", "input.shift_pixels=0", "input.train_crop=none")
+    source = tiny.source(40)
 
     def batches(start_step):
         with open_train_batches(run, source, start_step) as (placed, _):
@@ -186,7 +186,8 @@ def test_one_phase_is_another_run():
     )
     run = runs.build(*rope, "phases.a.until=5 steps", "phases.a.image_size=4")
     alone = runs.build(*rope, "input.image_size=4")
-    state, expected = run.init_state(), alone.init_state()
+    state = run.init_state()
+    expected = alone.init_state()
     for batch in runs.batches(alone, 3):
         batch = jax.device_put(batch, run.batch_sharding)
         state, metrics = run.in_phase(1).train_step(state, batch)

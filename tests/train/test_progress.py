@@ -49,10 +49,8 @@ def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
             time[0] += seconds
             yield seconds
 
-    clock, source = (
-        TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None),
-        batches(),
-    )
+    clock = TrainingClock(0, lambda step: 8 * step, lambda step: 40.0 * step, None)
+    source = batches()
     found = [
         clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)
     ]

@@ -77,7 +77,9 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
 @pytest.mark.parametrize(("sizes", "said"), [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)])
 def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
     """A trial leaves its summary, diverged or not, and no checkpoints; missing classes are named."""
-    labels, tried, later = np.repeat(np.arange(4), sizes), [], []
+    labels = np.repeat(np.arange(4), sizes)
+    tried = []
+    later = []
     source = MemorySource(
         np.zeros((len(labels), 2, 2, 3), np.uint8), labels, ("ant", "bee", "cat", "dog")
     )
@@ -127,7 +129,8 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
 def test_a_trial_is_judged_once_at_its_end():
     """Also where the final run stops early."""
     config = dataclasses.replace(CONFIG, stop_early=StopEarlyConfig(patience=2))
-    final, one = with_learning_rate(config, 0.01), trial_config(config, 0.01)
+    final = with_learning_rate(config, 0.01)
+    one = trial_config(config, 0.01)
     assert changes(config, final) == {"schedule", "search"}
     assert changes(CONFIG.schedule, final.schedule) == {"learning_rate"}
     assert changes(final, one) == {"evaluation", "checkpoint", "stop_early"}

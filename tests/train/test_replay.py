@@ -82,7 +82,8 @@ def digests(folder):
 def test_what_is_recorded(diverged):
     """The step and the records of its batch, in one line of the error the command to repeat it."""
     workdir, message = diverged
-    found, steps = read_divergence(workdir), order(6)
+    found = read_divergence(workdir)
+    steps = order(6)
     (step,) = {place + 1 for place in np.flatnonzero((steps == POISONED).any(axis=1))}
     assert (found["step"], found["records"]) == (step, steps[step - 1].tolist())
     assert found["metrics"]["train_loss"] == math.inf
@@ -95,7 +96,8 @@ def test_what_is_recorded(diverged):
 
 def test_the_step_is_repeated_to_the_bit(diverged):
     workdir, _ = diverged
-    before, step = digests(workdir), read_divergence(workdir)["step"]
+    before = digests(workdir)
+    step = read_divergence(workdir)["step"]
     found = replay(str(workdir), allow_code=OURS)
     assert (found.step, found.differences) == (step, [])
     assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"

@@ -73,7 +73,8 @@ def test_the_data_of_a_run_in_phases():
 
 
 def test_a_folder_without_checkpoints(tmp_path):
-    run, nothing = runs.build(f"resume_from={tmp_path}"), CheckpointReader(tmp_path)
+    run = runs.build(f"resume_from={tmp_path}")
+    nothing = CheckpointReader(tmp_path)
     with rejects(f"config.resume_from={str(tmp_path)!r}", "checkpoint"):
         start.start_state(run, None, nothing, {})
 
@@ -230,7 +231,8 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
     """By name, in the order of the data; one class of the data has no output."""
     path = save(VIT, "workdir", "vit_jax", class_names=("a", "b", "c"))
     architecture, fitted, _ = adapt(config(path, head="select"), source("c", "x", "a"))
-    before, after = weights_of(VIT).parameters, fitted.parameters
+    before = weights_of(VIT).parameters
+    after = fitted.parameters
     assert architecture.num_classes == 3
     np.testing.assert_array_equal(
         after["head/linear/kernel"][:, [0, 2]], before["head/linear/kernel"][:, [2, 0]]

@@ -34,8 +34,10 @@ def test_masked_examples_do_not_change_the_step():
     """Other pixels and labels in masked rows leave every metric and parameter as they are."""
     run = runs.build()
     (batch,) = runs.batches(run, 1, masked=(3, 4))
-    image, label = batch.image_BHWC.copy(), batch.label_B.copy()
-    image[[3, 4]], label[[3, 4]] = 255 - image[[3, 4]], (label[[3, 4]] + 1) % 10
+    image = batch.image_BHWC.copy()
+    label = batch.label_B.copy()
+    image[[3, 4]] = 255 - image[[3, 4]]
+    label[[3, 4]] = (label[[3, 4]] + 1) % 10
     (state_a, metrics_a), (state_b, metrics_b) = (
         run.train_step(run.init_state(), jax.device_put(b, run.batch_sharding))
         for b in (batch, dataclasses.replace(batch, image_BHWC=image, label_B=label))
@@ -58,10 +60,8 @@ def test_a_batch_without_readable_images_does_no_harm():
 def test_class_weights_count_in_proportion():
     """Two of one class to one of the others: as if its images were there twice."""
     weights = ",".join(["4"] + ["2"] * 9)
-    run, plain = (
-        runs.build(f"objective.class_weights={weights}", "input.mixup_alpha=0.0"),
-        runs.build("input.mixup_alpha=0.0"),
-    )
+    run = runs.build(f"objective.class_weights={weights}", "input.mixup_alpha=0.0")
+    plain = runs.build("input.mixup_alpha=0.0")
     (batch,) = runs.batches(plain, 1)
     model = plain.init_state().evaluated_model()
     loss_B = optax.softmax_cross_entropy_with_integer_labels(
@@ -133,7 +133,8 @@ def test_the_norm_of_the_update_is_computed_where_it_is_logged():
 @pytest.mark.slow
 def test_polyak_average_is_what_is_evaluated():
     run = runs.build("polyak.factor=0.5", "polyak.bias_correction=False")
-    state, models = run.init_state(), []
+    state = run.init_state()
+    models = []
     for batch in runs.batches(run, 3):
         state, _ = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         models.append(jax.device_get(state.model))

@@ -198,7 +198,8 @@ def test_other_methods_are_named_with_the_command_that_merges_them(tmp_path, cha
 
 
 def test_factors_that_do_not_fit(tmp_path):
-    base, folder = tmp_path / "base", tmp_path / "adapter"
+    base = tmp_path / "base"
+    folder = tmp_path / "adapter"
     write_base(base)
     cases = {
         "no array in the base": {"vit.encoder.layer.7.output.dense": make_factors(16, 24)},

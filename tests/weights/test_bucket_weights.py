@@ -42,7 +42,8 @@ def cache(monkeypatch, tmp_path):
     ["one.npz", "hf", "hf/model.safetensors", "shards", "shards/model.safetensors.index.json"],
 )
 def test_files_are_downloaded_once(cloud, weights_folder, name):
-    here, there = load_weights(weights_folder / name), load_weights(f"{ROOT}/{name}")
+    here = load_weights(weights_folder / name)
+    there = load_weights(f"{ROOT}/{name}")
     assert (there.architecture, there.class_names, there.preprocessing) == (
         here.architecture,
         here.class_names,

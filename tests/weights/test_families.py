@@ -26,7 +26,8 @@ RECORDED, ADAPTED = (
     json.loads((pathlib.Path(__file__).parents[1] / f"golden/{name}.json").read_text())
     for name in ("families", "adapted")
 )
-GOLDEN, RESIZED = RECORDED["cases"], RECORDED["resized"]
+GOLDEN = RECORDED["cases"]
+RESIZED = RECORDED["resized"]
 UNWRITTEN = {  # no class of transformers computes these
     "timm/dinov2_giant": "mlp_dim=85",
     "timm/tipsv2_giant": "mlp_dim=85",
@@ -328,7 +329,8 @@ def test_rotary_positions_that_count_patches_go_on_beyond_the_grid_of_the_weight
     """As in the original code of Perception Encoder, and in fine-tuning; with rope_rescale they are timm's."""
     weights = load_weights(write(case, tmp_path))
     for rescale, golden in ((False, RESIZED[case]), (True, ADAPTED["rescaled"][case])):
-        config, size = AdaptConfig(rope_rescale=rescale, head="keep"), tuple(golden["size"])
+        config = AdaptConfig(rope_rescale=rescale, head="keep")
+        size = tuple(golden["size"])
         target = adapt_architecture(
             weights.architecture,
             config,

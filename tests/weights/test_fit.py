@@ -68,7 +68,8 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
         stacked_shapes(source).keys() | stacked_shapes(target).keys()
     )
     for name, words in words_of(fitted).items():
-        source_array, made = weights.parameters.get(name), fitted.parameters.get(name)
+        source_array = weights.parameters.get(name)
+        made = fitted.parameters.get(name)
         if words == "copied":
             assert made.tobytes() == source_array.tobytes()
         elif words == "replaced":
@@ -122,7 +123,8 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
 
 
 def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
-    weights, norm = weights_of(VIT), ("encoder/norm/scale", "encoder/norm/bias")
+    weights = weights_of(VIT)
+    norm = ("encoder/norm/scale", "encoder/norm/bias")
     target = adapt_architecture(
         VIT, AdaptConfig(pool="gap", final_norm="pooled"), image_size=(8, 12), num_classes=2
     )
@@ -185,8 +187,10 @@ def test_a_network_that_ends_in_a_layer_has_the_layer_as_its_features(options, l
 
 @pytest.mark.parametrize("network", OURS)
 def test_positions_in_blocks_are_resized_block_by_block(network):
-    a, target = OURS[network], doubled(OURS[network])
-    before, fitted = weights_of(a).parameters, fit(weights_of(a), target)
+    a = OURS[network]
+    target = doubled(OURS[network])
+    before = weights_of(a).parameters
+    fitted = fit(weights_of(a), target)
     assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
         target
     )
@@ -313,7 +317,8 @@ def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_ha
     """Pair by pair: where the old grid is stretched over the new, the offset lies between four old ones."""
     (rows, columns), (_, new_columns) = old, new = (2, 3), (3, 4)
     offsets_Rh = table(11, 2)
-    sums, counts = np.zeros((23, 2)), np.zeros(23)
+    sums = np.zeros((23, 2))
+    counts = np.zeros(23)
     patches = list(np.ndindex(new))
     for query, key in ((q, k) for q in patches for k in patches):
         y, x = (
@@ -322,7 +327,8 @@ def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_ha
         place = (query[0] - key[0]) * new_columns + query[1] - key[1] + 11
         counts[place] += 1
         for row, column in np.ndindex(2 * rows - 1, 2 * columns - 1):
-            row, column = row - rows + 1, column - columns + 1
+            row = row - rows + 1
+            column = column - columns + 1
             share = max(0, 1 - abs(y - row)) * max(0, 1 - abs(x - column))
             sums[place] += share * offsets_Rh[row * columns + column + 5]
     np.testing.assert_allclose(

@@ -56,7 +56,8 @@ def test_a_repository_of_pickles(tmp_path, monkeypatch):
         snapshot_download=lambda *_, **__: str(tmp_path), HfApi=lambda: api
     )
     monkeypatch.setitem(sys.modules, "huggingface_hub", library)
-    words = r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, .* owner/vit --revision=v1 --local-dir=vit,"
+    words = r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, .* "
+    words += "owner/vit --revision=v1 --local-dir=vit,"
     with pytest.raises(ValueError, match=words) as caught:
         load_weights("hf://owner/vit@v1")
     assert str(caught.value).endswith(" vit/model.safetensors vit/pytorch_model.bin")

@@ -38,10 +38,8 @@ def test_every_file_of_the_documentation_is_listed():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_files_bear_the_name_of_their_network(name):
-    size, sizes = (
-        parse_name(name),
-        {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"},
-    )
+    size = parse_name(name)
+    sizes = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
     for address in PUBLISHED[name]:
         file = address.rpartition("/")[2]
         if is_hub_address(address):

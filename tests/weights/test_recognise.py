@@ -69,7 +69,8 @@ def test_published_networks_are_recognised_whole(format_name, name):
 
 POOLS = [dataclasses.replace(VIT, pool=pool) for pool in ("token", "gap", "map")]
 TIMM_VIT = dataclasses.replace(VIT, gelu="exact")
-NO_TABLE, NO_POSITIONS = NETWORKS["sincos2d"], {"position_embedding": "none"}
+NO_TABLE = NETWORKS["sincos2d"]
+NO_POSITIONS = {"position_embedding": "none"}
 OF_VIT = {"patch_size": (4, 4), "width": 16, "depth": 2, "mlp_dim": 24, "num_classes": 3}
 SAID = {"image_size": (8, 12), "num_heads": 2}
 

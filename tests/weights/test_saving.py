@@ -177,7 +177,8 @@ def test_a_checkpoint_of_weights_alone_has_one_step_and_replaces_no_run(tmp_path
 
 def test_two_processes_save_into_one_folder(tmp_path, monkeypatch):
     """One saves completely while the other is between its arrays and the new name."""
-    wait, calls = CheckpointStore.wait, []
+    wait = CheckpointStore.wait
+    calls = []
 
     def save_first(store):
         wait(store)

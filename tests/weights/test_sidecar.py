@@ -345,7 +345,8 @@ def test_the_problem_type_states_several_labels(base, tmp_path):
 HALF = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 RANGE = {"pixel_range": [-1.0, 1.0]}
 CLIP = {"size": 32, "do_center_crop": True, "crop_size": 32}
-SMALL, LARGE = {"height": 32, "width": 48}, {"height": 40, "width": 60}
+SMALL = {"height": 32, "width": 48}
+LARGE = {"height": 40, "width": 60}
 
 
 def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear", library=None):

@@ -154,11 +154,9 @@ def from_weights(
     """
     if image_size is not None:
         weights = resized(weights, _pair(image_size), position_resize)
-    stored, names, notes = (
-        weights.architecture,
-        weights.class_names,
-        [*weights.notes, *weights.warnings()],
-    )
+    stored = weights.architecture
+    names = weights.class_names
+    notes = [*weights.notes, *weights.warnings()]
     changes = {
         "compute_dtype": compute_dtype,
         "dropout_fraction": 0.0,
@@ -176,7 +174,8 @@ def from_weights(
     parameters = weights.parameters
     if num_classes is not None:
         fitted = fit(without_head(weights, keep_hidden=False), architecture)
-        parameters, names = fitted.parameters, None
+        parameters = fitted.parameters
+        names = None
         notes = [*weights.notes, fitted.summary()]
 
     def place(name: str, leaf: Any) -> jax.Array:

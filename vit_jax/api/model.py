@@ -279,7 +279,8 @@ class Model:
                 "floating point in [-1, 1]. preprocess() makes this of files and of images of any size."
             )
         if is_float and images.size and not isinstance(images, jax.core.Tracer):
-            low, high = float(images.min()), float(images.max())
+            low = float(images.min())
+            high = float(images.max())
             if not -1 <= low <= high <= 1:
                 raise ValueError(
                     f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or uint8."

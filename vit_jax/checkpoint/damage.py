@@ -148,7 +148,8 @@ def require_plain_files(folder: pathlib.Path) -> None:
         else ((path, path.stat()) for path in folder.rglob("*"))
     )
     for path, status in files:
-        problem, size = "", status.st_size
+        problem = ""
+        size = status.st_size
         if stat.S_ISDIR(status.st_mode):
             problem = (
                 "is a link to a folder" if path.is_symlink() else ""

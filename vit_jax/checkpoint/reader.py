@@ -81,7 +81,9 @@ class CheckpointReader:
         """
         shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
         is_local = all(sharding is None or sharding.is_fully_addressable for sharding in shardings)
-        restored, unchecked, problem = {}, {}, ""
+        restored = {}
+        unchecked = {}
+        problem = ""
         try:
             digests = self._metadata(step)[DIGESTS]
             for name, tree in abstract.items():
@@ -275,7 +277,8 @@ def _with_heads(leaf: Any, stored: Any) -> Any:
 
     So had the projections of attention, and their moments, before 0.3: (D, T, h), where (D, T h) is now.
     """
-    shape, heads = leaf.shape, getattr(stored, "shape", leaf.shape)
+    shape = leaf.shape
+    heads = getattr(stored, "shape", leaf.shape)
     axis = next(
         (axis for axis, pair in enumerate(zip(shape, heads, strict=False)) if pair[0] != pair[1]),
         None,

@@ -109,7 +109,8 @@ class CheckpointStore:
         }
         handlers[METADATA] = ocp.JsonCheckpointHandler()
         self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
-        self._check_workdir, self._last_save = check_workdir, -1
+        self._check_workdir = check_workdir
+        self._last_save = -1
 
     def latest_step(self) -> int | None:
         """The newest step that is completely on disk."""

@@ -265,7 +265,8 @@ class Probe(_OfPairs):
                 classifier, result = probe(train, test, pair.train.num_classes, **values)
                 if output is None or not hosts.is_first():
                     return result, []
-                names, training = pair.train.class_names, pair.training
+                names = pair.train.class_names
+                training = pair.training
                 fitted = with_probe(
                     weights, extractor.transform, self.layer, classifier, names, training
                 )
@@ -395,7 +396,9 @@ class Duplicates(_Features):
                 ["layer", "cache", "global_batch", *of_weights], "without --weights"
             )
         self.reject_data_dir(f"{self.data},{self.against}")
-        by_features, distance, cosine = self.candidates == "all", self.distance, self.cosine or 0.95
+        by_features = self.candidates == "all"
+        distance = self.distance
+        cosine = self.cosine or 0.95
         candidates = distance
         if self.weights is not None and not by_features:
             candidates = max(distance, 16 if self.candidates is None else int(self.candidates))
@@ -415,7 +418,8 @@ class Duplicates(_Features):
                 report,
             )
 
-            data, against = self.data, self.against.split(",")
+            data = self.data
+            against = self.against.split(",")
             split = self.split or split_to_search(data, "train", choice, against)
             source = open_split(data, split, choice)
             test_splits = [

@@ -17,7 +17,8 @@ from vit_jax.cli.options import (
 )
 from vit_jax.text.nearest import did_you_mean
 
-_PIXELS, _NUM_CLASSES = 224, 1000  # the defaults of `vit_jax.create_model`
+_PIXELS = 224
+_NUM_CLASSES = 1000  # the defaults of `vit_jax.create_model`
 
 
 @verb("'ViT-B/*'", "ViT-B/16 --weights")
@@ -39,11 +40,13 @@ class Models(Options):
 
         names = list_models(self.pattern)
         _require_match(self.pattern, names, MODEL_NAMES)
-        rows, lines = list[dict[str, Any]](), list[list[str]]()
+        rows = list[dict[str, Any]]()
+        lines = list[list[str]]()
         for name in names:
             config = ModelConfig(name=name, head="linear")
             a = build_architecture(config, image_size=(_PIXELS, _PIXELS), num_classes=_NUM_CLASSES)
-            parameters, flops = count_parameters(a), FLOPS_PER_MAC * forward_macs(a)
+            parameters = count_parameters(a)
+            flops = FLOPS_PER_MAC * forward_macs(a)
             rows.append(
                 {
                     "name": name,

@@ -339,7 +339,8 @@ def _meaning(field: "dataclasses.Field[Any]", rules: Iterable[Any]) -> str:
 
 def _read(flag: str, hint: Any, text: str) -> Any:
     """Return the value of an option in the type of its field."""
-    rules, plain = [rule for rule in rules_in(hint) if not isinstance(rule, When)], _plain(hint)
+    rules = [rule for rule in rules_in(hint) if not isinstance(rule, When)]
+    plain = _plain(hint)
     custom = next(filter(callable, rules), None)
     try:
         if not text:
@@ -382,7 +383,8 @@ def _known(word: str, options: type[Any], verb: str) -> str:
     """
     is_option = word.startswith("--")
     name, equals, value = word.removeprefix("--").partition("=") if is_option else ("", "", word)
-    name, known = name.replace("-", "_"), _named(options)
+    name = name.replace("-", "_")
+    known = _named(options)
     takes_buckets = (
         (not is_option and verb in _READING_VERBS)
         or (name in _READ and verb != "prepare")

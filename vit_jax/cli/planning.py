@@ -9,7 +9,8 @@ from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch, ve
 from vit_jax.cli.outputs import output_file
 from vit_jax.config.rules import Count, NotNegative, When
 
-SEARCHING, COMPILING = When("search"), When("arithmetic", False)
+SEARCHING = When("search")
+COMPILING = When("arithmetic", False)
 
 
 @verb(

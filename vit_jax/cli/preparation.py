@@ -85,7 +85,8 @@ class Prepare(Options):
     )
 
     def run(self) -> None:
-        words, data = self.datasets, self.datasets[0]
+        words = self.datasets
+        data = self.datasets[0]
         kinds = {(re.match("(tar|folder):.", word) or ["", "TFDS"])[1] for word in words}
         kind = kinds.pop()
         if kinds or (len(words) > 1 and kind != "tar"):
@@ -116,7 +117,8 @@ class Prepare(Options):
         from vit_jax.data.kinds.folder import folder_of
         from vit_jax.tools.prepare.prepared import prepare_folder
 
-        folder, output = folder_of(data), output_folder(str(self.output))
+        folder = folder_of(data)
+        output = output_folder(str(self.output))
         assert folder is not None, data
         assert self.short_side is not None
         counts = prepare_folder(folder, output, short_side=self.short_side, quality=self.quality)
@@ -135,7 +137,8 @@ class Prepare(Options):
             read_classes,
         )
 
-        archives, files = list_archives(patterns), self.chosen("classes", "number_names")
+        archives = list_archives(patterns)
+        files = self.chosen("classes", "number_names")
         values = self.chosen(*("holdout_per_class", "short_side", "shards", "quality"))
         values |= self.chosen("seed", "min_side", "min_class_images")
         values |= {name: read_classes(files, name) for name in files}

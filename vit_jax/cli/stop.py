@@ -40,11 +40,9 @@ def orderly_end() -> Iterator[None]:
         return
     _asked_at = None
     _raised.clear()
-    hook, on_sigterm, on_sigint = (
-        sys.unraisablehook,
-        signal.getsignal(signal.SIGTERM),
-        signal.getsignal(signal.SIGINT),
-    )
+    hook = sys.unraisablehook
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    on_sigint = signal.getsignal(signal.SIGINT)
     sys.unraisablehook = again = _send_again(hook)
     take_sigterm()
     if (

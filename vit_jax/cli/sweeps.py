@@ -348,7 +348,8 @@ class Vtab(Share, Overrides):
             raise UsageError(
                 f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}"
             )
-        rates, lengths = self.learning_rates or LEARNING_RATES, self.lengths or LENGTHS
+        rates = self.learning_rates or LEARNING_RATES
+        lengths = self.lengths or LENGTHS
         require_different("--learning_rates=", rates)
         require_different("--lengths=", [steps for steps, _ in lengths])
         return Sweep(

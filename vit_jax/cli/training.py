@@ -326,7 +326,8 @@ class Doctor(Overrides):
         from vit_jax.tools.plan.topology import parse_topology
 
         topology = parse_topology(self.topology) if self.topology is not None else None
-        report, is_good = [], True
+        report = []
+        is_good = True
         try:
             with joined():
                 for name, findings in examine(

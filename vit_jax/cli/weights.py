@@ -142,7 +142,8 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         from vit_jax.tools.figures.drawing import require_drawing
         from vit_jax.tools.figures.report_folder import write_report
 
-        folder, table = None, None
+        folder = None
+        table = None
         if hosts.is_first():
             folder = output_folder(self.report, "--report=") if self.report is not None else None
             table = _csv_file(self.csv)

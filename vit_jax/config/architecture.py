@@ -435,7 +435,8 @@ def _cut(text: str, name: variants.ModelName) -> tuple[tuple[int, ...], tuple[in
 def _without_effect(config: ModelConfig, family: Family) -> Iterator[str]:
     missing = {"vit": "ResNet", "resnet": "Transformer"}.get(family, "")
     for field in dataclasses.fields(ModelConfig):
-        value, default = getattr(config, field.name), field.default
+        value = getattr(config, field.name)
+        default = field.default
         if Component(missing) in rules_of(ModelConfig)[field.name] and value != default:
             place = f"on {config.name}, without a {missing}"
             yield f"model.{field.name}={value!r}: has no effect {place}. Leave it at {default!r}."

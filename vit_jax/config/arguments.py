@@ -18,13 +18,15 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
       ValueError: unknown name, too many values, a name twice, or a value of another type.
     """
     values: dict[str, Any] = {}
-    names, taken = list(defaults), ", ".join(defaults)
+    names = list(defaults)
+    taken = ", ".join(defaults)
     for position, word in enumerate(filter(None, map(str.strip, argument.split(",")))):
         name, equals, text = word.partition("=")
         if not equals:
             if position >= len(names):
                 raise ValueError(f"{word!r}: is one value too many. This recipe takes {taken}.")
-            name, text = names[position], word
+            name = names[position]
+            text = word
         if name not in defaults:
             hint = did_you_mean(name, names)
             raise ValueError(f"{name!r}: must be one of the recipe's arguments: {taken}.{hint}")
@@ -46,7 +48,8 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
       ValueError: the table has no such row, or several.
     """
     chosen = parse_argument(argument, model=next(iter(rows))[0], epochs=0)
-    model, epochs = chosen["model"], chosen["epochs"]
+    model = chosen["model"]
+    epochs = chosen["epochs"]
     matches = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
     if len(matches) == 1:
         return matches[0]

@@ -60,7 +60,8 @@ class Clock:
         for last, batch in self.earlier:
             if examples <= (last - first) * batch:
                 return first + examples / batch
-            examples, first = examples - (last - first) * batch, last
+            examples = examples - (last - first) * batch
+            first = last
         return first + examples / self.global_batch
 
 
@@ -162,7 +163,8 @@ def lengths(config: RunConfig, num_examples: int) -> RunSteps:
     start = dataclasses.replace(
         clock, earlier=tuple((phase.last_step, phase.global_batch) for phase in phases)
     )
-    total, too_large = start.to_steps(config.total), _too_large(config, num_examples)
+    total = start.to_steps(config.total)
+    too_large = _too_large(config, num_examples)
     if total < 1:
         raise ValueError(
             f"config.{too_large}"
@@ -205,7 +207,8 @@ def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
             else phase.until
         )
         before = tuple((earlier.last_step, earlier.global_batch) for earlier in phases)
-        batch, first = phase.global_batch or config.global_batch, before[-1][0] if before else 0
+        batch = phase.global_batch or config.global_batch
+        first = before[-1][0] if before else 0
         last = dataclasses.replace(clock, global_batch=batch, earlier=before).to_steps(until)
         if last <= first:
             field = f"config.phases.{name}.until={phase.until!r}"
@@ -225,8 +228,11 @@ def _too_large(config: RunConfig, num_examples: int) -> str:
 
 
 def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
-    schedule, polyak, start = config.schedule, config.polyak, config.logging.profile_start_step
-    after_warmup, drops = steps.total - steps.warmup, schedule.drop_at_fraction
+    schedule = config.schedule
+    polyak = config.polyak
+    start = config.logging.profile_start_step
+    after_warmup = steps.total - steps.warmup
+    drops = schedule.drop_at_fraction
     if steps.phases and (last := steps.phases[-1].last_step) >= steps.total:
         yield f"phases: must end before the run, and the last one ends at step {last} of {steps.total}. Shorten it."
     if after_warmup <= 0:
@@ -260,7 +266,8 @@ def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
 
 
 def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
-    patience, metric = config.stop_early.patience, config.checkpoint.best_metric
+    patience = config.stop_early.patience
+    metric = config.checkpoint.best_metric
     of_metric = [
         every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")
     ]
@@ -275,7 +282,8 @@ def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
 
 
 def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
-    replicas, shards = config.sharding.num_replicas or 1, config.sharding.num_model_shards
+    replicas = config.sharding.num_replicas or 1
+    shards = config.sharding.num_model_shards
     if num_devices % (replicas * shards):
         mesh = f"num_replicas={replicas} x num_model_shards={shards}"
         yield f"sharding: {mesh} must divide the {num_devices} device(s). Choose divisors."
@@ -300,11 +308,9 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
 
 
 def _of_network(config: RunConfig, a: Architecture, platform: str) -> Iterator[str]:
-    weights, form, shards = (
-        config.objective.class_weights,
-        config.model.attention,
-        config.sharding.num_model_shards,
-    )
+    weights = config.objective.class_weights
+    form = config.model.attention
+    shards = config.sharding.num_model_shards
     if len(weights) not in (0, a.num_classes):
         yield f"objective.class_weights={weights}: must have one number for each class. Give {a.num_classes}."
     if form == "cudnn" and platform != "gpu":
@@ -316,7 +322,8 @@ def _of_network(config: RunConfig, a: Architecture, platform: str) -> Iterator[s
 
 
 def _of_labels(config: RunConfig, is_multilabel: bool, frozen: Mapping[str, bool]) -> Iterator[str]:
-    best_metric, objective = config.checkpoint.best_metric, config.objective
+    best_metric = config.checkpoint.best_metric
+    objective = config.objective
     if not is_multilabel and best_metric.endswith(MULTILABEL_RESULTS):
         yield f"checkpoint.best_metric={best_metric!r}: must be a metric of single-label data. Use test_accuracy."
     single = "must be unset for multi-label data"
@@ -356,14 +363,16 @@ def _wrong_input(config: InputConfig) -> Iterator[str]:
     per_class = config.train_examples_per_class
     if config.train_examples is not None and per_class is not None:
         yield f"input.train_examples={config.train_examples}: must be None with train_examples_per_class={per_class}."
-    pixels, side = config.train_resize_pixels, max(config.image_size)
+    pixels = config.train_resize_pixels
+    side = max(config.image_size)
     if config.train_crop in ("resize", "resize_short_side") and (pixels is None or pixels < side):
         rule = f"must be at least {side} with train_crop={config.train_crop!r}"
         yield f"input.train_resize_pixels={pixels}: {rule}. Use {side * 8 // 7}."
 
 
 def _wrong_objective(config: RunConfig) -> Iterator[str]:
-    objective, shares = config.objective, config.objective.corruption_shares
+    objective = config.objective
+    shares = config.objective.corruption_shares
     if objective.loss == "bce" and (smoothing := objective.label_smoothing_fraction):
         rule = "must be 0 for loss='bce', which would take all classes for present"
         yield f"objective.label_smoothing_fraction={smoothing}: {rule}. Use loss='sigmoid'."
@@ -380,7 +389,8 @@ def _wrong_objective(config: RunConfig) -> Iterator[str]:
 
 
 def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
-    optimizer, polyak = config.optimizer, config.polyak
+    optimizer = config.optimizer
+    polyak = config.polyak
     searches = isinstance(config, FinetuneConfig) and config.search.learning_rates
     has_rate = config.schedule.learning_rate or searches
     if optimizer.weight_decay_meaning == "big_vision" and optimizer.weight_decay and not has_rate:
@@ -397,7 +407,9 @@ def _wrong_optimizer(config: RunConfig) -> Iterator[str]:
 
 
 def _wrong_schedule(config: ScheduleConfig) -> Iterator[str]:
-    base, end, fractions = config.learning_rate, config.end_learning_rate, config.drop_at_fraction
+    base = config.learning_rate
+    end = config.end_learning_rate
+    fractions = config.drop_at_fraction
     if base and end > base:
         yield f"schedule.end_learning_rate={end}: must lie in [0, {base}], up to learning_rate."
     if not fractions or any(
@@ -438,10 +450,8 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
             yield from _wrong_arguments(
                 field, evaluator, (evaluator.frozen.number_argument, *evaluator.frozen.arguments)
             )
-            train, test = (
-                evaluator.train_split or config.input.train_split,
-                evaluator.split or config.input.test_split,
-            )
+            train = evaluator.train_split or config.input.train_split
+            test = evaluator.split or config.input.test_split
             if train == test:
                 yield f"{field}: split and train_split must differ, and are both {test!r}."
         if is_reference(evaluator.kind):
@@ -449,7 +459,8 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
             stated_directions(import_reference(evaluator.kind, f"config.{field}.kind"), place)
     if not config.checkpoint.keep_best:
         return
-    metric, (known, own) = config.checkpoint.best_metric, result_names(config)
+    metric = config.checkpoint.best_metric
+    (known, own) = result_names(config)
     if metric not in known and not metric.startswith(own):
         results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
         yield f"checkpoint.best_metric={metric!r}: must be a result of an evaluator. Use one of {results}."
@@ -485,7 +496,8 @@ def _wrong_start(config: RunConfig) -> Iterator[str]:
         if config.init_from is not None and config.resume_from is not None:
             yield f"init_from={config.init_from!r}: must be None with resume_from, which continues a run. Choose one."
         return
-    rate, rates = config.schedule.learning_rate, config.search.learning_rates
+    rate = config.schedule.learning_rate
+    rates = config.search.learning_rates
     if not rates and not rate:
         yield "schedule.learning_rate=0.0: must be positive. Set it, or config.search.learning_rates to search."
     if rates and rate:

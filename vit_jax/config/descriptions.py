@@ -71,7 +71,8 @@ def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
     hints = typing.get_type_hints(kind, include_extras=True)
     fields = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
     for name, text in describe_fields(node).items():
-        rules, default = [*rules_in(hints[name])], fields[name]
+        rules = [*rules_in(hints[name])]
+        default = fields[name]
         component = next((f"{rule.name}: " for rule in rules if isinstance(rule, Component)), "")
         if component and not text[:2].isupper():  # "MLP of each block"
             text = text[0].lower() + text[1:]
@@ -109,7 +110,8 @@ def _spelled(hint: Any) -> str:
         )
         signs = {"": "", "[0, inf)": " >= 0", "(0, inf)": " > 0", "[1, inf)": " >= 1"}
         return _spelled(hint.__origin__) + signs.get(interval, f" in {interval}")
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin is typing.Literal:
         return " | ".join(map(repr, arguments))
     if origin in (types.UnionType, typing.Union):

@@ -82,10 +82,8 @@ def require_direction(config: RunConfig, result: str) -> Direction:
         return direction
     checkpoint = config.checkpoint
     if result == checkpoint.best_metric:
-        field, fix = (
-            f"config.checkpoint.best_mode={checkpoint.best_mode!r}",
-            "Set config.checkpoint.best_mode=max or min",
-        )
+        field = f"config.checkpoint.best_mode={checkpoint.best_mode!r}"
+        fix = "Set config.checkpoint.best_mode=max or min"
     else:
         field = f"metric={result}"
         fix = (

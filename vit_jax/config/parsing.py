@@ -201,10 +201,8 @@ def _parse_override(text: str, hint: object) -> object:
     from ml_collections import config_dict, config_flags
 
     reference = config_dict.FieldReference(None, field_type=_plain_type(hint))
-    arguments, parsed = (
-        ["vit-jax", f"--config.value={text}"],
-        config_dict.ConfigDict({"value": reference}),
-    )
+    arguments = ["vit-jax", f"--config.value={text}"]
+    parsed = config_dict.ConfigDict({"value": reference})
     flag_values = flags.FlagValues()
     config_flags.DEFINE_config_dict("config", parsed, flag_values=flag_values, sys_argv=arguments)
     try:
@@ -255,7 +253,9 @@ def check_value(name: str, value: Any, hint: object) -> Any:
             key: check_value(f"{name}.{key}", item, typing.get_args(hint)[1])
             for key, item in value.items()
         }
-    options, rule, meant = _options(hint), "", ""
+    options = _options(hint)
+    rule = ""
+    meant = ""
     if value is None and type(None) in options:
         return None
     if schema.Duration in options and isinstance(value, str):

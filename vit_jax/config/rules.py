@@ -52,7 +52,8 @@ class When:
     """
 
     def __init__(self, field: str, *values: object):
-        self.field, self.values = field, values
+        self.field = field
+        self.values = values
 
     def holds(self, value: object) -> bool:
         """Return True if the field is effective with this value of the other one."""
@@ -141,7 +142,9 @@ def out_of_range(
 def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
     """Yield every field that is not at its default and that another field makes ineffective."""
     for field in dataclasses.fields(section):
-        name, value, default = field.name, getattr(section, field.name), default_of_field(field)
+        name = field.name
+        value = getattr(section, field.name)
+        default = default_of_field(field)
         for path, inner in _leaves(value, f"{prefix}{name}"):
             if dataclasses.is_dataclass(inner):
                 yield from without_effect(inner, root, f"{path}.")

@@ -59,11 +59,10 @@ INTERPOLATIONS = get_args(Interpolation)
 LoraLayer = Literal["query", "key", "value", "out", "expand", "gate", "contract"]
 LORA_FACTORS = ("lora_a", "lora_b")  # the ends of their names
 LEARNED_POSITIONS = ("learned_1d", "learned_2d", "relative")
-ADAPTIVE, BUILT_IN = When("name", "adam", "lamb"), When("name", "adam", "lamb", "sgd")  # optimisers
-CLASSIFYING, PREDICTING_PATCHES = (
-    When("objective.kind", "classification"),
-    When("objective.kind", "masked_patch"),
-)
+ADAPTIVE = When("name", "adam", "lamb")
+BUILT_IN = When("name", "adam", "lamb", "sgd")  # optimisers
+CLASSIFYING = When("objective.kind", "classification")
+PREDICTING_PATCHES = When("objective.kind", "masked_patch")
 TRAINING_ALL = When("trained", "all")
 
 

@@ -118,7 +118,9 @@ def fields_meant(name: str, known: Iterable[str]) -> list[str]:
 
     A field may be followed by `=` and a form of its value.
     """
-    fields, leaf, word = list(known), name.rpartition(".")[2], _word(name)
+    fields = list(known)
+    leaf = name.rpartition(".")[2]
+    word = _word(name)
     if word in _ADVICE:
         return []
     meant = [MEANT[word]] if word in MEANT and MEANT[word].partition("=")[0] in fields else []

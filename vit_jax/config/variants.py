@@ -144,9 +144,11 @@ def parse_name(name: str) -> ModelName:
         or (match["size"] and match["size"] not in VIT_SIZES)
     ):
         raise _unknown_name(name)
-    units, factor = None, 1.0
+    units = None
+    factor = 1.0
     if match["resnet"]:
-        depth, factor = int(match["depth"] or 0), float(match["factor"] or 1)
+        depth = int(match["depth"] or 0)
+        factor = float(match["factor"] or 1)
         if not factor or (depth not in RESNET_UNITS and (depth or not match["size"])):
             raise _unknown_name(name)
         units = RESNET_UNITS[depth] if depth else ()
@@ -184,8 +186,12 @@ def _unknown_name(name: str) -> ValueError:
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
         meant = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
     nearest = closest(meant, vits + resnets + hybrids, 3, cutoff=0.3)
-    sizes, depths = ", ".join(VIT_SIZES), ", ".join(map(str, RESNET_UNITS))
-    forms = f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; or both, as in R50+B/16"
+    sizes = ", ".join(VIT_SIZES)
+    depths = ", ".join(map(str, RESNET_UNITS))
+    forms = (
+        f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; "
+        "or both, as in R50+B/16"
+    )
     return ValueError(
         f"model.name={name!r}: must be a model. Nearest: {', '.join(nearest) or 'none'}. Forms: {forms}."
     )

@@ -63,9 +63,11 @@ def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
     for _ in range(ERASING_ATTEMPTS):
         area = rng.uniform(*ERASED_AREA) * height * width
         aspect = ERASED_ASPECT ** rng.uniform(-1, 1)  # height / width
-        rows, columns = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        rows = round(math.sqrt(area * aspect))
+        columns = round(math.sqrt(area / aspect))
         if 0 < rows < height and 0 < columns < width:
-            top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
+            top = int(rng.integers(height - rows + 1))
+            left = int(rng.integers(width - columns + 1))
             image[top : top + rows, left : left + columns] = rng.integers(
                 256, size=(rows, columns, 3), dtype=np.uint8
             )

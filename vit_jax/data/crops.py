@@ -82,7 +82,8 @@ def _sample_uniform_area(
     for _ in range(TORCHVISION_ATTEMPTS):
         area = rng.uniform(*areas)
         aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
-        crop_height, crop_width = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        crop_height = round(math.sqrt(area / aspect))
+        crop_width = round(math.sqrt(area * aspect))
         if 0 < crop_height <= height and 0 < crop_width <= width:
             return _place(rng, height, width, crop_height, crop_width)
     crop_height = max(1, min(height, round(width / low)))
@@ -95,10 +96,8 @@ def _place(
 ) -> Box:
     """Draw a position uniformly, including the last one, which TF never draws."""
     # One after the other: an array of both gives the same numbers and takes longer.
-    top, left = (
-        int(rng.integers(height - crop_height + 1)),
-        int(rng.integers(width - crop_width + 1)),
-    )
+    top = int(rng.integers(height - crop_height + 1))
+    left = int(rng.integers(width - crop_width + 1))
     return Box(top, left, crop_height, crop_width)
 
 

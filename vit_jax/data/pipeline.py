@@ -81,7 +81,8 @@ class _SharedRows:
     """The batches of a stream; the threads share the rows of a batch, so that few batches have to be in memory."""
 
     def __init__(self, stream: Stream, num_threads: int) -> None:
-        self._stream, self._num_threads = stream, num_threads
+        self._stream = stream
+        self._num_threads = num_threads
         self._threads = concurrent.futures.ThreadPoolExecutor(num_threads, "rows")
         self._free: list[np.ndarray] = []
 

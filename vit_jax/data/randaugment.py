@@ -41,7 +41,8 @@ def randaugment(
 
 def autocontrast(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Stretch each channel to 0 to 255; a channel of one value stays."""
-    low, high = image.min(axis=(0, 1)).astype(int), image.max(axis=(0, 1)).astype(int)
+    low = image.min(axis=(0, 1)).astype(int)
+    high = image.max(axis=(0, 1)).astype(int)
     span = np.maximum(high - low, 1)
     stretched = np.clip((LEVELS[:, None] - low) * 255 // span, 0, 255)
     return _look_up(image, np.where(high > low, stretched, LEVELS[:, None]))

@@ -135,11 +135,9 @@ class WrappedSource(Source):
     """Another source, `source`, with its class names; a subclass defines `__getitem__`."""
 
     def __init__(self, source: Source) -> None:
-        self.source, self.class_names, self.is_multilabel = (
-            source,
-            source.class_names,
-            source.is_multilabel,
-        )
+        self.source = source
+        self.class_names = source.class_names
+        self.is_multilabel = source.is_multilabel
 
     def __len__(self) -> int:
         return len(self.source)
@@ -172,7 +170,8 @@ def checked_labels(source: Source) -> np.ndarray:
     Raises:
       ValueError: one is no class, as in test splits whose labels are secret (-1).
     """
-    labels, highest = source.labels, 1 if source.is_multilabel else source.num_classes - 1
+    labels = source.labels
+    highest = 1 if source.is_multilabel else source.num_classes - 1
     is_wrong = (labels < 0) | (labels > highest)
     if len(wrong := np.flatnonzero(is_wrong.any(axis=1) if labels.ndim == 2 else is_wrong)):
         allowed = "each is 0 or 1" if source.is_multilabel else f"classes are 0 to {highest}"

@@ -207,7 +207,9 @@ def _validated(source: object, data: str, split: str) -> Source:
             kind = type(source).__name__
             raise ValueError(f"{kind} has no {few(missing)}; return a vit_jax.data.records.Source.")
         source = cast(Source, source)
-        names, labels, shape = source.class_names, source.labels, (len(source), *source.label_shape)
+        names = source.class_names
+        labels = source.labels
+        shape = (len(source), *source.label_shape)
         if (
             not isinstance(names, tuple)
             or not 2 <= len({*names}) == len(names) == source.num_classes

@@ -19,7 +19,8 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
-_ORDER, _AUGMENTATION = 0, 1  # the purpose of random numbers; keeps their seeds apart
+_ORDER = 0
+_AUGMENTATION = 1  # the purpose of random numbers; keeps their seeds apart
 _SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
 _FEW_RECORDS = (
     2**16

@@ -245,7 +245,8 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     )
     labels = SubsetSource(source, np.arange(len(source)), class_names, relabel).labels
     indices = np.arange(len(source)) if source.is_multilabel else np.flatnonzero(labels >= 0)
-    sizes, needed = class_sizes(labels[indices], len(class_names)).tolist(), per_class or 1
+    sizes = class_sizes(labels[indices], len(class_names)).tolist()
+    needed = per_class or 1
     short = [
         f"{name!r} has {size}"
         for name, size in zip(class_names, sizes, strict=True)

@@ -71,10 +71,8 @@ class TrainTransform:
         if self.config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1, dst=image if image is out else None)
         if layers := self.config.randaugment_layers:
-            magnitude, arithmetic = (
-                self.config.randaugment_magnitude,
-                self.config.randaugment_arithmetic,
-            )
+            magnitude = self.config.randaugment_magnitude
+            arithmetic = self.config.randaugment_arithmetic
             image = randaugment.randaugment(rng, image, layers, magnitude, arithmetic)
         if self.config.three_augment:
             image = augment.three_augment(rng, image)
@@ -100,11 +98,9 @@ class TrainTransform:
                 rng, height, width, config.crop_area_fraction, config.crop_distribution
             )
 
-        megapixels, is_upright, values = (
-            config.max_image_megapixels,
-            config.exif_orientation,
-            config.value_range,
-        )
+        megapixels = config.max_image_megapixels
+        is_upright = config.exif_orientation
+        values = config.value_range
         if config.train_interpolation is not None:
             decode = images.plan_crop(stored, choose, _UNREDUCED, megapixels, is_upright, values)
             return lambda: self._resize(decode(), config.image_size)
@@ -112,7 +108,9 @@ class TrainTransform:
         return lambda: images.resize_bilinear(decode(), config.image_size, out)
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        config, crop, pixels = self.config, self.config.train_crop, self.config.train_resize_pixels
+        config = self.config
+        crop = self.config.train_crop
+        pixels = self.config.train_resize_pixels
         image = images.decode(
             stored, config.max_image_megapixels, config.exif_orientation, config.value_range
         )

@@ -87,7 +87,8 @@ def make_evaluate(
     `Runner`.
     """
     runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
-    num_outputs, everywhere = architecture.num_classes, replicated(runner.mesh)
+    num_outputs = architecture.num_classes
+    everywhere = replicated(runner.mesh)
 
     def run(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
         logits_BK = module(normalise(batch.image_BHWC, architecture.compute_dtype)).logits_BK
@@ -194,7 +195,8 @@ def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:
         top1, top5, error = (
             f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error")
         )
-        images, speed = f"{result.metrics.images:,}", f"{result.images_per_second:,.0f}"
+        images = f"{result.metrics.images:,}"
+        speed = f"{result.images_per_second:,.0f}"
         rows.append((name, images, top1, f"{low:.2%} to {high:.2%}", top5, error, speed))
     heading = [("weights", weights)]
     if (gflops := next(iter(results.values())).gflops_per_image) is not None:

@@ -181,12 +181,16 @@ def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) 
     Raises:
       RuntimeError: the chunks do not have `num_rows` rows in all.
     """
-    digest, dtype, shape, written = hashlib.sha256(), "", list[int](), 0
+    digest = hashlib.sha256()
+    dtype = ""
+    shape = list[int]()
+    written = 0
     with open(path, "xb") as file:
         for chunk in chunks:
             pieces = [np.ascontiguousarray(chunk)]
             if not dtype:
-                dtype, shape = chunk.dtype.name, [num_rows, *chunk.shape[1:]]
+                dtype = chunk.dtype.name
+                shape = [num_rows, *chunk.shape[1:]]
                 pieces.insert(0, _header(chunk.dtype, tuple(shape)))
             for piece in pieces:
                 digest.update(piece.data)

@@ -107,7 +107,8 @@ class FrozenEvaluator:
 
 def readable_sides(train: Features, test: Features) -> tuple[Features, Features]:
     """Return the readable images of both sides; raise ValueError if one side has none."""
-    train, test = train.readable(), test.readable()
+    train = train.readable()
+    test = test.readable()
     if not len(train) or not len(test):
         raise ValueError(
             "Classifiers of features need readable training and test images; one side has none."
@@ -194,12 +195,10 @@ class Extractor:
         cache: Cache | None,
     ):
         """Compile nothing yet. `layer` is one of `LAYERS`; other arguments are as for `Runner`."""
-        self.transform, self._architecture, self._layer, self._cache = (
-            transform,
-            architecture,
-            layer,
-            cache,
-        )
+        self.transform = transform
+        self._architecture = architecture
+        self._layer = layer
+        self._cache = cache
         self._runner = Runner(
             module, transform, global_batch=global_batch, max_unreadable=max_unreadable
         )
@@ -238,7 +237,8 @@ class Extractor:
 
     def _compute(self, source: Source, entry: Entry, folder: pathlib.Path) -> None:
         """Write the array files and their record into a folder."""
-        is_read_N, hash_N = np.zeros(len(source), bool), np.zeros(len(source), np.uint64)
+        is_read_N = np.zeros(len(source), bool)
+        hash_N = np.zeros(len(source), np.uint64)
         if hosts.is_first():
             print(f"computing features of {len(source):,} images", file=sys.stderr, flush=True)
         progress = tqdm(
@@ -263,7 +263,8 @@ class Extractor:
 
     def _about(self, source: Source) -> str | None:
         """Return everything that the features depend on, as JSON; None if that is unknown, or nothing is kept."""
-        a, origin = self._architecture, source.origin
+        a = self._architecture
+        origin = source.origin
         if self._cache is None or origin is None or not a.is_standard:
             return None  # the code of a custom source or block may change
         about = {

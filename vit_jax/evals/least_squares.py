@@ -48,10 +48,8 @@ class LinearClassifier:
         largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
         length = len(self.mean_D) ** 0.5  # of a standardised feature
         is_precise = largest * length * np.finfo(np.float32).eps < SCORE_ERROR
-        weight_DK, bias_K = (
-            jnp.asarray(self.weight_DK, jnp.float32),
-            jnp.asarray(self.bias_K, jnp.float32),
-        )
+        weight_DK = jnp.asarray(self.weight_DK, jnp.float32)
+        bias_K = jnp.asarray(self.bias_K, jnp.float32)
         for feature_CD in chunks_of(feature_ND, CHUNK):
             standardised = _standardised(feature_CD, self.mean_D, self.scale_D)
             if is_precise:
@@ -98,7 +96,8 @@ class LeastSquares:
             self._target = np.tile(-2.0 * self._counts_K / self._num, (self._num, 1))
             self._target[np.arange(self._num), label_N] += 2.0
         else:  # the products of features (D, D), and with targets (D, K)
-            self._matrix, sums_KD = np.zeros((width, width)), np.zeros((num_classes, width))
+            self._matrix = np.zeros((width, width))
+            sums_KD = np.zeros((num_classes, width))
             for feature_CD, label_C in zip(
                 chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True
             ):

@@ -188,7 +188,8 @@ def _minimise(
 
     def goes_on(carry: tuple[Parameters, optax.OptState]) -> jax.Array:
         state = carry[1]
-        count, gradient = optax.tree.get(state, "count"), optax.tree.get(state, "grad")
+        count = optax.tree.get(state, "count")
+        gradient = optax.tree.get(state, "grad")
         largest = optax.tree.norm(gradient, ord="inf")
         return (count == 0) | ((count < MAX_ITERATIONS) & (largest > GRADIENT_TOLERANCE))
 

@@ -53,17 +53,21 @@ class MultilabelMetrics:
     probabilities = "probability_BK"  # in the rows of `score`
 
     def __init__(self, class_names: Sequence[str]) -> None:
-        self.images, self.loss, self._class_names = 0, 0.0, class_names
+        self.images = 0
+        self.loss = 0.0
+        self._class_names = class_names
         self.image_columns = ("labels", "answers", "is_right", *class_names)  # of `image_rows`
         self._per_class: PerClass | None = None  # of all images so far
         shape = 0, len(class_names)
-        self._probabilities, self._labels = [np.zeros(shape, np.float32)], [np.zeros(shape, bool)]
+        self._probabilities = [np.zeros(shape, np.float32)]
+        self._labels = [np.zeros(shape, bool)]
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `score` for images that count."""
         self._probabilities.append(rows["probability_BK"])
         self._labels.append(rows["label_BK"] > 0)
-        self.images, self._per_class = self.images + len(rows["loss_B"]), None
+        self.images = self.images + len(rows["loss_B"])
+        self._per_class = None
         self.loss += float(rows["loss_B"].astype(np.float64).sum())
 
     def values(self) -> dict[str, float]:
@@ -113,11 +117,9 @@ class MultilabelMetrics:
             right, predicted, true = self._counts()
             known = np.where(true > 0, 1.0, np.nan)
             with np.errstate(invalid="ignore"):
-                precision, recall, f1 = (
-                    right / predicted * known,
-                    right / true,
-                    2 * right / (predicted + true) * known,
-                )
+                precision = right / predicted * known
+                recall = right / true
+                f1 = 2 * right / (predicted + true) * known
             average = average_precisions(
                 np.concatenate(self._labels), np.concatenate(self._probabilities)
             )
@@ -129,7 +131,8 @@ class MultilabelMetrics:
         for is_true_K, probability_K in zip(
             rows["label_BK"] > 0, rows["probability_BK"], strict=True
         ):
-            true, predicted = self._joined(is_true_K), self._joined(probability_K >= THRESHOLD)
+            true = self._joined(is_true_K)
+            predicted = self._joined(probability_K >= THRESHOLD)
             yield [true, predicted, int(true == predicted), *(f"{p:.6f}" for p in probability_K)]
 
     def _joined(self, is_class_K: np.ndarray) -> str:
@@ -150,10 +153,8 @@ class MultilabelMetrics:
 
     def _counts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the images of each class, (K,): rightly predicted, predicted, and labelled."""
-        is_predicted, is_true = (
-            np.concatenate(self._probabilities) >= THRESHOLD,
-            np.concatenate(self._labels),
-        )
+        is_predicted = np.concatenate(self._probabilities) >= THRESHOLD
+        is_true = np.concatenate(self._labels)
         return (is_predicted & is_true).sum(axis=0), is_predicted.sum(axis=0), is_true.sum(axis=0)
 
 
@@ -188,7 +189,8 @@ class MultilabelEvaluator:
         Raises:
           ValueError: no image of the split is readable, or none has a label.
         """
-        metrics, loss = MultilabelMetrics(self.split.class_names), 0.0
+        metrics = MultilabelMetrics(self.split.class_names)
+        loss = 0.0
         for results in results_of(self.split.open_batches, self.step, state):
             loss += float(results["loss"])
             metrics.add(counted(results))

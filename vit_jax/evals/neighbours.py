@@ -18,7 +18,8 @@ from vit_jax.evals.fewshot import require_counts, require_positive
 
 NUM_NEIGHBOURS = (10, 20, 100)
 TEMPERATURE = 0.07
-QUERIES, KEYS = 1024, 65536  # at a time
+QUERIES = 1024
+KEYS = 65536  # at a time
 
 
 def nearest(
@@ -30,7 +31,8 @@ def nearest(
     features at a time, which bounds the memory.
     """
     for query_chunk in chunks_of(query_QD, QUERIES):
-        query_CD, start = _unit(jnp.asarray(query_chunk)), 0
+        query_CD = _unit(jnp.asarray(query_chunk))
+        start = 0
         similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
         for keys_ND in chunks_of(feature_ND, keys_at_once):
@@ -88,7 +90,8 @@ def neighbour_accuracy(
     correct = dict.fromkeys(possible, 0)
     first = 0
     for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):
-        label_C, label_Ck = test.label_N[first : first + len(index_Ck)], train.label_N[index_Ck]
+        label_C = test.label_N[first : first + len(index_Ck)]
+        label_Ck = train.label_N[index_Ck]
         for k in possible:
             predicted_C = vote(similarity_Ck[:, :k], label_Ck[:, :k], num_classes, temperature)
             correct[k] += int((predicted_C == label_C).sum())

@@ -39,9 +39,11 @@ def run_on_pairs(
     pairs: Sequence[Pair], extractor: Extractor, measure: Measure
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the results of every dataset by its name, and notes."""
-    results, notes = {}, list[str]()
+    results = {}
+    notes = list[str]()
     for pair in pairs:
-        train, test = extractor.extract(pair.train), extractor.extract(pair.test)
+        train = extractor.extract(pair.train)
+        test = extractor.extract(pair.test)
         notes += notes_on(pair.name, pair.train.class_names, train, test)
         results[pair.name], more = measure(pair, train, test)
         notes += more
@@ -121,10 +123,8 @@ def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot)
     """Evaluate every dataset with few shots. `choose_l2` selects one of several penalties for all datasets."""
 
     def measure(pair: Pair, train: Features, test: Features) -> tuple[FewShotResult, list[str]]:
-        result, names = (
-            few_shot(protocol, train, test, pair.train.num_classes),
-            pair.train.class_names,
-        )
+        result = few_shot(protocol, train, test, pair.train.num_classes)
+        names = pair.train.class_names
         short = {
             shots: few([names[k] for k in classes])
             for shots, classes in result.short.items()
@@ -433,10 +433,12 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
             of = f" of {result['test_images']:,} images"
             precision = f"{result['mean_average_precision']:.2%}"
             rows.append([name, classifier, "test mean average precision", precision, of])
-        accuracy, interval = result.get("accuracy", {}), result.get("interval", {})
+        accuracy = result.get("accuracy", {})
+        interval = result.get("interval", {})
         if not isinstance(accuracy, dict):
             classifier = f"{result['method']}, penalty {result['penalty']:.4g}"
-            accuracy, interval = {classifier: accuracy}, {classifier: interval}
+            accuracy = {classifier: accuracy}
+            interval = {classifier: interval}
         for key, value in accuracy.items():
             low, high = interval[key]
             of = f" (95 % interval {low:.2%} to {high:.2%}) of {result['test_images']:,} images"

@@ -86,7 +86,9 @@ class Runner:
         global_batch: int,
         max_unreadable: int | None,
     ):
-        self.module, self.transform, self.max_unreadable = module, transform, max_unreadable
+        self.module = module
+        self.transform = transform
+        self.max_unreadable = max_unreadable
         self.mesh = build_mesh(jax.devices())
         self.global_batch = self._rounded(global_batch)
 

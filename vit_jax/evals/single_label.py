@@ -26,7 +26,8 @@ BINS = 15
 FIRST = 5
 LARGEST_CONFUSION = 4_000_000  # classes times outputs, for example 2,000 by 2,000: 64 MB
 MOST_MISTAKES = 24  # that are kept
-CONFUSED_SHOWN, CONFUSED_KEPT = 3, 50
+CONFUSED_SHOWN = 3
+CONFUSED_KEPT = 50
 
 
 def wilson(correct: float, images: float) -> tuple[float, float]:
@@ -147,11 +148,15 @@ class ClassMetrics:
     image_columns = ("class", "answer", "probability", "is_right")  # of `image_rows`
 
     def __init__(self, labelled: Labelled) -> None:
-        self.labelled, label_map = labelled, labelled.label_map
-        num_classes, self.output_A = len(label_map.output_L), np.flatnonzero(label_map.is_allowed_K)
+        self.labelled = labelled
+        label_map = labelled.label_map
+        num_classes = len(label_map.output_L)
+        self.output_A = np.flatnonzero(label_map.is_allowed_K)
         self.images_L, self.top1_L, self.top5_L = np.zeros((3, num_classes), np.int64)
-        self.loss, self.calibration = 0.0, Calibration()
-        self.wrong, self._has_loss = list[Mistake](), label_map.has_loss
+        self.loss = 0.0
+        self.calibration = Calibration()
+        self.wrong = list[Mistake]()
+        self._has_loss = label_map.has_loss
         shape = num_classes, len(self.output_A)
         self.confusion_2LA = (
             np.zeros((2, *shape), np.int64) if math.prod(shape) <= LARGEST_CONFUSION else None
@@ -164,10 +169,13 @@ class ClassMetrics:
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `predict`, and "record_B", for images that count."""
-        record_N, label_N, class_NT = rows["record_B"], rows["label_B"], rows["class_BT"]
+        record_N = rows["record_B"]
+        label_N = rows["label_B"]
+        class_NT = rows["class_BT"]
         first_N = class_NT[:, 0]
         is_right_NT = self.labelled.label_map.is_right(record_N, label_N, class_NT)
-        is_right_N, confidence_N = is_right_NT[:, 0], rows["probability_BT"][:, 0]
+        is_right_N = is_right_NT[:, 0]
+        confidence_N = rows["probability_BT"][:, 0]
         for counts_L, counted_N in (
             (self.images_L, np.ones(len(label_N), bool)),
             (self.top1_L, is_right_N),
@@ -194,7 +202,8 @@ class ClassMetrics:
 
     def values(self) -> dict[str, Any]:
         """Return the metrics by name; "loss" is None if an image has several right outputs."""
-        top1, top5 = int(self.top1_L.sum()), int(self.top5_L.sum())
+        top1 = int(self.top1_L.sum())
+        top5 = int(self.top5_L.sum())
         return {
             "top1_accuracy": top1 / self.images,
             "top1_interval": list(wilson(top1, self.images)),
@@ -241,7 +250,8 @@ class ClassMetrics:
         """
         if self.confusion_2LA is None:
             return []
-        names, output_names = self.labelled.source.class_names, self.labelled.label_map.output_names
+        names = self.labelled.source.class_names
+        output_names = self.labelled.label_map.output_names
         labels, places = np.nonzero(self.confusion_2LA[0])
         counts = self.confusion_2LA[0, labels, places]
         chosen = np.argsort(-counts, kind="stable")[:most]
@@ -259,7 +269,8 @@ class ClassMetrics:
 
     def mistakes(self) -> list[NamedMistake]:
         """Return the most confident mistakes, the worst first."""
-        source, output_names = self.labelled.source, self.labelled.label_map.output_names
+        source = self.labelled.source
+        output_names = self.labelled.label_map.output_names
         return [
             {
                 "image": source.name_of(one.record),
@@ -275,7 +286,8 @@ class ClassMetrics:
         is_right_N = self.labelled.label_map.is_right(
             rows["record_B"], rows["label_B"], rows["class_BT"]
         )[:, 0]
-        names, output_names = self.labelled.source.class_names, self.labelled.label_map.output_names
+        names = self.labelled.source.class_names
+        output_names = self.labelled.label_map.output_names
         columns = rows["label_B"], rows["class_BT"][:, 0], rows["probability_BT"][:, 0], is_right_N
         for label, output, probability, is_right in zip(*columns, strict=True):
             yield [names[label], output_names[output], f"{probability:.6f}", int(is_right)]
@@ -295,10 +307,8 @@ class ClassMetrics:
         ]
         yield ["class", "images", "top1_correct", *accuracies]
         for number in self.labelled.label_map.listed.tolist():
-            images, counts = (
-                int(self.images_L[number]),
-                (int(self.top1_L[number]), int(self.top5_L[number])),
-            )
+            images = int(self.images_L[number])
+            counts = (int(self.top1_L[number]), int(self.top5_L[number]))
             shares = [
                 (count / images, *wilson(count, images)) if images else ("", "", "")
                 for count in counts
@@ -310,7 +320,8 @@ class ClassMetrics:
         """Yield the header, then for each class with images: name, images by predicted class. Empty if too large."""
         if self.confusion_2LA is None:
             return
-        counts_LA, label_map = self.confusion_2LA.sum(axis=0), self.labelled.label_map
+        counts_LA = self.confusion_2LA.sum(axis=0)
+        label_map = self.labelled.label_map
         yield ["class", *(label_map.output_names[output] for output in self.output_A)]
         for label in label_map.listed.tolist():
             yield [self.labelled.source.class_names[label], *counts_LA[label].tolist()]

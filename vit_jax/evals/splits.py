@@ -95,7 +95,8 @@ class Plan(NamedTuple):
 
     def described(self, test: Source) -> TrainingData:
         """Describe the data for weights that are trained on the training split; `test` is the other one."""
-        config, is_held_out = self.config, holds_out(self.data, self.config)
+        config = self.config
+        is_held_out = holds_out(self.data, self.config)
         return TrainingData(
             data=located(self.data),
             seed=self.seed,
@@ -164,12 +165,14 @@ def open_pair(
         allowed, or as `open_source`.
     """
     plan = _plan_named(name, choice, training)
-    train_split, test_split = plan.config.train_split, plan.config.test_split
+    train_split = plan.config.train_split
+    test_split = plan.config.test_split
     if train_split == test_split:
         raise ValueError(
             f"{name}: the training and the test split are both {train_split!r}. Choose two."
         )
-    train, test = plan.source(train_split), plan.source(test_split)
+    train = plan.source(train_split)
+    test = plan.source(test_split)
     if (train.is_multilabel or test.is_multilabel) and not allows_several_labels:
         raise ValueError(
             f"--data={name}: images must have one label, and may have several. Use vit-jax probe."
@@ -370,7 +373,9 @@ def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
 def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan) -> _Chosen:
     """Choose of files without splits: the hold-out of the training run, the rest, or all."""
     reject_idle(words, choice, "train_split")
-    data, known, config = plan.data, weights.training, plan.config
+    data = plan.data
+    known = weights.training
+    config = plan.config
     splits = {"train": config.train_split, "test": config.test_split, WHOLE: WHOLE}
     splits |= {name: name for name in (config.train_split, config.test_split)}
     is_chosen = choice.seed is not None or choice.holdout_fraction is not None

@@ -59,7 +59,8 @@ def start() -> None:
     if _this_process is not None:
         return
     lost_seconds = _lost_seconds()
-    place, service = None, None
+    place = None
+    service = None
     if not jax.distributed.is_initialized():
         place = find_own_place()
         service = join(place, lost_seconds + 10) if place else None

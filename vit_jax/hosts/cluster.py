@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping
 Environment = Mapping[str, str]
 GpuCount = Callable[[], int]
 FindHost = Callable[[str], str]
-COORDINATOR, NUM_PROCESSES, PROCESS_ID = (
-    "VIT_JAX_COORDINATOR",
-    "VIT_JAX_NUM_PROCESSES",
-    "VIT_JAX_PROCESS_ID",
-)
-FIRST_PORT, NUM_PORTS = 61440, 4096  # above those that Linux gives to outgoing connections
+COORDINATOR = "VIT_JAX_COORDINATOR"
+NUM_PROCESSES = "VIT_JAX_NUM_PROCESSES"
+PROCESS_ID = "VIT_JAX_PROCESS_ID"
+FIRST_PORT = 61440
+NUM_PORTS = 4096  # above those that Linux gives to outgoing connections
 JOBSET_PORT = 8476
 
 
@@ -53,7 +52,8 @@ def given_coordinator(environment: Environment) -> str | None:
 
 def open_mpi_place(environment: Environment) -> Place | None:
     """Return the place of a process that mpirun started; JAX would need mpi4py and use one GPU a process."""
-    size, rank = "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"
+    size = "OMPI_COMM_WORLD_SIZE"
+    rank = "OMPI_COMM_WORLD_RANK"
     if size not in environment or number(environment, size) == 1:
         return None
     process_id, num_processes = index_and_count(environment, rank, size)
@@ -65,10 +65,8 @@ def open_mpi_place(environment: Environment) -> Place | None:
 
 def _open_mpi_coordinator(environment: Environment, size: int) -> str:
     """The host of mpirun, which is rank 0's by default."""
-    uri, namespace = (
-        environment.get("OMPI_MCA_orte_hnp_uri", ""),
-        environment.get("PMIX_NAMESPACE", ""),
-    )
+    uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
+    namespace = environment.get("PMIX_NAMESPACE", "")
     port = FIRST_PORT + zlib.crc32((uri or namespace).encode()) % NUM_PORTS
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size):
         return f"127.0.0.1:{port}"
@@ -104,10 +102,12 @@ def jobset_place(environment: Environment) -> Place | None:
     index, processes_in_job = index_and_count(
         environment, "JOB_COMPLETION_INDEX", "PROCESSES_IN_JOB"
     )
-    num_processes, process_id = processes_in_job * num_jobs, job_index * processes_in_job + index
+    num_processes = processes_in_job * num_jobs
+    process_id = job_index * processes_in_job + index
     if num_processes == 1:
         return None
-    jobset, job = environment["JOBSET_NAME"], environment["REPLICATED_JOB_NAME"]
+    jobset = environment["JOBSET_NAME"]
+    job = environment["REPLICATED_JOB_NAME"]
     coordinator = given_coordinator(environment) or f"{jobset}-{job}-0-0.{jobset}:{JOBSET_PORT}"
     return Place("Kubernetes JobSet", coordinator, num_processes, process_id)
 
@@ -151,7 +151,8 @@ def number(environment: Environment, name: str) -> int:
 
 def index_and_count(environment: Environment, index: str, count: str) -> tuple[int, int]:
     """Return two variables: an index from 0, and the count."""
-    this, total = number(environment, index), number(environment, count)
+    this = number(environment, index)
+    total = number(environment, count)
     if this >= total:
         raise ValueError(
             f"{index}={this} and {count}={total}: the first counts from 0 and must be below the second. Were "

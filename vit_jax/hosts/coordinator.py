@@ -49,7 +49,8 @@ def main() -> None:
 
 def _wait_for_port(address: str) -> None:
     """Wait until no other program listens there: the service would share the port, and runs would mix."""
-    port, deadline = int(address.rpartition(":")[2]), time.monotonic() + PORT_SECONDS
+    port = int(address.rpartition(":")[2])
+    deadline = time.monotonic() + PORT_SECONDS
     parent = os.getppid()
     while os.getppid() == parent:
         with socket.socket() as probe:

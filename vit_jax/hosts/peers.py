@@ -84,15 +84,15 @@ class Peers:
         lost_seconds: float = LOST_SECONDS,
         leave: Callable[[int], object] | None = None,
     ):
-        self.process_id, self.num_processes, self._lost_seconds = (
-            process_id,
-            num_processes,
-            lost_seconds,
-        )
+        self.process_id = process_id
+        self.num_processes = num_processes
+        self._lost_seconds = lost_seconds
         self._store = store
         self.leave = leave or leave_at_once
         self._host = socket.gethostname()
-        self._beat, self._progress, self._step = 0, 0, None  # type: tuple[int, int, int | None]
+        self._beat = 0
+        self._progress = 0
+        self._step = None  # type: tuple[int, int, int | None]
         self._idle_since: float | None = None
         self._num_runs = 0
         self._failure: Failure | None = None
@@ -130,18 +130,22 @@ class Peers:
 
         The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
         """
-        self._rule, self._last_checkpoint = rule, last_checkpoint
+        self._rule = rule
+        self._last_checkpoint = last_checkpoint
         if (
             self._store is not None
         ):  # one may have compiled for longer than the first collectives of another wait
             self._num_runs += 1
             self._store.wait_at_barrier(f"vit_jax/run/{self._num_runs}", MEETING_SECONDS * 1000)
-        self._step, self._idle_since = start_step, time.monotonic()
+        self._step = start_step
+        self._idle_since = time.monotonic()
         self.start()
 
     def step_done(self, step: int) -> None:
         """A step has been handed to the devices."""
-        self._progress, self._step, self._idle_since = self._progress + 1, step, time.monotonic()
+        self._progress = self._progress + 1
+        self._step = step
+        self._idle_since = time.monotonic()
 
     def rest(self) -> None:
         """Suspend the time limit of steps until the next one."""
@@ -159,10 +163,12 @@ class Peers:
             is_consequence(error) or self._is_first_silent()
         ):  # another's end: `check` is about to find it
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
-        kind, said = type(error).__name__, first_line(error)
+        kind = type(error).__name__
+        said = first_line(error)
         words = kind if said == kind else f"{kind}: {said}"
         failure = Failure(message=words, exit_code=exits.code_of(error), step=self._step)
-        self._failure, self._failed_at = failure, time.monotonic()
+        self._failure = failure
+        self._failed_at = time.monotonic()
         with contextlib.suppress(Exception):  # the others will notice anyway
             if self.process_id == 0:
                 self._post(
@@ -261,7 +267,8 @@ class Peers:
     def _forgive_own_absence(self) -> None:
         """A process that was stopped itself (a virtual machine that is moved) has no reason to count others as lost."""
         now = time.monotonic()
-        absence, self._judged_at = now - self._judged_at - 2 * POLL_SECONDS, now
+        absence = now - self._judged_at - 2 * POLL_SECONDS
+        self._judged_at = now
         if absence > 0:
             self._seen_at = {
                 process: seen_at + absence for process, seen_at in self._seen_at.items()
@@ -274,7 +281,8 @@ class Peers:
             return self._verdict_on_failure(process, failure)
         known = range(1, self.num_processes) if self.process_id == 0 else (0,)
         for process in known if self._store is not None else ():
-            report, silence = self._reports.get(process), time.monotonic() - self._seen_at[process]
+            report = self._reports.get(process)
+            silence = time.monotonic() - self._seen_at[process]
             if silence > self._lost_seconds and not (report and report.has_ended):
                 what = (
                     f"was lost{_after(report.step if report else None)}: no sign of life for {self._lost_seconds:.0f} "

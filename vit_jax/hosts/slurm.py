@@ -85,7 +85,8 @@ def _gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...
     """The task's share of the GPUs that it sees, or None for all."""
     if "JAX_LOCAL_DEVICE_IDS" in environment:  # the user has decided
         return None
-    num_tasks, task = _tasks_of_this_node(environment), number(environment, "SLURM_LOCALID")
+    num_tasks = _tasks_of_this_node(environment)
+    task = number(environment, "SLURM_LOCALID")
     visible = _visible_gpus(environment, count_gpus) if num_tasks > 1 else 0
     if num_tasks == 1 or visible < num_tasks or _is_bound(environment, visible):
         return None

@@ -90,7 +90,9 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
                 pending.append((f"{prefix}{key}.", value))
             elif is_reference(value):
                 section[key] = reference = StoredReference(value)
-                reference.file, reference.field, reference.allowed = file, f"{prefix}{key}", allowed
+                reference.file = file
+                reference.field = f"{prefix}{key}"
+                reference.allowed = allowed
     return metadata
 
 

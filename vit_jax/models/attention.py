@@ -71,8 +71,11 @@ class Attention(nnx.Module):
             )
             for name in PROJECTIONS
         )
-        self.num_heads, self.dtype, self.form = num_heads, dtype, form
-        self.positions, self.rotary = positions, rotary
+        self.num_heads = num_heads
+        self.dtype = dtype
+        self.form = form
+        self.positions = positions
+        self.rotary = rotary
         self.norm = norm
 
     @jax.named_scope("attention")
@@ -117,7 +120,8 @@ class Attention(nnx.Module):
                 multiply(x.astype(self.dtype), kernel)
                 for x, kernel in zip((queries_BQD, tokens_BSD, tokens_BSD), kernels, strict=True)
             ]
-        named_products, biases = list[jax.Array](), list[jax.Array]()
+        named_products = list[jax.Array]()
+        biases = list[jax.Array]()
         for (name, layer), product in zip(layers.items(), products, strict=True):
             named_products.append(checkpoint_name(named(product, "heads_BSE"), name))
             bias = jnp.zeros(product.shape[-1]) if layer.bias is None else layer.bias[...]

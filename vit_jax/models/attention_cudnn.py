@@ -19,7 +19,8 @@ from vit_jax.models.activations import compute_capability, on_shards
 from vit_jax.models.attention_kernel import LOG_SUMS, MIXTURE
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
-_FORWARD, _BACKWARD = "__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"
+_FORWARD = "__cudnn$fmhaSoftmax"
+_BACKWARD = "__cudnn$fmhaSoftmaxBackward"
 _TYPES = {"bfloat16": "BF16", "float16": "F16"}
 # Dimensions that the operands of a product are summed over, and those that both share: scores are (B, T, S, S), all
 # other operands (B, S, T, h).

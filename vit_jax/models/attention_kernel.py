@@ -120,7 +120,8 @@ class _Grid:
             if self.num_blocks == 1
             else -(-self.length // self.num_blocks // LANES) * LANES
         )
-        lanes, groups = self.group * head_dim, num_heads // self.group
+        lanes = self.group * head_dim
+        groups = num_heads // self.group
         self.grid = (batch, groups, self.num_blocks)
         self.queries = pl.BlockSpec(
             (1, rows, lanes), lambda image, heads, block: (image, block, heads)
@@ -195,7 +196,8 @@ def _forward(
 ) -> None:
     """Queries past the end of the sequence, in its last block, give rows that are not written."""
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
-    v_ES, dtype = v_SE.T, v_SE.dtype
+    v_ES = v_SE.T
+    dtype = v_SE.dtype
     mixtures_hQ = []
     for head, rows in enumerate(_heads(key.shape[-1], head_dim)):
         q_Qh, tiles = _only(q_QE, rows, dtype)
@@ -224,9 +226,12 @@ def _backward(
         is_query_1Q = jax.lax.broadcasted_iota(jnp.int32, shape, 1) < length - block * shape[1]
     else:
         is_query_1Q = None
-    k_ES, dtype, width = k_SE.T, k_SE.dtype, key.shape[-1]
+    k_ES = k_SE.T
+    dtype = k_SE.dtype
+    width = key.shape[-1]
     of_queries_hQ = []
-    of_keys, of_values = dict[int, jax.Array](), dict[int, jax.Array]()  # by first lane
+    of_keys = dict[int, jax.Array]()
+    of_values = dict[int, jax.Array]()  # by first lane
     for head, rows in enumerate(_heads(width, head_dim)):
         q_Qh, tiles = _only(q_QE, rows, dtype)
         gradient_Qh, _ = _only(gradient_QE, rows, dtype)

@@ -59,7 +59,8 @@ def attention_form(a: Architecture) -> str:
     Raises:
       ValueError: as `choose_form`.
     """
-    head_dim, dtype = a.width // a.num_heads, jnp.dtype(a.compute_dtype)
+    head_dim = a.width // a.num_heads
+    dtype = jnp.dtype(a.compute_dtype)
     (form,) = {
         choose_form(
             a.block_attention, length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype
@@ -86,10 +87,8 @@ class Block(nnx.Module):
             for _ in range(2)
         ]
         self.attention_scale, self.mlp_scale = scales
-        self.dropout_fraction, self.drops_examples = (
-            a.dropout_fraction,
-            a.stochastic_depth_fraction > 0,
-        )
+        self.dropout_fraction = a.dropout_fraction
+        self.drops_examples = a.stochastic_depth_fraction > 0
 
     def __call__(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
@@ -126,7 +125,8 @@ class Block(nnx.Module):
                 branch.shape
             )
 
-        x, branch = as_rows(x_BSD), dropout(as_rows(branch_BSD), self.dropout_fraction, key, site=2)
+        x = as_rows(x_BSD)
+        branch = dropout(as_rows(branch_BSD), self.dropout_fraction, key, site=2)
         x = checkpoint_name(x + drop(_scaled(branch, self.attention_scale), site=3), "middle")
         branch = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
         return (x + drop(_scaled(branch, self.mlp_scale), site=4)).reshape(shape)

@@ -66,14 +66,16 @@ def _backward(
     """Gradients of the input and of the kernel, from that of the output: convolutions in the same order too."""
     x_BHWI, kernel_HWIO = inputs
     sizes = zip(x_BHWI.shape[1:3], kernel_HWIO.shape[:2], y_BHWO.shape[1:3], padding, strict=True)
-    around_y, around_x = [], []
+    around_y = []
+    around_x = []
     for x_size, kernel_size, y_size, (before, _) in sizes:
         reach = (y_size - 1) * stride + 1  # from the first to the last place of the kernel
         around_y.append((kernel_size - 1 - before, x_size - reach + before))
         around_x.append((before, reach - 1 + kernel_size - x_size - before))
     flipped_HWOI = jnp.flip(kernel_HWIO, (0, 1)).swapaxes(2, 3)
     dx_BHWI = convolve(y_BHWO, flipped_HWOI, 1, around_y, lhs_dilation=(stride, stride))
-    x_IHWB, y_HWBO = x_BHWI.transpose(3, 1, 2, 0), y_BHWO.transpose(1, 2, 0, 3)
+    x_IHWB = x_BHWI.transpose(3, 1, 2, 0)
+    y_HWBO = y_BHWO.transpose(1, 2, 0, 3)
     dkernel_IHWO = convolve(x_IHWB, y_HWBO, 1, around_x, rhs_dilation=(stride, stride))
     return dx_BHWI, dkernel_IHWO.transpose(1, 2, 0, 3)
 

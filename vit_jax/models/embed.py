@@ -27,7 +27,8 @@ class PatchEmbedding(nnx.Module):
         """Return tokens_BND in raster order; what is left at the bottom and on the right is not seen."""
         patch_height, patch_width, channels, width = self.kernel.shape
         batch, height, image_width, _ = image_BHWC.shape
-        rows, columns = height // patch_height, image_width // patch_width
+        rows = height // patch_height
+        columns = image_width // patch_width
         covered = image_BHWC[:, : rows * patch_height, : columns * patch_width]
         patches = covered.reshape(batch, rows, patch_height, columns, patch_width, channels)
         patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)

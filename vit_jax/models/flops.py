@@ -83,7 +83,8 @@ def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: boo
 def _macs(jaxpr: Jaxpr, count_padding: bool) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        name, parameters = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        parameters = equation.params
         inner = [
             _macs(jaxpr, count_padding) for value in parameters.values() for jaxpr in _jaxprs(value)
         ]
@@ -118,7 +119,8 @@ def _dot(equation: Any) -> int:
 
 def _convolution(equation: Any, count_padding: bool) -> int:
     image, kernel = (variable.aval.shape for variable in equation.invars)
-    parameters, output = equation.params, equation.outvars[0].aval.shape
+    parameters = equation.params
+    output = equation.outvars[0].aval.shape
     numbers = parameters["dimension_numbers"]
     macs = math.prod(output[dim] for dim in numbers.out_spec[:2]) * kernel[numbers.rhs_spec[1]]
     for axis, padding in enumerate(parameters["padding"]):

@@ -133,7 +133,8 @@ def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
     Raises:
       ValueError: the module returns another shape.
     """
-    pooled_BD, expected = pooling(tokens_BSD), (tokens_BSD.shape[0], tokens_BSD.shape[2])
+    pooled_BD = pooling(tokens_BSD)
+    expected = (tokens_BSD.shape[0], tokens_BSD.shape[2])
     if jnp.shape(pooled_BD) != expected:
         shapes = f"shape {jnp.shape(pooled_BD)} for tokens {tokens_BSD.shape}: must be {expected}"
         raise ValueError(

@@ -60,7 +60,8 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
     Raises:
       ValueError: the rank is larger than a side of a kernel, or the blocks have no such layer.
     """
-    factors, layers = dict[str, Shape](), set[str]()
+    factors = dict[str, Shape]()
+    layers = set[str]()
     for name, shape in shapes.items():
         match = _KERNEL.fullmatch(name)
         if match is None or (lora.layers and match[2] not in lora.layers):

@@ -82,7 +82,8 @@ class Mlp(nnx.Module):
             dot_general=dot_general,
             rngs=rngs,
         )
-        self.expand, self.contract = dense(width, mlp_dim), dense(mlp_dim, width)
+        self.expand = dense(width, mlp_dim)
+        self.contract = dense(mlp_dim, width)
         self.gate = dense(width, mlp_dim) if is_gated else None
         self.norm = norm
         self.form = form

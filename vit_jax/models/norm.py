@@ -17,7 +17,8 @@ class LayerNorm(nnx.Module):
     def __init__(self, a: Architecture, width: int | None = None):
         self.scale = nnx.Param(jnp.ones((width or a.width,)))
         self.bias = nnx.Param(jnp.zeros((width or a.width,)))
-        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
+        self.epsilon = a.layer_norm_epsilon
+        self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("norm")
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -38,7 +39,8 @@ class RMSNorm(nnx.Module):
 
     def __init__(self, a: Architecture, width: int | None = None):
         self.scale = nnx.Param(jnp.ones((width or a.width,)))
-        self.epsilon, self.dtype = a.layer_norm_epsilon, jnp.dtype(a.compute_dtype)
+        self.epsilon = a.layer_norm_epsilon
+        self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("norm")
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -98,6 +98,7 @@ def offset_places(num_patches: int, *, has_class_token: bool) -> np.ndarray:
     places = order[:, None] - order + num_patches - 1
     if has_class_token:
         places = np.pad(places, ((1, 0), (1, 0)))
-        places[0, :], places[:, 0] = 2 * num_patches - 1, 2 * num_patches
+        places[0, :] = 2 * num_patches - 1
+        places[:, 0] = 2 * num_patches
         places[0, 0] += 1
     return places

@@ -54,7 +54,8 @@ class LearnedPositions2D(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        rows_hD, columns_wD = self.row_table[...], self.column_table[...]
+        rows_hD = self.row_table[...]
+        columns_wD = self.column_table[...]
         shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
         halves = (
             jnp.broadcast_to(columns_wD[None], shape),
@@ -76,8 +77,10 @@ class FixedPositions(nnx.Module):
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         del rngs
         self.reference_grid: tuple[int, int] | None = None
-        self.grid, self.width = architecture.grid, architecture.width
-        self.kind, self.prefix_length = architecture.position_embedding, architecture.prefix_length
+        self.grid = architecture.grid
+        self.width = architecture.width
+        self.kind = architecture.position_embedding
+        self.prefix_length = architecture.prefix_length
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
@@ -96,7 +99,8 @@ class RelativePositions(nnx.Module):
     """
 
     def __init__(self, a: Architecture, num_patches: int, *, rngs: nnx.Rngs):
-        self.num_patches, self.has_class_token = num_patches, a.num_class_tokens > 0
+        self.num_patches = num_patches
+        self.has_class_token = a.num_class_tokens > 0
         num_keys = 2 * num_patches - 1 + 3 * self.has_class_token
         self.table = _small(a, rngs, num_keys, a.width // a.num_heads)
 
@@ -115,8 +119,11 @@ class RotaryPositions(nnx.Module):
 
     def __init__(self, architecture: Architecture):
         a = architecture
-        self.kind, self.grid, self.prefix_length = a.rope, a.grid, a.prefix_length
-        self.has_class_token, self.reference_grid = a.num_class_tokens > 0, a.rope_grid
+        self.kind = a.rope
+        self.grid = a.grid
+        self.prefix_length = a.prefix_length
+        self.has_class_token = a.num_class_tokens > 0
+        self.reference_grid = a.rope_grid
 
     def __call__(self, x_BSE: jax.Array, num_heads: int) -> jax.Array:
         """Return queries or keys, turned by the place of their patch, in the dtype of `x_BSE`; computes in float32."""
@@ -135,7 +142,8 @@ class RotaryPositions(nnx.Module):
         x = x_BSE.astype(jnp.float32).reshape(batch, length, num_heads, *pairs)
         axis = 3 if is_halved else 4
         left, right = (jax.lax.index_in_dim(x, place, axis, keepdims=False) for place in range(2))
-        cos, sin = np.cos(angles_S1p), np.sin(angles_S1p)
+        cos = np.cos(angles_S1p)
+        sin = np.sin(angles_S1p)
         turned = jnp.stack([left * cos - right * sin, right * cos + left * sin], axis)
         return turned.reshape(x_BSE.shape).astype(x_BSE.dtype)
 
@@ -164,7 +172,8 @@ def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
     Raises:
       ValueError: the position embedding returns another shape.
     """
-    positions_1SD, expected = positions(), (1, *tokens_BSD.shape[1:])
+    positions_1SD = positions()
+    expected = (1, *tokens_BSD.shape[1:])
     if positions_1SD.shape != expected:
         raise ValueError(
             f"{type(positions).__name__} returns positions {positions_1SD.shape} for {expected}."

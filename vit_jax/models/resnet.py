@@ -58,14 +58,10 @@ class StandardizedConv(nnx.Module):
             LECUN_NORMAL(rngs.params(), (size, size, inputs, outputs), jnp.float32)
         )
         border = (size // 2, size // 2)
-        self.stride, self.padding = (
-            stride,
-            "SAME" if a.residual_unit == "postactivation" else (border, border),
-        )
-        self.epsilon, self.epsilon_added_to = (
-            a.standardization_epsilon,
-            a.standardization_epsilon_added_to,
-        )
+        self.stride = stride
+        self.padding = "SAME" if a.residual_unit == "postactivation" else (border, border)
+        self.epsilon = a.standardization_epsilon
+        self.epsilon_added_to = a.standardization_epsilon_added_to
         self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
@@ -103,10 +99,12 @@ class GroupNorm(nnx.Module):
     def __init__(self, channels: int, a: Architecture, *, initial_scale: float = 1.0):
         self.scale = nnx.Param(jnp.full((channels,), initial_scale))
         self.bias = nnx.Param(jnp.zeros((channels,)))
-        self.epsilon, self.dtype = a.group_norm_epsilon, jnp.dtype(a.compute_dtype)
+        self.epsilon = a.group_norm_epsilon
+        self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        is_exact, x_BHWC = x_BHWC.dtype == jnp.float32, x_BHWC.astype(jnp.float32)
+        is_exact = x_BHWC.dtype == jnp.float32
+        x_BHWC = x_BHWC.astype(jnp.float32)
         mean_B11C = _group_means(x_BHWC)
         if is_exact:
             variance_B11C = _group_means(jnp.square(x_BHWC - mean_B11C))
@@ -154,13 +152,12 @@ class Unit(nnx.Module):
         self.conv2 = StandardizedConv(3, inner, inner, a, stride=stride, rngs=rngs)
         self.conv3 = StandardizedConv(1, inner, outputs, a, rngs=rngs)
         if self.is_preactivated:
-            self.norm1, self.norm2, self.norm3 = (
-                GroupNorm(inputs, a),
-                GroupNorm(inner, a),
-                GroupNorm(inner, a),
-            )
+            self.norm1 = GroupNorm(inputs, a)
+            self.norm2 = GroupNorm(inner, a)
+            self.norm3 = GroupNorm(inner, a)
         else:  # the last scale is 0, so that a unit begins as the identity
-            self.norm1, self.norm2 = GroupNorm(inner, a), GroupNorm(inner, a)
+            self.norm1 = GroupNorm(inner, a)
+            self.norm2 = GroupNorm(inner, a)
             self.norm3 = GroupNorm(outputs, a, initial_scale=0.0)
         changes = inputs != outputs or stride != 1
         self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes else None
@@ -178,9 +175,11 @@ class Unit(nnx.Module):
 
     def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
         """Return the output of a unit; a strided one has even lines and columns. Off TPUs the kernel is interpreted."""
-        outer, inner = [self.norm3], [self.norm1, self.norm2]
+        outer = [self.norm3]
+        inner = [self.norm1, self.norm2]
         if self.is_preactivated:
-            outer, inner = [self.norm1], [self.norm2, self.norm3]
+            outer = [self.norm1]
+            inner = [self.norm2, self.norm3]
         elif self.shortcut is not None and self.shortcut.norm is not None:
             outer.append(self.shortcut.norm)
         outer_norms_2N, inner_norms_4C = (
@@ -241,7 +240,8 @@ class Stage(nnx.Module):
         rest_keys = jax.random.split(rest_key, num_units - 1)
         build_rest = jax.vmap(lambda key: Unit(outputs, outputs, 1, a, rngs=nnx.Rngs(key)))
         self.rest = build_rest(rest_keys) if num_units > 1 else None
-        self.remat, self.scan_unroll = a.remat, a.scan_unroll
+        self.remat = a.remat
+        self.scan_unroll = a.scan_unroll
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         def run_unit(x_BHWC: jax.Array, unit: Unit) -> tuple[jax.Array, None]:
@@ -298,9 +298,11 @@ class ResNetBody(nnx.Module):
     def __init__(self, a: Architecture, key: jax.Array):
         root_key, *stage_keys = jax.random.split(key, len(a.units) + 1)
         self.root = Root(a, rngs=nnx.Rngs(root_key))
-        self.num_stages, inputs = len(a.units), a.root_channels
+        self.num_stages = len(a.units)
+        inputs = a.root_channels
         for stage, (num_units, stage_key) in enumerate(zip(a.units, stage_keys, strict=True)):
-            outputs, stride = a.stage_channels(stage), 1 if stage == 0 else 2
+            outputs = a.stage_channels(stage)
+            stride = 1 if stage == 0 else 2
             setattr(
                 self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key)
             )
@@ -324,7 +326,8 @@ class ResNet(nnx.Module):
         body_key, head_key = jax.random.split(key)
         self.body = ResNetBody(a, body_key)
         self.norm = GroupNorm(a.width, a) if a.residual_unit == "preactivation" else None
-        self.head, self.num_classes = build_head(a, rngs=nnx.Rngs(head_key)), a.num_classes
+        self.head = build_head(a, rngs=nnx.Rngs(head_key))
+        self.num_classes = a.num_classes
 
     def __call__(
         self,

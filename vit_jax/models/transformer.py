@@ -58,17 +58,14 @@ class Encoder(nnx.Module):
 
         self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
-        self.depth, self.remat = a.depth, a.remat
+        self.depth = a.depth
+        self.remat = a.remat
         self.lora_scale: float | None = None
-        self.scan_unroll, self.scan_unroll_on_accelerators = (
-            a.scan_unroll or 1,
-            a.scan_unroll_on_accelerators,
-        )
+        self.scan_unroll = a.scan_unroll or 1
+        self.scan_unroll_on_accelerators = a.scan_unroll_on_accelerators
         self.position_layers = a.position_layers
-        self.dropout_fraction, self.stochastic_depth_fraction = (
-            a.dropout_fraction,
-            a.stochastic_depth_fraction,
-        )
+        self.dropout_fraction = a.dropout_fraction
+        self.stochastic_depth_fraction = a.stochastic_depth_fraction
         self.has_constant_depth_form = a.stochastic_depth_form == "constant"
 
     def __call__(

@@ -125,10 +125,8 @@ class _Unit(Sizes):
 
     def __init__(self, x_BRI: jax.Array, parameters: Parameters, form: Form):
         self.batch, rows, inputs = x_BRI.shape
-        has_shortcut, (inner, outputs) = (
-            parameters.shortcut_IE is not None,
-            parameters.conv3_CE.shape,
-        )
+        has_shortcut = parameters.shortcut_IE is not None
+        (inner, outputs) = parameters.conv3_CE.shape
         super().__init__(rows, (inputs, inner, outputs), x_BRI.dtype, has_shortcut, form)
         self.num_outer = len(parameters.outer_norms_2N)
         self.cores = math.gcd(self.batch, 2)  # v4 and v5p have two, each with its own sums

@@ -64,14 +64,17 @@ class Sizes:
         has_shortcut: bool,
         form: Form,
     ):
-        self.rows, self.dtype, self.has_shortcut = rows, dtype, has_shortcut
+        self.rows = rows
+        self.dtype = dtype
+        self.has_shortcut = has_shortcut
         self.inputs, self.inner, self.outputs = inputs, inner, outputs = channels
         self.width, self.stride, first_tap, self.epsilon, self.is_preactivated, self.interpret = (
             form
         )
         self.is_strided = self.stride > 1
         self.num_planes = self.stride**2
-        self.out_rows, self.out_width = rows // self.num_planes, self.width // self.stride
+        self.out_rows = rows // self.num_planes
+        self.out_width = self.width // self.stride
         self.outer, self.outer_rows = (
             (inputs, rows) if self.is_preactivated else (outputs, self.out_rows)
         )
@@ -171,7 +174,8 @@ def forward(refs: Any, u: Sizes) -> None:
     if u.is_strided:
         _gather(refs, enter, u)
     _keep(refs, u)
-    sums, of_shortcut = _Sums(), _Sums()
+    sums = _Sums()
+    of_shortcut = _Sums()
     for rows in u.out_slices:
         y2 = refs.y2[rows]
         y3 = _dot(_relu(y2, a3, b3).astype(u.dtype), refs.outward[...])
@@ -220,10 +224,13 @@ def backward(refs: Any, u: Sizes) -> None:
 
 def _backward_inner(refs: Any, u: Sizes, dy3_of: Callable[[slice], Any]) -> tuple[Any, Any, Any]:
     """Go from the gradient of the third convolution, of which `dy3_of` gives rows, to a, c and d of the first."""
-    norm2, norm3 = _Norm(refs, "inner", 0, u), _Norm(refs, "inner", 2, u)
-    sums, of_conv3 = _Sums(), _Sums()
+    norm2 = _Norm(refs, "inner", 0, u)
+    norm3 = _Norm(refs, "inner", 2, u)
+    sums = _Sums()
+    of_conv3 = _Sums()
     for rows in u.out_slices:
-        dy3, y2 = dy3_of(rows), _kept2(refs, rows, u)
+        dy3 = dy3_of(rows)
+        y2 = _kept2(refs, rows, u)
         z3 = norm3.a * y2 + norm3.b
         of_conv3.add(_dot(jnp.maximum(z3, 0.0).astype(u.dtype)[:, : u.inner], dy3, _TN))
         refs.g[rows] = g = jnp.where(z3 > 0, _dot(dy3, refs.inward[...]), 0.0)
@@ -268,11 +275,15 @@ def _end_preactivated(refs: Any, u: Sizes, a: Any, c: Any, d: Any) -> None:
     if u.is_strided:
         _gather(refs, lambda rows: _relu(refs.x[rows], norm1.a, norm1.b), u)
         _scatter(refs, lambda rows: refs.dout[rows], u)
-    sums, of_conv1, of_shortcut = _Sums(), _Sums(), _Sums()
+    sums = _Sums()
+    of_conv1 = _Sums()
+    of_shortcut = _Sums()
     for rows in u.slices:
         y1 = _kept1(refs, rows, u)
-        dy1, x = (a * refs.g[rows] + c * y1 + d).astype(u.dtype), refs.x[rows].astype(jnp.float32)
-        z1, g = norm1.a * x + norm1.b, _dot(dy1, refs.outward[...])
+        dy1 = (a * refs.g[rows] + c * y1 + d).astype(u.dtype)
+        x = refs.x[rows].astype(jnp.float32)
+        z1 = norm1.a * x + norm1.b
+        g = _dot(dy1, refs.outward[...])
         h1 = jnp.maximum(z1, 0.0).astype(u.dtype)
         of_conv1.add(_dot(dy1[:, : u.inner], h1, _TN))
         if u.is_strided:
@@ -297,7 +308,8 @@ def _begin_postactivated(
     refs: Any, u: Sizes
 ) -> tuple[Callable[[slice], Any], Callable[[slice], Any]]:
     """Go through the last ReLU; return functions of rows: the gradients of the last convolution and the shortcut."""
-    norm2, norm3 = _Norm(refs, "inner", 2, u), _Norm(refs, "outer", 0, u)
+    norm2 = _Norm(refs, "inner", 2, u)
+    norm3 = _Norm(refs, "outer", 0, u)
     shortcut_norm = _Norm(refs, "outer", 2, u) if u.has_shortcut else None
     if u.is_strided:
         _gather(refs, lambda rows: refs.x[rows], u)
@@ -305,7 +317,8 @@ def _begin_postactivated(
     def shortcut_conv(rows: slice) -> Any:
         return _dot(_entered(refs, lambda rows: refs.x[rows], rows, u), refs.shortcut_again[...])
 
-    sums, of_shortcut = _Sums(), _Sums()
+    sums = _Sums()
+    of_shortcut = _Sums()
     for rows in u.out_slices:
         y3 = _dot(
             _relu(_kept2(refs, rows, u), norm2.a, norm2.b).astype(u.dtype), refs.outward_again[...]
@@ -333,7 +346,8 @@ def _begin_postactivated(
     shortcut_a, shortcut_c, shortcut_d = shortcut_norm.differentiate(*of_shortcut.of)
 
     def of_shortcut_conv(rows: slice) -> Any:
-        g, y = refs.outer_g[rows].astype(jnp.float32), shortcut_conv(rows)
+        g = refs.outer_g[rows].astype(jnp.float32)
+        y = shortcut_conv(rows)
         return (shortcut_a * g + shortcut_c * y + shortcut_d).astype(u.dtype)
 
     return of_conv3, of_shortcut_conv
@@ -344,7 +358,8 @@ def _end_postactivated(
 ) -> None:
     if u.is_strided:
         _scatter(refs, shortcut_of, u)
-    of_conv1, of_shortcut = _Sums(), _Sums()
+    of_conv1 = _Sums()
+    of_shortcut = _Sums()
     for rows in u.slices:
         dy1 = (a * refs.g[rows] + c * _kept1(refs, rows, u) + d).astype(u.dtype)
         of_conv1.add(_dot(dy1[:, : u.inner], refs.x[rows], _TN))
@@ -393,17 +408,16 @@ class _Norm:
 
     def __init__(self, refs: Any, place: str, first: int, u: Sizes):
         """`place` is "outer" or "inner", `first` the row of its scale and its mean."""
-        statistics, affine = getattr(refs, f"{place}_statistics"), getattr(refs, f"{place}_norms")
+        statistics = getattr(refs, f"{place}_statistics")
+        affine = getattr(refs, f"{place}_norms")
         self.mean, self.inverse = (statistics[row : row + 1] for row in (first, first + 1))
         self.scale, bias = (affine[row : row + 1] for row in (first, first + 1))
         self.a = self.inverse * self.scale
         self.b = bias - self.mean * self.a
-        self.gradient, self.place, self.first, self.unit = (
-            getattr(refs, f"of_{place}_norms"),
-            place,
-            first,
-            u,
-        )
+        self.gradient = getattr(refs, f"of_{place}_norms")
+        self.place = place
+        self.first = first
+        self.unit = u
 
     def differentiate(self, g: Any, gx: Any) -> tuple[Any, Any, Any]:
         """Add to the gradients of scale and bias; return a, c and d of the input's gradient a g + c x + d.
@@ -437,17 +451,20 @@ class _Sums:
 
     def normalize(self, refs: Any, place: str, first: int, u: Sizes) -> tuple[Any, Any]:
         """Store mean and 1 / standard deviation of what `add_squares` got; return a and b of the norm a x + b."""
-        statistics, affine = getattr(refs, f"{place}_statistics"), getattr(refs, f"{place}_norms")
+        statistics = getattr(refs, f"{place}_statistics")
+        affine = getattr(refs, f"{place}_norms")
         mean, square = (u.group_means(x, place, first) for x in self.of)
         inverse = jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0.0) + u.epsilon)
-        statistics[first : first + 1], statistics[first + 1 : first + 2] = mean, inverse
+        statistics[first : first + 1] = mean
+        statistics[first + 1 : first + 2] = inverse
         a = inverse * affine[first : first + 1]
         return a, affine[first + 1 : first + 2] - mean * a
 
 
 def _group_means(sums_1L: Any, channels: int, rows: int) -> Any:
     """Return the mean of each channel's group, from sums over rows."""
-    size, lanes = channels // NUM_GROUPS, sums_1L.shape[1]
+    size = channels // NUM_GROUPS
+    lanes = sums_1L.shape[1]
     if lanes < LANES:  # a rotation needs complete tiles
         return _group_means(jnp.concatenate([sums_1L] * (LANES // lanes), 1), channels, rows)[
             :, :lanes
@@ -471,7 +488,8 @@ def _store_shifted(
 
 def _clear_border(ref: Any, u: Sizes) -> None:
     zeros = jnp.zeros((*ref.shape[:2], u.border, u.lanes), ref.dtype)
-    ref[:, :, : u.border], ref[:, :, u.out_rows + u.border :] = zeros, zeros
+    ref[:, :, : u.border] = zeros
+    ref[:, :, u.out_rows + u.border :] = zeros
 
 
 def _shifted(ref: Any, rows: slice, tap: Tap, u: Sizes) -> Any:

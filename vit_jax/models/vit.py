@@ -44,12 +44,14 @@ class VisionTransformer(nnx.Module):
         self.position_layers = a.position_layers
         self.encoder = Encoder(a, encoder_key)
         head_rngs = nnx.Rngs(head_key)
-        self.pool, self.pooling = a.pool, build_pooling(a, rngs=head_rngs)
+        self.pool = a.pool
+        self.pooling = build_pooling(a, rngs=head_rngs)
         self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else None
         self.head = (
             PatchHead(a, rngs=head_rngs) if a.patch_outputs else build_head(a, rngs=head_rngs)
         )
-        self.dropout_fraction, self.num_classes = a.dropout_fraction, a.num_classes
+        self.dropout_fraction = a.dropout_fraction
+        self.num_classes = a.num_classes
 
     def __call__(
         self,
@@ -77,7 +79,9 @@ class VisionTransformer(nnx.Module):
         tokens_BSD, blocks_LBSD, attention_LBTQS = self.encoder(embedded_BSD, keys[1], taps, shared)
         tokens_BND = tokens_BSD[:, self.prefix_length :]
         pooled_BD = self._pool(tokens_BSD)
-        logits_BK, patches_BNO, features_BD = None, None, pooled_BD.astype(jnp.float32)
+        logits_BK = None
+        patches_BNO = None
+        features_BD = pooled_BD.astype(jnp.float32)
         if isinstance(self.head, PatchHead):
             patches_BNO = self.head(tokens_BND)
         else:

@@ -45,7 +45,8 @@ class Classification:
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
         """Float32 totals; an example whose mask is 0 adds nothing to any of them."""
-        logits_BK, label_BK = output.logits_BK.astype(jnp.float32), targets.label_BK
+        logits_BK = output.logits_BK.astype(jnp.float32)
+        label_BK = targets.label_BK
         if self.loss == "softmax":
             loss_B = optax.softmax_cross_entropy(logits_BK, label_BK)
         elif self.loss == "bce":

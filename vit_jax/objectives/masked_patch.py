@@ -89,9 +89,11 @@ class MaskedPatch:
 
         Of colours also "correct", and "majority": what always guessing the batch's commonest colour would score.
         """
-        outputs_BNO, patch_BNT = output.patches_BNO.astype(jnp.float32), targets.patch_BNT
+        outputs_BNO = output.patches_BNO.astype(jnp.float32)
+        patch_BNT = targets.patch_BNT
         counts_BN = targets.is_corrupted_BN.astype(jnp.float32) * targets.mask_B[:, None]
-        weight, images = counts_BN.sum(), targets.mask_B.sum()
+        weight = counts_BN.sum()
+        images = targets.mask_B.sum()
         if self.config.patch_target == "pixels":
             loss_BN = jnp.square(outputs_BNO - patch_BNT).mean(axis=-1)
             return {"loss": (loss_BN * counts_BN).sum(), "weight": weight, "images": images}

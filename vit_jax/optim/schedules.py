@@ -63,7 +63,8 @@ def _make_decay(
     cooldown_steps: int,
 ) -> Callable[[jax.Array], jax.Array]:
     """Return the rate as a function of the (float32) steps since the end of the warm-up."""
-    base, end = config.learning_rate, config.end_learning_rate
+    base = config.learning_rate
+    end = config.end_learning_rate
     decay_steps = total_steps - warmup_steps
 
     def remaining(step: jax.Array) -> jax.Array:
@@ -79,7 +80,8 @@ def _make_decay(
         case "rsqrt":
             return lambda step: base / jnp.sqrt(1.0 + step / timescale_steps)
         case "wsd":
-            is_linear, stable_steps = config.cooldown_form == "linear", decay_steps - cooldown_steps
+            is_linear = config.cooldown_form == "linear"
+            stable_steps = decay_steps - cooldown_steps
 
             def cool(step: jax.Array) -> jax.Array:
                 progress = jnp.clip((step - stable_steps) / cooldown_steps, 0.0, 1.0)
@@ -97,7 +99,8 @@ def _make_decay(
 
 
 def _build_referenced(config: ScheduleConfig, warmup_steps: int, total_steps: int) -> Schedule:
-    field, rate = "config.schedule.decay", config.learning_rate
+    field = "config.schedule.decay"
+    rate = config.learning_rate
     make = resolve(config.decay, field)
     with called(f"{field}={config.decay!r}", "learning_rate, warmup_steps and total_steps"):
         schedule = make(learning_rate=rate, warmup_steps=warmup_steps, total_steps=total_steps)

@@ -51,13 +51,15 @@ def residual_units(architecture: Architecture) -> Iterator[Unit]:
     """All units in order; the first of each stage but the first halves height and width."""
     a = architecture
     height, width = root(a).output_size
-    inputs, size = a.root_channels, ((height + 1) // 2, (width + 1) // 2)  # max-pooling
+    inputs = a.root_channels
+    size = ((height + 1) // 2, (width + 1) // 2)  # max-pooling
     for stage, num_units in enumerate(a.units):
         outputs = a.stage_channels(stage)
         for index in range(num_units):
             unit = _unit(inputs, outputs, 2 if stage and not index else 1, size)
             yield unit
-            inputs, size = outputs, unit.main[-1].size
+            inputs = outputs
+            size = unit.main[-1].size
 
 
 def _unit(inputs: int, outputs: int, stride: int, size: tuple[int, int]) -> Unit:

@@ -54,7 +54,8 @@ def require_formulas(architecture: Architecture) -> Architecture:
     )
 
 
-LANES, ROWS = 128, 8  # a tile of a TPU's memory, of 32-bit values
+LANES = 128
+ROWS = 8  # a tile of a TPU's memory, of 32-bit values
 _VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
 
 WORKING = {"none": 1.75, "dots": 1.25, "attention": 1.2, "full": 1.2}
@@ -131,12 +132,11 @@ def passing_bytes(
     Raises:
       ValueError: a component is user-defined.
     """
-    sizes, remat, depth = (
-        _Sizes(architecture, images, model_shards, tiled),
-        architecture.remat,
-        architecture.depth,
-    )
-    layers, everything = list(sizes.kept(remat)), list(sizes.kept("none"))
+    sizes = _Sizes(architecture, images, model_shards, tiled)
+    remat = architecture.remat
+    depth = architecture.depth
+    layers = list(sizes.kept(remat))
+    everything = list(sizes.kept("none"))
     kept = list(itertools.accumulate(layers))
     num_units = len(layers) - depth
     is_spared = sizes.has_kernel and (remat != "none" or sizes.is_unrolled)
@@ -208,12 +208,10 @@ class _Sizes:
             yield from itertools.repeat(self._block(remat), self.a.depth)
 
     def _block(self, remat: str) -> int:
-        a, images, tokens, halves = (
-            self.a,
-            self.images,
-            self.a.sequence_length,
-            len(self.a.attention_lengths),
-        )
+        a = self.a
+        images = self.images
+        tokens = self.a.sequence_length
+        halves = len(self.a.attention_lengths)
         stream = self.padded(images * tokens, a.width)
         means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
         if remat == "full":
@@ -253,7 +251,8 @@ class _Sizes:
 
     def _scores(self, length: int) -> int:
         """The weights of an attention to so many tokens, in float32 and in the compute dtype; the keys of offsets."""
-        a, lines = self.a, self.images * self.a.sequence_length // length
+        a = self.a
+        lines = self.images * self.a.sequence_length // length
         rows = lines * (a.num_heads // self.shards) * length
         scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
         offsets = (
@@ -271,12 +270,11 @@ class _Sizes:
         entering = (unit.main[0].size, unit.main[0].inputs)
         inner = [(conv.output_size, conv.outputs // self.shards) for conv in unit.main[:2]]
         if self.a.residual_unit == "preactivation":
-            plain, normed = [], [entering, *inner]
+            plain = []
+            normed = [entering, *inner]
         else:
-            plain, normed = (
-                [entering],
-                inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]],
-            )
+            plain = [entering]
+            normed = inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
         if remat == "full":
             return self._map(*entering)
         if remat in ("dots", "attention"):

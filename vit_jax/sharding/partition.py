@@ -131,7 +131,8 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     Raises:
       ValueError: as `spec_of`, or FSDP would split less than half of the tree.
     """
-    leaves, axes = pytree.named_leaves(tree), dict(mesh.shape)
+    leaves = pytree.named_leaves(tree)
+    axes = dict(mesh.shape)
     network = pytree.named_leaves(getattr(tree, "model", tree))
     parameters = {name: leaf.shape for name, leaf in network.items()}
     sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items() if leaf.shape}

@@ -172,7 +172,8 @@ class BucketPath(pathlib.PurePosixPath):
         if generation is None:
             generation = self._generation()
         with _system_errors(self):
-            blob, failed = self.blob(), _exceptions().PreconditionFailed
+            blob = self.blob()
+            failed = _exceptions().PreconditionFailed
             try:
                 blob.upload_from_string(
                     content,
@@ -243,7 +244,10 @@ class Ranges(io.RawIOBase):
     """An object as a file: each read is a request for a range."""
 
     def __init__(self, path: BucketPath, size: int, generation: int):
-        self.path, self.size, self.generation, self._place = path, size, generation, 0
+        self.path = path
+        self.size = size
+        self.generation = generation
+        self._place = 0
 
     def readable(self) -> bool:
         return True
@@ -310,7 +314,8 @@ def mirror(address: BucketPath, root: pathlib.Path, whole: tuple[str, ...] = ())
 
 def fetch(path: BucketPath, root: pathlib.Path) -> pathlib.Path:
     """Download an object into the folder of the mirrors, unless it is there already; return the file."""
-    local, status = root / path.bucket / path.key, path.stat()
+    local = root / path.bucket / path.key
+    status = path.stat()
     if not _is_current(local, status) or _is_placeholder(local):
         _store(path, status, local)
     return local
@@ -347,7 +352,8 @@ def open_remote(path: str | os.PathLike[str], root: pathlib.Path) -> io.Buffered
     text = os.fspath(path)
     if not text.startswith(f"{root}/") or not _is_placeholder(pathlib.Path(text)):
         return None
-    status, address = os.stat(text), BucketPath(SCHEME + text[len(str(root)) + 1 :])
+    status = os.stat(text)
+    address = BucketPath(SCHEME + text[len(str(root)) + 1 :])
     return io.BufferedReader(
         Ranges(address, status.st_size, status.st_mtime_ns // 1000), READ_AHEAD_BYTES
     )

@@ -117,7 +117,8 @@ def open_family(
     outputs = classes.outputs_of(weights)
     if real is not None and "real" not in [one.name for one in chosen]:
         raise ValueError(f"--real={real}: without effect on {data}; leave it out.")
-    opened, absent = {}, {}
+    opened = {}
+    absent = {}
     for one in chosen:
         try:
             opened[one.name] = _open(one, outputs, weights, data_dir, real)
@@ -155,7 +156,8 @@ def _open(
         source, where, right = _open_objectnet(one, outputs, data_dir)
     else:
         source, where = _open_single(one, data_dir)
-    numbers, names = classes.members(one.subset), _output_names(weights, outputs)
+    numbers = classes.members(one.subset)
+    names = _output_names(weights, outputs)
     is_numbered_alike = source.class_names == classes.class_names()
     label_map = LabelMap(
         output_names=names,
@@ -261,7 +263,8 @@ def _open_real(
     labels: list[Sequence[int] | None]  # None for a damaged record, which counts as unreadable
     if real is not None:
         source, where = _open_single(SETS[0], data_dir)
-        labels, where = _labels_of_files(source, expanded(real)), f"{real} on {where}"
+        labels = _labels_of_files(source, expanded(real))
+        where = f"{real} on {where}"
     else:
         prepared, where = _open_prepared(one, data_dir, "original_label") or _open_unpacked(
             one, data_dir
@@ -328,8 +331,10 @@ class WithoutBorder(Source):
 
     def __init__(self, source: Source, pixels: int) -> None:
         """Remove this number of pixels on each side."""
-        self.source, self.pixels = source, pixels
-        self.class_names, self.labels = source.class_names, source.labels
+        self.source = source
+        self.pixels = pixels
+        self.class_names = source.class_names
+        self.labels = source.labels
 
     def image_of(self, index: int) -> np.ndarray:
         image = decode(self.source[index].image)

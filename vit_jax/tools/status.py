@@ -122,24 +122,26 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     Raises:
       ValueError: a file of the run is damaged.
     """
-    config, lines, summary = read_config(workdir), read_metrics(workdir), read_summary(workdir)
+    config = read_config(workdir)
+    lines = read_metrics(workdir)
+    summary = read_summary(workdir)
     last = {name: value for line in lines for name, value in line.items()}
     reader = CheckpointReader(workdir)
     steps = reader.all_steps()
     examples = reader.metadata(steps[-1]).get("num_examples") if steps else None
-    step, total = int(last["step"]) if lines else None, total_steps(config, examples)
+    step = int(last["step"]) if lines else None
+    total = total_steps(config, examples)
     files = [file for name in (METRICS_FILE, SUMMARY_FILE) if (file := workdir / name).exists()]
     is_running = (workdir / LOCK_FILE).exists() and not is_abandoned(workdir, now, EXPIRY_SECONDS)
-    error, divergence = read_error(workdir), read_divergence(workdir)
+    error = read_error(workdir)
+    divergence = read_divergence(workdir)
     state = "running" if is_running else "paused" if (workdir / PAUSE_FILE).exists() else "stopped"
     if summary is not None:
         state, error = ("diverged", summary[DIVERGED]) if DIVERGED in summary else ("ended", None)
         total = summary.get("steps", total)
     elif divergence is not None:
-        state, error = (
-            "diverged",
-            f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}",
-        )
+        state = "diverged"
+        error = f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}"
     left = seconds_left(lines, total) if is_running else None
     accuracies = (last.get(f"test_{name}") for name in ("accuracy", MULTILABEL_RESULTS[0]))
     return Status(
@@ -161,7 +163,8 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
 
 def total_steps(config: JsonObject, num_examples: int | None) -> int | None:
     """Return the length of a run in steps; None if it has phases, or counts epochs of an unknown number of images."""
-    batch, total = config.get("global_batch"), config.get("total")
+    batch = config.get("global_batch")
+    total = config.get("total")
     if not batch or not isinstance(total, str) or config.get("phases"):
         return None
     if parse_duration(total)[1] == "epochs" and not num_examples:

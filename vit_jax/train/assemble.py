@@ -184,7 +184,8 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     Raises:
       ValueError: a fine-tuning recipe names none.
     """
-    model, image_size = config.model, config.input.image_size
+    model = config.model
+    image_size = config.input.image_size
     if isinstance(model, ModelConfig):
         outputs = patch_outputs(config.objective, parse_name(model.name).patch)
         num_classes = 0 if outputs else num_classes
@@ -250,7 +251,8 @@ def assemble(
         optimizer = adapt_optimizer(
             optimizer, make_is_trained(config.optimizer) or (lambda name: True)
         )
-    build, factors = network or build_model, lora.lora_of(config.optimizer)
+    build = network or build_model
+    factors = lora.lora_of(config.optimizer)
     if factors is not None:
         lora.require_adaptable(architecture, is_standard=network is None)
 
@@ -295,7 +297,8 @@ def assemble(
     has_standard_blocks = (
         network is None and architecture.is_standard and architecture.has_transformer
     )
-    batches, options = batch_sharding(mesh), compiler_options(mesh)
+    batches = batch_sharding(mesh)
+    options = compiler_options(mesh)
     evaluation_batch = config.evaluation.global_batch or config.global_batch
 
     def jit_training(
@@ -415,7 +418,8 @@ def open_datasets(config: RunConfig) -> Datasets:
             "Face)."
         )
     require_known_datasets(config)
-    inputs, seed = config.input, config.seed
+    inputs = config.input
+    seed = config.seed
     train = open_source(config.data, inputs.train_split, inputs, seed)
     test = open_source(config.data, inputs.test_split, inputs, seed)
     evaluators = config.evaluation.evaluators
@@ -488,7 +492,8 @@ def train_stream(
     first_image: int | None = None,
 ) -> TrainStream:
     """Return the training batches of the config, of which this process supplies the rows; as `TrainStream`."""
-    transform, is_balanced = TrainTransform(config.input), config.input.sampling == "balanced"
+    transform = TrainTransform(config.input)
+    is_balanced = config.input.sampling == "balanced"
     order = (
         config.seed,
         config.global_batch,
@@ -509,7 +514,9 @@ def open_train_batches(
 
     Threads and workers end with the context. Each phase begins with new ones.
     """
-    inputs, sharding, steps = assembly.config.input, assembly.batch_sharding, assembly.steps
+    inputs = assembly.config.input
+    sharding = assembly.batch_sharding
+    steps = assembly.steps
     log = UnreadableLog(
         source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range
     )
@@ -545,11 +552,9 @@ def open_evaluation_batches(
 
     `log` is the split's, of all evaluations; without a `transform` images are prepared as the config says.
     """
-    inputs, batch, sharding = (
-        assembly.config.input,
-        assembly.evaluation_batch,
-        assembly.batch_sharding,
-    )
+    inputs = assembly.config.input
+    batch = assembly.evaluation_batch
+    sharding = assembly.batch_sharding
     transform = transform or build_evaluation_transform(inputs)
     return open_whole(
         source, transform, sharding, batch, log, inputs.num_workers, inputs.num_threads

@@ -22,7 +22,8 @@ class EarlyStopping:
     """
 
     def __init__(self, config: RunConfig, metadata: JsonObject):
-        self._config, self._metric = config.stop_early, config.checkpoint.best_metric
+        self._config = config.stop_early
+        self._metric = config.checkpoint.best_metric
         self._sign = (
             1 if self.is_on and require_direction(config, self._metric).mode == "max" else -1
         )
@@ -55,10 +56,14 @@ class EarlyStopping:
         """A sentence; empty as long as the run goes on. Asked before every step."""
         if self._config.patience is None:
             return ""
-        best, since, num_without = -math.inf, 0, 0
+        best = -math.inf
+        since = 0
+        num_without = 0
         for step, value in sorted(self._values.items()):
             if self._sign * value > best + self._config.min_delta:
-                best, since, num_without = self._sign * value, step, 0
+                best = self._sign * value
+                since = step
+                num_without = 0
             else:  # so is what is not a number
                 num_without += 1
         if num_without < self._config.patience:

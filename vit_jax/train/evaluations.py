@@ -92,7 +92,8 @@ def build_evaluations(
       ValueError: arguments that an evaluator does not take; a referenced one that cannot be built or has no method
         `run`.
     """
-    inputs, further = run.config.input, run.config.evaluation.evaluators
+    inputs = run.config.input
+    further = run.config.evaluation.evaluators
     require_possible_evaluators(run.config, run.architecture, data.train_sources)
     logs: dict[str, list[UnreadableLog]] = {}
 
@@ -128,10 +129,8 @@ def build_evaluations(
         test = data.others[name]
         if config.kind == "classification":
             return classify(name, test)
-        field, arguments = (
-            f"config.evaluation.evaluators.{name}",
-            f"arguments={dict(config.arguments)}",
-        )
+        field = f"config.evaluation.evaluators.{name}"
+        arguments = f"arguments={dict(config.arguments)}"
         if is_reference(config.kind):
             with called(f"{field}: {config.kind!r}", f"(split, run) and {arguments}"):
                 build_custom = resolve(config.kind, f"{field}.kind")
@@ -146,7 +145,8 @@ def build_evaluations(
         train = data.train_sources[name]
         transform = None
         if config.kind == "fewshot":
-            megapixels, is_upright = inputs.max_image_megapixels, inputs.exif_orientation
+            megapixels = inputs.max_image_megapixels
+            is_upright = inputs.exif_orientation
             transform = build_fewshot_transform(
                 inputs.image_size, megapixels, is_upright, inputs.value_range
             )
@@ -234,7 +234,8 @@ def _make_extract(
         train, test = (
             collect(split.open_batches, jitted, state, labels) for split, labels in splits
         )
-        name, class_names = splits[0][0].name, splits[0][0].class_names
+        name = splits[0][0].name
+        class_names = splits[0][0].class_names
         for note in notes_on(name, class_names, train, test) if hosts.is_first() else ():
             if note not in logged:
                 logging.getLogger(__name__).warning("%s", note)

@@ -50,12 +50,14 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     workdirs.refuse_as_source(config.init_from, workdir)
     config = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(config, data.train)
-    shape, devices = data.train.label_shape, jax.devices()
+    shape = data.train.label_shape
+    devices = jax.devices()
     first = assemble(
         config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices
     )
     assert isinstance(first.config, FinetuneConfig)
-    config, architecture = first.config, first.architecture  # one layout for all runs
+    config = first.config
+    architecture = first.architecture  # one layout for all runs
     with workdirs.claim(workdir, config) as claimed:
         start = overview.start_of(config, data, fitted.parameters)
         require_agreement(config, data, start["parameters_sha256"])
@@ -94,7 +96,8 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
                     fitted=fitted,
                 )
 
-            chosen, trials = config, None
+            chosen = config
+            trials = None
             if config.search.learning_rates:
                 chosen, trials = rate_search.choose_learning_rate(
                     config, data, claimed.folder, train_with

@@ -101,7 +101,8 @@ def keep_layout(config: C, workdir: str, num_devices: int) -> C:
 
     A policy of rematerialisation stays. Micro-batches and sharding stay if they divide this number of devices.
     """
-    folder, stored = expanded(workdir), {}
+    folder = expanded(workdir)
+    stored = {}
     if hosts.is_first() and has_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
             stored = {
@@ -188,7 +189,8 @@ def micro_batches(
     if config.optimizer.accumulation_steps is not None:
         yield config.optimizer.accumulation_steps
         return
-    images, possible = config.global_batch * config.sharding.num_model_shards // len(devices), [1]
+    images = config.global_batch * config.sharding.num_model_shards // len(devices)
+    possible = [1]
     while images % (2 * possible[-1]) == 0 and images // (2 * possible[-1]) >= LEAST_IMAGES:
         possible.append(2 * possible[-1])
     chip = find_chip(devices[0].device_kind)
@@ -211,7 +213,8 @@ def _shardings(
     if is_alone:  # there is nothing to split parameters over
         return
     split = dataclasses.replace(config, parameters="fsdp")
-    num_slices, shards = count_slices(devices), config.num_model_shards
+    num_slices = count_slices(devices)
+    shards = config.num_model_shards
     if config.num_replicas is None and devices[0].platform == "tpu":
         for group in GROUPS:
             if group * shards < len(devices) // num_slices and len(devices) % (group * shards) == 0:
@@ -227,11 +230,9 @@ def _needed_bytes(
     config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
 ) -> int | None:
     """Return the memory of a step on one device; None if the layout is not possible."""
-    sharding, parts, policy = (
-        config.sharding,
-        config.optimizer.accumulation_steps or 1,
-        config.model.remat,
-    )
+    sharding = config.sharding
+    parts = config.optimizer.accumulation_steps or 1
+    policy = config.model.remat
     assert policy != "auto"
     shards = sharding.num_model_shards
     replicas = sharding.num_replicas or count_slices(devices)

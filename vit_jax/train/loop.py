@@ -82,19 +82,20 @@ def train(
       Paused: it has been trained to `pause_fraction`.
     """
     began = time.perf_counter()
-    config, total, is_first = with_best_metric(run.config, data), run.steps.total, hosts.is_first()
+    config = with_best_metric(run.config, data)
+    total = run.steps.total
+    is_first = hosts.is_first()
     config = with_stated_mode(config, further)
-    folder, keeping, pause_step = (
-        workdir.folder,
-        config.checkpoint,
-        _pause_step(run.steps, pause_fraction),
-    )
+    folder = workdir.folder
+    keeping = config.checkpoint
+    pause_step = _pause_step(run.steps, pause_fraction)
     with contextlib.ExitStack() as stack:
         evaluations = [
             *build_evaluations(run, data, split, interruption.check),
             *further,
         ]  # or refuses the config
-        own, metadata = CheckpointReader(folder), overview.checkpoint_metadata(run, data, fitted)
+        own = CheckpointReader(folder)
+        metadata = overview.checkpoint_metadata(run, data, fitted)
         state, origin = first_state(own, metadata)
         start_step = int(jax.device_get(state.step))
         before: JsonObject = own.metadata(start_step) if own.all_steps() else {"wall_seconds": 0.0}
@@ -140,7 +141,8 @@ def train(
         stack.enter_context(jax.transfer_guard("disallow"))
         clock = TrainingClock(start_step, run.images, run.training_flops, peak_flops())
         watchdog = stack.enter_context(Watchdog(folder, start_step, config.logging.hang_seconds))
-        log, save = Cadence(run.steps.log_every, total), Cadence(run.steps.checkpoint_every, total)
+        log = Cadence(run.steps.log_every, total)
+        save = Cadence(run.steps.checkpoint_every, total)
         train_metrics: dict[str, float] = {}
         emptied: list[int] = []  # steps without a readable image
 
@@ -242,7 +244,8 @@ def train(
             if is_evaluated or is_save_due or is_stopping:
                 late.flush()
                 with between_steps():
-                    state, results = run.state_from(leaves), {}
+                    state = run.state_from(leaves)
+                    results = {}
                     if not is_stopping:
                         try:
                             results = evaluate(step)

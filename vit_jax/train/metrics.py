@@ -30,7 +30,8 @@ class LateMetrics:
         self._exchange(None)
 
     def _exchange(self, entry: tuple[int, Mapping[str, jax.Array]] | None) -> None:
-        previous, self._pending = self._pending, entry
+        previous = self._pending
+        self._pending = entry
         if previous is not None:
             step, metrics = previous
             self._report(

@@ -97,7 +97,9 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndar
 
 def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
     """Return the opening lines: network, data and workdir; `split` is the name of `data.test`."""
-    config, steps, architecture = run.config, run.steps, run.architecture
+    config = run.config
+    steps = run.steps
+    architecture = run.architecture
     epochs = run.images(steps.total) / len(data.train)
     height, width = architecture.image_size
     size = (
@@ -142,7 +144,8 @@ def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) 
 
 
 def _input(run: Assembly) -> str:
-    config, (height, width) = run.config.input, run.config.input.image_size
+    config = run.config.input
+    (height, width) = run.config.input.image_size
     local_bytes = run.config.global_batch // jax.process_count() * height * width * 3
     workers, threads = choose_parallelism(
         config.num_workers, config.num_threads, batch_bytes=local_bytes
@@ -171,7 +174,8 @@ def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> s
 def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = None) -> JsonObject:
     """Return metadata of weights: model, classes, preprocessing, and what exact resuming depends on."""
     normalisation, licence = (fitted.normalisation, fitted.licence) if fitted else (OURS, "")
-    config, architecture = run.config, run.architecture
+    config = run.config
+    architecture = run.architecture
     preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
     assert config.data is not None  # or there would be no data to train on
     training_data = TrainingData(

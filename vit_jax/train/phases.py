@@ -26,7 +26,8 @@ C = TypeVar("C", bound=RunConfig)
 
 def config_in(config: C, phase: Phase) -> C:
     """Return the config with the image size and batch of a phase; a resize before the crop is in proportion."""
-    inputs, pixels = config.input, config.input.train_resize_pixels
+    inputs = config.input
+    pixels = config.input.train_resize_pixels
     if pixels is not None:
         pixels = round(pixels * max(phase.image_size) / max(inputs.image_size))
     inputs = dataclasses.replace(inputs, image_size=phase.image_size, train_resize_pixels=pixels)

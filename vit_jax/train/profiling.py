@@ -42,7 +42,8 @@ class Upload:
     def __init__(self, folder: pathlib.Path):
         self.is_needed = is_in_bucket(folder)
         self.local = pathlib.Path(tempfile.mkdtemp(prefix="vit_jax-")) if self.is_needed else folder
-        self._folder, self._sent = folder, dict[pathlib.Path, int]()
+        self._folder = folder
+        self._sent = dict[pathlib.Path, int]()
         if self.is_needed:
             atexit.register(remove_tree, self.local)
 
@@ -64,11 +65,9 @@ class Profiler:
     """
 
     def __init__(self, workdir: pathlib.Path, config: LoggingConfig, *, enabled: bool):
-        self._folder, self._num_steps, self._running = (
-            Upload(workdir / "profile"),
-            config.profile_num_steps,
-            False,
-        )
+        self._folder = Upload(workdir / "profile")
+        self._num_steps = config.profile_num_steps
+        self._running = False
         self._start_step = config.profile_start_step if enabled else None
 
     def before_step(self, step: int) -> None:

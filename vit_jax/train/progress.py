@@ -33,12 +33,10 @@ class TrainingClock:
         flops: Callable[[int], float],
         peak_flops: float | None,
     ):
-        self._start_step, self._images, self._flops, self._peak_flops = (
-            start_step,
-            images,
-            flops,
-            peak_flops,
-        )
+        self._start_step = start_step
+        self._images = images
+        self._flops = flops
+        self._peak_flops = peak_flops
         self._running_since = time.perf_counter()
         self._seconds = self._waited_seconds = 0.0
 
@@ -95,7 +93,8 @@ class Display:
     """The bar or the lines; `enabled` in the first process alone."""
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool):
-        self._total_steps, self._enabled = total_steps, enabled
+        self._total_steps = total_steps
+        self._enabled = enabled
         # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         is_off = not (enabled and sys.stderr.isatty())
@@ -106,7 +105,8 @@ class Display:
             bar_format=layout,
             disable=is_off,
         )
-        self.advance, self.is_bar = self._bar.update, not is_off
+        self.advance = self._bar.update
+        self.is_bar = not is_off
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._bar.close)
         if self.is_bar:

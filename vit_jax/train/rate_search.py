@@ -18,7 +18,8 @@ from vit_jax.train.lifecycle.workdir import TRIALS, claim
 from vit_jax.train.run_files import read_summary
 from vit_jax.train.series import run_once, say
 
-ACCURACY, LOSS = "validation_accuracy", "validation_loss"
+ACCURACY = "validation_accuracy"
+LOSS = "validation_loss"
 PRECISION = (
     f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
 )
@@ -43,7 +44,8 @@ def choose_learning_rate(
     parts = Datasets(*hold_out(data.train, config.search.validation_fraction, config.seed))
     if unseen := classes_without_examples(parts.test):
         say(f"note     these classes have no validation image in the search: {few(unseen)}")
-    rates, trials = config.search.learning_rates, {}
+    rates = config.search.learning_rates
+    trials = {}
     trial_steps, final_steps = (
         resolve(one, num_examples=len(source), num_devices=jax.device_count()).total
         for one, source in ((trial_config(config, rates[0]), parts.train), (config, data.train))
@@ -59,7 +61,8 @@ def choose_learning_rate(
             with claim(workdir, trial) as claimed:
                 train_with(trial, parts, claimed, "validation", steps_after)
 
-        trial, place = trial_config(config, rate), folder / TRIALS / f"learning_rate={rate!r}"
+        trial = trial_config(config, rate)
+        place = folder / TRIALS / f"learning_rate={rate!r}"
         title = f"trial {number} of {len(rates)}: learning rate {rate:g}"
         read_summary(place, (LOSS,), (ACCURACY, PRECISION))
         trials[rate] = run_once(trial, place, perform, title, split="validation", is_trial=True)

@@ -259,7 +259,8 @@ def replay(
             break
         except DamagedCheckpoint as error:
             say(printable(str(error)))
-    first, total = int(jax.device_get(state.step)) + 1, run.steps.total
+    first = int(jax.device_get(state.step)) + 1
+    total = run.steps.total
     least = first if start is None else 1
     if not least <= step <= total:
         raise ValueError(f"--step={step}: must be from {least} to {total}, the steps of this run.")
@@ -274,7 +275,8 @@ def replay(
                 say(
                     f"note     {name}: {printable(str(diverged[name]))} then, {here} now; figures may differ"
                 )
-    train_step, leaves = run.compile_train_step(first - 1), pytree.named_leaves(state)
+    train_step = run.compile_train_step(first - 1)
+    leaves = pytree.named_leaves(state)
     with open_train_batches(run, data.train, first - 1) as (batches, _):
         for _ in range(first, step):
             leaves, _ = train_step(leaves, next(batches))
@@ -358,7 +360,8 @@ def _config_of(
 
 def _records(run: Assembly, data: Datasets, step: int) -> np.ndarray:
     """The records of all rows of the batch of a step, (B,)."""
-    config, before = run.in_phase(step).config, run.images(step - 1)
+    config = run.in_phase(step).config
+    before = run.images(step - 1)
     rows = np.arange(config.global_batch)
     return train_stream(config, data.train, rows, step - 1, run.steps.total, before).records(0)
 

@@ -22,8 +22,10 @@ from vit_jax.storage.files import (
 )
 from vit_jax.text.printable import printable, shortened
 
-CONFIG_FILE, START_FILE = "config.json", "start.json"
-METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+CONFIG_FILE = "config.json"
+START_FILE = "start.json"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
 PAUSE_FILE = "pause.json"  # of a run that a sweep has paused: the fraction that it has reached, and all its steps
 ERROR_FILE = "error.json"  # of a run that an error ended, until it is started again
 DIVERGENCE_FILE = "divergence.json"

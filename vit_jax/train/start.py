@@ -112,7 +112,8 @@ def steps_to_continue(assembly: Assembly) -> tuple[CheckpointReader, list[int]]:
     config = assembly.config
     assert isinstance(config, PretrainConfig)
     assert config.resume_from is not None, "the caller checks it"
-    workdir, wanted = config.resume_from, config.resume_step
+    workdir = config.resume_from
+    wanted = config.resume_step
     reader = CheckpointReader(expanded(workdir))
     stored = reader.all_steps()
     if not stored:
@@ -308,9 +309,11 @@ def restore(
 
 def _images(metadata: JsonObject, step: int) -> int:
     """Return the images of the first steps: where the run is in the order of its data."""
-    images, first = 0, 0
+    images = 0
+    first = 0
     for last, batch in (*metadata.get("phases", ()), (step, metadata["global_batch"])):
-        images, first = images + (min(step, last) - first) * batch, min(step, last)
+        images = images + (min(step, last) - first) * batch
+        first = min(step, last)
     return images
 
 
@@ -373,7 +376,8 @@ def _draw_last_layer(fitted: Fitted, stddev: float, seed: int) -> Fitted:
 
 
 def _require_same_classes(weights: Weights, train: Source) -> None:
-    there, here = weights.class_names, train.class_names
+    there = weights.class_names
+    here = train.class_names
     if weights.architecture.num_classes != len(here) or there not in (None, here):
         known = list(there)[:10] if there else "not named"
         raise ValueError(

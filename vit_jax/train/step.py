@@ -202,7 +202,8 @@ def mix_batch(
     config: RunConfig, num_classes: int, compute_dtype: str, batch: Batch, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says."""
-    image, label_BK = normalise(batch.image_BHWC, compute_dtype), batch.label_BK(num_classes)
+    image = normalise(batch.image_BHWC, compute_dtype)
+    label_BK = batch.label_BK(num_classes)
     if config.input.mixup_alpha > 0 or config.input.cutmix_alpha > 0:
         image, label_BK = mix(key, image, label_BK, batch.mask_B, config.input)
     return image, label_BK

@@ -92,7 +92,9 @@ def _parameters(model: nnx.Module, model_shards: int) -> dict[str, int]:
 
     The latter are the largest layer and everything outside of loops.
     """
-    in_loops, stacks, alone = 0, {"": 0}, 0
+    in_loops = 0
+    stacks = {"": 0}
+    alone = 0
     for name, leaf in pytree.named_leaves(model).items():
         stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
         in_loops += math.prod(leaf.sharding.shard_shape(leaf.shape)) if layer else 0

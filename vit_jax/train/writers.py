@@ -57,15 +57,11 @@ class ObjectLines(Writer):
     """
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
-        self._path, self._text = (
-            cast(BucketPath, workdir / METRICS_FILE),
-            metrics_up_to(workdir, start_step),
-        )
-        self._generation, self._is_due_at, self._is_written = (
-            self._path.write_bytes(self._text.encode()),
-            0.0,
-            True,
-        )
+        self._path = cast(BucketPath, workdir / METRICS_FILE)
+        self._text = metrics_up_to(workdir, start_step)
+        self._generation = self._path.write_bytes(self._text.encode())
+        self._is_due_at = 0.0
+        self._is_written = True
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._text += json.dumps({"step": step, **metrics}) + "\n"
@@ -76,7 +72,8 @@ class ObjectLines(Writer):
     def flush(self) -> None:
         if not self._is_written:
             self._generation = self._path.write_bytes(self._text.encode(), self._generation)
-            self._is_due_at, self._is_written = time.monotonic() + FLUSH_SECONDS, True
+            self._is_due_at = time.monotonic() + FLUSH_SECONDS
+            self._is_written = True
 
     def close(self) -> None:
         self.flush()

@@ -18,7 +18,8 @@ from vit_jax.weights.formats import ArrayFile, StoredArray
 from vit_jax.weights.formats.stored import shown
 from vit_jax.weights.names import huggingface
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 MAX_BYTES = 4 * 2**20
 _PREFIX = "base_model.model."
 _WRAPPERS = ("", "timm_model.")  # of networks of timm in transformers
@@ -275,7 +276,8 @@ def _sort_arrays(arrays: Iterable[str]) -> tuple[dict[str, dict[str, str]], dict
 
 def find_places(names: Iterable[str], in_base: Iterable[str]) -> dict[str, str]:
     """Return names of an adapter → names in the base, for those it has, also under another generation of names."""
-    names, in_base = list(names), set(in_base)
+    names = list(names)
+    in_base = set(in_base)
     found: dict[str, str] = {}
     for wrapper in _WRAPPERS:
         found |= {
@@ -299,7 +301,8 @@ def _check_pair(
         raise ValueError(
             f"its layer {shown(layer)} has one factor of two. Fetch the adapter again."
         )
-    thin, wide = arrays[pair["A"]].shape, arrays[pair["B"]].shape
+    thin = arrays[pair["A"]].shape
+    wide = arrays[pair["B"]].shape
     is_fitting = len(thin) >= 2 and thin[0] > 0 and wide[1:] == (thin[0], *(1 for _ in thin[2:]))
     if not is_fitting or (wide[0], *thin[1:]) != shape:
         raise ValueError(

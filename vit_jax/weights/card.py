@@ -46,7 +46,9 @@ def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None
 
 def model_card(weights: Weights, format_name: str, name: str) -> str:
     """Return the text of a card, without paths of this machine; a folder of images has its name only."""
-    a, training, licence = weights.architecture, weights.training, weights.licence
+    a = weights.architecture
+    training = weights.training
+    licence = weights.licence
     prepared = weights.preprocessing or {}
     count = sum(array.size for array in weights.parameters.values())
     height, width = a.image_size

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from vit_jax.data.transforms import EvaluationTransform
 
 FORMAT_VERSION = 1  # of the metadata that we write
-MOST_LAYERS, MOST_STAGES = 10_000, 8
+MOST_LAYERS = 10_000
+MOST_STAGES = 8
 
 
 def describe(
@@ -130,7 +131,8 @@ def bounded_architecture(fields: Mapping[str, object]) -> Architecture:
 
 def stored_training_data(metadata: Mapping[str, object]) -> TrainingData | None:
     """Return the training data in metadata; None if there is none, or none that we understand."""
-    stored, config = metadata.get("training"), metadata.get("config")
+    stored = metadata.get("training")
+    config = metadata.get("config")
     if stored is None and isinstance(config, dict) and isinstance(config.get("input"), dict):
         stored = {**config["input"], **config}  # checkpoints of older versions
     if not isinstance(stored, dict):

@@ -63,7 +63,8 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
       ValueError: names or shapes of parameters differ in more than image size, pooling, last norm and head.
     """
     source = weights.architecture
-    expected, parameters = stacked_shapes(target), dict(weights.parameters)
+    expected = stacked_shapes(target)
+    parameters = dict(weights.parameters)
     of_head = {name for name in (*parameters, *expected) if name.startswith("head/")}
     is_new_head = not all(
         name in parameters and expected.get(name) == parameters[name].shape for name in of_head
@@ -115,7 +116,8 @@ def _fit_pooling(
         for name in parameters
         if name not in expected and name.startswith((*_NORMS, "pooling/"))
     ]:
-        array, folder = parameters.pop(name), f"{name.rpartition('/')[0]}/"
+        array = parameters.pop(name)
+        folder = f"{name.rpartition('/')[0]}/"
         moved = name.replace(folder, _NORMS.get(folder, folder))
         if moved in expected:
             parameters[moved] = array

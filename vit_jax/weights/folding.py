@@ -12,7 +12,8 @@ import numpy as np
 
 from vit_jax.text.printable import shortened
 
-KERNEL, BIAS = "embedding/kernel", "embedding/bias"
+KERNEL = "embedding/kernel"
+BIAS = "embedding/bias"
 
 
 class Normalisation(NamedTuple):

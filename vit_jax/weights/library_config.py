@@ -224,14 +224,14 @@ def timm_config(
     """Return the `config.json` of a model that timm knows by name, with every number; None if timm has none."""
     name: str | None
     if a.family == "resnet":
-        name, arguments = _TIMM_RESNETS.get((a.units, a.width_factor)), {}
+        name = _TIMM_RESNETS.get((a.units, a.width_factor))
+        arguments = {}
     elif a.family == "hybrid":
-        name, arguments = (
-            _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None,
-            _timm_arguments(a),
-        )
+        name = _TIMM_HYBRIDS.get(a.units) if a.width_factor == 1 else None
+        arguments = _timm_arguments(a)
     else:
-        name, arguments = timm_model(a).name, _timm_arguments(a) | _timm_component_arguments(a)
+        name = timm_model(a).name
+        arguments = _timm_arguments(a) | _timm_component_arguments(a)
     if name is None:
         return None
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)

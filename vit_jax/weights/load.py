@@ -223,7 +223,8 @@ def resized(
     Raises:
       ValueError: patches do not divide the image size, or an unknown method.
     """
-    a, is_theirs = weights.architecture, position_resize == "library" and weights.format == "timm"
+    a = weights.architecture
+    is_theirs = position_resize == "library" and weights.format == "timm"
     if image_size == a.image_size:
         return weights
     with naming(f"image_size={image_size}"):
@@ -245,7 +246,8 @@ def resized(
 
 
 def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
-    source, classes = weights.source, weights.architecture.num_classes
+    source = weights.source
+    classes = weights.architecture.num_classes
     if len(class_names) != classes:
         raise ValueError(
             f"class_names: must be {classes} names, as {source} has classes, not {len(class_names)}."
@@ -272,17 +274,13 @@ def _load_workdir(
 
     def shapes_of(metadata: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
         with naming(str(path)):
-            shapes, factors = (
-                stacked_shapes(architecture_of(metadata)),
-                description.stored_lora(metadata),
-            )
+            shapes = stacked_shapes(architecture_of(metadata))
+            factors = description.stored_lora(metadata)
             return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
 
     parameters, metadata, kind = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
-    statuses, notes = (
-        [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()],
-        [],
-    )
+    statuses = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()]
+    notes = []
     if (factors := description.stored_lora(metadata)) is not None:
         parameters = lora.merge(parameters, factors)
         notes.append(
@@ -403,7 +401,8 @@ def _load_file(
                 )
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
-            preprocessing, normalisation = sidecar.preprocessing, sidecar.normalisation
+            preprocessing = sidecar.preprocessing
+            normalisation = sidecar.normalisation
             if preprocessing and not file.metadata:
                 preprocessing = {**preprocessing, "image_size": list(known.architecture.image_size)}
             # Only arrays of libraries take normalised pixels in files of ours; the others are folded.
@@ -453,7 +452,8 @@ def _load_file(
     weights = weights if normalisation == OURS else _folded(weights, normalisation)
     if sidecar.fields and options.get("image_size") is None:
         weights = _made_for_processor(weights, sidecar)
-    names, classes = weights.class_names, weights.architecture.num_classes
+    names = weights.class_names
+    classes = weights.architecture.num_classes
     if names and len(names) != classes:
         note = f"The {len(names)} class names beside it are not those of its {classes} classes."
         weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
@@ -528,8 +528,10 @@ def _require_all(known: Recognised, file: ArrayFile) -> None:
 
 def _carried(file: ArrayFile) -> Sidecar:
     """Return class names and preprocessing from our metadata, and a note if the names are lost."""
-    names, preprocessing = file.metadata.get("class_names"), file.metadata.get("preprocessing")
-    beside, notes = class_names_file(file.path), tuple[str, ...]()
+    names = file.metadata.get("class_names")
+    preprocessing = file.metadata.get("preprocessing")
+    beside = class_names_file(file.path)
+    notes = tuple[str, ...]()
     if names is None and file.metadata.get("class_names_beside"):
         if beside.exists():
             with naming(str(beside)):
@@ -553,7 +555,8 @@ def _read(
 ) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
     """Return parameters with layers taken apart, how each array is used, and notes."""
     apart: dict[str, np.ndarray] = {}
-    statuses, notes = [], []
+    statuses = []
+    notes = []
     for entry in known.entries:
         name = known.names[entry.name]
         array = file.read(name)
@@ -567,10 +570,8 @@ def _read(
     if any(status.dtype == "float64" for status in statuses):
         notes.append("Arrays of float64 were rounded to float32.")
     for name in known.ignored:
-        reason, stored = (
-            _IGNORED.get(name.partition("/")[0], "not part of this network"),
-            file.arrays[name],
-        )
+        reason = _IGNORED.get(name.partition("/")[0], "not part of this network")
+        stored = file.arrays[name]
         statuses.append(
             ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})")
         )

@@ -41,10 +41,8 @@ class Report(NamedTuple):
     def text(self, *, is_complete: bool) -> str:
         """Return the report for a terminal, with each array or their numbers; notes come last, where they are seen."""
         show = table if is_complete else counted
-        read, written = (
-            f"Read from {printable(self.source)}:",
-            f"Written to {printable(self.destination)}:",
-        )
+        read = f"Read from {printable(self.source)}:"
+        written = f"Written to {printable(self.destination)}:"
         sections = [read, show(self.read), written, show(self.written), printable(self.network)]
         return "\n".join([*sections, *(f"- {printable(note)}" for note in self.notes)])
 

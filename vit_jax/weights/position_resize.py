@@ -72,7 +72,8 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
     centre = (np.arange(new) + 0.5) * (old / (new + offset)) - 0.5
     place = np.floor(centre).astype(int)[:, None] + np.arange(-1, 3)
     x = np.abs(centre[:, None] - place)
-    inner, outer = (1.25 * x - 2.25) * x**2 + 1.0, ((3.75 - 0.75 * x) * x - 6.0) * x + 3.0
+    inner = (1.25 * x - 2.25) * x**2 + 1.0
+    outer = ((3.75 - 0.75 * x) * x - 6.0) * x + 3.0
     weights = np.zeros((new, old))
     np.add.at(
         weights,
@@ -88,7 +89,8 @@ def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     The square is resized to the longer side of the grid, by PyTorch's bilinear without antialiasing (samples are
     middles of cells, the border is repeated). Then the rows and columns at its top left corner are taken.
     """
-    side, longer = math.isqrt(len(table_SD)), max(grid)
+    side = math.isqrt(len(table_SD))
+    longer = max(grid)
     centres = np.clip((np.arange(longer) + 0.5) * (side / longer) - 0.5, 0, side - 1)
     weights = _linear_weights(centres, side)
     cropped_hwD = _weighted(
@@ -143,7 +145,8 @@ def resize_positions(
 
     Return all parameters, stacked and in the same order; and how each table was resized.
     """
-    result, statuses = dict(parameters), []
+    result = dict(parameters)
+    statuses = []
     for name, array in parameters.items():
         grids = _grid_of(name, old), _grid_of(name, new)
         if grids[0] != grids[1]:

@@ -110,7 +110,8 @@ def recognise(
         facts = FORMATS[name].facts(shapes)
         facts = tokens.with_tokens(facts, arrays) if facts.is_radio else facts
     if metadata:
-        architecture, assumptions = stored_architecture(metadata), list[str]()
+        architecture = stored_architecture(metadata)
+        assumptions = list[str]()
         refuse_contradictions(chosen, dataclasses.asdict(architecture), "the file's metadata")
     else:
         architecture, assumptions = _complete(facts, stated or {}, chosen)
@@ -142,12 +143,14 @@ def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
         is_possible = type(value) in (int, float) and 0 < value < math.inf
         rule = "a number above 0, such as 1e-6"
         if "|" in form:
-            is_possible, rule = value in form.split("|"), f"one of {form.replace('|', ', ')}"
+            is_possible = value in form.split("|")
+            rule = f"one of {form.replace('|', ', ')}"
         elif name == "architecture":
             is_possible = isinstance(value, str) and architectures.is_known(value)
             rule = "a model of timm or a model type of transformers that is read, such as vit_base_patch16_224"
         elif name == "num_heads":
-            is_possible, rule = type(value) is int and value > 0, "a divisor of the network's width"
+            is_possible = type(value) is int and value > 0
+            rule = "a divisor of the network's width"
         elif name == "image_size":
             size = chosen[name] = tuple(value)
             is_possible = len(size) == 2 and all(

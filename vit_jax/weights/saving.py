@@ -56,7 +56,8 @@ def save_weights(
       ValueError: the format cannot hold this network (the message has all reasons), or the system cannot write.
     """
     refuse_bucket(str(path), f"path={path}")
-    into_folder, path = names_folder(path), expanded(path)
+    into_folder = names_folder(path)
+    path = expanded(path)
     without_head = without_head or (
         format_name != OWN and weights.architecture.patch_outputs > 0
     )  # no other has it
@@ -114,7 +115,8 @@ def save_weights(
 
 def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
     """Return the entries of a file, and its arrays by name, with those that only readers need."""
-    a, format_ = weights.architecture, FORMATS[format_name]
+    a = weights.architecture
+    format_ = FORMATS[format_name]
     model = huggingface_model(a) if format_name == "huggingface" else None
     is_radio = model is not None and model.family == "radio"
     is_distilled = a.num_class_tokens == 2 and not is_radio
@@ -142,7 +144,8 @@ def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, 
 
 def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
     """Return the ViT for pixels that are normalised as its library does it, with the library's patch bias or none."""
-    a, normalisation = weights.architecture, stored_normalisation(weights.preprocessing)
+    a = weights.architecture
+    normalisation = stored_normalisation(weights.preprocessing)
     is_radio = format_name == "huggingface" and huggingface_model(a).family == "radio"
     has_bias = a.embedding_norm != "tokens" and not is_radio
     if normalisation == OURS and a.patch_bias == has_bias:
@@ -171,7 +174,8 @@ def describe_weights(weights: Weights) -> dict[str, object]:
 def _write(
     path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights
 ) -> list[str]:
-    metadata, names = describe_weights(weights), weights.class_names
+    metadata = describe_weights(weights)
+    names = weights.class_names
     if suffix == ".safetensors":
         write_safetensors(path, arrays, metadata)
         return []
@@ -236,7 +240,8 @@ def _differences(
 
 def _status(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
     """Return how an array of the file is made of `weights`, in which positions may have another form."""
-    ours, words = entry.ours, entry.status(reading=False)
+    ours = entry.ours
+    words = entry.status(reading=False)
     if ours == ("positions/table",) and ours[0] not in weights.parameters:
         ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
         words = f"made of {weights.architecture.position_embedding}"
@@ -317,7 +322,9 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         )
     if to not in (None, *WRITABLE):
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
-    path, is_folder, problem = expanded(destination), names_folder(destination), ""
+    path = expanded(destination)
+    is_folder = names_folder(destination)
+    problem = ""
     suffix = FORMATS[to].suffix if to in FORMATS else ""
     if to is None and not is_folder and path.suffix != ".npz":
         names = " or ".join(f"--to={name}" for name in LIBRARIES)

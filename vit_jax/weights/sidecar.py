@@ -29,7 +29,9 @@ from vit_jax.weights.typed_values import (
     wrong_value,
 )
 
-CONFIG, PREPROCESSOR, WEIGHTS = "config.json", "preprocessor_config.json", "model.safetensors"
+CONFIG = "config.json"
+PREPROCESSOR = "preprocessor_config.json"
+WEIGHTS = "model.safetensors"
 MAX_BYTES = (
     4 * 2**20
 )  # names of 21,843 classes, twice, take 2; parsing takes 25 times as much memory

@@ -310,7 +310,8 @@ def test_few_files_are_read_and_little_of_each(tmp_path, monkeypatch):
     """Evenly spaced ones; directories at the end of a file are found."""
     large = tiff(np.zeros((600, 600), np.uint16))
     paths = write(tmp_path, {f"{n:04}.tif": large if n == 4 else b"" for n in range(1000)})
-    sizes, opened = [], []
+    sizes = []
+    opened = []
 
     class Counted(io.FileIO):
         def read(self, size):

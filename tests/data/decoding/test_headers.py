@@ -118,7 +118,8 @@ def test_a_file_that_states_too_many_pixels_is_unreadable_everywhere(monkeypatch
         ):
             prepare(Record(jpeg, 0))
     monkeypatch.undo()
-    small, config = Record(encode("jpg", 3), 0), make_config(max_image_megapixels=0.003)
+    small = Record(encode("jpg", 3), 0)
+    config = make_config(max_image_megapixels=0.003)
     with pytest.raises(UnreadableImage, match=r"max_image_megapixels is 0\.003"):
         TrainTransform(config)(small, np.random.default_rng(0))
     with pytest.raises(UnreadableImage, match=r"max_image_megapixels is 0\.003"):

@@ -29,7 +29,8 @@ def encode(extension, pixels, *options):
     return cv2.imencode(extension, pixels, options)[1].tobytes()
 
 
-JPEG, PNG = encode(".jpg", SMOOTH), encode(".png", SMOOTH)
+JPEG = encode(".jpg", SMOOTH)
+PNG = encode(".png", SMOOTH)
 
 # 8 x 8 pixels of cyan 51, magenta 102, yellow 153 and black 51, of 255.
 CMYK_JPEG = base64.b64decode(
@@ -217,7 +218,8 @@ def test_bilinear_is_the_definition(size):
 
 def areas(old, new):
     """Weights (new, old) of averages over areas by their definition: how much of each new pixel is in each old one."""
-    ends, edges = np.arange(1, new + 1)[:, None] * old / new, np.arange(old)
+    ends = np.arange(1, new + 1)[:, None] * old / new
+    edges = np.arange(old)
     overlap = np.minimum(ends, edges + 1) - np.maximum(ends - old / new, edges)
     return np.maximum(overlap, 0) * new / old
 

@@ -13,7 +13,8 @@ from vit_jax.data.records import Record
 from vit_jax.data.transforms import TrainTransform
 
 RNG = np.random.default_rng(0)
-HEIGHT, WIDTH = 131, 167
+HEIGHT = 131
+WIDTH = 167
 SMOOTH = cv2.resize(
     RNG.integers(256, size=(9, 11, 3), dtype=np.uint8),
     (WIDTH, HEIGHT),
@@ -74,14 +75,17 @@ def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, bo
 def test_of_a_file_only_what_is_needed_reaches_the_decoder(decoder, monkeypatch):
     """Down to the crop's lower edge where the decoder allows it; with restart markers the crop's rows alone."""
     library, name = (cv2, "imdecode") if decoder == "OpenCV" else (jpeg.simplejpeg, "decode_jpeg")
-    seen, decode = [], getattr(library, name)
+    seen = []
+    decode = getattr(library, name)
 
     def watch(file, *rest, **options):
         seen.append((len(file), decode(file, *rest, **options)))
         return seen[-1][1]
 
     monkeypatch.setattr(library, name, watch)
-    box, plain, marked = Box(50, 20, 20, 30), FILES[0], FILES[6]
+    box = Box(50, 20, 20, 30)
+    plain = FILES[0]
+    marked = FILES[6]
     for file in (plain, marked):
         images.plan_crop(file, lambda *_: box, (20, 30))()
     rows = [pixels.shape[0] for _, pixels in seen]
@@ -92,7 +96,8 @@ def test_of_a_file_only_what_is_needed_reaches_the_decoder(decoder, monkeypatch)
 def test_a_large_crop_is_decoded_smaller(decoder):
     """At half, quarter and eighth size; its border is moved by up to half of a pixel of these."""
     large = cv2.resize(SMOOTH, (WIDTH * 8, HEIGHT * 8), interpolation=cv2.INTER_CUBIC)
-    file, box = encode(large, cv2.IMWRITE_JPEG_QUALITY, 95), Box(100, 204, 803, 1000)
+    file = encode(large, cv2.IMWRITE_JPEG_QUALITY, 95)
+    box = Box(100, 204, 803, 1000)
     for reduction in (8, 4, 2, 1):
         size = (803 // reduction, 1000 // reduction)
         found = images.plan_crop(file, lambda *_: box, size)()

@@ -130,7 +130,8 @@ def test_every_image_of_a_folder_without_splits(make_folder, make_config):
     assert [copy[i].image for i in range(7)] == [(path / name).read_bytes() for name in names]
 
 
-TRAIN, TEST = below("train", flat()), below("test", flat())
+TRAIN = below("train", flat())
+TEST = below("test", flat())
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,8 @@ def test_a_class_of_files_to_convert_is_an_error_that_names_them(make_folder, ma
     path = make_folder(
         {**flat(2), "emu/0.HEIC": b"", "emu/1.dng": b"", "emu/2.dng": b"", "emu/a.txt": b""}
     )
-    expected = r"\.dng files are skipped: convert to JPEG or PNG\..*1 \.heic file is skipped.*1 file that is not .* \.txt"
+    expected = r"\.dng files are skipped: convert to JPEG or PNG\."
+    expected += r".*1 \.heic file is skipped.*1 file that is not .* \.txt"
     with rejects(f"{path}/emu", f"no images.*2 {expected}"):
         open_source(f"folder:{path}", "all", make_config(), 0)
     with rejects(f"{path}/emu", f"no images.*2 {expected}"):
@@ -276,7 +278,8 @@ def test_a_folder_that_cannot_be_read_is_an_error(make_folder, make_config, monk
 def test_folders_may_be_deeper_than_the_recursion_limit(make_folder, make_config):
     """The limit is lowered for it: few programs can remove folders deeper than the usual one."""
     files = flat(2) | {f"cat/{'d/' * 300}x.png": 1}
-    path, limit = make_folder(files), sys.getrecursionlimit()
+    path = make_folder(files)
+    limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + 200)
     try:
         assert open_names(path, "all", make_config())[1] == sorted(files)

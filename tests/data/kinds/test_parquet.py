@@ -239,7 +239,8 @@ def test_the_layout_is_that_of_the_library(tmp_path, compression, pages):
         "write_batch_size": 3,
     }
     pq.write_table(table, path := tmp_path / "a.parquet", row_group_size=40, **options)
-    layout, metadata = read_layout(str(path)), pq.read_metadata(path)
+    layout = read_layout(str(path))
+    metadata = pq.read_metadata(path)
     assert len(layout.groups) == metadata.num_row_groups == 3
     for number, group in enumerate(layout.groups):
         expected = metadata.row_group(number)
@@ -362,7 +363,8 @@ def test_damaged_files(tmp_path, make_config, name):
 def read(path, make_config):
     """Class names, labels and images, None for an unreadable one."""
     parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
-    source, images = open_source(f"parquet:{path}", "all", make_config(), 0), []
+    source = open_source(f"parquet:{path}", "all", make_config(), 0)
+    images = []
     for index in range(len(source)):
         try:
             images.append(source[index].image)
@@ -373,7 +375,8 @@ def read(path, make_config):
 
 def damage(whole, random):
     kind = random.choice(["bit", "bytes", "cut", "twice", "insert", "footer", "footer", "zero"])
-    at, content = random.randrange(len(whole)), bytearray(whole)
+    at = random.randrange(len(whole))
+    content = bytearray(whole)
     if kind == "footer":
         footer_bytes = int.from_bytes(whole[-8:-4], "little")
         content[-1 - random.randrange(footer_bytes + 8)] ^= 1 << random.randrange(8)

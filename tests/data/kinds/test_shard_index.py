@@ -141,7 +141,8 @@ def test_an_index_of_an_earlier_form_is_made_again(tmp_path, made, caplog):
 
 def test_damaged_indices_are_made_again(tmp_path, caplog, made):
     """Flipped bits, records that are missing or twice, cut files, other bytes: never another label."""
-    path, expected = write_shard(tmp_path / "a.tar", samples([0, 1] * 5)), ["0", "1"] * 5
+    path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
+    expected = ["0", "1"] * 5
     labels_of(path)
     place = tmp_path / "a.tar.index"
     whole = place.read_bytes()
@@ -158,7 +159,8 @@ def test_damaged_indices_are_made_again(tmp_path, caplog, made):
 
 def damage(whole, record, random):
     kind = random.choice(["bit", "bytes", "cut", "less", "twice", "insert"])
-    at, content = random.randrange(len(whole)), bytearray(whole)
+    at = random.randrange(len(whole))
+    content = bytearray(whole)
     if kind == "bit":
         content[at] ^= 1 << random.randrange(8)
     elif kind == "bytes":
@@ -181,7 +183,8 @@ def test_members_of_a_sample_may_be_apart(tmp_path, make_config):
     """In any order the records and labels are those of the sorted archive; the order is that of the first members."""
     members = list(samples([0, 1] * 5))
     expected = levels(f"wds:{write_shard(tmp_path / 'sorted.tar', members)}", make_config)
-    images, labels = members[1::2], members[::2]
+    images = members[1::2]
+    labels = members[::2]
     for number, order in enumerate(([*images, *labels], [*labels, *reversed(images)])):
         path = write_shard(tmp_path / f"{number}.tar", order)
         assert levels(f"wds:{path}", make_config) == expected

@@ -282,7 +282,9 @@ def test_labels_that_are_none(labels):
 
 
 def test_names_of_another_format():
-    jpeg, png, webp = b"\xff\xd8\xff\xe0", b"\x89PNG\r\n\x1a\n", b"RIFF\0\0\0\0WEBP"
+    jpeg = b"\xff\xd8\xff\xe0"
+    png = b"\x89PNG\r\n\x1a\n"
+    webp = b"RIFF\0\0\0\0WEBP"
     assert [tar.is_mislabelled("a.JPEG", image) for image in (jpeg, png, webp)] == [
         False,
         True,

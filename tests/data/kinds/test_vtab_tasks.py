@@ -58,7 +58,8 @@ def exact_version(task):
 
 def numbers(task, split):
     """Numbers of the records of a split in TFDS's own splits."""
-    sizes, hundredths = vtab_datasets.SIZES[task.dataset], HUNDREDTHS.get(task.name)
+    sizes = vtab_datasets.SIZES[task.dataset]
+    hundredths = HUNDREDTHS.get(task.name)
     first, *later = hundredths if isinstance(hundredths, tuple) else (hundredths,)
     val_start = first * sizes["train"] // 100 if first else 0
     if split == "test":
@@ -108,7 +109,8 @@ def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, s
         places = np.array([0, 1, 2, len(source) - 2, len(source) - 1])
         found = [source[int(place)].label for place in places]
     else:
-        places, found = np.arange(len(source)), checked_labels(source).tolist()
+        places = np.arange(len(source))
+        found = checked_labels(source).tolist()
     assert found == label_of(expected[places] % vtab_datasets.PERIOD).tolist()
     assert source.num_classes == task.num_classes
 
@@ -236,7 +238,8 @@ def test_vehicle_distance(distances, types, label):
 
 
 def test_bins_are_floors_of_quotients():
-    location, orientation = vtab_tasks.bins("x", 32, 16), vtab_tasks.bins("o", 40, 16)
+    location = vtab_tasks.bins("x", 32, 16)
+    orientation = vtab_tasks.bins("o", 40, 16)
     assert [location.label(value) for value in range(32)] == [value // 2 for value in range(32)]
     assert [orientation.label(value) for value in range(40)] == [
         int(value / 2.5) for value in range(40)

@@ -23,7 +23,8 @@ if (
 if folder := os.environ.get("HELD_FOLDER"):
     from vit_jax.train.lifecycle.interruption import Interruption
 
-    before, is_requested = os.environ["HELD_BEFORE"].split(), Interruption.is_requested
+    before = os.environ["HELD_BEFORE"].split()
+    is_requested = Interruption.is_requested
     release = pathlib.Path(os.environ.get("HELD_RELEASE", os.devnull + "/none"))
 
     def held(self):
@@ -55,7 +56,8 @@ if held_call := os.environ.get("HELD_CALL"):
 
     def hold(*words, **options):
         """Hold the main thread for ever, and others until it ends them; the first calls pass."""
-        result, main = function(*words, **options), threading.main_thread()
+        result = function(*words, **options)
+        main = threading.main_thread()
         if next(calls) < int(os.environ.get("HELD_AFTER", 0)):
             return result
         pathlib.Path(os.environ["HELD_FILE"]).touch()

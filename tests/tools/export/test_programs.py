@@ -265,9 +265,11 @@ def test_what_exists_is_kept_unless_overwritten(tmp_path):
 )
 def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     """By another runtime, to the rounding of float32 in other orders of summation; any number of images."""
-    onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
     a = IN_ONNX[name]
-    model, pixels = from_weights(sample_weights(a)), sample_pixels(3, a.image_size)
+    model = from_weights(sample_weights(a))
+    pixels = sample_pixels(3, a.image_size)
     expected = np.asarray(jax.nn.softmax(model(pixels).logits_BK))
     assert export_onnx(model, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
     onnx.checker.check_model(tmp_path / "net.onnx", full_check=True)

@@ -17,7 +17,8 @@ def test_token_distances_of_a_grid_that_is_not_square():
     distances = attention_maps.token_distances((2, 3), (4, 8))
     for first in range(6):
         for second in range(6):
-            rows, columns = first // 3 - second // 3, first % 3 - second % 3
+            rows = first // 3 - second // 3
+            columns = first % 3 - second % 3
             assert distances[first, second] == pytest.approx(math.hypot(4 * rows, 8 * columns))
 
 
@@ -71,7 +72,8 @@ def test_the_image_as_a_whole_is_the_class_token_or_the_mean():
 
 
 def test_images_are_reduced_a_few_at_a_time(monkeypatch):
-    model, pixels = from_weights(sample_weights()), sample_pixels(5)
+    model = from_weights(sample_weights())
+    pixels = sample_pixels(5)
     expected = np.asarray(model(pixels, taps=("attention",)).attention_LBTQS).mean(axis=(0, 2))
     a = model.architecture
     monkeypatch.setattr(

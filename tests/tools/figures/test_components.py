@@ -8,7 +8,8 @@ from vit_jax.tools.figures.components import cosine_similarities, principal_comp
 
 def test_components_of_rows_that_are_known():
     """Variance 9 along (3, 4) / 5 and 1 across it, around a mean."""
-    along, across = np.array([0.6, 0.8]), np.array([-0.8, 0.6])
+    along = np.array([0.6, 0.8])
+    across = np.array([-0.8, 0.6])
     rows = (
         np.array([[5.0, 7.0]] * 4)
         + np.array([[3], [-3], [3], [-3]]) * along

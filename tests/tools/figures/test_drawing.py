@@ -12,7 +12,8 @@ from matplotlib import font_manager
 
 from vit_jax.tools.figures import drawing
 
-WORD, OTHER = "\u4e2d\u4e2d", "\u6587"
+WORD = "\u4e2d\u4e2d"
+OTHER = "\u6587"
 
 
 @pytest.fixture

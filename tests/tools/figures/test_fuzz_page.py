@@ -121,7 +121,8 @@ class Checked(html.parser.HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.text = [], []
+        self.open = []
+        self.text = []
 
     def handle_starttag(self, tag, attributes):
         assert tag in TAGS, tag
@@ -182,7 +183,8 @@ def check(text):
 def evaluated():
     """A model and an evaluation of it, whose names the cases replace."""
     model = from_weights(sample_weights())
-    pixels, count = sample_pixels(14), SEVEN.num_classes
+    pixels = sample_pixels(14)
+    count = SEVEN.num_classes
     label_map = LabelMap(
         output_names=model.class_names,
         is_allowed_K=np.ones(count, bool),
@@ -250,7 +252,9 @@ def make_report(rng, model, evaluation):
 
 def test_names_stay_text(evaluated, monkeypatch):
     rng = random.Random(0)
-    draw_svg, draw_curves, draw_figures = page._svg, page.draw_curves, page.result_figures.draw
+    draw_svg = page._svg
+    draw_curves = page.draw_curves
+    draw_figures = page.result_figures.draw
     monkeypatch.setattr(page, "KINDS", {})  # of the network; they have no names from files
     for case in range(NUM_CASES):
         is_drawn = case % DRAWN_EVERY == 0

@@ -11,7 +11,8 @@ from vit_jax.tools.figures.grad_cam import class_activation, class_activations
 
 def test_a_case_worked_by_hand():
     """Two channels whose mean gradients are 2 and -1: 2 x first - second, where that is positive."""
-    first, second = jnp.array([[1.0, 0.0], [3.0, 1.0]]), jnp.array([[0.0, 5.0], [2.0, 2.0]])
+    first = jnp.array([[1.0, 0.0], [3.0, 1.0]])
+    second = jnp.array([[0.0, 5.0], [2.0, 2.0]])
     gradients = jnp.stack(
         [jnp.array([[0.0, 4.0], [2.0, 2.0]]), jnp.array([[-4.0, 0.0], [0.0, 0.0]])], axis=-1
     )
@@ -25,10 +26,8 @@ def test_of_a_resnet_whose_end_is_linear():
     pixels = sample_pixels(3, model.architecture.image_size)
     output = model(pixels, taps=("stages",))
     label = np.asarray(output.logits_BK).argmax(axis=1)
-    map_BHWC, kernel_DK = (
-        np.asarray(output.stages_BHWC[-1]),
-        np.asarray(model.module.head.linear.kernel[...]),
-    )
+    map_BHWC = np.asarray(output.stages_BHWC[-1])
+    kernel_DK = np.asarray(model.module.head.linear.kernel[...])
     expected = np.maximum(np.einsum("BHWC,CB->BHW", map_BHWC, kernel_DK[:, label]), 0) / np.prod(
         map_BHWC.shape[1:3]
     )

@@ -26,7 +26,8 @@ from vit_jax.tools.figures.network import (
 )
 from vit_jax.tools.figures.view import View, spread
 
-OF_PARAMETERS, OF_IMAGES = {"filters", "positions"}, {"similar", "pca"}
+OF_PARAMETERS = {"filters", "positions"}
+OF_IMAGES = {"similar", "pca"}
 OF_ATTENTION = {"distance", "rollout", "heads"}
 OWN = {
     "num_classes": 3,
@@ -100,7 +101,8 @@ def test_components_of_known_kernels():
     """Filters of one hue that is brightest at the left, and of another at the right: two components, no more."""
     model = from_weights(weights_of(VIT))
     left, right = np.zeros((2, 4, 4, 3), np.float32)
-    left[:, 0, 0], right[:, 3, 2] = 1, 1
+    left[:, 0, 0] = 1
+    right[:, 3, 2] = 1
     strengths = np.random.default_rng(0).normal(size=(2, VIT.width)).astype(np.float32)
     model.module.embedding.kernel[...] = np.einsum(
         "fd,fhwc->hwcd", strengths, np.stack([left, right])
@@ -203,7 +205,8 @@ def test_similar_images_are_found_among_all():
 
 
 def test_directions_of_colours_are_those_of_all_images(monkeypatch):
-    model, pixels = from_weights(weights_of(VIT)), sample_pixels(4)
+    model = from_weights(weights_of(VIT))
+    pixels = sample_pixels(4)
     tokens = np.asarray(model(pixels).tokens_BND)
     centred = tokens.reshape(-1, VIT.width) - tokens.mean(axis=(0, 1))
     variance = np.linalg.svd(centred, compute_uv=False) ** 2

@@ -55,7 +55,8 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
 
 def test_what_is_missing_is_said(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    workdir, page = tmp_path / "a <b> & c", tmp_path / "page.html"
+    workdir = tmp_path / "a <b> & c"
+    page = tmp_path / "page.html"
     shutil.copytree(trained, workdir)
     (workdir / "summary.json").unlink()
     words = ["report", str(workdir), f"--output={page}"]
@@ -88,7 +89,8 @@ def test_what_is_missing_is_said(trained, tmp_path, monkeypatch):
 
 
 def test_a_run_of_a_study_that_diverged_has_a_reason_and_no_results(trained, tmp_path):
-    workdir, page = tmp_path / "run", tmp_path / "page.html"
+    workdir = tmp_path / "run"
+    page = tmp_path / "page.html"
     shutil.copytree(trained, workdir)
     summary = {"test_accuracy": None, "test_loss": None, "diverged": "Step 3: the loss is nan."}
     (workdir / "summary.json").write_text(json.dumps(summary))

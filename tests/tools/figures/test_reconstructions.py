@@ -13,7 +13,8 @@ from vit_jax.config import ObjectiveConfig
 from vit_jax.objectives.masked_patch import MaskedPatch
 from vit_jax.tools.figures.reconstructions import HIDDEN, reconstruct, to_colours, to_image
 
-GRID, PATCH = (2, 3), (4, 4)
+GRID = (2, 3)
+PATCH = (4, 4)
 KINDS = {"mean_colour": 512, "colours_4x4": 16 * 512, "pixels": 48}
 
 

@@ -49,10 +49,8 @@ def rows_of(path):
 
 
 WORDS = ["evaluate", "w", "--data=folder:images", "--global_batch=8"]
-TABLES, FIGURES = (
-    {"classes.csv", "images.csv", "confusion.csv"},
-    {"reliability.png", "confusion.png", "mistakes.png"},
-)
+TABLES = {"classes.csv", "images.csv", "confusion.csv"}
+FIGURES = {"reliability.png", "confusion.png", "mistakes.png"}
 FILES = {"result.json"} | TABLES | FIGURES
 
 

@@ -93,7 +93,8 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
 
 def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
     """The second begins and ends while the first is between writing and reading."""
-    wait, second = together.CheckpointStore.wait, []
+    wait = together.CheckpointStore.wait
+    second = []
 
     def examine_between(store):
         wait(store)
@@ -196,7 +197,8 @@ def test_shared_memory_of_a_container(monkeypatch):
 
 def test_devices_that_compute_wrongly(monkeypatch):
     """One holds other numbers than it was given."""
-    put, make = jax.device_put, jax.make_array_from_callback
+    put = jax.device_put
+    make = jax.make_array_from_callback
     monkeypatch.setattr(
         jax, "device_put", lambda array, device: put(array + (device.id == 3), device)
     )
@@ -260,7 +262,8 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
 @pytest.mark.parametrize(("code", "expected"), [(0, None), (1, 2), (75, 75), (76, 76), (-9, 137)])
 def test_a_run_examines_first(monkeypatch, code, expected, tmp_path):
     """What doctor finds is not repeated by a launcher (2); a lost process is (76)."""
-    started, trained = [], []
+    started = []
+    trained = []
 
     def popen(command):
         started.append(command)

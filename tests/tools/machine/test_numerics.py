@@ -94,7 +94,8 @@ def test_forms_of_other_devices_and_a_form_that_is_rejected(monkeypatch):
 def test_programs_compile_for_tpus(dtype):
     """Check the kernel on both chips of a mesh, with an odd length."""
     mesh = build_mesh(aot.topology_devices(parse_topology("v5e:2x2"))[:2])
-    tokens, bias = (4, 197, 128), (3, 128)
+    tokens = (4, 197, 128)
+    bias = (3, 128)
     dtypes = [jnp.dtype(dtype)] * 4 + [jnp.dtype("float32")]
     operands = [
         jax.ShapeDtypeStruct(

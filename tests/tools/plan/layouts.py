@@ -28,7 +28,8 @@ from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.layout import RESERVE, usable_bytes
 
 ROOT = pathlib.Path(__file__).parents[3]
-GOLDEN, DEFAULTS = ROOT / "tests/golden/layouts.json", ROOT / "tests/golden/default_layouts.json"
+GOLDEN = ROOT / "tests/golden/layouts.json"
+DEFAULTS = ROOT / "tests/golden/default_layouts.json"
 DEPTHS = (2, 4)
 OF_LAYERS = ("norm", "attention", "mlp", "dropout")  # phases of a step, of `plan.timeline.PHASES`
 OF_UPDATE = ("optimizer", "average", "metrics")
@@ -82,9 +83,11 @@ def parse(text: str) -> Layout:
 
 def compiled(layout: Layout, depth: int) -> dict[str, Any]:
     """Compile the step of this network with this many layers; return its figures."""
-    recipe, topology = NETWORKS[layout.network], parse_topology(layout.machine)
+    recipe = NETWORKS[layout.network]
+    topology = parse_topology(layout.machine)
     config = load_recipe(recipe, layout.options(depth))
-    began, cpu = time.perf_counter(), time.process_time()
+    began = time.perf_counter()
+    cpu = time.process_time()
     plan = make_plan(config, topology, choose_dataset(recipe, config))
     line = plan.timeline
     return {
@@ -157,10 +160,8 @@ def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     From two depths by extrapolation. From one the parts of layers count in proportion to the depth, the update to the
     parameters, and the rest once.
     """
-    full, by_depth = (
-        FULL_DEPTH[layout.network],
-        {int(depth): one for depth, one in figures.items() if one.get("ms")},
-    )
+    full = FULL_DEPTH[layout.network]
+    by_depth = {int(depth): one for depth, one in figures.items() if one.get("ms")}
     if not by_depth:
         return None
     update = max(
@@ -207,16 +208,19 @@ def _parameters(network: str, depth: int) -> int:
 
 def choose(network: str, machine: str) -> dict[str, Any]:
     """Return what a run does by default, and the least milliseconds of a step."""
-    recipe, topology = NETWORKS[network], parse_topology(machine)
+    recipe = NETWORKS[network]
+    topology = parse_topology(machine)
     config = load_recipe(recipe)
-    dataset, devices = choose_dataset(recipe, config), topology.stand_ins()
+    dataset = choose_dataset(recipe, config)
+    devices = topology.stand_ins()
     run = assemble(
         config,
         architecture_of(config, dataset.num_classes),
         num_examples=dataset.num_examples,
         devices=devices,
     )
-    policy, least = run.architecture.remat, limit_seconds(run, topology)
+    policy = run.architecture.remat
+    least = limit_seconds(run, topology)
     is_replicated = run.config.sharding.parameters == "replicated"
     shared_by = 1 if is_replicated else run.batch_sharding.mesh.shape["data"]
     parts = run.config.optimizer.accumulation_steps
@@ -240,8 +244,10 @@ def layouts_table() -> str:
             if (full := at_full_depth(layout, compiled[layout])) is not None
         }
         fitting = [layout for layout, full in every.items() if (full.gib or 0.0) <= usable]
-        default, limit = parse(default_of["layout"]), default_of["least_ms"]
-        of_default, of_best = ["–"] * 4, ["–"] * 4
+        default = parse(default_of["layout"])
+        limit = default_of["least_ms"]
+        of_default = ["–"] * 4
+        of_best = ["–"] * 4
         if default in every:
             full = every[default]
             with_waits = (

@@ -14,7 +14,8 @@ from vit_jax.config import Architecture, ModelConfig
 from vit_jax.config.architecture import build_architecture
 from vit_jax.sharding import convolutions
 
-UNITS, TILE = 4, 128
+UNITS = 4
+TILE = 128
 
 
 def limit(architecture: Architecture, images: int) -> float:
@@ -39,7 +40,9 @@ def _products(a: Architecture, images: int) -> Iterator[tuple[int, int, int, int
             for conv in unit.convolutions:
                 yield conv.kernel**2, images * _area(conv), conv.inputs, conv.outputs
     if a.has_transformer:
-        tokens, length, head = images * a.sequence_length, a.sequence_length, a.width // a.num_heads
+        tokens = images * a.sequence_length
+        length = a.sequence_length
+        head = a.width // a.num_heads
         yield (
             1,
             images * a.grid[0] * a.grid[1],

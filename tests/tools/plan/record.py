@@ -54,8 +54,11 @@ class Case(NamedTuple):
         return " ".join(["vit-jax plan", *words])
 
 
-_JFT, _S16 = "configs/pretrain_jft.py:", "configs/pretrain_s16_baseline.py:epochs=90"
-_B16, _L16, _H14 = f"{_JFT}ViT-B/16", f"{_JFT}ViT-L/16,epochs=7", f"{_JFT}ViT-H/14"
+_JFT = "configs/pretrain_jft.py:"
+_S16 = "configs/pretrain_s16_baseline.py:epochs=90"
+_B16 = f"{_JFT}ViT-B/16"
+_L16 = f"{_JFT}ViT-L/16,epochs=7"
+_H14 = f"{_JFT}ViT-H/14"
 _FULL = "model.remat=full sharding.parameters=fsdp"
 HEADLINES = (
     Case("H/14 on v5e:16x16", _H14, "v5e:16x16", _FULL),
@@ -119,7 +122,8 @@ CASES = (*HEADLINES, *SPREAD)
 
 def plan_of(case: Case, *, can_compile: bool) -> Plan:
     """Plans a case."""
-    config, topology = load_recipe(case.recipe, case.options), parse_topology(case.topology)
+    config = load_recipe(case.recipe, case.options)
+    topology = parse_topology(case.topology)
     return make_plan(config, topology, choose_dataset(case.recipe, config), can_compile=can_compile)
 
 
@@ -191,8 +195,10 @@ def scaling_table() -> str:
     chosen = [row for name, row in load().items() if name.startswith("L/16 on v5e")]
     for row in chosen:
         fact = row["dearest_collectives"][0]
-        size, waited = fact["num_bytes"] / 1e6, 1e3 * fact["count"] * fact["waited_seconds"]
-        dearest = f"{fact['count']} × {fact['operation']} of {size:,.1f} MB over {fact['devices']}: {waited:.1f} ms waited"
+        size = fact["num_bytes"] / 1e6
+        waited = 1e3 * fact["count"] * fact["waited_seconds"]
+        operations = f"{fact['count']} × {fact['operation']} of {size:,.1f} MB"
+        dearest = f"{operations} over {fact['devices']}: {waited:.1f} ms waited"
         share = row["step_seconds"] / chosen[0]["step_seconds"]
         lines.append(
             [
@@ -208,10 +214,13 @@ def scaling_table() -> str:
 
 def spread_table() -> str:
     """Compiled memory and time beside arithmetic."""
-    rows, lines = load(), []
+    rows = load()
+    lines = []
     for case in (case for case in CASES if rows.get(case.name, {}).get("memory")):
-        row, plan = rows[case.name], plan_of(case, can_compile=False)
-        compiled, formula = Memory(**row["memory"]), plan.memory
+        row = rows[case.name]
+        plan = plan_of(case, can_compile=False)
+        compiled = Memory(**row["memory"])
+        formula = plan.memory
         lines.append(
             [
                 *(row["name"], row["topology"], f"{row['global_batch'] // row['num_chips']:,}"),

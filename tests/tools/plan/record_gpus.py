@@ -51,10 +51,12 @@ class Case(NamedTuple):
         return [*words, *(f"--config.{override}" for override in overrides)]
 
 
-_IMAGENET, _JFT = "pretrain_imagenet1k:", "pretrain_jft:"
+_IMAGENET = "pretrain_imagenet1k:"
+_JFT = "pretrain_jft:"
 _BARE = "model.dropout_fraction=0 model.pool=gap"
 _FAST = "model.remat=none model.scan_unroll={}"
-_ONE, _EIGHT = ("h100:1",), ("h100:8",)
+_ONE = ("h100:1",)
+_EIGHT = ("h100:8",)
 TABLE = (
     Case("S/16", f"{_IMAGENET}ViT-S/16", f"{_FAST.format(12)}", 256),
     Case(
@@ -129,7 +131,9 @@ def record(case: Case, machine: str) -> Row:
     topology = parse_topology(machine)
     config = load_recipe(case.recipe, [word for word in words if word.startswith("--config.")])
     plan = make_plan(config, topology, choose_dataset(case.recipe, config, **dict(case.dataset)))
-    line, totals, needed = plan.timeline, plan.totals, plan.needed_bytes
+    line = plan.timeline
+    totals = plan.totals
+    needed = plan.needed_bytes
     assert line is not None, plan.reason
     assert totals is not None
     assert needed is not None
@@ -155,7 +159,8 @@ def record(case: Case, machine: str) -> Row:
 
 def _roofline_seconds(plan: Plan) -> float:
     """Return the time at the full peak and the full bandwidth."""
-    devices, topology = plan.run.batch_sharding.mesh.devices.flat, plan.topology
+    devices = plan.run.batch_sharding.mesh.devices.flat
+    topology = plan.topology
     with mock.patch.multiple(gpu_kernels, PRODUCTS=1.0, BANDWIDTH=1.0):
         program = hlo.parse(getattr(plan.compiled, "text", ""))
         return step_timeline(

@@ -74,7 +74,8 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
 @pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
     """XLA's cycles for a large product and a large copy are near the peak and the bandwidth, and never above."""
-    topology, size = parse_topology(name), 4096
+    topology = parse_topology(name)
+    size = 4096
     place = SingleDeviceSharding(aot.topology_devices(topology)[0])
     shapes = [
         ((size, size), jnp.bfloat16),
@@ -103,7 +104,8 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
 @pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     """The loop of the compiled kernel has that length, and two more passes that only read or write."""
-    topology, num_images = parse_topology(name), 6
+    topology = parse_topology(name)
+    num_images = 6
     device = aot.topology_devices(topology)[0]
     shapes = [(num_images, 197, 128)] * 3 + [(3, 128)]
     arguments = [

@@ -86,7 +86,8 @@ def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, 
     config = load_recipe("configs/pretrain_jft.py:ViT-H/14")
     h14 = build_architecture(ModelConfig(name="ViT-H/14"), image_size=(224, 224), num_classes=18291)
     flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * forward_macs(h14)
-    early, late = (steps // 2, 2048, flops // 4), (steps - steps // 2, 4096, flops)
+    early = (steps // 2, 2048, flops // 4)
+    late = (steps - steps // 2, 4096, flops)
     phases = [early, late] if in_phases else [(steps, 4096, flops)]
     run = types.SimpleNamespace(
         steps=types.SimpleNamespace(total=steps),
@@ -96,7 +97,8 @@ def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, 
         training_flops=lambda step: sum(count * batch * flops for count, batch, flops in phases),
         earlier=phases[:-1],
     )
-    topology, time = parse_topology(topology), Roofline(seconds, 0, 0, 0)
+    topology = parse_topology(topology)
+    time = Roofline(seconds, 0, 0, 0)
     return estimate.Plan(config, topology, JFT, run, None, "", None, None, time, price).totals
 
 
@@ -133,10 +135,13 @@ def test_a_day_on_a_pod():
 @pytest.mark.parametrize(("machine", "bandwidth_bound"), [("v5e:4x4", False), ("v6e:4x4", True)])
 def test_the_least_time_of_a_step(machine, bandwidth_bound):
     """By hand: products of 768 x 768 read and write more than they compute on v6e, those of the MLP never."""
-    recipe, topology = "configs/pretrain_imagenet1k.py:ViT-B/16", parse_topology(machine)
+    recipe = "configs/pretrain_imagenet1k.py:ViT-B/16"
+    topology = parse_topology(machine)
     config = load_recipe(recipe, ["--config.sharding.parameters=replicated"])
     plan = make_plan(config, topology, IMAGENET, can_compile=False)
-    tokens, width, chip = 256 * 197, 768, topology.chip
+    tokens = 256 * 197
+    width = 768
+    chip = topology.chip
     mlp = 6 * 2 * tokens * width * 4 * width / chip.peak_bf16_flops
     out = 3 * 2 * (2 * tokens * width + width**2) / chip.memory_bandwidth_bytes_per_second
     out = max(out, 3 * 2 * tokens * width**2 / chip.peak_bf16_flops)

@@ -27,11 +27,9 @@ from vit_jax.tools.plan.topology import parse_topology
 MISSING = aot.missing_compiler(parse_topology("h100:1"))
 pytestmark = [pytest.mark.tools, pytest.mark.skipif(bool(MISSING), reason=MISSING)]
 HALF = ["--config.model.compute_dtype=bfloat16"]
-S16, L16, H14 = (
-    "pretrain_imagenet1k:ViT-S/16",
-    "pretrain_imagenet1k:ViT-L/16",
-    "pretrain_jft:ViT-H/14",
-)
+S16 = "pretrain_imagenet1k:ViT-S/16"
+L16 = "pretrain_imagenet1k:ViT-L/16"
+H14 = "pretrain_jft:ViT-H/14"
 LOOP = ("model.remat=dots", "model.scan_unroll=1", "optimizer.accumulation_steps=1")
 
 
@@ -44,7 +42,8 @@ def planned(recipe, topology, *overrides):
 
 @pytest.mark.parametrize("name", [f"{kind}:2" for kind in gpu_targets.TARGETS] + ["2*h100:4"])
 def test_stand_ins_are_like_the_devices_of_the_compiler(name):
-    topology, before = parse_topology(name), dict(os.environ)
+    topology = parse_topology(name)
+    before = dict(os.environ)
     real = [
         (d.id, d.device_kind.removeprefix("NVIDIA "), d.process_index)
         for d in aot.topology_devices(topology)

@@ -29,7 +29,8 @@ def test_defaults_are_within_5_percent_of_the_best_compiled_layout_that_fits():
 def test_extrapolation_from_two_depths():
     layout = layouts.parse("B/16 h100:8 none unrolled /1 x2")
     assert layouts.parse(layout.name) == layout
-    two, four = {"ms": 5.0, "waits_ms": 1.0, "gib": 1.0}, {"ms": 9.0, "waits_ms": 1.5, "gib": 1.5}
+    two = {"ms": 5.0, "waits_ms": 1.0, "gib": 1.0}
+    four = {"ms": 9.0, "waits_ms": 1.5, "gib": 1.5}
     twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}
     figures = {"2": two, "4": four}
     assert layouts.at_full_depth(layout, figures) == layouts.Estimate(25.0 - 3.5, None, 25.0, 3.5)
@@ -69,7 +70,8 @@ def test_extrapolation_from_the_parts_of_one_depth():
 )
 def test_one_layer_agrees_with_more(name):
     """The parts of a recorded layer, beside all 32 layers, or an extrapolation from one and two."""
-    layout, figures = layouts.parse(name), layouts.load()[name]
+    layout = layouts.parse(name)
+    figures = layouts.load()[name]
     assert len(figures) == 2
     one, more = (
         layouts.at_full_depth(layout, by_depth) for by_depth in ({"1": figures["1"]}, figures)

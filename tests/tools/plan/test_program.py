@@ -70,7 +70,8 @@ body=%body, metadata={op_name="jit(train_step)/jvp()/while"}
 """
 TILE = 8 * 128 * 4
 CYCLE = 1e-9
-ENTRY, LOOP = (500 + 2000) * CYCLE, 3 * 1000 * CYCLE
+ENTRY = (500 + 2000) * CYCLE
+LOOP = 3 * 1000 * CYCLE
 UNKNOWN_LENGTH = TEXT.replace(
     "%length = s32[]{:T(128)} constant(3)", "%length = s32[]{:T(128)} parameter(1)"
 )

@@ -11,10 +11,8 @@ COMPILED = [case for case in record.CASES if ROWS.get(case.name, {}).get("memory
 
 @pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
 def test_arithmetic_agrees_with_the_compiler(case):
-    compiled, arithmetic = (
-        Memory(**ROWS[case.name]["memory"]),
-        record.plan_of(case, can_compile=False).memory,
-    )
+    compiled = Memory(**ROWS[case.name]["memory"])
+    arithmetic = record.plan_of(case, can_compile=False).memory
     assert arithmetic.state == pytest.approx(compiled.state, rel=0.01)
     assert arithmetic.parameters == pytest.approx(compiled.parameters, rel=0.01)
     assert arithmetic.total == pytest.approx(compiled.total, rel=0.15)
@@ -35,10 +33,8 @@ def test_what_is_recorded():
 
 
 def test_what_is_recorded_for_gpus():
-    rows, cases = (
-        record_gpus.load(),
-        (*record_gpus.TABLE, *record_gpus.RECIPES, *record_gpus.PUBLIC),
-    )
+    rows = record_gpus.load()
+    cases = (*record_gpus.TABLE, *record_gpus.RECIPES, *record_gpus.PUBLIC)
     commands = {
         f"{case.name} on {gpus}": case.command(gpus) for case in cases for gpus in case.machines
     }

@@ -80,7 +80,8 @@ def test_other_batches_are_compared_by_image(monkeypatch):
 
 def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
     """Searches with a compiler that finds only these tries small enough; the result, and all tries in their order."""
-    tried, large = [], dataclasses.replace(plan.memory, temporary=10**12)
+    tried = []
+    large = dataclasses.replace(plan.memory, temporary=10**12)
 
     def compiled(config, *_, **__):
         tried.append(config)
@@ -95,7 +96,8 @@ def search_compiled(monkeypatch, plan, topology, num_tries, fitting):
 
 def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
     result, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 1, set())
-    sure, limit = result.usable_bytes, 1.15 * result.usable_bytes
+    sure = result.usable_bytes
+    limit = 1.15 * result.usable_bytes
     num_sure, num_tried = (
         sum(c.needed_bytes <= most for c in result.candidates) for most in (sure, limit)
     )

@@ -54,7 +54,8 @@ def words(folder, *more):
 
 
 def test_planted_copies_are_written_and_excluded(folder, tmp_path):
-    pairs, ids = tmp_path / "pairs.csv", tmp_path / "ids.json"
+    pairs = tmp_path / "pairs.csv"
+    ids = tmp_path / "ids.json"
     out = succeed(words(folder, f"--output={pairs}", f"--write={ids}"))
     assert "5 of 8" in out
     rows = list(csv.DictReader(pairs.read_text().splitlines()))

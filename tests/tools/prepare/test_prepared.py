@@ -97,7 +97,8 @@ def test_an_interrupted_copy_goes_on(folder, tmp_path):
 
 def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     """The second writes all files while the first has written one and not yet given it its name."""
-    copy, kinds = tmp_path / "copy", []
+    copy = tmp_path / "copy"
+    kinds = []
     monkeypatch.setattr(
         workers, "available_cores", lambda: 1
     )  # so that it is the first file, "broken.jpg"

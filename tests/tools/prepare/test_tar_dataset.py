@@ -329,7 +329,8 @@ def test_small_classes_and_hold_out(prepare):
     folder, counts = prepare(WHOLE, shards=3, min_class_images=5, holdout_per_class=4)
     assert counts == {"train": 9, "validation": 7, "classes": 2, "small class": 1}
     assert listed(folder) == [("small class", "n01")]
-    train, validation = records(folder), records(folder, "validation")
+    train = records(folder)
+    validation = records(folder, "validation")
     assert collections.Counter(name for name, _ in validation) == {"n02": 3, "n10": 4}
     assert {*train, *validation} == {pair for pair in IMAGES if pair[0] != "n01"}
     rows = {row["id"]: (row["class"], row["sha256"]) for row in manifest(folder)}
@@ -518,7 +519,8 @@ def test_a_disk_that_fills_up_while_shards_are_written(prepare, monkeypatch):
 
 def test_memory_is_bounded(prepare, monkeypatch):
     """One image is checked at a time where the limit is below the size of two."""
-    at_once, most = [], []
+    at_once = []
+    most = []
 
     def check(found, options, do=tar_reading._check):
         at_once.append(found)

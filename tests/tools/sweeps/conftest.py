@@ -18,7 +18,8 @@ def pretended(monkeypatch):
 
     Returns the runs so far, as name and fraction of a pause, and errors to raise once, by name.
     """
-    ran, special = [], {}
+    ran = []
+    special = {}
 
     def perform(config, folder, pause_fraction=None):
         name = folder.rpartition("/")[2]

@@ -36,7 +36,8 @@ def absent(split, config, seed):
 
 
 def _images(split, class_names):
-    rng, number = np.random.default_rng(len(split)), SIZES[split]
+    rng = np.random.default_rng(len(split))
+    number = SIZES[split]
     labels = np.arange(number) % len(class_names)
     level = 40 + labels[:, None, None, None] * 170 // (len(class_names) - 1)
     return MemorySource(

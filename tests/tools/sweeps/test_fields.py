@@ -49,7 +49,8 @@ def test_values_may_have_commas_and_spaces():
 
 def test_random_settings_are_those_of_the_seed_and_the_first_of_more():
     words = [f"{RATE}=log(1e-4,1e-2)", "model.pool=gap,token", "seed=0,1"]
-    few, more = points(*words, num_settings=3), points(*words, num_settings=9)
+    few = points(*words, num_settings=3)
+    more = points(*words, num_settings=9)
     assert few == more[: len(few)] == points(*words, num_settings=3)
     assert points(*words, num_settings=3, seed=1) != few
     assert [point["seed"] for point in few] == ["0", "1"] * 3
@@ -74,7 +75,8 @@ def test_draws_are_even_over_the_range(range_, middle):
 
 def test_all_combinations_can_be_drawn():
     words = ["model.pool=gap,token", f"{RATE}=0.1,0.2,0.3"]
-    drawn, listed = points(*words, num_settings=6), points(*words)
+    drawn = points(*words, num_settings=6)
+    listed = points(*words)
     assert drawn != listed
     assert sorted(map(str, drawn)) == sorted(map(str, listed))
 

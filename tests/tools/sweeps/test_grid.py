@@ -9,7 +9,8 @@ from vit_jax.config.parsing import flatten, to_dict
 from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.tools.sweeps.grid import make_grid
 
-DIGITS, PAPER = "digits_studies", "pretrain_jft"
+DIGITS = "digits_studies"
+PAPER = "pretrain_jft"
 
 
 def grid(name, recipe=DIGITS, overrides=(), **given):

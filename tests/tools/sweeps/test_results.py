@@ -103,10 +103,8 @@ def test_a_measure_that_runs_do_not_have_is_refused(tmp_path):
 
 
 def test_without_the_evaluation_that_chooses_nothing_is_chosen(tmp_path):
-    early, searched = (
-        grid_of("data_size", models=["ViT-48"], examples=["70"]),
-        grid_of("optimizer", measures=["test_loss"]),
-    )
+    early = grid_of("data_size", models=["ViT-48"], examples=["70"])
+    searched = grid_of("optimizer", measures=["test_loss"])
     leave(tmp_path, early.runs[0], [{"step": 1, "train_loss": 2.0}], test_accuracy=0.5)
     leave(tmp_path, searched.runs[0], test_accuracy=None, test_loss=1.0)
     for grid, have in ((early, "no evaluation"), (searched, "test_accuracy, test_loss")):

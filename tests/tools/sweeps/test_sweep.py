@@ -61,7 +61,8 @@ def test_the_better_setting_ends_as_a_run_that_was_never_paused(swept, tmp_path)
     assert begun(out) == begin
     stopped = folder / "runs" / dropped
     assert commands.checkpoint_steps(stopped)[-1] == 3
-    number, loss = dropped.partition("=")[2], loss_at_half(stopped)
+    number = dropped.partition("=")[2]
+    loss = loss_at_half(stopped)
     assert re.search(rf"^\| {number} .* 0 of 1, stopped at {loss:.3g} \|$", out, re.MULTILINE)
     (command,) = re.findall(r"^    (vit-jax pretrain .*)$", out, re.MULTILINE)
     _, *words = shlex.split(command)
@@ -86,7 +87,8 @@ def test_the_same_command_again_trains_nothing(swept):
 @pytest.mark.slow
 def test_killed_after_the_pause_it_comes_to_the_same_results(swept, tmp_path):
     """A kill before the record of the pause leaves a checkpoint of that step, and nothing of the other run."""
-    folder, (kept, dropped) = tmp_path / "examples", swept[2:]
+    folder = tmp_path / "examples"
+    (kept, dropped) = swept[2:]
     shutil.copytree(swept[0], folder)
     for name in ("sweep.json", "sweep.md", f"runs/{dropped}/pause.json"):
         (folder / name).unlink()

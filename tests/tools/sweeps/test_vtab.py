@@ -121,10 +121,12 @@ def pretended(monkeypatch):
 
     Returns the names of those that were run, and a dictionary from names to errors that they raise, once.
     """
-    ran, special = [], {}
+    ran = []
+    special = {}
 
     def tune(config, folder):
-        rate, part = config.schedule.learning_rate, pathlib.Path(folder).parent
+        rate = config.schedule.learning_rate
+        part = pathlib.Path(folder).parent
         name = f"{part.parent.name} {part.name} {rate:g}"
         with workdir.claim(folder, config) as claimed:
             if error := special.get(name):

@@ -20,7 +20,8 @@ from vit_jax.tools.sweeps.vtab import (
 from vit_jax.train.run_files import write_summary
 
 CONFIG = dataclasses.replace(load_recipe("configs/finetune.py:ViT-L/16,vtab"), init_from="weights")
-SHORT, LONG = Setting(500, 100, 0.01), Setting(2500, 200, 0.01)
+SHORT = Setting(500, 100, 0.01)
+LONG = Setting(2500, 200, 0.01)
 LOST = Outcome(None, math.inf, 200)
 
 

@@ -25,7 +25,8 @@ os._exit(9)
 @pytest.fixture
 def holder(tmp_path):
     """Another process of this machine that holds the lock."""
-    words, pipe = [sys.executable, "-c", HOLD, str(tmp_path)], subprocess.PIPE
+    words = [sys.executable, "-c", HOLD, str(tmp_path)]
+    pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
     assert process.stdout.readline() == "locked\n"
     with process:
@@ -133,7 +134,9 @@ def test_a_file_that_is_no_lock_is_replaced(tmp_path, make):
 
 def race(folder, count):
     """Return the locks that were won by so many that try at one moment, and the errors of the others."""
-    start, won, errors = threading.Barrier(count), [], []
+    start = threading.Barrier(count)
+    won = []
+    errors = []
 
     def enter():
         lock = WorkdirLock(folder, say=lambda line: None, expiry_seconds=0.2)

@@ -265,7 +265,8 @@ def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
 )
 @pytest.mark.parametrize("is_there", [False, True])
 def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there):
-    folder, target = tmp_path / "theirs", tmp_path / "mine"
+    folder = tmp_path / "theirs"
+    target = tmp_path / "mine"
     folder.mkdir()
     if is_there:
         target.write_text("precious")

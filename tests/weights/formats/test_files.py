@@ -42,7 +42,8 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".npz", ".safetensors", ".bin"])
 def test_every_dtype_and_shape_whatever_the_suffix(write, tmp_path, suffix):
-    arrays, path = every_kind(), f"{tmp_path}/weights{suffix}"
+    arrays = every_kind()
+    path = f"{tmp_path}/weights{suffix}"
     write(path, arrays, METADATA)
     assert_read(path, arrays, METADATA)
     with open_arrays(path) as file:  # known before data is read

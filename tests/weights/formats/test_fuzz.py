@@ -60,12 +60,15 @@ def outcome(path, content, read=read_all):
 
 def damage(rng, content):
     """One change, of a kind and at a place drawn at random."""
-    at, other = rng.randrange(len(content)), rng.randrange(len(content))
-    length, size = rng.choice((1, 2, 4, 8, 46, 100)), rng.choice((2, 4, 8))
+    at = rng.randrange(len(content))
+    other = rng.randrange(len(content))
+    length = rng.choice((1, 2, 4, 8, 46, 100))
+    size = rng.choice((2, 4, 8))
     number = (rng.choice(NUMBERS) % 256**size).to_bytes(size, "little")
     foreign = rng.choice((b"\0", rng.randbytes(length), b"PK\x05\x06", b"{", b"9"))
     flipped = bytes([content[at] ^ 1 << rng.randrange(8)])
-    start, piece = content[:at], content[at : at + length]
+    start = content[:at]
+    piece = content[at : at + length]
     changes = (
         *(
             start + one + content[at + len(one) :]

@@ -64,7 +64,8 @@ def main(path: pathlib.Path) -> None:
     from PIL import Image
     from run_families import build_huggingface, build_timm
 
-    picture, recorded = Image.fromarray(photograph()), {}
+    picture = Image.fromarray(photograph())
+    recorded = {}
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         for case, (name, arguments) in PROCESSORS.items():
             processor = getattr(transformers, name)(**arguments)

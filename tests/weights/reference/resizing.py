@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 FILTERS = ("bilinear", "bicubic")
-IMAGE, PHOTOGRAPH = (19, 26), (41, 64)
+IMAGE = (19, 26)
+PHOTOGRAPH = (41, 64)
 SIZES = ((7, 9), (25, 12), (19, 11), (1, 30))  # of the resized image
 NETWORKS = ((10, 10), (12, 8))  # image sizes of networks
 CROP_FRACTIONS = (1.0, 0.875, 0.9)

@@ -16,7 +16,8 @@ from run_families import SIZES, TIMM, fill, run
 
 
 def record(path: pathlib.Path) -> None:
-    rescaled, gap = {}, {}
+    rescaled = {}
+    gap = {}
     for case in ("pe_core", "pe_lang", "pe_spatial", "mae"):
         name, size, arguments = TIMM[case]
         arguments = {**SIZES, "img_size": size, **arguments}

@@ -298,7 +298,8 @@ def run(
 
 def record(path: pathlib.Path, chosen: Collection[str]) -> None:
     known = json.loads(path.read_text()) if chosen else {}
-    cases, resized = known.get("cases", {}), known.get("resized", {})
+    cases = known.get("cases", {})
+    resized = known.get("resized", {})
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for case, (_, size, _) in TIMM.items():

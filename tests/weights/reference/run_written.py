@@ -40,7 +40,8 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
     )
     if (folder / "preprocessor_config.json").exists():
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
-        mean, std = processor.image_mean, processor.image_std
+        mean = processor.image_mean
+        std = processor.image_std
     images = torch.from_numpy(((pixels(golden["size"]) - mean) / std).astype(np.float32)).permute(
         0, 3, 1, 2
     )

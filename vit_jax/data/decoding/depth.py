@@ -24,11 +24,23 @@ MOST_FILES = 256  # that `survey` checks
 SURVEYED = (".avif", ".jp2", ".pgm", ".png", ".pnm", ".ppm", ".pxm", ".tif", ".tiff", ".webp")
 HEADER_BYTES = 4096  # read at once
 _MOST_CHUNKS = 64  # of a PNG, before its pixels
-_SUBFILE, _BITS, _PHOTOMETRIC, _SAMPLES, _FORMAT = 254, 258, 262, 277, 339
-_LARGEST, _S_SMALLEST, _S_LARGEST = 281, 340, 341
+_SUBFILE = 254
+_BITS = 258
+_PHOTOMETRIC = 262
+_SAMPLES = 277
+_FORMAT = 339
+_LARGEST = 281
+_S_SMALLEST = 340
+_S_LARGEST = 341
 _OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK, _CMYK = 0, 1, 2, 4, 5
-_UNSIGNED, _SIGNED, _FLOAT = 1, 2, 3
+_WHITE_IS_ZERO = 0
+_BLACK_IS_ZERO = 1
+_RGB = 2
+_MASK = 4
+_CMYK = 5
+_UNSIGNED = 1
+_SIGNED = 2
+_FLOAT = 3
 _THUMBNAIL = 1 | 4  # a smaller copy, a mask
 
 
@@ -300,14 +312,13 @@ def _pnm(start: bytes) -> Depth | None:
 
 def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     tags = {number: tag.values for number, tag in directory.items()}
-    bits, photometric = (
-        int(max(tags.get(_BITS, (1,)))),
-        int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0]),
-    )
+    bits = int(max(tags.get(_BITS, (1,))))
+    photometric = int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
     form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
     if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK):
         return None
-    low, is_float = 0.0, form == _FLOAT
+    low = 0.0
+    is_float = form == _FLOAT
     if form != _UNSIGNED:
         low = min(tags.get(_S_SMALLEST, (0.0,)))
     high = max(tags.get(_S_LARGEST, tags.get(_LARGEST, (math.nan,))))

@@ -16,7 +16,8 @@ Read = Callable[[int, int], bytes]
 
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
-JPEG_SCAN, _JPEG_END = 0xDA, 0xD9
+JPEG_SCAN = 0xDA
+_JPEG_END = 0xD9
 _JPEG_SEQUENTIAL = (0xC0, 0xC1)
 MAX_JPEG_SCANS = 128
 """A progressive JPEG has about 10 scans, an optimised one up to 64. Each costs a pass over the image."""
@@ -34,7 +35,8 @@ _TIFF_NUMBERS = {
     16: "Q",
     17: "q",
 }
-_TIFF_WIDTH, _TIFF_HEIGHT = 256, 257
+_TIFF_WIDTH = 256
+_TIFF_HEIGHT = 257
 _MOST_ENTRIES = 4096  # of a directory, that are read
 _MOST_VALUES = 16  # of a tag, that are read by default
 PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
@@ -76,10 +78,12 @@ def jpeg_scans(file: bytes) -> int:
     """
     if not file.startswith(b"\xff\xd8\xff"):
         return 0
-    frame_marker, components = 0, 0
+    frame_marker = 0
+    components = 0
     for marker, place in jpeg_segments(file):
         if marker in JPEG_FRAMES:
-            frame_marker, components = marker, file[place + 5] if place + 5 < len(file) else 0
+            frame_marker = marker
+            components = file[place + 5] if place + 5 < len(file) else 0
         elif marker == JPEG_SCAN:
             if frame_marker in _JPEG_SEQUENTIAL and file[place : place + 1] == bytes((components,)):
                 return 1
@@ -155,7 +159,8 @@ def tiff_directories(
     order = "<" if start.startswith(b"II") else ">"
     is_big = struct.unpack_from(f"{order}H", start, 2) == (43,)
     count, word, first, size = ("Q", "Q", 8, 20) if is_big else ("H", "I", 4, 12)
-    head, inline = struct.calcsize(order + count), struct.calcsize(order + word)
+    head = struct.calcsize(order + count)
+    inline = struct.calcsize(order + word)
     (place,) = struct.unpack_from(order + word, start, first)
     seen = set[int]()
     while place and place not in seen:

@@ -176,8 +176,10 @@ def _item_data(file: bytes, boxes: dict[bytes, Box], wanted: int | None) -> byte
     if wanted is None or box is None:
         return b""
     version, sizes, more_sizes = struct.unpack_from(">BxxxBB", file, box.start)
-    offset_size, length_size = sizes >> 4, sizes & 15
-    base_size, index_size = more_sizes >> 4, more_sizes & 15 if version else 0
+    offset_size = sizes >> 4
+    length_size = sizes & 15
+    base_size = more_sizes >> 4
+    index_size = more_sizes & 15 if version else 0
     place = box.start + 6
 
     def take(size: int) -> int:

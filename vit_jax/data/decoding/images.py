@@ -58,7 +58,8 @@ _SIGNATURES = (
 _SAVE_DEEP = "save it with integers of 16 bits or floating point of 32, grey or RGB"
 _MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
 
-_JPEG_START, _JPEG_ADOBE = b"\xff\xd8", 0xEE
+_JPEG_START = b"\xff\xd8"
+_JPEG_ADOBE = 0xEE
 
 
 class UnreadableImage(ValueError):
@@ -145,11 +146,9 @@ def plan_crop(
         return decode_and_cut
     _require_size(layout.height * layout.width, max_image_megapixels)
     _require_few_scans(image)
-    orientation, height, width = (
-        orientation_of(image) if exif_orientation else 1,
-        layout.height,
-        layout.width,
-    )
+    orientation = orientation_of(image) if exif_orientation else 1
+    height = layout.height
+    width = layout.width
     if is_transposed(orientation):
         height, width, size = width, height, size[::-1]
     box = turn_back(choose(height, width), orientation, height, width)
@@ -237,7 +236,10 @@ def _explain_unreadable(file: bytes) -> str:
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
         return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
     if (bands := jpeg_2000_bands(file)) is not None:
-        return f"The file starts as JPEG 2000 of {bands} bands but is cut off, damaged or has a layout that is not decoded"
+        return (
+            f"The file starts as JPEG 2000 of {bands} bands "
+            "but is cut off, damaged or has a layout that is not decoded"
+        )
     for signature, name in _SIGNATURES:
         if file.startswith(signature):
             return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
@@ -287,12 +289,14 @@ def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
 
     In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds across a pixel's.
     """
-    old, place = image.shape[axis], np.arange(size)
+    old = image.shape[axis]
+    place = np.arange(size)
     first = place * old // size
     share = np.maximum((place + 1) * old - (first + 1) * size, 0) / old  # of the second
     share = np.expand_dims(share.astype(np.float32), tuple({0, 1, 2} - {axis}))
     pixels = image.astype(np.float32, copy=False)
-    before, after = pixels.take(first, axis), pixels.take(np.minimum(first + 1, old - 1), axis)
+    before = pixels.take(first, axis)
+    after = pixels.take(np.minimum(first + 1, old - 1), axis)
     after -= before
     after *= share
     after += before

@@ -66,10 +66,12 @@ def layout_of(file: bytes) -> Layout | None:
     """Return the layout of a JPEG that is grey or has three colours of 8 bits; None for any other file."""
     if not file.startswith(b"\xff\xd8\xff"):
         return None
-    frame, interval = None, 0
+    frame = None
+    interval = 0
     for marker, place in jpeg_segments(file):
         if marker in JPEG_FRAMES and frame is None:
-            frame, is_sequential = place, marker in _SEQUENTIAL
+            frame = place
+            is_sequential = marker in _SEQUENTIAL
         elif marker == _RESTART_INTERVAL:
             interval = int.from_bytes(file[place : place + 2], "big")
         elif marker == JPEG_SCAN and frame is not None and len(file) > place:
@@ -77,7 +79,8 @@ def layout_of(file: bytes) -> Layout | None:
             if bits != 8 or components not in (1, 3) or not height * width:
                 return None
             factors = [file[frame + 7 + 3 * k] for k in range(components)]
-            across, down = max(f >> 4 for f in factors), max(f & 15 for f in factors)
+            across = max(f >> 4 for f in factors)
+            down = max(f & 15 for f in factors)
             unit = (8 * down, 8 * across) if components == 3 else (8, 8)
             is_one_scan = (
                 is_sequential and file[place] == components and file.endswith(_END) and min(unit)
@@ -129,17 +132,16 @@ def _decode_part(
 
 def _without_the_rest(file: bytes, layout: Layout, box: Box) -> tuple[bytes, Layout, Box, bool]:
     """Return a smaller file with the crop, its layout, the crop in it, and whether its data end with its height."""
-    unit, across, down = (
-        layout.unit[0],
-        -(-layout.width // layout.unit[1]),
-        -(-layout.height // layout.unit[0]),
-    )
+    unit = layout.unit[0]
+    across = -(-layout.width // layout.unit[1])
+    down = -(-layout.height // layout.unit[0])
     top = max(box.top - _CONTEXT, 0) // unit  # in rows of units
     bottom = -(-min(box.top + box.height + _CONTEXT, layout.height) // unit)
     if layout.interval == across:
         marks = [match.start() for match in _RESTART.finditer(file, layout.data_at)]
         if len(marks) + 1 == down:
-            starts, ends = [layout.data_at, *(mark + 2 for mark in marks)], [*marks, len(file) - 2]
+            starts = [layout.data_at, *(mark + 2 for mark in marks)]
+            ends = [*marks, len(file) - 2]
             pieces = [
                 file[start:end]
                 for start, end in zip(starts[top:bottom], ends[top:bottom], strict=True)

@@ -17,8 +17,11 @@ from vit_jax.data.crops import Box
 from vit_jax.data.decoding import heif
 from vit_jax.data.decoding.headers import TIFF_STARTS, jpeg_segments, tiff_tags
 
-_ORIENTATION, _TIFF_XMP = 274, 700  # tags
-_APP1, _EXIF, _XMP = 0xE1, b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
+_ORIENTATION = 274
+_TIFF_XMP = 700  # tags
+_APP1 = 0xE1
+_EXIF = b"Exif\0\0"
+_XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _PNG_XMP = b"XML:com.adobe.xmp\0"
 _PNG_PROFILE = re.compile(
     rb"Raw profile type (exif|APP1|xmp)\0", re.IGNORECASE
@@ -98,7 +101,8 @@ def _find_metadata(file: bytes) -> _Stated:
 
 
 def _metadata_of_jpeg(file: bytes) -> _Stated:
-    exif, xmp = b"", b""
+    exif = b""
+    xmp = b""
     for marker, place in jpeg_segments(file):
         if marker != _APP1:
             continue
@@ -119,7 +123,8 @@ def _metadata_of_tiff(file: bytes) -> _Stated:
 
 
 def _metadata_of_png(file: bytes) -> _Stated:
-    exif, xmp = b"", b""
+    exif = b""
+    xmp = b""
     for kind, body in _png_metadata(file):
         if kind == b"eXIf":
             exif = body
@@ -168,7 +173,8 @@ def _inflate(data: bytes) -> bytes:
 
 
 def _metadata_of_webp(file: bytes) -> _Stated:
-    exif, xmp = b"", b""
+    exif = b""
+    xmp = b""
     place = 12
     for _ in range(_MOST_CHUNKS):
         if place + 8 > len(file):
@@ -183,7 +189,8 @@ def _metadata_of_webp(file: bytes) -> _Stated:
 
 
 def _metadata_of_jp2(file: bytes) -> _Stated:
-    exif, xmp = b"", b""
+    exif = b""
+    xmp = b""
     for box in heif.read_boxes(file):
         if box.kind != b"uuid":
             continue

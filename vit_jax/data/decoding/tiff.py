@@ -26,13 +26,28 @@ logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
 CHOOSE_BANDS = "Choose three, for example with: gdal_translate -b 1 -b 2 -b 3 FILE NEW_FILE"
 MOST_BANDS = 4
 
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES = 256, 257, 258, 259, 262, 277
-_STRIP_OFFSETS, _STRIP_ROWS, _STRIP_BYTES, _PLANES = 273, 278, 279, 284
-_TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 322, 323, 324, 325
-_COLOR_MAP, _INK_SET, _FORMAT, _JPEG_TABLES = 320, 332, 339, 347
+_WIDTH = 256
+_HEIGHT = 257
+_BITS = 258
+_COMPRESSION = 259
+_PHOTOMETRIC = 262
+_SAMPLES = 277
+_STRIP_OFFSETS = 273
+_STRIP_ROWS = 278
+_STRIP_BYTES = 279
+_PLANES = 284
+_TILE_WIDTH = 322
+_TILE_HEIGHT = 323
+_TILE_OFFSETS = 324
+_TILE_BYTES = 325
+_COLOR_MAP = 320
+_INK_SET = 332
+_FORMAT = 339
+_JPEG_TABLES = 347
 _PREDICTOR = 317
 _YCBCR_SUBSAMPLING = 530
-_IMAGE_DEPTH, _TILE_DEPTH = 32997, 32998
+_IMAGE_DEPTH = 32997
+_TILE_DEPTH = 32998
 # Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
 _PASSED_ON = (
     *(266, 292, 293, 338),
@@ -102,7 +117,10 @@ FORMATS: Mapping[int, str] = {
     5: "complex integers",
     6: "complex numbers",
 }
-_UNSIGNED, _SIGNED, _FLOAT, _UNDEFINED = 1, 2, 3, 4
+_UNSIGNED = 1
+_SIGNED = 2
+_FLOAT = 3
+_UNDEFINED = 4
 
 
 class Photometric(enum.IntEnum):

@@ -17,7 +17,8 @@ from array_record.python import array_record_module
 
 from vit_jax.storage.files import is_mirrored, open_regular, read_range, size_of
 
-_BLOCK_BYTES, _BLOCK_HEADER_BYTES = 2**16, 24
+_BLOCK_BYTES = 2**16
+_BLOCK_HEADER_BYTES = 24
 _CHUNK_HEADER = struct.Struct(
     "<5Q"
 )  # hash, size of the data, its hash, kind and number of records, their size
@@ -25,8 +26,11 @@ _MAGIC = 0x71930E704FDAE05E
 _SIMPLE = ord("r")
 _COMPRESSION = {0: None, ord("z"): "zstd", ord("b"): "brotli", ord("s"): "snappy"}
 _MOST_FOOTER_BYTES = 2**30
-_OFFSET, _, _NUM_RECORDS = 1, 2, 3  # fields of a chunk in the footer
-_FOOTER_OFFSET, _FOOTER_MAGIC = 1, 2  # fields of the last block
+_OFFSET = 1
+_ = 2
+_NUM_RECORDS = 3  # fields of a chunk in the footer
+_FOOTER_OFFSET = 1
+_FOOTER_MAGIC = 2  # fields of the last block
 
 
 class _Index(NamedTuple):
@@ -53,7 +57,8 @@ class BucketRecords:
 
     def __getitems__(self, indices: range) -> list[bytes]:
         """Return consecutive records by one request for each file."""
-        records, index = list[bytes](), indices.start
+        records = list[bytes]()
+        index = indices.start
         while index < indices.stop:
             part = int(np.searchsorted(self._firsts, index, side="right")) - 1
             stop = min(indices.stop, int(self._firsts[part + 1]))
@@ -83,7 +88,8 @@ def _read_records(file: str, begin: int, end: int) -> list[bytes]:
     index = _index_of(file)
     first = int(np.searchsorted(index.firsts, begin, side="right")) - 1
     last = int(np.searchsorted(index.firsts, end - 1, side="right"))
-    offset, stop = int(index.offsets[first]), int(index.offsets[last])
+    offset = int(index.offsets[first])
+    stop = int(index.offsets[last])
     content = read_range(file, offset, stop - offset)
     records = list[bytes]()
     for low, high in itertools.pairwise(index.offsets[first : last + 1].tolist()):
@@ -116,7 +122,8 @@ def _index_of(file: str) -> _Index:
 
 def _without_headers(content: bytes, offset: int) -> bytes:
     """Remove the headers of blocks from bytes that begin at this offset of a file."""
-    contents, place = list[bytes](), 0
+    contents = list[bytes]()
+    place = 0
     while place < len(content):
         if (offset + place) % _BLOCK_BYTES == 0:
             place += _BLOCK_HEADER_BYTES
@@ -135,8 +142,11 @@ def _records_of(chunk: bytes) -> list[bytes]:
         _require(is_simple, "a chunk is damaged, or of another kind than TFDS writes")
         codec = _COMPRESSION[data[0]]
         num_sizes, place = _varint(data, 1)
-        sizes, place = _decompressed(data[place : place + num_sizes], codec), place + num_sizes
-        values, ends, at = _decompressed(data[place:], codec), [0], 0
+        sizes = _decompressed(data[place : place + num_sizes], codec)
+        place = place + num_sizes
+        values = _decompressed(data[place:], codec)
+        ends = [0]
+        at = 0
         for _ in range(kind >> 8):
             size, at = _varint(sizes, at)
             ends.append(ends[-1] + size)
@@ -175,6 +185,8 @@ def _varint(content: bytes, place: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = content[place]
-        value, shift, place = value | (byte & 0x7F) << shift, shift + 7, place + 1
+        value = value | (byte & 0x7F) << shift
+        shift = shift + 7
+        place = place + 1
         if byte < 0x80:
             return value, place

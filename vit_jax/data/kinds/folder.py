@@ -33,7 +33,9 @@ class Folder(Listing):
     Its splits are sub-folders named like one, or as asked for, with class folders and no images directly inside.
     """
 
-    kind, classes_are, unsplit = "folder", "sub-folders", "which has no sub-folders for splits"
+    kind = "folder"
+    classes_are = "sub-folders"
+    unsplit = "which has no sub-folders for splits"
 
     def exists(self) -> bool:
         return self.path.is_dir()
@@ -67,8 +69,11 @@ class Folder(Listing):
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
         """Return image files at any depth by class, then by name; ValueError for a class folder without images."""
-        path, files, sizes = self._below(split), list[str](), list[int]()
-        present, others = {*_subfolders(path)}, collections.Counter[str]()
+        path = self._below(split)
+        files = list[str]()
+        sizes = list[int]()
+        present = {*_subfolders(path)}
+        others = collections.Counter[str]()
         for name in class_names:
             images = images_in(os.path.join(path, name), others) if name in present else []
             files += [os.path.relpath(file, path) for file in images]

@@ -96,7 +96,8 @@ def image_files(folder: str, others: collections.Counter[str] | None = None) -> 
     Raises:
       ValueError: a folder cannot be read.
     """
-    paths, others = [], collections.Counter() if others is None else others
+    paths = []
+    others = collections.Counter() if others is None else others
     for _, files in walk(folder):
         for entry in files:
             if not entry.is_file(follow_symlinks=False) and is_special(entry.path):
@@ -170,7 +171,8 @@ def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.Dir
             (entry for entry in entries if not entry.name.startswith(".")),
             key=lambda entry: entry.name,
         )
-    folders, files = list[os.DirEntry[str]](), list[os.DirEntry[str]]()
+    folders = list[os.DirEntry[str]]()
+    files = list[os.DirEntry[str]]()
     for entry in visible:
         is_linked = entry.is_symlink() and os.path.isdir(entry.path)
         (folders if is_linked or entry.is_dir(follow_symlinks=False) else files).append(entry)
@@ -267,7 +269,8 @@ def _matches(pattern: str) -> Iterator[str]:
     if not double_star:
         yield from glob.glob(pattern)
         return
-    head, rest = head[1:] or pattern[: pattern.startswith("/")], rest.removesuffix("/")
+    head = head[1:] or pattern[: pattern.startswith("/")]
+    rest = rest.removesuffix("/")
     for start in glob.glob(head) if head else [os.curdir]:
         if rest and os.path.isdir(start):
             for folder, _ in walk(start):

@@ -22,7 +22,9 @@ class MemorySource(Source):
             raise ValueError(
                 f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1)."
             )
-        self.images, self.labels, self.class_names = images, labels, tuple(class_names)
+        self.images = images
+        self.labels = labels
+        self.class_names = tuple(class_names)
         self.is_multilabel = labels.ndim == 2
         if labels.shape != (len(images), *self.label_shape) or not np.issubdtype(
             labels.dtype, np.integer

@@ -49,7 +49,9 @@ class FileSource(ListedSource):
         self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str
     ) -> None:
         """Take paths below `root`, which need not be readable, or absolute ones."""
-        self.class_names, self.labels, self.root = class_names, labels, root
+        self.class_names = class_names
+        self.labels = labels
+        self.root = root
         self.is_multilabel = labels.ndim == 2
         self._paths = np.array([os.fsencode(path) for path in paths])
 
@@ -206,7 +208,8 @@ def _open_split(
         advice = f"Set {parts} to hold out a part of it."
     for name in (train_split, split):
         _require_split(listing, name, splits, advice)
-    class_names, present = _class_names(listing, train_split), listing.classes(split)
+    class_names = _class_names(listing, train_split)
+    present = listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
     if extra := sorted({*present} - {*class_names}):
         raise ValueError(
@@ -255,10 +258,8 @@ def _open_flat(
     *,
     is_classified: bool,
 ) -> Source:
-    names, unsplit = (
-        (config.train_split, config.test_split, WHOLE),
-        f"{listing.place(None)}, {listing.unsplit}",
-    )
+    names = (config.train_split, config.test_split, WHOLE)
+    unsplit = f"{listing.place(None)}, {listing.unsplit}"
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
             f"Split {split!r} of {unsplit}; allowed are config.input.train_split, "

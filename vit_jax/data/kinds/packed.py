@@ -76,12 +76,10 @@ class PackedSource(ListedSource):
         root: str,
     ) -> None:
         """Take the files and their numbers of records."""
-        self.files, self.class_names, self.labels, self.root = (
-            list(files),
-            class_names,
-            labels,
-            root,
-        )
+        self.files = list(files)
+        self.class_names = class_names
+        self.labels = labels
+        self.root = root
         self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
         self._firsts = np.cumsum([0, *sizes])
 
@@ -266,7 +264,8 @@ def _split_of(file: str, word: re.Pattern[str]) -> str:
 
 def _expanded(pattern: str) -> set[str]:
     """Return the files that a pattern names: all choices of braces, and existing matches of `*`, `?` and `[…]`."""
-    waiting, paths = {pattern}, set[str]()
+    waiting = {pattern}
+    paths = set[str]()
     while waiting:
         one = waiting.pop()
         if braces := _BRACES.search(one):
@@ -287,7 +286,8 @@ def _choices(braces: str) -> list[str]:
     """Return the words or numbers in braces; numbers have leading zeros as the first has."""
     if not (numbers := _RANGE.fullmatch(braces)):
         return braces.split(",")
-    first, last = int(numbers[1]), int(numbers[2])
+    first = int(numbers[1])
+    last = int(numbers[2])
     if not first <= last < first + MOST_FILES:
         raise ValueError(
             f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first."

@@ -196,7 +196,8 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
     """
     metadata, layout = _describe(file)
     measure_pages(file.path, _chunk(file, group, column), MAX_GROUP_BYTES)
-    images, num_bytes = list[bytes | None](), 0
+    images = list[bytes | None]()
+    num_bytes = 0
     with pq.ParquetFile(
         _readable(file.path), metadata=metadata, page_checksum_verification=True
     ) as opened:
@@ -237,7 +238,8 @@ class ParquetSource(PackedSource):
         labels: np.ndarray,
         root: str,
     ) -> None:
-        self._column, self._states = column, [_now(file) for file in files]
+        self._column = column
+        self._states = [_now(file) for file in files]
         layouts = [_describe(file).layout for file in self._states]
         rows = [[group.num_rows for group in layout.groups] for layout in layouts]
         super().__init__(files, [*map(sum, rows)], class_names, labels, root)
@@ -249,7 +251,8 @@ class ParquetSource(PackedSource):
 
     def image_of(self, index: int) -> bytes:
         number, row = self._place_of(index)
-        file, first_rows = self._states[number], self._first_rows[number]
+        file = self._states[number]
+        first_rows = self._first_rows[number]
         group = int(np.searchsorted(first_rows, row, side="right")) - 1
         place = f"Row group {group} of column {self._column!r} of {printable(file.path)}"
         try:
@@ -284,7 +287,8 @@ class Parquet(Packed):
     Without it the columns are `image` and `label`, and classes are numbers or the texts of the labels.
     """
 
-    kind, extension = "parquet", ".parquet"
+    kind = "parquet"
+    extension = ".parquet"
 
     def require(self) -> None:
         super().require()
@@ -467,7 +471,8 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
     """
     metadata, layout = _describe(file)
     chunks = [_chunk(file, group, column) for group in range(len(layout.groups))]
-    found, first_row = list[np.ndarray](), 0
+    found = list[np.ndarray]()
+    first_row = 0
     place = f"column {column!r}"
     with contextlib.ExitStack() as stack:
         with _explain_damage(file.path, place):

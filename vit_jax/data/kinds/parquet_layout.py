@@ -115,7 +115,8 @@ def _path_of(column: dict[int, Any]) -> str:
 
 
 def _parse_chunk(described: dict[int, Any], num_bytes: int) -> Chunk:
-    data_page, dictionary_page = int(described[9]), int(described.get(11, 0))
+    data_page = int(described[9])
+    dictionary_page = int(described.get(11, 0))
     first_page = min(data_page, dictionary_page) if dictionary_page > 0 else data_page
     num_missing = described.get(12, {}).get(3)
     chunk = Chunk(int(described[6]), first_page, int(described[7]), num_missing)
@@ -132,10 +133,13 @@ def measure_pages(file: str, chunk: Chunk, most_bytes: int) -> int:
       LayoutError: a header is damaged, or the size is above `most_bytes`.
       OSError: the system refuses.
     """
-    place, end, total = chunk.first_page, chunk.first_page + chunk.compressed, 0
+    place = chunk.first_page
+    end = chunk.first_page + chunk.compressed
+    total = 0
     while place < end:
         header, header_bytes = _read_page_header(file, place, end)
-        uncompressed, compressed = header.get(2), header.get(3)
+        uncompressed = header.get(2)
+        compressed = header.get(3)
         if (
             not isinstance(uncompressed, int)
             or not isinstance(compressed, int)
@@ -177,12 +181,14 @@ class _Reader:
         """Return the values of a struct by the numbers of its fields; LayoutError if it is cut off or damaged."""
         if level > _MOST_LEVELS:
             raise LayoutError("it is nested too deep")
-        fields, number = dict[int, Any](), 0
+        fields = dict[int, Any]()
+        number = 0
         while True:
             byte = self._read_bytes(1)[0]
             if byte == 0:
                 return fields
-            kind, step = byte & 0xF, byte >> 4
+            kind = byte & 0xF
+            step = byte >> 4
             number = number + step if step else self._read_integer()
             fields[number] = (
                 kind == _TRUE if kind in (_TRUE, _FALSE) else self._read_value(kind, level)
@@ -205,7 +211,8 @@ class _Reader:
 
     def _read_list(self, level: int) -> list[Any]:
         byte = self._read_bytes(1)[0]
-        kind, size = byte & 0xF, byte >> 4
+        kind = byte & 0xF
+        size = byte >> 4
         if size == 0xF:
             size = self._read_unsigned()
         if size > len(self._content) - self.place:  # an element has at least a byte

@@ -350,7 +350,8 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
     """Return the images and labels of a shard by their key, in the order in which the keys come."""
     groups = dict[str, _Group]()
     for member in members(stream):
-        kind, suffix = extension(member.name), suffix_of(member.name)
+        kind = extension(member.name)
+        suffix = suffix_of(member.name)
         is_label = kind in LABEL_EXTENSIONS
         if not is_label and kind not in IMAGE_EXTENSIONS and suffix not in selection.suffixes:
             continue
@@ -390,8 +391,12 @@ def _choose_all(groups: Collection[_Group], selection: Selection) -> tuple[list[
         read in one sample and skipped in another.
     """
     kinds = ("json",) if selection.key else LABEL_EXTENSIONS
-    chosen, bare, without = list[_Chosen](), list[str](), list[str]()
-    read, skipped, num_several = dict[str, str](), dict[str, str](), 0
+    chosen = list[_Chosen]()
+    bare = list[str]()
+    without = list[str]()
+    read = dict[str, str]()
+    skipped = dict[str, str]()
+    num_several = 0
     _require_different_names(groups)
     for group in groups:
         labels = [label for label in group.labels if extension(label.name) in kinds]

@@ -73,7 +73,8 @@ class ShardSource(PackedSource):
 class Shards(Packed):
     """Tar shards. Names of classes are in a file beside them, one a line from number 0, or there are none."""
 
-    kind, extension = "wds", ".tar"
+    kind = "wds"
+    extension = ".tar"
 
     @functools.cached_property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]

@@ -76,7 +76,8 @@ class Table(Listing):
     anywhere.
     """
 
-    kind, unsplit = "csv", "which has no column 'split'"
+    kind = "csv"
+    unsplit = "which has no column 'split'"
 
     def __init__(self, path: Path) -> None:
         file, _, name = str(path).rpartition("#")
@@ -117,7 +118,8 @@ class Table(Listing):
         Raises:
           ValueError: files that do not exist.
         """
-        rows, root = self._of(split), self.path.absolute().parent
+        rows = self._of(split)
+        root = self.path.absolute().parent
         self._reject(
             [row for row in rows if not os.path.exists(root / row.image)],
             "name files that do not exist",

@@ -33,7 +33,8 @@ _MOST_AFTER_END = 2**20  # tar fills its last record, of 10 KiB by default, with
 _MOST_KEYS = 100_000  # of incomplete samples, which are remembered
 _MOST_WAITING_BYTES = 2**28
 _GZIP = b"\x1f\x8b"
-_MOST_RATIO, _FREE_BYTES = 100, 2**28  # images hardly become smaller; gzip reaches 1,032
+_MOST_RATIO = 100
+_FREE_BYTES = 2**28  # images hardly become smaller; gzip reaches 1,032
 _OF_NEXT_MEMBER = (  # headers with its long name or extended attributes
     *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
     *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
@@ -69,8 +70,11 @@ class Stream:
         compressed: "_Counter | None" = None,
     ):
         """Take the size if it is known, and the compressed file that `file` is read from."""
-        self.name, self.place = name, 0
-        self._file, self._size, self._compressed = file, size, compressed
+        self.name = name
+        self.place = 0
+        self._file = file
+        self._size = size
+        self._compressed = compressed
 
     @property
     def num_bytes(self) -> int:
@@ -91,7 +95,8 @@ class Stream:
     def read_rest(self, most: int) -> bytes:
         """Return the rest, at most `most` bytes."""
         most = most if self._size is None else min(most, self._size - self.place)
-        content, block = b"", b"\0"
+        content = b""
+        block = b"\0"
         while len(content) < most and block:
             try:
                 block = self._file.read(most - len(content))
@@ -135,7 +140,8 @@ class _Counter:
     """Counts the compressed bytes that gzip reads."""
 
     def __init__(self, file: _Readable) -> None:
-        self._file, self.count = file, 0
+        self._file = file
+        self.count = 0
 
     def read(self, size: int = -1, /) -> bytes:
         content = self._file.read(size)
@@ -214,10 +220,8 @@ def members(stream: Stream) -> Iterator[Member]:
                 else header.name
             )
             has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
-            size, offset = (
-                int(extended.get("size", header.size)) if has_content else 0,
-                stream.place,
-            )
+            size = int(extended.get("size", header.size)) if has_content else 0
+            offset = stream.place
             is_sparse = any(key.startswith("GNU.sparse") for key in extended)
             problem = "is a sparse file" if is_sparse else _problem(name, header)
             yield Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
@@ -253,7 +257,8 @@ def _next_header(stream: Stream) -> tarfile.TarInfo | None:
 
 def _attributes(content: bytes) -> dict[str, bytes] | None:
     """Return the attributes of a pax header, lines of "LENGTH NAME=VALUE"; None if it is damaged."""
-    attributes, place = dict[str, bytes](), 0
+    attributes = dict[str, bytes]()
+    place = 0
     while place < len(content):
         match = _PAX.match(content, place)
         end = place + int(match[1]) if match else 0
@@ -342,7 +347,8 @@ class SampleOrder:
         key = sample_key(name)
         if key != self._key:
             self.end()
-            self._key, self._kinds = key, set()
+            self._key = key
+            self._kinds = set()
         self._kinds.add("label" if extension(name) in LABEL_EXTENSIONS else "image")
 
     def end(self) -> None:
@@ -382,12 +388,20 @@ def samples(
       TarError: a label follows images of its sample that were yielded before.
     """
     current: str | None = None
-    images, labels, waiting, is_begun = list[tuple[str, T]](), dict[str, T](), 0, False
+    images = list[tuple[str, T]]()
+    labels = dict[str, T]()
+    waiting = 0
+    is_begun = False
     for name, content in entries:
-        key, kind = sample_key(name), extension(name)
+        key = sample_key(name)
+        kind = extension(name)
         if key != current:
             yield from _complete(images, labels)
-            current, images, labels, waiting, is_begun = key, [], {}, 0, False
+            current = key
+            images = []
+            labels = {}
+            waiting = 0
+            is_begun = False
         if kind in IMAGE_EXTENSIONS:
             images.append((name, content))
             waiting += size_of(content)
@@ -399,7 +413,9 @@ def samples(
             labels.setdefault(kind, content)
         if waiting > _MOST_WAITING_BYTES and not labels:
             yield from _complete(images, labels)
-            images, waiting, is_begun = [], 0, True
+            images = []
+            waiting = 0
+            is_begun = True
     yield from _complete(images, labels)
 
 

@@ -66,7 +66,9 @@ class TfdsSource(Source):
         _require_split(builder, split)
         _require_files(builder, split)
         self.class_names = _class_names(builder, labels)
-        self.split, self._labels, self._known = split, labels, dict(builder.info.features)
+        self.split = split
+        self._labels = labels
+        self._known = dict(builder.info.features)
         self._records = _records(builder, split)
         self._files = sorted(
             {part.filename for part in builder.info.splits[split].file_instructions}
@@ -109,10 +111,8 @@ class TfdsSource(Source):
 
     def column(self, key: str) -> Iterator[Any]:
         """Yield one feature of every record, without decoding images; None for a damaged record."""
-        raw, parse = (
-            self._records,
-            tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np,
-        )
+        raw = self._records
+        parse = tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
 
         def read(chunk: range) -> list[Any]:
             try:
@@ -255,11 +255,9 @@ def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
 
 
 def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
-    name, file_format, data_dir = (
-        builder.info.full_name,
-        builder.info.file_format,
-        Path(builder.data_dir),
-    )
+    name = builder.info.full_name
+    file_format = builder.info.file_format
+    data_dir = Path(builder.data_dir)
     root = data_dir.parents[len(Path(name).parts) - 1]
     command = f"vit-jax prepare {name.replace(f'/{builder.version}', '')} --data_dir={root}"
     if not builder.info.splits:
@@ -297,7 +295,8 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
     """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
         try:
-            count, expected = num_records(part.filename), part.examples_in_shard
+            count = num_records(part.filename)
+            expected = part.examples_in_shard
             problem = "" if count == expected else f"it has {count} records instead of {expected}"
         except RuntimeError as error:
             problem = str(error)

@@ -151,7 +151,8 @@ _VEHICLES = Labels(
 )
 _LOCATIONS = bins("label_x_position", 32, 16, image=mask_to_grey)
 _ORIENTATIONS = bins("label_orientation", 40, 16, image=mask_to_grey)
-_AZIMUTHS, _ELEVATIONS = Labels("label_azimuth"), Labels("label_elevation")
+_AZIMUTHS = Labels("label_azimuth")
+_ELEVATIONS = Labels("label_elevation")
 _NWPU = "NWPU-RESISC45, extracted from the archive of that name"
 _RETINOPATHY = "train, test, sample and trainLabels.csv of Kaggle's diabetic-retinopathy-detection"
 _BTGRAHAM = "diabetic_retinopathy_detection/btgraham-300"

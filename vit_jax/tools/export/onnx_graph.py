@@ -86,8 +86,10 @@ class _Graph:
     """Nodes and constants, added in the order of the program."""
 
     def __init__(self, images: Tensor):
-        self.nodes, self.initializers = list[onnx.NodeProto](), list[onnx.TensorProto]()
-        self.images, self.batch = images, images.shape[0]
+        self.nodes = list[onnx.NodeProto]()
+        self.initializers = list[onnx.TensorProto]()
+        self.images = images
+        self.batch = images.shape[0]
         self._constants: dict[
             int, tuple[str, np.ndarray]
         ] = {}  # by identity; kept, so that identities are unique
@@ -133,15 +135,14 @@ class _Graph:
         return [read(variable) for variable in jaxpr.outvars]
 
     def _apply(self, equation: Equation, inputs: list[Value]) -> list[Value]:
-        name, params, shapes = (
-            equation.primitive.name,
-            equation.params,
-            [v.aval.shape for v in equation.invars],
-        )
+        name = equation.primitive.name
+        params = equation.params
+        shapes = [v.aval.shape for v in equation.invars]
         if inner := params.get("jaxpr") or params.get(
             "call_jaxpr"
         ):  # a function that is called, or the body of a loop
-            body, constants = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
+            body = getattr(inner, "jaxpr", inner)
+            constants = getattr(inner, "consts", ())
             if name == "scan":
                 return self._unroll(equation, body, constants, inputs)
             return self.run(body, constants, inputs)
@@ -332,7 +333,8 @@ class _Graph:
         orders = params["dimension_numbers"]
         if any(d != 1 for d in params["lhs_dilation"]) or params["batch_group_count"] != 1:
             raise _unknown("a transposed convolution")
-        images, kernels = self._turn(x, orders.lhs_spec), self._turn(kernel, orders.rhs_spec)
+        images = self._turn(x, orders.lhs_spec)
+        kernels = self._turn(kernel, orders.rhs_spec)
         result = self.add(
             "Conv",
             images,

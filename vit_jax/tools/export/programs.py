@@ -150,7 +150,8 @@ def _require_same(model: Model, written: bytes) -> None:
             np.log(np.maximum(x, 1e-30))
             for x in (probabilities, *session.run(None, {"images": images}))
         )
-        difference, allowed = np.abs(ours - theirs).max(), LARGEST_DIFFERENCE * np.ptp(ours) + 1e-6
+        difference = np.abs(ours - theirs).max()
+        allowed = LARGEST_DIFFERENCE * np.ptp(ours) + 1e-6
         if not difference <= allowed:
             raise ValueError(
                 f"{model.architecture.name} is not written as ONNX: on random images the log-probabilities of the file "
@@ -188,13 +189,12 @@ def require_free(path: str | pathlib.Path, kind: str, *, overwrite: bool) -> lis
 
 
 def _filter_words(transform: EvaluationTransform) -> dict[str, str]:
-    words, interpolation = _PREPARATION[transform.resize], transform.interpolation
+    words = _PREPARATION[transform.resize]
+    interpolation = transform.interpolation
     if interpolation is None:
         return words
-    is_square, is_even = (
-        transform.image_size[0] == transform.image_size[1],
-        transform.library == "timm",
-    )
+    is_square = transform.image_size[0] == transform.image_size[1]
+    is_even = transform.library == "timm"
     cropped = (
         "resized to the smallest image of the same shape that covers the input's size / crop_fraction, rounded down; "
         f"the longer side is rounded {'down' if is_square else 'to the nearest'}, and the middle is kept, from half "
@@ -208,7 +208,8 @@ def _filter_words(transform: EvaluationTransform) -> dict[str, str]:
 
 
 def _description(model: Model) -> dict[str, Any]:
-    a, transform = model.architecture, model.require_transform()
+    a = model.architecture
+    transform = model.require_transform()
     return {
         "network": a.name,
         "input": {"dtype": "uint8", "shape": ["batch", *a.image_size, 3], "colours": "RGB"},

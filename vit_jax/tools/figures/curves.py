@@ -192,10 +192,8 @@ def select_panels(
 
 
 def _own_panel(metric: str) -> Panel:
-    words, is_share = (
-        metric.replace("_", " "),
-        any(PANELS[name].holds(metric) for name in ("accuracy", "precision")),
-    )
+    words = metric.replace("_", " ")
+    is_share = any(PANELS[name].holds(metric) for name in ("accuracy", "precision"))
     return Panel(f"{words} (%)" if is_share else words, metric.__eq__, 100 if is_share else 1)
 
 
@@ -214,7 +212,8 @@ def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str 
         4.2 * len(panels) + 0.4,
         3.4 + 0.2 * (-(-len(runs) // LEGEND_COLUMNS) if len(runs) > 1 else 0),
     )
-    colours, (unit, label) = _colours(len(runs)), _unit(runs, axis)
+    colours = _colours(len(runs))
+    (unit, label) = _unit(runs, axis)
     every = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (panel, metrics) in zip(every, panels.values(), strict=True):
         styles = dict(zip(metrics, _styles(metrics), strict=True))
@@ -262,7 +261,8 @@ def _unit(runs: Sequence[RunLog], axis: str) -> tuple[float, str]:
 
 def _styles(metrics: Sequence[str]) -> list[dict[str, Any]]:
     """Return styles of the metrics of a panel: continuous lines for training, different broken lines for others."""
-    broken, styles = ["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))], list[dict[str, Any]]()
+    broken = ["--", ":", "-.", (0, (6, 1, 1, 1, 1, 1))]
+    styles = list[dict[str, Any]]()
     num_broken = 0
     for number, metric in enumerate(metrics):
         is_trained = metric in ("train_loss", "train_accuracy") or len(metrics) == 1

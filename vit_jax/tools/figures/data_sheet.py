@@ -39,8 +39,10 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     Raises:
       ValueError: as for `open_datasets`.
     """
-    datasets, objective = open_datasets(config), build_classification(config.objective)
-    names, phases = datasets.train.class_names, lengths(config, len(datasets.train)).phases
+    datasets = open_datasets(config)
+    objective = build_classification(config.objective)
+    names = datasets.train.class_names
+    phases = lengths(config, len(datasets.train)).phases
     own, config = (
         config,
         config_in(config, phases[0]) if phases else config,
@@ -50,13 +52,15 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     # Each row is mixed with the one before it, the first one with the last.
     rows = np.arange(-1, num_shown) % config.global_batch
     trained = train_stream(config, datasets.train, rows, 0, 1)[0]
-    batch, dtype = _batch(trained), config.model.compute_dtype
+    batch = _batch(trained)
+    dtype = config.model.compute_dtype
     image, label_NK = mix_batch(config, len(names), dtype, batch, key)
     if config.objective.kind == "classification":
         label_NK = objective.prepare(batch, label_NK, batch.mask_B, key).label_BK
 
     chosen = spread(len(datasets.test), shown)
-    subset, transform = SubsetSource(datasets.test, chosen), build_evaluation_transform(own.input)
+    subset = SubsetSource(datasets.test, chosen)
+    transform = build_evaluation_transform(own.input)
     tested = EvaluationStream(subset, transform, len(chosen), np.arange(len(chosen)))[0]
     return {
         "train": _figure(

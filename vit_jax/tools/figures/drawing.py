@@ -24,8 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, which the colour-blind tell apart.
-BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
-SKY, RED, BLACK, GREY = "#56B4E9", "#D55E00", "#000000", "#999999"
+BLUE = "#0072B2"
+ORANGE = "#E69F00"
+GREEN = "#009E73"
+PINK = "#CC79A7"
+SKY = "#56B4E9"
+RED = "#D55E00"
+BLACK = "#000000"
+GREY = "#999999"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED, BLACK)  # of series, in this order
 MOST_LETTERS = 20  # of a name in a figure
 FORMS = ("png", "svg", "pdf")  # of files
@@ -93,7 +99,8 @@ def to_bytes(figure: "Figure", form: str = "png") -> bytes:
 
 def _drawn(figure: "Figure", form: str) -> tuple[bytes, set[str]]:
     """Return the file, and the letters that are drawn as boxes."""
-    file, missing = io.BytesIO(), set[str]()
+    file = io.BytesIO()
+    missing = set[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         figure.savefig(file, format=form)
@@ -111,7 +118,8 @@ def _families_with(letters: set[str]) -> list[str]:
     """Return families of installed fonts that together have as many of the letters as possible."""
     from matplotlib import font_manager
 
-    families, missing = [], set(letters)
+    families = []
+    missing = set(letters)
     for entry in font_manager.fontManager.ttflist:
         if not missing or entry.name.startswith("Last Resort"):  # has boxes only
             continue

@@ -42,7 +42,8 @@ class Figure(NamedTuple):
 
     def files(self, path: Path) -> dict[Path, bytes]:
         """Return the contents of the files `path` with the suffixes .png and .npz."""
-        numbers, arrays = io.BytesIO(), dict[str, Any](self.data)
+        numbers = io.BytesIO()
+        arrays = dict[str, Any](self.data)
         np.savez_compressed(numbers, **arrays)
         return {path.with_suffix(".png"): self.png, path.with_suffix(".npz"): numbers.getvalue()}
 
@@ -50,11 +51,13 @@ class Figure(NamedTuple):
 def draw_filters(model: Model, view: View) -> Figure:
     """Principal components of the patch embedding (ViT, Fig. 7 left); of a ResNet or hybrid the kernels of its root."""
     del view
-    a, module = model.architecture, cast(Any, model.module)
+    a = model.architecture
+    module = cast(Any, model.module)
     if a.has_resnet:
         root = module.stem.root if a.has_transformer else module.body.root
         filters = np.moveaxis(np.asarray(root.conv.kernel[...]), -1, 0)
-        data, title = {"filters": filters}, f"{len(filters)} kernels of the root of {a.name}"
+        data = {"filters": filters}
+        title = f"{len(filters)} kernels of the root of {a.name}"
     else:
         kernel_HWCD = np.asarray(module.embedding.kernel[...])
         components = principal_components(kernel_HWCD.reshape(-1, a.width).T, NUM_FILTERS)
@@ -74,7 +77,8 @@ def draw_filters(model: Model, view: View) -> Figure:
 def draw_positions(model: Model, view: View) -> Figure:
     """Cosine similarity of the position embedding of each patch with that of every other (ViT, Fig. 7 centre, 10)."""
     del view
-    a, (rows, columns) = model.architecture, model.architecture.grid
+    a = model.architecture
+    (rows, columns) = model.architecture.grid
     tables_LSD = position_tables(model)
     similar = np.stack(
         [cosine_similarities(table_SD[-rows * columns :]) for table_SD in tables_LSD]
@@ -92,7 +96,8 @@ def draw_positions(model: Model, view: View) -> Figure:
             sheets.montage(tiles, np.nan), cmap="cividis", vmin=-1, vmax=1, interpolation="nearest"
         )
         for axis, count in ((axes.yaxis, rows), (axes.xaxis, columns)):
-            places, side = spread(count, MOST_TICKS // len(layers)), count * times
+            places = spread(count, MOST_TICKS // len(layers))
+            side = count * times
             axis.set_ticks(
                 places * (side + 1) + (side - 1) / 2, [str(place + 1) for place in places]
             )
@@ -108,7 +113,8 @@ def draw_positions(model: Model, view: View) -> Figure:
 
 def draw_distance(model: Model, view: View) -> Figure:
     """Mean attention distance of each head (ViT, Fig. 7 right, 11), and the entropy of its attention."""
-    a, cell = model.architecture, cell_size(model.architecture)
+    a = model.architecture
+    cell = cell_size(model.architecture)
 
     def reduce(output: ModelOutput) -> dict[str, jax.Array]:
         weights = output.attention_LBTQS
@@ -120,7 +126,8 @@ def draw_distance(model: Model, view: View) -> Figure:
 
     statistics = attention_maps.over_images(model, view.all_images, reduce)
     means = {name: array.astype(np.float64).mean(axis=0) for name, array in statistics.items()}
-    length, layers = a.sequence_length, len(means["distance_pixels"])
+    length = a.sequence_length
+    layers = len(means["distance_pixels"])
     uniform = float(attention_maps.token_distances(a.grid, cell).sum()) / math.prod(a.grid) / length
     panels = [("distance_pixels", "attention distance", "mean distance (pixels)", uniform)]
     panels.append(("entropy_nats", "attention entropy", "mean entropy (nats)", math.log(length)))
@@ -218,7 +225,8 @@ def draw_similar(model: Model, view: View) -> Figure:
     if len(images) < 2:
         raise ValueError("similar: there is one image only; give at least two.")
     features = np.stack([*_rows(model, images, "features_BD")])
-    queries, similarity = view.shown_indices, cosine_similarities(features)
+    queries = view.shown_indices
+    similarity = cosine_similarities(features)
     np.fill_diagonal(similarity, -np.inf)
     nearest = np.argsort(-similarity[queries], axis=1, kind="stable")[
         :, : min(NUM_NEIGHBOURS, len(images) - 1)
@@ -236,10 +244,12 @@ def draw_similar(model: Model, view: View) -> Figure:
 
 def draw_pca(model: Model, view: View) -> Figure:
     """Patches coloured by the first three principal components of their features, the same for all images."""
-    a, images = model.architecture, view.all_images
+    a = model.architecture
+    images = view.all_images
     every = -(-len(images) * math.prod(a.grid) // MOST_ROWS)
     shown = {int(index): place for place, index in enumerate(view.shown_indices)}
-    rows, of_shown = list[np.ndarray](), list[np.ndarray]()
+    rows = list[np.ndarray]()
+    of_shown = list[np.ndarray]()
     for index, tokens_ND in enumerate(_rows(model, images, "tokens_BND")):
         rows.append(tokens_ND[index % every :: every])
         if index in shown:
@@ -297,7 +307,8 @@ def chosen_heads(model: Model, heads: tuple[tuple[int, int], ...]) -> tuple[tupl
 
 def position_tables(model: Model) -> np.ndarray:
     """Return position embeddings (1, S, D), of each block (L, S, D), or without any (0, S, D)."""
-    a, module = model.architecture, cast(Any, model.module)
+    a = model.architecture
+    module = cast(Any, model.module)
     tables: Any = np.zeros((0, 0, 0))
     if callable(getattr(module, "positions", None)):
         tables = np.asarray(module.positions())
@@ -347,7 +358,8 @@ def _over_images(
     captions: list[str] | None = None,
 ) -> Figure:
     """Draw images, maps of their patches, and images that are dark where the map is low."""
-    images, cell = view.shown_images, cell_size(model.architecture)
+    images = view.shown_images
+    cell = cell_size(model.architecture)
     over = [sheets.lit(image, one, cell) for image, one in zip(images, maps, strict=True)]
     cells = [list(images), list(maps), over]
     png = sheets.draw_sheet(

@@ -65,7 +65,9 @@ def look_at_data(
                 "The images could not be looked at. The checkpoint does not state the data of the run."
             ]
         }
-    data, fields, notes = weights.training.data, dict[str, Any](), list[str]()
+    data = weights.training.data
+    fields = dict[str, Any]()
+    notes = list[str]()
     try:
         if model.architecture.num_classes:
             values = model.require_transform().value_range
@@ -90,7 +92,10 @@ def look_at_data(
 
 def build_page(report: Report) -> str:
     """Return the page of a run as HTML."""
-    run, config, model, evaluation = report.run, report.run.config, report.model, report.evaluation
+    run = report.run
+    config = report.run.config
+    model = report.model
+    evaluation = report.evaluation
     return _template().render(
         title=f"{_name(report)} on {config.get('data')}",
         workdir=_relative(run.name),
@@ -152,7 +157,8 @@ def _mixup_alpha(run: RunLog) -> float | None:
 
 
 def _predictions(evaluation: EvaluationResult, model: Model) -> dict[str, Any]:
-    metrics, labelled = evaluation.metrics, evaluation.labelled
+    metrics = evaluation.metrics
+    labelled = evaluation.labelled
     figures = result_figures.draw(metrics, model.require_transform()).items()
     confused = metrics.confused(MOST_CONFUSED) if isinstance(metrics, ClassMetrics) else []
     return {
@@ -177,7 +183,8 @@ def _network(model: Model, view: View) -> Iterator[dict[str, str]]:
 
 
 def _cost(report: Report) -> dict[str, str]:
-    summary, last = report.summary or {}, report.run.last
+    summary = report.summary or {}
+    last = report.run.last
     cards = dict[str, str]()
     if "global_batch" in report.run.config and not report.run.config.get("phases"):
         cards["images seen"] = f"{last['step'] * report.run.config['global_batch']:,}"

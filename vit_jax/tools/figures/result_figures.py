@@ -187,7 +187,8 @@ def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> byte
 def _tile(stored: bytes | np.ndarray, transform: EvaluationTransform) -> np.ndarray:
     """Return the image, smaller; a grey one if it has become unreadable."""
     try:
-        megapixels, is_upright = transform.max_image_megapixels, transform.exif_orientation
+        megapixels = transform.max_image_megapixels
+        is_upright = transform.exif_orientation
         return tile(decode(stored, megapixels, is_upright, transform.value_range))
     except UnreadableImage:
         return np.full((TILE_PIXELS, TILE_PIXELS, 3), 128, np.uint8)

@@ -10,7 +10,8 @@ import numpy as np
 from vit_jax.tools.figures.drawing import TILE_PIXELS, new_figure, to_bytes
 
 INCHES = 0.9  # of a cell of a sheet
-LEAST_INCHES, MOST_INCHES = 4.5, 7.5  # of a sheet, and of other figures
+LEAST_INCHES = 4.5
+MOST_INCHES = 7.5  # of a sheet, and of other figures
 LETTERS_PER_INCH = 14  # of a title
 
 
@@ -23,7 +24,8 @@ def draw_sheet(
     captions: Sequence[Sequence[str]] = (),
 ) -> bytes:
     """Return a PNG of images in rows: (H, W, 3), or maps (h, w) from dark, 0, to bright, the largest of the map."""
-    rows, columns = len(cells), max(map(len, cells))
+    rows = len(cells)
+    columns = max(map(len, cells))
     width = max(INCHES * columns + 0.2, LEAST_INCHES)
     side = width / columns
     heights = [max(cell.shape[0] / cell.shape[1] for cell in row) for row in cells]
@@ -66,7 +68,8 @@ def in_rows(tiles: np.ndarray, fill: float) -> np.ndarray:
 
 def full_range(tile: np.ndarray) -> np.ndarray:
     """Scale the smallest number to 0 and the largest to 1."""
-    low, high = tile.min(), tile.max()
+    low = tile.min()
+    high = tile.max()
     return (tile - low) / (high - low if high > low else 1)
 
 

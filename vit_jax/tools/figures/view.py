@@ -67,7 +67,8 @@ def in_batches(
     run: Callable[[np.ndarray], dict[str, jax.Array]],
 ) -> dict[str, np.ndarray]:
     """Return the results of `run` on at most `size` images at a time, joined; raise ValueError if one is not finite."""
-    size, batches = min(size, len(images_NHWC)), []
+    size = min(size, len(images_NHWC))
+    batches = []
     for first in range(0, len(images_NHWC), size):
         image_BHWC = images_NHWC[first : first + size]
         missing = size - len(image_BHWC)  # one shape, compiled once
@@ -108,7 +109,9 @@ def read_view(
     """
     transform = model.require_transform()
     source = _open(images, split, data_dir, model, num_images)
-    prepared, names, unreadable = list[np.ndarray](), list[str](), list[str]()
+    prepared = list[np.ndarray]()
+    names = list[str]()
+    unreadable = list[str]()
     for index in range(len(source)):
         try:
             prepared.append(transform(source[index]))

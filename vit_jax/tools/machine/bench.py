@@ -84,11 +84,9 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
         config = dataclasses.replace(config, phases={})  # the last phase is timed
     data = open_datasets(config) if with_data else None
     if data is not None:
-        num_classes, num_examples, shape = (
-            data.train.num_classes,
-            len(data.train),
-            data.train.label_shape,
-        )
+        num_classes = data.train.num_classes
+        num_examples = len(data.train)
+        shape = data.train.label_shape
     else:
         num_classes, num_examples, shape = (
             NUM_CLASSES,
@@ -172,7 +170,8 @@ def _device_parts(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Pa
     """Time the work of the devices on a batch that they hold."""
     yield time_step(run, step, num_steps)
     size = run.evaluation_batch
-    batch, state = jax.device_put(random_batch(run, size), run.batch_sharding), run.init_state()
+    batch = jax.device_put(random_batch(run, size), run.batch_sharding)
+    state = run.init_state()
     yield Part("evaluation", times_of(lambda: run.evaluation_step(state, batch), num_steps), size)
     result = "logits_BK" if run.architecture.num_classes else "features_BD"
     infer = jax.jit(
@@ -187,7 +186,9 @@ def _device_parts(run: Assembly, step: TrainStep, num_steps: int) -> Iterator[Pa
 def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
     """Time how long a save delays the steps, takes until all is on disk, and takes to read again."""
     state = jax.block_until_ready(run.init_state())
-    stalls, saves, reads = [], [], []
+    stalls = []
+    saves = []
+    reads = []
     with (
         tempfile.TemporaryDirectory() as folder,
         contextlib.closing(CheckpointStore(folder)) as store,
@@ -209,7 +210,8 @@ def _checkpoint_parts(run: Assembly) -> Iterator[Part]:
 
 def _data_parts(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) -> Iterator[Part]:
     """Time the parts that read the dataset: the input alone, with the step, and the complete loop."""
-    size, train_on = run.config.global_batch, Training(run, step)
+    size = run.config.global_batch
+    train_on = Training(run, step)
     with open_train_batches(run, data.train, 0) as (batches, _):
         yield time_batches(batches, num_steps, size)
         yield Part(
@@ -231,9 +233,11 @@ def _data_parts(run: Assembly, step: TrainStep, data: Datasets, num_steps: int) 
 
 def times_of(start: Callable[[], object], num_steps: int) -> list[float]:
     """Seconds between the ends of calls, each started before the one before has ended, as in the loop."""
-    pending, ends = start(), []
+    pending = start()
+    ends = []
     for _ in range(WARM_UP_STEPS + num_steps):
-        before, pending = pending, start()
+        before = pending
+        pending = start()
         jax.block_until_ready(before)
         ends.append(time.perf_counter())
     jax.block_until_ready(pending)
@@ -245,7 +249,9 @@ class Training:
     """A state that steps take further."""
 
     def __init__(self, run: Assembly, step: TrainStep):
-        self._run, self._leaves, self._step = run, pytree.named_leaves(run.init_state()), step
+        self._run = run
+        self._leaves = pytree.named_leaves(run.init_state())
+        self._step = step
 
     def advance(self, batch: Batch) -> Metrics:
         """Start a step; its metrics."""

@@ -68,11 +68,9 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
 
     `root` is that of the file system.
     """
-    installed, backend, chosen = (
-        plugins(),
-        jax.default_backend(),
-        os.environ.get("JAX_PLATFORMS", ""),
-    )
+    installed = plugins()
+    backend = jax.default_backend()
+    chosen = os.environ.get("JAX_PLATFORMS", "")
     gpus = _gpus()
     if not gpus and not has_tpu(root):
         return Finding(f"neither GPU nor TPU; JAX computes on: {backend}")
@@ -93,7 +91,8 @@ def driver(root: pathlib.Path = _ROOT) -> Finding:
 
 def devices() -> Finding:
     """The devices as JAX counts them."""
-    here, kinds = jax.local_devices(), {device.device_kind for device in jax.devices()}
+    here = jax.local_devices()
+    kinds = {device.device_kind for device in jax.devices()}
     found = (
         f"{jax.device_count()} x {' and '.join(sorted(kinds))} in {jax.process_count()} process(es)"
     )

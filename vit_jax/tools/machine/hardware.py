@@ -38,8 +38,11 @@ SLOWER, LARGER = (
     1.5,
     1.25,
 )  # than planned, from where a check fails; plans miss what is in plan/README.md
-IMAGES, ENCODED = 256, 16  # JPEGs of the input, and how many of them differ
-JPEG_SIZE, JPEG_QUALITY, NOISE = (375, 500), 90, 20.0  # about 100 kB, as ImageNet's
+IMAGES = 256
+ENCODED = 16  # JPEGs of the input, and how many of them differ
+JPEG_SIZE = (375, 500)
+JPEG_QUALITY = 90
+NOISE = 20.0  # about 100 kB, as ImageNet's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Trial:
     """A recipe's training step on all devices, compiled once for several checks."""
 
     def __init__(self, name: str, scale: Scale):
-        self.name, self.recipe = name, RECIPE.format(name)
+        self.name = name
+        self.recipe = RECIPE.format(name)
         fields = (*scale.fields, f"global_batch={scale.images * jax.device_count()}")
         self.overrides = [f"--config.{field}" for field in fields]
 
@@ -168,7 +172,8 @@ def restored_state(trial: Trial, workdir: pathlib.Path | None) -> Finding:
 
 def step(trial: Trial) -> Finding:
     """Time and memory of the training step, beside those of a plan for these devices."""
-    planned, memory = plan(trial.recipe, trial.overrides, jax.devices()), _memory(trial.step)
+    planned = plan(trial.recipe, trial.overrides, jax.devices())
+    memory = _memory(trial.step)
     figures = trial.part.figures()
     speed = figures["images_per_second"]
     if (peak := peak_flops()) is not None:
@@ -183,7 +188,8 @@ def step(trial: Trial) -> Finding:
 
 def describe(figures: dict[str, float], planned: Planned) -> str:
     """Return the line of a step."""
-    low, high = figures["lower_quartile_milliseconds"], figures["upper_quartile_milliseconds"]
+    low = figures["lower_quartile_milliseconds"]
+    high = figures["upper_quartile_milliseconds"]
     parts = [f"{figures['median_milliseconds']:.2f} ms ({low:.2f} to {high:.2f})"]
     parts += [f"{figures['images_per_second']:,.0f} images/s"]
     parts += [f"MFU {figures['mfu']:.1%}"] if "mfu" in figures else []
@@ -238,7 +244,8 @@ def input_speed(trials: Sequence[Trial]) -> Finding:
 
 def write_images(folder: pathlib.Path) -> None:
     """Write JPEGs of two classes: smooth colours with noise."""
-    rng, (height, width) = np.random.default_rng(0), JPEG_SIZE
+    rng = np.random.default_rng(0)
+    (height, width) = JPEG_SIZE
     files = list[bytes]()
     for _ in range(ENCODED):
         smooth = cv2.resize(

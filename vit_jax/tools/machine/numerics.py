@@ -31,7 +31,8 @@ from vit_jax.tools.machine.checks import Finding
 FORMS: tuple[AttentionForm, ...] = ("xla", "pallas", "cudnn", "auto")
 LENGTHS = (197, 256)  # tokens: kernels pad odd lengths
 SIDES = (7, 14)  # height and width of maps
-HEAD_DIM, CHANNELS = 64, 64
+HEAD_DIM = 64
+CHANNELS = 64
 TOLERANCES: dict[str, dict[ComputeDtype, float]] = {  # the largest errors, by platform and dtype
     "cpu": {"float32": 1e-5, "bfloat16": 2e-2},
     "gpu": {
@@ -61,13 +62,16 @@ class Errors:
 
 def attention(form: AttentionForm, num_heads: int) -> Finding:
     """Compare a value of `config.model.attention` with JAX's plain attention."""
-    mesh, rng = _mesh(), np.random.default_rng(0)
+    mesh = _mesh()
+    rng = np.random.default_rng(0)
     platform = Placement(mesh).platform
     if reason := _ELSEWHERE.get((form, platform)):
         return Finding(f"not available: {reason}")
     # Scores are -8 on average. Padding has a score of 0, so it would outweigh all tokens if it were not masked.
     bias_3E = np.repeat([[1.0], [-1.0], [0.5]], num_heads * HEAD_DIM, axis=1)
-    errors, taken, notes = list[Errors](), dict[str, list[str]](), list[str]()
+    errors = list[Errors]()
+    taken = dict[str, list[str]]()
+    notes = list[str]()
     for dtype in TOLERANCES[platform]:
         for length in LENGTHS:
             try:
@@ -123,11 +127,14 @@ def _norm(
     make_plain: Callable[..., Any],
 ) -> Finding:
     """Compare norms for images of these shapes, by case."""
-    mesh, rng, errors = _mesh(), np.random.default_rng(0), list[Errors]()
+    mesh = _mesh()
+    rng = np.random.default_rng(0)
+    errors = list[Errors]()
     platform = Placement(mesh).platform
 
     def normalise(norm: Any, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
-        norm.scale, norm.bias = nnx.Param(scale), nnx.Param(bias)
+        norm.scale = nnx.Param(scale)
+        norm.bias = nnx.Param(bias)
         rows = as_rows(x) if x.ndim == 3 else x
         return norm(rows).reshape(x.shape)
 
@@ -156,7 +163,9 @@ def _finding(
 ) -> Finding:
     if not errors:
         return Finding(f"not available: {'; '.join(notes)}")
-    lines, figures, is_good = ["errors of values and gradients"], dict[str, float](), True
+    lines = ["errors of values and gradients"]
+    figures = dict[str, float]()
+    is_good = True
     for dtype, tolerance in TOLERANCES[platform].items():
         cases = [one for one in errors if one.dtype == dtype]
         texts = [f"{one.case} {one.values:.0e} {one.gradients:.0e}" for one in cases]

@@ -63,7 +63,8 @@ def plan(recipe: str, overrides: Sequence[str], devices: Sequence[Any]) -> Plann
         last = (process.stderr.strip().splitlines() or [""])[-1]
         return Planned(f"plan for {topology} failed with code {process.returncode}: {last}")
     figures = json.loads(process.stdout)
-    seconds, num_bytes = figures["step_seconds"], figures["needed_bytes"]
+    seconds = figures["step_seconds"]
+    num_bytes = figures["needed_bytes"]
     if seconds is None:
         return Planned(f"plan for {topology}: {first_line(figures['reason'])}", None, num_bytes)
     return Planned(f"{figures['basis']} for {topology}", seconds, num_bytes)

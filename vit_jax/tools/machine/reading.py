@@ -43,7 +43,8 @@ def data_path(config: RunConfig, topology: Topology) -> Finding:
     num_hosts = max(topology.num_hosts, jax.process_count())
     needed = config.global_batch / step_seconds / num_hosts
     images = min(-(-config.global_batch // num_hosts), MOST_IMAGES)
-    inputs, (height, width) = config.input, config.input.image_size
+    inputs = config.input
+    (height, width) = config.input.image_size
     parallelism = choose_parallelism(
         inputs.num_workers, inputs.num_threads, batch_bytes=images * height * width * 3
     )

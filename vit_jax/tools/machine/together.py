@@ -35,7 +35,8 @@ Prepare = Callable[[], tuple[Assembly, Source]]
 
 def all_reduce() -> Finding:
     """The sum over all devices of all processes, of numbers whose sum is known."""
-    rows, count = _rows(), jax.device_count()
+    rows = _rows()
+    count = jax.device_count()
     everywhere = NamedSharding(Mesh(np.array(jax.devices()), ("device",)), PartitionSpec())
     total = jax.jit(lambda array: array.sum(axis=0), out_shardings=everywhere)
     seconds = []
@@ -137,7 +138,8 @@ def prepared(config: RunConfig) -> tuple[Assembly, Source]:
         architecture = adapt(config, data.train)[0]
     else:
         architecture = architecture_of(config, data.train.num_classes)
-    shape, devices = data.train.label_shape, jax.devices()
+    shape = data.train.label_shape
+    devices = jax.devices()
     run = assemble(
         config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices
     )

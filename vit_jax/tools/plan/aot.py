@@ -219,7 +219,10 @@ def read_too_large(message: str) -> TooLarge:
 def _environment() -> Iterator[None]:
     """Variables that libtpu reads when it is loaded; kept, they would make this machine look like a TPU host."""
     before = dict(os.environ)
-    dump = f"--xla_jf_dump_to={_schedules()} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+    dump = (
+        f"--xla_jf_dump_to={_schedules()} --xla_jf_dump_llo_text=true "
+        "--xla_jf_dump_llo_pass_label_regex=final_bundles"
+    )
     os.environ.update(_ENVIRONMENT | before)
     os.environ["LIBTPU_INIT_ARGS"] = f"{before.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
     try:

@@ -63,7 +63,9 @@ class Roofline:
 
 def roofline(run: Assembly, topology: Topology) -> Roofline:
     """Time of a step by arithmetic."""
-    a, chip, mesh = run.architecture, topology.chip, run.batch_sharding.mesh
+    a = run.architecture
+    chip = topology.chip
+    mesh = run.batch_sharding.mesh
     flops = (
         run.training_flops_per_image
         * RECOMPUTED[a.remat]
@@ -91,12 +93,17 @@ def limit_seconds(run: Assembly, topology: Topology) -> float | None:
     memory, whichever is longer. Attention keeps scores on the chip. Elementwise work costs nothing, the update of the
     state its bytes.
     """
-    a, chip = run.architecture, topology.chip
+    a = run.architecture
+    chip = topology.chip
     if not a.is_standard or a.has_resnet:
         return None
-    shards, size = run.batch_sharding.mesh.shape["model"], 2 if a.compute_dtype == "bfloat16" else 4
-    images, bandwidth = _images(run), chip.memory_bandwidth_bytes_per_second
-    tokens, of_heads, hidden = images * a.sequence_length, a.width // shards, a.mlp_dim // shards
+    shards = run.batch_sharding.mesh.shape["model"]
+    size = 2 if a.compute_dtype == "bfloat16" else 4
+    images = _images(run)
+    bandwidth = chip.memory_bandwidth_bytes_per_second
+    tokens = images * a.sequence_length
+    of_heads = a.width // shards
+    hidden = a.mlp_dim // shards
 
     def product(rows: int, contracted: int, columns: int) -> float:
         """One of the three products of a layer: outputs, gradients of inputs, gradients of weights."""
@@ -124,7 +131,8 @@ def _updated_bytes(run: Assembly) -> int:
 
 
 def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
-    mesh, micro_batches = run.batch_sharding.mesh, run.config.optimizer.accumulation_steps or 1
+    mesh = run.batch_sharding.mesh
+    micro_batches = run.config.optimizer.accumulation_steps or 1
     seconds = make_collective_seconds(mesh.devices.flat, topology)
     leaves = jax.tree.leaves(run.abstract_state.model)
     spread = [leaf for leaf in leaves if "data" in leaf.sharding.spec]

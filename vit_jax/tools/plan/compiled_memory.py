@@ -51,7 +51,8 @@ def compiled_memory(stats: Any, program: Program) -> Memory:
 
 def _filled(loop: Instruction, makers: dict[str, Instruction], program: Program) -> Iterator[Array]:
     """Arrays that a loop fills slice by slice."""
-    start, trip_count = makers[loop.operands[0]], program.trip_count(loop)
+    start = makers[loop.operands[0]]
+    trip_count = program.trip_count(loop)
     if start.opcode != "tuple":
         return
     for name, array in zip(start.operands, loop.arrays, strict=True):

@@ -94,7 +94,8 @@ def choose_dataset(
 
 def known_examples(recipe: str, config: RunConfig) -> int | None:
     """Return the number of training images of a recipe without opening them; None if unknown."""
-    inputs, known = config.input, known_dataset(recipe, config)
+    inputs = config.input
+    known = known_dataset(recipe, config)
     if inputs.train_examples is not None:
         return inputs.train_examples
     is_complete = not inputs.classes and inputs.train_examples_per_class is None

@@ -104,10 +104,13 @@ class Plan:
         """Totals of the complete recipe at `step_seconds`; None if that is None."""
         if self.step_seconds is None:
             return None
-        run, topology = self.run, self.topology
-        steps, v3 = run.steps.total * self.num_runs, find_chip("TPU v3")
+        run = self.run
+        topology = self.topology
+        steps = run.steps.total * self.num_runs
+        v3 = find_chip("TPU v3")
         assert v3 is not None
-        speed, flops = self.config.global_batch / self.step_seconds, run.training_flops_per_image
+        speed = self.config.global_batch / self.step_seconds
+        flops = run.training_flops_per_image
         all_flops = run.training_flops(run.steps.total) * self.num_runs
         equal_steps = (
             all_flops / (flops * self.config.global_batch) if run.earlier else steps
@@ -159,7 +162,8 @@ def make_plan(
         devices=topology.stand_ins() if reason else aot.topology_devices(topology),  # type: ignore[arg-type]
     )
     compiled = None if reason else aot.compile_step(run)
-    memory, timeline = None, None
+    memory = None
+    timeline = None
     if isinstance(compiled, aot.Executable):
         program = hlo.parse(compiled.text)
         collective_seconds = make_collective_seconds(run.batch_sharding.mesh.devices.flat, topology)

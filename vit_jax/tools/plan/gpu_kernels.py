@@ -44,7 +44,8 @@ class Kernels:
     """Prices of a program's instructions on one kind of GPU."""
 
     def __init__(self, program: Program, chip: Chip):
-        self.program, self.chip = program, chip
+        self.program = program
+        self.chip = chip
         everything = (
             instruction
             for computation in program.computations.values()
@@ -91,11 +92,13 @@ class Kernels:
     def _convolution_flops(self, instruction: Instruction, labels: str) -> int:
         """Each value of the output takes a filter's values of one output channel."""
         first, second, result = *self._operands(instruction)[:2], instruction.arrays[0]
-        output, kernel = result, second
+        output = result
+        kernel = second
         if "BackwardInput" in instruction.target:
             output = first
         elif "BackwardFilter" in instruction.target:
-            output, kernel = second, result
+            output = second
+            kernel = result
         return 2 * math.prod(output.dims) * math.prod(kernel.dims) // kernel.dims[labels.index("o")]
 
     def _peak(self, instruction: Instruction) -> float:
@@ -139,7 +142,8 @@ def _read(inside: tuple[Instruction, ...]) -> Iterator[int]:
     for parameter in inside:
         if parameter.opcode != "parameter":
             continue
-        names, users = {parameter.name}, list[Instruction]()
+        names = {parameter.name}
+        users = list[Instruction]()
         for instruction in inside:  # in order of definition
             if not names.isdisjoint(instruction.operands):
                 if instruction.opcode == "bitcast":

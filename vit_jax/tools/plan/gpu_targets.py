@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from vit_jax.tools.plan.topology import Topology
 
-KIB, MIB = 2**10, 2**20
+KIB = 2**10
+MIB = 2**20
 
 
 class Target(NamedTuple):
@@ -39,7 +40,8 @@ TARGETS = {  # by `Fabric.kind`
 
 def target_config(topology: Topology) -> str:
     """Return XLA's `GpuTargetConfigProto` of the topology's GPUs as text."""
-    gpu, chip = TARGETS[topology.fabric.kind], topology.chip
+    gpu = TARGETS[topology.fabric.kind]
+    chip = topology.chip
     block = gpu.shared if gpu.capability < (8, 0) else gpu.shared - KIB
     return f"""
 platform_name: "CUDA"

@@ -142,10 +142,13 @@ class Program:
 def parse(text: str) -> Program:
     """Parse the text that `compiled.as_text()` returns."""
     computations: dict[str, tuple[Instruction, ...]] = {}
-    entry, name, lines = "", "", list[Instruction]()
+    entry = ""
+    name = ""
+    lines = list[Instruction]()
     for line in _METADATA.sub(r"kernel_metadata={\1}", text).splitlines():
         if header := _COMPUTATION.match(line):
-            name, lines = header[2], []
+            name = header[2]
+            lines = []
             entry = name if header[1] else entry
         elif line.startswith("}"):
             computations[name] = tuple(lines)

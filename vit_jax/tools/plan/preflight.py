@@ -58,15 +58,14 @@ def check_start(
     unseen = [path for path in paths if path.is_relative_to(str(remote))]
     data, about = _open(config, unseen)
     if data is not None:
-        num_classes, num_examples, shape = (
-            data.train.num_classes,
-            len(data.train),
-            data.train.label_shape,
-        )
+        num_classes = data.train.num_classes
+        num_examples = len(data.train)
+        shape = data.train.label_shape
     else:
         num_examples = known_examples(recipe, config) or _UNKNOWN_EXAMPLES
         known = known_dataset(recipe, config)
-        num_classes, shape = _UNKNOWN_CLASSES if known is None else known.num_classes, ()
+        num_classes = _UNKNOWN_CLASSES if known is None else known.num_classes
+        shape = ()
     devices = _stand_ins(config, num_devices, num_slices)
     if (architecture := _architecture(config, data, num_classes, unseen)) is None:
         network = f"the network is that of {config.init_from}, and is not checked"

@@ -24,7 +24,9 @@ def to_text(plan: Plan) -> str:
 
 
 def _machine(plan: Plan) -> Iterator[str]:
-    config, topology, run = plan.config, plan.topology, plan.run
+    config = plan.config
+    topology = plan.topology
+    run = plan.run
     mesh = dict(run.batch_sharding.mesh.shape)
     rows = config.global_batch // (mesh["replica"] * mesh["data"])
     height, width = run.architecture.image_size
@@ -42,7 +44,8 @@ def _machine(plan: Plan) -> Iterator[str]:
     )
     if (form := plan.attention_form) is not None:
         yield f"compute  {run.architecture.compute_dtype}, attention {form}"
-    model, is_trained = run.abstract_state.model, make_is_trained(config.optimizer)
+    model = run.abstract_state.model
+    is_trained = make_is_trained(config.optimizer)
     if is_trained is not None:
         yield parameter_table(model, is_folded=True, is_trained=is_trained)
     data = plan.dataset
@@ -70,10 +73,8 @@ def _memory(plan: Plan) -> Iterator[str]:
 
 
 def _step(plan: Plan) -> Iterator[str]:
-    arithmetic, line = (
-        "no arithmetic estimate: no formula gives the cost of a user's own code",
-        plan.timeline,
-    )
+    arithmetic = "no arithmetic estimate: no formula gives the cost of a user's own code"
+    line = plan.timeline
     if plan.roofline is not None:
         bound = {
             name: f"{1e3 * value:,.1f}" for name, value in dataclasses.asdict(plan.roofline).items()
@@ -87,12 +88,11 @@ def _step(plan: Plan) -> Iterator[str]:
         yield f"step     {arithmetic}"
     else:
         clock = plan.topology.fabric.clock_hertz / 1e9
-        compute, kernels = f"XLA's cycles at {clock:g} GHz", "bundles of their schedules"
+        compute = f"XLA's cycles at {clock:g} GHz"
+        kernels = "bundles of their schedules"
         if not plan.topology.is_tpu:
-            compute, kernels = (
-                f"bytes at {BANDWIDTH:.0%} of the bandwidth",
-                f"FLOPs at {PRODUCTS:.0%} of the peak",
-            )
+            compute = f"bytes at {BANDWIDTH:.0%} of the bandwidth"
+            kernels = f"FLOPs at {PRODUCTS:.0%} of the peak"
         yield (
             f"step     {1e3 * line.seconds:,.1f} ms by the compiled schedule: {1e3 * line.compute_seconds:,.1f} "
             f"compute ({compute}), {1e3 * line.kernel_seconds:,.1f} in kernels ({kernels}), "
@@ -124,13 +124,12 @@ def _step(plan: Plan) -> Iterator[str]:
 
 
 def _totals(plan: Plan) -> Iterator[str]:
-    total, cores = plan.totals, plan.topology.fabric.cores_per_chip
+    total = plan.totals
+    cores = plan.topology.fabric.cores_per_chip
     if total is None:
         return
-    speed, recipe = (
-        f"{total.images_per_second:,.0f} images/s",
-        f"{total.steps:,} steps, {total.images:,} images",
-    )
+    speed = f"{total.images_per_second:,.0f} images/s"
+    recipe = f"{total.steps:,} steps, {total.images:,} images"
     if total.mfu is not None and total.exaflops is not None:
         flops = (
             plan.run.training_flops_per_image * plan.config.global_batch / plan.topology.num_chips
@@ -210,8 +209,11 @@ def result_to_text(result: SearchResult) -> str:
 
 
 def _cells(candidate: Candidate, result: SearchResult) -> Sequence[str]:
-    config, plan = candidate.config, candidate.plan
-    size, time, verdict = "", "", "not tried"
+    config = candidate.config
+    plan = candidate.plan
+    size = ""
+    time = ""
+    verdict = "not tried"
     if plan is not None:
         if plan.compiled is not None and plan.needed_bytes is not None:
             size = f"{plan.needed_bytes / GIB:.2f}"

@@ -30,7 +30,8 @@ _SUMS = (  # fields of a timeline that a loop multiplies
     *("unknown_loops_pass_seconds", "num_unknown_kernels"),
 )
 # A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
-_FUSED_START, _FUSED_MIDDLE = "async-collective-start", "async_collective_fusion"
+_FUSED_START = "async-collective-start"
+_FUSED_MIDDLE = "async_collective_fusion"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,9 @@ class _Walk:
         collective_seconds: CollectiveSeconds,
         bundles: Mapping[str, int],
     ):
-        self.program, self.topology, self.collective_seconds = program, topology, collective_seconds
+        self.program = program
+        self.topology = topology
+        self.collective_seconds = collective_seconds
         every = (
             instruction
             for computation in program.computations.values()
@@ -134,7 +137,8 @@ class _Walk:
         return pass_.timeline
 
     def _execute(self, instruction: Instruction, pass_: "_Pass") -> None:
-        opcode, name = instruction.opcode, instruction.name
+        opcode = instruction.opcode
+        name = instruction.name
         if opcode in ("while", "call", "conditional"):
             pass_.enter(*self._nested(instruction))
         elif opcode in _PREFETCHES:
@@ -151,7 +155,8 @@ class _Walk:
             fact = self._exchange(instruction)
             pass_.start(name, "network", fact.seconds, fact)
         elif instruction.is_kernel:
-            bundles, programs = self.bundles.get(instruction.kernel), instruction.programs
+            bundles = self.bundles.get(instruction.kernel)
+            programs = instruction.programs
             cores = (
                 self.topology.fabric.cores_per_chip
             )  # share the grid, so that the fuller one decides
@@ -197,12 +202,11 @@ class _Walk:
 
     def _nested(self, instruction: Instruction) -> tuple[Timeline, int]:
         if instruction.opcode == "while":
-            body, times = (
-                self.run(instruction.attribute("body")),
-                self.program.trip_count(instruction),
-            )
+            body = self.run(instruction.attribute("body"))
+            times = self.program.trip_count(instruction)
             if times is None:
-                number, seconds = body.num_unknown_loops + 1, body.seconds
+                number = body.num_unknown_loops + 1
+                seconds = body.seconds
                 return dataclasses.replace(
                     body, num_unknown_loops=number, unknown_loops_pass_seconds=seconds
                 ), 1
@@ -235,7 +239,8 @@ class _Walk:
         return collective
 
     def _fact(self, collective: Instruction) -> Collective:
-        operation, devices = collective.opcode.removesuffix("-start"), tuple(members(collective))
+        operation = collective.opcode.removesuffix("-start")
+        devices = tuple(members(collective))
         num_bytes = _collective_bytes(collective, len(devices))
         seconds = self.collective_seconds(operation, num_bytes, devices)
         return Collective(operation, num_bytes, devices, collective.source, 1, seconds, 0.0)

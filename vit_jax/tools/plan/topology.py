@@ -94,7 +94,8 @@ class Topology:
 
     def stand_ins(self) -> list[StandIn]:
         """Devices in name only, in the order in which jax lists the real ones."""
-        platform, kind = "tpu" if self.is_tpu else "gpu", self.fabric.device_kind
+        platform = "tpu" if self.is_tpu else "gpu"
+        kind = self.fabric.device_kind
         places = list(
             _places((*self.shape, 1, 1)[:3], _HOST if self.is_tpu else (self.chips_per_slice, 1, 1))
         )
@@ -169,7 +170,9 @@ def _without_type(name: str) -> str:
 
 
 def _check(name: str, fabric: Fabric, shape: tuple[int, ...], num_slices: int) -> None:
-    kind, most, problem = fabric.kind, fabric.largest_slice, ""
+    kind = fabric.kind
+    most = fabric.largest_slice
+    problem = ""
     if num_slices < 1:
         problem = f"{num_slices} slices: must be 1 or more"
     elif not fabric.num_axes:
@@ -221,7 +224,9 @@ def group_of(members: Sequence[Any], topology: Topology) -> Group:
         inside
     ):  # not a box: count it as a line through all of them
         return Group((len(inside),), (False,), num_slices=len(slices))
-    lengths, rings, stride = [], [], 1
+    lengths = []
+    rings = []
+    stride = 1
     for places, length, closes in zip(axes, topology.shape, topology.is_ring, strict=True):
         if len(places) > 1:
             step = places[1] - places[0]

@@ -32,7 +32,8 @@ from vit_jax.tools.prepare.perceptual import Reduction, hashes, near
 
 NEIGHBOURS = 20  # of each test image whose cosine is compared with the threshold
 MOST_PAIRS = 10**7  # in memory
-_BATCH, _BITS = 1024, 64
+_BATCH = 1024
+_BITS = 64
 
 
 class Duplicate(NamedTuple):
@@ -87,7 +88,8 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
     transform = Reduction(InputConfig.max_image_megapixels)
     stream = EvaluationStream(source, transform, _BATCH, np.arange(_BATCH))
     log = UnreadableLog(source, max_unreadable, option="--max_unreadable")
-    hash_N2, is_read_N = np.zeros((len(source), 2), np.uint64), np.zeros(len(source), bool)
+    hash_N2 = np.zeros((len(source), 2), np.uint64)
+    is_read_N = np.zeros(len(source), bool)
     progress = tqdm(
         total=len(source), unit=" images", desc="hashes", disable=None if hosts.is_first() else True
     )
@@ -95,7 +97,8 @@ def hash_all(source: Source, max_unreadable: int | None) -> tuple[np.ndarray, np
     with progress, open_batches(stream, parallelism) as batches:
         for batch in log.watch(batches):
             rows = batch.record_index[batch.mask > 0]
-            hash_N2[rows], is_read_N[rows] = hashes(batch.image[batch.mask > 0]), True
+            hash_N2[rows] = hashes(batch.image[batch.mask > 0])
+            is_read_N[rows] = True
             progress.update(int((batch.record_index >= 0).sum()))
     return hash_N2, is_read_N
 
@@ -105,7 +108,8 @@ def find_by_hashes(
 ) -> list[Duplicate]:
     """Return all pairs whose hashes differ in at most `distance` bits; raises as `hash_all`."""
     hash_N2, is_read_N = hash_all(source, max_unreadable)
-    readable, pairs = np.flatnonzero(is_read_N), list[Duplicate]()
+    readable = np.flatnonzero(is_read_N)
+    pairs = list[Duplicate]()
     for test, opened in enumerate(tests):
         query_Q2, is_read_Q = hash_all(opened, max_unreadable)
         queries = np.flatnonzero(is_read_Q)
@@ -142,10 +146,8 @@ def confirm(
 
     Only images of pairs are read.
     """
-    confirmed, units = (
-        list[Duplicate](),
-        _unit_features(source, [one.record for one in pairs], extractor),
-    )
+    confirmed = list[Duplicate]()
+    units = _unit_features(source, [one.record for one in pairs], extractor)
     for (test, is_mirrored), opened in _sides(tests, extractor):
         group = [one for one in pairs if (one.test, one.is_mirrored) == (test, is_mirrored)]
         units_of_test = _unit_features(opened, [one.test_record for one in group], extractor)
@@ -163,7 +165,8 @@ def find_by_features(
     source: Source, tests: Sequence[Source], extractor: Extractor, cosine: float
 ) -> list[Duplicate]:
     """Return the pairs of a test image and one of its `NEIGHBOURS` nearest images with at least this cosine."""
-    feature_ND, pairs = extractor.extract(source).feature_ND, list[Duplicate]()
+    feature_ND = extractor.extract(source).feature_ND
+    pairs = list[Duplicate]()
     for (test, is_mirrored), opened in _sides(tests, extractor):
         first = 0
         query_QD = extractor.extract(opened).feature_ND

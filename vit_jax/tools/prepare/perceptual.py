@@ -71,11 +71,9 @@ def near(
 
     def near_in_block(start: int) -> list[tuple[int, int, int]]:
         block = hash_N[start : start + _AT_ONCE]
-        different, bits, pairs = (
-            np.empty_like(block),
-            np.empty(len(block), np.uint8),
-            list[tuple[int, int, int]](),
-        )
+        different = np.empty_like(block)
+        bits = np.empty(len(block), np.uint8)
+        pairs = list[tuple[int, int, int]]()
         for number, query in enumerate(query_Q):
             np.bitwise_xor(block, query, out=different)
             np.bitwise_count(different, out=bits)

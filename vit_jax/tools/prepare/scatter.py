@@ -17,8 +17,10 @@ import numpy as np
 
 from vit_jax.storage.files import open_regular, read_bounded, read_json, write_atomically
 
-PROGRESS, NOTES = "progress.json", "listed.csv"
-_JOURNAL, _LOCK = "journal", "lock"
+PROGRESS = "progress.json"
+NOTES = "listed.csv"
+_JOURNAL = "journal"
+_LOCK = "lock"
 _ROW = np.dtype([("key", "<u8"), ("label", "<u4"), ("size", "<u4")])
 _HEADER = struct.Struct("<II32s")  # bytes of the name and of the image, SHA-256 of the image
 
@@ -48,7 +50,9 @@ class Scatter:
         Raises:
           ValueError: another process has it open, or its files are shorter than at the last commit.
         """
-        self.folder, self.num_buckets, self.state = folder, num_buckets, state
+        self.folder = folder
+        self.num_buckets = num_buckets
+        self.state = state
         self._seed = b"%d/" % seed
         self._lock = open(folder / _LOCK, "wb")  # noqa: SIM115 - open as long as this
         try:
@@ -57,7 +61,8 @@ class Scatter:
             self.is_begun = (folder / PROGRESS).exists()
             if self.is_begun:
                 progress = read_json(folder / PROGRESS)
-                self.state, committed = progress["state"], progress["bytes"]
+                self.state = progress["state"]
+                committed = progress["bytes"]
             for name, size in committed.items():
                 self._shorten(folder / name, size)
         except (BlockingIOError, ValueError) as error:
@@ -141,7 +146,8 @@ class Scatter:
         content = os.pread(bucket.fileno(), size, offset)
         if len(content) == size:
             name_size, _, sha256 = _HEADER.unpack_from(content)
-            name, image = content[_HEADER.size :][:name_size], content[_HEADER.size + name_size :]
+            name = content[_HEADER.size :][:name_size]
+            image = content[_HEADER.size + name_size :]
             if hashlib.sha256(image).digest() == sha256:
                 return Stored(name.decode(), sha256, image)
         raise ValueError(

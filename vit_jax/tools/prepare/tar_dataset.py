@@ -124,7 +124,8 @@ def prepare_tars(
             f"--name={name}: must be small letters, digits and '_', and no name of TFDS. Try my_dataset."
         )
     root = tfds_folder(data_dir) / name
-    folder, unfinished = root / VERSION, root / UNFINISHED
+    folder = root / VERSION
+    unfinished = root / UNFINISHED
     is_stream = STANDARD_INPUT in archives
     sizes = [0 if is_stream else os.stat(path).st_size for path in archives]
     num_shards = options.shards or (
@@ -152,7 +153,8 @@ def prepare_tars(
                     available_cores(), num_shards
                 )  # buckets that are written again before they are removed
                 _require_space(unfinished, sum(sizes) + at_once * sum(sizes) // num_shards)
-            progress, total = _Progress("read", scatter.num_rows), sum(sizes)
+            progress = _Progress("read", scatter.num_rows)
+            total = sum(sizes)
 
             def show(num_images: int, place: Place) -> None:
                 done = sum(sizes[: place.archive]) + place.num_bytes
@@ -251,14 +253,17 @@ def check(name: str, data_dir: str | None) -> list[str]:
         )
     stated = read_json(folder / DESCRIPTION)
     try:
-        num, counts = int(stated["about"]["shards"]), stated["counts"]
+        num = int(stated["about"]["shards"])
+        counts = stated["counts"]
         expected = {split: int(counts[split]) for split in (TRAIN, VALIDATION) if split in counts}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{folder / DESCRIPTION}: is damaged. Prepare the dataset again."
         ) from error
     features = tfds.builder_from_directory(str(folder)).info.features
-    progress, problems, totals = _Progress("checked"), list[str](), collections.Counter[str]()
+    progress = _Progress("checked")
+    problems = list[str]()
+    totals = collections.Counter[str]()
     check_one = functools.partial(check_shard, folder, name, [*expected], features, count=num)
     for number, (new, sizes) in enumerate(in_threads(check_one, range(num)), 1):
         problems += new
@@ -275,14 +280,16 @@ class _Progress:
     """Prints the number of images on the standard error from time to time."""
 
     def __init__(self, verb: str, done: int = 0) -> None:
-        self._verb, self._done = verb, done
+        self._verb = verb
+        self._done = done
         self._begin = self._last = time.monotonic()
 
     def show(self, done: int, share: float | None) -> None:
         """Print a line, if it is time, with the share of the work that is done; None: unknown."""
         now = time.monotonic()
         if now - self._last >= _REPORT_SECONDS:
-            self._last, speed = now, (done - self._done) / (now - self._begin)
+            self._last = now
+            speed = (done - self._done) / (now - self._begin)
             part = "" if share is None else f", {share:.1%}"
             print(
                 f"{self._verb}: {done:,} images, {speed:,.0f}/s{part}", file=sys.stderr, flush=True

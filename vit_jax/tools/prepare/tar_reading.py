@@ -36,9 +36,15 @@ from vit_jax.text.tables import to_csv
 from vit_jax.tools.prepare.prepared import QUALITY, reduced
 from vit_jax.tools.prepare.scatter import Scatter
 
-TRAIN, VALIDATION = "train", "validation"
-UNREADABLE, TINY, MISLABELLED = "unreadable", "tiny", "mislabelled"
-UNSAFE, OTHER, UNLABELLED, DAMAGED = "unsafe", "other", "no class", "damaged archive"
+TRAIN = "train"
+VALIDATION = "validation"
+UNREADABLE = "unreadable"
+TINY = "tiny"
+MISLABELLED = "mislabelled"
+UNSAFE = "unsafe"
+OTHER = "other"
+UNLABELLED = "no class"
+DAMAGED = "damaged archive"
 MAX_ARCHIVE_CLASSES = 2**17
 MAX_MEMBER_BYTES = 2**27
 
@@ -148,7 +154,8 @@ def _read(
             yield from _before(member, noted)
             if (key := sample_key(sample.name)) != last_key:
                 yield member
-            last_key, source = key, prefix + sample.name
+            last_key = key
+            source = prefix + sample.name
             for other, _ in sample.skipped:
                 yield Noted(
                     prefix + other, OTHER, f"is in the sample of {sample.name}, which is read"
@@ -171,7 +178,8 @@ def _read_class(
     part: Stream, name: str, prefix: str, is_wanted: Callable[[Class], bool], outer: str | None
 ) -> Iterator[LabelledImage | Noted]:
     """Read an archive inside an archive; images have its name as class unless files state theirs."""
-    source, label = prefix + name, os.path.basename(name)[: -len(".tar")]
+    source = prefix + name
+    label = os.path.basename(name)[: -len(".tar")]
     if outer is not None:
         yield Noted(source, OTHER, "is an archive in an archive of a class")
     elif not is_wanted(label):
@@ -193,7 +201,8 @@ def _entries(
     """Yield names and contents of images, labels and archives; notes the other members."""
     order = SampleOrder(stream.name)
     for number, member in enumerate(members(stream)):
-        kind, problem = extension(member.name), (OTHER, "is no image, label or archive")
+        kind = extension(member.name)
+        problem = (OTHER, "is no image, label or archive")
         if kind in (*IMAGE_EXTENSIONS, *LABEL_EXTENSIONS) and not member.problem:
             order.see(member.name)
         if number < first:
@@ -224,7 +233,8 @@ def _before(member: int, noted: collections.deque[tuple[int, Noted]]) -> Iterato
 
 def _class_of(name: str, labels: dict[str, bytes], outer: str | None) -> tuple[Class, str | None]:
     """Return the class of an image, and the folder that holds the folder or the archive of the class."""
-    folder, label = None, label_of(labels) if labels else None
+    folder = None
+    label = label_of(labels) if labels else None
     if label is None:
         folder, label = os.path.split(
             os.path.dirname(name) if outer is None else outer.removesuffix(".tar")
@@ -310,10 +320,8 @@ def _with_checks(
     items: Iterable[Item], options: Options
 ) -> Generator[tuple[Item, _Checked | None]]:
     """Yield items in their order, images with their check; threads check images ahead, within `_MEMORY_BYTES`."""
-    waiting, in_flight = (
-        collections.deque[tuple[Item, int, concurrent.futures.Future[_Checked] | None]](),
-        0,
-    )
+    waiting = collections.deque[tuple[Item, int, concurrent.futures.Future[_Checked] | None]]()
+    in_flight = 0
     pool = concurrent.futures.ThreadPoolExecutor(available_cores())
     try:
         for item in items:
@@ -344,14 +352,17 @@ class Reading:
         self, scatter: Scatter, options: Options, show: Callable[[int, Place], None]
     ) -> None:
         """Take `show`, called with the number of stored images at each place in the archives."""
-        self._scatter, self._options, self._show = scatter, options, show
+        self._scatter = scatter
+        self._options = options
+        self._show = show
         state = scatter.state
         self._labels: dict[Class, int] = {
             label: number for number, (label, _) in enumerate(state["classes"])
         }
         self._counts = collections.Counter[str](state["counts"])
         self._wanted = {*options.classes}
-        self._uncommitted, self._place = 0, Place(*state["place"])
+        self._uncommitted = 0
+        self._place = Place(*state["place"])
 
     def run(self, archives: Sequence[str]) -> None:
         """Read the rest of the archives; raises as `tar_dataset.prepare_tars`."""
@@ -404,7 +415,9 @@ class Reading:
 
     def _number_of(self, labelled: LabelledImage) -> int:
         """Return the number of a class in the order in which they come."""
-        classes, folder, problem = self._scatter.state["classes"], labelled.folder, ""
+        classes = self._scatter.state["classes"]
+        folder = labelled.folder
+        problem = ""
         label = self._named(labelled.label)
         number = self._labels.setdefault(label, len(classes))
         if number == MAX_ARCHIVE_CLASSES:

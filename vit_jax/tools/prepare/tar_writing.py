@@ -24,7 +24,8 @@ from vit_jax.tools.prepare.tar_reading import TRAIN, VALIDATION, Noted, Options,
 
 VERSION = "1.0.0"
 MANIFEST = "manifest"
-DUPLICATE, SMALL_CLASS = "duplicate", "small class"
+DUPLICATE = "duplicate"
+SMALL_CLASS = "small class"
 
 _ROW_GROUP = 10_000  # of the manifest, written at once
 _FORMAT = "group_size:1,uncompressed"  # TFDS compresses, which makes images no smaller and takes four times as long
@@ -53,7 +54,8 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     Raises:
       ValueError: fewer than two classes have images.
     """
-    order, labels = order_of(scatter), [label for label, _ in scatter.state["classes"]]
+    order = order_of(scatter)
+    labels = [label for label, _ in scatter.state["classes"]]
     sizes = np.bincount(order.label[order.is_first], minlength=len(labels))
     is_kept = sizes >= max(options.min_class_images, 1)
     kept = [label for label, keep in zip(labels, is_kept.tolist(), strict=True) if keep]
@@ -78,7 +80,8 @@ def plan(scatter: Scatter, options: Options) -> _Plan:
     is_in[TRAIN][used] = True
     if options.holdout_per_class:
         held = used[first_of_class(order.label[used], counts)]
-        is_in[VALIDATION][held], is_in[TRAIN][held] = True, False
+        is_in[VALIDATION][held] = True
+        is_in[TRAIN][held] = False
     dropped = {
         str(label): int(size)
         for label, keep, size in zip(labels, is_kept, sizes, strict=True)
@@ -95,7 +98,8 @@ def write(
     Returns:
       Counts as of `tar_dataset.prepare_tars`.
     """
-    planned, num = plan(scatter, options), scatter.num_buckets
+    planned = plan(scatter, options)
+    num = scatter.num_buckets
     counts = collections.Counter(scatter.state["counts"])
     if not scatter.state["is_read"]:
         counts += _note_rest(scatter, planned)
@@ -146,7 +150,8 @@ def write(
 
 def _note_rest(scatter: Scatter, planned: _Plan) -> collections.Counter[str]:
     """List repeated names of members and classes with few images, which are known at the end."""
-    order, counts = planned.order, collections.Counter[str]()
+    order = planned.order
+    counts = collections.Counter[str]()
     for row in np.flatnonzero(~order.is_first).tolist():
         with scatter.open_bucket(int(np.searchsorted(order.bounds, row, "right")) - 1) as bucket:
             stored = scatter.read(bucket, int(order.offset[row]), int(order.size[row]))
@@ -191,7 +196,8 @@ def _write_bucket(
         for split, file in files_of.items()
     }
     serializer = ExampleSerializer(features.get_serialized_info())
-    next_index, rows = dict(starts), list[dict[str, Any]]()
+    next_index = dict(starts)
+    rows = list[dict[str, Any]]()
     with scatter.open_bucket(number) if begin < end else io.BytesIO() as bucket:
         if begin < end and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(bucket.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)  # it is read at random
@@ -233,7 +239,9 @@ def check_shard(
     folder: Path, name: str, splits: Sequence[str], features: Any, number: int, count: int
 ) -> tuple[list[str], collections.Counter[str]]:
     """Compare one shard of each split with their manifest; returns problems, and the number of records by split."""
-    problems, sizes, file = list[str](), collections.Counter[str](), manifest(folder, number, count)
+    problems = list[str]()
+    sizes = collections.Counter[str]()
+    file = manifest(folder, number, count)
     paths = {split: shard(folder, name, split, number, count) for split in splits}
     readers = {
         split: array_record_module.ArrayRecordReader(str(path)) for split, path in paths.items()

@@ -122,7 +122,8 @@ def _draw(
     values: Mapping[str, Range | tuple[str, ...]], number: int, rng: random.Random
 ) -> list[dict[str, str]]:
     """Return different settings."""
-    settings, misses = list[dict[str, str]](), 0
+    settings = list[dict[str, str]]()
+    misses = 0
     while len(settings) < number:
         drawn = {
             name: v.draw(rng) if isinstance(v, Range) else rng.choice(v)

@@ -165,10 +165,8 @@ def make_grid(
       ValueError: an option that the study does not have, a field that it sets itself, or an invalid config.
     """
     table = {**load_studies(recipe).get(study.name, {}), **chosen}
-    config, measures = (
-        (*study.config, *table.pop("config", ())),
-        tuple(table.pop("measures", study.measures)),
-    )
+    config = (*study.config, *table.pop("config", ()))
+    measures = tuple(table.pop("measures", study.measures))
     study = dataclasses.replace(study, config=config, measures=measures)
     known = {axis.option: axis for axis in study.all_axes}
     if unknown := [option for option in table if option not in known]:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apart
 _LABELS = {"images_per_second": "images per second", "largest_batch": "largest batch (images)"}
-_WIDTH, _HEIGHT = 6.4, 4.2  # inches of a panel
+_WIDTH = 6.4
+_HEIGHT = 4.2  # inches of a panel
 _SIDES = (  # of a point where a label may stand: offset in typographic points, alignment of the text
     (-5, 4, "right", "bottom"),
     (5, -4, "left", "top"),
@@ -84,8 +85,10 @@ def _draw_measure(
     axes: "Axes", study: Study, rows: Sequence[Mapping[str, Any]], measure: str
 ) -> None:
     """Draw means with bars from the lowest to the highest; at words on the x axis, series stand side by side."""
-    picture, scale = study.picture, 100 if _is_fraction(measure) else 1
-    series, words = series_of(study, rows), list(dict.fromkeys(str(row[picture.x]) for row in rows))
+    picture = study.picture
+    scale = 100 if _is_fraction(measure) else 1
+    series = series_of(study, rows)
+    words = list(dict.fromkeys(str(row[picture.x]) for row in rows))
     line = "-" if picture.is_log and not picture.has_front else "none"
     for number, (name, members) in enumerate(series.items()):
         shift = 0.15 * (number - (len(series) - 1) / 2)
@@ -96,10 +99,8 @@ def _draw_measure(
         y = [scale * row[measure] for row in members]
         low = [scale * (row[measure] - row[f"{measure}_low"]) for row in members]
         high = [scale * (row[f"{measure}_high"] - row[measure]) for row in members]
-        colour, marker = (
-            drawing.COLOURS[number % len(drawing.COLOURS)],
-            MARKERS[number % len(MARKERS)],
-        )
+        colour = drawing.COLOURS[number % len(drawing.COLOURS)]
+        marker = MARKERS[number % len(MARKERS)]
         label = drawing.short(model_label(name), 32)
         bars = (low, high) if any((*low, *high)) else None
         axes.errorbar(

@@ -76,7 +76,8 @@ class RangeTest:
     @property
     def diverged(self) -> int | None:
         """The first place at which the loss has diverged; None if it has not, as far as the window reaches."""
-        smooth_P, num_first = self.smooth_P, 2 * self.half_window
+        smooth_P = self.smooth_P
+        num_first = 2 * self.half_window
         infinite = len(smooth_P) - 1 if self.became_infinite else None
         if len(smooth_P) < num_first:
             return infinite
@@ -137,8 +138,10 @@ def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -
         )
     use_compilation_cache(config.logging.compilation_cache)
     run, source, state = _assemble(_shortened(config, high, num_steps), low, high, num_steps)
-    step, leaves = run.compile_train_step(), pytree.named_leaves(state)
-    rates, losses = list[float](), list[float]()
+    step = run.compile_train_step()
+    leaves = pytree.named_leaves(state)
+    rates = list[float]()
+    losses = list[float]()
     with open_train_batches(run, source, 0) as (batches, _):
         for batch in itertools.islice(batches, num_steps + 1):
             leaves, metrics = step(leaves, batch)
@@ -168,7 +171,8 @@ def _assemble(
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         return low * (high / low) ** (jnp.asarray(step, jnp.float32) / (num_steps - 1))
 
-    train, fitted = open_datasets(config).train, None
+    train = open_datasets(config).train
+    fitted = None
     if isinstance(config, FinetuneConfig):
         architecture, fitted, _ = adapt(config, train)
     else:

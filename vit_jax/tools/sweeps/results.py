@@ -72,7 +72,8 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
     Raises:
       ValueError: a measure is missing.
     """
-    study, folder = grid.study, folder_of(workdir, run)
+    study = grid.study
+    folder = folder_of(workdir, run)
     summary = read_summary(folder)
     if summary is None or DIVERGED in summary:
         return summary
@@ -102,7 +103,8 @@ def outcome_of(grid: Grid, run: Run, workdir: pathlib.Path) -> dict[str, Any] | 
 
 def settings_of(grid: Grid) -> dict[tuple[str, ...], list[Run]]:
     """Return the runs by the values of the shown axes: not the seed, nor axes that are searched."""
-    shown, groups = _shown(grid), dict[tuple[str, ...], list[Run]]()
+    shown = _shown(grid)
+    groups = dict[tuple[str, ...], list[Run]]()
     for run in grid.runs:
         groups.setdefault(tuple(run.point[name] for name in shown), []).append(run)
     return groups
@@ -120,7 +122,8 @@ def rows_of(
 
     `stopped` has the value, by name, of each run that is not trained to the end.
     """
-    rows, stopped = list[Row](), stopped or {}
+    rows = list[Row]()
+    stopped = stopped or {}
     for point, runs in settings_of(grid).items():
         outcomes = [(run, outcome_of(grid, run, workdir)) for run in runs]
         ended = [(run, outcome) for run, outcome in outcomes if outcome is not None]
@@ -162,7 +165,8 @@ def command_of(grid: Grid, row: Row, workdir: pathlib.Path) -> str:
     overrides = runs[0].overrides[
         : -1 if SEED.name in runs[0].point else None
     ]  # the seed comes last
-    here, place = pathlib.Path.cwd(), workdir / "best"
+    here = pathlib.Path.cwd()
+    place = workdir / "best"
     place = place.relative_to(here) if place.is_relative_to(here) else place
     return shlex.join(
         ["vit-jax", verb, f"--config={runs[0].recipe}", *overrides, f"--workdir={place}"]
@@ -173,7 +177,8 @@ def _best_of_each_seed(grid: Grid, outcomes: Sequence[tuple[Run, Row]]) -> list[
     """Return, for each seed, the run of the searched axes with the best evaluation."""
     best: dict[str | None, tuple[Run, Row]] = {}
     for run, outcome in outcomes:
-        name, seed = run.config.checkpoint.best_metric, run.point.get(SEED.name)
+        name = run.config.checkpoint.best_metric
+        seed = run.point.get(SEED.name)
         if seed not in best or rank(outcome, run, name) > rank(best[seed][1], run, name):
             best[seed] = run, outcome
     return list(best.values())
@@ -225,9 +230,11 @@ def write_results(
     stopped: Mapping[str, float] | None = None,
 ) -> str:
     """Write the results so far in each format; return the Markdown, of a sweep with the best command."""
-    study, rows = grid.study, rows_of(grid, workdir, stopped)
+    study = grid.study
+    rows = rows_of(grid, workdir, stopped)
     table = to_markdown(grid, rows, [name for row in rows for name in row["missing"]])
-    data, file = grid.runs[0].config.data, "sweep" if study.is_sweep else "study"
+    data = grid.runs[0].config.data
+    file = "sweep" if study.is_sweep else "study"
     content: dict[str, Any] = {"study": study.name, "about": study.about, "recipe": grid.recipe}
     content |= {"data": data, "measures": study.measures, "rows": rows}
     workdir.mkdir(parents=True, exist_ok=True)
@@ -250,10 +257,8 @@ def write_results(
 
 def to_markdown(grid: Grid, rows: Sequence[Row], missing: Sequence[str]) -> str:
     """Return a line for each setting, then the missing runs."""
-    study, words = (
-        grid.study,
-        [axis.name for axis in grid.axes if axis.name != SEED.name] + ["machine"],
-    )
+    study = grid.study
+    words = [axis.name for axis in grid.axes if axis.name != SEED.name] + ["machine"]
     names = [name for name in words if any(name in row for row in rows)]
     has_seeds = any(axis.name == SEED.name for axis in grid.axes)
     spread = "± deviation" if study.is_sweep else "lowest to highest"

@@ -82,7 +82,8 @@ class Halving:
     def value(self, grid: Grid, run: Run, workdir: pathlib.Path) -> float | None:
         """Return the last value of the metric up to the comparison; None before, NaN for a run that diverged."""
         (metric,), folder = grid.study.measures, folder_of(workdir, run)
-        summary, pause = read_summary(folder), read_pause(folder)
+        summary = read_summary(folder)
+        pause = read_pause(folder)
         if summary is not None and DIVERGED in summary:
             return math.nan
         if summary is None and (pause is None or pause["fraction"] < self.fraction):
@@ -164,7 +165,8 @@ def run_grid(
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """
     check(grid, halving)
-    runs, stopped = grid.runs, dict[str, float]()
+    runs = grid.runs
+    stopped = dict[str, float]()
     if halving is not None:
         for number, run in enumerate(own := grid.runs[share], 1):
             with named(run):
@@ -216,13 +218,16 @@ def plan_to_markdown(
     stopped: Mapping[str, float] = {}
     with contextlib.suppress(Unfinished):
         stopped = halving.stopped(grid, workdir) if halving else {}
-    machine, is_trained = topology or parse_topology(ANY_MACHINE), grid.study.is_trained
+    machine = topology or parse_topology(ANY_MACHINE)
+    is_trained = grid.study.is_trained
     costs = {"steps": ",.0f", "exaFLOPs": ".3g"} | (
         {"hours": ".3g", "chip-hours": ".3g"} if topology else {}
     )
     costs = costs if is_trained else {}
     known: dict[str, list[float]] = {}
-    lines, num_left, left = [], 0, dict.fromkeys(costs, 0.0)
+    lines = []
+    num_left = 0
+    left = dict.fromkeys(costs, 0.0)
     for run in grid.runs:
         state = "stopped" if run.name in stopped else state_of(folder_of(workdir, run))
         alike = to_text(dataclasses.replace(run.config, seed=0))
@@ -239,7 +244,8 @@ def plan_to_markdown(
         f", {left['exaFLOPs']:.3g} exaFLOPs" if is_trained else ""
     )
     if is_trained and topology:
-        hours, chip_hours = left["hours"], left["chip-hours"]
+        hours = left["hours"]
+        chip_hours = left["chip-hours"]
         text += f"; on {topology.name} {hours:,.3g} hours one after the other, {chip_hours:,.3g} chip-hours"
     words = ["run", "this machine", "state"]
     return aligned([*words, *costs], lines, words) + text + ".\n"

@@ -39,9 +39,11 @@ def measure(config: PretrainConfig, workdir: str, topology: Topology | None = No
     """
     architecture = architecture_of(config, NUM_CLASSES)
     if topology is None:
-        seconds_of, where = _measured(architecture), machine()
+        seconds_of = _measured(architecture)
+        where = machine()
     else:
-        seconds_of, where = _planned(architecture, topology), {"device_kind": topology.chip.name}
+        seconds_of = _planned(architecture, topology)
+        where = {"device_kind": topology.chip.name}
     with workdirs.claim(workdir, config) as claimed:
         summary = peak(seconds_of, config.global_batch) | where
         if hosts.is_first():
@@ -54,7 +56,8 @@ def peak(seconds_of: SecondsOf, most: int) -> dict[str, Any]:
     Raises:
       ValueError: not even one image fits.
     """
-    speeds, batch = dict[int, float](), 1
+    speeds = dict[int, float]()
+    batch = 1
     while batch <= most and (seconds := seconds_of(batch)) is not None:
         speeds[batch] = batch / seconds
         batch *= 2

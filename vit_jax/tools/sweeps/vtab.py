@@ -234,10 +234,8 @@ def _agreed_choice(sweep: Sweep, task: Task) -> Setting:
 
 def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:
     """Train and evaluate, unless that has been done."""
-    config, folder = (
-        config_of_run(sweep.config, task, part, setting),
-        folder_of_run(sweep.folder, task, part, setting),
-    )
+    config = config_of_run(sweep.config, task, part, setting)
+    folder = folder_of_run(sweep.folder, task, part, setting)
     name = {"trials": "trial", "final": "final run"}[part]
     run_once(config, folder, tune, f"\n{task.name}, {name}: {setting}", is_trial=part == "trials")
 
@@ -245,7 +243,8 @@ def _run(sweep: Sweep, task: Task, part: Part, setting: Setting) -> None:
 def _require_same_weights(sweep: Sweep) -> None:
     """Record the weights when the sweep begins; require the same when it resumes."""
     weights = initial_weights(sweep.config)
-    file, digest = sweep.folder / WEIGHTS_FILE, parameters_sha256(weights.parameters)
+    file = sweep.folder / WEIGHTS_FILE
+    digest = parameters_sha256(weights.parameters)
     if hosts.is_first():
         sweep.folder.mkdir(parents=True, exist_ok=True)
         if not file.exists():

@@ -30,7 +30,8 @@ def results_of(sweep: Sweep) -> list[Row]:
     rows = []
     for task, (setting, outcome) in sweep.finals().items():
         if (accuracy := outcome.accuracy) is not None:
-            trial, num_images = sweep.outcome(task, "trials", setting), outcome.num_images
+            trial = sweep.outcome(task, "trials", setting)
+            num_images = outcome.num_images
             row = {"task": task.name, "group": task.group, "test_accuracy": accuracy}
             row |= {
                 "interval": wilson(accuracy * num_images, num_images),
@@ -96,11 +97,9 @@ def to_markdown(sweep: Sweep, rows: Sequence[Row]) -> str:
 
 def trials_to_markdown(sweep: Sweep) -> str:
     """Return a table of the mean validation accuracy of each setting over the tasks."""
-    lines, chosen, trials = (
-        [],
-        sweep.chosen(sweep.tasks[0]),
-        [sweep.trials(task) for task in sweep.tasks],
-    )
+    lines = []
+    chosen = sweep.chosen(sweep.tasks[0])
+    trials = [sweep.trials(task) for task in sweep.tasks]
     for setting in sweep.tried:
         accuracies = [outcomes[setting].rank[0] for outcomes in trials if setting in outcomes]
         mark = " (chosen)" if setting == chosen else ""
@@ -113,9 +112,11 @@ def trials_to_markdown(sweep: Sweep) -> str:
 
 def plan_to_markdown(sweep: Sweep) -> str:
     """Return a table of finished and missing runs of a sweep by task, and those left for this machine."""
-    lines, steps_left = [], 0
+    lines = []
+    steps_left = 0
     for task, chosen in sweep.choices().items():
-        trials, own = sweep.trials(task), task in sweep.own
+        trials = sweep.trials(task)
+        own = task in sweep.own
         is_done = chosen is not None and sweep.outcome(task, "final", chosen) is not None
         longest = max(setting.num_steps for setting in sweep.settings)
         final = 0 if is_done else chosen.num_steps if chosen else longest
@@ -133,7 +134,8 @@ def plan_to_markdown(sweep: Sweep) -> str:
                 "done" if is_done else "to do",
             ]
         )
-    batch, (height, width) = sweep.config.global_batch, sweep.config.input.image_size
+    batch = sweep.config.global_batch
+    (height, width) = sweep.config.input.image_size
     return aligned(
         ["task", "group", "data", "this machine", "trials done", "final run"], lines, _WORDS
     ) + (

@@ -76,7 +76,8 @@ class Interruption:
             raise Interrupted("stopped while evaluating; the same command resumes the run")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        is_second, self._requested = self._requested, True
+        is_second = self._requested
+        self._requested = True
         if number == signal.SIGINT and (is_second or self._num_questions == 0):
             raise KeyboardInterrupt
         if self._num_questions == 0:  # one process; with several the service has the signal

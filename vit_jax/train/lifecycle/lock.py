@@ -65,8 +65,12 @@ class WorkdirLock:
         renewal_seconds: float = RENEWAL_SECONDS,
         expiry_seconds: float = EXPIRY_SECONDS,
     ):
-        self.folder, self._path, self._enabled, self._say = folder, folder / FILE, enabled, say
-        self._renewal_seconds, self._expiry_seconds = renewal_seconds, expiry_seconds
+        self.folder = folder
+        self._path = folder / FILE
+        self._enabled = enabled
+        self._say = say
+        self._renewal_seconds = renewal_seconds
+        self._expiry_seconds = expiry_seconds
         self._owner = {
             "token": uuid.uuid4().hex,
             **_this_process(),

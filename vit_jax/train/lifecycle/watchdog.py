@@ -32,9 +32,12 @@ class Watchdog:
         hang_seconds: float | None,
         process: hosts.Peers | None = None,
     ):
-        self._folder, self._start_step, self._hang_seconds = folder, start_step, hang_seconds
+        self._folder = folder
+        self._start_step = start_step
+        self._hang_seconds = hang_seconds
         self._process = process or hosts.this_process()
-        self._num_steps, self._slowest_seconds = 0, 0.0
+        self._num_steps = 0
+        self._slowest_seconds = 0.0
         self._last = time.monotonic()
         self._warned_of: tuple[tuple[int, ...], int] | None = None
 
@@ -56,7 +59,8 @@ class Watchdog:
         now = time.monotonic()
         if self._num_steps:  # the first sets up connections, and says little of the others
             self._slowest_seconds = max(self._slowest_seconds, now - self._last)
-        self._num_steps, self._last = self._num_steps + 1, now
+        self._num_steps = self._num_steps + 1
+        self._last = now
         self._process.step_done(step)
 
     @contextlib.contextmanager

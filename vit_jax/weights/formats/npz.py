@@ -23,7 +23,9 @@ from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredA
 # zipfile has no public name for the record that ends an archive, which is needed before it reads the directory: checked
 # with Python 3.11 to 3.14. Places in its list: size of the directory, size of the comment, position.
 PRIVATE = "_EndRecData"
-_DIRECTORY_SIZE, _COMMENT_SIZE, _POSITION = 5, 7, 9
+_DIRECTORY_SIZE = 5
+_COMMENT_SIZE = 7
+_POSITION = 9
 
 _RATIOS = {
     zipfile.ZIP_STORED: 1,
@@ -34,9 +36,12 @@ MAX_DIRECTORY_BYTES = (
     256 * stored.MAX_ARRAYS
 )  # zipfile reads it as a whole, 30,000 entries a second
 _SUFFIX = ".npy"
-_DESCRIPTOR, _MAX_DESCRIPTOR_BYTES = 0x8, 24
-_LOCAL_HEADER_BYTES, _END_BYTES = 30, 22
-_UNIX, _PERMISSIONS = 3, 0o600 << 16  # the same on every system
+_DESCRIPTOR = 0x8
+_MAX_DESCRIPTOR_BYTES = 24
+_LOCAL_HEADER_BYTES = 30
+_END_BYTES = 22
+_UNIX = 3
+_PERMISSIONS = 0o600 << 16  # the same on every system
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -96,12 +101,14 @@ def write_npz(
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot write it.
     """
     with naming(str(path)):
-        comment, ordered = metadata_texts.to_comment(metadata or {}), stored.to_stored(arrays)
+        comment = metadata_texts.to_comment(metadata or {})
+        ordered = stored.to_stored(arrays)
     with open_atomically(path) as file, zipfile.ZipFile(file, "w") as archive:
         archive.comment = comment
         for name, array in ordered.items():
             member = zipfile.ZipInfo(f"{name}{_SUFFIX}")  # dated 1980: equal input, equal bytes
-            member.create_system, member.external_attr = _UNIX, _PERMISSIONS
+            member.create_system = _UNIX
+            member.external_attr = _PERMISSIONS
             plain = array.view("V2") if array.dtype == BFLOAT16 else array
             with archive.open(member, "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, plain, version=(1, 0), allow_pickle=False)
@@ -112,7 +119,8 @@ def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
     members = sorted(archive.infolist(), key=lambda member: member.header_offset)
     if len({member.filename for member in members}) < len(members):
         raise ValueError(f"a member is in it twice. {DAMAGED}")
-    end, slack = 0, 0
+    end = 0
+    slack = 0
     for member, start in [*((m, m.header_offset) for m in members), (None, archive.start_dir)]:
         with naming(f"member {shown(member.orig_filename)}" if member else "its directory"):
             if not 0 <= start - end <= slack:

@@ -29,7 +29,9 @@ from vit_jax.weights.formats.stored import (
 )
 
 _LENGTH = struct.Struct("<Q")  # of the header, which follows
-_METADATA, _OURS, _DIGESTS = "__metadata__", "vit_jax", "vit_jax_sha256"
+_METADATA = "__metadata__"
+_OURS = "vit_jax"
+_DIGESTS = "vit_jax_sha256"
 # Other libraries look for the framework whose layout the arrays have; transformers once read no other than this.
 _FORMAT = {"format": "pt"}
 _KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
@@ -87,7 +89,8 @@ def write_safetensors(
             raise ValueError(
                 f"{_METADATA!r} cannot be the name of an array: it holds the metadata."
             )
-        texts, ordered = dict(_FORMAT), stored.to_stored(arrays)
+        texts = dict(_FORMAT)
+        ordered = stored.to_stored(arrays)
         if metadata:
             texts[_OURS] = metadata_texts.encode(metadata)
             digests = {name: _digest(array) for name, array in ordered.items()}

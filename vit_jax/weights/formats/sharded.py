@@ -20,7 +20,8 @@ from vit_jax.weights.formats.stored import ArrayFile, StoredArray, naming, shown
 SUFFIX = ".index.json"
 WEIGHTS = "model.safetensors"
 MAX_SHARDS = 500  # all are open at once
-_MOST_LISTED, _MOST_CHARACTERS = 5, 160
+_MOST_LISTED = 5
+_MOST_CHARACTERS = 160
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
 Opener = Callable[[pathlib.Path, contextlib.ExitStack], ArrayFile]
 

@@ -119,7 +119,8 @@ def refuse_unwritable(name: str, a: Architecture) -> None:
 
     Every format has room for a table of positions, so their form is no reason.
     """
-    reasons, lacking = [], a.modern_options
+    reasons = []
+    lacking = a.modern_options
     if name == "timm":
         lacking = timm_model(a).lacking(a)
     elif name == "huggingface" and a.family == "vit":

@@ -181,7 +181,8 @@ def family_of(shapes: Mapping[str, Shape] | Iterable[str]) -> str | None:
     """Return the family whose names, with its first prefix, a file has."""
     names = set(shapes)
     for family, table in FAMILIES.items():
-        prefix, norm = table.prefixes[0], table.layers[".attention_norm"]
+        prefix = table.prefixes[0]
+        norm = table.layers[".attention_norm"]
         if {f"{prefix}{table.patches}.weight", f"{prefix}{table.block}0{norm}.weight"} <= names:
             return family
     return None

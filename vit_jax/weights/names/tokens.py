@@ -27,13 +27,17 @@ KERNELS, BIASES = (
     tuple(f"head/{name}/{leaf}" for name in ("linear", "distillation"))
     for leaf in ("kernel", "bias")
 )
-DISTILLED_NOTE = "The heads of the class and the distillation token are one head on both tokens, with the mean of their logits."
+DISTILLED_NOTE = (
+    "The heads of the class and the distillation token are one head on both tokens, "
+    "with the mean of their logits."
+)
 
 
 def split_shapes(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the parameters of our network, taken apart, as a file of a distilled one has them."""
     (_, _, width), (_, classes) = shapes[TOKENS[0]], shapes[KERNELS[0]]
-    token, kernel = (1, 1, width), (width, classes)
+    token = (1, 1, width)
+    kernel = (width, classes)
     shapes_of = {TOKENS: token, KERNELS: kernel, BIASES: (classes,)}
     return {**shapes, **{name: shape for names, shape in shapes_of.items() for name in names}}
 
