@@ -60,10 +60,10 @@ def describe_fields(node: ast.ClassDef) -> dict[str, str]:
     texts = {}
     for statement, below in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign):
-            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            texts[ast.unparse(statement.target)] = _in_one_line(
-                below.value.value if is_text else ""
-            )  # type: ignore[union-attr]
+            text = ""
+            if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                text = str(below.value.value)
+            texts[ast.unparse(statement.target)] = _in_one_line(text)
     return texts
 
 

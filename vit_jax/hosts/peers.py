@@ -92,7 +92,7 @@ class Peers:
         self._host = socket.gethostname()
         self._beat = 0
         self._progress = 0
-        self._step = None  # type: tuple[int, int, int | None]
+        self._step: int | None = None
         self._idle_since: float | None = None
         self._num_runs = 0
         self._failure: Failure | None = None
