@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from tests.data.test_images import UNREADABLE
 
+from tests.data.decoding.test_images import UNREADABLE
 from tests.evals.samples import NAMES, logits_of, sample_pixels, sample_weights, softmax, write_pngs
 from tests.rejections import rejects
 from vit_jax.api import from_weights

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
-from tests.data.test_images import encode
 
+from tests.data.decoding.test_images import encode
 from vit_jax.data.decoding import tiff
 from vit_jax.data.decoding.depth import depth_of_file
 from vit_jax.data.decoding.headers import stated_pixels

@@ -9,8 +9,8 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.test_orientation import UPRIGHT
 
+from tests.data.decoding.test_orientation import UPRIGHT
 from tests.data.deep_files import packed, png, pnm, tiff
 from vit_jax.api.model import Images
 from vit_jax.data.crops import Box

@@ -171,14 +171,14 @@ def test_a_file_that_is_cut_off_is_named_when_it_is_opened(train_file, make_conf
         train_file.unlink()
     else:
         train_file.write_bytes(train_file.read_bytes()[:length])
-    config = make_config(data_dir=str(train_file.parents[3]))
+    config = make_config(data_dir=str(train_file.parents[2]))
     with rejects(train_file.name, "missing, cut off or damaged"):
         open_source("digits", "train", config, 0)
     assert len(open_source("digits", "test", config, 0)) == 360
 
 
 def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
-    config = make_config(data_dir=str(train_file.parents[3]))
+    config = make_config(data_dir=str(train_file.parents[2]))
     before = open_source("digits", "train", config, 0).labels
     content = bytearray(train_file.read_bytes())
     content[70_000] ^= 16

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from jax import export
 from jax.tree_util import Partial
-from tests.data.test_images import areas, bilinear, resized
 
+from tests.data.decoding.test_images import areas, bilinear, resized
 from tests.evals.samples import (
     CROPPED,
     DIRECT,

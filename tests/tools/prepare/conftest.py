@@ -1,0 +1,3 @@
+"""Fixtures of the data that are prepared."""
+
+from tests.data.conftest import make_folder as make_folder
