@@ -49,7 +49,8 @@ def figure_of(*words):
 
 def test_nothing_of_the_working_directory_is_read(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True")  # runs LaTeX
-    code = "from vit_jax.tools.figures import drawing; drawing.require_drawing(); import matplotlib, os; print(os.getcwd())\n"
+    code = "from vit_jax.tools.figures import drawing; drawing.require_drawing(); "
+    code += "import matplotlib, os; print(os.getcwd())\n"
     code += "print(matplotlib.rcParams['text.usetex'])"
     found = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True

@@ -12,6 +12,7 @@ from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax.data import workers
 from vit_jax.data.decoding import images, jpeg
+from vit_jax.data.kinds.folder import describe_copy
 from vit_jax.data.kinds.image_files import image_files
 from vit_jax.data.sources import open_source
 from vit_jax.tools.prepare import prepared
@@ -64,11 +65,8 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
             >= layout.width
             > (layout.interval - 1) * layout.unit[1]
         )
-    assert (
-        prepared.preparation(f"folder:{copy}")
-        == ", prepared with short side 60 and JPEG quality 95"
-    )
-    assert prepared.preparation(f"folder:{folder}") == prepared.preparation("digits") == ""
+    assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
+    assert describe_copy(f"folder:{folder}") == prepared.preparation("digits") == ""
 
 
 def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
@@ -176,7 +174,7 @@ def test_an_output_that_cannot_be_written(folder, tmp_path):
 def test_a_damaged_description(folder, text):
     (folder / prepared.DESCRIPTION).write_text(text)
     with rejects(str(folder / prepared.DESCRIPTION), "short_side.*quality|not JSON"):
-        prepared.preparation(f"folder:{folder}")
+        describe_copy(f"folder:{folder}")
 
 
 def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypatch):
@@ -210,10 +208,7 @@ def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(
     prepared.prepare_folder(folder, copy, short_side=60)
     (copy / "prepared.json").write_text('{"short_side": 60, "quality": 90}')
     assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
-    assert (
-        prepared.preparation(f"folder:{copy}")
-        == ", prepared with short side 60 and JPEG quality 90"
-    )
+    assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 90"
     assert prepared.prepare_folder(folder, copy, short_side=60) == {
         "reduced": 0,
         "copied": 0,
@@ -244,7 +239,7 @@ def test_rejections(folder, tmp_path):
 def test_a_description_of_another_structure_is_named(folder, content):
     (folder / prepared.DESCRIPTION).write_text(content)
     with rejects(prepared.DESCRIPTION, ""):
-        prepared.preparation(f"folder:{folder}")
+        describe_copy(f"folder:{folder}")
 
 
 def test_files_that_a_killed_process_left_are_removed_from_the_finished_copy(folder, tmp_path):
