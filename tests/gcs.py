@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
-from vit_jax.storage import buckets
+from vit_jax.storage import buckets, gcs_client
 
 BUCKET = "bucket"
+_MOST_PORTS = 5
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
@@ -34,9 +35,9 @@ class Proxy(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port):
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.port = port
+        self.port = 0  # of the server
         self.requests = []
         self._faults = []
         self._lock = threading.Lock()
@@ -129,28 +130,17 @@ def _program():
 @contextlib.contextmanager
 def cloud_storage():
     """Run a server with an empty bucket, which this process and those that it starts use; yield the proxy."""
-    program = _program()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with Proxy(port) as proxy, pytest.MonkeyPatch.context() as patch:
-        words = [
-            "-scheme=http",
-            "-backend=memory",
-            "-host=127.0.0.1",
-            f"-port={port}",
-            f"-external-url={proxy.url}",
-        ]
-        server = subprocess.Popen([program, *words, "-log-level=error"], stderr=subprocess.DEVNULL)
+    with Proxy() as proxy, pytest.MonkeyPatch.context() as patch:
+        server = _start_server(proxy)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         try:
-            _wait_for(port, server)
             patch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
             patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
             _forget_clients()
-            buckets._client().create_bucket(BUCKET)
+            gcs_client.get_client().create_bucket(BUCKET)
             yield proxy
         finally:
-            buckets._client().close()
+            gcs_client.get_client().close()
             proxy.shutdown()
             server.kill()
             server.wait()
@@ -164,17 +154,43 @@ def upload(folder, address):
             (buckets.BucketPath(address) / path.relative_to(folder)).write_bytes(path.read_bytes())
 
 
-def _wait_for(port, server):
-    while server.poll() is None:
-        with (
-            contextlib.suppress(ConnectionRefusedError),
-            socket.create_connection(("127.0.0.1", port)),
-        ):
-            return
-        time.sleep(0.01)
-    raise RuntimeError("fake-gcs-server has ended")
+def _start_server(proxy):
+    """Start a server behind the proxy; return its process once it answers.
+
+    A port that was free may belong to another program a moment later: then the server ends, and another port is tried.
+    """
+    program = _program()
+    for _ in range(_MOST_PORTS):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            proxy.port = free.getsockname()[1]
+        words = [
+            "-scheme=http",
+            "-backend=memory",
+            "-host=127.0.0.1",
+            f"-port={proxy.port}",
+            f"-external-url={proxy.url}",
+            "-log-level=error",
+        ]
+        server = subprocess.Popen([program, *words], stderr=subprocess.DEVNULL)
+        while server.poll() is None:
+            if _lists_buckets(proxy.port) and server.poll() is None:
+                return server
+            time.sleep(0.01)
+    raise RuntimeError(f"fake-gcs-server has ended {_MOST_PORTS} times")
+
+
+def _lists_buckets(port):
+    """Return whether the program at a port answers as Cloud Storage does."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/storage/v1/b?project=test")
+        return b"storage#buckets" in connection.getresponse().read()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _forget_clients():
-    for cached in (buckets._set_up, buckets._client):
+    for cached in (gcs_client.set_up_libraries, gcs_client.get_client):
         cached.cache_clear()

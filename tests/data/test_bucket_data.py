@@ -10,7 +10,7 @@ from tests import gcs
 from tests.data.packed_files import image, samples, write_parquet, write_shard
 from vit_jax.data.kinds import shard_index
 from vit_jax.data.sources import located, open_source
-from vit_jax.storage import buckets, files
+from vit_jax.storage import files, gcs_client
 
 TWENTY = [number % 2 for number in range(20)]
 ROOT = f"gs://{gcs.BUCKET}"
@@ -124,9 +124,9 @@ def test_a_bucket_that_does_not_answer_ends_the_run_and_counts_for_no_damaged_im
     local, make_config, cloud, monkeypatch
 ):
     source = open_source(f"folder:{ROOT}/data/folder", "train", make_config(), 0)
-    monkeypatch.setattr(buckets, "RETRY_SECONDS", 1e-6)  # below any pause, which is random
+    monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1e-6)  # below any pause, which is random
     cloud.inject("GET ", 503)
-    with pytest.raises(buckets.NoAnswer):
+    with pytest.raises(gcs_client.NoAnswer):
         source[0]
 
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from tests import gcs
-from vit_jax.storage import buckets, files
+from vit_jax.storage import buckets, files, gcs_client
 from vit_jax.storage.buckets import BucketPath
 
 ROOT = f"gs://{gcs.BUCKET}"
@@ -23,8 +23,8 @@ def fast(monkeypatch):
     """Time limits of a second, and pauses of hundredths."""
     retry = pytest.importorskip("google.cloud.storage.retry")
     monkeypatch.setattr(retry, "DEFAULT_RETRY", retry.DEFAULT_RETRY.with_delay(0.01, 0.05))
-    monkeypatch.setattr(buckets, "TIMEOUT_SECONDS", (1.0, 0.5))
-    monkeypatch.setattr(buckets, "RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(gcs_client, "TIMEOUT_SECONDS", (1.0, 0.5))
+    monkeypatch.setattr(gcs_client, "RETRY_SECONDS", 1.0)
 
 
 def test_a_path_is_pathlibs_with_the_scheme_kept():
@@ -173,7 +173,7 @@ def test_addresses_that_are_none(address, rule):
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch):
-    buckets._set_up.cache_clear()
+    gcs_client.set_up_libraries.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
     with pytest.raises(
         ValueError, match=r"gs://b/x: gs:// needs gcsfs.*pip install .*\[gcs\].*gcsfuse"
@@ -217,30 +217,30 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
 def test_requests_share_the_time_of_silence(monkeypatch):
     exceptions = pytest.importorskip("google.api_core.exceptions")
     now = [1000.0]
-    silence = buckets._Silence(lambda: now[0])
-    monkeypatch.setattr(buckets, "_silence", silence)
-    assert silence.remaining_seconds() == buckets.RETRY_SECONDS
+    silence = gcs_client._Silence(lambda: now[0])
+    monkeypatch.setattr(gcs_client, "_silence", silence)
+    assert silence.remaining_seconds() == gcs_client.RETRY_SECONDS
     silence.begin()
     now[0] += 50
     silence.begin()  # a further failure: the silence is that of before
-    assert silence.remaining_seconds() == buckets.RETRY_SECONDS - 50
+    assert silence.remaining_seconds() == gcs_client.RETRY_SECONDS - 50
     now[0] += 500
-    assert silence.remaining_seconds() == buckets.LATER_RETRY_SECONDS
-    assert max(buckets._options()["timeout"]) == buckets.LATER_RETRY_SECONDS
+    assert silence.remaining_seconds() == gcs_client.LATER_RETRY_SECONDS
+    assert max(gcs_client.request_options()["timeout"]) == gcs_client.LATER_RETRY_SECONDS
 
     path = BucketPath(f"{ROOT}/x")
-    with pytest.raises(buckets.NoAnswer), buckets._system_errors(path):
+    with pytest.raises(gcs_client.NoAnswer), gcs_client.as_system_errors(path):
         raise exceptions.RetryError("timeout", cause=exceptions.ServiceUnavailable("gone"))
-    assert silence.remaining_seconds() == buckets.LATER_RETRY_SECONDS
-    with pytest.raises(FileNotFoundError), buckets._system_errors(path):
+    assert silence.remaining_seconds() == gcs_client.LATER_RETRY_SECONDS
+    with pytest.raises(FileNotFoundError), gcs_client.as_system_errors(path):
         raise exceptions.NotFound("answered")
-    assert silence.remaining_seconds() == buckets.RETRY_SECONDS
+    assert silence.remaining_seconds() == gcs_client.RETRY_SECONDS
 
 
 def test_a_failure_that_is_repeated_begins_the_silence(monkeypatch):
     exceptions = pytest.importorskip("google.api_core.exceptions")
-    silence = buckets._Silence(lambda: 1000.0)
-    monkeypatch.setattr(buckets, "_silence", silence)
+    silence = gcs_client._Silence(lambda: 1000.0)
+    monkeypatch.setattr(gcs_client, "_silence", silence)
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     failures = [exceptions.ServiceUnavailable("once")]
 
@@ -249,4 +249,4 @@ def test_a_failure_that_is_repeated_begins_the_silence(monkeypatch):
             raise failures.pop()
         return silence._began
 
-    assert buckets._options()["retry"](request)() == 1000.0
+    assert gcs_client.request_options()["retry"](request)() == 1000.0

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, AnyStr, BinaryIO, cast
 
 from vit_jax.imports.extras import install_command
-from vit_jax.storage import buckets
+from vit_jax.storage import buckets, mirrors
 
 JsonObject = dict[str, Any]
 """Values of JSON by name."""
@@ -103,13 +103,13 @@ def mirror(address: str, *whole: str) -> pathlib.Path:
       ValueError: the address cannot be listed.
     """
     with _readable(address):
-        return buckets.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
+        return mirrors.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
 
 
 def fetch(path: pathlib.Path) -> pathlib.Path:
     """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
     with _readable(str(path)):
-        return buckets.fetch(cast(buckets.BucketPath, path), _mirrors())
+        return mirrors.fetch(cast(buckets.BucketPath, path), _mirrors())
 
 
 @contextlib.contextmanager
@@ -150,7 +150,7 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
       ValueError: it is another kind of file.
       OSError: the system refuses.
     """
-    if (remote := buckets.open_remote(path, _mirrors())) is not None:
+    if (remote := mirrors.open_remote(path, _mirrors())) is not None:
         return remote
     if stat.S_ISREG(
         os.stat(path).st_mode

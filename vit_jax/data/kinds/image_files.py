@@ -17,8 +17,8 @@ from vit_jax.data.decoding import tiff
 from vit_jax.data.decoding.headers import MAX_JPEG_SCANS
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import few
-from vit_jax.storage.buckets import NoAnswer
 from vit_jax.storage.files import read_bounded, read_lines
+from vit_jax.storage.gcs_client import NoAnswer
 from vit_jax.text.nearest import closest
 
 EXTENSIONS = (

@@ -28,8 +28,8 @@ from vit_jax.data.kinds.listing import warn_once
 from vit_jax.data.kinds.packed import Packed, PackedSource, require_distinct_names
 from vit_jax.data.kinds.parquet_layout import Chunk, Layout, measure_pages, read_layout
 from vit_jax.data.records import MAX_CLASSES, few
-from vit_jax.storage.buckets import NoAnswer
 from vit_jax.storage.files import is_mirrored, open_regular, parse_json
+from vit_jax.storage.gcs_client import NoAnswer
 from vit_jax.text.printable import first_line, printable
 
 CACHE_BYTES = 2**28

@@ -15,8 +15,8 @@ from vit_jax.data.kinds.packed import Packed, PackedSource, read_class_names
 from vit_jax.data.kinds.shard_index import Index, describe_notes, find_index, parse_selection
 from vit_jax.data.records import few
 from vit_jax.data.workers import in_threads
-from vit_jax.storage.buckets import NoAnswer
 from vit_jax.storage.files import read_range
+from vit_jax.storage.gcs_client import NoAnswer
 
 CLASS_NAMES = ("classes.txt", "classnames.txt")  # the second is of OpenCLIP's datasets
 _NUMBER = re.compile(rb"-?[0-9]{1,18}")
