@@ -6,7 +6,8 @@ import pytest
 
 from vit_jax.arrays import Batch
 from vit_jax.evals import MultilabelEvaluator, Split
-from vit_jax.evals.multilabel import MultilabelMetrics, average_precisions, score
+from vit_jax.evals.multilabel import MultilabelMetrics, average_precisions
+from vit_jax.objectives.sums import score_classes
 
 NAN = float("nan")
 
@@ -102,7 +103,7 @@ def test_an_evaluator_counts_every_example_once(scores):
 
     def step(_, batch):
         logits, labelled = batch
-        return score(logits, labelled) | {
+        return score_classes(logits, labelled) | {
             "loss": labelled.mask_B.sum() * 2.5,
             "weight": labelled.mask_B.sum(),
         }
@@ -114,7 +115,7 @@ def test_an_evaluator_counts_every_example_once(scores):
     cross_entropy = -(LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)).sum(
         axis=1
     )
-    np.testing.assert_allclose(score(logits, batch)["loss_B"], cross_entropy[:3], rtol=1e-5)
+    np.testing.assert_allclose(score_classes(logits, batch)["loss_B"], cross_entropy[:3], rtol=1e-5)
 
 
 def test_a_split_without_any_label_is_an_error():

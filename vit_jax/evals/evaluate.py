@@ -16,10 +16,11 @@ from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.multilabel import MultilabelMetrics, score
+from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.evals.runner import Module, Results, Runner, counted, require_finite, require_images
 from vit_jax.evals.single_label import ClassMetrics, predict
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
+from vit_jax.objectives.sums import score_classes
 from vit_jax.sharding import batch_sharding, replicated
 from vit_jax.text.tables import columns
 
@@ -93,7 +94,7 @@ def make_evaluate(
     def run(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
         logits_BK = module(normalise(batch.image_BHWC, architecture.compute_dtype)).logits_BK
         return (
-            score(logits_BK, batch)
+            score_classes(logits_BK, batch)
             if is_multilabel
             else predict(logits_BK, batch, is_allowed_K, output_K)
         )

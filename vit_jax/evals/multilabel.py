@@ -7,9 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-import optax
 
 from vit_jax.arrays import Batch
 from vit_jax.config.evaluators import metric_text
@@ -18,18 +16,6 @@ from vit_jax.evals.runner import Results, Rows, Split, counted, require_images, 
 from vit_jax.evals.single_label import CONFUSED_SHOWN
 
 THRESHOLD = 0.5  # least probability of a predicted class
-
-
-def score(logits_BK: jax.Array, batch: Batch) -> Results:
-    """Return probabilities of the classes, and losses of the examples: sigmoid cross-entropy, summed over classes."""
-    return {
-        "probability_BK": jax.nn.sigmoid(logits_BK),
-        "label_BK": batch.label_B,
-        "loss_B": optax.sigmoid_binary_cross_entropy(
-            logits_BK, batch.label_BK(logits_BK.shape[1])
-        ).sum(axis=-1),
-        "mask_B": batch.mask_B,
-    }
 
 
 class PerClass(NamedTuple):
@@ -50,7 +36,7 @@ class MultilabelMetrics:
       loss: sum over them.
     """
 
-    probabilities = "probability_BK"  # in the rows of `score`
+    probabilities = "probability_BK"  # in the rows of `score_classes`
 
     def __init__(self, class_names: Sequence[str]) -> None:
         self.images = 0
@@ -63,7 +49,7 @@ class MultilabelMetrics:
         self._labels = [np.zeros(shape, bool)]
 
     def add(self, rows: Rows) -> None:
-        """Add the rows of `score` for images that count."""
+        """Add the rows of `score_classes` for images that count."""
         self._probabilities.append(rows["probability_BK"])
         self._labels.append(rows["label_BK"] > 0)
         self.images = self.images + len(rows["loss_B"])
@@ -177,7 +163,7 @@ class MultilabelEvaluator:
 
     Attributes:
       split: the examples.
-      step: (state, batch) -> the objective's sums "loss" and "weight", and the results of `score`.
+      step: (state, batch) -> the objective's sums "loss" and "weight", and the results of `score_classes`.
     """
 
     split: Split

@@ -212,16 +212,3 @@ def sum_over(
                 value, np.float64
             )
     return totals
-
-
-def means_of(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics from sums over examples or patches: each divided by "weight", their number.
-
-    "images" is the number of images where the weight is not.
-    """
-    reported = {"correct": "accuracy", "majority": "majority_accuracy"}
-    return {
-        reported.get(name, name): sums[name] / sums["weight"]
-        for name in sums
-        if name not in ("weight", "images")
-    }

@@ -19,7 +19,8 @@ import numpy as np
 from vit_jax.arrays import Batch
 from vit_jax.config.evaluators import metric_text
 from vit_jax.evals.label_map import Labelled
-from vit_jax.evals.runner import Results, Rows, Split, means_of, require_images, sum_over
+from vit_jax.evals.runner import Results, Rows, Split, require_images, sum_over
+from vit_jax.objectives.sums import compute_means
 
 NORMAL_QUANTILE = 1.959963984540054  # two-sided 95 %
 BINS = 15
@@ -348,5 +349,5 @@ class ClassificationEvaluator:
         """
         totals = sum_over(self.split.open_batches, self.step, state)
         require_images(float(totals.get("weight", 0)), self.split.name)
-        yield from means_of(totals).items()
+        yield from compute_means(totals).items()
         yield "images", float(totals.get("images", totals["weight"]))

@@ -6,8 +6,9 @@ import jax
 
 from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import Architecture, ObjectiveConfig
-from vit_jax.objectives.classification import Classification, Sums, build_classification
+from vit_jax.objectives.classification import Classification, build_classification
 from vit_jax.objectives.masked_patch import build_masked_patch, patch_outputs
+from vit_jax.objectives.sums import Sums
 
 __all__ = ["Classification", "Objective", "build_objective", "patch_outputs"]
 

@@ -13,12 +13,7 @@ import optax
 from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
 from vit_jax.imports.references import is_reference, resolve
-
-Sums = dict[str, jax.Array]
-"""Totals over a batch: "loss" and "correct" to be divided by "weight", the number of examples that count.
-
-Where an image may have several labels there is no "correct": no answer is the one right one.
-"""
+from vit_jax.objectives.sums import Sums
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ import optax
 
 from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import Architecture, ObjectiveConfig
-from vit_jax.objectives.classification import Sums
+from vit_jax.objectives.sums import Sums
 
 LEVELS = 8  # of each colour: 3 bits
 CLASSES = LEVELS**3

@@ -16,10 +16,9 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
-from vit_jax.evals.multilabel import score
-from vit_jax.evals.runner import means_of
 from vit_jax.models.activations import platform
 from vit_jax.objectives import Objective
+from vit_jax.objectives.sums import compute_means, score_classes
 from vit_jax.optim import ema
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.train.metrics import READABLE_IMAGES
@@ -66,7 +65,7 @@ def make_train_step(
         step = state.step + 1
         with jax.named_scope("metrics"):
             metrics = {
-                **{f"train_{name}": value for name, value in means_of(sums).items()},
+                **{f"train_{name}": value for name, value in compute_means(sums).items()},
                 "learning_rate": schedule(state.step),
                 "gradient_norm": optax.tree.norm(gradients),
                 "update_norm": _update_norm(updates, step),
@@ -224,7 +223,7 @@ def make_evaluation_step(
         targets = dataclasses.replace(targets, label_BK=label_BK)  # not smoothed
         output = state.evaluated_model()(image, **_corruption(targets))
         sums = objective.sums(output, targets)
-        return sums | score(output.logits_BK, batch) if targets.is_multilabel else sums
+        return sums | score_classes(output.logits_BK, batch) if targets.is_multilabel else sums
 
     return evaluation_step
 
