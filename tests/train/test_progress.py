@@ -13,7 +13,7 @@ import pytest
 from tests.integration import commands
 from tests.train import small_runs as runs
 from vit_jax.train import progress
-from vit_jax.train.evaluations import Cadence
+from vit_jax.train.cadence import Cadence
 from vit_jax.train.metrics import LateMetrics, require_finite
 from vit_jax.train.progress import Display, TrainingClock, duration_text, estimate_text
 from vit_jax.train.writers import JsonLines, Writers

@@ -19,15 +19,9 @@ from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import overview
 from vit_jax.train.assemble import Assembly, Datasets, open_train_batches
+from vit_jax.train.cadence import Cadence, ScheduledEvaluator, run_all
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.evaluations import (
-    Cadence,
-    ScheduledEvaluator,
-    build_evaluations,
-    run_all,
-    with_best_metric,
-    with_stated_mode,
-)
+from vit_jax.train.evaluations import build_evaluations, with_best_metric, with_stated_mode
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption, Paused
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
