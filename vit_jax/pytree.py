@@ -21,13 +21,13 @@ _NUMBER = re.compile(r"\d+")
 
 
 def path_name(path: Sequence[object]) -> str:
-    """The name of a path as jax gives it."""
+    """Return the name of a path as jax gives it."""
     name = jax.tree_util.keystr(tuple(path), simple=True, separator="/")
     return name.removesuffix("/value")
 
 
 def named_leaves(tree: object) -> dict[str, Any]:
-    """Leaves by name, in the order of the tree.
+    """Return the leaves by name, in the order of the tree.
 
     Raises:
       ValueError: two leaves have the same name.
@@ -40,24 +40,27 @@ def named_leaves(tree: object) -> dict[str, Any]:
 
 
 def from_named_leaves(template: T, leaves: Mapping[str, Any]) -> T:
-    """The template's tree with its leaves replaced by those of the same names.
+    """Return the template's tree with its leaves replaced by the leaves of the same names.
 
     Raises:
       KeyError: a name of the template is missing.
     """
-    names = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(template)[0]]
-    return jax.tree.unflatten(jax.tree.structure(template), [leaves[name] for name in names])
+    paths = jax.tree_util.tree_flatten_with_path(template)[0]
+    ordered = [leaves[path_name(path)] for path, _ in paths]
+    return jax.tree.unflatten(jax.tree.structure(template), ordered)
 
 
 def map_with_names(function: Callable[..., Any], tree: T, *rest: object) -> T:
-    """`jax.tree.map` whose function receives the leaf's name first."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, *leaves: function(path_name(path), *leaves), tree, *rest
-    )
+    """Return `jax.tree.map` of a function that receives the leaf's name first."""
+
+    def call(path: Sequence[object], *leaves: object) -> Any:
+        return function(path_name(path), *leaves)
+
+    return jax.tree_util.tree_map_with_path(call, tree, *rest)
 
 
 def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
-    """The value of the first rule whose regular expression matches the full name.
+    """Return the value of the first rule whose regular expression matches the full name.
 
     Raises:
       ValueError: no rule matches: rules must cover every name.
@@ -73,39 +76,51 @@ def first_match(rules: Iterable[tuple[str, T]], name: str) -> T:
 def differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
     """Return one line for each name that only one side has or whose shapes differ, with the nearest name."""
     missing = expected.keys() - actual.keys()
-    left = actual.keys() - expected.keys()
-    lines = [
-        f"missing: {name} {_shape(expected[name])}{near}"
-        for name, near in _with_nearest(missing, left)
-    ]
-    lines += [
-        f"left over: {name} {_shape(actual[name])}{near}"
-        for name, near in _with_nearest(left, missing)
-    ]
+    surplus = actual.keys() - expected.keys()
+    lines = []
+    for name, hint in _with_nearest(missing, surplus):
+        lines.append(f"missing: {name} {_shape(expected[name])}{hint}")
+    for name, hint in _with_nearest(surplus, missing):
+        lines.append(f"left over: {name} {_shape(actual[name])}{hint}")
     for name in expected.keys() & actual.keys():
-        if _shape(expected[name]) != _shape(actual[name]):
-            lines.append(
-                f"shape: {name} is {_shape(actual[name])}, the model has {_shape(expected[name])}"
-            )
+        expected_shape = _shape(expected[name])
+        shape = _shape(actual[name])
+        if shape != expected_shape:
+            lines.append(f"shape: {name} is {shape}, the model has {expected_shape}")
     return sorted(lines)
 
 
 def listed(lines: Sequence[str], most: int = 30) -> str:
-    """The first lines, each indented on one of its own, and the number of the others: the end of a message."""
-    more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
-    return "".join(f"\n  {line}" for line in [*lines[:most], *more])
+    """Return the first lines, each on an indented line, and the number of the others: the end of a message."""
+    shown = list(lines[:most])
+    if len(lines) > most:
+        shown.append(f"and {len(lines) - most:,} more")
+    return "".join(f"\n  {line}" for line in shown)
 
 
 def _with_nearest(names: Iterable[str], others: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each name, and in words the nearest of the others; the names of all layers of one kind are compared once."""
+    """Yield each name with a hint that states the nearest of the others, or an empty hint.
+
+    Names of all layers that differ in their numbers only are compared once.
+    """
     kinds: dict[str, list[str]] = {}
     for other in sorted(others):
         kinds.setdefault(_kind(other), []).append(other)
-    nearest_kind = functools.cache(lambda kind: closest(kind, kinds, cutoff=0.5))
+
+    @functools.cache
+    def find_similar(kind: str) -> list[str]:
+        """Return the names of the kind that is spelled most similarly."""
+        similar = closest(kind, kinds, cutoff=0.5)
+        return kinds[similar[0]] if similar else []
+
     for name in names:
-        near = [other for kind in nearest_kind(_kind(name)) for other in kinds[kind]]
-        same_layer = [other for other in near if _NUMBER.findall(other) == _NUMBER.findall(name)]
-        yield name, f" (nearest: {(same_layer or near)[0]})" if near else ""
+        similar = find_similar(_kind(name))
+        if not similar:
+            yield name, ""
+            continue
+        numbers = _NUMBER.findall(name)
+        same_layer = (other for other in similar if _NUMBER.findall(other) == numbers)
+        yield name, f" (nearest: {next(same_layer, similar[0])})"
 
 
 def _kind(name: str) -> str:
@@ -121,10 +136,9 @@ def parameters_sha256(model: object) -> str:
     digest = hashlib.sha256()
     for _, leaf in sorted(named_leaves(model).items()):
         is_spread = isinstance(leaf, jax.Array) and jax.process_count() > 1
-        full = (
-            multihost_utils.process_allgather(leaf, tiled=True)
-            if is_spread
-            else jax.device_get(leaf)
-        )
+        if is_spread:
+            full = multihost_utils.process_allgather(leaf, tiled=True)
+        else:
+            full = jax.device_get(leaf)
         digest.update(np.ascontiguousarray(full, dtype=np.float32).tobytes())
     return digest.hexdigest()

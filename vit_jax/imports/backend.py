@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}  # of the package jax, by platform
 NVIDIA_DEVICES = (
@@ -61,53 +61,67 @@ def explain(error: Exception, platforms: str, root: pathlib.Path = pathlib.Path(
     """Return the error to raise in the place of JAX's, for this value of `JAX_PLATFORMS`; `root` is the file system."""
     asked = [name.strip() for name in platforms.split(",") if name.strip()]
     installed_plugins = _all_plugins()
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib"))
-    installed = f"{versions}, plugins: {', '.join(f'{name} {v}' for name, v in installed_plugins.items()) or 'none'}"
+    installed = _describe_installation(installed_plugins)
     for name in asked:
-        if name == "cpu" or any(
-            word in plugin
-            for word in (_EXTRAS.get(name, name), name)
-            for plugin in installed_plugins
-        ):
-            continue
-        if name in _EXTRAS:
-            fix = f"install it: pip install -U 'jax[{_EXTRAS[name]}]'"
-        else:
-            fix = "install its plugin" if name in _KNOWN else f"choose one of {', '.join(_KNOWN)}"
-        return ValueError(
-            f"JAX_PLATFORMS={platforms}: the platform {name!r} is not installed ({installed}). Unset JAX_PLATFORMS, or "
-            f"{fix}."
-        )
+        if name != "cpu" and not _has_plugin(name, installed_plugins):
+            return ValueError(
+                f"JAX_PLATFORMS={platforms}: the platform {name!r} is not installed ({installed}). "
+                f"Unset JAX_PLATFORMS, or {_way_to_install(name)}."
+            )
     if {"cuda", "gpu"} & {*asked} and not _has_nvidia(root):
         return BackendError(
-            f"JAX_PLATFORMS={platforms}: this machine shows no NVIDIA GPU ({installed}). Give the container or job its "
-            "GPUs, or unset JAX_PLATFORMS."
+            f"JAX_PLATFORMS={platforms}: this machine shows no NVIDIA GPU ({installed}). "
+            "Give the container or job its GPUs, or unset JAX_PLATFORMS."
         )
+    field = "JAX"
+    unset = ""
+    if asked:
+        field = f"JAX_PLATFORMS={platforms}"
+        unset = ", or unset JAX_PLATFORMS"
     reason = str(error).partition("\n")[0] or type(error).__name__
-    field, unset = (
-        (f"JAX_PLATFORMS={platforms}", ", or unset JAX_PLATFORMS") if asked else ("JAX", "")
-    )
     return BackendError(
-        f"{field}: the devices cannot be used ({installed}). JAX says: {reason}\nEnd other programs that hold the "
-        f"devices, or set JAX_PLATFORMS=cpu{unset}."
+        f"{field}: the devices cannot be used ({installed}). JAX says: {reason}\n"
+        f"End other programs that hold the devices, or set JAX_PLATFORMS=cpu{unset}."
     )
+
+
+def _describe_installation(installed_plugins: Mapping[str, str]) -> str:
+    """Return the versions of JAX and of its plugins in words."""
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib")]
+    found = [f"{name} {version}" for name, version in installed_plugins.items()]
+    return f"{', '.join(versions)}, plugins: {', '.join(found) or 'none'}"
+
+
+def _has_plugin(platform: str, installed_plugins: Iterable[str]) -> bool:
+    words = (_EXTRAS.get(platform, platform), platform)
+    return any(words[0] in plugin or words[1] in plugin for plugin in installed_plugins)
+
+
+def _way_to_install(platform: str) -> str:
+    if platform in _EXTRAS:
+        return f"install it: pip install -U 'jax[{_EXTRAS[platform]}]'"
+    if platform in _KNOWN:
+        return "install its plugin"
+    return f"choose one of {', '.join(_KNOWN)}"
 
 
 def plugins() -> dict[str, str]:
     """Return the versions of the packages by which JAX uses TPUs and GPUs of NVIDIA."""
-    names = {
-        (one.name or "").lower().replace("_", "-") for one in importlib.metadata.distributions()
-    }  # None: damaged
-    matches = sorted(name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name))
-    return {name: importlib.metadata.version(name) for name in matches}
+    names = set()
+    for distribution in importlib.metadata.distributions():
+        name = distribution.name or ""  # None for damaged metadata
+        names.add(name.lower().replace("_", "-"))
+    matches = [name for name in names if re.fullmatch(r"jax-cuda\d+-plugin|libtpu", name)]
+    return {name: importlib.metadata.version(name) for name in sorted(matches)}
 
 
 def _all_plugins() -> dict[str, str]:
     """Return all plugins, also those of other platforms, which register themselves."""
-    entries = importlib.metadata.entry_points(group="jax_plugins")
-    return plugins() | {
-        entry.dist.name: entry.dist.version for entry in entries if entry.dist is not None
-    }
+    versions = plugins()
+    for entry in importlib.metadata.entry_points(group="jax_plugins"):
+        if entry.dist is not None:
+            versions[entry.dist.name] = entry.dist.version
+    return versions
 
 
 def _comes_from_start(error: Exception) -> bool:
@@ -143,27 +157,32 @@ def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str
     if any(name.startswith(("TPU_", "JAX_FORCE_TPU")) for name in names):
         return ""
     devices = ("dev/accel*", "dev/vfio/[0-9]*", "dev/kfd")
-    if has_tpu(root) or _has_nvidia(root) or any(any(root.glob(pattern)) for pattern in devices):
+    if has_tpu(root) or _has_nvidia(root) or _has_files(root, devices):
         return ""
     registered = _registered_plugins()
     if any(re.fullmatch(r"xla_cuda\d+", name) is None for name in registered):
         return ""
-    return "cpu" if registered or importlib.util.find_spec("libtpu") is not None else ""
+    has_plugin = bool(registered) or importlib.util.find_spec("libtpu") is not None
+    return "cpu" if has_plugin else ""
 
 
 def _registered_plugins() -> set[str]:
     """Return the names by which JAX finds plugins: modules in `jax_plugins`, and entry points."""
     entries = importlib.metadata.entry_points(group="jax_plugins")
+    names = {entry.name for entry in entries}
     spec = importlib.util.find_spec("jax_plugins")
-    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return {
-        *(entry.name for entry in entries),
-        *(module.name for module in pkgutil.iter_modules(folders)),
-    }
+    if spec is not None:
+        folders = list(spec.submodule_search_locations or ())
+        names |= {module.name for module in pkgutil.iter_modules(folders)}
+    return names
 
 
 def _has_nvidia(root: pathlib.Path) -> bool:
-    return any(any(root.glob(pattern)) for pattern in NVIDIA_DEVICES)
+    return _has_files(root, NVIDIA_DEVICES)
+
+
+def _has_files(root: pathlib.Path, patterns: Iterable[str]) -> bool:
+    return any(any(root.glob(pattern)) for pattern in patterns)
 
 
 def hide_cuda(environment: Mapping[str, str], root: pathlib.Path) -> None:
@@ -180,18 +199,17 @@ def forbid_cuda() -> None:
     """Keep JAX, which is not imported yet, from loading the CUDA plugin in this process."""
     for release in _CUDA:
         hidden = types.ModuleType(f"jax_plugins.xla_cuda{release}")
-        hidden.__dict__["initialize"] = lambda: None  # which JAX calls
+        hidden.__dict__["initialize"] = lambda: None  # JAX calls it
         sys.modules.setdefault(hidden.__name__, hidden)
-        sys.modules.setdefault(f"jax_cuda{release}_plugin", None)  # type: ignore[arg-type]  # as if it were absent
+        # None makes Python's import fail, as if the plugin were absent.
+        sys.modules.setdefault(f"jax_cuda{release}_plugin", None)  # type: ignore[arg-type]
 
 
 def load_cuda() -> None:
     """Register the CUDA plugin with JAX after `hide_cuda`; its messages about absent drivers are dropped."""
-    name = next(
-        f"jax_plugins.xla_cuda{release}"
-        for release in _CUDA
-        if f"jax-cuda{release}-plugin" in plugins()
-    )
+    installed = plugins()
+    release = next(release for release in _CUDA if f"jax-cuda{release}-plugin" in installed)
+    name = f"jax_plugins.xla_cuda{release}"
     del sys.modules[name]
     logging.getLogger(name).setLevel(logging.ERROR)
     sys.stderr.flush()

@@ -24,9 +24,9 @@ _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 _FEW_NAMES = 20  # of a module, which an error lists
-_ELSEWHERE = (
-    " Run from the folder that contains it (of a trained network, the folder where it was trained), or add that folder "
-    "to PYTHONPATH."
+_WAY_TO_MODULE = (
+    " Run from the folder that contains it (of a trained network, the folder where it was "
+    "trained), or add that folder to PYTHONPATH."
 )
 
 
@@ -46,33 +46,46 @@ class StoredReference(str):
 
     def require_allowed(self, module: str | None = None) -> None:
         """Raise CodeNotAllowed unless the caller allows code of `module`; None: the module that it names."""
-        module = self.partition(":")[0] if module is None else module
-        # A reference that is itself allowed need not be defined in an allowed package.
-        if self in self.allowed or any(
-            f"{module}.".startswith(f"{package}.") for package in self.allowed
-        ):
+        if self in self.allowed:  # a reference that is allowed may be defined in any package
+            return
+        if module is None:
+            module = self.partition(":")[0]
+        if any(_is_inside(module, package) for package in self.allowed):
             return
         package = module.partition(".")[0]
-        packages = [name for name in self.allowed if ":" not in name] + [package]
+        packages = [name for name in self.allowed if ":" not in name]
+        packages.append(package)
         raise CodeNotAllowed(
-            f"{self.field}={self!r}: {self.file} names code of {package}, which is not an allowed package. If you "
-            f"trust that code, add --allow_code={','.join(packages)} (in Python: allow_code={tuple(packages)!r})."
+            f"{self.field}={self!r}: {self.file} names code of {package}, which is not an allowed "
+            f"package. If you trust that code, add --allow_code={','.join(packages)} "
+            f"(in Python: allow_code={tuple(packages)!r})."
         )
 
 
+def _is_inside(module: str, package: str) -> bool:
+    """Return whether a module is a package or below it."""
+    return f"{module}.".startswith(f"{package}.")
+
+
 def allowed_code(allow_code: str | Iterable[str]) -> tuple[str, ...]:
-    """Packages whose code files may name: a tuple, or text with commas between them. A reference allows itself alone.
+    """Return the packages whose code files may name, from names or from text with commas between them.
+
+    A reference in the place of a package allows itself alone.
 
     Raises:
       ValueError: an entry is neither a package nor a reference.
     """
-    names = allow_code.split(",") if isinstance(allow_code, str) else list(allow_code)
-    for name in filter(None, names):
-        if not isinstance(name, str) or not (_PACKAGE.fullmatch(name) or is_reference(name)):
+    if isinstance(allow_code, str):
+        allow_code = allow_code.split(",")
+    names = tuple(filter(None, allow_code))
+    for name in names:
+        is_package = isinstance(name, str) and _PACKAGE.fullmatch(name)
+        if not is_package and not is_reference(name):
             raise ValueError(
-                f"allow_code={name!r}: must be the name of a package. Write it as in an import: mypackage."
+                f"allow_code={name!r}: must be the name of a package. "
+                "Write it as in an import: mypackage."
             )
-    return tuple(filter(None, names))
+    return names
 
 
 def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
@@ -83,16 +96,16 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
     pending: list[tuple[str, Any]] = [("", metadata)]
     while pending:
         prefix, section = pending.pop()
-        for key, value in list(
-            section.items() if isinstance(section, dict) else enumerate(section)
-        ):
+        items = section.items() if isinstance(section, dict) else enumerate(section)
+        for key, value in list(items):
             if isinstance(value, dict | list):
                 pending.append((f"{prefix}{key}.", value))
             elif is_reference(value):
-                section[key] = reference = StoredReference(value)
+                reference = StoredReference(value)
                 reference.file = file
                 reference.field = f"{prefix}{key}"
                 reference.allowed = allowed
+                section[key] = reference
     return metadata
 
 
@@ -103,7 +116,7 @@ def is_reference(text: object) -> bool:
 
 @contextlib.contextmanager
 def called(subject: str, arguments: str) -> Iterator[None]:
-    """Context of a call of user-defined code: add the arguments to an error if they do not suit it."""
+    """Add the arguments to the error of a call of user-defined code that does not accept them."""
     try:
         yield
     except TypeError as error:
@@ -124,60 +137,68 @@ def resolve(text: str, field: str) -> Any:
     if isinstance(text, StoredReference):
         text.require_allowed()
     module_name, _, name = text.partition(":")
-    try:
-        folder = os.getcwd()
-        if folder not in sys.path and not _is_installed(module_name):
-            sys.path.append(folder)  # last, so that a file here never hides an installed package
-        value: Any = importlib.import_module(module_name)
-    except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
-            f"{error.name}."
-        )
-        reason = (
-            "there is no such module"
-            if missing
-            else f"importing it failed with {type(error).__name__}: {error}"
-        )
-        raise ValueError(
-            f"{field}={text!r}: {reason}. Modules are looked for in the environment of this Python and in the working "
-            f"directory, {os.getcwd()}.{_ELSEWHERE if missing else ''}"
-        ) from error
+    value = _import_module(module_name, f"{field}={text!r}")
     for attribute in name.split("."):
         try:
             value = getattr(value, attribute)
         except AttributeError:
-            raise ValueError(
-                f"{field}={text!r}: {module_name} has no {name!r}{_names_instead(name, module_name)}"
-            ) from None
-        if isinstance(text, StoredReference) and (home := _home(value)) is not None:
-            text.require_allowed(home)  # an allowed module may import others: mypackage:os.system
+            known = _describe_names(name, module_name)
+            raise ValueError(f"{field}={text!r}: {module_name} has no {name!r}{known}") from None
+        if isinstance(text, StoredReference):
+            # An allowed module may import others: mypackage:os.system.
+            home = _find_home(value)
+            if home is not None:
+                text.require_allowed(home)
     return value
 
 
-def _names_instead(name: str, module_name: str) -> str:
+def _import_module(name: str, subject: str) -> Any:
+    """Import a module; an error begins with the subject."""
+    try:
+        folder = os.getcwd()
+        if folder not in sys.path and not _is_installed(name):
+            sys.path.append(folder)  # last, so that a file here never hides an installed package
+        return importlib.import_module(name)
+    except Exception as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and _is_inside(name, f"{error.name}")
+        if is_missing:
+            reason = "there is no such module"
+            fix = _WAY_TO_MODULE
+        else:
+            reason = f"importing it failed with {type(error).__name__}: {error}"
+            fix = ""
+        raise ValueError(
+            f"{subject}: {reason}. Modules are looked for in the environment of this Python and "
+            f"in the working directory, {os.getcwd()}.{fix}"
+        ) from error
+
+
+def _describe_names(name: str, module_name: str) -> str:
     """Return the end of a sentence with the nearest names of a module, or with all where they are few."""
     public = [word for word in vars(sys.modules[module_name]) if not word.startswith("_")]
-    hint = f".{did_you_mean(name, public)}"
-    if hint != "." and len(public) > _FEW_NAMES:
-        return hint
-    return f"; it has {', '.join(public[:_FEW_NAMES]) or 'nothing'}{', ...' * (len(public) > _FEW_NAMES)}{hint}"
+    hint = did_you_mean(name, public)
+    has_many = len(public) > _FEW_NAMES
+    if hint and has_many:
+        return f".{hint}"
+    listed = ", ".join(public[:_FEW_NAMES]) or "nothing"
+    if has_many:
+        listed += ", ..."
+    return f"; it has {listed}.{hint}"
 
 
 def _is_installed(module_name: str) -> bool:
     """Return True if the package is found without the working directory, which then need not be searched."""
+    package = module_name.partition(".")[0]  # nothing is imported to find a top package
     try:
-        spec = importlib.util.find_spec(
-            module_name.partition(".")[0]
-        )  # the top package alone, so that nothing is imported
+        spec = importlib.util.find_spec(package)
     except ValueError:  # as for __main__
         return False
-    return (
-        spec is not None and spec.origin is not None
-    )  # a folder without __init__.py may go on in the other one
+    # A folder without __init__.py has no origin, and may go on in the working directory.
+    return spec is not None and spec.origin is not None
 
 
-def _home(value: object) -> str | None:
-    """The module that defines a module, class or function; None for other objects, which do not know it."""
+def _find_home(value: object) -> str | None:
+    """Return the module that defines a module, class or function; None for objects that do not state it."""
     if isinstance(value, types.ModuleType):
         return value.__name__
     if inspect.isclass(value) or inspect.isroutine(value):

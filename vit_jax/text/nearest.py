@@ -13,13 +13,15 @@ def did_you_mean(
     name: str, known: Iterable[str], form: str = "{!r}", most: int = 1, cutoff: float = 0.6
 ) -> str:
     """Return " Did you mean A or B?" with the closest known names in this form; "" without any."""
-    near = [form.format(other) for other in closest(name, known, most, cutoff)]
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    similar = closest(name, known, most, cutoff)
+    if not similar:
+        return ""
+    names = " or ".join(map(form.format, similar))
+    return f" Did you mean {names}?"
 
 
 def require_known(field: str, value: str, known: Collection[str]) -> None:
     """Raise ValueError, with the closest known names, if a value is none of them."""
     if value not in known:
-        raise ValueError(
-            f"{field}={value}: must be one of {', '.join(known)}.{did_you_mean(value, known, most=3)}"
-        )
+        hint = did_you_mean(value, known, most=3)
+        raise ValueError(f"{field}={value}: must be one of {', '.join(known)}.{hint}")

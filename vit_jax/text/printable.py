@@ -8,7 +8,11 @@ _UNPRINTABLE = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u20
 
 def printable(name: str) -> str:
     """Return a name on one line with control characters escaped; ordinary Unicode stays as it is."""
-    return _UNPRINTABLE.sub(lambda match: ascii(match[0])[1:-1], name)
+    return _UNPRINTABLE.sub(_escape, name)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
 
 
 def printable_lines(message: str) -> str:
@@ -18,9 +22,14 @@ def printable_lines(message: str) -> str:
 
 def shortened(text: str, most: int) -> str:
     """Return a text with at most this number of characters, and "…" in the place of the others."""
-    return text if len(text) <= most else f"{text[:most]}…"
+    if len(text) <= most:
+        return text
+    return f"{text[:most]}…"
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message that is not blank, or the name of its class."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    for line in str(error).splitlines():
+        if line.strip():
+            return line
+    return type(error).__name__

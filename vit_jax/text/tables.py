@@ -9,13 +9,10 @@ from typing import TextIO
 
 from vit_jax.text.printable import printable
 
-_ESCAPED, _ENTITIES = (
-    r"\`*_{}[]#!",
-    "<>&|~$:",
-)  # every dialect of Markdown knows these escapes, and entities
-_MARKUP = str.maketrans(
-    {sign: f"\\{sign}" for sign in _ESCAPED} | {sign: f"&#{ord(sign)};" for sign in _ENTITIES}
-)
+# Every dialect of Markdown knows these escapes, and entities.
+_ESCAPES = {sign: f"\\{sign}" for sign in r"\`*_{}[]#!"}
+_ENTITIES = {sign: f"&#{ord(sign)};" for sign in "<>&|~$:"}
+_MARKUP = str.maketrans(_ESCAPES | _ENTITIES)
 
 # Spreadsheets take such a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
 # is guarded as well, so that removing one quote restores every cell.
@@ -34,37 +31,51 @@ def columns(
       gap: between columns.
       least: least widths of the first columns.
     """
-    lines = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
-    widths = [*map(max, widths, least), *widths[len(least) :]]
-    return "\n".join(
-        gap.join(
-            f"{cell:{sign}{width}}" for cell, sign, width in zip(row, signs, widths, strict=False)
-        ).rstrip()
-        for row in lines
-    )
+    lines = [_printable_cells(row) for row in rows]
+    widths = [_width_of(column) for column in zip_longest(*lines, fillvalue="")]
+    for index, width in enumerate(least[: len(widths)]):
+        widths[index] = max(widths[index], width)
+    return "\n".join(gap.join(_pad(line, signs, widths)).rstrip() for line in lines)
+
+
+def _printable_cells(row: Sequence[str]) -> list[str]:
+    return list(map(printable, row))
+
+
+def _width_of(column: Iterable[str]) -> int:
+    return max(map(len, column))
+
+
+def _pad(cells: Sequence[str], signs: Iterable[str], widths: Iterable[int]) -> list[str]:
+    """Return the cells of a row, filled with blanks up to the width of their column."""
+    columns = zip(cells, signs, widths, strict=False)
+    return [f"{cell:{sign}{width}}" for cell, sign, width in columns]
 
 
 def aligned(
     head: Sequence[str], lines: Sequence[Sequence[str]], words: Collection[str] = ()
 ) -> str:
     """Return a table of cells, which may have markup; columns whose head is among `words` are aligned to the left."""
-    head, *lines = (
-        [printable(cell).replace("|", r"\|") for cell in line] for line in (head, *lines)
-    )
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    signs = ["<" if name in words else ">" for name in head]
-    rule = [
-        "-" * width if sign == "<" else f"{'-' * (width - 1)}:"
-        for sign, width in zip(signs, widths, strict=True)
-    ]
-    rows = [
-        " | ".join(
-            f"{cell:{sign}{width}}" for cell, sign, width in zip(line, signs, widths, strict=True)
-        )
-        for line in (head, rule, *lines)
-    ]
-    return "".join(f"| {row} |\n" for row in rows)
+    names = _escape_borders(head)
+    rows = [_escape_borders(line) for line in lines]
+    widths = [_width_of(column) for column in zip(names, *rows, strict=True)]
+    signs = ["<" if name in words else ">" for name in names]
+    rules = [_draw_rule(sign, width) for sign, width in zip(signs, widths, strict=True)]
+    text = ""
+    for row in (names, rules, *rows):
+        text += f"| {' | '.join(_pad(row, signs, widths))} |\n"
+    return text
+
+
+def _escape_borders(row: Sequence[str]) -> list[str]:
+    return [cell.replace("|", r"\|") for cell in map(printable, row)]
+
+
+def _draw_rule(sign: str, width: int) -> str:
+    """Return the cell below the head of a column, which states the alignment."""
+    if sign == "<":
+        return "-" * width
+    return "-" * (width - 1) + ":"
 
 
 def markdown_text(name: str) -> str:
@@ -75,8 +86,10 @@ def markdown_text(name: str) -> str:
 def markdown_code(name: str, *, in_table: bool = False) -> str:
     """Return a name as a code span of Markdown; in a table its pipes are escaped, which tables alone undo."""
     text = printable(name)
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    space = " " if text.startswith(("`", " ")) or text.endswith(("`", " ")) or not text else ""
+    longest_run = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * (longest_run + 1)
+    needs_space = not text or text[0] in "` " or text[-1] in "` "
+    space = " " if needs_space else ""
     if in_table:
         text = text.replace("|", r"\|")
     return f"{fence}{space}{text}{space}{fence}"
@@ -92,16 +105,17 @@ def to_csv(rows: Iterable[Sequence[object]]) -> str:
 def write_csv(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
     """Write rows as CSV. A text cell that a spreadsheet would take for a formula gets a single quote in front."""
     line = io.StringIO(newline="")
-    writer = csv.writer(
-        line, lineterminator="\r\n"
-    )  # or a carriage return in a cell would get no quotes
+    # With another end of lines, a carriage return in a cell would get no quotes.
+    writer = csv.writer(line, lineterminator="\r\n")
     for row in rows:
         line.seek(0)
         line.truncate()
-        writer.writerow([_guarded(cell) for cell in row])
+        writer.writerow(map(_guard, row))
         file.write(line.getvalue().removesuffix("\r\n") + "\n")
 
 
-def _guarded(cell: object) -> object:
-    is_formula = isinstance(cell, str) and _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
-    return f"'{cell}" if is_formula else cell
+def _guard(cell: object) -> object:
+    """Return a cell, with a quote in front of a formula."""
+    if not isinstance(cell, str) or not _FORMULA.match(cell) or _NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
