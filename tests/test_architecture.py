@@ -22,6 +22,7 @@ RANKS = (
     ("imports",),
     ("storage",),
     ("config", "arrays", "pytree", "hosts"),
+    ("kernels",),
     ("models", "data", "objectives", "optim", "sharding", "checkpoint"),
     ("evals", "weights"),
     ("train", "api"),

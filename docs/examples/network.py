@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
 from vit_jax.models.block import LayerNorm, Mlp
-from vit_jax.models.embed import PatchEmbedding
+from vit_jax.models.embedding import PatchEmbedding
 
 
 class MixerBlock(nnx.Module):

@@ -76,8 +76,8 @@ def build_ours(model, batch, form, unrolled, device):
     from vit_jax.arrays import Batch, normalise
     from vit_jax.config import load_recipe, resolve
     from vit_jax.config.architecture import build_architecture
+    from vit_jax.kernels.devices import placed_by
     from vit_jax.models import build_model
-    from vit_jax.models.activations import placed_by
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
     from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated

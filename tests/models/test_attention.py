@@ -8,8 +8,8 @@ from flax import nnx
 
 from tests.models.small_models import Place
 from tests.models.test_vit import small
-from vit_jax.models import attention_kernel
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels import attention_pallas
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models.attention import CORES, Attention, Projections
 from vit_jax.models.norm import LayerNorm
 
@@ -89,7 +89,7 @@ def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, h
     ],
 )
 def test_heads_of_a_program(heads, head_dim, tokens, group):
-    assert attention_kernel.heads_per_program(heads, head_dim, tokens) == group
+    assert attention_pallas.heads_per_program(heads, head_dim, tokens) == group
 
 
 def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():

@@ -18,9 +18,9 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models import block as blocks
 from vit_jax.models import mlp, norm
-from vit_jax.models.activations import placed_by
 
 GRID = (2, 3)
 

@@ -17,7 +17,7 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models.position_tables import rotary_angles
 from vit_jax.models.positions import RotaryPositions
 

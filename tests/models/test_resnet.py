@@ -11,7 +11,7 @@ from flax import nnx
 from tests.models.small_models import Place, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_pool_among_zeros
 
 

@@ -17,8 +17,8 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models import build_model
-from vit_jax.models.activations import placed_by
 from vit_jax.models.dropout import drop_examples
 
 

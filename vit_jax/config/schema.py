@@ -157,11 +157,11 @@ class ModelConfig(NetworkOptions):
     """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
     pool: Pool | Reference | None = None
     """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
-    attention pooling (map); a reference is a class that replaces `models.head.AttentionPooling` of a transformer.
+    attention pooling (map); a reference is a class that replaces `models.heads.AttentionPooling` of a transformer.
     None: token for transformers, gap for ResNets and axial blocks."""
     head: HeadForm | Reference | None = None
     """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
-    reference is a class that replaces `models.head.Head`. None: mlp for transformers, linear for ResNets and masked
+    reference is a class that replaces `models.heads.Head`. None: mlp for transformers, linear for ResNets and masked
     patches."""
     width: Transformer[Count | None] = None
     """Length D of each token. None: that of the name."""

@@ -17,7 +17,7 @@ from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels.devices import placed_by
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 from vit_jax.text.printable import printable
 

@@ -16,6 +16,10 @@ MOVED = {
     "vit_jax.data.vtab_tasks": "vit_jax.data.kinds.vtab_tasks",
     "vit_jax.figures": "vit_jax.tools.figures",
     "vit_jax.machine": "vit_jax.tools.machine",
+    "vit_jax.models.activations": "vit_jax.kernels.devices",
+    "vit_jax.models.embed": "vit_jax.models.embedding",
+    "vit_jax.models.head": "vit_jax.models.heads",
+    "vit_jax.models.transformer": "vit_jax.models.encoder",
     "vit_jax.plan": "vit_jax.tools.plan",
     "vit_jax.sweeps": "vit_jax.tools.sweeps",
 }

@@ -12,10 +12,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config.schema import AttentionForm
-from vit_jax.models import attention_cudnn, attention_kernel
-from vit_jax.models.activations import is_placed, named, platform
+from vit_jax.kernels import attention_cudnn, attention_pallas
+from vit_jax.kernels.devices import is_placed, named, platform
+from vit_jax.kernels.products import dot_general, multiply, multiply_each
 from vit_jax.models.positions import RelativePositions, RotaryPositions
-from vit_jax.models.product import dot_general, multiply, multiply_each
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 PROJECTIONS = ("query", "key", "value", "out")
@@ -187,7 +187,7 @@ def _weighted(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.
     weights_BTQS = jax.nn.softmax(logits_BTQS)
     output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
     output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
-    return checkpoint_name(output_BQE, attention_kernel.MIXTURE), weights_BTQS
+    return checkpoint_name(output_BQE, attention_pallas.MIXTURE), weights_BTQS
 
 
 def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
@@ -197,7 +197,7 @@ def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
 def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
     """Run the kernel on every device's shard of the batch and of the heads; off TPUs it is interpreted."""
     head_dim = projections.query_BQE.shape[-1] // num_heads
-    return attention_kernel.attention(*projections[:4], head_dim, platform() != "tpu")
+    return attention_pallas.attention(*projections[:4], head_dim, platform() != "tpu")
 
 
 def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
@@ -228,7 +228,7 @@ def choose_form(
     if is_placed() and platform() == "tpu" and dtype == jnp.bfloat16:
         return (
             "xla"
-            if attention_kernel.heads_per_program(num_heads, head_dim, length) is None
+            if attention_pallas.heads_per_program(num_heads, head_dim, length) is None
             else "pallas"
         )
     if is_placed() and platform() == "gpu":

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config import Architecture
-from vit_jax.models.activations import platform
+from vit_jax.kernels.devices import platform
 from vit_jax.models.attention import Attention, LineAttention, choose_form
 from vit_jax.models.dropout import drop_examples, dropout
 from vit_jax.models.mlp import Mlp as Mlp

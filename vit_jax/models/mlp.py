@@ -12,11 +12,11 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.config import Architecture
-from vit_jax.models.activations import named, platform
+from vit_jax.kernels.devices import named, platform
+from vit_jax.kernels.products import dot_general
 from vit_jax.models.attention import XAVIER_UNIFORM
 from vit_jax.models.dropout import dropout
 from vit_jax.models.norm import build_norm
-from vit_jax.models.product import dot_general
 
 NEARLY_ZERO = nnx.initializers.normal(stddev=1e-6)
 

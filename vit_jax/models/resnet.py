@@ -19,14 +19,14 @@ from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.config.architecture import UNROLLED
 from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
-from vit_jax.models import unit_kernel
-from vit_jax.models.activations import named, platform
-from vit_jax.models.convolution import convolve, convolve_on_cpu
-from vit_jax.models.embed import LECUN_NORMAL
-from vit_jax.models.head import apply_head, build_head
-from vit_jax.models.transformer import standardized
-from vit_jax.models.unit_kernel import CONVOLUTION, STATISTICS
-from vit_jax.models.unit_programs import Form
+from vit_jax.kernels import unit_pallas
+from vit_jax.kernels.convolution import convolve, convolve_on_cpu
+from vit_jax.kernels.devices import named, platform
+from vit_jax.kernels.unit_pallas import CONVOLUTION, STATISTICS
+from vit_jax.kernels.unit_programs import Form
+from vit_jax.models.embedding import LECUN_NORMAL
+from vit_jax.models.encoder import standardized
+from vit_jax.models.heads import apply_head, build_head
 
 _save_only = jax.checkpoint_policies.save_only_these_names
 _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
@@ -169,7 +169,7 @@ class Unit(nnx.Module):
 
     def _has_kernel(self, x_BHWC: jax.Array) -> bool:
         inner, outputs = self.conv3.kernel.shape[2:]
-        return unit_kernel.can_compute(
+        return unit_pallas.can_compute(
             x_BHWC.shape[1:], inner, outputs, self.conv2.stride, self.norm1.dtype
         )
 
@@ -191,7 +191,7 @@ class Unit(nnx.Module):
         )
         shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
         kernels = conv1[0, 0], conv2, conv3[0, 0], shortcut
-        parameters = unit_kernel.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
+        parameters = unit_pallas.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
         batch, height, width, _ = x_BHWC.shape
         stride = self.conv2.stride
         first_tap = (
@@ -206,7 +206,7 @@ class Unit(nnx.Module):
             interpret=platform() != "tpu",
         )
         x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(batch, height * width, -1)
-        out_BRE = unit_kernel.bottleneck(x_BRI, parameters, form)
+        out_BRE = unit_pallas.bottleneck(x_BRI, parameters, form)
         return out_BRE.reshape(batch, height // stride, width // stride, -1)
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:

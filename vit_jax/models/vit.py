@@ -11,14 +11,14 @@ from flax import nnx
 
 from vit_jax.arrays import Corruption, ModelOutput, validate_taps
 from vit_jax.config import Architecture
-from vit_jax.models.activations import named
+from vit_jax.kernels.devices import named
 from vit_jax.models.dropout import dropout
-from vit_jax.models.embed import PatchEmbedding
-from vit_jax.models.head import PatchHead, apply_head, apply_pooling, build_head, build_pooling
+from vit_jax.models.embedding import PatchEmbedding
+from vit_jax.models.encoder import Encoder
+from vit_jax.models.heads import PatchHead, apply_head, apply_pooling, build_head, build_pooling
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 from vit_jax.models.resnet import ResNetBody
-from vit_jax.models.transformer import Encoder
 
 
 class VisionTransformer(nnx.Module):

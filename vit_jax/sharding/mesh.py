@@ -117,7 +117,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The layout of activations on a mesh, for `activations.placed_by`.
+    """The layout of activations on a mesh, for `devices.placed_by`.
 
     Without it the compiler may follow the placement of FSDP's parameters instead and gather the batch on every device.
     """
@@ -136,7 +136,7 @@ class Placement:
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
-        """Compute capability, see `activations.Place`; AMD GPUs have names such as "gfx90a" there."""
+        """Compute capability, see `devices.Place`; AMD GPUs have names such as "gfx90a" there."""
         version = getattr(self.mesh.devices.flat[0], "compute_capability", None)
         if version is None:
             return None
@@ -148,7 +148,7 @@ class Placement:
         return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _SPECS[name]))
 
     def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
-        """Return the function as run on each device's shard, see `activations.Place`."""
+        """Return the function as run on each device's shard, see `devices.Place`."""
         specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
         return jax.shard_map(
             function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False

@@ -42,8 +42,8 @@ from vit_jax.data.transforms import (
 from vit_jax.data.unreadable import UnreadableLog, require_readable
 from vit_jax.evals.runner import open_whole
 from vit_jax.imports.references import is_reference
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models import build_model, lora
-from vit_jax.models.activations import placed_by
 from vit_jax.models.block import attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.objectives import Objective, build_objective, patch_outputs

@@ -20,7 +20,7 @@ from vit_jax.evals.features import (
     notes_on,
 )
 from vit_jax.imports.references import called, resolve
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels.devices import placed_by
 from vit_jax.sharding import Placement, replicated
 from vit_jax.train.state import TrainState
 

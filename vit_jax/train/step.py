@@ -16,7 +16,7 @@ from vit_jax import pytree
 from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets, normalise
 from vit_jax.config import Architecture, RunConfig, RunSteps
 from vit_jax.data.mixing import mix
-from vit_jax.models.activations import platform
+from vit_jax.kernels.devices import platform
 from vit_jax.objectives import Objective
 from vit_jax.objectives.sums import compute_means, score_classes
 from vit_jax.optim import ema

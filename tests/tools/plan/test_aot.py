@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from tests.models.test_unit_kernel import unit as make_unit
+from tests.kernels.test_unit_pallas import unit as make_unit
 from tests.tools.plan import small_plans as small
-from vit_jax.models.activations import placed_by
-from vit_jax.models.attention_kernel import attention
+from vit_jax.kernels.attention_pallas import attention
+from vit_jax.kernels.devices import placed_by
 from vit_jax.sharding.mesh import Placement, build_mesh, replicated
 from vit_jax.tools.plan import aot, estimate, hlo
 from vit_jax.tools.plan.arithmetic import arithmetic_memory

@@ -17,7 +17,7 @@ from jax import export as jax_export
 from vit_jax.api.model import Model, to_probabilities
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.imports.extras import install_command
-from vit_jax.models.activations import F, placed_by
+from vit_jax.kernels.devices import F, placed_by
 from vit_jax.storage.files import expanded, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")

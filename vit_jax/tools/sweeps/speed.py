@@ -13,8 +13,8 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.arrays import normalise
 from vit_jax.config import Architecture, PretrainConfig
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models import build_model
-from vit_jax.models.activations import placed_by
 from vit_jax.sharding import Placement, build_mesh, replicated
 from vit_jax.tools.machine.bench import times_of
 from vit_jax.tools.plan import aot, hlo

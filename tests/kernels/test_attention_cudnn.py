@@ -15,11 +15,11 @@ from tests.models.test_attention import distances, projections, results
 from tests.models.test_vit import small
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import ShardingConfig, load_recipe
-from vit_jax.models import attention_cudnn
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels import attention_cudnn
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models.attention import Attention, choose_form
 from vit_jax.models.block import attention_form
-from vit_jax.models.transformer import REMAT_POLICIES
+from vit_jax.models.encoder import REMAT_POLICIES
 from vit_jax.sharding import Placement, build_mesh
 from vit_jax.tools.plan import aot
 from vit_jax.tools.plan.topology import parse_topology

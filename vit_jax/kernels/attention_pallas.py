@@ -23,7 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.models.activations import on_shards
+from vit_jax.kernels.devices import on_shards
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
 GOOD_BLOCK = (

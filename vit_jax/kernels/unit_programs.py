@@ -1,4 +1,4 @@
-"""Programs of the kernels in `unit_kernel.py`: one image forward and backward.
+"""Programs of the kernels in `unit_pallas.py`: one image forward and backward.
 
 A unit with a stride splits the map between its first two convolutions into four planes: even and odd lines, even and
 odd columns. A tap of its 3x3 convolution is then a shifted load from one plane, as it is from the complete map without

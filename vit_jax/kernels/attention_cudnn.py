@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models.activations import compute_capability, on_shards
-from vit_jax.models.attention_kernel import LOG_SUMS, MIXTURE
+from vit_jax.kernels.attention_pallas import LOG_SUMS, MIXTURE
+from vit_jax.kernels.devices import compute_capability, on_shards
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
 _FORWARD = "__cudnn$fmhaSoftmax"

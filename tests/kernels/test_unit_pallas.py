@@ -8,8 +8,8 @@ from flax import nnx
 
 from tests.models.small_models import Place, assert_same_up_to_rounding
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.models import unit_programs
-from vit_jax.models.activations import placed_by
+from vit_jax.kernels import unit_programs
+from vit_jax.kernels.devices import placed_by
 from vit_jax.models.resnet import Unit
 from vit_jax.sharding import Placement, build_mesh
 

@@ -15,7 +15,7 @@ from vit_jax.arrays import Corruption
 from vit_jax.config import Architecture
 from vit_jax.imports.references import called, is_reference, resolve
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
-from vit_jax.models.embed import LECUN_NORMAL
+from vit_jax.models.embedding import LECUN_NORMAL
 from vit_jax.models.mlp import Mlp
 from vit_jax.models.norm import build_norm
 

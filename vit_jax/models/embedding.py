@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.config import Architecture
-from vit_jax.models.product import multiply
+from vit_jax.kernels.products import multiply
 
 LECUN_NORMAL = nnx.initializers.lecun_normal()
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.models.convolution import convolve, convolve_on_cpu
+from vit_jax.kernels.convolution import convolve, convolve_on_cpu
 
 TOLERANCE = 2e-6  # of the largest number: float32 sums of up to 147 products, in another order
 

@@ -12,14 +12,15 @@ from flax import nnx
 
 from vit_jax.config import Architecture
 from vit_jax.imports.references import resolve
-from vit_jax.models import attention_kernel, lora
-from vit_jax.models.activations import named, platform
+from vit_jax.kernels import attention_pallas
+from vit_jax.kernels.devices import named, platform
+from vit_jax.models import lora
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 
 _save_only = jax.checkpoint_policies.save_only_these_names
-_SMALL = ("statistics", attention_kernel.MIXTURE, attention_kernel.LOG_SUMS, "middle")
+_SMALL = ("statistics", attention_pallas.MIXTURE, attention_pallas.LOG_SUMS, "middle")
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
     # Keeps what matrix products give, but no scores.
     "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.models.activations import platform
+from vit_jax.kernels.devices import platform
 
 
 def multiply(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:

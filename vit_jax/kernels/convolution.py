@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models.product import multiply
+from vit_jax.kernels.products import multiply
 
 Padding = str | tuple[tuple[int, int], ...]
 """SAME, or the rows before and after the map, and the columns."""

@@ -27,8 +27,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.models.activations import device_kind, on_shards
-from vit_jax.models.unit_programs import LANES, NUM_TAPS, Form, ScratchMap, Sizes, backward, forward
+from vit_jax.kernels.devices import device_kind, on_shards
+from vit_jax.kernels.unit_programs import (
+    LANES,
+    NUM_TAPS,
+    Form,
+    ScratchMap,
+    Sizes,
+    backward,
+    forward,
+)
 
 MAX_NUMBERS = 2**20  # of a map of one image; with 3,136 x 256 a program needs 32 MiB
 MAX_INNER = 256  # 7x7 maps of 512 channels are not faster than by XLA
