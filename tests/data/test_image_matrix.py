@@ -226,6 +226,30 @@ def test_jpeg_planes_without_jfif():
     assert_close(file.replace(b"JFIF", b"JFXX"), decode(file))
 
 
+def jpeg_without_marks(values):
+    """A JPEG of bands that are not converted, which no marker says, as libtiff writes it."""
+    file = imagecodecs.jpeg8_encode(values, level=95, colorspace="RGB", outcolorspace="RGB")
+    adobe = file.index(b"\xff\xee")
+    file = file[:adobe] + file[adobe + 2 + int.from_bytes(file[adobe + 2 : adobe + 4], "big") :]
+    frame, scan = file.index(b"\xff\xc0"), file.index(b"\xff\xda")
+    changed = bytearray(file)
+    changed[frame + 10 : frame + 19 : 3] = bytes(range(3))
+    changed[scan + 5 : scan + 11 : 2] = bytes(range(3))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("photometric", ["rgb", "minisblack"])
+def test_jpeg_bands_without_marks_in_tiff(photometric):
+    """As GDAL writes them: they are the bands, not YCbCr."""
+    file = io.BytesIO()
+    parts = iter([jpeg_without_marks(SMOOTH)])
+    tifffile.imwrite(file, parts, shape=SMOOTH.shape, dtype=np.uint8, compression="jpeg")
+    number = {"rgb": 2, "minisblack": 1}[photometric]
+    found = decode(changed(file.getvalue(), 262, number))
+    assert np.abs(found.astype(int) - SMOOTH).mean() < 2
+    assert np.abs(found.astype(int) - SMOOTH).max() < 25
+
+
 @pytest.mark.parametrize("bits", [1, 2, 4, 6, 8, 10, 12, 14, 16])
 @pytest.mark.parametrize("photometric", ["minisblack", "miniswhite"])
 def test_bits_of_a_grey_tiff(bits, photometric):
@@ -414,6 +438,26 @@ def test_a_png_whose_animation_excludes_the_default_image():
     )
 
 
+@pytest.mark.parametrize("is_sequence", [False, True])
+@pytest.mark.parametrize("mode", ["L", "LA"])
+@pytest.mark.parametrize("value_range", ["full", "limited"])
+def test_grey_avif(value_range, mode, is_sequence):
+    """Also with alpha, in the range of video, and turned."""
+    image = Image.fromarray(RGBA).convert(mode)
+    options = {"subsampling": "4:0:0", "range": value_range, "quality": 95}
+    if is_sequence:
+        options |= {"save_all": True, "append_images": [image.rotate(180), image.rotate(90)]}
+        file = saved(image, "AVIF", **options)
+        assert_close(file, by_pillow(file))
+        return  # Pillow 13 cannot write a sequence with Exif data
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    file = saved(image, "AVIF", exif=turned, **options)
+    stored = by_pillow(saved(image, "AVIF", **options))
+    assert_close(file, stored)
+    assert_close(file, np.rot90(stored, -1), exif_orientation=True)
+
+
 # Other formats
 
 IMAGES = {
@@ -475,6 +519,66 @@ def test_jpeg_2000(bands, bits):
     assert_close(file, as_rgb(BANDS[..., :bands]))
 
 
+@pytest.mark.parametrize("bits", [1, 4, 7, 10])
+@pytest.mark.parametrize("bands", [1, 2, 3, 4])
+@pytest.mark.parametrize("form", ["jp2", "j2k"])
+def test_jpeg_2000_of_other_bits(form, bands, bits):
+    values = (RGBA[..., :bands].astype(np.uint32) * (2**bits - 1) // 255).astype(
+        np.uint8 if bits <= 8 else np.uint16
+    )
+    stored = values[..., 0] if bands == 1 else values
+    file = imagecodecs.jpeg2k_encode(
+        stored, level=0, bitspersample=bits, codecformat=form, mct=False
+    )
+    assert_close(file, as_rgb(values) * (255 / (2**bits - 1)))
+    if bits > 8:
+        assert_close(file, as_rgb(RGBA[..., :bands]), value_range=(0, 2**bits - 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"irreversible": True}, {"tile_size": (16, 16)}])
+def test_jpeg_2000_of_ycbcr(options):
+    file = saved(Image.fromarray(SMOOTH).convert("YCbCr"), "JPEG2000", **options)
+    assert_close(file, by_pillow(file))
+
+
+def box(kind, content):
+    return struct.pack(">I4s", 8 + len(content), kind) + content
+
+
+def jp2_with_boxes(*boxes):
+    """A JP2 of one band of 4 bits with other boxes in its header."""
+    file = imagecodecs.jpeg2k_encode(
+        SMOOTH[..., 0] >> 4, level=0, bitspersample=4, codecformat="jp2"
+    )
+    header = file.index(b"jp2h") - 4
+    end = header + int.from_bytes(file[header : header + 4], "big")
+    content = file[header + 8 : header + 8 + 22] + b"".join(boxes)
+    return file[:header] + box(b"jp2h", content) + file[end:]
+
+
+def test_jpeg_2000_with_a_palette():
+    colours = RNG.integers(0, 256, (16, 3)).astype(np.uint8)
+    file = jp2_with_boxes(
+        box(b"colr", struct.pack(">3BI", 1, 0, 0, 16)),
+        box(b"pclr", struct.pack(">HB3B", 16, 3, 7, 7, 7) + colours.tobytes()),
+        box(b"cmap", b"".join(struct.pack(">HBB", 0, 1, band) for band in range(3))),
+    )
+    assert_close(file, colours[SMOOTH[..., 0] >> 4])
+
+
+@pytest.mark.parametrize(("number", "name"), [(12, "CMYK"), (14, "CIELAB"), (24, "e-sYCC")])
+def test_jpeg_2000_of_other_colours_is_named(number, name):
+    file = jp2_with_boxes(box(b"colr", struct.pack(">3BI", 1, 0, 0, number)))
+    with pytest.raises(UnreadableImage, match=rf"kind {number} \({name}\).*JPEG 2000"):
+        decode(file)
+
+
+def test_jpeg_2000_of_signed_values_is_named():
+    file = imagecodecs.jpeg2k_encode(SMOOTH.astype(np.int16), level=0, codecformat="jp2")
+    with pytest.raises(UnreadableImage, match=r"signed values.*3 bands of 16 bits"):
+        decode(file)
+
+
 def bmp(bits, compression, data, masks=b"", header_size=40):
     header = struct.pack(
         "<IiiHHIIiiII", header_size, 48, 32, 1, bits, compression, len(data), 0, 0, 0, 0
@@ -510,6 +614,98 @@ def test_bmp(kind):
     assert_close(BMPS[kind], by_pillow(BMPS[kind]))
 
 
+XBGR = np.dstack([ALPHA, SMOOTH[..., ::-1]])[::-1].tobytes()
+MASKED = {
+    "RGBA": (RGBA[::-1].tobytes(), (0xFF, 0xFF00, 0xFF0000), 40),
+    "RGBA with a longer header": (RGBA[::-1].tobytes(), (0xFF, 0xFF00, 0xFF0000), 108),
+    "XBGR": (XBGR, (0xFF000000, 0xFF0000, 0xFF00), 40),
+}
+
+
+@pytest.mark.parametrize("kind", MASKED)
+def test_masks_of_a_bmp(kind):
+    data, masks, header_size = MASKED[kind]
+    assert_close(bmp(32, 3, data, struct.pack("<3I", *masks), header_size), SMOOTH)
+
+
+def test_bmp_of_10_bits():
+    deep = SMOOTH[::-1].astype(np.uint32) * 1023 // 255
+    numbers = deep[..., 0] << 20 | deep[..., 1] << 10 | deep[..., 2]
+    masks = struct.pack("<3I", 1023 << 20, 1023 << 10, 1023)
+    file = bmp(32, 3, numbers.astype("<u4").tobytes(), masks)
+    assert_close(file, SMOOTH)
+    with pytest.raises(UnreadableImage, match="starts as BMP but is cut off"):
+        decode(file[:-1])
+    with pytest.raises(UnreadableImage, match="mask 0x5, which is empty or has gaps"):
+        decode(bmp(32, 3, BGRA, struct.pack("<3I", 5, 0xFF00, 0xFF0000)))
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 255, 256, 1023, 65535])
+@pytest.mark.parametrize("kind", ["P2", "P3", "P5", "P6"])
+def test_largest_values_of_pnm(kind, most):
+    values = SMOOTH.astype(int) * most // 255
+    values = values[..., 0] if kind in ("P2", "P5") else values
+    if kind in ("P2", "P3"):
+        data = " ".join(map(str, values.ravel())).encode()
+    else:
+        data = values.astype(">u2" if most > 255 else "u1").tobytes()
+    file = f"{kind}\n# comment\n48 32\n{most}\n".encode() + data
+    assert_close(file, as_rgb(values) * (255 / most))
+
+
+@pytest.mark.parametrize("background", [0, 3])
+@pytest.mark.parametrize("options", [{}, {"transparency": 5}])
+def test_a_gif_whose_frame_is_smaller_than_the_image(options, background):
+    """Pillow shows colour 0 around it, or the transparent one."""
+    part = Image.fromarray(SMOOTH[6:26, 5:25]).quantize(20)
+    file = bytearray(saved(part, "GIF", **options))
+    frame = file.index(b"\x2c\0\0\0\0")
+    file[frame + 1 : frame + 5] = struct.pack("<HH", 5, 6)
+    file[6:10] = struct.pack("<HH", 48, 32)
+    file[11] = background
+    assert_close(bytes(file), by_pillow(bytes(file)))
+
+
+def sun_raster(bits, data, kind=1, colours=b""):
+    numbers = (0x59A66A95, 48, 32, bits, len(data), kind, int(bool(colours)), len(colours))
+    return struct.pack(">8I", *numbers) + colours + data
+
+
+def test_sun_rasters():
+    bgr = SMOOTH[..., ::-1].tobytes()
+    assert_close(sun_raster(24, bgr), SMOOTH)
+    assert_close(sun_raster(32, np.dstack([ALPHA, SMOOTH[..., ::-1]]).tobytes()), SMOOTH)
+    assert_close(sun_raster(8, SMOOTH[..., 0].tobytes()), as_rgb(SMOOTH[..., 0]))
+    for file, layout in (
+        (sun_raster(1, bytes(32 * 6)), "values of 1 bits"),
+        (sun_raster(24, bgr, kind=3), "the type 3"),
+        (sun_raster(8, SMOOTH[..., 0].tobytes(), colours=bytes(768)), "a colour map"),
+    ):
+        with pytest.raises(UnreadableImage, match=f"Sun raster with {layout}"):
+            decode(file)
+
+
+@pytest.mark.parametrize(
+    ("encode_jpeg", "process"),
+    [
+        (
+            lambda: imagecodecs.jpeg8_encode(SMOOTH.astype(np.uint16) * 16, bitspersample=12),
+            "of 12 bits",
+        ),
+        (lambda: imagecodecs.ljpeg_encode(SMOOTH[..., 0]), "without loss"),
+        (lambda: imagecodecs.jpegls_encode(SMOOTH), "of the kind JPEG-LS"),
+    ],
+)
+def test_jpegs_that_are_not_supported_are_named(encode_jpeg, process):
+    with pytest.raises(UnreadableImage, match=f"is a JPEG {process}, which cannot be decoded"):
+        decode(encode_jpeg())
+
+
+def test_heic_is_named():
+    with pytest.raises(UnreadableImage, match="The file is HEIC, which is not decoded"):
+        decode(box(b"ftyp", b"heic" + bytes(8)) + bytes(100))
+
+
 def pam(values, kind, most=255):
     height, width, bands = values.shape
     head = f"P7\nWIDTH {width}\nHEIGHT {height}\nDEPTH {bands}\nMAXVAL {most}\nTUPLTYPE {kind}\nENDHDR\n"
@@ -534,4 +730,4 @@ def test_pam():
 
 def test_the_table_names_every_format_of_this_file():
     names = {row.format for row in DECODED}
-    assert names >= {"JPEG", "PNG", "WebP", "AVIF", "TIFF", "JPEG 2000", "GIF", "BMP"}
+    assert names >= {"JPEG", "PNG", "WebP", "AVIF", "TIFF", "JPEG 2000", "GIF", "BMP", "Sun raster"}

@@ -83,7 +83,7 @@ def depth_of(read: Read) -> Depth | None:
             return _pnm(start)
     except (struct.error, ValueError, OverflowError):
         return None
-    # The depth of JPEG 2000 (SIZ) and AVIF (pixi), by which OpenCV scales.
+    # The depth of JPEG 2000 (SIZ) and AVIF (pixi).
     match = re.match(
         rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)",
         start,
@@ -306,8 +306,7 @@ def _pnm(start: bytes) -> Depth | None:
     if 255 < most <= 65535:
         return Depth(16, (0, most) if most < 65535 else None)
     is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
-    least = 0 if start.startswith(b"P7") else 1  # OpenCV scales black and white of the others
-    return Depth(8, (0, most)) if least < most < 255 and not is_text else None
+    return Depth(8, (0, most)) if 0 < most < 255 and not is_text else None
 
 
 def _tiff(directory: Mapping[int, Tag]) -> Depth | None:

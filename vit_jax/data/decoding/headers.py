@@ -15,6 +15,12 @@ Read = Callable[[int, int], bytes]
 """From a place and a size to these bytes of a file, or fewer at its end."""
 
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_UNDECODED_FRAMES = {
+    0xC3: "without loss",
+    **dict.fromkeys((0xC5, 0xC6, 0xC7, 0xCD, 0xCE, 0xCF), "in a hierarchy of frames"),
+    0xCB: "without loss",
+    0xF7: "of the kind JPEG-LS",
+}
 _JPEG_BARE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))  # markers without content
 JPEG_SCAN = 0xDA
 _JPEG_END = 0xD9
@@ -91,13 +97,17 @@ def jpeg_scans(file: bytes) -> int:
     return 0
 
 
-def jpeg_2000_bands(file: bytes) -> int | None:
-    """Return the number of bands of a JPEG 2000; None for any other file."""
-    if not file.startswith((b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")):
+def unsupported_jpeg(file: bytes) -> str | None:
+    """Return the process or the bits of a JPEG that OpenCV does not decode, as words; None for any other file."""
+    if not file.startswith(b"\xff\xd8\xff"):
         return None
-    place = file.find(b"\xff\x4f\xff\x51")
-    bands = file[place + 40 : place + 42]
-    return int.from_bytes(bands, "big") if place >= 0 and len(bands) == 2 else None
+    for marker, place in jpeg_segments(file):
+        if marker in _UNDECODED_FRAMES:
+            return _UNDECODED_FRAMES[marker]
+        if marker in JPEG_FRAMES:
+            bits = file[place] if place < len(file) else 8
+            return f"of {bits} bits" if bits != 8 else None
+    return None
 
 
 def jpeg_frame(file: bytes) -> tuple[int, int, int]:

@@ -10,6 +10,10 @@ from typing import NamedTuple
 _MOST_BOXES = 4096  # of one box
 _MOST_ITEMS = 4096  # with places in the file
 _UNTIL_END = 0
+# Bits of a byte of `av1C`.
+_HIGH_BITS = 0x40
+_TWELVE_BITS = 0x20
+_MONOCHROME = 0x10
 
 # Orientation of Exif by the quarter turns to the left, and the axis of a mirror after them: 0 swaps top and bottom, 1
 # left and right.
@@ -91,6 +95,52 @@ def read_metadata(file: bytes) -> Metadata:
         (gap,) = struct.unpack_from(">I", exif)  # bytes up to the header of the TIFF
         exif = exif[4 + gap :]
     return Metadata(_read_orientation(file, boxes), exif, xmp)
+
+
+def is_monochrome(file: bytes) -> bool:
+    """Return True for an AVIF of grey images only; alpha is one, too."""
+    codings = _codings(file)
+    return bool(codings) and all(coding & _MONOCHROME for coding in codings)
+
+
+def bits_of(file: bytes) -> int:
+    """Return the bits of a value of an AVIF: 8, 10 or 12."""
+    codings = _codings(file)
+    if not codings or not codings[0] & _HIGH_BITS:
+        return 8
+    return 12 if codings[0] & _TWELVE_BITS else 10
+
+
+def without_sequence(file: bytes) -> bytes:
+    """Return an AVIF whose primary image is all that a decoder sees."""
+    changed = bytearray(file)
+    for box in read_boxes(file):
+        if box.kind == b"ftyp":
+            changed[box.start : box.end] = file[box.start : box.end].replace(b"avis", b"avif")
+        elif box.kind == b"moov":
+            kind_at = file.rindex(b"moov", 0, box.start)
+            changed[kind_at : kind_at + 4] = b"free"
+    return bytes(changed)
+
+
+def _codings(file: bytes) -> list[int]:
+    """Return the byte of bits and colours in the coding of each image of an AVIF; none for any other file."""
+    if file[4:8] != b"ftyp":
+        return []
+    try:
+        place = _find(file, read_boxes(file), b"meta")
+        if place is None:
+            return []
+        properties = _find(file, read_boxes(file, place.start + 4, place.end), b"iprp")
+        if properties is None:
+            return []
+        container = _find(file, read_boxes(file, properties.start, properties.end), b"ipco")
+        if container is None:
+            return []
+        boxes = [*read_boxes(file, container.start, container.end)]
+        return [file[box.start + 2] for box in boxes if box.kind == b"av1C"]
+    except (struct.error, IndexError):
+        return []
 
 
 def _find(file: bytes, boxes: Iterator[Box], kind: bytes) -> Box | None:

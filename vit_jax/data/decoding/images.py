@@ -7,7 +7,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.crops import Box, cut
-from vit_jax.data.decoding import jpeg, rasters, tiff
+from vit_jax.data.decoding import bitmaps, jpeg, rasters, tiff
 from vit_jax.data.decoding.depth import (
     Depth,
     ValueRange,
@@ -19,11 +19,11 @@ from vit_jax.data.decoding.depth import (
 from vit_jax.data.decoding.headers import (
     MAX_JPEG_SCANS,
     TIFF_STARTS,
-    jpeg_2000_bands,
     jpeg_frame,
     jpeg_scans,
     jpeg_segments,
     stated_pixels,
+    unsupported_jpeg,
 )
 from vit_jax.data.decoding.orientation import is_transposed, orientation_of, turn, turn_back
 
@@ -55,6 +55,8 @@ _SIGNATURES = (
     (b"P6", "PPM"),
     (b"P7", "PAM"),
 )
+_AVIF_BRANDS = (b"avif", b"avis")
+_HEIC_BRANDS = (b"hei", b"hev", b"mif", b"msf")
 _SAVE_DEEP = "save it with integers of 16 bits or floating point of 32, grey or RGB"
 _MARKUP = (b"<!doctype", b"<html", b"<?xml", b"<svg", b"<head", b"<!--")
 
@@ -101,7 +103,7 @@ def decode(
         pixels = _decode_pixels(image, value_range)
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
-    except (tiff.UndecodableTiff, rasters.UndecodableRaster) as error:
+    except (tiff.UndecodableTiff, bitmaps.UndecodableRaster) as error:
         raise UnreadableImage(str(error)) from error
     if pixels is None:
         raise UnreadableImage(_explain_unreadable(image))
@@ -235,15 +237,22 @@ def _explain_unreadable(file: bytes) -> str:
         return "The file is empty"
     if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
         return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
-    if (bands := jpeg_2000_bands(file)) is not None:
-        return (
-            f"The file starts as JPEG 2000 of {bands} bands "
-            "but is cut off, damaged or has a layout that is not decoded"
-        )
-    for signature, name in _SIGNATURES:
-        if file.startswith(signature):
-            return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
-    return f"The file is of no known image format ({len(file)} bytes)"
+    if (process := unsupported_jpeg(file)) is not None:
+        return f"The file is a JPEG {process}, which cannot be decoded: save it with 8 bits, as baseline or progressive"
+    name = _name_format(file)
+    if name is None:
+        return f"The file is of no known image format ({len(file)} bytes)"
+    if name == "HEIC":
+        return "The file is HEIC, which is not decoded: convert it to JPEG or PNG"
+    return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
+
+
+def _name_format(file: bytes) -> str | None:
+    if file[4:8] == b"ftyp":
+        if file[8:11] in _HEIC_BRANDS:
+            return "HEIC"
+        return "AVIF" if file[8:12] in _AVIF_BRANDS else None
+    return next((name for start, name in _SIGNATURES if file.startswith(start)), None)
 
 
 def _has_unmarked_inks(file: bytes) -> bool:

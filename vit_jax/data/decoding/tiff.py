@@ -402,6 +402,10 @@ def _describe_page(file: bytes, layout: Layout) -> tifffile.TiffPage:
     numbers[_HEIGHT] = (layout.height,)
     numbers[_COMPRESSION] = (layout.compression,)
     numbers[_PHOTOMETRIC] = (layout.photometric,)
+    is_jpeg = layout.compression in JPEGS
+    if is_jpeg and layout.bands == 3 and layout.photometric is Photometric.BLACK_IS_ZERO:
+        # Without marks of its colours a JPEG would be taken for YCbCr.
+        numbers[_PHOTOMETRIC] = (Photometric.RGB,)
     if layout.format == _UNDEFINED:
         numbers[_FORMAT] = (_UNSIGNED,)
     is_tiled = _TILE_WIDTH in numbers

@@ -40,11 +40,11 @@ DECODED = (
     Decoded(
         "JPEG",
         f"grey, colour, CMYK with Adobe's marker; progressive with up to {MAX_JPEG_SCANS} scans",
-        "CMYK without the marker",
+        "CMYK without the marker, 12 bits, lossless, JPEG-LS",
     ),
     Decoded("PNG", "all depths and colours; the default image of an animation", ""),
     Decoded("WebP", "lossy, lossless, animations (first image)", ""),
-    Decoded("AVIF", "8, 10 and 12 bits; sequences (first image)", ""),
+    Decoded("AVIF", "8, 10 and 12 bits, colour or grey; sequences (first image)", ""),
     Decoded(
         "TIFF",
         "1 to 4 bands; integers of 1 to 64 bits, floating point; grey, RGB, palette, CMYK, YCbCr; strips, tiles, "
@@ -53,12 +53,19 @@ DECODED = (
         "missing tiles",
     ),
     Decoded(
-        "JPEG 2000", "1 to 4 bands of 1 to 16 bits", "5 or more bands; codestreams of 1 or 2 bands"
+        "JPEG 2000",
+        "1 to 4 bands of 1 to 16 bits; grey, RGB, YCbCr, palette",
+        "5 or more bands, signed values, CMYK, Lab",
     ),
     Decoded("GIF", "first image; transparent pixels show their colour of the palette", ""),
-    Decoded("BMP", "1 to 32 bits", ""),
+    Decoded("BMP", "1 to 32 bits, masks", "masks with gaps"),
     Decoded(
         "PBM, PGM, PPM, PAM", "text or binary, 1 to 16 bits", "PAM of 5 or more bands, or CMYK"
+    ),
+    Decoded(
+        "Sun raster",
+        "grey of 8 bits, colours of 24 or 32",
+        "1 bit, colour maps, run lengths, RGB order",
     ),
 )
 """Formats and layouts; `tests/data/test_image_matrix.py` decodes them."""
