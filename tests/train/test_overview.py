@@ -22,9 +22,9 @@ from vit_jax.train.overview import (
     files_of,
     opening,
     parameter_table,
-    results_line,
     start_of,
 )
+from vit_jax.train.progress import results_line
 from vit_jax.weights.description import FORMAT_VERSION, stored_architecture, stored_training_data
 
 

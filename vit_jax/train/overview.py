@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.evaluators import SHARES, metric_text
+from vit_jax.config.evaluators import SHARES
 from vit_jax.data.decoding.jpeg import DECODER
 from vit_jax.data.exclusion import exclusion_sha256, num_excluded
 from vit_jax.data.kinds.folder import describe_copy
@@ -163,12 +163,6 @@ def _layout(run: Assembly) -> str:
     cut_batch = f" in {parts} micro-batches" if parts > 1 else ""
     remat = f", remat {run.architecture.remat}"
     return f"{images:,} images each{cut_batch}, parameters {run.config.sharding.parameters}{split}{remat}"
-
-
-def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
-    """Return the results of an evaluation as a line."""
-    values = "  ".join(f"{name} {metric_text(name, value)}" for name, value in results.items())
-    return f"step {step:>6}/{total_steps}  {values}"
 
 
 def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = None) -> JsonObject:

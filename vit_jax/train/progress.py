@@ -9,6 +9,7 @@ from typing import TypeVar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from vit_jax.config.evaluators import metric_text
 from vit_jax.text.printable import printable_lines
 
 T = TypeVar("T")
@@ -137,6 +138,10 @@ class Display:
         else:
             self._bar.set_postfix_str(text, refresh=False)
 
+    def show_results(self, step: int, results: Mapping[str, float]) -> None:
+        """Show the results of an evaluation after `step`."""
+        self.say(results_line(step, self._total_steps, results))
+
     def say(self, line: str) -> None:
         """Print lines, above the bar if there is one; nothing of an empty text."""
         line = printable_lines(line)
@@ -146,6 +151,12 @@ class Display:
             print(line, flush=True)
         elif self._enabled:
             self._bar.write(line, file=sys.stderr)
+
+
+def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
+    """Return the results of an evaluation as a line."""
+    values = [f"{name} {metric_text(name, value)}" for name, value in results.items()]
+    return f"step {step:>6}/{total_steps}  {'  '.join(values)}"
 
 
 def estimate_text(seconds: float, platform: str) -> str:

@@ -48,8 +48,8 @@ from vit_jax.train.run_files import (
     read_divergence,
     read_metrics,
 )
-from vit_jax.train.start import adapt, given_state, items_of, restore
-from vit_jax.train.state import TrainState
+from vit_jax.train.start import adapt, given_state, restore
+from vit_jax.train.state import TrainState, items_of
 from vit_jax.weights.description import stored_architecture
 
 FOLDER = "replay"  # sub-folder of a workdir, with one for each step
@@ -82,12 +82,6 @@ def record_divergence(
         *([f"--allow_code={','.join(code)}"] if code else []),
     ]
     return f"`{' '.join(words)}` repeats the step with norms by layer and the loss of each image."
-
-
-def forget_divergence(folder: pathlib.Path) -> None:
-    """Remove what an earlier start of the run has recorded: it repeats the step."""
-    if hosts.is_first():
-        (folder / DIVERGENCE_FILE).unlink(missing_ok=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,6 +150,11 @@ def read_divergence(workdir: pathlib.Path) -> JsonObject | None:
     return _read_optional(workdir, DIVERGENCE_FILE, ("step",), ("metrics",), ("config",))
 
 
+def remove_divergence(workdir: pathlib.Path) -> None:
+    """Remove `divergence.json`, if there is one."""
+    (workdir / DIVERGENCE_FILE).unlink(missing_ok=True)
+
+
 def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]:
     """Yield the text and the values of each line, without a last one that is not complete."""
     path = workdir / METRICS_FILE

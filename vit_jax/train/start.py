@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from vit_jax.models.lora import initial_factors
 from vit_jax.storage.files import JsonObject, expanded
 from vit_jax.text.printable import printable, shortened
 from vit_jax.train.assemble import Assembly, schedule_of
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import TrainState, items_of
 from vit_jax.weights import Weights, load_weights
 from vit_jax.weights.fit import Fitted, fit, select_classes, without_head
 
@@ -60,12 +59,6 @@ MEANING = (
     ),
 )
 """What two architectures with the same shapes may still differ in."""
-
-
-def items_of(state: TrainState) -> dict[str, Any]:
-    """The state as the items of a checkpoint."""
-    items = {"progress": {"step": state.step}, "model": state.model, "optimizer": state.optimizer}
-    return items if state.polyak is None else items | {"polyak": state.polyak}
 
 
 def start_state(

@@ -1,6 +1,7 @@
 """The state of training, which a checkpoint holds for exact resuming."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,3 +36,11 @@ def init_state(
         optimizer=optimizer.init(model),
         polyak=ema.init(model) if with_polyak else None,
     )
+
+
+def items_of(state: TrainState) -> dict[str, Any]:
+    """Return the state as the items of a checkpoint."""
+    items = {"progress": {"step": state.step}, "model": state.model, "optimizer": state.optimizer}
+    if state.polyak is None:
+        return items
+    return {**items, "polyak": state.polyak}

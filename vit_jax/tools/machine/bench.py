@@ -32,8 +32,7 @@ from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
-from vit_jax.train.start import items_of
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import TrainState, items_of
 from vit_jax.train.step import Metrics
 
 NUM_CLASSES = 1000  # of a network without a dataset

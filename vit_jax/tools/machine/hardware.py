@@ -30,8 +30,7 @@ from vit_jax.tools.machine.planned import Planned, plan
 from vit_jax.tools.plan.dataset import IMAGENET
 from vit_jax.train.assemble import Assembly, architecture_of, assemble
 from vit_jax.train.profiling import peak_flops, use_compilation_cache
-from vit_jax.train.start import items_of
-from vit_jax.train.state import TrainState
+from vit_jax.train.state import TrainState, items_of
 
 STEPS = 10  # of each of two equal trainings
 SLOWER, LARGER = (

@@ -54,8 +54,8 @@ class Watchdog:
                 error
             )  # before anything is closed: that may wait for processes that wait for this one
 
-    def step_done(self, step: int) -> None:
-        """A step has been handed to the devices."""
+    def after_step(self, step: int, metrics: object) -> None:
+        """Take note that a step has been handed to the devices."""
         now = time.monotonic()
         if self._num_steps:  # the first sets up connections, and says little of the others
             self._slowest_seconds = max(self._slowest_seconds, now - self._last)

@@ -1,0 +1,302 @@
+"""A run around its loop: what is opened before the first step, and the summary after the last."""
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+
+from vit_jax import hosts, pytree
+from vit_jax.arrays import Batch
+from vit_jax.checkpoint import CheckpointReader, CheckpointStore
+from vit_jax.config.directions import require_direction
+from vit_jax.config.evaluators import Mode
+from vit_jax.storage.files import JsonObject
+from vit_jax.train import hooks, overview
+from vit_jax.train.assemble import Assembly, Datasets, Leaves, open_train_batches
+from vit_jax.train.cadence import Cadence, ScheduledEvaluator
+from vit_jax.train.early_stopping import EarlyStopping
+from vit_jax.train.evaluations import build_evaluations, with_best_metric, with_stated_mode
+from vit_jax.train.lifecycle.interruption import Interruption, Paused
+from vit_jax.train.lifecycle.lock import WorkdirLock
+from vit_jax.train.lifecycle.watchdog import Watchdog
+from vit_jax.train.profiling import Profiler, peak_flops
+from vit_jax.train.progress import Display, TrainingClock
+from vit_jax.train.run_files import last_training_line, remove_divergence, write_summary
+from vit_jax.train.start import restore
+from vit_jax.train.state import TrainState
+from vit_jax.train.writers import Writers
+from vit_jax.weights.fit import Fitted
+
+FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
+"""(checkpoints of the workdir, metadata of the run) -> the first state and a sentence on its origin."""
+
+
+class Hook(Protocol):
+    """A part of the loop that looks at every step."""
+
+    def after_step(self, step: int, metrics: hooks.DeviceMetrics) -> None:
+        """Take the metrics of a step that the devices may still compute."""
+
+
+class Session:
+    """A run between its first and its last step; `stack` closes what it opens.
+
+    The arguments and errors are those of `loop.train`. Nothing is written into the workdir before the
+    code and the config of the user have been checked.
+
+    Attributes:
+      step: steps done.
+      leaves: the only copy of the state after them, by name; a step takes its memory.
+      step_hooks: parts that look at every step, in this order.
+      before: metadata of the checkpoint that the run continues.
+    """
+
+    step: int
+    leaves: Leaves
+    train_step: Callable[[Leaves, Batch], tuple[Leaves, hooks.DeviceMetrics]]
+    step_hooks: Sequence[Hook]
+    before: JsonObject
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        run: Assembly,
+        data: Datasets,
+        workdir: WorkdirLock,
+        first_state: FirstState,
+        interruption: Interruption,
+        *,
+        split: str,
+        steps_after: int,
+        pause_fraction: float | None,
+        further: Sequence[ScheduledEvaluator],
+        fitted: Fitted | None,
+    ):
+        self._began = time.perf_counter()
+        self.run = run
+        self.data = data
+        self.split = split
+        self.workdir = workdir
+        self.folder = workdir.folder
+        self.total_steps = run.steps.total
+        self.config = with_stated_mode(with_best_metric(run.config, data), further)
+        self.pause = hooks.Pause(run.steps, pause_fraction)
+        self.evaluators = [*build_evaluations(run, data, split, interruption.check), *further]
+        self.own_checkpoints = CheckpointReader(self.folder)
+        self.metadata = overview.checkpoint_metadata(run, data, fitted)
+        origin = self._find_start(first_state)
+        run.trace_train_step()  # the last check of the user's code
+
+        self._open_files(stack)
+        self._say_opening(origin)
+        self._compile_step()
+        self._open_input(stack, interruption)
+        self._start_clocks(stack)
+        self._build_reports(steps_after)
+        self._build_hooks(interruption)
+
+    def _find_start(self, first_state: FirstState) -> str:
+        """Set the first state and its metadata; return a sentence on its origin."""
+        state, origin = first_state(self.own_checkpoints, self.metadata)
+        self.leaves = pytree.named_leaves(state)
+        self.start_step = int(jax.device_get(state.step))
+        self.step = self.start_step
+        self.before = {"wall_seconds": 0.0}
+        if self.own_checkpoints.all_steps():
+            self.before = self.own_checkpoints.metadata(self.start_step)
+        return origin
+
+    def _open_files(self, stack: contextlib.ExitStack) -> None:
+        """Open the files of the run, and the display."""
+        config = self.config
+        is_first = hosts.is_first()
+        self.writers = Writers(self.folder, config, self.start_step, enabled=is_first)
+        stack.enter_context(contextlib.closing(self.writers))
+        if is_first:
+            remove_divergence(self.folder)  # of an earlier start of the run, which repeats the step
+        self.early_stopping = EarlyStopping(config, self.before)
+        keeping = config.checkpoint
+        best_mode: Mode = "max"
+        if keeping.keep_best:
+            best_mode = require_direction(config, keeping.best_metric).mode
+        self.store = CheckpointStore(
+            self.folder,
+            keep_latest=keeping.keep_latest,
+            keep_best=keeping.keep_best,
+            best_metric=keeping.best_metric,
+            best_mode=best_mode,
+            check_workdir=self.workdir.check,
+        )
+        stack.callback(self.store.close)
+        self.display = Display(self.total_steps, self.start_step, enabled=is_first)
+        stack.enter_context(contextlib.closing(self.display))
+
+    def _say_opening(self, origin: str) -> None:
+        """Say what is trained, which checkpoints are kept, and where the run begins."""
+        keeping = self.config.checkpoint
+        self.display.say(overview.opening(self.run, self.data, self.folder, split=self.split))
+        if keeping.keep_best:
+            direction = require_direction(self.config, keeping.best_metric)
+            self.display.say(f"best     {keeping.best_metric}, {direction}")
+        self.display.say(origin)
+
+    def _compile_step(self) -> None:
+        """Compile the training step."""
+        began = time.perf_counter()
+        self.train_step = self.run.compile_train_step(self.start_step)
+        seconds = time.perf_counter() - began
+        self.display.say(f"compiled the training step in {seconds:.1f} s")
+
+    def _open_input(self, stack: contextlib.ExitStack, interruption: Interruption) -> None:
+        """Open the profiler and the training batches, whose unreadable images so far are known."""
+        logging = self.config.logging
+        self.profiler = Profiler(self.folder, logging, enabled=hosts.is_first())
+        stack.enter_context(contextlib.closing(self.profiler))
+        self.batches, log = stack.enter_context(
+            open_train_batches(self.run, self.data.train, self.start_step)
+        )
+        records = self.before.get("unreadable_records", [])
+        log.resume(self.start_step, _select_own_part(records))
+        log.defer_errors()  # the state is saved first
+        self.unreadable = hooks.UnreadableImages(log, interruption)
+
+    def _start_clocks(self, stack: contextlib.ExitStack) -> None:
+        """Start the clock and the watchdog; from here on a transfer to the host is an error."""
+        run = self.run
+        stack.enter_context(jax.transfer_guard("disallow"))
+        self.clock = TrainingClock(self.start_step, run.images, run.training_flops, peak_flops())
+        hang_seconds = self.config.logging.hang_seconds
+        # The last context that is entered is the first to see an error.
+        watchdog = Watchdog(self.folder, self.start_step, hang_seconds)
+        self.watchdog = stack.enter_context(watchdog)
+        self.pause_training = hooks.TrainingPause(self.clock, self.watchdog, self.workdir)
+
+    def _build_reports(self, steps_after: int) -> None:
+        """Build the parts that take the metrics of each step, one step late."""
+        cadence = Cadence(self.run.steps.log_every, self.total_steps)
+        divergence = hooks.Divergence(self.pause_training, self.store.wait, self._record_divergence)
+        self.log = hooks.MetricsLog(
+            cadence, self.workdir, self.store, self.unreadable, self.wall_seconds, self.writers
+        )
+        progress = hooks.Progress(
+            self.display,
+            self.clock,
+            cadence,
+            start_step=self.start_step,
+            total_steps=self.total_steps,
+            steps_after=steps_after,
+            platform=self.run.batch_sharding.mesh.devices.flat[0].platform,
+        )
+        self.reports = hooks.StepReports(
+            self.unreadable, divergence, self.clock, self.log, progress
+        )
+
+    def _build_hooks(self, interruption: Interruption) -> None:
+        """Build the other parts that the loop asks."""
+        self.step_hooks = (self.reports, self.profiler, self.watchdog, self.unreadable)
+        self.stop = hooks.StopRequest(interruption, self.unreadable, self.total_steps)
+        self.evaluation = hooks.Evaluation(
+            self.evaluators, self.writers, self.display, self.early_stopping
+        )
+        self.saving = hooks.Saving(
+            self.store,
+            self.config.checkpoint,
+            Cadence(self.run.steps.checkpoint_every, self.total_steps),
+            self.pause,
+            self.metadata,
+            self.early_stopping,
+            self.unreadable,
+            self.writers,
+            self.wall_seconds,
+        )
+
+    def _record_divergence(self, step: int, metrics: dict[str, float]) -> str:
+        from vit_jax.train.replay import record_divergence
+
+        return record_divergence(self.folder, self.run, self.data, step, metrics)
+
+    def before_step(self, step: int) -> None:
+        """Raise Paused if the run pauses before this step; start the trace that begins with it."""
+        if self.pause.is_over(step):
+            with self.pause_training():
+                self.store.wait()
+            raise Paused(step - 1, self.total_steps)
+        self.profiler.before_step(step)
+
+    def build_state(self) -> TrainState:
+        """Return the state after the steps done; the next step takes its memory."""
+        return self.run.state_from(self.leaves)
+
+    def wall_seconds(self) -> float:
+        """Return the seconds that the run has taken, those before it was resumed included."""
+        seconds: float = self.before["wall_seconds"]
+        return seconds + time.perf_counter() - self._began
+
+    def run_owed_evaluation(self) -> None:
+        """Run the evaluation that an interruption ended; add its results to the checkpoint."""
+        if not self.before.get("owes_evaluation"):
+            return
+        with self.pause_training():
+            results = self.evaluation.after_step(self.step, self.build_state())
+            self.saving.complete(self.step, results)
+
+
+def summarize(session: Session) -> JsonObject:
+    """Return the content of `summary.json`; with early stopping, of the best checkpoint kept."""
+    step = session.step
+    is_stopped_early = step < session.total_steps
+    with session.pause_training():
+        session.unreadable.require_readable(step)
+        if is_stopped_early:
+            reason = session.early_stopping.reason_to_stop()
+            session.display.say(f"step {step:>6}/{session.total_steps}  {reason}")
+        session.store.wait()
+        best_step = session.early_stopping.best_of(session.own_checkpoints.all_steps())
+        state, results = _measure_result(session, best_step)
+
+        training_metrics = session.log.latest
+        if step == session.start_step:
+            training_metrics = last_training_line(session.folder)
+        num_images = len(session.data.test)
+        num_missing = num_images - int(results.get(f"{session.split}_images", num_images))
+        summary = overview.summary(session.run, state, step, training_metrics, results, num_missing)
+        if best_step is not None:
+            summary["best_step"] = best_step
+            summary["stopped_early"] = is_stopped_early
+    return summary
+
+
+def _measure_result(session: Session, best_step: int | None) -> tuple[TrainState, dict[str, float]]:
+    """Return the state that is the result of the run, and the results of all evaluators on it."""
+    if best_step not in (None, session.step):
+        for leaf in session.leaves.values():  # there may be no room for both states
+            leaf.delete()
+        state = restore(session.run, session.own_checkpoints, best_step, session.metadata)
+        return state, session.evaluation.run_all(state)
+
+    state = session.build_state()
+    results = None
+    if session.step == session.total_steps:  # all evaluators are due after the last step
+        results = session.evaluation.results_after(session.step)
+    if results is None:
+        results = session.evaluation.run_all(state)
+    return state, results
+
+
+def publish(session: Session, summary: JsonObject) -> JsonObject:
+    """Write and show the summary, when everything else of the run is closed; return it."""
+    summary["wall_seconds"] = session.wall_seconds()
+    if hosts.is_first():
+        write_summary(session.folder, summary)
+        print(overview.closing(summary, session.folder, split=session.split), flush=True)
+    return summary
+
+
+def _select_own_part(parts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Return the unreadable records of this process, or of all if their number has changed."""
+    if len(parts) == jax.process_count():
+        return parts[jax.process_index()]
+    return list(itertools.chain.from_iterable(parts))
