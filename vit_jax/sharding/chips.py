@@ -15,14 +15,12 @@ class Chip:
     """One device."""
 
     name: str  # short and unique
-    device_kinds: tuple[
-        str, ...
-    ]  # what `jax.Device.device_kind` prints for it, without "NVIDIA " or "Tesla "
+    # Values of `jax.Device.device_kind`, without "NVIDIA " or "Tesla ".
+    device_kinds: tuple[str, ...]
     # FLOP/s of dense matrix products with float32 sums; in float16 where the source says that there is no bfloat16.
     peak_bf16_flops: float
-    memory_bytes: (
-        int  # nominal: vendors' GB of device memory are GiB; ECC and the driver keep a few per cent
-    )
+    # Nominal: vendors' GB of device memory are GiB; ECC and the driver keep a few per cent.
+    memory_bytes: int
     memory_bandwidth_bytes_per_second: float  # between that memory and the cores
     source: str  # the document that the numbers are from
 
@@ -60,9 +58,12 @@ CHIPS = (
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """The chip that jax calls `device_kind`, or None.
+    """Return the chip that jax calls `device_kind`, or None.
 
     Only complete names match: a slice of a GPU ("... MIG 1g.10gb") or a variant without a row here is unknown.
     """
     kind = device_kind.removeprefix("NVIDIA ").removeprefix("Tesla ")
-    return next((chip for chip in CHIPS if kind in chip.device_kinds), None)
+    for chip in CHIPS:
+        if kind in chip.device_kinds:
+            return chip
+    return None

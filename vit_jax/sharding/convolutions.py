@@ -14,11 +14,11 @@ from vit_jax.config.variants import BOTTLENECK
 class Convolution:
     """A square convolution without a bias, whose output is as large as its input, or half as large, rounded up."""
 
-    kernel: int  # taps along each axis, an odd number
+    kernel: int  # length along each axis, an odd number
     stride: int  # positions from one output to the next along each axis, 1 or 2
-    inputs: int  # channels of the map that it sees
-    outputs: int  # channels of the map that it makes
-    size: tuple[int, int]  # height and width of the map that it sees
+    inputs: int  # channels of the input
+    outputs: int  # channels of the output
+    size: tuple[int, int]  # height and width of the input
 
     @property
     def output_size(self) -> tuple[int, int]:
@@ -39,16 +39,18 @@ class Unit:
 
     @property
     def convolutions(self) -> tuple[Convolution, ...]:
-        return (*self.main, self.shortcut) if self.shortcut else self.main
+        if self.shortcut is None:
+            return self.main
+        return (*self.main, self.shortcut)
 
 
 def root(architecture: Architecture) -> Convolution:
-    """The 7x7 convolution that sees the image."""
+    """Return the 7x7 convolution of the image."""
     return Convolution(7, 2, 3, architecture.root_channels, architecture.image_size)
 
 
 def residual_units(architecture: Architecture) -> Iterator[Unit]:
-    """All units in order; the first of each stage but the first halves height and width."""
+    """Yield all units in order; the first of each stage but the first halves height and width."""
     a = architecture
     height, width = root(a).output_size
     inputs = a.root_channels
@@ -56,16 +58,19 @@ def residual_units(architecture: Architecture) -> Iterator[Unit]:
     for stage, num_units in enumerate(a.units):
         outputs = a.stage_channels(stage)
         for index in range(num_units):
-            unit = _unit(inputs, outputs, 2 if stage and not index else 1, size)
+            is_strided = stage > 0 and index == 0
+            unit = _build_unit(inputs, outputs, 2 if is_strided else 1, size)
             yield unit
             inputs = outputs
             size = unit.main[-1].size
 
 
-def _unit(inputs: int, outputs: int, stride: int, size: tuple[int, int]) -> Unit:
+def _build_unit(inputs: int, outputs: int, stride: int, size: tuple[int, int]) -> Unit:
     inner = outputs // BOTTLENECK
     reduce = Convolution(1, 1, inputs, inner, size)
     middle = Convolution(3, stride, inner, inner, size)
     expand = Convolution(1, 1, inner, outputs, middle.output_size)
-    shortcut = Convolution(1, stride, inputs, outputs, size)
-    return Unit((reduce, middle, expand), shortcut if inputs != outputs or stride > 1 else None)
+    shortcut = None
+    if inputs != outputs or stride > 1:
+        shortcut = Convolution(1, stride, inputs, outputs, size)
+    return Unit((reduce, middle, expand), shortcut)

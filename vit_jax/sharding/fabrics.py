@@ -19,9 +19,8 @@ class Fabric:
     kind: str  # how a topology names it, such as "v5e"
     device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
     num_axes: int  # of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
-    link_bytes_per_second: (
-        float  # of one link of the torus in one direction; of a GPU, of all its links to the switch
-    )
+    # Of one link of the torus in one direction; of a GPU, of all its links to the switch.
+    link_bytes_per_second: float
     network_bytes_per_second: float  # of one chip, to other slices or nodes
     cores_per_chip: int  # what "core-days" count; 1 for GPUs
     clock_hertz: float  # peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
@@ -38,19 +37,18 @@ def _gpus(
 
     Each has `gib` of memory, `nvlink` GB/s of NVLink or PCIe in both directions, and `cards` Gbit/s of network.
     """
-    usable = int(0.92 * gib * GIB)
     return Fabric(
         kind,
         device_kind,
-        0,
-        nvlink / 2 * GIGA,
-        cards / 8 * GIGA,
-        1,
-        0,
-        0,
-        usable,
-        8,
-        f"NVIDIA {system}",
+        num_axes=0,
+        link_bytes_per_second=nvlink / 2 * GIGA,
+        network_bytes_per_second=cards / 8 * GIGA,
+        cores_per_chip=1,
+        clock_hertz=0,
+        wraps_at=0,
+        usable_bytes=int(0.92 * gib * GIB),
+        largest_slice=8,
+        source=f"NVIDIA {system}",
     )
 
 
@@ -96,13 +94,11 @@ PASSES = {
 class Group:
     """The chips that take part in one collective."""
 
-    lengths: tuple[
-        int, ...
-    ] = ()  # of the torus' axes that it spans, without those of length 1; () behind a switch
-    is_ring: tuple[bool, ...] = ()  # for each of them, whether its ends are joined
-    stride: int = (
-        1  # from one member to the next along an axis, at most; so many groups share each link
-    )
+    # Lengths of the torus' axes that the group spans, without those of length 1; () behind a switch.
+    lengths: tuple[int, ...] = ()
+    is_ring: tuple[bool, ...] = ()  # for each of these axes, whether its ends are joined
+    # Largest distance of neighbours along an axis, and number of groups that share each link.
+    stride: int = 1
     num_switched: int = 1  # GPUs of one node that take part; 1 for TPUs
     num_slices: int = 1  # slices or nodes that take part
 
@@ -114,45 +110,50 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
     chip sends its share of the array. `operation` is a key of `PASSES`; `num_bytes` are of the complete array.
     """
     num_members = group.num_switched * math.prod(group.lengths)
-    inside = _inside_seconds(operation, num_bytes, group, fabric) if num_members > 1 else 0.0
+    inside = 0.0
+    if num_members > 1:
+        inside = _inside_seconds(operation, num_bytes, group, fabric)
     if group.num_slices == 1:
         return inside
     passes = max(PASSES[operation], 1)
-    share = num_bytes / num_members  # what each chip has to take across
+    share = num_bytes / num_members  # bytes that each chip sends to other slices
     across = passes * share * (1 - 1 / group.num_slices) / fabric.network_bytes_per_second
     return inside + across + passes * NETWORK_SECONDS
 
 
 def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
     """Return the time within a slice or node."""
-    links = sum(2 if ring else 1 for ring in group.is_ring) or 1
-    hops = (
-        sum(n // 2 if ring else n - 1 for n, ring in zip(group.lengths, group.is_ring, strict=True))
-        or 1
-    )
+    num_links = 0
+    num_hops = 0
+    for length, is_ring in zip(group.lengths, group.is_ring, strict=True):
+        num_links += 2 if is_ring else 1
+        num_hops += length // 2 if is_ring else length - 1
+    num_links = max(num_links, 1)
+    num_hops = max(num_hops, 1)
+
     speed = fabric.link_bytes_per_second / group.stride
-    if operation == "collective-permute":  # every chip passes what it has on to its neighbour
+    if operation == "collective-permute":  # every chip sends its array to its neighbour
         return num_bytes / speed + HOP_SECONDS * group.stride
+    passes = PASSES[operation]
     share = 1 - 1 / (group.num_switched * math.prod(group.lengths))
-    return (
-        PASSES[operation] * num_bytes * share / (links * speed)
-        + max(PASSES[operation], 1) * hops * HOP_SECONDS
-    )
+    transfer_seconds = passes * num_bytes * share / (num_links * speed)
+    return transfer_seconds + max(passes, 1) * num_hops * HOP_SECONDS
 
 
 def fabric_of(device_kind: str) -> Fabric | None:
     """Return the fabric of a device, by the name that jax has for it, or None."""
     chip = find_chip(device_kind)
-    return next(
-        (
-            fabric
-            for fabric in FABRICS
-            if chip is not None and find_chip(fabric.device_kind) is chip
-        ),
-        None,
-    )
+    if chip is None:
+        return None
+    for fabric in FABRICS:
+        if find_chip(fabric.device_kind) is chip:
+            return fabric
+    return None
 
 
 def find_fabric(kind: str) -> Fabric | None:
-    """The fabric of this kind, or None."""
-    return next((fabric for fabric in FABRICS if fabric.kind == kind), None)
+    """Return the fabric of this kind, or None."""
+    for fabric in FABRICS:
+        if fabric.kind == kind:
+            return fabric
+    return None

@@ -25,9 +25,10 @@ class Memory:
     optimizer: int  # moments and counters
     average: int  # Polyak's; 0 without one
     batch: int  # images, labels and masks
-    activations: int  # what the loops over layers keep for the backward pass
-    gradients: int  # what the backward loops collect
-    temporary: int  # the rest: a layer's work, copies in the compute dtype, layers outside of loops, logits, gaps
+    activations: int  # kept by the loops over layers for the backward pass
+    gradients: int  # collected by the backward loops
+    # Work of a layer, copies in the compute dtype, layers outside of loops, logits, gaps.
+    temporary: int
     program: int  # the instructions
 
     @property
@@ -81,26 +82,37 @@ GATHERED = 1.7
 
 
 def padded_bytes(shape: tuple[int, ...], itemsize: int, *, tiled: bool = True) -> int:
-    """Bytes of an array; with tiles, in the layout that needs the least padding."""
+    """Return the bytes of an array; with tiles, in the layout that needs the least padding."""
     if not tiled or not shape:
         return math.prod(shape) * itemsize
     if len(shape) == 1:
-        return (
-            _up(shape[0], next((tile for tile in _VECTORS if shape[0] <= tile), _VECTORS[-1]))
-            * itemsize
-        )
+        tile = _smallest_holding(shape[0], _VECTORS)
+        return _round_up(shape[0], tile) * itemsize
     pairs = itertools.permutations(range(len(shape)), 2)
-    return min(_in_tiles(shape, rows, lanes) for rows, lanes in pairs) * itemsize
+    return min(_count_in_tiles(shape, rows, lanes) for rows, lanes in pairs) * itemsize
 
 
-def _in_tiles(shape: tuple[int, ...], rows: int, lanes: int) -> int:
-    """Values of an array whose dimension `lanes` is the minor one and `rows` the next; few rows have smaller tiles."""
-    height = next((height for height in (1, 2, 4) if shape[rows] <= height), ROWS)
-    rest = math.prod(shape) // (shape[rows] * shape[lanes] or 1)
-    return rest * _up(shape[rows], height) * _up(shape[lanes], LANES)
+def _count_in_tiles(shape: tuple[int, ...], rows: int, lanes: int) -> int:
+    """Return the number of values of an array with padding.
+
+    The dimension `lanes` is the minor one and `rows` the next; few rows have smaller tiles.
+    """
+    num_rows = shape[rows]
+    num_lanes = shape[lanes]
+    height = _smallest_holding(num_rows, (1, 2, 4, ROWS))
+    others = math.prod(shape) // (num_rows * num_lanes or 1)
+    return others * _round_up(num_rows, height) * _round_up(num_lanes, LANES)
 
 
-def _up(length: int, multiple: int) -> int:
+def _smallest_holding(length: int, sizes: tuple[int, ...]) -> int:
+    """Return the first size that holds a length, or the last one."""
+    for size in sizes:
+        if length <= size:
+            return size
+    return sizes[-1]
+
+
+def _round_up(length: int, multiple: int) -> int:
     return -(-length // multiple) * multiple
 
 
@@ -134,37 +146,28 @@ def passing_bytes(
     """
     sizes = _Sizes(architecture, images, model_shards, tiled)
     remat = architecture.remat
-    depth = architecture.depth
-    layers = list(sizes.kept(remat))
-    everything = list(sizes.kept("none"))
-    kept = list(itertools.accumulate(layers))
-    num_units = len(layers) - depth
-    is_spared = sizes.has_kernel and (remat != "none" or sizes.is_unrolled)
-    working_share = WORKING_WITH_KERNEL["tpu" if tiled else "gpu"] if is_spared else WORKING[remat]
-    shares = [WORKING_UNIT[remat]] * num_units + [working_share] * depth
-    spared = ON_CHIP if tiled else 0
-    working = [
-        max(0, share * size - spared) for share, size in zip(shares, everything, strict=True)
-    ]
-    peak = max(range(len(layers)), key=lambda layer: kept[layer] + working[layer])
-    copies = sizes.itemsize * layer_parameters if sizes.itemsize < 4 or remat == "none" else 0
-    stacked = copies if remat == "none" else 0  # beside the activations
-    temporary = (
-        working[peak]
-        + COPIES[remat] * gradient_bytes
-        + GATHERED * 4 * gathered_parameters
-        + copies
-        - stacked
-    )
+    kept = list(itertools.accumulate(sizes.kept(remat)))
+    working = sizes.working(remat)
+    peak = max(range(len(kept)), key=lambda layer: kept[layer] + working[layer])
+
+    activations = kept[peak]
+    temporary = working[peak] + COPIES[remat] * gradient_bytes + GATHERED * 4 * gathered_parameters
+    has_copies = sizes.itemsize < 4 or remat == "none"
+    if has_copies:
+        copies = sizes.itemsize * layer_parameters
+        if remat == "none":  # they are stacked beside the activations
+            activations += copies
+        else:
+            temporary += copies
     if gathered_parameters and tiled and sizes.is_unrolled:
         temporary += DELAYED * kept[-1]
     temporary += 2 * sizes.padded(images * 3, *architecture.image_size)
-    temporary += 2 * sizes.padded(
-        images, architecture.num_classes or 1, itemsize=4
-    )  # logits and their gradient
-    temporary += SUMS * gradient_bytes if is_accumulated else 0
+    logits = sizes.padded(images, architecture.num_classes or 1, itemsize=4)
+    temporary += 2 * logits  # and their gradient
+    if is_accumulated:
+        temporary += SUMS * gradient_bytes
     return {
-        "activations": kept[peak] + stacked,
+        "activations": activations,
         "gradients": gradient_bytes,
         "temporary": int(temporary),
     }
@@ -194,23 +197,37 @@ class _Sizes:
         return padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
 
     def kept(self, remat: str) -> Iterator[int]:
-        """Return the bytes that this policy keeps of the root, each residual unit and each block."""
+        """Yield the bytes that this policy keeps of the root, each residual unit and each block."""
         require_formulas(self.a)
         if self.a.has_resnet:
-            conv = convolutions.root(
-                self.a
-            )  # no policy computes it again, nor its norm, where it has one
-            each = self._map if self.a.residual_unit == "preactivation" else self._normed
-            yield each(conv.output_size, conv.outputs)
+            # No policy recomputes the root, nor its norm, which only postactivation has.
+            root = convolutions.root(self.a)
+            if self.a.residual_unit == "preactivation":
+                yield self._map(root.output_size, root.outputs)
+            else:
+                yield self._normed(root.output_size, root.outputs)
             for unit in convolutions.residual_units(self.a):
                 yield self._unit(unit, remat)
         if self.a.has_transformer:
             yield from itertools.repeat(self._block(remat), self.a.depth)
 
+    def working(self, remat: str) -> list[float]:
+        """Return the bytes that each layer works with in the backward pass, beside those that are kept."""
+        everything = list(self.kept("none"))
+        num_units = len(everything) - self.a.depth
+        is_spared = self.has_kernel and (remat != "none" or self.is_unrolled)
+        block_share = WORKING[remat]
+        if is_spared:
+            block_share = WORKING_WITH_KERNEL["tpu" if self.tiled else "gpu"]
+        on_chip = ON_CHIP if self.tiled else 0
+        shares = [WORKING_UNIT[remat]] * num_units + [block_share] * self.a.depth
+        sizes = zip(shares, everything, strict=True)
+        return [max(0, share * size - on_chip) for share, size in sizes]
+
     def _block(self, remat: str) -> int:
         a = self.a
         images = self.images
-        tokens = self.a.sequence_length
+        tokens = a.sequence_length
         halves = len(self.a.attention_lengths)
         stream = self.padded(images * tokens, a.width)
         means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
@@ -219,20 +236,19 @@ class _Sizes:
         by_heads = self.padded(images * tokens, a.width // self.shards)
         if remat == "attention":
             return stream + halves * (stream + by_heads + means)
-        rows = _up(tokens, ROWS if self.tiled else 1)
-        hidden = self.padded(images * rows, a.mlp_dim // self.shards) * (
-            1 if a.mlp == "gelu" else 2
-        )  # and the gate
-        if (
-            self.is_unrolled and not self.tiled
-        ):  # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative
+        rows = self._round_up_rows(tokens)
+        hidden = self.padded(images * rows, a.mlp_dim // self.shards)
+        if a.mlp != "gelu":
+            hidden *= 2  # with the gate
+        if self.is_unrolled and not self.tiled:
+            # XLA for GPUs keeps normalised tokens, dropout and GELU's derivative.
             return int(stream + halves * (4 * stream + 4 * by_heads + GPU_HIDDEN[remat] * hidden))
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
         norms = 6 * self.padded(images * rows, a.width, itemsize=4)
-        scores = (
-            0 if self.has_kernel else sum(self._scores(length) for length in a.attention_lengths)
-        )
+        scores = 0
+        if not self.has_kernel:
+            scores = sum(map(self._scores, a.attention_lengths))
         return halves * (norms + 2 * stream + 4 * by_heads + 6 * hidden) + scores
 
     @property
@@ -244,57 +260,68 @@ class _Sizes:
     @property
     def has_kernel(self) -> bool:
         """Return whether attention keeps its scores on the chip: by Pallas on TPUs, by cuDNN on GPUs."""
-        return self.itemsize == 2 and self.a.block_attention in (
-            "auto",
-            "pallas" if self.tiled else "cudnn",
-        )
+        kernel = "pallas" if self.tiled else "cudnn"
+        return self.itemsize == 2 and self.a.block_attention in ("auto", kernel)
+
+    def _round_up_rows(self, length: int) -> int:
+        """Return a number of rows with the padding of tiles."""
+        if not self.tiled:
+            return length
+        return _round_up(length, ROWS)
 
     def _scores(self, length: int) -> int:
-        """The weights of an attention to so many tokens, in float32 and in the compute dtype; the keys of offsets."""
+        """Return the bytes of attention weights over `length` tokens, and of the keys of offsets.
+
+        The weights exist in float32 and in the compute dtype.
+        """
         a = self.a
-        lines = self.images * self.a.sequence_length // length
+        lines = self.images * a.sequence_length // length
         rows = lines * (a.num_heads // self.shards) * length
         scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
-        offsets = (
-            self.padded(length * length, a.width // a.num_heads)
-            if a.position_embedding == "relative"
-            else 0
-        )
-        return scores * _up(length, ROWS if self.tiled else 1) // length + offsets
+        scores = scores * self._round_up_rows(length) // length
+        if a.position_embedding != "relative":
+            return scores
+        return scores + self.padded(length * length, a.width // a.num_heads)
 
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:
         """Return bytes of a residual unit: its input, outputs of its convolutions, or inputs and outputs of its norms.
 
-        Norms before the convolutions see the input and what the first two gave, norms after them what all gave.
+        Norms before the convolutions see the input and the outputs of the first two, norms after them all outputs.
         """
         entering = (unit.main[0].size, unit.main[0].inputs)
-        inner = [(conv.output_size, conv.outputs // self.shards) for conv in unit.main[:2]]
-        if self.a.residual_unit == "preactivation":
-            plain = []
-            normed = [entering, *inner]
-        else:
-            plain = [entering]
-            normed = inner + [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
         if remat == "full":
             return self._map(*entering)
+        plain = []
+        normed = [(conv.output_size, conv.outputs // self.shards) for conv in unit.main[:2]]
+        if self.a.residual_unit == "preactivation":
+            normed.append(entering)
+        else:
+            plain.append(entering)
+            normed += [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
         if remat in ("dots", "attention"):
-            return sum(self._map(*each) for each in (*plain, *normed))
-        kernels = sum(conv.parameters for conv in unit.convolutions) * (2 * 4 + self.itemsize)
-        return (
-            kernels
-            + sum(self._map(*each) for each in plain)
-            + sum(self._normed(*each) for each in normed)
-        )
+            return sum(itertools.starmap(self._map, plain + normed))
+        num_parameters = sum(conv.parameters for conv in unit.convolutions)
+        kernels = num_parameters * (2 * 4 + self.itemsize)
+        maps = sum(itertools.starmap(self._map, plain))
+        return kernels + maps + sum(itertools.starmap(self._normed, normed))
 
     def _normed(self, size: tuple[int, int], channels: int) -> int:
-        """A map at a group norm: centred and whitened by groups, scaled, in the compute dtype, and ReLU's mask."""
+        """Return the bytes of a map at a group norm.
+
+        They are: centred and whitened by groups, scaled, in the compute dtype, and ReLU's mask.
+        """
         groups = (self.images, *size, NUM_GROUPS, max(channels // NUM_GROUPS, 1))
         plain = self._map(size, channels)
         float32 = plain * 4 // self.itemsize
         return 2 * self.padded(*groups, itemsize=4) + float32 + plain + float32 // 4
 
     def _map(self, size: tuple[int, int], channels: int) -> int:
-        """A map in the compute dtype; its channels lie along the lanes, unless the images can."""
+        """Return the bytes of a map in the compute dtype.
+
+        On TPUs its channels lie along the lanes, unless the images can.
+        """
+        num_bytes = math.prod(size) * self.images * channels * self.itemsize
+        if not self.tiled:
+            return num_bytes
         lanes = self.images if self.images % LANES == 0 else channels
-        values = math.prod(size) * self.images * channels
-        return values * self.itemsize * (_up(lanes, LANES) if self.tiled else lanes) // lanes
+        return num_bytes * _round_up(lanes, LANES) // lanes

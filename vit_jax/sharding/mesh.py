@@ -6,6 +6,7 @@ Axes: `replica` between groups of devices that each hold all parameters (slices,
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -28,10 +29,9 @@ _SPECS = {
     "map_BRC": PartitionSpec(BATCH_AXES, None, None),  # positions in one dimension
     "whole": PartitionSpec(),
     "bias_3E": PartitionSpec(None, "model"),
-    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # what every image adds to its gradient
-    "rows_BTGS": PartitionSpec(
-        BATCH_AXES, "model", None, None
-    ),  # one number for each query, heads in groups of G
+    "bias_B3E": PartitionSpec(BATCH_AXES, None, "model"),  # gradients of each image
+    # One number for each query, heads in groups of G.
+    "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),
 }
 TPU_OPTIONS = {
     # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By
@@ -58,7 +58,7 @@ KIND_OPTIONS = {  # by `device_kind`
 
 
 def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
-    """All devices, in the order that suits their network: neighbours along `model`, slices along `replica`.
+    """Return all devices in the order of their network: neighbours along `model`, slices along `replica`.
 
     The product of the config's `num_replicas` and `num_model_shards` divides the number of devices (`resolve` checks
     it); the data axis takes the remaining ones.
@@ -67,22 +67,30 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
       ValueError: numbers that do not fit the slices.
     """
     num_slices = count_slices(devices)
-    replicas = num_slices if config.num_replicas is None else config.num_replicas
-    model = config.num_model_shards
-    if replicas % num_slices and num_slices % replicas:
-        rule = f"must divide the {num_slices} slices, or be a multiple"
+    num_replicas = config.num_replicas
+    if num_replicas is None:
+        num_replicas = num_slices
+    if num_replicas % num_slices and num_slices % num_replicas:
         raise ValueError(
-            f"config.sharding.num_replicas={replicas}: {rule}. Leave it at None for {num_slices}."
+            f"config.sharding.num_replicas={num_replicas}: must divide the {num_slices} slices, "
+            f"or be a multiple. Leave it at None for {num_slices}."
         )
-    if (len(devices) // num_slices) % model:
-        rule = f"must divide the {len(devices) // num_slices} devices of a slice, within which the network is fast"
-        raise ValueError(f"config.sharding.num_model_shards={model}: {rule}.")
-    shape = (replicas, len(devices) // (replicas * model), model)
+    devices_of_slice = len(devices) // num_slices
+    num_shards = config.num_model_shards
+    if devices_of_slice % num_shards:
+        raise ValueError(
+            f"config.sharding.num_model_shards={num_shards}: must divide the {devices_of_slice} "
+            "devices of a slice, within which the network is fast."
+        )
+
+    shape = (num_replicas, len(devices) // (num_replicas * num_shards), num_shards)
     if num_slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-    else:  # more than one along data where parameters are spread over slices
-        between = (gcd := math.gcd(replicas, num_slices), num_slices // gcd, 1)
-        within = tuple(size // slices for size, slices in zip(shape, between, strict=True))
+    else:
+        # Several slices lie along data where parameters are spread over slices.
+        slices_of_replicas = math.gcd(num_replicas, num_slices)
+        between = (slices_of_replicas, num_slices // slices_of_replicas, 1)
+        within = tuple(map(operator.floordiv, shape, between))
         grid = mesh_utils.create_hybrid_device_mesh(
             within, between, devices, allow_split_physical_axes=True
         )
@@ -91,22 +99,21 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
     """Return the number of groups with a fast network, as jax counts them: TPU slices, nodes of GPUs; 1 on CPUs."""
-    slices = {
-        getattr(device, "slice_index", None) or 0 for device in devices if device.platform != "cpu"
-    }
+    accelerators = [device for device in devices if device.platform != "cpu"]
+    slices = {getattr(device, "slice_index", None) or 0 for device in accelerators}
     return max(len(slices), 1)
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """Options of `jax.jit` for a step on this mesh, or None."""
+    """Return the options of `jax.jit` for a step on this mesh, or None."""
     device = mesh.devices.flat[0]
-    return (
-        TPU_OPTIONS | KIND_OPTIONS.get(device.device_kind, {}) if device.platform == "tpu" else None
-    )
+    if device.platform != "tpu":
+        return None
+    return TPU_OPTIONS | KIND_OPTIONS.get(device.device_kind, {})
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The batch dimension split over replicas and data, the others not split."""
+    """Return the sharding that splits the first dimension over replicas and data."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -141,15 +148,19 @@ class Placement:
         if version is None:
             return None
         match = re.fullmatch(r"(\d+)\.(\d+)", str(version))
-        return (int(match[1]), int(match[2])) if match else (0, 0)
+        if match is None:
+            return (0, 0)
+        return (int(match[1]), int(match[2]))
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
-        """The activation in its layout."""
-        return jax.lax.with_sharding_constraint(activation, NamedSharding(self.mesh, _SPECS[name]))
+        """Return the activation with the sharding constraint of its name."""
+        sharding = NamedSharding(self.mesh, _SPECS[name])
+        return jax.lax.with_sharding_constraint(activation, sharding)
 
     def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
         """Return the function as run on each device's shard, see `devices.Place`."""
-        specs, out_specs = (tuple(_SPECS[name] for name in group) for group in (names, results))
+        in_specs = tuple(map(_SPECS.__getitem__, names))
+        out_specs = tuple(map(_SPECS.__getitem__, results))
         return jax.shard_map(
-            function, mesh=self.mesh, in_specs=specs, out_specs=out_specs, check_vma=False
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
         )

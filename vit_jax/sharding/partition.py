@@ -9,7 +9,7 @@ K classes.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
@@ -23,14 +23,15 @@ T = TypeVar("T")
 class Split:
     """The dimension of an array that each axis of the mesh splits, counted from the last: layers may be stacked."""
 
-    data: int | None = (
-        None  # of FSDP, which spreads what is stored; None: too small to be worth a collective
-    )
-    model: int | None = None  # of tensor parallelism, which spreads what is computed
+    # FSDP spreads stored arrays over the data axis; None: the array is too small for a collective.
+    data: int | None = None
+    # Tensor parallelism spreads computation over the model axis.
+    model: int | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Return whether an array of this shape has the dimensions to split."""
-        return all(dim is None or -dim <= len(shape) for dim in (self.data, self.model))
+        dims = [dim for dim in (self.data, self.model) if dim is not None]
+        return all(-dim <= len(shape) for dim in dims)
 
 
 WHOLE = Split()
@@ -50,7 +51,7 @@ RULES: tuple[tuple[str, Split], ...] = (
     (r".*mlp/(expand|gate)/lora_b", Split(model=-1)),  # (L, r, M)
     (r".*mlp/contract/lora_a", Split(model=-2)),  # (L, M, r)
     (r".*/lora_[ab]", WHOLE),
-    # Bottlenecks likewise: the inner channels are spread, one sum at the end of a unit.
+    # In bottlenecks the inner channels are spread: one sum at the end of a unit.
     (r".*conv[12]/kernel", Split(data=-2, model=-1)),  # (height, width, I, O)
     (r".*(conv3|shortcut/conv)/kernel", Split(data=-1, model=-2)),
     (r".*root/conv/kernel", Split(data=-1)),
@@ -84,45 +85,55 @@ def spec_of(
     Raises:
       ValueError: the model axis does not divide the dimension that a rule assigns to it.
     """
-    split = pytree.first_match(RULES, name)
-    if (
-        parameters is not None and shape != _shape_of_parameter(name, parameters)
-    ) or not split.fits(shape):
-        split = OTHER
+    split = _find_split(name, shape, parameters)
     spec: list[str | None] = [None] * len(shape)
-    data = _largest_divisible(shape, axes["data"]) if split is OTHER else split.data
-    if (
-        strategy == "fsdp"
-        and data is not None
-        and axes["data"] > 1
-        and shape[data] % axes["data"] == 0
-    ):
-        spec[data] = "data"
-    if split.model is not None and axes["model"] > 1:
-        if shape[split.model] % axes["model"]:
-            rule = f"must divide dimension {split.model} of {name}, which is {shape[split.model]} in {shape}"
+    num_data = axes["data"]
+    if strategy == "fsdp" and num_data > 1:
+        dim = split.data
+        if split is OTHER:
+            dim = _find_largest_divisible(shape, num_data)
+        if dim is not None and shape[dim] % num_data == 0:
+            spec[dim] = "data"
+
+    num_shards = axes["model"]
+    if split.model is not None and num_shards > 1:
+        size = shape[split.model]
+        if size % num_shards:
             raise ValueError(
-                f"config.sharding.num_model_shards={axes['model']}: {rule}. Choose a divisor."
+                f"config.sharding.num_model_shards={num_shards}: must divide dimension "
+                f"{split.model} of {name}, which is {size} in {shape}. Choose a divisor."
             )
         spec[split.model] = "model"
-    return PartitionSpec(*spec) if any(spec) else PartitionSpec()
+    if not any(spec):
+        return PartitionSpec()
+    return PartitionSpec(*spec)
 
 
-def _shape_of_parameter(
+def _find_split(
+    name: str, shape: tuple[int, ...], parameters: Mapping[str, tuple[int, ...]] | None
+) -> Split:
+    """Return the rule of an array of the state; see `spec_of`."""
+    split = pytree.first_match(RULES, name)
+    if parameters is not None and shape != _find_shape_of_parameter(name, parameters):
+        return OTHER
+    if not split.fits(shape):
+        return OTHER
+    return split
+
+
+def _find_shape_of_parameter(
     name: str, parameters: Mapping[str, tuple[int, ...]]
 ) -> tuple[int, ...] | None:
-    """The shape of the parameter whose name this one ends in; None where there is none."""
+    """Return the shape of the parameter whose name this one ends in, or None."""
     while name not in parameters and name:
         name = name.partition("/")[2]
     return parameters.get(name)
 
 
-def _largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
-    return max(
-        (dim for dim, size in enumerate(shape) if size % divisor == 0),
-        key=shape.__getitem__,
-        default=None,
-    )
+def _find_largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
+    """Return the largest dimension that the divisor divides, the first of equal ones, or None."""
+    dims = [dim for dim, size in enumerate(shape) if size % divisor == 0]
+    return max(dims, key=shape.__getitem__, default=None)
 
 
 def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
@@ -131,34 +142,47 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     Raises:
       ValueError: as `spec_of`, or FSDP would split less than half of the tree.
     """
-    leaves = pytree.named_leaves(tree)
     axes = dict(mesh.shape)
     network = pytree.named_leaves(getattr(tree, "model", tree))
     parameters = {name: leaf.shape for name, leaf in network.items()}
-    sizes = {name: math.prod(leaf.shape) for name, leaf in leaves.items() if leaf.shape}
+    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(tree).items()}
 
     def spec(name: str, axes: dict[str, int]) -> PartitionSpec:
-        return spec_of(name, leaves[name].shape, axes, strategy, parameters)
+        return spec_of(name, shapes[name], axes, strategy, parameters)
 
     def is_effective(axes: dict[str, int]) -> bool:
         """Return whether FSDP splits at least half of all values."""
-        split = sum(size for name, size in sizes.items() if "data" in spec(name, axes))
-        return axes["data"] == 1 or 2 * split >= sum(sizes.values())
+        if axes["data"] == 1:
+            return True
+        total = 0
+        split = 0
+        for name, shape in shapes.items():
+            if not shape:
+                continue
+            size = math.prod(shape)
+            total += size
+            if "data" in spec(name, axes):
+                split += size
+        return 2 * split >= total
 
     if strategy == "fsdp" and not is_effective(axes):  # FSDP would silently be off
-        devices = axes["replica"] * axes["data"]
-        sizes_of = (
-            axes | {"replica": n, "data": devices // n}
-            for n in range(1, devices)
-            if devices % n == 0
-        )
-        better = next(
-            (f"config.sharding.num_replicas={a['replica']}" for a in sizes_of if is_effective(a)),
-            None,
-        )
-        rule = f"a data axis of {axes['data']} devices must divide most parameters' dimensions"
-        fix = better or "parameters=replicated"
         raise ValueError(
-            f"config.sharding.parameters='fsdp': {rule}, or they stay replicated. Choose {fix}."
+            f"config.sharding.parameters='fsdp': a data axis of {axes['data']} devices must divide "
+            "most parameters' dimensions, or they stay replicated. "
+            f"Choose {_find_better_sharding(axes, is_effective)}."
         )
     return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)
+
+
+def _find_better_sharding(
+    axes: dict[str, int], is_effective: Callable[[dict[str, int]], bool]
+) -> str:
+    """Return the value of an option with which FSDP splits most parameters, or is off."""
+    num_devices = axes["replica"] * axes["data"]
+    for num_replicas in range(1, num_devices):
+        if num_devices % num_replicas:
+            continue
+        other = axes | {"replica": num_replicas, "data": num_devices // num_replicas}
+        if is_effective(other):
+            return f"config.sharding.num_replicas={num_replicas}"
+    return "parameters=replicated"
