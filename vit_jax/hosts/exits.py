@@ -17,12 +17,14 @@ STOPPED = 130  # Ctrl-C twice: at once, without saving
 
 
 def code_of(error: BaseException) -> int:
-    """The exit code of a run that ends with this error."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else FAILED
+    """Return the exit code of a run that ends with this error."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
     if isinstance(error, KeyboardInterrupt):
-        return getattr(error, "exit_code", STOPPED)  # that of `cli.stop.Terminated`
-    return MISUSED if isinstance(error, ValueError) else FAILED
+        return getattr(error, "exit_code", STOPPED)  # `cli.stop.Terminated` has a code
+    if isinstance(error, ValueError):
+        return MISUSED
+    return FAILED
 
 
 def say(message: str) -> None:

@@ -28,7 +28,7 @@ def find_place(
     count_gpus: cluster.GpuCount,
     find_host: cluster.FindHost,
 ) -> Place | None:
-    """The place of this process in its run; None if it is the only one.
+    """Return the place of this process in its run; None if it is the only one.
 
     `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of GPUs it can use;
     `find_host` maps the name of a SLURM node to a name or address that can be reached.
@@ -201,14 +201,13 @@ def _patience(place: Place, timeout: int, serving: threading.Event) -> Iterator[
 def _situation(place: Place, is_serving: bool) -> str:
     """Describe the other processes, as far as a waiting process knows them."""
     host, _, port = place.coordinator.rpartition(":")
+    if place.process_id == 0 and is_serving:
+        return "sees others missing"
     if place.process_id == 0:
-        return (
-            "sees others missing"
-            if is_serving
-            else f"waits for port {port}, which another program still holds"
-        )
+        return f"waits for port {port}, which another program still holds"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except OSError as error:
-        return f"found no process at {place.coordinator}, the address of process 0: {error.strerror or error}"
+        reason = error.strerror or error
+        return f"found no process at {place.coordinator}, the address of process 0: {reason}"
     return f"has reached process 0 at {place.coordinator}; others are missing"

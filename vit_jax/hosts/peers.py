@@ -106,7 +106,7 @@ class Peers:
         self._seen_at = dict.fromkeys(range(num_processes), now)
         self._judged_at = now
         self._failures: dict[int, Failure] = {}
-        self._heard_verdict: Verdict | None = None
+        self._received_verdict: Verdict | None = None
         self._showed_at = -1  # the progress at which stacks were last printed
         self._threads: list[threading.Thread] = []
 
@@ -114,14 +114,16 @@ class Peers:
 
     def start(self) -> None:
         """Start the threads; again has no effect."""
-        actions = [self.check] if self._store is None else [self.check, self.talk]
-        if not self._threads:
-            self._threads = [
-                threading.Thread(target=self._repeat, args=(action,), daemon=True)
-                for action in actions
-            ]
-            for thread in self._threads:
-                thread.start()
+        if self._threads:
+            return
+        actions = [self.check]
+        if self._store is not None:
+            actions.append(self.talk)
+        for action in actions:
+            thread = threading.Thread(target=self._repeat, args=(action,), daemon=True)
+            self._threads.append(thread)
+        for thread in self._threads:
+            thread.start()
 
     def watch_steps(
         self, rule: Rule | None, last_checkpoint: Callable[[], int | None], start_step: int
@@ -132,9 +134,8 @@ class Peers:
         """
         self._rule = rule
         self._last_checkpoint = last_checkpoint
-        if (
-            self._store is not None
-        ):  # one may have compiled for longer than the first collectives of another wait
+        if self._store is not None:
+            # A process may have compiled for longer than the first collectives of another wait.
             self._num_runs += 1
             self._store.wait_at_barrier(f"vit_jax/run/{self._num_runs}", MEETING_SECONDS * 1000)
         self._step = start_step
@@ -142,8 +143,8 @@ class Peers:
         self.start()
 
     def step_done(self, step: int) -> None:
-        """A step has been handed to the devices."""
-        self._progress = self._progress + 1
+        """Note a step that has been handed to the devices."""
+        self._progress += 1
         self._step = step
         self._idle_since = time.monotonic()
 
@@ -152,28 +153,27 @@ class Peers:
         self._idle_since = None
 
     def resume(self) -> None:
-        """Steps follow again."""
+        """Apply the time limit of steps again."""
         self._idle_since = time.monotonic()
 
     def fail(self, error: BaseException) -> None:
         """Report to the others that this process ends; does not return if another process caused the error."""
         if self._failure is not None or self._store is None:
             return
-        if (
-            is_consequence(error) or self._is_first_silent()
-        ):  # another's end: `check` is about to find it
+        if is_consequence(error) or self._is_first_silent():
+            # Another process has ended, and `check` is about to find it.
             time.sleep(self._lost_seconds + 5 * POLL_SECONDS)
-        kind = type(error).__name__
-        said = first_line(error)
-        words = kind if said == kind else f"{kind}: {said}"
-        failure = Failure(message=words, exit_code=exits.code_of(error), step=self._step)
+        message = type(error).__name__
+        reason = first_line(error)
+        if reason != message:
+            message += f": {reason}"
+        failure = Failure(message=message, exit_code=exits.code_of(error), step=self._step)
         self._failure = failure
         self._failed_at = time.monotonic()
         with contextlib.suppress(Exception):  # the others will notice anyway
             if self.process_id == 0:
-                self._post(
-                    "first/verdict", dataclasses.asdict(self._verdict_on_failure(0, failure))
-                )
+                verdict = self._judge_failure(0, failure)
+                self._post("first/verdict", dataclasses.asdict(verdict))
             else:
                 self._post(f"all/failure/{self.process_id}", dataclasses.asdict(failure))
 
@@ -205,17 +205,22 @@ class Peers:
 
     def talk(self) -> None:
         """Post the report of this process and read those of the others; once a second, by a thread."""
-        folder = "first" if self.process_id == 0 else "all"
-        self._post(f"{folder}/report/{self.process_id}", dataclasses.asdict(self.own_report()))
-        for key, said in self._read("all" if self.process_id == 0 else "first"):
+        written = "all"
+        read = "first"
+        if self.process_id == 0:
+            written = "first"
+            read = "all"
+        report = dataclasses.asdict(self.own_report())
+        self._post(f"{written}/report/{self.process_id}", report)
+        for key, content in self._read(read):
             kind, _, process = key.partition("/")
             if kind == "report":
-                self._hear(int(process), Report(**said))
+                self._receive(int(process), Report(**content))
             elif kind == "failure":
-                self._failures[int(process)] = Failure(**said)
+                self._failures[int(process)] = Failure(**content)
             elif kind == "verdict":
-                self._heard_verdict = Verdict(**said)
-            elif self.process_id in said:  # of those that are to print their stacks
+                self._received_verdict = Verdict(**content)
+            elif self.process_id in content:  # processes that shall print their stacks
                 self._show_stacks()
 
     def _post(self, key: str, value: object) -> None:
@@ -225,23 +230,26 @@ class Peers:
     def _read(self, folder: str) -> list[tuple[str, Any]]:
         assert self._store is not None
         prefix = f"vit_jax/{folder}"
-        said = self._store.key_value_dir_get(prefix)
-        return [(key.removeprefix(f"{prefix}/"), json.loads(text)) for key, text in said]
+        messages = self._store.key_value_dir_get(prefix)
+        return [(key.removeprefix(f"{prefix}/"), json.loads(text)) for key, text in messages]
 
     def own_report(self) -> Report:
-        """State of this process."""
+        """Return the state of this process, with the next beat."""
         self._beat += 1
-        since = self._idle_since
+        idle_seconds = None
+        idle_since = self._idle_since
+        if idle_since is not None:
+            idle_seconds = time.monotonic() - idle_since
         return Report(
             beat=self._beat,
             host=self._host,
             step=self._step,
             progress=self._progress,
-            idle_seconds=None if since is None else time.monotonic() - since,
+            idle_seconds=idle_seconds,
             has_ended=self._has_ended,
         )
 
-    def _hear(self, process: int, report: Report) -> None:
+    def _receive(self, process: int, report: Report) -> None:
         known = self._reports.get(process)
         if known is None or known.beat != report.beat:
             self._seen_at[process] = time.monotonic()
@@ -254,7 +262,7 @@ class Peers:
                 self._end_with(self._failure.message, self._failure.exit_code)
             return
         self._forgive_own_absence()
-        verdict = self._heard_verdict or self._verdict()
+        verdict = self._received_verdict or self._judge()
         if verdict is None:
             return
         if self.process_id == 0 and self._store is not None:
@@ -265,42 +273,58 @@ class Peers:
         self._end_with(verdict.message, verdict.exit_code)
 
     def _forgive_own_absence(self) -> None:
-        """A process that was stopped itself (a virtual machine that is moved) has no reason to count others as lost."""
+        """Extend the time limits by the time in which this process was stopped.
+
+        A virtual machine that is moved has no reason to count others as lost.
+        """
         now = time.monotonic()
         absence = now - self._judged_at - 2 * POLL_SECONDS
         self._judged_at = now
-        if absence > 0:
-            self._seen_at = {
-                process: seen_at + absence for process, seen_at in self._seen_at.items()
-            }
-            if self._idle_since is not None:
-                self._idle_since += absence
+        if absence <= 0:
+            return
+        seen_at = self._seen_at
+        self._seen_at = {process: seconds + absence for process, seconds in seen_at.items()}
+        if self._idle_since is not None:
+            self._idle_since += absence
 
-    def _verdict(self) -> Verdict | None:
+    def _judge(self) -> Verdict | None:
+        """Return the reason why all processes end, or None."""
         for process, failure in self._failures.items():
-            return self._verdict_on_failure(process, failure)
-        known = range(1, self.num_processes) if self.process_id == 0 else (0,)
-        for process in known if self._store is not None else ():
-            report = self._reports.get(process)
-            silence = time.monotonic() - self._seen_at[process]
-            if silence > self._lost_seconds and not (report and report.has_ended):
-                what = (
-                    f"was lost{_after(report.step if report else None)}: no sign of life for {self._lost_seconds:.0f} "
-                    f"s (killed, stopped, or its machine or network is gone). {self._advice()}"
-                )
-                return Verdict(message=f"{self.name(process)} {what}", exit_code=exits.LOST)
+            return self._judge_failure(process, failure)
+        if self._store is not None:
+            watched = range(1, self.num_processes) if self.process_id == 0 else [0]
+            for process in watched:
+                if self._is_lost(process):
+                    return self._judge_loss(process)
         if self._rule is None or self.process_id != 0:
             return None
         return self._rule({0: self.own_report()} | self._reports)
 
-    def _verdict_on_failure(self, process: int, failure: Failure) -> Verdict:
+    def _is_lost(self, process: int) -> bool:
+        report = self._reports.get(process)
+        if report is not None and report.has_ended:
+            return False
+        return time.monotonic() - self._seen_at[process] > self._lost_seconds
+
+    def _judge_loss(self, process: int) -> Verdict:
+        report = self._reports.get(process)
+        step = report.step if report is not None else None
+        message = (
+            f"{self.name(process)} was lost{_after(step)}: no sign of life for "
+            f"{self._lost_seconds:.0f} s (killed, stopped, or its machine or network is gone). "
+            f"{self._advice()}"
+        )
+        return Verdict(message=message, exit_code=exits.LOST)
+
+    def _judge_failure(self, process: int, failure: Failure) -> Verdict:
+        subject = self.name(process)
+        after = _after(failure.step)
         if failure.exit_code == exits.PREEMPTED:
-            what = f"was stopped by SIGTERM{_after(failure.step)}. {self._advice('')}"
+            message = f"{subject} was stopped by SIGTERM{after}. {self._advice()}"
         else:
-            what = (
-                f"failed{_after(failure.step)}: {failure.message}\n{self._advice('fix that and ')}"
-            )
-        return Verdict(message=f"{self.name(process)} {what}", exit_code=failure.exit_code)
+            advice = self._advice("fix that and ")
+            message = f"{subject} failed{after}: {failure.message}\n{advice}"
+        return Verdict(message=message, exit_code=failure.exit_code)
 
     def _fails_itself(self) -> bool:
         deadline = time.monotonic() + OWN_ERROR_SECONDS
@@ -316,10 +340,11 @@ class Peers:
 
     def name(self, process: int) -> str:
         """Return the name of a process, as in: process 2 of 4 (host)."""
-        report = self._reports.get(process)
-        host = (
-            self._host if process == self.process_id else report.host if report else "host unknown"
-        )
+        host = "host unknown"
+        if process == self.process_id:
+            host = self._host
+        elif process in self._reports:
+            host = self._reports[process].host
         return f"process {process} of {self.num_processes} ({host})"
 
     def warn(self, message: str, stuck: tuple[int, ...]) -> None:
@@ -334,12 +359,10 @@ class Peers:
         if self._step is None:
             return f"{first}start the same command again.".capitalize()
         step = self._last_checkpoint()
-        kept = (
-            "There is no checkpoint yet"
-            if step is None
-            else f"The last checkpoint is of step {step}"
-        )
-        return f"{kept}; {first}start the same command again."
+        checkpoint = "There is no checkpoint yet"
+        if step is not None:
+            checkpoint = f"The last checkpoint is of step {step}"
+        return f"{checkpoint}; {first}start the same command again."
 
     def _show_stacks(self) -> None:
         if self._showed_at != self._progress:
@@ -349,15 +372,17 @@ class Peers:
 
 
 def _after(step: int | None) -> str:
-    return "" if step is None else f" after step {step}"
+    if step is None:
+        return ""
+    return f" after step {step}"
 
 
 def is_consequence(error: BaseException) -> bool:
     """Return whether the end of another process may have caused the error: connections break."""
-    chain: list[BaseException | None] = [error]
-    while (last := chain[-1]) is not None:
-        chain.append(last.__cause__ or last.__context__)
-    return any(
-        isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e)
-        for e in chain
-    )
+    cause: BaseException | None = error
+    while cause is not None:
+        is_of_runtime = isinstance(cause, jax.errors.JaxRuntimeError)
+        if is_of_runtime and "RESOURCE_EXHAUSTED" not in str(cause):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -40,20 +40,20 @@ def slurm_place(
     process_id, num_processes = index_and_count(environment, "SLURM_PROCID", count)
     if num_processes == 1:
         return None
-    coordinator = (
-        given_coordinator(environment)
-        or f"{find_host(_first_node(environment))}:{_port(environment)}"
-    )
-    return Place(
-        "SLURM", coordinator, num_processes, process_id, _gpu_share(environment, count_gpus)
-    )
+    coordinator = given_coordinator(environment)
+    if not coordinator:
+        host = find_host(_find_first_node(environment))
+        coordinator = f"{host}:{_choose_port(environment)}"
+    gpus = _find_gpu_share(environment, count_gpus)
+    return Place("SLURM", coordinator, num_processes, process_id, gpus)
 
 
 def idle_tasks(environment: Environment) -> int:
-    """Tasks of a job that no `srun` has started; more than one is probably a mistake."""
+    """Return the number of a job's tasks that no `srun` has started; more than one is probably a mistake."""
     tasks = environment.get("SLURM_NTASKS", "")
-    is_idle = "SLURM_JOB_ID" in environment and not _is_in_step(environment) and tasks.isdecimal()
-    return int(tasks) if is_idle else 0
+    if "SLURM_JOB_ID" not in environment or _is_in_step(environment) or not tasks.isdecimal():
+        return 0
+    return int(tasks)
 
 
 def _is_in_step(environment: Environment) -> bool:
@@ -63,15 +63,23 @@ def _is_in_step(environment: Environment) -> bool:
     return "SLURM_STEP_ID" in environment or "SLURM_STEP_NODELIST" in environment
 
 
-def _port(environment: Environment) -> int:
-    """The same for all tasks of a step, different for the next step, which may start while this one ends."""
+def _choose_port(environment: Environment) -> int:
+    """Return a port for all tasks of a step.
+
+    The next step, which may start while this one ends, has another port.
+    """
+    job = number(environment, "SLURM_JOB_ID")
     step = environment.get("SLURM_STEP_ID", "0")
-    job = number(environment, "SLURM_JOB_ID") + 131 * (int(step) if step.isdecimal() else 0)
+    if step.isdecimal():
+        job += 131 * int(step)
     return FIRST_PORT + job % NUM_PORTS
 
 
-def _first_node(environment: Environment) -> str:
-    """The first of a list of nodes: "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01"."""
+def _find_first_node(environment: Environment) -> str:
+    """Return the first of a list of nodes.
+
+    "node[01-03,07],x" → "node01", "rack[1-2]n[01-04]" → "rack1n01".
+    """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     match = re.fullmatch(rf"({_NODE})(,{_NODE})*", nodes)
     if match is None:
@@ -81,14 +89,16 @@ def _first_node(environment: Environment) -> str:
     return re.sub(r"\[([0-9A-Za-z]+)[^\]]*\]", r"\1", match[1])
 
 
-def _gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...] | None:
-    """The task's share of the GPUs that it sees, or None for all."""
+def _find_gpu_share(environment: Environment, count_gpus: GpuCount) -> tuple[int, ...] | None:
+    """Return the task's share of the GPUs that it sees, or None for all."""
     if "JAX_LOCAL_DEVICE_IDS" in environment:  # the user has decided
         return None
-    num_tasks = _tasks_of_this_node(environment)
+    num_tasks = _count_tasks_of_node(environment)
     task = number(environment, "SLURM_LOCALID")
-    visible = _visible_gpus(environment, count_gpus) if num_tasks > 1 else 0
-    if num_tasks == 1 or visible < num_tasks or _is_bound(environment, visible):
+    if num_tasks == 1:
+        return None
+    visible = _count_visible_gpus(environment, count_gpus)
+    if visible < num_tasks or _is_bound(environment, visible):
         return None
     if task >= num_tasks:
         raise ValueError(
@@ -111,7 +121,7 @@ def _is_bound(environment: Environment, visible: int) -> bool:
     return of_node is not None and visible < len(of_node.split(","))
 
 
-def _tasks_of_this_node(environment: Environment) -> int:
+def _count_tasks_of_node(environment: Environment) -> int:
     """Return the number of tasks on this node; "2(x3),1" stands for nodes with 2, 2, 2 and 1."""
     tasks = (
         environment.get("SLURM_STEP_TASKS_PER_NODE")
@@ -134,11 +144,13 @@ def _tasks_of_this_node(environment: Environment) -> int:
     return counts[node]
 
 
-def _visible_gpus(environment: Environment, count_gpus: GpuCount) -> int:
+def _count_visible_gpus(environment: Environment, count_gpus: GpuCount) -> int:
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return count_gpus()
-    return 0 if visible in ("", "-1", "NoDevFiles") else len(visible.split(","))
+    if visible in ("", "-1", "NoDevFiles"):
+        return 0
+    return len(visible.split(","))
 
 
 def find_host(node: str) -> str:
@@ -151,23 +163,28 @@ def find_host(node: str) -> str:
     """
     if _resolves(node):
         return node
-    try:
-        show = ["scontrol", "show", "node", node, "--oneliner"]
-        shown = subprocess.run(show, capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        shown = ""
-    address = re.search(r"\bNodeAddr=(\S+)", shown)
-    if address and address[1] != node and _resolves(address[1]):
-        return address[1]
-    has = (
-        f"SLURM's address, {address[1]}, does not either"
-        if address
-        else "scontrol shows no address of it here"
-    )
+    address = _read_address(node)
+    if address is not None and address != node and _resolves(address):
+        return address
+    reason = "scontrol shows no address of it here"
+    if address is not None:
+        reason = f"SLURM's address, {address}, does not either"
     raise ValueError(
-        f"SLURM node {node}: its name must resolve on every node. It does not on {socket.gethostname()}, and {has}. "
+        f"SLURM node {node}: its name must resolve on every node. It does not on "
+        f"{socket.gethostname()}, and {reason}. "
         f"Check `getent hosts {node}` there, or set {COORDINATOR}=ADDRESS:PORT of the first node."
     )
+
+
+def _read_address(node: str) -> str | None:
+    """Return the address of a node in SLURM's configuration, or None."""
+    command = ["scontrol", "show", "node", node, "--oneliner"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return match[1] if match else None
 
 
 def _resolves(host: str) -> bool:
@@ -178,7 +195,7 @@ def _resolves(host: str) -> bool:
 
 
 def count_nvidia_gpus() -> int:
-    """GPUs that the driver shows this process; 0 without a driver."""
+    """Return the number of GPUs that the driver shows this process; 0 without a driver."""
     try:
         listing = subprocess.run(
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60, check=True
