@@ -76,6 +76,8 @@ READ_WITHOUT_BOUND = {  # files of the system, of this package or of this proces
 READ_THROUGH = {
     "class_tokens": "num_class_tokens"
 }  # a field, and the property that replaces its None
+DECLARATIONS = ("vit_jax/config/network_options.py", "vit_jax/config/schema.py")
+NETWORK_OWNERS = ("ModelConfig", "NetworkOptions", "ComputeOptions")
 PRIVATE = (
     "vit_jax/hosts/internals.py",
     "vit_jax/checkpoint/workarounds.py",
@@ -369,8 +371,14 @@ def unread_fields(sources: Sources) -> list[str]:
     What `Architecture` takes over from `ModelConfig` is copied and checked in config/, which uses nothing: models/ or
     sharding/ must read it. Fields are told apart by name only: one `every` that is read hides another that is not.
     """
-    schema = "vit_jax/config/schema.py"
-    read = {path: attributes_read(source) for path, source in sources.items() if path != schema}
+    declared: dict[str, set[str]] = {}
+    for path in DECLARATIONS:
+        declared |= fields_by_class(sources.get(path, ""))
+    read = {
+        path: attributes_read(source)
+        for path, source in sources.items()
+        if path not in DECLARATIONS
+    }
     by_anyone = set().union(*read.values())
     by_builders = set().union(
         *(names for path, names in read.items() if room_of(module_name(path)) in BUILDERS)
@@ -380,10 +388,10 @@ def unread_fields(sources: Sources) -> list[str]:
     }
     return [
         f"{owner}.{field}"
-        for owner, fields in fields_by_class(sources[schema]).items()
+        for owner, fields in declared.items()
         for field in sorted(READ_THROUGH.get(name, name) for name in fields)
         if field
-        not in (by_builders if owner == "ModelConfig" and field in taken_over else by_anyone)
+        not in (by_builders if owner in NETWORK_OWNERS and field in taken_over else by_anyone)
     ]
 
 

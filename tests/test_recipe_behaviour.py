@@ -15,8 +15,10 @@ import pytest
 
 from vit_jax import pytree
 from vit_jax.config import load_recipe
-from vit_jax.config.architecture import Architecture, adapt_architecture, build_architecture
+from vit_jax.config.adaptation import adapt_architecture
+from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import lengths
+from vit_jax.config.networks import build_architecture
 from vit_jax.config.schema import FinetuneConfig, ModelConfig, OptimizerConfig
 from vit_jax.data import augment
 from vit_jax.data.crops import sample_inception_box

@@ -4,9 +4,10 @@
 Importing the package loads nothing heavy: they, and JAX, are imported on first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vit_jax.imports.earlier_names import install_earlier_names
+from vit_jax.imports.public_names import import_on_use
 
 if TYPE_CHECKING:
     from vit_jax.api import Model, create_model, list_models, load_model
@@ -17,12 +18,9 @@ __all__ = ["Model", "__version__", "create_model", "list_models", "load_model"]
 install_earlier_names()
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vit_jax import api
-
-    return getattr(api, name)
+__getattr__ = import_on_use(
+    __name__, {"api": ("Model", "create_model", "list_models", "load_model")}
+)
 
 
 def __dir__() -> list[str]:

@@ -75,7 +75,7 @@ def build_ours(model, batch, form, unrolled, device):
     from vit_jax import pytree
     from vit_jax.arrays import Batch, normalise
     from vit_jax.config import load_recipe, resolve
-    from vit_jax.config.architecture import build_architecture
+    from vit_jax.config.networks import build_architecture
     from vit_jax.kernels.devices import placed_by
     from vit_jax.models import build_model
     from vit_jax.objectives import build_objective
@@ -289,7 +289,7 @@ def versions(contender):
 def flops_per_image(model):
     """Of our forward pass, twice the multiply-adds."""
     from vit_jax.config import ModelConfig
-    from vit_jax.config.architecture import build_architecture
+    from vit_jax.config.networks import build_architecture
     from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 
     name, side = parse(model)

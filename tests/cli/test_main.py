@@ -15,7 +15,7 @@ import vit_jax
 from tests.integration.commands import run, succeed
 from vit_jax import cli
 from vit_jax.cli.options import Recipe
-from vit_jax.config.schema import AddedTo, Gelu, PositionEmbedding, Rope
+from vit_jax.config.network_options import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
 from vit_jax.tools.sweeps.catalogue import STUDIES
 from vit_jax.weights import OPTIONS

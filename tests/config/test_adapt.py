@@ -6,7 +6,8 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import ModelConfig, adapt_architecture, build_architecture
-from vit_jax.config.architecture import FINETUNE_DROPOUT, read_architecture
+from vit_jax.config.adaptation import FINETUNE_DROPOUT
+from vit_jax.config.networks import read_architecture
 from vit_jax.config.schema import AdaptConfig
 
 

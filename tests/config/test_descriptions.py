@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from vit_jax import cli
-from vit_jax.config import FinetuneConfig, PretrainConfig, schema
+from vit_jax.config import FinetuneConfig, PretrainConfig, network_options, schema
 from vit_jax.config.descriptions import describe_fields, read_sections
 from vit_jax.config.parsing import field_paths
 
@@ -52,8 +52,9 @@ def test_types_and_defaults_are_those_of_the_schema():
     assert fields["OptimizerConfig"]["learning_rate_multipliers"].type == "Mapping[str, float > 0]"
     classes = [
         kind
-        for kind in vars(schema).values()
-        if dataclasses.is_dataclass(kind) and kind.__module__ == schema.__name__
+        for module in (network_options, schema)
+        for kind in vars(module).values()
+        if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
     ]
     assert len(SECTIONS) == len(classes)
 

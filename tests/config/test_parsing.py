@@ -8,7 +8,7 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import PretrainConfig, from_dict, load_recipe, to_dict, to_text
-from vit_jax.config.architecture import named_architecture, read_architecture
+from vit_jax.config.networks import named_architecture, read_architecture
 from vit_jax.config.parsing import flatten
 
 DIGITS = "configs/digits.py"

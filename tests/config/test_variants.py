@@ -7,7 +7,7 @@ import pytest
 
 from tests.rejections import rejects
 from vit_jax.config import VIT_SIZES, ModelConfig, build_architecture
-from vit_jax.config.architecture import read_architecture
+from vit_jax.config.networks import read_architecture
 from vit_jax.config.variants import MODEL_NAMES, list_models, parse_name
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.models.small_models import abstract, size
 from vit_jax.config import VIT_SIZES, Architecture, ModelConfig, build_architecture
-from vit_jax.config.variants import RESNET_UNITS
+from vit_jax.config.sizes import RESNET_UNITS
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "parameter_counts.json"
 COMPUTED = "computed"

@@ -11,7 +11,7 @@ from tests.models.small_models import filled
 from tests.weights.small_networks import HYBRID, RESNET, VIT
 from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
-from vit_jax.config.architecture import read_architecture
+from vit_jax.config.networks import read_architecture
 from vit_jax.objectives import build_objective, patch_outputs
 from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch
 

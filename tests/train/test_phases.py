@@ -12,7 +12,7 @@ from tests.rejections import rejects
 from tests.train import small_runs as runs
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.config.architecture import at_image_size
+from vit_jax.config.adaptation import set_image_size
 from vit_jax.config.check import Clock, Phase, lengths, validate
 from vit_jax.models import build_model
 from vit_jax.train.assemble import open_train_batches
@@ -32,7 +32,7 @@ def networks(**options):
     """A network for 4 x 4 patches with random parameters, and its shapes for 2 x 3."""
     config = ModelConfig(name="ViT-mu/2", **SIZES, **options)
     large = build_architecture(config, image_size=(8, 8), num_classes=3)
-    small = at_image_size(large, (4, 6))
+    small = set_image_size(large, (4, 6))
     model = build_model(large, jax.random.key(0))
     return model, jax.eval_shape(lambda: build_model(small, jax.random.key(0)))
 
@@ -74,7 +74,7 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
     config = ModelConfig(name="ViT-mu/2", **SIZES)
     large = build_architecture(config, image_size=(8, 8), num_classes=3)
     model = build_model(large, jax.random.key(0))
-    small = jax.eval_shape(lambda: build_model(at_image_size(large, (4, 4)), jax.random.key(0)))
+    small = jax.eval_shape(lambda: build_model(set_image_size(large, (4, 4)), jax.random.key(0)))
     table = np.asarray(model.positions.table[...])[0]
     found = np.asarray(make_view(model, small, (4, 4), (2, 2))(model).positions.table[...])[0]
     weights = np.array([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7

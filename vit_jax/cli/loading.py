@@ -14,8 +14,9 @@ from vit_jax.cli.options import (
     switch,
 )
 from vit_jax.cli.outputs import note
+from vit_jax.config.network_options import AddedTo, Gelu, Rope
 from vit_jax.config.rules import Count, Number, Positive
-from vit_jax.config.schema import AddedTo, Gelu, Interpolation, Rope
+from vit_jax.config.schema import Interpolation
 from vit_jax.storage.files import expanded
 from vit_jax.weights import OPTIONS
 

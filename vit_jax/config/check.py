@@ -1,4 +1,4 @@
-"""Checks of a config, and its lengths in steps. `architecture._problems` has the checks of the network's fields.
+"""Checks of a config, and its lengths in steps. `architecture_rules` has the checks of the network.
 
 `validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit` the network,
 `require_labels` the kind of labels.
@@ -12,9 +12,10 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.directions import find_stated_direction, require_direction, stated_directions
+from vit_jax.config.durations import parse_duration
 from vit_jax.config.evaluators import MULTILABEL_RESULTS, metric_of
+from vit_jax.config.field_checks import out_of_range, reject, without_effect
 from vit_jax.config.parsing import flatten, references, to_dict
-from vit_jax.config.rules import out_of_range, parse_duration, reject, without_effect
 from vit_jax.config.schema import (
     EvaluatorConfig,
     FinetuneConfig,

@@ -1,6 +1,6 @@
 """The fields of the schema with their types, defaults and descriptions, for the documentation and the command line.
 
-A description is the string below a field in `schema.py`, with the rules in its annotation.
+A description is the string below a field in the source, with the rules in its annotation.
 """
 
 import ast
@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vit_jax.config import schema
+from vit_jax.config import network_options, schema
 from vit_jax.config.rules import Component, Range, When, default_of_field, rules_in
 
 
@@ -37,22 +37,16 @@ class Section:
 
 def read_sections() -> list[Section]:
     """Return every section of a run, in the order of the schema."""
-    nodes = {
-        node.name: node
-        for node in ast.parse(inspect.getsource(schema)).body
-        if isinstance(node, ast.ClassDef)
-    }
-    runs = (schema.PretrainConfig, schema.FinetuneConfig)
-    prefixes = {kind: prefix for run in runs for kind, prefix in _prefixes(run, "")}
-    return [
-        Section(
-            name=name.lstrip("_"),
-            prefix=prefixes[(kind := getattr(schema, name))],
-            description=_in_one_line(ast.get_docstring(node)),
-            fields=tuple(_read_fields(kind, node)),
-        )
-        for name, node in nodes.items()
-    ]
+    prefixes: dict[type, str] = {}
+    for run in (schema.PretrainConfig, schema.FinetuneConfig):
+        prefixes |= dict(_prefixes(run, ""))
+    sections = []
+    for module in (network_options, schema):
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.ClassDef):
+                kind = getattr(module, node.name)
+                sections.append(_read_section(kind, node, prefixes[kind]))
+    return sections
 
 
 def describe_fields(node: ast.ClassDef) -> dict[str, str]:
@@ -65,6 +59,15 @@ def describe_fields(node: ast.ClassDef) -> dict[str, str]:
                 text = str(below.value.value)
             texts[ast.unparse(statement.target)] = _in_one_line(text)
     return texts
+
+
+def _read_section(kind: type, node: ast.ClassDef, prefix: str) -> Section:
+    return Section(
+        name=node.name.lstrip("_"),
+        prefix=prefix,
+        description=_in_one_line(ast.get_docstring(node)),
+        fields=tuple(_read_fields(kind, node)),
+    )
 
 
 def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config import schema
+from vit_jax.config.durations import parse_duration
+from vit_jax.config.field_checks import reject
 from vit_jax.config.recipes import names_in
-from vit_jax.config.rules import Reference, parse_duration, reject
+from vit_jax.config.rules import Reference
 from vit_jax.config.synonyms import absent, fields_meant, meant_value
 from vit_jax.imports.references import is_reference
 from vit_jax.text.printable import shortened

@@ -1,78 +1,14 @@
-"""Tables of model sizes, and names ("ViT-B/16", "R50x1", "R50+ViT-B/16").
+"""Names of networks ("ViT-B/16", "R50x1", "R50+ViT-B/16").
 
-`architecture.Architecture` has all numbers of a name.
+`sizes` has the tables of their rows, `architecture.Architecture` all numbers of a name.
 """
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
+from vit_jax.config.sizes import RESNET_UNITS, VIT_SIZES
 from vit_jax.text.nearest import closest
-
-
-@dataclasses.dataclass(frozen=True)
-class TransformerSize:
-    """One row of the size table: width D, depth L, MLP dimension, heads."""
-
-    width: int
-    depth: int
-    mlp_dim: int
-    num_heads: int
-
-
-VIT_SIZES = {
-    "mu": TransformerSize(32, 1, 128, 2),  # a test size
-    "Ti": TransformerSize(192, 12, 768, 3),  # AugReg, DeiT
-    "S": TransformerSize(384, 12, 1536, 6),
-    "b": TransformerSize(
-        384, 12, 1536, 6
-    ),  # "b/32" of the paper's Figure 4: half of B in every hidden dimension
-    "M": TransformerSize(512, 12, 2048, 8),
-    "B": TransformerSize(768, 12, 3072, 12),  # ViT, Table 1
-    "L": TransformerSize(1024, 24, 4096, 16),
-    "So400m": TransformerSize(1152, 27, 4304, 16),
-    "H": TransformerSize(1280, 32, 5120, 16),
-    "g": TransformerSize(1408, 40, 6144, 16),  # Scaling Vision Transformers
-    "g-opt": TransformerSize(1536, 40, 6144, 16),
-    "G": TransformerSize(1664, 48, 8192, 16),
-    "G-opt": TransformerSize(1536, 48, 8192, 16),
-    "e": TransformerSize(1792, 56, 15360, 16),  # PaLI
-}
-
-RESNET_UNITS = {  # residual units of each stage
-    14: (1, 1, 1, 1),  # a test size
-    26: (2, 2, 2, 2),
-    50: (3, 4, 6, 3),
-    101: (3, 4, 23, 3),
-    152: (3, 8, 36, 3),
-    200: (3, 24, 36, 3),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class ResidualUnit:
-    """The constants that a form of residual unit was released with."""
-
-    group_norm_epsilon: float
-    standardization_epsilon: float
-    standardization_epsilon_added_to: str
-
-
-RESIDUAL_UNITS = {
-    "preactivation": ResidualUnit(1e-5, 1e-10, "variance"),  # Big Transfer (BiT)
-    "postactivation": ResidualUnit(1e-6, 1e-5, "std"),  # the stem of ViT's hybrids
-}
-
-ROOT_CHANNELS = 64  # times the width factor
-NUM_GROUPS = 32  # of every group norm
-BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
-
-
-def resnet_downsampling(units: Sequence[int]) -> int:
-    """Return the factor by which a ResNet reduces height and width: root, pooling, every stage but the first."""
-    return 4 * 2 ** max(len(units) - 1, 0)
-
 
 _PATCHES = {
     "mu": (16,),

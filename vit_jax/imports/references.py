@@ -17,9 +17,9 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from vit_jax.imports.reference_form import is_reference
 from vit_jax.text.nearest import did_you_mean
 
-_FORM = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -107,11 +107,6 @@ def mark_stored(metadata: Any, file: str, allowed: tuple[str, ...]) -> Any:
                 reference.allowed = allowed
                 section[key] = reference
     return metadata
-
-
-def is_reference(text: object) -> bool:
-    """Return whether this is text of the form "package.module:name"."""
-    return isinstance(text, str) and _FORM.fullmatch(text) is not None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from vit_jax.config.variants import NUM_GROUPS
+from vit_jax.config.sizes import NUM_GROUPS
 
 LANES = 128
 ROWS = 256  # of one product; found by compiling

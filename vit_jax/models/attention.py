@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.config.schema import AttentionForm
+from vit_jax.config.network_options import AttentionForm
 from vit_jax.kernels import attention_cudnn, attention_pallas
 from vit_jax.kernels.devices import is_placed, named, platform
 from vit_jax.kernels.products import dot_general, multiply, multiply_each

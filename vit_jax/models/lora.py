@@ -10,7 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,11 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
-from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
-from vit_jax.imports.references import is_reference
+from vit_jax.config.network_options import LORA_FACTORS
+from vit_jax.imports.reference_form import is_reference
+
+if TYPE_CHECKING:
+    from vit_jax.config.schema import OptimizerConfig
 
 Shape = tuple[int, ...]
 A, B = LORA_FACTORS
@@ -37,7 +40,7 @@ class Lora:
     layers: tuple[str, ...]  # (): all of attention and MLP
 
 
-def lora_of(config: OptimizerConfig) -> Lora | None:
+def lora_of(config: "OptimizerConfig") -> Lora | None:
     """Return the factors that a run trains; None without LoRA."""
     if config.lora_rank is None:
         return None

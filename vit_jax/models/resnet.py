@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.arrays import ModelOutput, validate_taps
 from vit_jax.config import Architecture
 from vit_jax.config.architecture import UNROLLED
-from vit_jax.config.variants import BOTTLENECK, NUM_GROUPS
+from vit_jax.config.sizes import BOTTLENECK, NUM_GROUPS
 from vit_jax.kernels import unit_pallas
 from vit_jax.kernels.convolution import convolve, convolve_on_cpu
 from vit_jax.kernels.devices import named, platform

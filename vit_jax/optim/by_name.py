@@ -16,7 +16,8 @@ import numpy as np
 import optax
 
 from vit_jax import pytree
-from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
+from vit_jax.config.network_options import LORA_FACTORS
+from vit_jax.config.schema import OptimizerConfig
 from vit_jax.text.nearest import closest
 
 

@@ -13,7 +13,8 @@ import optax
 import optax.contrib
 
 from vit_jax import pytree
-from vit_jax.config.schema import LORA_FACTORS, OptimizerConfig
+from vit_jax.config.network_options import LORA_FACTORS
+from vit_jax.config.schema import OptimizerConfig
 from vit_jax.imports.references import called, is_reference, resolve
 from vit_jax.optim.by_name import make_is_trained, scale_by_layer, scale_by_pattern, train_only
 from vit_jax.optim.per_layer import describe_matrices, is_stacked, per_layer

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config.schema import LORA_FACTORS
+from vit_jax.config.network_options import LORA_FACTORS
 
 STAND_IN_STDDEV = 0.02
 """Standard deviation that counts as the least of a parameter that begins at zero: the usual one of kernels."""

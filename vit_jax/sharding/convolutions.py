@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.variants import BOTTLENECK
+from vit_jax.config.sizes import BOTTLENECK
 
 
 @dataclasses.dataclass(frozen=True)

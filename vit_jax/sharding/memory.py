@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 
 from vit_jax.config.architecture import UNROLLED, Architecture
-from vit_jax.config.variants import NUM_GROUPS
+from vit_jax.config.sizes import NUM_GROUPS
 from vit_jax.sharding import convolutions
 
 

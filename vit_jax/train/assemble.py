@@ -19,14 +19,10 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.arrays import Batch, abstract_batch
-from vit_jax.config.architecture import (
-    Architecture,
-    adapt_architecture,
-    at_image_size,
-    build_architecture,
-    named_architecture,
-)
+from vit_jax.config.adaptation import adapt_architecture, set_image_size
+from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import Phase, RunSteps, require_fit, require_labels, resolve
+from vit_jax.config.networks import build_architecture, named_architecture
 from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
 from vit_jax.data.placement import local_rows, open_placed
@@ -386,7 +382,7 @@ def _in_phase(
     config: RunConfig, architecture: Architecture, phase: Phase
 ) -> tuple[RunConfig, Architecture]:
     try:
-        return config_in(config, phase), at_image_size(architecture, phase.image_size)
+        return config_in(config, phase), set_image_size(architecture, phase.image_size)
     except ValueError as error:
         raise ValueError(f"config.phases: {error}") from None
 

@@ -15,8 +15,8 @@ from jax.sharding import AbstractMesh
 from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import Architecture, FinetuneConfig, PretrainConfig, RunConfig, ShardingConfig
+from vit_jax.config.network_options import Policy
 from vit_jax.config.parsing import flatten
-from vit_jax.config.schema import Policy
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding import AXES, count_slices, shard_tree

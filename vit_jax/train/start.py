@@ -23,8 +23,8 @@ from vit_jax.config import (
     adapt_architecture,
 )
 from vit_jax.config.check import lengths
+from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.config.parsing import from_dict, references
-from vit_jax.config.schema import LORA_FACTORS
 from vit_jax.data.records import Source
 from vit_jax.evals.imagenet_classes import match_outputs
 from vit_jax.models.initial_values import truncated_normal

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vit_jax.config.architecture import Architecture, read_architecture
+from vit_jax.config.architecture import Architecture
+from vit_jax.config.networks import read_architecture
 from vit_jax.config.parsing import from_dict, references
 from vit_jax.data.subset import TrainingData
 from vit_jax.imports.references import StoredReference

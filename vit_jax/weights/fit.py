@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.config import Architecture
-from vit_jax.config.architecture import with_pooling
+from vit_jax.config.adaptation import set_pooling
 from vit_jax.imports.references import is_reference
 from vit_jax.models.position_tables import fixed_positions
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
@@ -192,7 +192,7 @@ def ending_in(weights: Weights, layer: str) -> Weights:
         return base
     a = base.architecture
     final_norm = "none" if a.final_norm == "pooled" else None  # it is not part of these layers
-    architecture = with_pooling(a, LAYER_POOLS[layer], final_norm)
+    architecture = set_pooling(a, LAYER_POOLS[layer], final_norm)
     return base.with_network(architecture, fit(base, architecture).parameters)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.variants import RESNET_UNITS
+from vit_jax.config.sizes import RESNET_UNITS
 from vit_jax.storage.files import write_atomically
 from vit_jax.weights.folding import Normalisation, stored_normalisation
 from vit_jax.weights.names.library_classes import (

@@ -14,7 +14,8 @@ import numpy as np
 
 from vit_jax import pytree
 from vit_jax.checkpoint.reader import has_checkpoints, read_workdir
-from vit_jax.config.architecture import Architecture, at_image_size
+from vit_jax.config.adaptation import set_image_size
+from vit_jax.config.architecture import Architecture
 from vit_jax.imports.references import allowed_code
 from vit_jax.models import lora
 from vit_jax.storage.buckets import is_address
@@ -228,7 +229,7 @@ def resized(
     if image_size == a.image_size:
         return weights
     with naming(f"image_size={image_size}"):
-        target = at_image_size(a, image_size, rope_rescale=is_theirs)
+        target = set_image_size(a, image_size, rope_rescale=is_theirs)
     method = weights.resize_method(position_resize)
     parameters, statuses = resize_positions(weights.parameters, a.grid, target.grid, method)
     notes = [f"{status.name} was {status.status}." for status in statuses]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.variants import (
+from vit_jax.config.sizes import (
     RESIDUAL_UNITS,
     RESNET_UNITS,
     ROOT_CHANNELS,

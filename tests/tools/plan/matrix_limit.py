@@ -11,7 +11,7 @@ ways to lay out the channels counts. Nothing but products is counted.
 from collections.abc import Iterator
 
 from vit_jax.config import Architecture, ModelConfig
-from vit_jax.config.architecture import build_architecture
+from vit_jax.config.networks import build_architecture
 from vit_jax.sharding import convolutions
 
 UNITS = 4

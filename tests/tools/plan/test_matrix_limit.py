@@ -2,7 +2,7 @@ import pytest
 
 from tests.tools.plan.matrix_limit import TILE, UNITS, limit
 from vit_jax.config import ModelConfig
-from vit_jax.config.architecture import build_architecture
+from vit_jax.config.networks import build_architecture
 from vit_jax.models.flops import forward_macs
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.api import Model
 from vit_jax.arrays import ModelOutput
 from vit_jax.config import Architecture
-from vit_jax.config.variants import resnet_downsampling
+from vit_jax.config.sizes import resnet_downsampling
 from vit_jax.tools.figures import attention_maps, sheets
 from vit_jax.tools.figures.components import cosine_similarities, principal_components
 from vit_jax.tools.figures.drawing import BLUE, GREY, new_figure, short, to_bytes

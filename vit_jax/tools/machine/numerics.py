@@ -17,9 +17,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from vit_jax.config.architecture import named_architecture
-from vit_jax.config.schema import AttentionForm, ComputeDtype
-from vit_jax.config.variants import NUM_GROUPS
+from vit_jax.config.network_options import AttentionForm, ComputeDtype
+from vit_jax.config.networks import named_architecture
+from vit_jax.config.sizes import NUM_GROUPS
 from vit_jax.kernels.devices import placed_by
 from vit_jax.models.attention import CORES, Projections, choose_form
 from vit_jax.models.block import as_rows

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from vit_jax.config import RunConfig, ShardingConfig, resolve, validate
-from vit_jax.config.schema import Policy
+from vit_jax.config.network_options import Policy
 from vit_jax.sharding.memory import require_formulas
 from vit_jax.tools.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.tools.plan.dataset import Dataset

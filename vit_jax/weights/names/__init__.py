@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.schema import HeadForm, Pool, PositionEmbedding
+from vit_jax.config.network_options import HeadForm, Pool, PositionEmbedding
 from vit_jax.weights.folding import Normalisation
 from vit_jax.weights.names import bit, huggingface, released, timm, tokens
 from vit_jax.weights.names.entry import Entry, Rule, make_entries, with_shape

@@ -1,0 +1,27 @@
+"""Lengths of training with a unit, such as "300 epochs"."""
+
+import math
+import sys
+
+DURATION_UNITS = ("steps", "epochs", "examples", "fraction")
+
+
+def parse_duration(text: str) -> tuple[float, str]:
+    """Split "300 epochs" into (300.0, "epochs").
+
+    Raises:
+      ValueError: the text is not a number followed by one of `DURATION_UNITS`, or the number is negative.
+    """
+    number, _, unit = text.strip().partition(" ")
+    unit = unit.strip()
+    if unit in ("step", "epoch", "example"):
+        unit += "s"
+    try:
+        value = float(number.replace("_", ""))
+    except ValueError:
+        value = math.nan
+    most = 1 if unit == "fraction" else sys.float_info.max
+    if unit not in DURATION_UNITS or not 0 <= value <= most:
+        forms = "'500 steps', '90 epochs', '1e6 examples' or '0.1 fraction' (in [0, 1])"
+        raise ValueError(f"{text!r} is no duration: must be a number and a unit. Write {forms}.")
+    return value, unit
