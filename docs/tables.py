@@ -9,6 +9,7 @@ import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from vit_jax.config.data_kinds import KINDS
 from vit_jax.data.kinds.image_files import DECODED
 from vit_jax.data.kinds.vtab_tasks import TASKS
 from vit_jax.evals.splits import RELEASED
@@ -90,6 +91,12 @@ def released_datasets() -> str:
     return table(("name", "data", "learns from", "tested on"), lines)
 
 
+def kinds_of_data() -> str:
+    """Return the table of the kinds of data."""
+    lines = ([f"`{kind.form}`", kind.description, f"`{kind.example}`"] for kind in KINDS)
+    return table(("`--config.data=`, `--data=`", "data", "example"), lines)
+
+
 def image_formats() -> str:
     """Return the table of formats and layouts of images."""
     lines = ([row.format, row.decoded, row.rejected or "–"] for row in DECODED)
@@ -121,5 +128,5 @@ PAGES = {  # page: the functions of its blocks, by name
     "docs/vtab.md": {"VTAB tasks": vtab_tasks},
     "docs/frozen_features.md": {"few-shot datasets": released_datasets},
     "docs/extend.md": {"examples": examples},
-    "docs/custom_images.md": {"image formats": image_formats},
+    "docs/custom_images.md": {"kinds of data": kinds_of_data, "image formats": image_formats},
 }

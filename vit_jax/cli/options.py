@@ -15,14 +15,16 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Annotated, Any, NoReturn
 
+from vit_jax.config import data_kinds
 from vit_jax.config.parsing import check_value, parse_text
 from vit_jax.config.rules import Range, When, default_of_field, rules_in, rules_of
 from vit_jax.storage.files import refuse_bucket
 from vit_jax.text.nearest import closest, did_you_mean
 from vit_jax.text.printable import printable_lines
 
-LISTED = ("csv", "folder", "parquet", "wds")  # kinds of data with a path, as in "folder:PATH"
-_KINDS_OF_DATA = (*LISTED, "tfds", "vtab")
+LISTED = tuple(kind.prefix for kind in data_kinds.KINDS if kind.is_listing)
+"""Prefixes of data with a path, as in "folder:PATH"."""
+_KINDS_OF_DATA = tuple(kind.prefix for kind in data_kinds.KINDS if ":" in kind.form)
 _WIDTH = 120
 _INDENT = 32  # of the meaning of an option
 _OVERRIDE = "config.SECTION.FIELD"

@@ -19,6 +19,7 @@ from vit_jax.cli.options import (
 )
 from vit_jax.cli.outputs import note, output_file, output_folder, reject_runs, require_creatable
 from vit_jax.cli.stop import joined
+from vit_jax.config.data_kinds import spell_forms
 from vit_jax.config.rules import Count, Number, When
 from vit_jax.storage.files import expanded, write_atomically
 from vit_jax.text.printable import printable, printable_lines
@@ -114,8 +115,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
     data: str = option(
         "DATA",
-        "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, digits; imagenet, or imagenet:NAME,… of "
-        "its sets",
+        f"{spell_forms()}; imagenet, or imagenet:NAME,… of its sets",
         REQUIRED,
     )
     report: str | None = option(

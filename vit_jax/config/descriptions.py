@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import network_options, schema
+from vit_jax.config.data_kinds import spell_quoted_forms
 from vit_jax.config.rules import Component, Range, When, default_of_field, rules_in
 
 
@@ -72,8 +73,10 @@ def _read_section(kind: type, node: ast.ClassDef, prefix: str) -> Section:
 
 def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
     hints = typing.get_type_hints(kind, include_extras=True)
+    kinds_of_data = spell_quoted_forms()
     fields = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
-    for name, text in describe_fields(node).items():
+    for name, template in describe_fields(node).items():
+        text = template.replace("KINDS_OF_DATA", kinds_of_data)
         rules = [*rules_in(hints[name])]
         default = fields[name]
         component = next((f"{rule.name}: " for rule in rules if isinstance(rule, Component)), "")

@@ -3,7 +3,8 @@
 A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single fields
 (`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value. The
 annotation of a field states its type, its range and which other field makes it effective (`rules`); `check` applies it.
-The string below a field describes it in editors, in the documentation and in `vit-jax show --help` (`descriptions`).
+The string below a field describes it in editors, in the documentation and in `vit-jax show --help` (`descriptions`,
+which puts the forms of `data_kinds` in the place of KINDS_OF_DATA).
 """
 
 import dataclasses
@@ -482,8 +483,7 @@ class _AnyRun:
     seed: Annotated[int, Range(f"[0, {2**32 - 1}]")] = 0
     """Random seed of initialisation, data order, augmentation and dropout."""
     data: str | None
-    """Dataset: "digits", "tfds:NAME", "vtab:TASK", "folder:PATH", "csv:FILE", "wds:PATH", "parquet:PATH" or a
-    reference. None: required on the command line."""
+    """Dataset: KINDS_OF_DATA or a reference. None: required on the command line."""
     total: Duration
     """Length of the run, such as "300 epochs", "500 steps" or "1e6 examples"."""
     global_batch: Count

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import InputConfig
+from vit_jax.config.data_kinds import REFERENCE_FORM, spell_forms
 from vit_jax.data.kinds.listing import WHOLE
 from vit_jax.data.records import Source, few, require_same_classes
 from vit_jax.data.sources import holds_out, listing_of, located, open_source
@@ -216,8 +217,8 @@ def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -
         near = closest(name, [*RELEASED, "digits"], 2) + [f"tfds:{name}"] * name.isidentifier()
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
-            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, digits, and data as in a recipe: "
-            "folder:PATH, csv:FILE, wds:PATH, parquet:PATH, tfds:NAME, vtab:TASK, package.module:name."
+            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, and data as in a recipe: "
+            f"{spell_forms()}, {REFERENCE_FORM}."
         )
     if known is None and name.startswith("vtab:"):
         known = Released(name, "train800val200", "test")

@@ -22,6 +22,7 @@ from vit_jax.arrays import Batch, abstract_batch
 from vit_jax.config.adaptation import adapt_architecture, set_image_size
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import Phase, RunSteps, require_fit, require_labels, resolve
+from vit_jax.config.data_kinds import spell_descriptions
 from vit_jax.config.networks import build_architecture, named_architecture
 from vit_jax.config.schema import ModelConfig, RunConfig
 from vit_jax.config.variants import parse_name
@@ -409,9 +410,8 @@ def open_datasets(config: RunConfig) -> Datasets:
     """
     if config.data is None:
         raise ValueError(
-            "config.data=None: must be set, since the recipe does not choose a dataset. Add --config.data=tfds:NAME "
-            "(TFDS catalogue), folder:PATH (images), csv:FILE (table), wds:PATH (tar shards) or parquet:PATH (Hugging "
-            "Face)."
+            "config.data=None: must be set, since the recipe does not choose a dataset. "
+            f"Add --config.data= with one of: {spell_descriptions()}."
         )
     require_known_datasets(config)
     inputs = config.input

@@ -32,6 +32,9 @@ cv2.setNumThreads(0)
 # It would log files that we count and name ourselves.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
+RANGE_OPTION = "--config.input.value_range"
+"""The option of recipes that maps values of more than 8 bits to 0 to 255."""
+
 # By default an orientation is ignored, as TensorFlow and the published data sets do: annotations refer to stored
 # pixels. Where it is not, `orientation` reads it, alike for all formats and for crops.
 

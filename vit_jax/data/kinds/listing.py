@@ -18,6 +18,7 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.decoding.depth import ValueRange, survey
+from vit_jax.data.decoding.images import RANGE_OPTION
 from vit_jax.data.kinds.image_files import read_file
 from vit_jax.data.records import Source, class_sizes, few, files_digest, innermost
 from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
@@ -31,7 +32,6 @@ _MEANINGS = (
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
 _PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
 WHOLE = "all"  # the split with every image of a list without splits
-RANGE_OPTION = "--config.input.value_range"
 
 
 class ListedSource(Source):

@@ -135,8 +135,8 @@ class TfdsSource(Source):
         return files_digest(self.split, self._files)
 
 
-def open_digits(split: str, data_dir: str | None) -> TfdsSource:
-    """Open the digits of scikit-learn; prepare them if necessary."""
+def open_digits(name: str, split: str, data_dir: str | None) -> TfdsSource:
+    """Open the digits of scikit-learn; prepare them if necessary. They have no further name."""
     if data_dir is not None and is_address(data_dir):
         raise ValueError(
             f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out."
