@@ -162,7 +162,7 @@ def commands() -> str:
         "",
     ]
     for name, verb in VERBS.items():
-        text = dataclasses.replace(verb, appendix=None).help().rstrip()
+        text = dataclasses.replace(verb, appendix=None).help(100).rstrip()
         parts += [f"## {name}", "", verb.summary, "", "````text", text, "````", ""]
     return "\n".join(parts)
 

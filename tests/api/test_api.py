@@ -331,16 +331,16 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
         seven.predict(sample_pixels(2)), abs=1e-6
     )
     for use in (model.preprocess, model.predict):
-        with rejects("w.npz", "--resize=direct"):
+        with rejects("w.npz", "--images.resize=direct"):
             use(list(sample_pixels(2)))
 
 
 @pytest.mark.parametrize(
     ("stored", "options", "rule"),
     [
-        (None, {"resize": "short_side"}, "--crop_fraction="),
-        (None, {"exif_orientation": True}, "--resize=direct"),
-        (None, {"value_range": (0, 1)}, "--resize=direct"),
+        (None, {"resize": "short_side"}, "--images.crop_fraction="),
+        (None, {"exif_orientation": True}, "--images.resize=direct"),
+        (None, {"value_range": (0, 1)}, "--images.resize=direct"),
         (DIRECT, {"value_range": (1, 0)}, r"value_range=\(1, 0\).*low < high"),
         (DIRECT | {"value_range": [0, "1"]}, {}, "value_range=.*finite numbers"),
         (DIRECT | {"value_range": 7}, {}, "value_range=7.*finite numbers"),
@@ -351,7 +351,7 @@ def test_weights_that_do_not_state_it_still_compute(stored, seven):
             "crop_fraction=0.9.*no effect.*resize=direct",
         ),
         (CROPPED, {"resize": "direct"}, "resize=direct.*resize=short_side"),
-        (None, {"interpolation": "bicubic"}, "--resize=direct"),
+        (None, {"interpolation": "bicubic"}, "--images.resize=direct"),
         (DIRECT, {"interpolation": "lanczos"}, "interpolation='lanczos'.*bilinear or bicubic"),
         (
             DIRECT | {"interpolation": ["bicubic"]},

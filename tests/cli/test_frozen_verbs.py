@@ -40,7 +40,7 @@ def test_fewshot(words):
     assert "the best mean rank of 2" in text
     assert result["preparation"]["value_range"] is None
     with_range = json.loads(
-        succeed(["fewshot", *words, "--shots=2", "--json", "--value_range=0,4095"])
+        succeed(["fewshot", *words, "--shots=2", "--json", "--images.value_range=0,4095"])
     )
     assert with_range["preparation"]["value_range"] == [0.0, 4095.0]
 
@@ -59,7 +59,7 @@ def test_probe_knn_and_features(words, tmp_path):
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("logistic", ["--layer=token_mean", "--image_size=12,16"]), ("least_squares", [])],
+    [("logistic", ["--layer=token_mean", "--weights.image_size=12,16"]), ("least_squares", [])],
 )
 def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
     """`evaluate` finds the accuracy that `probe` reports, on the images that were not trained on."""
@@ -103,7 +103,7 @@ def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, mon
         ("probe", "--preprocessing=fewshot", ["--output=x"]),
         ("features", "--output=f.txt", []),
         ("fewshot", "--seeds=1", ["--sampling=first"]),
-        ("fewshot", "--crop_fraction=0.5", []),
+        ("fewshot", "--images.crop_fraction=0.5", []),
         ("knn", "--data_dir=x", []),
     ],
 )

@@ -170,7 +170,7 @@ MISTAKES = [
     ),
     (["vit", "filters", "--output=images/000.png"], "images/000.png"),
     (
-        ["resnet", "rollout", "--images=images", "--resize=direct", "--output=o"],
+        ["resnet", "rollout", "--images=images", "--images.resize=direct", "--output=o"],
         "R-customx0.5 has no attention",
     ),
 ]

@@ -14,7 +14,8 @@ import pytest
 import vit_jax
 from tests.integration.commands import run, succeed
 from vit_jax import cli
-from vit_jax.cli.options import Recipe
+from vit_jax.cli.groups import GROUPS
+from vit_jax.cli.options import Recipe, list_options
 from vit_jax.config.network_options import AddedTo, Gelu, PositionEmbedding, Rope
 from vit_jax.hosts import exits
 from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -59,14 +60,14 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
     text = shown(verb, "--help")
     assert text == shown("help", verb) == shown(verb, "word", "-h")
     lines, examples = text.partition("\n\nFields of a recipe")[0].split("Examples:\n")
+    examples = examples.replace("\\\n", "")
     usage, _, entries = lines.partition("\n\n")
     assert re.findall(r"^  --([\w.]+)", entries, re.MULTILINE) == cli.VERBS[verb].flags
-    first_line = usage.partition("\n")[0]
+    first_line = " ".join(usage.split())
     positional = re.findall(
         r"(?<= )\[?[A-Z]+…?\]?(?= )", re.split(" --| \\[OPTION", first_line)[0] + " "
     )
     assert re.findall(r"^  (\[?[A-Z]+…?\]?)(?=  |$)", entries, re.MULTILINE) == positional
-    assert max(map(len, lines.splitlines())) <= 120
     assert len(examples.splitlines()) == 2
     for line in examples.splitlines():
         name, given_verb, *words = shlex.split(line)
@@ -76,13 +77,52 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
             options.load()
 
 
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_the_help_of_a_verb_fits_one_screen(verb, monkeypatch):
+    """40 lines of 100 columns; no line is longer than the terminal is wide. Fields of recipes follow in `show`."""
+    for columns in (72, 80, 100, 120, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = shown(verb, "--help")
+        assert max(map(len, text.splitlines())) <= max(columns, longest_word(text) + 7)
+        lines = text.partition("\n\nFields of a recipe")[0].splitlines()
+        assert columns < 100 or len(lines) <= 40
+    narrow, wide = (cli.VERBS[verb].help(columns).count("\n") for columns in (72, 160))
+    assert wide < narrow or narrow < 15
+
+
+def longest_word(text):
+    """The length of an example's longest word, which is not broken."""
+    examples = text.partition("Examples:\n")[2].partition("\n\n")[0]
+    return max(len(word) for word in examples.split())
+
+
+def test_the_help_of_a_verb_hides_earlier_names():
+    text = shown("evaluate", "--help")
+    assert "--weights.FIELD VALUE" in text
+    assert "--images.FIELD VALUE" in text
+    for kind in GROUPS:
+        for option in list_options(kind):
+            assert f" --{option.name}" not in text
+            assert option.name in text, "the group lists its fields"
+    assert "--weights=" not in text
+
+
+def test_the_help_of_show_describes_the_fields_of_groups():
+    text = " ".join(shown("show", "--help").split())
+    for kind in GROUPS:
+        assert f"set by --{kind.PREFIX}.FIELD=VALUE" in text
+        for option in list_options(kind):
+            assert f"{option.name} {option.meaning} [" in text
+
+
 def test_every_option_is_read():
     code = "".join(path.read_text() for path in (ROOT / "vit_jax/cli").glob("*.py"))
-    declared = (
-        {flag for verb in cli.VERBS.values() for flag in verb.flags}
-        - {"config.SECTION.FIELD"}
-        - set(OPTIONS)
-    )
+    declared = {flag for verb in cli.VERBS.values() for flag in verb.flags} - {
+        "config.SECTION.FIELD",
+        "weights.FIELD",
+        "images.FIELD",
+    }
+    declared |= {option.name for kind in GROUPS for option in list_options(kind)} - set(OPTIONS)
     declared -= {axis.option for study in STUDIES.values() for axis in study.all_axes} | {
         "measures"
     }

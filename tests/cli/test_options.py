@@ -1,16 +1,18 @@
 """The meaning of the words after a verb, and the errors of those without one."""
 
-from typing import Annotated, Literal
+import dataclasses
+from typing import Annotated, ClassVar, Literal
 
 import pytest
 
 from tests.integration.commands import run
 from tests.rejections import rejects
 from vit_jax import cli
+from vit_jax.cli.groups import GROUPS
 from vit_jax.cli.loading import Reading
 from vit_jax.cli.options import (
     REQUIRED,
-    AllowCode,
+    Group,
     Options,
     Overrides,
     PositiveShare,
@@ -18,10 +20,12 @@ from vit_jax.cli.options import (
     Share,
     UsageError,
     argument,
+    group,
+    list_options,
     option,
     switch,
-    verb,
 )
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, When
 
 
@@ -127,7 +131,7 @@ def test_words_may_stand_between_options():
     options = cli.VERBS["predict"].parse(
         ["--top=1", "w.npz", "--json", "a.png", "--csv=x.csv", "b.png"]
     )
-    assert (options.checkpoint, [*options.images], options.top) == ("w.npz", ["a.png", "b.png"], 1)
+    assert (options.checkpoint, [*options.files], options.top) == ("w.npz", ["a.png", "b.png"], 1)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +241,9 @@ def test_options_without_effect_are_those_with_another_value_than_their_default(
 
 @pytest.mark.parametrize("text", ["1", "1,2,3", "a,b", "2,1", "1,1", "0,inf", "nan,1"])
 def test_a_wrong_range_of_values(text):
-    with rejects(f"--value_range={text}", "finite.*LOW < HIGH"):
-        verb_of(Reading).parse([f"--value_range={text}"])
+    for flag in ("--images.value_range", "--value_range"):
+        with rejects(f"{flag}={text}", "finite.*LOW < HIGH"):
+            verb_of(Reading).parse([f"{flag}={text}"])
 
 
 def test_shares_of_several_machines():
@@ -251,18 +256,138 @@ def test_shares_of_several_machines():
         share(["--index=0"])
 
 
+# Groups of options.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Colours(Group):
+    """Colours of the output."""
+
+    PREFIX: ClassVar[str] = "colours"
+
+    name: str | None = option("NAME", "name of a palette")
+    depth: Annotated[Count | None, When("name")] = option("N", "bits")
+
+
+class Painting(Options):
+    """Do nothing."""
+
+    colours: Colours = group(Colours)
+    plain: bool = switch("without colours")
+
+
+PAINT = verb("--colours.name=x")(Painting)
+VALUES = {  # of a field of a group: a word, and its value
+    "allow_code": ("a,b.c", "a,b.c"),
+    "raw": (None, True),
+    "image_size": ("12,16", (12, 16)),
+    "architecture": ("vit", "vit"),
+    "num_heads": ("3", 3),
+    "gelu": ("quick", "quick"),
+    "layer_norm_epsilon": ("1e-5", 1e-5),
+    "group_norm_epsilon": ("1e-5", 1e-5),
+    "standardization_epsilon": ("1e-5", 1e-5),
+    "standardization_epsilon_added_to": ("std", "std"),
+    "rope": ("grid", "grid"),
+    "position_embedding": ("none", "none"),
+    "compute_dtype": ("bfloat16", "bfloat16"),
+    "resize": ("direct", "direct"),
+    "crop_fraction": ("0.5", 0.5),
+    "interpolation": ("bicubic", "bicubic"),
+    "exif_orientation": ("ignored", "ignored"),
+    "value_range": ("0,4095", (0.0, 4095.0)),
+}
+FIELDS = [(kind.PREFIX, option.name) for kind in GROUPS for option in list_options(kind)]
+
+
+@pytest.mark.parametrize(("prefix", "name"), FIELDS, ids=lambda text: text)
+def test_every_field_of_a_group_has_its_earlier_name(prefix, name):
+    """The option, its earlier name and the earlier name with dashes have the same value."""
+    text, value = VALUES[name]
+    end = "" if text is None else f"={text}"
+    for flag in (f"--{prefix}.{name}", f"--{name}", f"--{name.replace('_', '-')}"):
+        options = verb_of(Reading).parse([flag + end])
+        assert getattr(getattr(options, prefix), name) == value
+    assert verb_of(Reading).parse([]) != options
+    with rejects(f"--{name}, --{prefix}.{name}: ", "two names of one option"):
+        verb_of(Reading).parse([f"--{name}{end}", f"--{prefix}.{name}{end}"])
+
+
+def test_verbs_take_groups():
+    """Each of the verbs that read weights, from the words of the command to the fields."""
+    with_weights = {name for name, verb in cli.VERBS.items() if "weights.FIELD" in verb.flags}
+    with_images = {name for name, verb in cli.VERBS.items() if "images.FIELD" in verb.flags}
+    computing = {"evaluate", "predict", "export", "inspect", "fewshot", "probe", "knn", "features"}
+    assert with_images == computing | {"duplicates"}
+    assert with_weights == with_images | {"convert", "replay", "report"}
+    for name in ("replay", "report"):
+        options = cli.VERBS[name].parse(["runs/x", "--weights.allow_code=a"])
+        assert options == cli.VERBS[name].parse(["runs/x", "--allow_code=a"])
+        assert options.weights.allow_code == "a"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ("--weights.num_heads=two", "--weights.num_heads=two: must be int"),
+        ("--num-heads=two", "--num-heads=two: must be int"),
+        ("--weights.raw=1", "--weights.raw takes no value"),
+        ("--gelu", "--gelu needs a value"),
+        ("--images.image_size=3", r"Did you mean --weights.image_size\?"),
+        ("--weights.gello=exact", r"Did you mean --weights.gelu\?"),
+        ("--resise=direct", r"Did you mean --images.resize\?"),
+        ("--weights=w", "Unknown argument '--weights=w'"),
+    ],
+)
+def test_wrong_fields_of_groups(words, rule):
+    with pytest.raises(UsageError, match=rule):
+        verb_of(Reading).parse(words.split())
+
+
+def test_a_field_of_a_group_without_effect():
+    with rejects("--colours.depth=3: ", "has no effect without --colours.name"):
+        PAINT.parse(["--colours.depth=3"])
+    with rejects("--depth=3: ", "has no effect without --colours.name"):
+        PAINT.parse(["--depth=3"])
+    options = PAINT.parse(["--colours.name=x", "--depth=3"])
+    for names in (["colours"], ["colours.name", "colours.depth"]):
+        with rejects("--colours.name=x, --colours.depth=3: ", "has no effect here"):
+            options.reject_ineffective(names, "here")
+    options.reject_ineffective(["plain"], "here")
+
+
+@pytest.mark.parametrize("flag", ["--weights.raw", "--raw"])
+def test_errors_of_a_verb_name_an_option_as_it_was_written(flag):
+    def run(self):
+        raise ValueError("w.npz: leave out --weights.raw. --weights.rawest is another.")
+
+    with pytest.raises(ValueError, match=rf"leave out {flag}\. --weights\.rawest is another"):
+        verb_of(Reading, run=run)([flag])
+
+
+def test_a_group_and_an_option_may_have_the_same_name():
+    """--images=FILES beside --images.FIELD, and --weights=CHECKPOINT beside --weights.FIELD."""
+    words = ["w.npz", "--output=o", "--images=photos", "--images.resize=direct"]
+    options = cli.VERBS["inspect"].parse(words)
+    assert (options.files, options.images.resize) == ("photos", "direct")
+    words = ["folder:a", "--against=folder:b", "--weights=w.npz", "--weights.raw"]
+    options = cli.VERBS["duplicates"].parse(words)
+    assert (options.checkpoint, options.weights.raw) == ("w.npz", True)
+
+
 def test_allowed_code_is_a_field_of_a_recipe():
-    """A verb that takes a recipe passes it on as an override; the others have it as an option."""
-    allowed = verb_of(AllowCode)
-    assert allowed.parse(["--allow-code=a,b.c"]).allow_code == "a,b.c"
+    """A verb that takes a recipe passes it on as an override; the others have it in a group."""
+    allowed = verb_of(Reading)
+    assert allowed.parse(["--allow-code=a,b.c"]).weights.allow_code == "a,b.c"
     overridden = verb_of(Overrides)
     assert overridden.parse(["--allow_code=a,b.c"]).overrides == ["--config.allow_code=a,b.c"]
+    with rejects("--config.allow_code, --allow_code: ", "two names of one option"):
+        overridden.parse(["--config.allow_code=a", "--allow_code=b"])
     texts = [verb.help() for verb in cli.VERBS.values()]
     of_weights = [
-        text
-        for text in texts
-        if {"CHECKPOINT", "WEIGHTS", "SOURCE", "WORKDIR"} & {*text.split()[:4]}
+        text for text in texts if {"CHECKPOINT", "SOURCE", "WORKDIR"} & {*text.split()[:4]}
     ]
     of_recipes = [text for text in texts if "--config RECIPE" in text]
     assert len(of_weights) >= 11
-    assert all("--allow_code" in text for text in of_weights + of_recipes)
+    assert all("allow_code" in text and "--weights.FIELD" in text for text in of_weights)
+    assert all("--config.SECTION.FIELD" in text for text in of_recipes)

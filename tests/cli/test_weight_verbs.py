@@ -83,14 +83,20 @@ def contents(folder):
         ("predict", "CHECKPOINT, IMAGE…"),
         ("predict w.npz a.png --class_names=a.txt", "--class_names=a.txt"),
         ("predict w.npz a.png --class_names=a.png", "--class_names=a.png"),
-        ("predict w.npz a.png --num_heads=two", "--num_heads=two: must be int"),
-        ("predict w.npz a.png --image_size=9", "must divide the image height of 9"),
-        ("predict w.npz a.png --raw", "w.npz has no Polyak average"),
+        ("predict w.npz a.png --weights.num_heads=two", "--weights.num_heads=two: must be int"),
+        ("predict w.npz a.png --weights.image_size=9", "must divide the image height of 9"),
+        ("predict w.npz a.png --weights.raw", "w.npz has no Polyak average"),
+        ("predict w.npz a.png --weights.raw", "leave out --weights.raw."),
+        ("predict w.npz a.png --raw", "leave out --raw."),
+        ("predict w.npz a.png --image-size=9", "must divide the image height of 9"),
+        ("predict w.npz a.png --weights.compute_dtype=int8", "--weights.compute_dtype=int8: "),
+        ("convert w.npz o.npz --compute_dtype=bfloat16", "--compute_dtype=bfloat16: has no effect"),
         ("evaluate nowhere --data=digits", "nowhere: "),
         ("export w.npz --to=npz", "w.npz exists: "),
         ("export w.npz --to=stablehlo --output=a.png", "a.png exists"),
         ("export w.npz --to=npz --output=out", "--output=out: "),
         ("export w.npz --to=npz --output=o.npz --names=timm", "--names=timm: "),
+        ("export w.npz --to=npz --output=o.npz --images.resize=direct", "--images.resize=direct: "),
         ("export w.npz --to=npz --output=o.npz --resize=direct", "--resize=direct: "),
     ],
 )
@@ -251,26 +257,26 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
     write_npz(here / "foreign.npz", arrays_of(SQUARE, "released"), {})
     (here / "names.txt").write_text("ant\nbee\ncat\n")
     write_pngs(here, sample_pixels(2, (12, 12)))
-    message = fails("predict", "foreign.npz", "000.png", "--num_heads=2")
-    assert "does not state how images are prepared: add --resize=direct" in message
+    message = fails("predict", "foreign.npz", "000.png", "--weights.num_heads=2")
+    assert "does not state how images are prepared: add --images.resize=direct" in message
     words = (
         "predict",
         "foreign.npz",
         "000.png",
-        "--num_heads=2",
+        "--weights.num_heads=2",
         "--json",
         "--top=9",
         "--class_names=names.txt",
     )
-    code, out, err = run(*words, "--resize=direct")
+    code, out, err = run(*words, "--images.resize=direct")
     assert code == 0
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
     model = from_weights(load_weights("foreign.npz", num_heads=2), resize="direct").module
     expected = softmax(logits_of(model, sample_pixels(2, (12, 12))))[0]
     assert probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
-    assert run(*words, "--resize=short_side", "--crop_fraction=0.5")[1] != out
-    words = ("export", "foreign.npz", "--to=stablehlo", "--num_heads=2", "--output=p")
-    assert "add --resize=direct" in fails(*words)
+    assert run(*words, "--images.resize=short_side", "--images.crop_fraction=0.5")[1] != out
+    words = ("export", "foreign.npz", "--to=stablehlo", "--weights.num_heads=2", "--output=p")
+    assert "add --images.resize=direct" in fails(*words)
     for orientation in ("applied", "ignored"):
         preparation = {
             "resize": "short_side",
@@ -307,7 +313,7 @@ def test_values_of_more_than_8_bits(here):
     expected = pytest.approx(
         softmax(logits_of(from_weights(sample_weights()).module, [pixels]))[0], abs=1e-6
     )
-    for weights, option in (("deep.npz", []), ("w.npz", ["--value_range=0,4095"])):
+    for weights, option in (("deep.npz", []), ("w.npz", ["--images.value_range=0,4095"])):
         code, out, err = run("predict", weights, *files, "--json", "--top=9", *option)
         assert (code, err) == (
             0,
@@ -318,10 +324,12 @@ def test_values_of_more_than_8_bits(here):
     dark, stated, unread = json.loads(out)
     assert code == 1
     assert probabilities(stated, NAMES) == expected != probabilities(dark, NAMES)
-    assert "--value_range=0,1" in unread["error"]
+    assert "--images.value_range=0,1" in unread["error"]
     assert "note: 1 of 3 checked files have 16 bits" in err
-    assert "--value_range=0,4095 for 12-bit data" in err
-    assert "--value_range=4095,0" in fails("predict", "w.npz", "deep.tif", "--value_range=4095,0")
+    assert "--images.value_range=0,4095 for 12-bit data" in err
+    assert "--images.value_range=4095,0" in fails(
+        "predict", "w.npz", "deep.tif", "--images.value_range=4095,0"
+    )
 
 
 def test_numbers_that_stand_for_names_are_told(here):
@@ -355,7 +363,14 @@ def test_classes_of_imagenet_have_readable_names(here):
     arrays["head/bias"][:1] = 99
     write_npz(here / "w.npz", arrays, {})
     write_pngs(here, sample_pixels(1, (12, 12)))
-    words = ("predict", "w.npz", "000.png", "--num_heads=2", "--resize=direct", "--top=1")
+    words = (
+        "predict",
+        "w.npz",
+        "000.png",
+        "--weights.num_heads=2",
+        "--images.resize=direct",
+        "--top=1",
+    )
     code, out, err = run(*words)
     assert (code, out) == (0, "000.png   tench 100.0%\n")
     assert (
@@ -383,7 +398,7 @@ def test_polyak_average_or_raw_parameters(here):
     model, average = write_run(here / "run")
     pixels = sample_pixels(2)
     write_pngs(here, pixels)
-    for words, expected in (((), average), (("--raw",), model)):
+    for words, expected in (((), average), (("--weights.raw",), model)):
         (record,) = json.loads(run("predict", "run", "001.png", "--json", "--top=7", *words)[1])
         assert probabilities(record) == pytest.approx(
             softmax(logits_of(expected, pixels))[1], abs=1e-6

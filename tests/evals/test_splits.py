@@ -333,7 +333,7 @@ def test_released_datasets_have_their_splits(monkeypatch):
     opened = []
 
     def open_source(data, split, config, seed, held_then, range_option, *, is_classified):
-        assert range_option == "--value_range"
+        assert range_option == "--images.value_range"
         opened.append((data, split, config.data_dir))
         return type("Fake", (), {"class_names": ("a", "b"), "is_multilabel": False})()
 

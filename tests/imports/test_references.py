@@ -147,7 +147,7 @@ def test_a_file_names_no_code_that_is_not_allowed(modules, text, allowed):
     modules(mine=f"from sys import exit\nimport sys\n{SOURCE}", minelib__sub="value = 7")
     with pytest.raises(
         CodeNotAllowed,
-        match=rf"^part\.0='{text}': w\.npz names code of (\w+), .* --allow_code=\S*\1 ",
+        match=rf"^part\.0='{text}': w\.npz names code of (\w+), .* --weights.allow_code=\S*\1 ",
     ):
         resolve(stored(text, *allowed), "config.x")
     assert (text.partition(":")[0] in sys.modules) == (allowed == ("mine",))

@@ -78,7 +78,8 @@ def write_file(path, **named):
 
 def refused(text, file, package="evil"):
     """A pattern for the one message."""
-    return rf"architecture\.\w+='{text}': \S*{file}\S* names code of {package}, .* add --allow_code={package} "
+    names = rf"architecture\.\w+='{text}': \S*{file}\S* names code of {package}"
+    return rf"{names}, .* add --(weights|config)\.allow_code={package} "
 
 
 VERBS = {
@@ -124,6 +125,8 @@ def test_a_verb_runs_no_code_of_a_file(here, verb, source):
     sys.modules.pop("mine", None)
     assert outcome.code == 2
     assert re.search(refused("evil:(Block|build)", source), outcome.err), outcome.err
+    has_recipe = verb in ("finetune", "vtab")
+    assert f"--{'config' if has_recipe else 'weights'}.allow_code=evil " in outcome.err
     assert not (here / "ran").exists()
     assert "evil" not in sys.modules
 
@@ -132,7 +135,7 @@ def test_a_verb_runs_no_code_of_a_file(here, verb, source):
 def test_load_model_runs_no_code_of_a_file(here, source):
     with pytest.raises(ValueError, match=refused("evil:(Block|build)", source)):
         vit_jax.load_model(source)
-    with pytest.raises(ValueError, match="--allow_code=evi,evil "):
+    with pytest.raises(ValueError, match=r"--weights\.allow_code=evi,evil "):
         vit_jax.load_model(source, allow_code="evi")
     assert not (here / "ran").exists()
 
@@ -153,7 +156,10 @@ def test_every_field_of_a_network(here, field, monkeypatch):
 @pytest.mark.parametrize("source", ["run", "w.safetensors"])
 def test_allowed_code_runs(here, source):
     (path, *_) = sorted((here / "images/ant").iterdir())
-    assert succeed(["predict", source, str(path), "--allow_code=other,evil"]).count("000.png") == 1
+    assert (
+        succeed(["predict", source, str(path), "--weights.allow_code=other,evil"]).count("000.png")
+        == 1
+    )
     assert (here / "ran").exists()
 
 
@@ -187,7 +193,9 @@ def test_an_allowed_package_does_not_allow_what_it_imports(here, monkeypatch):
     called = []
     monkeypatch.setattr(shutil, "rmtree", lambda *words: called.append(words))
     write_file(here / "w.safetensors", network="evil:shutil.rmtree")
-    pattern = r"'evil:shutil\.rmtree': \S+ names code of shutil, .* --allow_code=evil,shutil "
+    pattern = (
+        r"'evil:shutil\.rmtree': \S+ names code of shutil, .* --weights.allow_code=evil,shutil "
+    )
     with pytest.raises(ValueError, match=pattern):
         vit_jax.load_model("w.safetensors", allow_code=("evil",))
     assert called == []
@@ -225,14 +233,14 @@ def downloaded(here, tiny_run):
 def test_a_report_names_data_and_does_not_open_it(downloaded):
     outcome = run(["report", "tiny"])
     assert outcome.code == 0
-    assert re.search(r"training\.data='evil:open_data': .*--allow_code=evil ", outcome.err)
+    assert re.search(r"training\.data='evil:open_data': .*--weights.allow_code=evil ", outcome.err)
     assert "evil:open_data" in (downloaded / "report.html").read_text()
     assert not (downloaded / "ran").exists()
 
 
 @pytest.mark.slow
 def test_a_report_opens_allowed_data(downloaded):
-    outcome = run(["report", "tiny", "--allow_code=evil"])
+    outcome = run(["report", "tiny", "--weights.allow_code=evil"])
     assert (outcome.code, outcome.err) == (0, "")
     assert (downloaded / "ran").exists()
 

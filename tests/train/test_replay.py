@@ -89,7 +89,7 @@ def test_what_is_recorded(diverged):
     assert found["metrics"]["train_loss"] == math.inf
     assert found["checkpoint"] == (step - 1) // 2 * 2
     assert message.startswith(f"Step {step}: the loss is inf, ")
-    assert f"`vit-jax replay {workdir} --allow_code=tests` repeats the step" in message
+    assert f"`vit-jax replay {workdir} --weights.allow_code=tests` repeats the step" in message
     assert "\n" not in message
     assert max(commands.losses(workdir)) == step - 1
 

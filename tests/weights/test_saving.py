@@ -43,7 +43,9 @@ def test_a_custom_pooling_and_head_are_saved_loaded_and_replaced(tmp_path):
     a = dataclasses.replace(VIT, **parts)
     written = weights_of(a, class_names=NAMES)
     save_weights(written, tmp_path / "w", OWN)
-    with pytest.raises(ValueError, match=r"architecture\.(pool|head)='docs.*--allow_code=docs "):
+    with pytest.raises(
+        ValueError, match=r"architecture\.(pool|head)='docs.*--weights.allow_code=docs "
+    ):
         load_weights(tmp_path / "w")
     read = load_weights(tmp_path / "w", allow_code=("docs",))
     assert read.architecture == a

@@ -351,6 +351,7 @@ def _stacked(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np
 def undescribed(source: str) -> ValueError:
     """Return the error for weights that do not describe the preparation of images."""
     return ValueError(
-        f"{source} does not state how images are prepared: add --resize=direct (both sides to the network's size; in "
-        'Python resize="direct") or --resize=short_side --crop_fraction=0.875 (the middle of the image).'
+        f"{source} does not state how images are prepared: add --images.resize=direct (both sides to the network's "
+        'size; in Python resize="direct") or --images.resize=short_side --images.crop_fraction=0.875 (the middle of '
+        "the image)."
     )

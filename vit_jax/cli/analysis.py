@@ -1,29 +1,39 @@
-"""The verbs inspect and inspect data: pictures of a model, and of the images that a run trains on."""
+"""The verbs inspect and inspect data: figures of a model, and of the images of a run."""
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.loading import Checkpoint, Reading
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option, verb
+from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option
 from vit_jax.cli.outputs import note, output_folder
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, When
 from vit_jax.text.nearest import require_known
 from vit_jax.text.printable import printable
 
 if TYPE_CHECKING:
+    from vit_jax.api import Model
     from vit_jax.tools.figures.network import Figure
+    from vit_jax.tools.figures.view import View
 
 Heads = tuple[tuple[int, int], ...]  # layer and head, both from 1
+_HEAD = re.compile(r"(?P<layer>[1-9]\d{0,3}):(?P<head>[1-9]\d{0,3})")
+_NUM_IMAGES = 128
+_NUM_SHOWN = 8
 
 
 def _read_heads(text: str) -> Heads:
-    if not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}(,[1-9]\d{0,3}:[1-9]\d{0,3})*", text):
-        raise ValueError("must be LAYER:HEAD,... such as 1:1,12:3; both count from 1")
-    pairs = [pair.split(":") for pair in text.split(",")]
-    return tuple((int(layer), int(head)) for layer, head in pairs)
+    """Return the pairs of "LAYER:HEAD,..."."""
+    heads = []
+    for pair in text.split(","):
+        match = _HEAD.fullmatch(pair)
+        if match is None:
+            raise ValueError("must be LAYER:HEAD,... such as 1:1,12:3; both count from 1")
+        heads.append((int(match["layer"]), int(match["head"])))
+    return tuple(heads)
 
 
 @verb(
@@ -35,20 +45,27 @@ class Inspect(Reading, Checkpoint):
 
     what: str = argument(
         "WHAT",
-        "some, with commas between them: filters, positions, distance, rollout, heads, gradcam, similar, pca, "
-        "reconstructions",
+        "some, with commas between them: filters, positions, distance, rollout, heads, gradcam, "
+        "similar, pca, reconstructions",
         "all",
     )
+
     output: str = option("FOLDER", "for each picture a .png, and its numbers as .npz", REQUIRED)
-    images: str | None = option(
-        "FILES", "input images: a folder, an image, a pattern, or data as in a recipe"
+
+    files: str | None = option(
+        "FILES",
+        "input images: a folder, an image, a pattern, or data as in a recipe",
+        flag="images",
     )
-    split: Annotated[str | None, When("images")] = option("NAME", "of data; default: test")
-    data_dir: Annotated[str | None, When("images")] = option("FOLDER", "of TFDS")
-    num_images: Annotated[Count | None, When("images")] = option(
+    split: Annotated[str | None, When("files")] = option("NAME", "split of data; default: test")
+    data_dir: Annotated[str | None, When("files")] = option(
+        "FOLDER", "folder of TFDS datasets", reads_bucket=True
+    )
+    num_images: Annotated[Count | None, When("files")] = option(
         "N", "images at most, evenly spread; default: 128"
     )
-    shown: Annotated[Count | None, When("images")] = option("N", "images in a sheet; default: 8")
+
+    shown: Annotated[Count | None, When("files")] = option("N", "images in a sheet; default: 8")
     heads: Annotated[Heads, _read_heads] = option(
         "LAYER:HEAD,…", "from 1; default: up to 8 of the last layer", ()
     )
@@ -56,62 +73,108 @@ class Inspect(Reading, Checkpoint):
     def run(self) -> None:
         from vit_jax.tools.figures.drawing import require_drawing
         from vit_jax.tools.figures.network import KINDS, available, chosen_heads
-        from vit_jax.tools.figures.view import View, read_view
 
-        names = _names(self.what, list(KINDS))
-        with_images = {name for name in names if KINDS[name].needs_images}
-        if not with_images:
-            self.reject_ineffective(["images"], f"on {', '.join(names)}")
-        if "heads" not in names:
-            self.reject_ineffective(["heads"], f"on {', '.join(names)}")
-        if with_images and self.images is None and self.what != "all":
-            raise UsageError(
-                f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe."
-            )
+        names = _list_names(self.what, list(KINDS))
+        self._require_effective(names)
         output = output_folder(self.output)
         require_drawing()
+
         model, _ = self.load(
             self.checkpoint,
             needs_classes=False,
-            needs_transform=self.images is not None,
+            needs_transform=self.files is not None,
             uses_head=False,
         )
-        drawn = self._possible(names, available(model))
+        reasons = available(model)
+        drawn = self._select(names, reasons)
         if "heads" in drawn:
             chosen_heads(model, self.heads)
+        drawn, view = self._read_view(model, drawn)
+        note(*view.notes)
+
+        for name in drawn:
+            _write(output, name, KINDS[name].draw(model, view))
+
+    def _require_effective(self, names: Sequence[str]) -> None:
+        """Raise UsageError for options without effect on these figures, and for missing images."""
+        shown_names = ", ".join(names)
+        if "heads" not in names:
+            self.reject_ineffective(["heads"], f"on {shown_names}")
+        if not _select_with_images(names):
+            self.reject_ineffective(["files"], f"on {shown_names}")
+        elif self.files is None and self.what != "all":
+            raise UsageError(
+                f"WHAT={self.what}: must have images. Add --images=FOLDER, or data as in a recipe."
+            )
+
+    def _read_view(self, model: "Model", names: Sequence[str]) -> "tuple[list[str], View]":
+        """Read the images, if a figure needs them.
+
+        Returns:
+          the figures that can be drawn, and their input.
+        """
+        from vit_jax.tools.figures.network import KINDS
+        from vit_jax.tools.figures.view import View, read_view
+
         view = View()
-        if self.images is None:
-            drawn = self._possible(drawn, dict.fromkeys(with_images, "it needs --images="))
-        elif with_images & {*drawn}:
+        reasons = dict[str, str]()
+        with_images = _select_with_images(names)
+        if self.files is None:
+            reasons = dict.fromkeys(with_images, "it needs --images=")
+        elif with_images:
             view = read_view(
                 model,
-                self.images,
+                self.files,
                 split=self.split,
                 data_dir=self.data_dir,
-                num_images=self.num_images or 128,
+                num_images=self.num_images or _NUM_IMAGES,
             )
-            has = f"images, and --images={self.images} has {len(view.names)}"
-            least = {
-                name: kind.least_images
-                for name, kind in KINDS.items()
-                if len(view.names) < kind.least_images
-            }
-            drawn = self._possible(
-                drawn, {name: f"it needs at least {number} {has}" for name, number in least.items()}
-            )
-        view = dataclasses.replace(view, shown=self.shown or 8, heads=self.heads)
-        note(*view.notes)
-        _write(output, ((name, KINDS[name].draw(model, view)) for name in drawn))
+            for name, kind in KINDS.items():
+                if len(view.names) < kind.least_images:
+                    reasons[name] = (
+                        f"it needs at least {kind.least_images} images, "
+                        f"and --images={self.files} has {len(view.names)}"
+                    )
 
-    def _possible(self, names: Sequence[str], reasons: Mapping[str, str | None]) -> list[str]:
-        """Return the pictures without a reason against them; note each other of "all", reject one that was named."""
+        view = dataclasses.replace(
+            view,
+            shown=self.shown or _NUM_SHOWN,
+            heads=self.heads,
+        )
+        return self._select(names, reasons), view
+
+    def _select(self, names: Sequence[str], reasons: Mapping[str, str | None]) -> list[str]:
+        """Return the figures without a reason against them; note the others.
+
+        Raises:
+          ValueError: the command names a figure with a reason against it.
+        """
+        selected = []
         for name in names:
-            if (reason := reasons.get(name)) and self.what != "all":
-                others = ", ".join(name for name, reason in reasons.items() if not reason)
-                raise ValueError(f"{name}: {reason}.{others and f' Use {others}.'}")
-            if reason:
+            reason = reasons.get(name)
+            if not reason:
+                selected.append(name)
+            elif self.what == "all":
                 note(f"{name} is skipped: {reason}.")
-        return [name for name in names if not reasons.get(name)]
+            else:
+                hint = _suggest_others(reasons)
+                raise ValueError(f"{name}: {reason}.{hint}")
+        return selected
+
+
+def _suggest_others(reasons: Mapping[str, str | None]) -> str:
+    """Return " Use A, B." with the figures without a reason against them; "" without any."""
+    others = [name for name, reason in reasons.items() if not reason]
+    if not others:
+        return ""
+    return f" Use {', '.join(others)}."
+
+
+def _select_with_images(names: Sequence[str]) -> list[str]:
+    """Return the figures that need images."""
+    from vit_jax.tools.figures.network import KINDS
+
+    return [name for name in names if KINDS[name].needs_images]
 
 
 @verb(
@@ -119,11 +182,12 @@ class Inspect(Reading, Checkpoint):
     "--config=digits --config.input.cutmix_alpha=1.0 --shown=64 --output=pictures",
 )
 class InspectData(Recipe):
-    """Draw the images and labels that a recipe trains and evaluates on, as the network receives them."""
+    """Draw images and labels of a recipe's training and evaluation, as the network receives them."""
 
     output: str = option(
         "FOLDER", "for train.png and test.png, and their numbers as .npz", REQUIRED
     )
+
     shown: Count = option("N", "images in a sheet", 32)
 
     def run(self) -> None:
@@ -137,23 +201,28 @@ class InspectData(Recipe):
 
         from vit_jax.tools.figures.data_sheet import draw_data
 
-        _write(output, draw_data(config, self.shown).items())
+        figures = draw_data(config, self.shown)
+        for name, figure in figures.items():
+            _write(output, name, figure)
 
 
-def _write(folder: Path, pictures: Iterable[tuple[str, "Figure"]]) -> None:
-    """Write each picture, by name, when it is drawn; print its files."""
+def _write(folder: Path, name: str, figure: "Figure") -> None:
+    """Write a figure and its numbers; print their files."""
     from vit_jax.storage.files import make_folder, write_atomically
 
+    files = figure.files(folder / name)
     with make_folder(folder):
-        for name, picture in pictures:
-            for path, content in picture.files(folder / name).items():
-                write_atomically(path, content)
-                print(printable(str(path)), flush=True)
+        for path, content in files.items():
+            write_atomically(path, content)
+            print(printable(str(path)), flush=True)
 
 
-def _names(text: str, known: Sequence[str]) -> list[str]:
-    """Return the pictures of "all", or of names with commas between them."""
+def _list_names(text: str, known: Sequence[str]) -> list[str]:
+    """Return the figures of "all", or of names with commas between them."""
+    if text == "all":
+        return list(known)
     names = list(dict.fromkeys(text.split(",")))
+    choices = known if "," in text else ("all", *known)
     for name in names:
-        require_known("WHAT", name, ("all", *known) if text == name else known)
-    return list(known) if text == "all" else names
+        require_known("WHAT", name, choices)
+    return names

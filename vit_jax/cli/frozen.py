@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from vit_jax.cli.groups import ImageFields
 from vit_jax.cli.loading import Checkpoint, Limits, Reading
 from vit_jax.cli.options import (
     LISTED,
@@ -18,37 +19,34 @@ from vit_jax.cli.options import (
     argument,
     option,
     switch,
-    verb,
 )
 from vit_jax.cli.outputs import note, output_file, output_folder
 from vit_jax.cli.stop import joined
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
 from vit_jax.storage.files import cache_folder, expanded
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
+    from vit_jax.data.records import Source
     from vit_jax.data.transforms import EvaluationTransform
     from vit_jax.evals.feature_cache import Cache
     from vit_jax.evals.features import Extractor
     from vit_jax.evals.features import Features as SplitFeatures
+    from vit_jax.evals.fewshot import FewShot
     from vit_jax.evals.splits import Pair, SplitChoice
+    from vit_jax.tools.prepare.duplicates import Duplicate
     from vit_jax.weights import Weights
 
-_OF_IMAGES = (
-    "resize",
-    "crop_fraction",
-    "interpolation",
-    "exif_orientation",
-)  # of the weights' own preparation
 Preprocessing = Literal["fewshot", "own"]
 Choice = Literal["mean_accuracy", "mean_rank"]
-_CLASSIFIED = (
-    "pre_logits",
-    "pooled",
-    "token",
-    "mean",
-    "token_mean",
-)  # layers that a network can end in
+_CLASSIFIED = ("pre_logits", "pooled", "token", "mean", "token_mean")  # a network can end in them
+_OF_WEIGHTS = ("layer", "cache", "global_batch", "weights", "images")  # options of duplicates
+_COSINE = 0.95
+_CANDIDATE_BITS = 16
+
+
+# Common options.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,71 +54,53 @@ class _Features(Limits, Reading):
     layer: str = option(
         "LAYER", "pre_logits, pooled, token, mean, token_mean, block:N or stage:N", "pre_logits"
     )
-    cache: str | None = option("FOLDER", "where features are kept, or none")
+
+    cache: str | None = option("FOLDER", "folder that keeps features, or none")
     json: bool = switch("print all figures as JSON")
-    data_dir: str | None = option("FOLDER", "of TFDS")
+    data_dir: str | None = option("FOLDER", "folder of TFDS datasets", reads_bucket=True)
 
     @contextlib.contextmanager
     def extracting(
         self, checkpoint: str, data: str, preprocessing: str = "own", **choice: Any
     ) -> "Iterator[tuple[Extractor, SplitChoice, Weights]]":
-        """Join the other processes and load the model; yield the extractor, the choice of data, and the weights."""
+        """Join the other processes and load the model.
+
+        Yields:
+          the extractor, the choice of data, and the weights.
+        """
         self.reject_data_dir(data)
         if preprocessing == "fewshot":
-            self.reject_ineffective(_OF_IMAGES, "with --preprocessing=fewshot")
+            names = [field.name for field in dataclasses.fields(ImageFields)]
+            names.remove("value_range")
+            self.reject_ineffective(
+                [f"images.{name}" for name in names], "with --preprocessing=fewshot"
+            )
 
         with joined():
             from vit_jax.evals.features import Extractor
             from vit_jax.evals.splits import SplitChoice
 
-            is_own = preprocessing == "own"
-            # the released protocol takes the range of values, even if the weights do not describe a preparation
-            reading = self if is_own else dataclasses.replace(self, value_range=None)
-            model, weights = reading.load(
-                checkpoint,
-                is_placed=True,
-                needs_classes=False,
-                needs_transform=is_own,
-                uses_head=False,
-            )
-            transform = (
-                model.require_transform() if is_own else _fewshot_transform(model, self.value_range)
-            )
+            model, transform, weights = self._load_prepared(checkpoint, preprocessing)
             extractor = Extractor(
                 module=model.module,
                 architecture=model.architecture,
                 transform=transform,
                 layer=self.layer,
-                cache=self._cache(),
+                cache=self._open_cache(),
                 **self.limits,
             )
-            yield (
-                extractor,
-                SplitChoice(data_dir=self.data_dir, value_range=transform.value_range, **choice),
-                weights,
+            split_choice = SplitChoice(
+                data_dir=self.data_dir, value_range=transform.value_range, **choice
             )
+            yield extractor, split_choice, weights
 
     def reject_data_dir(self, data: str) -> None:
         """Raise UsageError for --data_dir= if all data are files that they name."""
-        if all(name.partition(":")[0] in LISTED for name in data.split(",")):
+        kinds = [name.partition(":")[0] for name in data.split(",")]
+        if all(kind in LISTED for kind in kinds):
             self.reject_ineffective(["data_dir"], f"on {data}")
 
-    def _cache(self) -> "Cache | None":
-        """Return the cache of features, the same in all processes; None for none, or if the default is read-only."""
-        from vit_jax import hosts
-        from vit_jax.evals.feature_cache import Cache
-        from vit_jax.train.lifecycle.lock import WorkdirLock, is_abandoned
-
-        if self.cache == "none":
-            return None
-        folder = cache_folder("features") if self.cache is None else expanded(self.cache)
-        if self.cache is None and not all(hosts.gather(_is_writable(folder))):
-            if hosts.is_first():
-                note(f"{folder} is not writable: features are not kept; see --cache=.")
-            return None
-        return Cache(folder, WorkdirLock, is_abandoned)
-
-    def say(
+    def print_result(
         self,
         extractor: "Extractor",
         weights: "Weights",
@@ -128,31 +108,86 @@ class _Features(Limits, Reading):
         text: str,
         notes: Sequence[str],
     ) -> None:
-        """Print in the first process: as text, or as JSON with weights, layer, preparation and notes."""
+        """Print in the first process: a text, or JSON with weights, layer, preparation and notes.
+
+        Args:
+          extractor: its preparation is printed.
+          weights: their address is printed.
+          result: values for JSON.
+          text: the same for a reader.
+          notes: sentences for standard error.
+        """
         from vit_jax import hosts
 
         if not hosts.is_first():
             return
-        about = {
-            "weights": weights.source,
-            "layer": self.layer,
-            "preparation": dataclasses.asdict(extractor.transform),
-            "notes": notes,
-        }
-        print(json.dumps(about | dict(result), indent=2) if self.json else text, flush=True)
+        if self.json:
+            about = {
+                "weights": weights.source,
+                "layer": self.layer,
+                "preparation": dataclasses.asdict(extractor.transform),
+                "notes": notes,
+            }
+            text = json.dumps(about | dict(result), indent=2)
+        print(text, flush=True)
         note(*notes)
+
+    def _load_prepared(
+        self, checkpoint: str, preprocessing: str
+    ) -> "tuple[Model, EvaluationTransform, Weights]":
+        """Load the model and build the preparation of its images."""
+        is_own = preprocessing == "own"
+        reading: Reading = self
+        if not is_own:
+            # The protocol takes the range of values, even if the weights describe no preparation.
+            reading = dataclasses.replace(self, images=ImageFields())
+        model, weights = reading.load(
+            checkpoint,
+            is_placed=True,
+            needs_classes=False,
+            needs_transform=is_own,
+            uses_head=False,
+        )
+        if is_own:
+            return model, model.require_transform(), weights
+        return model, _build_fewshot_transform(model, self.images.value_range), weights
+
+    def _open_cache(self) -> "Cache | None":
+        """Return the cache of features, the same in all processes.
+
+        None: without a cache, or with a default folder that is read-only.
+        """
+        from vit_jax import hosts
+        from vit_jax.evals.feature_cache import Cache
+        from vit_jax.train.lifecycle.lock import WorkdirLock, is_abandoned
+
+        if self.cache == "none":
+            return None
+        if self.cache is not None:
+            return Cache(expanded(self.cache), WorkdirLock, is_abandoned)
+
+        folder = cache_folder("features")
+        if all(hosts.gather(_is_writable(folder))):
+            return Cache(folder, WorkdirLock, is_abandoned)
+        if hosts.is_first():
+            note(f"{folder} is not writable: features are not kept; see --cache=.")
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _OfPairs(_Features, Checkpoint):
+class _Pairs(_Features, Checkpoint):
     data: str = option(
         "DATA,…",
-        "as in a recipe; caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet; or all: released",
+        "as in a recipe; caltech101, cars196, cifar100, dtd, pets, uc_merced, imagenet; or all: "
+        "released",
         REQUIRED,
+        reads_bucket=True,
     )
-    train_split: str | None = option("NAME", "to fit on")
-    test_split: str | None = option("NAME", "to test on")
+
+    train_split: str | None = option("NAME", "split to fit on")
+    test_split: str | None = option("NAME", "split to test on")
     classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
+
     preprocessing: Preprocessing | None = option(
         "", "as released (default of fewshot), or as the weights were trained"
     )
@@ -161,35 +196,46 @@ class _OfPairs(_Features, Checkpoint):
     def pairs(
         self, preprocessing: str = "own", *, allows_several_labels: bool = False
     ) -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
-        """Open the datasets of --data=; yield them with the extractor of their features and its weights."""
-        splits = self.chosen("train_split", "test_split", "classes")
-        preprocessing = self.preprocessing or preprocessing
-        with self.extracting(self.checkpoint, self.data, preprocessing, **splits) as (
-            extractor,
-            choice,
-            weights,
-        ):
-            from vit_jax.evals.splits import RELEASED, open_pair
+        """Open the datasets of --data=.
 
-            names = (
-                list(RELEASED)
-                if self.data == "released"
-                else list(filter(None, self.data.split(",")))
-            )
-            if repeated := [name for name in names if names.count(name) > 1]:
-                raise UsageError(
-                    f"--data={self.data}: must be different datasets, and has {repeated[0]} twice."
+        Yields:
+          the datasets, the extractor of their features, and its weights.
+        """
+        splits = self.chosen("train_split", "test_split", "classes")
+        opening = self.extracting(
+            self.checkpoint, self.data, self.preprocessing or preprocessing, **splits
+        )
+        with opening as (extractor, choice, weights):
+            from vit_jax.evals.splits import open_pair
+
+            pairs = []
+            for name in self._list_datasets():
+                pair = open_pair(
+                    name, choice, weights.training, allows_several_labels=allows_several_labels
                 )
-            options = {"allows_several_labels": allows_several_labels}
-            yield (
-                [open_pair(name, choice, weights.training, **options) for name in names],
-                extractor,
-                weights,
-            )
+                pairs.append(pair)
+            yield pairs, extractor, weights
+
+    def _list_datasets(self) -> list[str]:
+        """Return the names in --data=, which must differ."""
+        from vit_jax.evals.splits import RELEASED
+
+        if self.data == "released":
+            return list(RELEASED)
+        names = list(filter(None, self.data.split(",")))
+        for name in names:
+            if names.count(name) > 1:
+                raise UsageError(
+                    f"--data={self.data}: must be different datasets, and has {name} twice."
+                )
+        return names
+
+
+# Verbs.
 
 
 @verb("ViT-B_16.npz --data=released", "runs/mine --data=folder:my-images --shots=10 --l2=1")
-class Fewshot(_OfPairs):
+class Fewshot(_Pairs):
     """Accuracy of a linear classifier in closed form on the frozen features of a few images of each class."""
 
     shots: tuple[Count, ...] | None = option(
@@ -199,90 +245,117 @@ class Fewshot(_OfPairs):
         "N,…",
         "random seeds of the choice of images; results are averaged over them; default: 0,1,2",
     )
+
     l2: tuple[Positive, ...] | None = option("X,…", "penalties; default: 1024")
     penalty_choice: Choice | None = option(
         "", "selects one of several penalties: ours (default), or scenic's"
     )
+
     sampling: Literal["random", "first"] = option("", "which images of a class to use", "random")
 
     def run(self) -> None:
-        from vit_jax.evals.fewshot import FewShot
-
-        values = self.chosen("shots", "seeds", "l2", "penalty_choice", "sampling")
-        protocol = FewShot(**({"seeds": (0,)} if self.sampling == "first" else {}) | values)
-
+        protocol = self._build_protocol()
         with self.pairs("fewshot") as (pairs, extractor, weights):
             from vit_jax.evals.probes import run_few_shot
 
             table = run_few_shot(pairs, extractor, protocol)
-            self.say(extractor, weights, table.to_dict(), table.to_text(), table.notes)
+            self.print_result(extractor, weights, table.to_dict(), table.to_text(), table.notes)
+
+    def _build_protocol(self) -> "FewShot":
+        """Return the protocol of the options; the first images of a class need one seed."""
+        from vit_jax.evals.fewshot import FewShot
+
+        values = self.chosen("shots", "seeds", "l2", "penalty_choice", "sampling")
+        if self.sampling == "first":
+            values.setdefault("seeds", (0,))
+        return FewShot(**values)
 
 
 @verb(
     "ViT-B_16.npz --data=cifar100",
     "ViT-B_16.npz --data=folder:my-images --folds=5 --output=runs/probe",
 )
-class Probe(_OfPairs):
+class Probe(_Pairs):
     """Accuracy of a linear classifier on the frozen features of all training images."""
 
     method: Literal["logistic", "least_squares"] = option(
         "", "logistic regression, or closed form", "logistic"
     )
     penalty: Positive | None = option("X", "default: searched by the log-loss over folds")
+
     folds: Annotated[int | None, Range("[2, inf)")] = option(
         "K", "also cross-validate on K parts: mean and deviation"
     )
+
     output: str | None = option(
         "FOLDER", "write the network with the classifier, for verbs that take weights"
     )
     overwrite: Annotated[bool, When("output")] = switch("replace existing files of --output=")
 
     def run(self) -> None:
-        output = self.output
-        if output is not None:
-            self._require_classifier(output)
-            (output_file if pathlib.Path(output).suffix else output_folder)(output)
-
-            from vit_jax.weights.saving import require_destination
-
-            require_destination(output, None, overwrite=self.overwrite)
-
+        self._require_output()
         with self.pairs(allows_several_labels=True) as (pairs, extractor, weights):
-            from vit_jax import hosts
-            from vit_jax.api.build import with_probe
-            from vit_jax.evals.probes import probe, require_probe_images, run_on_pairs, to_text
-            from vit_jax.weights.saving import save
+            from vit_jax.evals.probes import require_probe_images, run_on_pairs, to_text
 
             for pair in pairs:  # before features are computed
                 require_probe_images(
                     pair.train.labels, pair.train.num_classes, self.method, self.penalty, self.folds
                 )
-
-            def measure(
-                pair: "Pair", train: "SplitFeatures", test: "SplitFeatures"
-            ) -> tuple[dict[str, Any], list[str]]:
-                values = self.chosen("method", "penalty", "folds")
-                classifier, result = probe(train, test, pair.train.num_classes, **values)
-                if output is None or not hosts.is_first():
-                    return result, []
-                names = pair.train.class_names
-                training = pair.training
-                fitted = with_probe(
-                    weights, extractor.transform, self.layer, classifier, names, training
-                )
-                written = save(fitted, output, overwrite=self.overwrite).destination
-                return result, [f"{written} has the classifier: vit-jax predict {output} IMAGE"]
-
+            measure = functools.partial(self._fit, extractor=extractor, weights=weights)
             results, notes = run_on_pairs(pairs, extractor, measure)
-            self.say(extractor, weights, {"datasets": results}, to_text(results), notes)
+            self.print_result(extractor, weights, {"datasets": results}, to_text(results), notes)
+
+    def _fit(
+        self,
+        pair: "Pair",
+        train: "SplitFeatures",
+        test: "SplitFeatures",
+        *,
+        extractor: "Extractor",
+        weights: "Weights",
+    ) -> tuple[dict[str, Any], list[str]]:
+        """Fit and test a classifier, and save it; return its results and notes."""
+        from vit_jax import hosts
+        from vit_jax.api.build import with_probe
+        from vit_jax.evals.probes import probe
+        from vit_jax.weights.saving import save
+
+        values = self.chosen("method", "penalty", "folds")
+        classifier, result = probe(train, test, pair.train.num_classes, **values)
+        if self.output is None or not hosts.is_first():
+            return result, []
+
+        fitted = with_probe(
+            weights,
+            extractor.transform,
+            self.layer,
+            classifier,
+            pair.train.class_names,
+            pair.training,
+        )
+        written = save(fitted, self.output, overwrite=self.overwrite).destination
+        return result, [f"{written} has the classifier: vit-jax predict {self.output} IMAGE"]
+
+    def _require_output(self) -> None:
+        """Check --output= before anything is computed."""
+        if self.output is None:
+            return
+        self._require_classifier(self.output)
+        check = output_file if pathlib.Path(self.output).suffix else output_folder
+        check(self.output)
+
+        from vit_jax.weights.saving import require_destination
+
+        require_destination(self.output, None, overwrite=self.overwrite)
 
     def _require_classifier(self, output: str) -> None:
-        """Check options that a saved classifier excludes, before anything is computed."""
+        """Raise UsageError for options that a saved classifier excludes."""
         if pathlib.Path(output).suffix not in ("", ".npz"):
             raise UsageError(f"--output={output}: must be a folder or a file that ends in .npz.")
         if "," in self.data or self.data in ("released", "all"):
             raise UsageError(
-                f"--data={self.data}: must be one dataset, whose classifier --output= saves. Give one."
+                f"--data={self.data}: must be one dataset, whose classifier --output= saves. "
+                "Give one."
             )
         if self.layer not in _CLASSIFIED:
             raise UsageError(
@@ -293,13 +366,13 @@ class Probe(_OfPairs):
 
 
 @verb("ViT-B_16.npz --data=pets,dtd", "runs/mine --data=folder:my-images --neighbours=10")
-class Knn(_OfPairs):
+class Knn(_Pairs):
     """Accuracy of the nearest neighbours among the training images, by the cosine similarity of features."""
 
     neighbours: tuple[Count, ...] | None = option(
         "N,…", "numbers of neighbours that vote; default: 10,20,100"
     )
-    temperature: Positive | None = option("X", "of the weights of their votes; default: 0.07")
+    temperature: Positive | None = option("X", "temperature of their votes; default: 0.07")
 
     def run(self) -> None:
         with self.pairs() as (pairs, extractor, weights):
@@ -308,11 +381,10 @@ class Knn(_OfPairs):
 
             for pair in pairs:  # before features are computed
                 require_neighbours(self.neighbours or NUM_NEIGHBOURS, len(pair.train))
-            measure = functools.partial(
-                measure_neighbours, **self.chosen("neighbours", "temperature")
-            )
+            values = self.chosen("neighbours", "temperature")
+            measure = functools.partial(measure_neighbours, **values)
             results, notes = run_on_pairs(pairs, extractor, measure)
-            self.say(extractor, weights, {"datasets": results}, to_text(results), notes)
+            self.print_result(extractor, weights, {"datasets": results}, to_text(results), notes)
 
 
 @verb(
@@ -322,42 +394,42 @@ class Knn(_OfPairs):
 class Features(_Features, Checkpoint):
     """Write frozen features, labels and names to a file."""
 
-    data: str = option("DATA", "as in a recipe, or one of the datasets of fewshot", REQUIRED)
-    output: str = option("FILE", "of .npz: features, labels and names", REQUIRED)
-    split: str | None = option("NAME", "default: test")
+    data: str = option(
+        "DATA", "as in a recipe, or one of the datasets of fewshot", REQUIRED, reads_bucket=True
+    )
+
+    output: str = option("FILE", ".npz with features, labels and names", REQUIRED)
+
+    split: str | None = option("NAME", "split of the data; default: test")
     classes: tuple[str, ...] = option("A,B", "only images of these classes", ())
+
     preprocessing: Preprocessing = option("", "of the released protocol, or as in training", "own")
 
     def run(self) -> None:
         output = output_file(self.output)
         if output.suffix != ".npz":
             raise UsageError(f"--output={self.output}: must be a file that ends in .npz.")
-        with self.extracting(
+
+        opening = self.extracting(
             self.checkpoint, self.data, self.preprocessing, classes=self.classes
-        ) as (
-            extractor,
-            choice,
-            weights,
-        ):
+        )
+        with opening as (extractor, choice, weights):
             from vit_jax.evals.features import write_features
             from vit_jax.evals.splits import open_split
             from vit_jax.text.tables import columns
 
             source = open_split(self.data, self.split, choice, weights.training)
             written = write_features(output, extractor.extract(source), source)
-            self.say(
-                extractor,
-                weights,
-                written,
-                columns(written.items(), "<<", gap=" ", least=(12,)),
-                [],
-            )
+            text = columns(written.items(), "<<", gap=" ", least=(12,))
+            self.print_result(extractor, weights, written, text, [])
 
 
 def _read_candidates(text: str) -> str | int:
-    if text != "all" and not text.isdecimal():
+    if text == "all":
+        return text
+    if not text.isdecimal():
         raise ValueError("must be a number of bits, or all")
-    return text if text == "all" else int(text)
+    return int(text)
 
 
 @verb(
@@ -367,97 +439,108 @@ def _read_candidates(text: str) -> str | int:
 class Duplicates(_Features):
     """Find training images that are near-duplicates of test images: resized, recoloured or mirrored.
 
-    --weights= also finds cropped copies. With --distance=0 features decide on all pairs but those of equal hashes.
+    --weights= also finds cropped copies. With --distance=0 features decide on all pairs but those
+    of equal hashes.
     """
 
-    data: str = argument("DATA", "as in a recipe: images to search for duplicates of --against=")
-    against: str = option("DATA,…", "test sets", REQUIRED)
-    split: str | None = option("NAME", "of DATA; default: train, or all without splits")
+    data: str = argument(
+        "DATA",
+        "as in a recipe: images to search for duplicates of --against=",
+        reads_bucket=True,
+    )
+
+    against: str = option("DATA,…", "test sets", REQUIRED, reads_bucket=True)
+
+    split: str | None = option("NAME", "split of DATA; default: train, or all without splits")
     against_split: str | None = option(
-        "NAME", "of all test sets; default: test, or all without splits"
+        "NAME", "split of all test sets; default: test, or all without splits"
     )
     distance: Number = option(
         "N", "largest number of different bits of 64 in the hashes of duplicates", 6
     )
-    weights: str | None = option("CHECKPOINT", "any weights, whose features confirm further pairs")
-    candidates: Annotated[str | int | None, When("weights"), _read_candidates] = option(
+
+    checkpoint: str | None = option(
+        "CHECKPOINT",
+        "any weights, whose features confirm further pairs",
+        flag="weights",
+        reads_bucket=True,
+    )
+    candidates: Annotated[str | int | None, When("checkpoint"), _read_candidates] = option(
         "N", "further pairs: those that differ in at most this number of bits, or all; default: 16"
     )
-    cosine: Annotated[PositiveShare | None, When("weights")] = option(
+    cosine: Annotated[PositiveShare | None, When("checkpoint")] = option(
         "X", "least cosine of these pairs; default: 0.95"
     )
+
     output: str | None = option("FILE", "the pairs as CSV")
     write: str | None = option("FILE", "ids of the images of DATA, for --config.input.exclude=FILE")
 
     def run(self) -> None:
-        if self.weights is None:
-            of_weights = [field.name for field in dataclasses.fields(Reading)]
-            self.reject_ineffective(
-                ["layer", "cache", "global_batch", *of_weights], "without --weights"
-            )
+        if self.checkpoint is None:
+            self.reject_ineffective(_OF_WEIGHTS, "without --weights")
         self.reject_data_dir(f"{self.data},{self.against}")
-        by_features = self.candidates == "all"
-        distance = self.distance
-        cosine = self.cosine or 0.95
-        candidates = distance
-        if self.weights is not None and not by_features:
-            candidates = max(distance, 16 if self.candidates is None else int(self.candidates))
-        files = {
-            name: output_file(path, f"--{name}=")
-            for name, path in self.chosen("output", "write").items()
-        }
+        files = {}
+        for name, path in self.chosen("output", "write").items():
+            files[name] = output_file(path, f"--{name}=")
 
-        with self._perhaps_extracting() as (extractor, choice):
+        with self._extracting() as (extractor, choice):
             from vit_jax import hosts
             from vit_jax.evals.splits import open_split, split_to_search
-            from vit_jax.tools.prepare.duplicates import (
-                confirm,
-                find_by_features,
-                find_by_hashes,
-                merged,
-                report,
-            )
+            from vit_jax.tools.prepare.duplicates import report
 
-            data = self.data
             against = self.against.split(",")
-            split = self.split or split_to_search(data, "train", choice, against)
-            source = open_split(data, split, choice)
-            test_splits = [
-                self.against_split or split_to_search(name, "test", choice, [data])
-                for name in against
-            ]
-            tests = [
-                open_split(name, part, choice)
-                for name, part in zip(against, test_splits, strict=True)
-            ]
-            pairs = find_by_hashes(source, tests, candidates, self.max_unreadable)
-            if extractor:
-                pairs = confirm(pairs, source, tests, extractor, distance, cosine)
-            if extractor and by_features:
-                pairs = merged([*pairs, *find_by_features(source, tests, extractor, cosine)])
+            split = self.split or split_to_search(self.data, "train", choice, against)
+            source = open_split(self.data, split, choice)
+            tests = {}
+            for name in against:
+                part = self.against_split or split_to_search(name, "test", choice, [self.data])
+                tests[name] = open_split(name, part, choice)
+
+            pairs = self._find(source, list(tests.values()), extractor)
             if hosts.is_first():
-                print(
-                    report(
-                        pairs,
-                        source,
-                        dict(zip(against, tests, strict=True)),
-                        split,
-                        files,
-                        self.json,
-                    )
-                )
+                print(report(pairs, source, tests, split, files, self.json))
+
+    def _find(
+        self,
+        source: "Source",
+        tests: "Sequence[Source]",
+        extractor: "Extractor | None",
+    ) -> "list[Duplicate]":
+        """Return the pairs of near-duplicates, by hashes and by the features of an extractor."""
+        from vit_jax.tools.prepare.duplicates import (
+            confirm,
+            find_by_features,
+            find_by_hashes,
+            merged,
+        )
+
+        pairs = find_by_hashes(source, tests, self._count_bits(), self.max_unreadable)
+        if extractor is None:
+            return pairs
+        cosine = self.cosine or _COSINE
+        pairs = confirm(pairs, source, tests, extractor, self.distance, cosine)
+        if self.candidates == "all":
+            pairs = merged([*pairs, *find_by_features(source, tests, extractor, cosine)])
+        return pairs
+
+    def _count_bits(self) -> int:
+        """Return the largest number of bits in which the hashes of a pair to confirm differ."""
+        if self.checkpoint is None or self.candidates == "all":
+            return self.distance
+        bits = _CANDIDATE_BITS
+        if self.candidates is not None:
+            bits = int(self.candidates)
+        return max(self.distance, bits)
 
     @contextlib.contextmanager
-    def _perhaps_extracting(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
+    def _extracting(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
         """Join the other processes; load the model of --weights=, if there is one."""
-        if self.weights is not None:
-            with self.extracting(self.weights, f"{self.data},{self.against}") as (
-                extractor,
-                choice,
-                _,
-            ):
+        if self.checkpoint is not None:
+            opening = self.extracting(self.checkpoint, f"{self.data},{self.against}")
+            with opening as (extractor, choice, _):
                 yield extractor, choice
             return
+
         with joined():
             from vit_jax.evals.splits import SplitChoice
 
@@ -465,6 +548,7 @@ class Duplicates(_Features):
 
 
 def _is_writable(folder: pathlib.Path) -> bool:
+    """Create a folder; return True if files can be written in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -472,13 +556,21 @@ def _is_writable(folder: pathlib.Path) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _fewshot_transform(model: "Model", values: tuple[float, float] | None) -> "EvaluationTransform":
-    """Build the released protocol's, with photographs turned upright and values mapped as in training, or as given."""
+def _build_fewshot_transform(
+    model: "Model", value_range: tuple[float, float] | None
+) -> "EvaluationTransform":
+    """Build the released protocol's preparation.
+
+    Photographs are turned upright as in training, and values mapped as in training or by
+    `value_range`.
+    """
     from vit_jax.data.transforms import build_fewshot_transform
 
     own = model.transform
+    if own is not None and value_range is None:
+        value_range = own.value_range
     return build_fewshot_transform(
         model.architecture.image_size,
         exif_orientation=own is not None and own.exif_orientation,
-        value_range=own.value_range if values is None and own is not None else values,
+        value_range=value_range,
     )

@@ -2,23 +2,27 @@
 
 import dataclasses
 import json
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
-from vit_jax.cli.options import (
-    Options,
-    Recipe,
-    UsageError,
-    argument,
-    entry,
-    fields_of_recipes,
-    switch,
-    verb,
-)
+from vit_jax.cli.groups import GROUPS
+from vit_jax.cli.help_text import describe_fields, find_width, format_entry
+from vit_jax.cli.options import Options, Recipe, UsageError, argument, switch
+from vit_jax.cli.verbs import verb
 from vit_jax.text.nearest import did_you_mean
+
+if TYPE_CHECKING:
+    from vit_jax.config.recipes import Recipe as RecipeFile
 
 _PIXELS = 224
 _NUM_CLASSES = 1000  # the defaults of `vit_jax.create_model`
+_NOTE_OF_TABLE = """\
+Accuracies of the authors: top-1 in percent on ImageNet-1k. Read the licence at the address."""
+_NOTE_OF_ADDRESSES = """\
+--list shows licence, pixels and accuracy of each family. {A,B} stands for each of these names."""
+_HINT_OF_MODELS = """\
+--weights lists the addresses of the weights. Other names: any patch size, R50x2+ViT-B/32, ...
+`vit-jax weights --list` lists current families of pre-trained ViTs: DINOv3, SigLIP 2, ..."""
 
 
 @verb("'ViT-B/*'", "ViT-B/16 --weights")
@@ -32,68 +36,90 @@ class Models(Options):
     json: bool = switch("print everything as JSON")
 
     def run(self) -> None:
-        from vit_jax.config import ModelConfig, build_architecture
         from vit_jax.config.variants import MODEL_NAMES, list_models
-        from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
-        from vit_jax.text.tables import aligned
-        from vit_jax.weights.published import PUBLISHED, releases_of
 
         names = list_models(self.pattern)
         _require_match(self.pattern, names, MODEL_NAMES)
-        rows = list[dict[str, Any]]()
-        lines = list[list[str]]()
-        for name in names:
-            config = ModelConfig(name=name, head="linear")
-            a = build_architecture(config, image_size=(_PIXELS, _PIXELS), num_classes=_NUM_CLASSES)
-            parameters = count_parameters(a)
-            flops = FLOPS_PER_MAC * forward_macs(a)
-            rows.append(
-                {
-                    "name": name,
-                    "parameters": parameters,
-                    "flops": flops,
-                    "weights": PUBLISHED.get(name, ()),
-                }
-            )
-            lines.append(
-                [name, _short(parameters / 1e6), _short(flops / 1e9), ", ".join(releases_of(name))]
-            )
+        rows = list(map(_measure_model, names))
         if self.json:
             print(json.dumps(rows, indent=2))
             return
-        head = ("name", "million parameters", "GFLOPs", "public weights")
-        print(aligned(head, lines, (head[0], head[3])), end="")
-        print(
-            f"At {_PIXELS} x {_PIXELS} pixels, with a linear head of {_NUM_CLASSES:,} classes; 1 multiply-add: 2 FLOPs."
-        )
-        if not self.weights:
-            print(
-                "--weights lists the addresses of the weights. Other names: any patch size, R50x2+ViT-B/32, ..."
-            )
-            print(
-                "`vit-jax weights --list` lists current families of pre-trained ViTs: DINOv3, SigLIP 2, ..."
-            )
-            return
-        for row in rows:
-            print(f"\n{row['name']}:", *(row["weights"] or ["none"]), sep="\n  ")
-        print(
-            "\nhf://owner/name is downloaded by the verbs that take weights; download gs:// files yourself."
-        )
+        _print_models(rows)
+        if self.weights:
+            _print_addresses(rows)
+        else:
+            print(_HINT_OF_MODELS)
+
+
+def _measure_model(name: str) -> dict[str, Any]:
+    """Return the size of a network, the work of one image, and its public weights."""
+    from vit_jax.config import ModelConfig, build_architecture
+    from vit_jax.models.flops import FLOPS_PER_MAC, count_parameters, forward_macs
+    from vit_jax.weights.published import PUBLISHED
+
+    config = ModelConfig(name=name, head="linear")
+    size = (_PIXELS, _PIXELS)
+    architecture = build_architecture(config, image_size=size, num_classes=_NUM_CLASSES)
+    return {
+        "name": name,
+        "parameters": count_parameters(architecture),
+        "flops": FLOPS_PER_MAC * forward_macs(architecture),
+        "weights": PUBLISHED.get(name, ()),
+    }
+
+
+def _print_models(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of networks."""
+    from vit_jax.text.tables import aligned
+    from vit_jax.weights.published import releases_of
+
+    head = ("name", "million parameters", "GFLOPs", "public weights")
+    lines = []
+    for row in rows:
+        line = [
+            row["name"],
+            _shorten_number(row["parameters"] / 1e6),
+            _shorten_number(row["flops"] / 1e9),
+            ", ".join(releases_of(row["name"])),
+        ]
+        lines.append(line)
+    print(aligned(head, lines, (head[0], head[3])), end="")
+    print(
+        f"At {_PIXELS} x {_PIXELS} pixels, with a linear head of {_NUM_CLASSES:,} classes; "
+        "1 multiply-add: 2 FLOPs."
+    )
+
+
+def _print_addresses(rows: Sequence[dict[str, Any]]) -> None:
+    """Print the addresses of the public weights of each network."""
+    for row in rows:
+        print(f"\n{row['name']}:", *(row["weights"] or ["none"]), sep="\n  ")
+    print(
+        "\nhf://owner/name is downloaded by the verbs that take weights; "
+        "download gs:// files yourself."
+    )
 
 
 def _require_match(pattern: str, matches: Collection[object], names: Collection[str]) -> None:
-    if not matches:
-        hint = did_you_mean(pattern, names) or f" Use one of {', '.join(names)}."
-        raise UsageError(f"PATTERN={pattern}: must match a name.{hint}")
+    """Raise UsageError, with similar names or all of them, if nothing matches a pattern."""
+    if matches:
+        return
+    hint = did_you_mean(pattern, names)
+    if not hint:
+        hint = f" Use one of {', '.join(names)}."
+    raise UsageError(f"PATTERN={pattern}: must match a name.{hint}")
 
 
-def _short(value: float) -> str:
-    return f"{value:,.1f}" if value >= 10 else f"{value:.2f}"
+def _shorten_number(value: float) -> str:
+    """Return a number with three digits, or the digits before its decimal point and one more."""
+    if value >= 10:
+        return f"{value:,.1f}"
+    return f"{value:.2f}"
 
 
 @verb("--list", "dinov2 --list")
 class Weights(Options):
-    """List current families of pre-trained ViTs by their addresses; with --list licence, pixels and accuracy."""
+    """List current families of pre-trained ViTs by address; with --list licence, pixels, accuracy."""
 
     pattern: str = argument("PATTERN", "families whose name contains this text; default: all", "")
     list: bool = switch("print the table of families before their addresses")
@@ -103,25 +129,22 @@ class Weights(Options):
         from vit_jax.text.tables import aligned
         from vit_jax.weights.published import FAMILIES, FAMILY_HEAD, family_cells
 
-        families = [
-            family for family in FAMILIES if self.pattern.casefold() in family.name.casefold()
-        ]
-        _require_match(self.pattern, families, [family.name for family in FAMILIES])
+        known = {family.name: family for family in FAMILIES}
+        families = []
+        for name, family in known.items():
+            if self.pattern.casefold() in name.casefold():
+                families.append(family)
+        _require_match(self.pattern, families, known)
+
         if self.json:
-            print(json.dumps([family._asdict() for family in families], indent=2))
+            objects = [family._asdict() for family in families]
+            print(json.dumps(objects, indent=2))
             return
         if self.list:
             print(aligned(FAMILY_HEAD, list(map(family_cells, families)), FAMILY_HEAD))
         for family in families:
             print(f"{family.name}:", *family.addresses, sep="\n  ", end="\n\n")
-        if self.list:
-            print(
-                "Accuracies of the authors: top-1 in percent on ImageNet-1k. Read the licence at the address."
-            )
-        else:
-            print(
-                "--list shows licence, pixels and accuracy of each family. {A,B} stands for each of these names."
-            )
+        print(_NOTE_OF_TABLE if self.list else _NOTE_OF_ADDRESSES)
 
 
 @verb("digits", "pretrain --json")
@@ -134,24 +157,43 @@ class Recipes(Options):
     def run(self) -> None:
         from vit_jax.config.recipes import list_recipes
 
-        recipes = [recipe for recipe in list_recipes() if self.pattern in recipe.name]
-        _require_match(self.pattern, recipes, [recipe.name for recipe in list_recipes()])
+        known = []
+        recipes = []
+        for recipe in list_recipes():
+            known.append(recipe.name)
+            if self.pattern in recipe.name:
+                recipes.append(recipe)
+        _require_match(self.pattern, recipes, known)
+
         if self.json:
-            print(json.dumps(list(map(dataclasses.asdict, recipes)), indent=2))
+            objects = list(map(dataclasses.asdict, recipes))
+            print(json.dumps(objects, indent=2))
             return
         for recipe in recipes:
-            data = "data by --config.data=" if recipe.data is None else f"data {recipe.data}"
-            print(entry(recipe.name, recipe.description))
-            print(entry("", f"vit-jax {recipe.verb}, {data}, {recipe.total} by default"))
-            print(entry("", f"--config={recipe.name}:ARGUMENT, ARGUMENT is {recipe.argument}"))
-            for table, rows in recipe.choices.items():
-                print(entry("", f"{table}: {' '.join(rows)}"))
+            _print_recipe(recipe, find_width())
+
+
+def _print_recipe(recipe: "RecipeFile", width: int) -> None:
+    """Print a recipe's description, and its verb, data, length and arguments."""
+    data = "data by --config.data="
+    if recipe.data is not None:
+        data = f"data {recipe.data}"
+    print(format_entry(recipe.name, recipe.description, width))
+    print(format_entry("", f"vit-jax {recipe.verb}, {data}, {recipe.total} by default", width))
+    argument_line = f"--config={recipe.name}:ARGUMENT, ARGUMENT is {recipe.argument}"
+    print(format_entry("", argument_line, width))
+    for table, rows in recipe.choices.items():
+        print(format_entry("", f"{table}: {' '.join(rows)}", width))
+
+
+def _describe_all_fields(width: int) -> str:
+    return describe_fields(width, GROUPS)
 
 
 @verb(
     "--config=digits",
     "--config=finetune:ViT-B/16,cifar10 --config.seed=1",
-    appendix=fields_of_recipes,
+    appendix=_describe_all_fields,
 )
 class Show(Recipe):
     """Print every value of a recipe; with --help, describe all fields."""

@@ -1,19 +1,26 @@
-"""Output of verbs: notes, and files and folders, which are checked before anything is loaded or computed."""
+"""Output of verbs: notes, errors, and files, which are checked before anything is computed."""
 
 import os
 import pathlib
 import sys
 import tempfile
+from typing import NoReturn
 
 from vit_jax.cli.options import UsageError
 from vit_jax.storage.files import OUT_OF_FILES, TOO_MANY_FILES, expanded, target_of
-from vit_jax.text.printable import printable
+from vit_jax.text.printable import printable, printable_lines
 
 
 def note(*texts: str) -> None:
     """Print notes on standard error, each as one line without control characters."""
     for text in texts:
         print(f"note: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End the program with a message."""
+    print(f"vit-jax: {printable_lines(message)}", file=sys.stderr, flush=True)
+    sys.exit(code)
 
 
 def output_file(value: str, option: str = "--output=") -> pathlib.Path:
@@ -27,12 +34,14 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
     path = expanded(value)
     if path.is_dir():
         raise UsageError(f"{option}{value}: is a folder. Give the name of a file.")
+
     try:
         target = target_of(path)
     except OSError as error:
         raise UsageError(
             f"{option}{value}: cannot be written ({error.strerror}). Choose another."
         ) from error
+
     if target is not None:
         folder = target.parent if path.is_symlink() else path.parent
         if not folder.is_dir():
@@ -40,6 +49,7 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
                 f"{option}{value}: {str(folder)!r} is no folder. Create it, or choose another."
             )
         require_creatable(folder, f"{option}{value}")
+
     reject_runs(path, f"{option}{value}")
     return path
 
@@ -57,7 +67,10 @@ def output_folder(value: str, option: str = "--output=") -> pathlib.Path:
 
 
 def reject_runs(path: pathlib.Path, word: str) -> None:
-    """Raise UsageError, which begins with `word`, if writing a file or folder would change a run."""
+    """Raise UsageError if writing a file or folder would change a run.
+
+    `word` begins the message: the option and its value.
+    """
     if not path.parent.is_dir():
         return  # a new folder is no run, and the check takes long to load
 
@@ -70,24 +83,28 @@ def reject_runs(path: pathlib.Path, word: str) -> None:
 
 
 def require_creatable(folder: pathlib.Path, word: str) -> None:
-    """Raise UsageError, which begins with `word`, if a folder neither exists nor can be created, or is read-only."""
-    nearest = next(
-        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
-    )
+    """Raise UsageError if a folder is read-only, or neither exists nor can be created.
+
+    `word` begins the message: the option and its value.
+    """
+    nearest = folder.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
     try:
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         raise UsageError(
-            f"{word}: no file can be created in {str(nearest)!r} ({error.strerror}). Allow it, or choose another."
+            f"{word}: no file can be created in {str(nearest)!r} ({error.strerror}). "
+            "Allow it, or choose another."
         ) from error
 
 
 def describe_system_error(error: OSError, place: str) -> str:
-    """Return the file that an error of the system is about, or the limit that was reached, and the error's words.
+    """Return the file of an error of the system, or a limit that was reached, and its words.
 
     Args:
-      error: without the name of a file where Python's output failed, or a library does not know one.
-      place: named then, unless it is the standard output that cannot be written.
+      error: the error; Python's output and some libraries do not name the file.
+      place: the file of an error that names none, unless the standard output has failed.
     """
     if error.errno in OUT_OF_FILES:
         return TOO_MANY_FILES.rstrip(".")
@@ -97,7 +114,7 @@ def describe_system_error(error: OSError, place: str) -> str:
 
 
 def _discard_failed_output() -> bool:
-    """Return whether the standard output cannot be written; discard it then, or it would fail again at the exit."""
+    """Return True if the standard output cannot be written; discard it, or the exit would fail."""
     try:
         print(flush=True)  # an empty line: after a failure the buffer may be empty
     except OSError:

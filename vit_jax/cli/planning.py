@@ -3,14 +3,22 @@
 import json
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch, verb
+from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch
 from vit_jax.cli.outputs import output_file
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, NotNegative, When
+
+if TYPE_CHECKING:
+    from vit_jax.tools.plan.dataset import Dataset
+    from vit_jax.tools.plan.estimate import Plan as Estimate
+    from vit_jax.tools.plan.topology import Topology
 
 SEARCHING = When("search")
 COMPILING = When("arithmetic", False)
+_NUM_TRIES = 4
 
 
 @verb(
@@ -20,20 +28,25 @@ COMPILING = When("arithmetic", False)
 class Plan(Recipe):
     """Memory, time and cost of a recipe on TPUs or GPUs that you do not have.
 
-    The run's own step is compiled where the compiler is installed (extras tpu and plan-gpu). Without one, memory and
-    time come from arithmetic.
+    The run's own step is compiled where the compiler is installed (extras tpu and plan-gpu).
+    Without one, memory and time come from arithmetic.
     """
 
     topology: str = option(
         "NAME",
-        "v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of GPUs",
+        "v5e:16x16 or v5litepod-256; 2*v5e:16x16 is two slices; h100:8 or 4*h100:8 are nodes of "
+        "GPUs",
         REQUIRED,
     )
-    slices: Count | None = option("N", "of this topology")
-    price: NotNegative | None = option("N", "of one chip for one hour")
-    num_examples: Count | None = option("N", "of data that the recipe does not name")
-    num_classes: Count | None = option("N", "of data that the recipe does not name")
+
+    slices: Count | None = option("N", "number of slices of this topology")
+    price: NotNegative | None = option("N", "price of one chip for one hour")
+
+    num_examples: Count | None = option("N", "size of data that the recipe does not name")
+    num_classes: Count | None = option("N", "classes of data that the recipe does not name")
+
     arithmetic: bool = switch("compile nothing")
+
     search: bool = switch(
         "find the fastest layout that fits: rematerialisation, sharding and micro-batches"
     )
@@ -41,43 +54,60 @@ class Plan(Recipe):
     tries: Annotated[Count | None, SEARCHING, COMPILING] = option(
         "N", "best layouts to compile; default: 4"
     )
+
     hlo: Annotated[str | None, When("search", False), COMPILING] = option(
         "FILE", "write the compiled program"
     )
     json: bool = switch("print all figures as JSON")
 
     def run(self) -> None:
-        target = output_file(self.hlo, "--hlo=") if self.hlo is not None else None
+        target = None
+        if self.hlo is not None:
+            target = output_file(self.hlo, "--hlo=")
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
-        from vit_jax.storage.files import write_atomically
-        from vit_jax.tools.plan.aot import Executable
+
         from vit_jax.tools.plan.dataset import choose_dataset
-        from vit_jax.tools.plan.estimate import make_plan
-        from vit_jax.tools.plan.report import result_to_json, result_to_text, to_json, to_text
-        from vit_jax.tools.plan.search import search
         from vit_jax.tools.plan.topology import parse_topology
 
         topology = parse_topology(self.topology, num_slices=self.slices)
         config = self.load()
-        dataset = choose_dataset(self.config, config, **self.chosen("num_examples", "num_classes"))
+        sizes = self.chosen("num_examples", "num_classes")
+        dataset = choose_dataset(self.config, config, **sizes)
         if self.search:
-            layouts = search(
-                config,
-                topology,
-                dataset,
-                price_per_chip_hour=self.price,
-                num_tries=self.tries or 4,
-                other_batches=self.batches,
-                can_compile=not self.arithmetic,
-                report=lambda text: print(text, file=sys.stderr, flush=True),
-            )
-            text = (
-                json.dumps(result_to_json(layouts), indent=2) + "\n"
-                if self.json
-                else result_to_text(layouts)
-            )
-            print(text, end="")
-            return
+            self._search(config, topology, dataset)
+        else:
+            self._estimate(config, topology, dataset, target)
+
+    def _search(self, config: Any, topology: "Topology", dataset: "Dataset") -> None:
+        """Print the fastest layouts."""
+        from vit_jax.tools.plan.report import result_to_json, result_to_text
+        from vit_jax.tools.plan.search import search
+
+        def report(text: str) -> None:
+            print(text, file=sys.stderr, flush=True)
+
+        layouts = search(
+            config,
+            topology,
+            dataset,
+            price_per_chip_hour=self.price,
+            num_tries=self.tries or _NUM_TRIES,
+            other_batches=self.batches,
+            can_compile=not self.arithmetic,
+            report=report,
+        )
+        if self.json:
+            print(json.dumps(result_to_json(layouts), indent=2))
+        else:
+            print(result_to_text(layouts), end="")
+
+    def _estimate(
+        self, config: Any, topology: "Topology", dataset: "Dataset", target: Path | None
+    ) -> None:
+        """Print memory, time and cost; write the compiled program to a file."""
+        from vit_jax.tools.plan.estimate import make_plan
+        from vit_jax.tools.plan.report import to_json, to_text
+
         result = make_plan(
             config,
             topology,
@@ -85,13 +115,20 @@ class Plan(Recipe):
             price_per_chip_hour=self.price,
             can_compile=not self.arithmetic,
         )
-        print(
-            json.dumps(to_json(result), indent=2) + "\n" if self.json else to_text(result), end=""
-        )
-        if target is None:
-            return
-        if not isinstance(result.compiled, Executable):
-            raise UsageError(
-                f"--hlo={target}: must have a compiled program. {result.reason.splitlines()[0]}."
-            )
-        write_atomically(target, result.compiled.text)
+        if self.json:
+            print(json.dumps(to_json(result), indent=2))
+        else:
+            print(to_text(result), end="")
+        if target is not None:
+            _write_program(result, target)
+
+
+def _write_program(result: "Estimate", target: Path) -> None:
+    """Write the compiled program; raise UsageError if nothing was compiled."""
+    from vit_jax.storage.files import write_atomically
+    from vit_jax.tools.plan.aot import Executable
+
+    if not isinstance(result.compiled, Executable):
+        reason = result.reason.splitlines()[0]
+        raise UsageError(f"--hlo={target}: must have a compiled program. {reason}.")
+    write_atomically(target, result.compiled.text)

@@ -5,34 +5,35 @@ import re
 import sys
 from typing import Annotated, Literal
 
-from vit_jax.cli.options import Options, UsageError, argument, option, switch, verb
+from vit_jax.cli.options import Options, UsageError, argument, option, switch
 from vit_jax.cli.outputs import output_folder
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Range, When
 
 _OPTIONS = {  # by kind of dataset
     "tar": (
-        *(
-            "data_dir",
-            "short_side",
-            "quality",
-            "name",
-            "seed",
-            "classes",
-            "number_names",
-            "other_classes",
-            "min_side",
-        ),
-        *("min_class_images", "holdout_per_class", "shards"),
+        "data_dir",
+        "short_side",
+        "quality",
+        "name",
+        "seed",
+        "classes",
+        "number_names",
+        "other_classes",
+        "min_side",
+        "min_class_images",
+        "holdout_per_class",
+        "shards",
     ),
     "folder": ("output", "short_side", "quality"),
     "TFDS": ("data_dir", "manual_dir", "check"),
 }
-Rule = Literal["reject", "skip"]
 _NEEDED = {
     "tar": {"name": "my_images"},
     "folder": {"short_side": "256", "output": "FOLDER"},
     "TFDS": {},
 }
+Rule = Literal["reject", "skip"]
 
 
 @verb(
@@ -42,27 +43,31 @@ _NEEDED = {
 class Prepare(Options):
     """Write a TFDS dataset or tars as ArrayRecord files, once, or a smaller copy of an image folder.
 
-    Tars are read once, in order and without unpacking; they hold a tar or a folder for each class, or WebDataset
-    samples, and may be compressed by gzip. listed.csv of the dataset has the files that are skipped. After an
-    interruption the same command continues, except from standard input. The copy of a folder is read several times
-    faster; if images cannot be read, the exit code is 1.
+    Tars are read once, in order and without unpacking; they hold a tar or a folder for each class,
+    or WebDataset samples, and may be compressed by gzip. listed.csv of the dataset has the files
+    that are skipped. After an interruption the same command continues, except from standard input.
+    The copy of a folder is read several times faster; if images cannot be read, the exit code is 1.
     """
 
     datasets: tuple[str, ...] = argument(
         "DATASET…",
-        "a name in the TFDS catalogue, folder:PATH, or one or several of tar:FILE, tar:'FILES*.tar', tar:-",
+        "a name in the TFDS catalogue, folder:PATH, or one or several of tar:FILE, "
+        "tar:'FILES*.tar', tar:-",
     )
-    data_dir: str | None = option("FOLDER", "of TFDS datasets")
+    data_dir: str | None = option("FOLDER", "folder of TFDS datasets")
     manual_dir: str | None = option("FOLDER", "TFDS: files of a dataset that it cannot download")
+
     output: str | None = option("FOLDER", "folder: where the copy is written")
     short_side: Count | None = option(
         "N", "folder, tar: resize larger images to this shorter side in pixels"
     )
     quality: Annotated[int, Range("[1, 100]"), When("short_side")] = option(
-        "N", "folder, tar: of resized JPEGs", 90
+        "N", "folder, tar: quality of resized JPEGs", 90
     )
-    name: str | None = option("NAME", "tar: of the dataset, which is read as tfds:NAME")
-    seed: Number = option("N", "tar: of the order of the records", 0)
+
+    name: str | None = option("NAME", "tar: name of the dataset, which is read as tfds:NAME")
+    seed: Number = option("N", "tar: random seed of the order of the records", 0)
+
     classes: str | None = option(
         "FILE", "tar: class names, one a line; default: the sorted names in the tars"
     )
@@ -72,64 +77,87 @@ class Prepare(Options):
     other_classes: Annotated[Rule, When("classes")] = option(
         "", "tar: rule for classes not in --classes", "reject"
     )
+
     min_side: Count = option("N", "tar: skip images with a shorter side than this, in pixels", 32)
     min_class_images: Count = option("N", "tar: skip classes with fewer images", 1)
+
     holdout_per_class: Count | None = option(
         "N", "tar: images of each class, at most half, for a split validation"
     )
     shards: Count | None = option(
         "N", "tar: files of a split; default: one for each GiB, 1,024 for standard input"
     )
+
     check: bool = switch(
         "NAME of a dataset made of tars: compare it with its manifest, and change nothing"
     )
 
     def run(self) -> None:
-        words = self.datasets
-        data = self.datasets[0]
-        kinds = {(re.match("(tar|folder):.", word) or ["", "TFDS"])[1] for word in words}
-        kind = kinds.pop()
-        if kinds or (len(words) > 1 and kind != "tar"):
-            raise UsageError(
-                f"DATASET={' '.join(words)}: must be one dataset, except for tar:FILE. Give one."
-            )
-        if kind == "TFDS" and os.path.isfile(data):
-            raise UsageError(f"DATASET={data}: must not be a file. Use tar:{data} for a tar.")
-        others = {name for names in _OPTIONS.values() for name in names} - {*_OPTIONS[kind]}
-        self.reject_ineffective(others, f"on {data}")
-        if missing := [name for name in _NEEDED[kind] if getattr(self, name) is None]:
-            needed = " ".join(f"--{name}={example}" for name, example in _NEEDED[kind].items())
-            raise UsageError(
-                f"--{missing[0]}: must be set for {kind}:…. Use prepare {data} {needed}."
-            )
+        kind = self._choose_kind()
+        self._require_options(kind)
         if kind == "tar":
-            self._prepare_tars([word.removeprefix("tar:") for word in words])
+            self._prepare_tars()
         elif kind == "folder":
-            self._prepare_folder(data)
+            self._prepare_folder()
         elif self.check:
-            self._check(data.removeprefix("tfds:"))
+            self._check()
         else:
-            from vit_jax.data.kinds.tfds_source import prepare
+            self._prepare_tfds()
 
-            print(prepare(data, data_dir=self.data_dir, manual_dir=self.manual_dir))
+    def _choose_kind(self) -> str:
+        """Return the kind of the datasets, which is one."""
+        kinds = set()
+        for dataset in self.datasets:
+            match = re.match("(tar|folder):.", dataset)
+            kinds.add(match[1] if match else "TFDS")
 
-    def _prepare_folder(self, data: str) -> None:
+        kind = kinds.pop()
+        is_several = len(self.datasets) > 1 and kind != "tar"
+        if kinds or is_several:
+            raise UsageError(
+                f"DATASET={' '.join(self.datasets)}: must be one dataset, except for tar:FILE. "
+                "Give one."
+            )
+        if kind == "TFDS" and os.path.isfile(self.datasets[0]):
+            path = self.datasets[0]
+            raise UsageError(f"DATASET={path}: must not be a file. Use tar:{path} for a tar.")
+        return kind
+
+    def _require_options(self, kind: str) -> None:
+        """Raise UsageError for options that another kind of dataset has, and for missing ones."""
+        data = self.datasets[0]
+        others = set().union(*_OPTIONS.values()) - {*_OPTIONS[kind]}
+        self.reject_ineffective(others, f"on {data}")
+        for name in _NEEDED[kind]:
+            if getattr(self, name) is None:
+                examples = [f"--{needed}={value}" for needed, value in _NEEDED[kind].items()]
+                raise UsageError(
+                    f"--{name}: must be set for {kind}:…. Use prepare {data} {' '.join(examples)}."
+                )
+
+    def _prepare_tfds(self) -> None:
+        from vit_jax.data.kinds.tfds_source import prepare
+
+        print(prepare(self.datasets[0], data_dir=self.data_dir, manual_dir=self.manual_dir))
+
+    def _prepare_folder(self) -> None:
         from vit_jax.data.kinds.folder import folder_of
         from vit_jax.tools.prepare.prepared import prepare_folder
 
-        folder = folder_of(data)
+        folder = folder_of(self.datasets[0])
         output = output_folder(str(self.output))
-        assert folder is not None, data
+        assert folder is not None, self.datasets
         assert self.short_side is not None
         counts = prepare_folder(folder, output, short_side=self.short_side, quality=self.quality)
-        unreadable = f", {counts['unreadable']:,} cannot be read" if counts["unreadable"] else ""
-        print(
-            f"{output}: {counts['reduced']:,} images resized, {counts['copied']:,} copied{unreadable}"
-        )
-        if unreadable:
-            sys.exit(1)
 
-    def _prepare_tars(self, patterns: list[str]) -> None:
+        report = f"{output}: {counts['reduced']:,} images resized, {counts['copied']:,} copied"
+        if not counts["unreadable"]:
+            print(report)
+            return
+        print(f"{report}, {counts['unreadable']:,} cannot be read")
+        sys.exit(1)
+
+    def _prepare_tars(self) -> None:
         from vit_jax.tools.prepare.tar_dataset import (
             Options,
             list_archives,
@@ -137,21 +165,35 @@ class Prepare(Options):
             read_classes,
         )
 
-        archives = list_archives(patterns)
+        archives = list_archives([dataset.removeprefix("tar:") for dataset in self.datasets])
+        values = self.chosen(
+            "holdout_per_class",
+            "short_side",
+            "shards",
+            "quality",
+            "seed",
+            "min_side",
+            "min_class_images",
+        )
         files = self.chosen("classes", "number_names")
-        values = self.chosen(*("holdout_per_class", "short_side", "shards", "quality"))
-        values |= self.chosen("seed", "min_side", "min_class_images")
-        values |= {name: read_classes(files, name) for name in files}
+        for name in files:
+            values[name] = read_classes(files, name)
         options = Options(skips_others=self.other_classes == "skip", **values)
+
         folder, counts = prepare_tars(
             archives, str(self.name), data_dir=self.data_dir, options=options
         )
-        print(f"{folder}: {', '.join(f'{count:,} {name}' for name, count in counts.items())}")
+        shown = []
+        for name, count in counts.items():
+            shown.append(f"{count:,} {name}")
+        print(f"{folder}: {', '.join(shown)}")
 
-    def _check(self, name: str) -> None:
+    def _check(self) -> None:
         from vit_jax.tools.prepare.tar_dataset import check
 
-        if problems := check(name, self.data_dir):
+        name = self.datasets[0].removeprefix("tfds:")
+        problems = check(name, self.data_dir)
+        if problems:
             print("\n".join(problems))
             sys.exit(1)
         print(f"{name}: every record is as in the manifest")

@@ -1,16 +1,26 @@
-"""Verbs that show what runs do and did: status, plot and report."""
+"""Verbs that show what runs do and did: status, plot and report.
+
+`status` and `plot` read the files of workdirs; `report` also evaluates the newest checkpoint.
+"""
 
 import dataclasses
 import json
 import time
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from vit_jax.cli.loading import Limits, Reading
-from vit_jax.cli.options import AllowCode, Options, argument, option, switch, verb
+from vit_jax.cli.groups import AllowedCode, ImageFields, WeightFields, load_model
+from vit_jax.cli.loading import Limits
+from vit_jax.cli.options import Options, argument, group, option, switch
 from vit_jax.cli.outputs import note, output_file
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Positive, When
 from vit_jax.storage.files import expanded
 from vit_jax.text.printable import printable
+
+if TYPE_CHECKING:
+    from vit_jax.tools.status import Status as RunStatus
 
 
 @verb("runs/digits", "runs --follow=60")
@@ -21,28 +31,39 @@ class Status(Options):
     """
 
     workdirs: tuple[str, ...] = argument(
-        "WORKDIR…", "of runs, or folders of workdirs; also on shared file systems"
+        "WORKDIR…",
+        "workdirs of runs, or folders of workdirs; also on shared file systems",
+        reads_bucket=True,
     )
+
     follow: Annotated[Positive | None, When("json", False)] = option(
         "SECONDS", "repeat until no run is running"
     )
     json: bool = switch("print a list of objects, for programs")
 
     def run(self) -> None:
-        from vit_jax.tools.status import read_all, to_table
+        from vit_jax.tools.status import read_all
 
         while True:
             runs = read_all(self.workdirs)
-            text = (
-                json.dumps(list(map(dataclasses.asdict, runs)), indent=2) + "\n"
-                if self.json
-                else to_table(runs)
-            )
-            print(text, end="", flush=True)
-            if self.follow is None or all(run.state != "running" for run in runs):
+            self._print(runs)
+
+            is_running = any(run.state == "running" for run in runs)
+            if self.follow is None or not is_running:
                 return
+
             time.sleep(self.follow)
             print()
+
+    def _print(self, runs: "Sequence[RunStatus]") -> None:
+        """Print a table, or a list of objects."""
+        from vit_jax.tools.status import to_table
+
+        if self.json:
+            objects = list(map(dataclasses.asdict, runs))
+            print(json.dumps(objects, indent=2), flush=True)
+        else:
+            print(to_table(runs), end="", flush=True)
 
 
 @verb("runs/digits", "runs/* --axis=exaflops --metrics=test_accuracy --output=compute.svg")
@@ -51,6 +72,7 @@ class Plot(Options):
 
     runs: tuple[str, ...] = argument("RUN…", "workdirs, or folders of workdirs")
     output: str = option("FILE", ".png, .svg or .pdf", "curves.png")
+
     axis: Literal["steps", "images", "exaflops", "time"] = option("", "horizontal axis", "steps")
     metrics: tuple[str, ...] | None = option(
         "NAME,…", "also precision, speed, norms or any; default: loss,accuracy,learning_rate"
@@ -62,57 +84,80 @@ class Plot(Options):
 
         output, form = drawing.output_of(self.output)
         output_file(self.output)
-        figure = curves.draw_curves(
-            curves.read_runs(self.runs), self.metrics or curves.USUAL, self.axis
-        )
+
+        runs = curves.read_runs(self.runs)
+        metrics = self.metrics or curves.USUAL
+        figure = curves.draw_curves(runs, metrics, self.axis)
+
         write_atomically(output, drawing.to_bytes(figure, form))
         print(printable(str(output)))
 
 
 @verb("runs/digits", "runs/pod --without_data --output=pod.html")
-class Report(Limits, AllowCode):
-    """Write a run as one HTML page: results, curves, mistakes, pictures of the network, cost, config.
+class Report(Limits):
+    """Write a run as one HTML page: results, curves, mistakes, figures of the network, cost, config.
 
     The page needs no other file and no network. The test images of the run are evaluated for it.
     """
 
-    workdir: str = argument("WORKDIR", "of a run, also one that is not finished")
+    workdir: str = argument("WORKDIR", "workdir of a run, also one that is not finished")
     output: str = option("FILE", "the page", "report.html")
+
     without_data: bool = switch("read no images: only the workdir")
-    data_dir: Annotated[str | None, When("without_data", False)] = option("FOLDER", "of TFDS")
+    data_dir: Annotated[str | None, When("without_data", False)] = option(
+        "FOLDER", "folder of TFDS datasets", reads_bucket=True
+    )
+
+    weights: AllowedCode = group(AllowedCode)
 
     def run(self) -> None:
         if self.without_data:
             self.reject_ineffective(self.limits, "with --without_data")
         output = output_file(self.output)
-        folder = expanded(self.workdir).absolute()
 
-        from vit_jax.checkpoint.reader import has_checkpoints
         from vit_jax.tools.figures.drawing import require_drawing
 
         require_drawing("jinja2")
 
         from vit_jax.storage.files import write_atomically
         from vit_jax.tools.figures import page
+
+        folder = expanded(self.workdir).absolute()
+        content = self._read(folder)
+        note(*content.get("notes", ()))
+        text = page.build_page(page.Report(**content))
+        write_atomically(output, text)
+        print(printable(str(output)))
+
+    def _read(self, folder: Path) -> dict[str, Any]:
+        """Return the content of the page by name."""
+        from vit_jax.checkpoint.reader import has_checkpoints
         from vit_jax.tools.figures.curves import read_run
+        from vit_jax.tools.figures.page import look_at_data
         from vit_jax.train.run_files import read_summary
 
-        content: dict[str, Any] = {
-            "run": read_run(folder, str(folder)),
-            "summary": read_summary(folder),
-        }
-        if has_checkpoints(folder):
-            reading = Reading(allow_code=self.allow_code)
-            model, weights = reading.load(
-                str(folder), is_placed=True, needs_classes=False, needs_transform=False
-            )
-            content["model"] = model
-            if not self.without_data:
-                content |= page.look_at_data(model, weights, self.data_dir, **self.limits)
-        else:
+        content = dict[str, Any]()
+        content["run"] = read_run(folder, str(folder))
+        content["summary"] = read_summary(folder)
+        if not has_checkpoints(folder):
             content["notes"] = [
                 "There is no checkpoint yet: the page has no predictions and no network pictures."
             ]
-        note(*content.get("notes", ()))
-        write_atomically(output, page.build_page(page.Report(**content)))
-        print(printable(str(output)))
+            return content
+
+        # The run states all other facts.
+        weight_fields = WeightFields(allow_code=self.weights.allow_code)
+        model, weights = load_model(
+            str(folder),
+            weight_fields,
+            ImageFields(),
+            is_placed=True,
+            needs_classes=False,
+            needs_transform=False,
+        )
+        content["model"] = model
+        if self.without_data:
+            return content
+
+        predictions = look_at_data(model, weights, self.data_dir, **self.limits)
+        return content | predictions

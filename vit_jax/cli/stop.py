@@ -1,7 +1,8 @@
-"""SIGTERM and Ctrl-C end every verb in order: temporary files are removed, one line is printed, no process is left.
+"""SIGTERM and Ctrl-C end every verb in order.
 
-Both raise an exception in the main thread, so that every context is left. During its steps a run has its own handlers,
-which save first: `train.interruption`.
+Temporary files are removed, one line is printed, no process is left. Both raise an exception in the
+main thread, so that every context is left. During its steps a run has its own handlers, which save
+first: `train.interruption`.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from traceback import walk_stack
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 SECOND_AFTER = 5.0  # seconds: launchers often send a signal twice, to the group and to the process
@@ -31,12 +32,10 @@ _is_sent_again = threading.Event()  # by `_send_again`, perhaps more than once
 
 @contextlib.contextmanager
 def orderly_end() -> Iterator[None]:
-    """Raise `Terminated` in this context when SIGTERM arrives, and in the place of an error that follows from it."""
+    """Raise `Terminated` in this context when SIGTERM arrives, also for an error that follows from it."""
     global _asked_at
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # Python handles signals in the main thread only
-        yield
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python handles signals in the main thread only
         return
     _asked_at = None
     _raised.clear()
@@ -45,9 +44,7 @@ def orderly_end() -> Iterator[None]:
     on_sigint = signal.getsignal(signal.SIGINT)
     sys.unraisablehook = again = _send_again(hook)
     take_sigterm()
-    if (
-        on_sigint is signal.default_int_handler
-    ):  # a shell makes programs in the background ignore it
+    if on_sigint is signal.default_int_handler:  # ignored by programs in a shell's background
         signal.signal(signal.SIGINT, _interrupt)
     try:
         yield
@@ -58,7 +55,7 @@ def orderly_end() -> Iterator[None]:
             raise
         raise Terminated from error
     finally:
-        if _num_processes() == 1:  # with several, JAX has it since they joined
+        if _count_processes() == 1:  # with several, JAX has it since they joined
             signal.signal(signal.SIGTERM, on_sigterm)
         signal.signal(signal.SIGINT, on_sigint)
         if sys.unraisablehook is again:
@@ -101,19 +98,19 @@ def _send_again(hook: Any) -> Any:
             return
         _asked_at = None
         _raised.clear()
-        number = signal.SIGTERM if issubclass(report.exc_type, Terminated) else signal.SIGINT
+        number = signal.SIGINT
+        if issubclass(report.exc_type, Terminated):
+            number = signal.SIGTERM
         threading.Thread(target=send, args=(number,), daemon=True).start()
 
     def send(number: int) -> None:
-        """Send a signal when the main thread has left the hook, where Python would drop the exception again.
+        """Send a signal when the main thread has left the hook, which would drop the exception again.
 
-        A signal that arrives just before a system call does not end that call, so it is sent until its handler runs.
+        A signal that arrives just before a system call does not end that call, so it is sent until
+        its handler runs.
         """
         main_thread = threading.main_thread().ident or 0
-        while any(
-            frame.f_code is handle.__code__
-            for frame, _ in walk_stack(sys._current_frames().get(main_thread))
-        ):
+        while _runs_in(main_thread, handle.__code__):
             time.sleep(0.01)
         _is_sent_again.set()
         while not _raised.is_set():
@@ -125,10 +122,26 @@ def _send_again(hook: Any) -> Any:
     return handle
 
 
-def _num_processes() -> int:
+def _runs_in(thread: int, code: CodeType) -> bool:
+    """Return True while a function with this code is on the stack of a thread."""
+    frames = walk_stack(sys._current_frames().get(thread))
+    return any(frame.f_code is code for frame, _ in frames)
+
+
+def _count_processes() -> int:
     """Return how many processes the verb has; `hosts` may be not imported, or in part."""
+    this_process = _find_process()
+    if this_process is None:
+        return 1
+    return this_process.num_processes
+
+
+def _find_process() -> Any:
+    """Return this process among those of the verb, None before `hosts` is imported."""
     this_process = getattr(sys.modules.get("vit_jax.hosts"), "this_process", None)
-    return this_process().num_processes if this_process else 1
+    if this_process is None:
+        return None
+    return this_process()
 
 
 def leave(error: KeyboardInterrupt, words: str = "") -> NoReturn:
@@ -136,12 +149,16 @@ def leave(error: KeyboardInterrupt, words: str = "") -> NoReturn:
 
     A normal exit during an import or a compilation may crash.
     """
-    is_sigterm = isinstance(error, Terminated)
-    exit_code = Terminated.exit_code if is_sigterm else 128 + signal.SIGINT
-    usual = "stopped by SIGTERM; the same command starts again" if is_sigterm else "stopped"
+    exit_code = 128 + signal.SIGINT
+    usual = "stopped"
+    if isinstance(error, Terminated):
+        exit_code = Terminated.exit_code
+        usual = "stopped by SIGTERM; the same command starts again"
     print(f"vit-jax: {words or usual}", file=sys.stderr, flush=True)
-    if this_process := getattr(sys.modules.get("vit_jax.hosts"), "this_process", None):
-        this_process().leave(exit_code)
+
+    this_process = _find_process()
+    if this_process is not None:
+        this_process.leave(exit_code)
     os._exit(exit_code)
 
 

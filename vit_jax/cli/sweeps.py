@@ -5,8 +5,8 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from vit_jax.cli.options import (
     REQUIRED,
@@ -17,18 +17,21 @@ from vit_jax.cli.options import (
     argument,
     option,
     switch,
-    verb,
 )
 from vit_jax.cli.outputs import note
 from vit_jax.cli.training import preemptible, run_training
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
 from vit_jax.storage.files import expanded
 from vit_jax.text.nearest import require_known
 
 if TYPE_CHECKING:
+    from vit_jax.config import FinetuneConfig
+    from vit_jax.tools.plan.topology import Topology
     from vit_jax.tools.sweeps import vtab as vtab_sweeps
     from vit_jax.tools.sweeps.grid import Grid
     from vit_jax.tools.sweeps.runs import Halving
+    from vit_jax.tools.sweeps.suite import Task
 
 PLANNING = When("dry_run")
 
@@ -54,58 +57,81 @@ def _run_together(run: Callable[[], None], workdir: str) -> None:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Runs(Share, Recipe):
     workdir: str = option(
-        "FOLDER", "of the runs and the results; the same command resumes them", REQUIRED
+        "FOLDER", "folder of the runs and the results; the same command resumes them", REQUIRED
     )
+
     dry_run: bool = switch("list the runs with their states and costs")
     num_examples: Annotated[Count | None, PLANNING] = option(
-        "N", "of data that the recipe does not name"
+        "N", "size of data that the recipe does not name"
     )
     num_classes: Annotated[Count | None, PLANNING] = option(
-        "N", "of data that the recipe does not name"
+        "N", "classes of data that the recipe does not name"
     )
+
     topology: str | None
 
     def perform(
         self, grid: "Grid", halving: "Halving | None" = None, *, with_paper: bool = False
     ) -> None:
-        """Print the plan of a grid's runs, or do this machine's share of them and print the results."""
-        index, count = self.share
-        workdir = expanded(self.workdir).absolute()
+        """Print the plan of a grid's runs, or do this machine's share and print the results."""
+        _ = self.share  # rejects a wrong one
 
         from vit_jax.tools.plan.topology import parse_topology
 
-        topology = parse_topology(self.topology) if self.topology is not None else None
+        topology = None
+        if self.topology is not None:
+            topology = parse_topology(self.topology)
         if self.dry_run:
-            from vit_jax.tools.sweeps.runs import plan_to_markdown
-
-            sizes = self.chosen("num_examples", "num_classes")
-            print(
-                plan_to_markdown(grid, workdir, grid.runs[index::count], topology, sizes, halving),
-                end="",
-            )
+            self._print_plan(grid, topology, halving)
             return
 
         def run() -> None:
-            from vit_jax import hosts
-            from vit_jax.tools.figures.drawing import require_drawing
-            from vit_jax.tools.sweeps import speed
-            from vit_jax.tools.sweeps.results import write_results
-            from vit_jax.tools.sweeps.runs import run_grid
-            from vit_jax.train import finetune, pretrain
-
-            perform: Callable[..., object] = finetune.tune if grid.is_finetuning else pretrain.learn
-            if not grid.study.is_trained:
-                perform = functools.partial(speed.measure, topology=topology)
-            if not grid.study.is_sweep:
-                require_drawing()  # before hours of training
-            stopped = run_grid(grid, workdir, slice(index, None, count), perform, halving)
-            if hosts.is_first():
-                table = write_results(grid, workdir, with_paper=with_paper, stopped=stopped)
-                print(f"\n{table}", end="", flush=True)
-                place = "the table is" if grid.study.is_sweep else "table and picture are"
-                print(f"{grid.study.name}: {place} in {workdir}", file=sys.stderr, flush=True)
+            self._train(grid, topology, halving, with_paper=with_paper)
 
         _run_together(run, self.workdir)
+
+    def _print_plan(
+        self, grid: "Grid", topology: "Topology | None", halving: "Halving | None"
+    ) -> None:
+        """Print this machine's share of the runs with states and costs."""
+        from vit_jax.tools.sweeps.runs import plan_to_markdown
+
+        index, count = self.share
+        sizes = self.chosen("num_examples", "num_classes")
+        workdir = expanded(self.workdir).absolute()
+        runs = grid.runs[index::count]
+        print(plan_to_markdown(grid, workdir, runs, topology, sizes, halving), end="")
+
+    def _train(
+        self,
+        grid: "Grid",
+        topology: "Topology | None",
+        halving: "Halving | None",
+        *,
+        with_paper: bool,
+    ) -> None:
+        """Do this machine's share of the runs; print and write the results."""
+        from vit_jax import hosts
+        from vit_jax.tools.figures.drawing import require_drawing
+        from vit_jax.tools.sweeps import speed
+        from vit_jax.tools.sweeps.results import write_results
+        from vit_jax.tools.sweeps.runs import run_grid
+        from vit_jax.train import finetune, pretrain
+
+        perform: Callable[..., object] = finetune.tune if grid.is_finetuning else pretrain.learn
+        if not grid.study.is_trained:
+            perform = functools.partial(speed.measure, topology=topology)
+        if not grid.study.is_sweep:
+            require_drawing()  # before hours of training
+
+        index, count = self.share
+        workdir = expanded(self.workdir).absolute()
+        stopped = run_grid(grid, workdir, slice(index, None, count), perform, halving)
+        if hosts.is_first():
+            table = write_results(grid, workdir, with_paper=with_paper, stopped=stopped)
+            print(f"\n{table}", end="", flush=True)
+            results = "the table is" if grid.study.is_sweep else "table and picture are"
+            print(f"{grid.study.name}: {results} in {workdir}", file=sys.stderr, flush=True)
 
 
 @verb(
@@ -120,21 +146,25 @@ class Sweep(_Runs):
 
     grid: list[str] = option(
         "FIELD=A,B…",
-        "values of a field to try; once for each field. seed=0,1,2 repeats every setting. With --random also a range: "
-        "FIELD=log(LOW,HIGH) or FIELD=uniform(LOW,HIGH)",
+        "values of a field to try; once for each field. seed=0,1,2 repeats every setting. "
+        "With --random also a range: FIELD=log(LOW,HIGH) or FIELD=uniform(LOW,HIGH)",
         REQUIRED,
     )
+
     random: Count | None = option("N", "number of random settings, in place of all combinations")
-    seed: Annotated[Number, When("random")] = option("N", "of the random settings", 0)
+    seed: Annotated[Number, When("random")] = option("N", "random seed of the settings", 0)
+
     metric: str | None = option(
         "NAME", "result that settings are compared by; default: checkpoint.best_metric"
     )
+
     stop_after: Annotated[float | None, Range("(0, 0.99]")] = option(
-        "FRACTION", "then only the best continue"
+        "FRACTION", "stop all but the best at this fraction of the steps"
     )
     keep: Annotated[Count | None, When("stop_after")] = option(
         "N", "settings that continue; default: half of them"
     )
+
     topology: Annotated[str | None, PLANNING] = option(
         "NAME", "time and chip-hours there, as `plan` prints them"
     )
@@ -146,6 +176,9 @@ class Sweep(_Runs):
         from vit_jax.tools.sweeps.fields import make_sweep
         from vit_jax.tools.sweeps.runs import Halving
 
+        halving = None
+        if self.stop_after is not None:
+            halving = Halving(self.stop_after, self.keep)
         grid = make_sweep(
             self.config,
             self.overrides,
@@ -154,7 +187,7 @@ class Sweep(_Runs):
             num_settings=self.random,
             seed=self.seed,
         )
-        self.perform(grid, Halving(self.stop_after, self.keep) if self.stop_after else None)
+        self.perform(grid, halving)
 
 
 def _read_values(text: str) -> tuple[str, ...]:
@@ -175,41 +208,50 @@ Values = Annotated[tuple[str, ...] | None, _read_values]
 class Study(_Runs):
     """The paper's studies: grids of runs that are trained, collected into a table, and drawn.
 
-    Each value of an axis stands for overrides of the recipe. Values are those of the command, else of the recipe's
-    table `STUDIES`, else the paper's.
+    Each value of an axis stands for overrides of the recipe. Values are those of the command, else
+    of the recipe's table `STUDIES`, else the paper's.
     """
 
     name: str = argument(
         "NAME", "data_size, scaling, positions, pooling, shape, optimizer or speed"
     )
+
     topology: str | None = option(
         "NAME", "for a dry run, as of `plan`; the TPU that speed is planned for"
     )
+
     measures: Values = option("A,B,…", "metrics of summary.json to show")
     paper: bool = switch("draw the paper's Table 6 too (scaling)")
-    models: Values = option(
-        "A,B,…", "arguments of the recipe and fields: ViT-B/32,epochs=7,model.block=axial,R50x1"
-    )
+
+    models: Values = option("A,B,…", "arguments and fields of the recipe: ViT-B/32,epochs=7,R50x1")
+
     examples: Values = option("A,B,…", "numbers of training images (data_size)")
     weight_decays: Values = option("A,B,…", "searched for each number of images (data_size)")
     dropouts: Values = option("A,B,…", "searched for each number of images (data_size)")
     label_smoothings: Values = option("A,B,…", "searched for each number of images (data_size)")
-    epochs: Values = option("A,B,…", "lengths (scaling)")
+
+    epochs: Values = option("A,B,…", "lengths in epochs (scaling)")
+
     positions: Values = option(
         "A,B,…", "none, learned_1d, learned_2d, relative, sincos2d (positions)"
     )
-    layers: Values = option("A,B,…", "where they are added: stem, every, shared (positions)")
+    layers: Values = option("A,B,…", "layers that add them: stem, every, shared (positions)")
+
     pools: Values = option("A,B,…", "token, gap, map (pooling)")
-    learning_rates: Values = option("A,B,…", "at the peak (pooling)")
+    learning_rates: Values = option("A,B,…", "learning rates at the peak (pooling)")
+
     shapes: Values = option(
-        "A,B,…", "base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 times the recipe's (shape)"
+        "A,B,…", "factors: base; depth:2, width:0.5, mlp:2, patch:0.5, all:2 (shape)"
     )
+
     optimizers: Values = option("A,B,…", "adam, sgd (optimizer)")
     rate_factors: Values = option(
-        "A,B,…", "of the learning rate, searched for each optimiser (optimizer)"
+        "A,B,…", "factors of the learning rate, searched for each (optimizer)"
     )
+
     image_sizes: Values = option("A,B,…", "sides in pixels (speed)")
-    seeds: Values = option("A,B,…", "of every study: their mean and extremes are shown")
+
+    seeds: Values = option("A,B,…", "random seeds: their mean and extremes are shown")
 
     def run(self) -> None:
         from vit_jax.tools.sweeps.catalogue import STUDIES
@@ -220,48 +262,54 @@ class Study(_Runs):
             self.reject_ineffective(["topology"], f"on {self.name} without --dry-run")
         if self.name != "scaling":
             self.reject_ineffective(["paper"], f"on {self.name}, only on scaling")
-        axes = [
-            name for name in type(self).__annotations__ if name not in ("name", "topology", "paper")
-        ]
         if self.dry_run or self.topology is not None:
             os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
         from vit_jax.tools.sweeps.grid import make_grid, on_machine
 
-        grid = make_grid(study, self.config, self.overrides, self.chosen(*axes))
+        grid = make_grid(study, self.config, self.overrides, self._choose_axes())
         if self.topology is not None and not study.is_trained:
             grid = on_machine(grid, self.topology)
         self.perform(grid, with_paper=self.paper)
 
+    def _choose_axes(self) -> dict[str, Any]:
+        """Return the values of the axes that the command gives, and measures."""
+        names = set(type(self).__annotations__) - {"name", "topology", "paper"}
+        return self.chosen(*names)
+
 
 VTAB_RECIPE = "finetune:any,vtab"
+_EVALUATED_ONCE = "nothing: a run is evaluated once, at its end"
+_KEPT_ONCE = "nothing: a run keeps its last checkpoint"
 _SET_OTHERWISE = {  # fields of the recipe that a sweep sets for each of its runs
     "data": "--tasks= and --suite=",
     "init_from": "the weights, in front of the options",
-    **dict.fromkeys(("total", "schedule.warmup"), "--lengths="),
-    **dict.fromkeys(("schedule.learning_rate", "search.learning_rates"), "--learning_rates="),
+    "total": "--lengths=",
+    "schedule.warmup": "--lengths=",
+    "schedule.learning_rate": "--learning_rates=",
+    "search.learning_rates": "--learning_rates=",
     "search.validation_fraction": "the validation split of a suite's tasks",
-    **dict.fromkeys(("input.train_split", "input.test_split"), "the tasks of a suite"),
+    "input.train_split": "the tasks of a suite",
+    "input.test_split": "the tasks of a suite",
     "input.data_dir": "--data_dir=",
-    **dict.fromkeys(
-        ("evaluation.every", "stop_early.patience"), "nothing: a run is evaluated once, at its end"
-    ),
-    **dict.fromkeys(
-        ("checkpoint.keep_latest", "checkpoint.keep_best"),
-        "nothing: a run keeps its last checkpoint",
-    ),
+    "evaluation.every": _EVALUATED_ONCE,
+    "stop_early.patience": _EVALUATED_ONCE,
+    "checkpoint.keep_latest": _KEPT_ONCE,
+    "checkpoint.keep_best": _KEPT_ONCE,
 }
 
 
 def _read_lengths(text: str) -> tuple[tuple[int, int], ...]:
-    pairs = [text.split(":") for text in text.split(",")]
-    are_pairs = all(len(pair) == 2 and all(map(str.isdecimal, pair)) for pair in pairs)
-    lengths = tuple((int(steps), int(warmup)) for steps, warmup in pairs) if are_pairs else ()
-    if not lengths or any(warmup >= steps for steps, warmup in lengths):
-        raise ValueError(
-            "must be pairs STEPS:WARMUP, each warm-up shorter than its run. Use 500:100,2500:200"
-        )
-    return lengths
+    lengths = []
+    for pair in text.split(","):
+        steps, _, warmup = pair.partition(":")
+        if not steps.isdecimal() or not warmup.isdecimal() or int(warmup) >= int(steps):
+            raise ValueError(
+                "must be pairs STEPS:WARMUP, each warm-up shorter than its run. "
+                "Use 500:100,2500:200"
+            )
+        lengths.append((int(steps), int(warmup)))
+    return tuple(lengths)
 
 
 @verb(
@@ -271,7 +319,8 @@ def _read_lengths(text: str) -> tuple[tuple[int, int], ...]:
 class Vtab(Share, Overrides):
     """Fine-tune on the 19 tasks of VTAB-1k, or a custom suite: a table beside the paper's.
 
-    Settings are tried on 800 images of a task and compared on 200; then the best is trained on all 1,000 and tested.
+    Settings are tried on 800 images of a task and compared on 200; then the best is trained on all
+    1,000 and tested.
     """
 
     weights: str = argument(
@@ -281,11 +330,15 @@ class Vtab(Share, Overrides):
         "TASKS", "all, a group (natural, specialized, structured), or names", REQUIRED
     )
     workdir: str = option(
-        "FOLDER", "of the runs and the table; the same command resumes them", REQUIRED
+        "FOLDER", "folder of the runs and the table; the same command resumes them", REQUIRED
     )
-    data_dir: str | None = option("FOLDER", "of TFDS")
+
+    data_dir: str | None = option("FOLDER", "folder of TFDS datasets", reads_bucket=True)
+
     available: bool = switch("skip tasks whose data cannot be opened")
+
     dry_run: bool = switch("print the plan; run nothing")
+
     sweep: Literal["shared", "per_task"] = option(
         "", "one setting for all tasks, or one for each", "shared"
     )
@@ -293,8 +346,9 @@ class Vtab(Share, Overrides):
     lengths: Annotated[tuple[tuple[int, int], ...] | None, _read_lengths] = option(
         "STEPS:WARMUP,…", "to try"
     )
+
     suite: str | None = option("package.module:name", "custom tasks")
-    config: str = option("RECIPE", "of the fine-tuning", VTAB_RECIPE)
+    config: str = option("RECIPE", "recipe of the fine-tuning", VTAB_RECIPE)
 
     def run(self) -> None:
         from vit_jax.tools.sweeps.grid import reject_taken
@@ -307,47 +361,26 @@ class Vtab(Share, Overrides):
         from vit_jax.tools.sweeps.vtab import run_sweep
         from vit_jax.tools.sweeps.vtab_table import plan_to_markdown, write_results
 
-        sweep = self._tasks()
+        sweep = self._build_sweep()
         if not self.dry_run:
             run_sweep(sweep)
         if hosts.is_first():
-            print(
-                plan_to_markdown(sweep) if self.dry_run else write_results(sweep),
-                end="",
-                flush=True,
-            )
+            text = plan_to_markdown(sweep) if self.dry_run else write_results(sweep)
+            print(text, end="", flush=True)
 
-    def _tasks(self) -> "vtab_sweeps.Sweep":
+    def _build_sweep(self) -> "vtab_sweeps.Sweep":
         """Return the sweep; the data of every task can be opened."""
-        from vit_jax import hosts
-        from vit_jax.config import FinetuneConfig, load_recipe
         from vit_jax.tools.sweeps.grid import require_different
         from vit_jax.tools.sweeps.suite import load_suite, select_tasks
         from vit_jax.tools.sweeps.vtab import LEARNING_RATES, LENGTHS, Sweep, grid, unavailable
 
         index, count = self.share
-        data_dir = [f"--config.input.data_dir={self.data_dir}"] if self.data_dir is not None else []
-        config = load_recipe(self.config, [*self.overrides, *data_dir])
-        if not isinstance(config, FinetuneConfig):
-            raise UsageError(
-                f"--config={self.config}: must be a recipe for fine-tuning. Use {VTAB_RECIPE}."
-            )
+        config = self._load()
         asked = select_tasks(load_suite(self.suite), self.tasks)
         problems = unavailable(asked, config)
         tasks = tuple(task for task in asked if task not in problems)
-        if tasks and self.available:
-            if hosts.is_first():
-                note(*(f"{task.name} is skipped. {problem}" for task, problem in problems.items()))
-        elif problems:
-            lines = "\n".join(f"  {task.name}: {problem}" for task, problem in problems.items())
-            hint = (
-                "\nWith --available the other tasks are run."
-                if tasks and not self.available
-                else ""
-            )
-            raise UsageError(
-                f"Data of {len(problems)} of {len(asked)} tasks cannot be opened:\n{lines}{hint}"
-            )
+        self._report_unavailable(problems, len(asked))
+
         rates = self.learning_rates or LEARNING_RATES
         lengths = self.lengths or LENGTHS
         require_different("--learning_rates=", rates)
@@ -360,4 +393,42 @@ class Vtab(Share, Overrides):
             is_shared=self.sweep == "shared",
             config=dataclasses.replace(config, init_from=self.weights),
             folder=expanded(self.workdir).absolute(),
+        )
+
+    def _load(self) -> "FinetuneConfig":
+        """Return the config of the fine-tuning."""
+        from vit_jax.config import FinetuneConfig, load_recipe
+
+        overrides = list(self.overrides)
+        if self.data_dir is not None:
+            overrides.append(f"--config.input.data_dir={self.data_dir}")
+        config = load_recipe(self.config, overrides)
+        if not isinstance(config, FinetuneConfig):
+            raise UsageError(
+                f"--config={self.config}: must be a recipe for fine-tuning. Use {VTAB_RECIPE}."
+            )
+        return config
+
+    def _report_unavailable(self, problems: "Mapping[Task, str]", num_asked: int) -> None:
+        """Note the tasks whose data cannot be opened.
+
+        Raises:
+          UsageError: there are such tasks, and the others must not run without them.
+        """
+        from vit_jax import hosts
+
+        if not problems:
+            return
+        has_others = len(problems) < num_asked
+        if has_others and self.available:
+            if hosts.is_first():
+                for task, problem in problems.items():
+                    note(f"{task.name} is skipped. {problem}")
+            return
+
+        lines = [f"  {task.name}: {problem}" for task, problem in problems.items()]
+        if has_others:
+            lines.append("With --available the other tasks are run.")
+        raise UsageError(
+            "\n".join([f"Data of {len(problems)} of {num_asked} tasks cannot be opened:", *lines])
         )

@@ -9,28 +9,31 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+from vit_jax.cli.groups import AllowedCode
 from vit_jax.cli.options import (
     REQUIRED,
-    AllowCode,
+    Options,
     Overrides,
     Recipe,
     UsageError,
     argument,
-    fail,
+    group,
     option,
     switch,
-    verb,
 )
-from vit_jax.cli.outputs import describe_system_error, output_file, reject_runs
+from vit_jax.cli.outputs import describe_system_error, fail, output_file, reject_runs
 from vit_jax.cli.stop import Terminated, joined, leave
+from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Positive, When
 from vit_jax.storage.files import expanded
 from vit_jax.text.printable import printable_lines
 
 if TYPE_CHECKING:
     from vit_jax.config import RunConfig
+    from vit_jax.tools.plan.topology import Topology
+    from vit_jax.tools.sweeps.range_test import RangeTest
 
 _OUT_OF_MEMORY = """\
 The device has too little memory. Remedies, the cheapest first: optimizer.accumulation_steps (smaller micro-batches),
@@ -38,6 +41,10 @@ sharding.parameters=fsdp (parameters split over the devices), model.remat=dots o
 global_batch. The error of JAX:"""
 
 CHECKING = When("check")
+_REQUIRED_FIELDS = {"pretrain": ("data",), "finetune": ("data", "init_from")}
+
+
+# Training.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +53,11 @@ class _Run(Recipe):
         "FOLDER",
         "checkpoints and results; the same command resumes after an interruption",
         REQUIRED,
+        reads_bucket=True,
     )
+
     parameters: bool = switch("list every parameter of the network first, not only its parts")
+
     check: bool = switch(
         "check the recipe, data and weights, print one line and end; no device is used"
     )
@@ -58,55 +68,60 @@ class _Run(Recipe):
         "N", "TPU slices, or nodes of GPUs, of these devices"
     )
     remote: Annotated[str | None, CHECKING] = option(
-        "FOLDER", "that only the machines of the run have"
+        "FOLDER", "folder that exists on the run's machines only"
     )
+
     doctor: bool = switch(
         "examine the machines first, as the verb doctor does, and start only if all is well"
     )
 
     def run(self) -> None:
         with preemptible():
-            from vit_jax.config import FinetuneConfig, PretrainConfig
-
             verb = type(self).__name__.lower()
-            kinds: dict[str, type[RunConfig]] = {
-                "pretrain": PretrainConfig,
-                "finetune": FinetuneConfig,
-            }
-            self.overrides.extend(["--config.logging.parameters=True"] if self.parameters else [])
-            config = self.load()
-            if not isinstance(config, kinds.pop(verb)):
-                (other,) = kinds
-                raise UsageError(
-                    f"--config={self.config}: must be a recipe for {verb}. Use vit-jax {other} --config={self.config} …"
-                )
-            _require_effective_holdout(config, self.overrides)
+            config = self._load(verb)
             if self.check:
-                self._check(config, ("data", "init_from") if verb == "finetune" else ("data",))
+                self._check(config, _REQUIRED_FIELDS[verb])
                 return
             if self.doctor:
                 _examine([f"--config={self.config}", f"--workdir={self.workdir}", *self.overrides])
             train = getattr(importlib.import_module(f"vit_jax.train.{verb}"), verb)
             run_training(lambda: train(config, self.workdir), self.workdir)
 
-    def _check(self, config: "RunConfig", needed: Sequence[str]) -> None:
+    def _load(self, verb: str) -> "RunConfig":
+        """Return the config, which is one for this verb."""
+        from vit_jax.config import FinetuneConfig, PretrainConfig, load_recipe
+
+        overrides = list(self.overrides)
+        if self.parameters:
+            overrides.append("--config.logging.parameters=True")
+        config: RunConfig = load_recipe(self.config, overrides)
+        kinds: dict[str, type[RunConfig]] = {"pretrain": PretrainConfig, "finetune": FinetuneConfig}
+        if not isinstance(config, kinds.pop(verb)):
+            (other,) = kinds
+            raise UsageError(
+                f"--config={self.config}: must be a recipe for {verb}. "
+                f"Use vit-jax {other} --config={self.config} …"
+            )
+        _require_effective_holdout(config, self.overrides)
+        return config
+
+    def _check(self, config: "RunConfig", required: Sequence[str]) -> None:
         """Print what a run of the recipe would start with; no device is used."""
         os.environ["JAX_PLATFORMS"] = "cpu"
 
         from vit_jax.tools.plan.preflight import check_start
 
-        for name in needed:
+        for name in required:
             if getattr(config, name) is None:
                 raise UsageError(
                     f"config.{name}=None: must be set for this recipe. Add --config.{name}=…"
                 )
-        remote = None if self.remote is None else Path(self.remote)
         lines = check_start(
             self.config,
             config,
             num_devices=self.devices,
             num_slices=self.slices or 1,
-            remote=remote,
+            remote=None if self.remote is None else Path(self.remote),
         )
         print(printable_lines("\n".join(lines)))
 
@@ -132,7 +147,7 @@ class Finetune(_Run):
 
 @contextlib.contextmanager
 def preemptible() -> Iterator[None]:
-    """Say what SIGTERM means while a run imports, opens data or waits for others, before `train.interruption`."""
+    """Explain SIGTERM while a run imports, opens data or waits, before `train.interruption` does."""
     try:
         yield
     except Terminated as error:
@@ -143,7 +158,10 @@ def preemptible() -> Iterator[None]:
 
 
 def _examine(words: Sequence[str]) -> None:
-    """Run the verb doctor with these words in its own process, which frees the devices; end unless all is well."""
+    """Run the verb doctor with these words in a process, which frees the devices.
+
+    The program ends unless all is well.
+    """
     doctor = subprocess.Popen([sys.executable, "-P", "-m", "vit_jax", "doctor", *words])
     try:
         code = doctor.wait()
@@ -153,11 +171,15 @@ def _examine(words: Sequence[str]) -> None:
     if code == 1:
         fail("doctor found a problem; nothing was started. Solve it, or leave --doctor out.", 2)
     if code != 0:
-        fail("doctor was interrupted; nothing was started", code if code > 0 else 128 - code)
+        exit_code = code if code > 0 else 128 - code
+        fail("doctor was interrupted; nothing was started", exit_code)
 
 
 def _require_effective_holdout(config: "RunConfig", overrides: Sequence[str]) -> None:
-    """Raise UsageError for a hold-out of the command line without effect; a recipe may set it for other data."""
+    """Raise UsageError for a hold-out of the command line without effect.
+
+    A recipe may set a hold-out for other data.
+    """
     from vit_jax.data.sources import holds_out
 
     words = [word for word in overrides if word.startswith("--config.input.holdout_fraction")]
@@ -184,50 +206,55 @@ def run_training(loop: Callable[[], object], workdir: str) -> None:
     except Terminated:
         raise
     except KeyboardInterrupt:
-        fail(f"stopped at once; {_kept(workdir)}", exits.STOPPED)
+        fail(f"stopped at once; {_describe_checkpoint(workdir)}", exits.STOPPED)
     except (SaveError, LostWorker, WorkdirLost) as error:
         fail(str(error), exits.FAILED)
     except OSError as error:
-        fail(f"{describe_system_error(error, workdir)}; {_kept(workdir)}", exits.FAILED)
+        problem = describe_system_error(error, workdir)
+        fail(f"{problem}; {_describe_checkpoint(workdir)}", exits.FAILED)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         fail(f"{_OUT_OF_MEMORY}\n{error}", exits.FAILED)
 
 
-def _kept(workdir: str) -> str:
-    """Say which checkpoint a run that ends now leaves behind."""
+def _describe_checkpoint(workdir: str) -> str:
+    """Return which checkpoint a run that ends now leaves behind."""
     from vit_jax.train.lifecycle.watchdog import newest_checkpoint
 
     step = newest_checkpoint(expanded(workdir))
-    return (
-        "no checkpoint was written"
-        if step is None
-        else f"the last checkpoint, of step {step:,}, is kept"
-    )
+    if step is None:
+        return "no checkpoint was written"
+    return f"the last checkpoint, of step {step:,}, is kept"
+
+
+# Diagnosis of a run.
 
 
 @verb("runs/digits", "runs/digits --step=250")
-class Replay(AllowCode):
+class Replay(Options):
     """Repeat one step of a run, the one that diverged or any other: norms by layer, the loss of each image.
 
-    It begins at the newest checkpoint before the step and repeats the steps after it, to the bit on the same devices.
-    WORKDIR/replay/step_N receives all figures and the state before the step; nothing else changes.
+    It begins at the newest checkpoint before the step and repeats the steps after it, to the bit on
+    the same devices. WORKDIR/replay/step_N receives all figures and the state before the step;
+    nothing else changes.
     """
 
     workdir: str = argument(
-        "WORKDIR", "of a run; of a search also FOLDER/search/learning_rate=RATE"
+        "WORKDIR", "workdir of a run; of a search also FOLDER/search/learning_rate=RATE"
     )
+
     step: Count | None = option("N", "from 1; default: the step that diverged")
+    weights: AllowedCode = group(AllowedCode)
 
     def run(self) -> None:
         from vit_jax.train.replay import replay
         from vit_jax.train.series import say
 
         with joined():
-            say(
-                replay(self.workdir, self.step, allow_code=self.allow_code or "", say=say).to_text()
-            )
+            allow_code = self.weights.allow_code or ""
+            result = replay(self.workdir, self.step, allow_code=allow_code, say=say)
+            say(result.to_text())
 
 
 @verb(
@@ -237,18 +264,19 @@ class Replay(AllowCode):
 class LrRange(Recipe):
     """Find learning rates to try: a few steps of a recipe at rising rates, until the loss diverges.
 
-    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture and its numbers.
+    The range test of Smith (2017, arXiv:1506.01186), on this machine. It writes a picture and its
+    numbers.
     """
 
     output: str = option(
         "FILE", ".png, .svg or .pdf, and all figures beside it in a .json", "lr_range.png"
     )
+
     low: Positive = option("X", "the first learning rate", 1e-6)
     high: Positive = option("X", "the last one, unless the loss diverges before", 1.0)
     steps: Count = option("N", "steps, each with a higher rate than the one before", 100)
 
     def run(self) -> None:
-        from vit_jax.storage.files import write_atomically
         from vit_jax.tools.figures import drawing
 
         output, form = drawing.output_of(self.output)
@@ -256,18 +284,30 @@ class LrRange(Recipe):
         reject_runs(output.with_suffix(".json"), f"--output={self.output}")
         config = self.load()
 
-        from vit_jax.tools.sweeps import range_test
+        from vit_jax.tools.sweeps.range_test import run_range_test
 
-        test = range_test.run_range_test(config, self.low, self.high, self.steps)
+        test = run_range_test(config, self.low, self.high, self.steps)
         suggestions = test.suggestions()
-        write_atomically(output, drawing.to_bytes(range_test.draw(test, self.config), form))
-        write_atomically(output.with_suffix(".json"), json.dumps(test.to_json(), indent=2) + "\n")
+        self._write(test, output, form)
         for reason, rate in suggestions.items():
             print(f"{rate:<9.2g}{reason}")
+        lowest = min(suggestions.values())
         print(
-            f"try --config.schedule.learning_rate={min(suggestions.values()):.2g}, the lowest; a warm-up allows more"
+            f"try --config.schedule.learning_rate={lowest:.2g}, the lowest; a warm-up allows more"
         )
         print(f"{output}, {output.with_suffix('.json').name}")
+
+    def _write(self, test: "RangeTest", output: Path, form: str) -> None:
+        from vit_jax.storage.files import write_atomically
+        from vit_jax.tools.figures import drawing
+        from vit_jax.tools.sweeps.range_test import draw
+
+        write_atomically(output, drawing.to_bytes(draw(test, self.config), form))
+        figures = json.dumps(test.to_json(), indent=2)
+        write_atomically(output.with_suffix(".json"), figures + "\n")
+
+
+# Machines.
 
 
 @verb("--config=digits --data", "--config=pretrain_imagenet1k:ViT-B/16 --config.global_batch=256")
@@ -284,23 +324,29 @@ class Bench(Recipe):
         from vit_jax.tools.machine.bench import bench, to_text
 
         result = bench(config, num_steps=self.steps, with_data=self.data)
-        print(json.dumps(result, indent=2) + "\n" if self.json else to_text(result), end="")
+        if self.json:
+            print(json.dumps(result, indent=2))
+        else:
+            print(to_text(result), end="")
 
 
 @verb("--workdir=runs/digits --config=digits", "--hardware")
 class Doctor(Overrides):
     """Examine this machine, or all machines of a run: each line is good, or says what to do.
 
-    Versions, driver, devices, memory, shared memory, disk, a compilation, an all-reduce, a checkpoint, speed. Start it
-    like a run, in every process. It ends with code 1 if there is a problem.
+    Versions, driver, devices, memory, shared memory, disk, a compilation, an all-reduce, a
+    checkpoint, speed. Start it like a run, in every process. It ends with code 1 if there is a
+    problem.
 
-    --hardware is for the first contact with an accelerator, by one process: attention and norms against float32, two
-    equal trainings, a restored state, steps of S/16 and B/16 beside their plans, input. On a CPU it uses small sizes.
+    --hardware is for the first contact with an accelerator, by one process: attention and norms
+    against float32, two equal trainings, a restored state, steps of S/16 and B/16 beside their
+    plans, input. On a CPU it uses small sizes.
     """
 
     workdir: str | None = option(
         "FOLDER", "write a checkpoint there, too, and report the free space"
     )
+
     config: str | None = option(
         "RECIPE[:ARGUMENT]", "compare the speed of its input with that of its step, too"
     )
@@ -308,40 +354,56 @@ class Doctor(Overrides):
         "NAME",
         "as of `plan`: compare the data with the step that is planned for this machine instead",
     )
+
     hardware: bool = switch(
         "examine the devices in minutes: numerics, determinism, speed and memory"
     )
     json: bool = switch("print the findings of each process as JSON")
 
     def run(self) -> None:
+        config = self._load()
+
+        from vit_jax import hosts
+        from vit_jax.tools.machine.doctor import ExaminationError
+        from vit_jax.tools.plan.topology import parse_topology
+
+        topology = None
+        if self.topology is not None:
+            topology = parse_topology(self.topology)
+        try:
+            with joined():
+                is_good = self._examine(config, topology)
+        except ExaminationError as error:
+            fail(str(error), hosts.exits.FAILED)
+        if not is_good:
+            sys.exit(hosts.exits.FAILED)
+
+    def _load(self) -> "RunConfig | None":
         if self.config is None:
             self.reject_ineffective(["overrides"], "without --config=RECIPE")
+            return None
 
         from vit_jax.config import load_recipe
 
-        config = load_recipe(self.config, self.overrides) if self.config is not None else None
+        config: RunConfig = load_recipe(self.config, self.overrides)
+        return config
 
+    def _examine(self, config: "RunConfig | None", topology: "Topology | None") -> bool:
+        """Print the findings; return True if there is no problem."""
         from vit_jax import hosts
-        from vit_jax.tools.machine.doctor import ExaminationError, examine, lines
-        from vit_jax.tools.plan.topology import parse_topology
+        from vit_jax.tools.machine.doctor import examine, lines
 
-        topology = parse_topology(self.topology) if self.topology is not None else None
+        examination = examine(self.workdir, config, topology=topology, with_hardware=self.hardware)
         report = []
         is_good = True
-        try:
-            with joined():
-                for name, findings in examine(
-                    self.workdir, config, topology=topology, with_hardware=self.hardware
-                ):
-                    report.append(
-                        [{"name": name} | dataclasses.asdict(finding) for finding in findings]
-                    )
-                    is_good &= all(finding.is_good for finding in findings)
-                    if hosts.is_first() and not self.json:
-                        print(printable_lines("\n".join(lines(name, findings))), flush=True)
-        except ExaminationError as error:
-            fail(str(error), hosts.exits.FAILED)
+        for name, findings in examination:
+            rows: list[dict[str, Any]] = []
+            for finding in findings:
+                rows.append({"name": name} | dataclasses.asdict(finding))
+                is_good &= finding.is_good
+            report.append(rows)
+            if hosts.is_first() and not self.json:
+                print(printable_lines("\n".join(lines(name, findings))), flush=True)
         if hosts.is_first() and self.json:
             print(json.dumps(report, indent=2))
-        if not is_good:
-            sys.exit(hosts.exits.FAILED)
+        return is_good

@@ -4,21 +4,30 @@ import dataclasses
 import os
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from vit_jax.cli.loading import Checkpoint, Limits, Names, OfWeights, Reading
+from vit_jax.cli.groups import WeightFields
+from vit_jax.cli.loading import Checkpoint, Limits, Names, Reading
 from vit_jax.cli.options import (
     REQUIRED,
     PositiveShare,
     UsageError,
     argument,
-    fail,
+    group,
     option,
     switch,
-    verb,
 )
-from vit_jax.cli.outputs import note, output_file, output_folder, reject_runs, require_creatable
+from vit_jax.cli.outputs import (
+    fail,
+    note,
+    output_file,
+    output_folder,
+    reject_runs,
+    require_creatable,
+)
 from vit_jax.cli.stop import joined
+from vit_jax.cli.verbs import verb
 from vit_jax.config.data_kinds import spell_forms
 from vit_jax.config.rules import Count, Number, When
 from vit_jax.storage.files import expanded, write_atomically
@@ -26,22 +35,23 @@ from vit_jax.text.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from vit_jax.api import Model
+    from vit_jax.api.predictions import Record
+    from vit_jax.evals.evaluate import EvaluationResult
     from vit_jax.evals.label_map import Labelled
     from vit_jax.weights import Weights
 
 Library = Literal["timm", "huggingface"]
 Programs = Literal["npz", "safetensors", "stablehlo", "onnx"]
-_CHOICE = (
-    "split",
-    "train_split",
-    "classes",
-    "seed",
-    "holdout_fraction",
-)  # of the images to evaluate on
+_CHOICE = ("split", "train_split", "classes", "seed", "holdout_fraction")  # of evaluated images
+_NUM_TOP = 3  # classes that predict prints for each image
+
+
+# Conversion and export.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Conversion(OfWeights, Names):
+class _Conversion(Names):
+    weights: WeightFields = group(WeightFields)
     overwrite: bool = switch("replace existing files")
 
     def convert(
@@ -56,13 +66,24 @@ class _Conversion(OfWeights, Names):
         """Write weights in another format; print what was converted."""
         require_creatable(expanded(destination).parent, destination)
         reject_runs(expanded(destination), destination)
-        facts = self.facts() | {"without_head": without_head, "overwrite": self.overwrite}
+        facts = self.weights.facts()
+        class_names = self.read_class_names()
+        if class_names is not None:
+            facts["class_names"] = class_names
 
         from vit_jax.checkpoint import SaveError
         from vit_jax.weights.saving import convert
 
         try:
-            report = convert(source, destination, to=to, polyak=not self.raw, **facts)
+            report = convert(
+                source,
+                destination,
+                to=to,
+                polyak=not self.weights.raw,
+                without_head=without_head,
+                overwrite=self.overwrite,
+                **facts,
+            )
         except SaveError as error:
             fail(str(error), 1)
         print(report.text(is_complete=verbose))
@@ -73,9 +94,13 @@ class Convert(_Conversion):
     """Read weights in any format and write them in any other."""
 
     source: str = argument(
-        "SOURCE", "weights in any format: a file, a folder, a workdir or hf://owner/name"
+        "SOURCE",
+        "weights in any format: a file, a folder, a workdir or hf://owner/name",
+        reads_bucket=True,
     )
-    destination: str = argument("DESTINATION", "a .npz or .safetensors file, or a folder")
+    destination: str = argument(
+        "DESTINATION", "a .npz or .safetensors file, or a folder", reads_bucket=True
+    )
     to: Literal["released", "bit", "timm", "huggingface", "vit_jax"] | None = option(
         "", "the format; a .npz and a folder have defaults"
     )
@@ -86,19 +111,109 @@ class Convert(_Conversion):
     )
 
     def run(self) -> None:
+        self.reject_ineffective(["weights.compute_dtype"], "on convert, which runs no network")
+        self._require_hub()
+        self.convert(
+            self.source,
+            self.destination,
+            self.to,
+            without_head=self.without_head,
+            verbose=self.verbose,
+        )
+        self._push()
+
+    def _require_hub(self) -> None:
+        """Check --push= before anything is converted."""
+        if self.push is None:
+            return
+
         from vit_jax.weights import hub
         from vit_jax.weights.saving import LIBRARIES, names_folder
 
-        if self.push is not None:
-            if self.to not in LIBRARIES or not names_folder(self.destination):
-                raise UsageError(
-                    f"--push={self.push}: must be of a folder. Use --to=timm or --to=huggingface."
-                )
-            hub.require_hub(self.push)
-        more = {"without_head": self.without_head, "verbose": self.verbose}
-        self.convert(self.source, self.destination, self.to, **more)
-        if self.push is not None:
-            print(f"uploaded to {hub.push(expanded(self.destination), self.push)}")
+        if self.to not in LIBRARIES or not names_folder(self.destination):
+            raise UsageError(
+                f"--push={self.push}: must be of a folder. Use --to=timm or --to=huggingface."
+            )
+        hub.require_hub(self.push)
+
+    def _push(self) -> None:
+        if self.push is None:
+            return
+
+        from vit_jax.weights import hub
+
+        print(f"uploaded to {hub.push(expanded(self.destination), self.push)}")
+
+
+@verb("runs/mine --to=npz", "runs/mine --to=onnx --output=mine.onnx")
+class Export(_Conversion, Reading, Checkpoint):
+    """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
+
+    to: Programs = option("", "weights, or a program that takes uint8 images", REQUIRED)
+    output: str | None = option("PATH", "default: the name of the weights")
+    names: Annotated[Library | None, When("to", "safetensors")] = option(
+        "", "names of parameters; default: timm"
+    )
+
+    def run(self) -> None:
+        output = self._choose_output()
+        if self.to in ("stablehlo", "onnx"):
+            self._export_program(output)
+            return
+        self.reject_ineffective(
+            ["images", "weights.compute_dtype"], "without --to=stablehlo or onnx"
+        )
+        library = None
+        if self.to == "safetensors":
+            library = self.names or "timm"
+        self.convert(self.checkpoint, output, library)
+
+    def _choose_output(self) -> str:
+        """Return the path of --output=, or the name of the weights with the suffix of the form."""
+        name = pathlib.Path(os.path.realpath(expanded(self.checkpoint))).name
+        stem = name.removesuffix(".npz").removesuffix(".safetensors")
+        output = self.output or f"{stem}.{self.to}"
+        if self.to == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
+            raise UsageError(
+                f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz."
+            )
+        return output
+
+    def _export_program(self, output: str) -> None:
+        from vit_jax.tools.export.programs import export_onnx, export_stablehlo, require_free
+
+        output_file(output)
+        for path in require_free(output, self.to, overwrite=self.overwrite):
+            reject_runs(path, f"--output={output}")
+        model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
+        model = _name_classes(model, weights)
+        export = export_onnx if self.to == "onnx" else export_stablehlo
+        for path in export(model, output, overwrite=self.overwrite):
+            print(printable(str(path)))
+
+
+def _name_classes(model: "Model", weights: "Weights") -> "Model":
+    """Return the model with readable names of its classes.
+
+    A note is printed if the weights do not have them.
+    """
+    from vit_jax.evals.imagenet_classes import readable_names
+
+    names = readable_names(weights)
+    if weights.class_names is None:
+        meaning = "ImageNet's 1,000 names are used"
+        if names is None:
+            meaning = "their numbers are used"
+        note(
+            f"the weights do not name their classes: {meaning}; "
+            "--class_names=FILE gives names, one a line."
+        )
+    if names is None:
+        return model
+    return dataclasses.replace(model, class_names=names)
+
+
+# Evaluation.
 
 
 @verb(
@@ -108,28 +223,37 @@ class Convert(_Conversion):
 class Evaluate(Limits, Reading, Names, Checkpoint):
     """Accuracy, loss and calibration of weights on a labelled dataset, with intervals.
 
-    Data that the weights were trained on are split as in training. Of other data the split "test" is evaluated, or all
-    of a folder without split sub-folders (--split=all), unless --holdout_fraction= or --seed= selects a hold-out. Of
-    imagenet all available sets of validation, ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
+    Data that the weights were trained on are split as in training. Of other data the split "test"
+    is evaluated, or all of a folder without split sub-folders (--split=all), unless
+    --holdout_fraction= or --seed= selects a hold-out. Of imagenet all available sets of validation,
+    ReaL, V2, -A, -R, Sketch and ObjectNet, in one table.
     """
 
     data: str = option(
         "DATA",
         f"{spell_forms()}; imagenet, or imagenet:NAME,… of its sets",
         REQUIRED,
+        reads_bucket=True,
     )
+
     report: str | None = option(
         "FOLDER", "write tables of classes and images, confusions and pictures"
     )
     csv: str | None = option("FILE", "write the table of classes; - prints only this table")
+
     json: bool = switch("print all metrics as JSON")
     real: str | None = option("FILE", "real.json, the labels of ImageNet ReaL")
+
     split: str | None = option("NAME", "train, all, or another split of the data; default: test")
-    data_dir: str | None = option("FOLDER", "of TFDS, or of the ImageNets")
+    data_dir: str | None = option(
+        "FOLDER", "folder of TFDS datasets or ImageNet variants", reads_bucket=True
+    )
     train_split: str | None = option("NAME", "the split that defines the classes")
     classes: tuple[str, ...] | None = option("A,B", "only images of these classes")
-    seed: Number | None = option("N", "of the hold-out of files without splits")
-    holdout_fraction: PositiveShare | None = option("X", "of each class of files without splits")
+    seed: Number | None = option("N", "random seed of the hold-out of files without splits")
+    holdout_fraction: PositiveShare | None = option(
+        "X", "held-out fraction of each class of files without splits"
+    )
 
     def run(self) -> None:
         with joined():
@@ -137,20 +261,23 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
 
     def _evaluate(self) -> None:
         from vit_jax import hosts
-        from vit_jax.evals.evaluate import make_evaluate, to_json, to_text, values
-        from vit_jax.text.tables import to_csv
+        from vit_jax.evals.evaluate import make_evaluate
         from vit_jax.tools.figures.drawing import require_drawing
         from vit_jax.tools.figures.report_folder import write_report
 
         folder = None
         table = None
         if hosts.is_first():
-            folder = output_folder(self.report, "--report=") if self.report is not None else None
-            table = _csv_file(self.csv)
+            if self.report is not None:
+                folder = output_folder(self.report, "--report=")
+            table = _open_table(self.csv)
         if self.report is not None:
             require_drawing()
-        model, weights = self.load(self.checkpoint, is_placed=True)
-        opened, absent = self._open(model, weights)
+
+        model, weights = self.load(
+            self.checkpoint, class_names=self.read_class_names(), is_placed=True
+        )
+        opened, missing = self._open(model, weights)
         transform = model.require_transform()
         evaluate = make_evaluate(
             model.module,
@@ -160,28 +287,16 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             is_multilabel=model.is_multilabel,
             **self.limits,
         )
+
         results = {}
         for name, labelled in opened.items():
-            if folder is not None:
+            if folder is None:
+                results[name] = evaluate(labelled)
+            else:
                 inside = folder / name if len(opened) > 1 else folder
                 results[name] = write_report(inside, labelled, evaluate, transform, model.source)
-            else:
-                results[name] = evaluate(labelled)
-        if not hosts.is_first():
-            return
-        if self.csv != "-":
-            text = (
-                to_json(values(results, absent, model.source))
-                if self.json
-                else to_text(results, model.source)
-            )
-            print(text, flush=True)
-        for result in results.values():
-            note(*result.labelled.notes)
-        note(*(f"imagenet:{name} is missing: {reason}" for name, reason in absent.items()))
-        if self.csv is not None:
-            (result,) = results.values()
-            _write_csv(table, to_csv(result.metrics.class_rows()))
+        if hosts.is_first():
+            self._print(results, missing, model.source, table)
 
     def _open(
         self, model: "Model", weights: "Weights"
@@ -191,21 +306,49 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         from vit_jax.tools.imagenet_sets import is_family, open_family
 
         data = self.data
-        if is_family(data):
-            self.reject_ineffective(_CHOICE, f"on {data}")
-            opened, absent = open_family(data, weights, data_dir=self.data_dir, real=self.real)
-            if self.csv is not None and len(opened) > 1:
-                raise UsageError(
-                    f"--csv={self.csv}: must be of one dataset, and {data} are {len(opened)}. Use --report=FOLDER."
-                )
-            return opened, absent
-        self.reject_ineffective(["real"], f"on {data}, only on imagenet")
-        value_range = model.require_transform().value_range
-        choice = SplitChoice(value_range=value_range, **self.chosen("data_dir", *_CHOICE))
-        return {"": open_labelled(data, weights, choice)}, {}
+        if not is_family(data):
+            self.reject_ineffective(["real"], f"on {data}, only on imagenet")
+            value_range = model.require_transform().value_range
+            choice = SplitChoice(value_range=value_range, **self.chosen("data_dir", *_CHOICE))
+            return {"": open_labelled(data, weights, choice)}, {}
+
+        self.reject_ineffective(_CHOICE, f"on {data}")
+        opened, missing = open_family(data, weights, data_dir=self.data_dir, real=self.real)
+        if self.csv is not None and len(opened) > 1:
+            raise UsageError(
+                f"--csv={self.csv}: must be of one dataset, and {data} are {len(opened)}. "
+                "Use --report=FOLDER."
+            )
+        return opened, missing
+
+    def _print(
+        self,
+        results: Mapping[str, "EvaluationResult"],
+        missing: Mapping[str, str],
+        source: str,
+        table: pathlib.Path | None,
+    ) -> None:
+        """Print the metrics of each dataset, and write the table of classes."""
+        from vit_jax.evals.evaluate import to_json, to_text, values
+        from vit_jax.text.tables import to_csv
+
+        if self.csv == "-":
+            pass  # prints the table only
+        elif self.json:
+            print(to_json(values(results, missing, source)), flush=True)
+        else:
+            print(to_text(results, source), flush=True)
+
+        for result in results.values():
+            note(*result.labelled.notes)
+        for name, reason in missing.items():
+            note(f"imagenet:{name} is missing: {reason}")
+        if self.csv is not None:
+            (result,) = results.values()
+            _write_csv(table, to_csv(result.metrics.class_rows()))
 
 
-def _csv_file(csv: str | None) -> pathlib.Path | None:
+def _open_table(csv: str | None) -> pathlib.Path | None:
     """Return the file of --csv=; None without one, and for "-", standard output."""
     from vit_jax.data.kinds.image_files import is_image
 
@@ -220,130 +363,99 @@ def _csv_file(csv: str | None) -> pathlib.Path | None:
 
 
 def _write_csv(path: pathlib.Path | None, table: str) -> None:
-    """Write a table to a file, with names of images as the bytes that they are, or to standard output.
+    """Write a table to a file, names of images as their bytes, or to standard output.
 
     On a terminal, control characters of names are escaped; a pipe gets the table unchanged.
     """
     encoded = table.encode("utf-8", "surrogateescape")
-    if path is None:
-        text = encoded.decode(errors="replace")
-        print(printable_lines(text) if sys.stdout.isatty() else text, end="", flush=True)
-    else:
+    if path is not None:
         write_atomically(path, encoded)
+        return
+    text = encoded.decode(errors="replace")
+    if sys.stdout.isatty():
+        text = printable_lines(text)
+    print(text, end="", flush=True)
 
 
-@verb("runs/mine cat.jpg photos/", "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --resize=direct")
+# Prediction.
+
+
+@verb(
+    "runs/mine cat.jpg photos/",
+    "ViT-B_16.npz 'photos/*.jpg' --top=1 --json --images.resize=direct",
+)
 class Predict(Reading, Names, Checkpoint):
     """Classes of image files: a table, JSON or CSV.
 
-    Of multi-label weights all that are probable enough. Exit code 1 if an image is unreadable; the others are
-    classified.
+    Of multi-label weights all that are probable enough. Exit code 1 if an image is unreadable; the
+    others are classified.
     """
 
-    images: tuple[str, ...] = argument(
-        "IMAGE…", "images, folders, patterns, or - for names on standard input"
+    files: tuple[str, ...] = argument(
+        "IMAGE…",
+        "images, folders, patterns, or - for names on standard input",
+        reads_bucket=True,
     )
+
     top: Count | None = option(
         "N", "classes to print for each image; default: 3, all of multi-label weights"
     )
     threshold: PositiveShare | None = option(
         "X", "least probability of a class of multi-label weights; default: 0.5"
     )
+
     json: bool = switch("print them as JSON")
     csv: str | None = option(
         "FILE", "write them as a table too, a line for each image; - prints only this table"
     )
 
     def run(self) -> None:
-        table = _csv_file(self.csv)
+        table = _open_table(self.csv)
+
         from vit_jax.data.kinds.image_files import list_images
 
-        images = list_images(self.images)
+        images = list_images(self.files)
 
         from vit_jax.api.predictions import predict, to_csv, to_json, to_table
         from vit_jax.data.decoding.depth import survey
-        from vit_jax.evals.multilabel import THRESHOLD
-        from vit_jax.hosts import exits
 
-        model = _readable(*self.load(self.checkpoint))
-        note(*survey(images, model.require_transform().value_range, "--value_range"))
-        threshold = self.threshold
-        if threshold is not None and not model.is_multilabel:
-            raise UsageError(
-                f"--threshold={threshold:g}: has no effect on single-label {model.source}. Use --top=N."
-            )
-        usual_top, usual_threshold = (None, THRESHOLD) if model.is_multilabel else (3, 0.0)
-        records = list(
-            predict(
-                model,
-                images,
-                self.top or usual_top,
-                usual_threshold if threshold is None else threshold,
-            )
-        )
+        model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
+        model = _name_classes(model, weights)
+        note(*survey(images, model.require_transform().value_range, "--images.value_range"))
+        top, threshold = self._choose_limits(model)
+        records = list(predict(model, images, top, threshold))
+
         if self.csv != "-":
             print(to_json(records) if self.json else to_table(records))
         if self.csv is not None:
             _write_csv(table, to_csv(records))
-        if failed := [printable(record["image"]) for record in records if "error" in record]:
-            fail(
-                f"{len(failed)} of {len(records)} images cannot be read: {', '.join(failed)}",
-                exits.FAILED,
-            )
+        _fail_if_unreadable(records)
 
+    def _choose_limits(self, model: "Model") -> tuple[int | None, float]:
+        """Return the number of classes to print, None for all, and their least probability."""
+        from vit_jax.evals.multilabel import THRESHOLD
 
-@verb("runs/mine --to=npz", "runs/mine --to=onnx --output=mine.onnx")
-class Export(_Conversion, Reading, Checkpoint):
-    """One file for other programs: weights, or the network as a StableHLO or ONNX program."""
-
-    to: Programs = option("", "weights, or a program that takes uint8 images", REQUIRED)
-    output: str | None = option("PATH", "default: the name of the weights")
-    names: Annotated[Library | None, When("to", "safetensors")] = option(
-        "", "names of parameters; default: timm"
-    )
-
-    def run(self) -> None:
-        name = pathlib.Path(os.path.realpath(expanded(self.checkpoint))).name
-        output = (
-            self.output or f"{name.removesuffix('.npz').removesuffix('.safetensors')}.{self.to}"
-        )
-        if self.to == "npz" and (not output.endswith(".npz") or expanded(output).is_dir()):
+        if model.is_multilabel:
+            threshold = THRESHOLD if self.threshold is None else self.threshold
+            return self.top, threshold
+        if self.threshold is not None:
             raise UsageError(
-                f"--output={output}: must be a file for --to=npz. Use a name that ends in .npz."
+                f"--threshold={self.threshold:g}: has no effect on single-label {model.source}. "
+                "Use --top=N."
             )
-        if self.to not in ("stablehlo", "onnx"):
-            of_programs = [
-                field.name
-                for field in dataclasses.fields(Reading)
-                if not hasattr(OfWeights, field.name)
-            ]
-            self.reject_ineffective(of_programs, "without --to=stablehlo or onnx")
-            self.convert(
-                self.checkpoint,
-                output,
-                (self.names or "timm") if self.to == "safetensors" else None,
-            )
-            return
-
-        from vit_jax.tools.export.programs import export_onnx, export_stablehlo, require_free
-
-        output_file(output)
-        for path in require_free(output, self.to, overwrite=self.overwrite):
-            reject_runs(path, f"--output={output}")
-        model = _readable(*self.load(self.checkpoint))
-        write = export_onnx if self.to == "onnx" else export_stablehlo
-        for path in write(model, output, overwrite=self.overwrite):
-            print(printable(str(path)))
+        return self.top or _NUM_TOP, 0.0
 
 
-def _readable(model: "Model", weights: "Weights") -> "Model":
-    """Return the model with readable names of its classes; print a note if the weights do not have them."""
-    from vit_jax.evals.imagenet_classes import readable_names
+def _fail_if_unreadable(records: "Sequence[Record]") -> None:
+    """End with exit code 1 if an image could not be read."""
+    from vit_jax.hosts import exits
 
-    names = readable_names(weights)
-    if weights.class_names is None:
-        meaning = "their numbers are used" if names is None else "ImageNet's 1,000 names are used"
-        note(
-            f"the weights do not name their classes: {meaning}; --class_names=FILE gives names, one a line."
+    failed = []
+    for record in records:
+        if "error" in record:
+            failed.append(printable(str(record["image"])))
+    if failed:
+        fail(
+            f"{len(failed)} of {len(records)} images cannot be read: {', '.join(failed)}",
+            exits.FAILED,
         )
-    return model if names is None else dataclasses.replace(model, class_names=names)

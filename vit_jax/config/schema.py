@@ -491,7 +491,7 @@ class _AnyRun:
     init_from: str | None = None
     """Weights to start from at step 0: a workdir, .npz, .safetensors or hf://owner/name. None: random weights."""
     allow_code: tuple[str, ...] = ()
-    """Python packages whose code the weights of init_from may run; same as --allow_code. (): none."""
+    """Python packages whose code the weights of init_from may run. (): none."""
     model: ModelConfig | AdaptConfig
     """The network."""
     input: InputConfig

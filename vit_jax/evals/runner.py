@@ -190,7 +190,7 @@ def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], s
     if not is_finite_B.all():
         raise ValueError(
             f"{source}: the outputs for {printable(name_of(int(is_finite_B.argmin())))} are not finite. The parameters "
-            "are damaged, or too large for the dtype. Use --compute_dtype=float32, or other weights."
+            "are damaged, or too large for the dtype. Use --weights.compute_dtype=float32, or other weights."
         )
     return output_B
 

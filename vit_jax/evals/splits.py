@@ -90,7 +90,7 @@ class Plan(NamedTuple):
             self.config,
             self.seed,
             self.held_up_to,
-            "--value_range",
+            "--images.value_range",
             is_classified=is_classified,
         )
 

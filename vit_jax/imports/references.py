@@ -57,7 +57,7 @@ class StoredReference(str):
         packages.append(package)
         raise CodeNotAllowed(
             f"{self.field}={self!r}: {self.file} names code of {package}, which is not an allowed "
-            f"package. If you trust that code, add --allow_code={','.join(packages)} "
+            f"package. If you trust that code, add --weights.allow_code={','.join(packages)} "
             f"(in Python: allow_code={tuple(packages)!r})."
         )
 

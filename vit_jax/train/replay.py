@@ -79,7 +79,7 @@ def record_divergence(
         "vit-jax",
         "replay",
         shlex.quote(str(folder)),
-        *([f"--allow_code={','.join(code)}"] if code else []),
+        *([f"--weights.allow_code={','.join(code)}"] if code else []),
     ]
     return f"`{' '.join(words)}` repeats the step with norms by layer and the loss of each image."
 

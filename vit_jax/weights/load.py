@@ -175,7 +175,7 @@ def _load_arrays(
         file = locate.find_file(path)
         if file.is_file() and not polyak:
             raise ValueError(
-                f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --raw."
+                f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --weights.raw."
             )
         weights = _load_file(file, _beside(path, file, options), options, allowed)
     if hub.is_hub_address(address) and not weights.licence:

@@ -176,7 +176,7 @@ def test_alpha_is_dropped_where_values_are_mapped():
 @pytest.mark.parametrize("values", [UNIT, GREY.astype(np.uint32), GREY.astype(np.int32)])
 def test_what_needs_a_range_names_the_option(values):
     with pytest.raises(
-        UnreadableImage, match=r"--config\.input\.value_range=0,1 .*--value_range=0,1"
+        UnreadableImage, match=r"--config\.input\.value_range=0,1 .*--images.value_range=0,1"
     ):
         decode(tiff(values))
 
@@ -234,7 +234,7 @@ def test_training_evaluation_and_reasons_take_the_range(make_config):
             np.testing.assert_array_equal(build_evaluation_transform(config)(record), expected)
         assert TrainTransform(config)(record, np.random.default_rng(0)).max() <= 128
     source = Images(record.image)
-    assert "--value_range=" in reason_of(source, 0, 1.0)
+    assert "--images.value_range=" in reason_of(source, 0, 1.0)
     assert "can be now" in reason_of(source, 0, 1.0, (0, 1))
 
 
@@ -268,11 +268,13 @@ def test_losses_are_counted(tmp_path):
         "photo.jpg": tiff(RAMP),
     }
     paths = write(tmp_path, files)
-    values, floats, pages = survey([*paths, str(tmp_path / "gone.tif")], None, "--value_range")
+    values, floats, pages = survey(
+        [*paths, str(tmp_path / "gone.tif")], None, "--images.value_range"
+    )
     assert values.startswith("4 of 13 checked files have 16 bits")
     assert "divided by 256" in values
     assert f"(first: {paths[0]})" in values
-    assert "Pass --value_range=0,4095" in values
+    assert "Pass --images.value_range=0,4095" in values
     assert floats.startswith("1 of 13 checked files have floating-point")
     assert f"(first: {tmp_path}/float.tiff)" in floats
     assert pages == "1 of 13 checked files have several pages: page 1 of 3 is used."
@@ -301,7 +303,7 @@ def test_bands_that_are_ignored_are_noted(tmp_path):
         "cmyk.tif": tiff(rgba, t262=("H", 5)),
     }
     paths = write(tmp_path, files)
-    (line,) = survey(paths, (0, 65535), "--value_range")
+    (line,) = survey(paths, (0, 65535), "--images.value_range")
     assert line.startswith(f"7 of {len(files)} checked files have a band beyond grey or RGB")
     assert f"(first: {paths[0]})" in line
 
@@ -358,7 +360,7 @@ def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
     write(tmp_path, {f"{kind}/{n}.tif": tiff(RAMP) for kind in "ab" for n in range(5)})
     open_pair(f"folder:{tmp_path}", SplitChoice())
     (message,) = caplog.messages
-    assert "Pass --value_range=0,4095" in message
+    assert "Pass --images.value_range=0,4095" in message
     caplog.clear()
     open_split(f"folder:{tmp_path}/../{tmp_path.name}", "all", SplitChoice())
-    assert "Pass --value_range=0,4095" in caplog.messages[0]
+    assert "Pass --images.value_range=0,4095" in caplog.messages[0]

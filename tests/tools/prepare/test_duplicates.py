@@ -134,7 +134,7 @@ def test_pairs_have_the_cosine_of_their_features(folder):
     ("more", "rule"),
     [
         (["--cosine=0.9"], "--cosine=0.9: has no effect without --weights"),
-        (["--exif_orientation=applied"], "--exif_orientation=applied: has no effect"),
+        (["--images.exif_orientation=applied"], "--images.exif_orientation=applied: has no effect"),
         (["--candidates=all"], "--candidates=all: has no effect without --weights"),
         (["--distance=few"], "--distance=few: must be int"),
         (["--data_dir=x"], "--data_dir.*no effect"),

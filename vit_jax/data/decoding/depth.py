@@ -187,7 +187,7 @@ def survey(
     Args:
       paths: of all files.
       value_range: the range that the user gives; with it no values are lost.
-      option: the name of its option in messages, "--value_range".
+      option: the name of its option in messages, "--images.value_range".
       open_file: opens a file by a path that the file system does not know; all such files may be checked.
     """
     paths = [path for path in paths if open_file is not None or path.lower().endswith(SURVEYED)]

@@ -192,7 +192,7 @@ def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> n
             kind = "floating-point values" if depth.is_float else f"values of {depth.bits} bits"
             raise UnreadableImage(
                 f"The file has {kind} and states no range: give the values that are black and white, "
-                "--config.input.value_range=0,1 (verbs that load weights: --value_range=0,1)"
+                "--config.input.value_range=0,1 (verbs that load weights: --images.value_range=0,1)"
             )
         return None
     values = decode_values(file, depth)
