@@ -149,6 +149,41 @@ def rank_violations(sources: Sources) -> list[str]:
     return found
 
 
+def imports_at_load(path: str, source: str) -> set[str]:
+    """Full dotted names that importing the file imports: none in functions or under TYPE_CHECKING."""
+    statements = map(ast.unparse, executed_at_load(ast.parse(source, path)))
+    return set(imports(path, "\n".join(statements)))
+
+
+def executed_at_load(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the imports that run when the module of this node is imported, also in classes and branches."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            for statement in child.orelse:
+                yield from executed_at_load(ast.Module([statement], []))
+            continue
+        is_import = isinstance(child, ast.Import | ast.ImportFrom) or (
+            isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module")
+        )
+        if is_import:
+            yield child
+        yield from executed_at_load(child)
+
+
+def tools_at_load(sources: Sources) -> list[str]:
+    """Modules of the core that load tools when they are imported: a verb imports a tool inside its function."""
+    found = []
+    for path, source in sources.items():
+        if path.startswith("vit_jax/tools/"):
+            continue
+        for name in sorted(imports_at_load(path, source)):
+            if f"{name}.".startswith("vit_jax.tools."):
+                found.append(f"{path}: imports {name} outside a function")
+    return found
+
+
 def loop_violations(sources: Sources) -> list[str]:
     """Verbs that import each other or do not train by the loop, and a loop over training steps beside the loop.
 
@@ -400,6 +435,7 @@ def unread_fields(sources: Sources) -> list[str]:
 PACKAGE = read_sources("vit_jax/**/*.py")
 COMPLAINTS = {
     "ranks": lambda: rank_violations(PACKAGE),
+    "tools": lambda: tools_at_load(PACKAGE),
     "one loop": lambda: loop_violations(PACKAGE),
     "circles": lambda: import_cycles(PACKAGE),
     "recipes": lambda: recipe_violations(read_sources("configs/**/*.py")),
@@ -502,6 +538,28 @@ CASES = [  # a check, sources, and how many complaints
     (rank_violations, {"vit_jax/cli.py": "from vit_jax.tools.machine import step"}, 0),
     (rank_violations, {"vit_jax/__main__.py": "from vit_jax.cli import main"}, 0),
     (rank_violations, {"vit_jax/__init__.py": "def f():\n    from vit_jax import api"}, 0),
+    (tools_at_load, {"vit_jax/cli/x.py": "from vit_jax.tools.plan import memory"}, 1),
+    (tools_at_load, {"vit_jax/cli/x.py": "import vit_jax.tools.plan.memory as m"}, 1),
+    (tools_at_load, {"vit_jax/cli/x.py": "from vit_jax import config, tools"}, 1),
+    (tools_at_load, {"vit_jax/cli/x.py": "from ..tools import status"}, 1),
+    (tools_at_load, {"vit_jax/cli/x.py": "class V:\n    from vit_jax.tools import status"}, 1),
+    (tools_at_load, {"vit_jax/api/x.py": "try:\n    import vit_jax.tools\nfinally:\n    pass"}, 1),
+    (tools_at_load, {"vit_jax/cli/x.py": "m = import_module('vit_jax.tools.status')"}, 1),
+    (
+        tools_at_load,
+        {"vit_jax/cli/x.py": "if TYPE_CHECKING:\n    pass\nelse:\n    import vit_jax.tools.status"},
+        1,
+    ),
+    (tools_at_load, {"vit_jax/train/loop.py": "from vit_jax.tools.status import read_all"}, 1),
+    (
+        tools_at_load,
+        {
+            "vit_jax/cli/x.py": "class V:\n    def run(self):\n        from vit_jax.tools import status",
+            "vit_jax/cli/y.py": "if TYPE_CHECKING:\n    from vit_jax.tools.status import Run",
+            "vit_jax/tools/plan/x.py": "import vit_jax.tools.status",
+        },
+        0,
+    ),
     (
         loop_violations,
         {"vit_jax/train/pretrain.py": f"{LOOP_IMPORT}\nfrom vit_jax.train import finetune"},
