@@ -14,33 +14,45 @@ from vit_jax.optim import ema
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """A run between two steps."""
+    """A run between two steps.
 
-    step: jax.Array  # int32 scalar, steps done
-    model: nnx.Module  # the network, its parameters the leaves; float32
+    Attributes:
+      step: steps done, an int32 scalar.
+      model: the network, its parameters the leaves; float32.
+      optimizer: state of the optimizer.
+      polyak: running average of the parameters; None without Polyak averaging.
+    """
+
+    step: jax.Array
+    model: nnx.Module
     optimizer: optax.OptState
-    polyak: nnx.Module | None  # running average of the parameters; None without Polyak averaging
+    polyak: nnx.Module | None
 
     def evaluated_model(self) -> nnx.Module:
         """The network to evaluate: the Polyak average where there is one."""
-        return self.model if self.polyak is None else self.polyak
+        if self.polyak is None:
+            return self.model
+        return self.polyak
 
 
 def init_state(
-    model: nnx.Module, optimizer: optax.GradientTransformation, *, with_polyak: bool
+    model: nnx.Module,
+    optimizer: optax.GradientTransformation,
+    *,
+    with_polyak: bool,
 ) -> TrainState:
     """The state before the first step."""
-    return TrainState(
-        step=jnp.zeros((), jnp.int32),
-        model=model,
-        optimizer=optimizer.init(model),
-        polyak=ema.init(model) if with_polyak else None,
-    )
+    step = jnp.zeros((), jnp.int32)
+    optimizer_state = optimizer.init(model)
+    polyak = None
+    if with_polyak:
+        polyak = ema.init(model)
+    return TrainState(step, model, optimizer_state, polyak)
 
 
 def items_of(state: TrainState) -> dict[str, Any]:
     """Return the state as the items of a checkpoint."""
     items = {"progress": {"step": state.step}, "model": state.model, "optimizer": state.optimizer}
-    if state.polyak is None:
-        return items
-    return {**items, "polyak": state.polyak}
+    if state.polyak is not None:
+        items["polyak"] = state.polyak
+    return items

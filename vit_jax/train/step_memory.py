@@ -1,4 +1,4 @@
-"""Memory of a run's step on one device by formula: the state from its shardings, the rest from `sharding.memory`."""
+"""Memory of a step on one device by formula: the state, and the rest from `sharding.memory`."""
 
 import math
 import re
@@ -15,7 +15,8 @@ from vit_jax.sharding.memory import Memory, padded_bytes, passing_bytes
 from vit_jax.train.state import TrainState
 
 _PROGRAM_BYTES = 30_000_000
-_STACK = re.compile("/(?:blocks|rest)/")  # of layers that a loop runs
+_STACK = re.compile("/(?:blocks|rest)/")
+"""The part of a parameter's name that says that a loop runs its layers."""
 
 
 def step_memory(
@@ -40,29 +41,27 @@ def step_memory(
     Raises:
       ValueError: a part is the user's own code.
     """
-    sizes = {
-        kind: sum(shard_bytes(leaf, tiled=tiled) for leaf in jax.tree.leaves(getattr(state, kind)))
-        for kind in ("model", "optimizer", "polyak")
-    }
     sharding = state.step.sharding
     assert isinstance(sharding, jax.sharding.NamedSharding)
     axes = sharding.mesh.shape
-    images = global_batch // math.prod(axes[axis] for axis in BATCH_AXES)
+    images = global_batch
+    for axis in BATCH_AXES:
+        images = images // axes[axis]
+    gradients = trained_leaves(state.model, is_trained)
     passing = passing_bytes(
         architecture,
         images=images // accumulation_steps,
-        gradient_bytes=sum(
-            shard_bytes(x, tiled=tiled) for x in trained_leaves(state.model, is_trained).values()
-        ),
-        **_parameters(state.model, axes["model"]),
+        gradient_bytes=sum_bytes(gradients, tiled=tiled),
+        layer_parameters=_count_layer_parameters(state.model),
+        gathered_parameters=_count_gathered_parameters(state.model, axes["model"]),
         is_accumulated=accumulation_steps > 1,
         model_shards=axes["model"],
         tiled=tiled,
     )
     return Memory(
-        parameters=sizes["model"],
-        optimizer=sizes["optimizer"],
-        average=sizes["polyak"],
+        parameters=sum_bytes(state.model, tiled=tiled),
+        optimizer=sum_bytes(state.optimizer, tiled=tiled),
+        average=sum_bytes(state.polyak, tiled=tiled),
         batch=padded_bytes((images * 3, *architecture.image_size), 1, tiled=tiled),
         **passing,
         program=_PROGRAM_BYTES,
@@ -70,11 +69,17 @@ def step_memory(
 
 
 def updated_leaves(
-    state: TrainState, is_trained: Callable[[str], bool] | None
+    state: TrainState,
+    is_trained: Callable[[str], bool] | None,
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return what the update of a step reads and writes: all of the state but frozen parameters, and gradients."""
+    """Return the arrays that an update reads and writes: gradients, and the state that is trained."""
     trained = trained_leaves(state.model, is_trained)
     return jax.tree.leaves((state.step, trained, state.optimizer, state.polyak, trained))
+
+
+def sum_bytes(tree: object, *, tiled: bool) -> int:
+    """Return the bytes on one device of all arrays of a tree."""
+    return sum(shard_bytes(leaf, tiled=tiled) for leaf in jax.tree.leaves(tree))
 
 
 def shard_bytes(leaf: jax.ShapeDtypeStruct, *, tiled: bool) -> int:
@@ -84,25 +89,39 @@ def shard_bytes(leaf: jax.ShapeDtypeStruct, *, tiled: bool) -> int:
 
 def values_of(leaf: jax.ShapeDtypeStruct, model_shards: int) -> int:
     """Return the number of values of an array on one of the groups that share a model."""
-    return math.prod(leaf.shape) // (model_shards if "model" in leaf.sharding.spec else 1)
+    num_values = math.prod(leaf.shape)
+    if "model" in leaf.sharding.spec:
+        return num_values // model_shards
+    return num_values
 
 
-def _parameters(model: nnx.Module, model_shards: int) -> dict[str, int]:
-    """Count the parameters of layers in loops on one device, and those that FSDP gathers at one time.
+def _find_stack(name: str) -> str | None:
+    """Return the stack of layers that a parameter belongs to; None outside of loops."""
+    stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
+    return stack if layer else None
 
-    The latter are the largest layer and everything outside of loops.
-    """
-    in_loops = 0
-    stacks = {"": 0}
-    alone = 0
+
+def _count_layer_parameters(model: nnx.Module) -> int:
+    """Return the number of parameters of layers in loops on one device."""
+    count = 0
     for name, leaf in pytree.named_leaves(model).items():
-        stack, *layer = _STACK.split(f"/{name}", maxsplit=1)
-        in_loops += math.prod(leaf.sharding.shard_shape(leaf.shape)) if layer else 0
+        if _find_stack(name) is not None:
+            count += math.prod(leaf.sharding.shard_shape(leaf.shape))
+    return count
+
+
+def _count_gathered_parameters(model: nnx.Module, model_shards: int) -> int:
+    """Return the number of parameters gathered at one time: the largest layer and all outside loops."""
+    layer_sizes: dict[str, int] = {}
+    outside = 0
+    for name, leaf in pytree.named_leaves(model).items():
         if "data" not in leaf.sharding.spec:
             continue
-        size = values_of(leaf, model_shards)
-        if layer:
-            stacks[stack] = stacks.get(stack, 0) + size // leaf.shape[0]
+        num_values = values_of(leaf, model_shards)
+        stack = _find_stack(name)
+        if stack is None:
+            outside += num_values
         else:
-            alone += size
-    return {"layer_parameters": in_loops, "gathered_parameters": max(stacks.values()) + alone}
+            num_layers = leaf.shape[0]
+            layer_sizes[stack] = layer_sizes.get(stack, 0) + num_values // num_layers
+    return outside + max(layer_sizes.values(), default=0)
