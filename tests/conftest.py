@@ -140,7 +140,8 @@ PROGRAMS = {}  # assemblies and compiled train steps of this process, by the pro
 @contextlib.contextmanager
 def shared_programs():
     """Share assemblies and train steps among runs of equal programs: a resumed or similar run compiles nothing."""
-    from vit_jax.train import assemble, finetune, pretrain, replay
+    from vit_jax.tools.inspection import replay
+    from vit_jax.train import assemble, finetune, pretrain
 
     build = assemble.assemble
     compile_step = assemble.Assembly.compile_train_step

@@ -32,8 +32,7 @@ RANKS = (
         "tools.machine",
         "tools.prepare",
         "tools.export",
-        "tools.imagenet_sets",
-        "tools.status",
+        "tools.inspection",
     ),
     ("tools.sweeps",),
     ("cli",),
@@ -45,7 +44,6 @@ OF_THE_PACKAGE = {
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 VERBS = {"vit_jax.train.pretrain", "vit_jax.train.finetune"}  # each on the one loop, and apart
 LOOP = "vit_jax.train.loop"
-REPEATS = "vit_jax.train.replay"  # steps up to one, with nothing that is due between them
 NOT_IN_CONFIG = {
     "jax",
     "jaxlib",
@@ -206,11 +204,7 @@ def loop_violations(sources: Sources) -> list[str]:
                 if any(f"{name}.".startswith(f"{LOOP}.") for name in names)
                 else [f"{path}: imports no loop"]
             )
-        if (
-            module.startswith("vit_jax.train.")
-            and module not in (LOOP, REPEATS)
-            and has_step_loop(source)
-        ):
+        if module.startswith("vit_jax.train.") and module != LOOP and has_step_loop(source):
             found.append(f"{path}: a loop over training steps")
     return found
 
@@ -323,14 +317,20 @@ def crooked_docstrings(sources: Sources) -> list[str]:
 
 
 def small_folders(paths: list[str]) -> list[str]:
-    """Folders of the package with fewer than two modules beside `__init__.py`, where one module would do."""
+    """Folders of the package with fewer than two modules beside `__init__.py`, where one module would do.
+
+    A folder may hold folders alone.
+    """
     modules = [
         PurePosixPath(path)
         for path in paths
         if path.startswith("vit_jax/") and path.endswith(".py")
     ]
-    sizes = collections.Counter(path.parent.as_posix() for path in modules)
-    return [folder for folder, size in sizes.items() if size < 3]
+    sizes = collections.Counter(path.parent for path in modules)
+    of_folders = {folder.parent for folder in sizes}
+    small = {folder for folder, size in sizes.items() if size < 3}
+    empty = {folder for folder, size in sizes.items() if size == 1}
+    return sorted(folder.as_posix() for folder in small - (empty & of_folders))
 
 
 def nameless(paths: list[str]) -> list[str]:
@@ -675,6 +675,8 @@ CASES = [  # a check, sources, and how many complaints
             "vit_jax/b/x.py",
             "vit_jax/b/y.py",
             "vit_jax/b/z.py",
+            "vit_jax/c/__init__.py",
+            *(f"vit_jax/c/d/{name}.py" for name in "xyz"),
         ],
         1,
     ),

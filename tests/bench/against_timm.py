@@ -83,7 +83,7 @@ def build_ours(model, batch, form, unrolled, device):
     from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
     from vit_jax.train.assemble import schedule_of
     from vit_jax.train.state import init_state
-    from vit_jax.train.step import make_train_step
+    from vit_jax.train.step import StepParts, TrainingLoss, make_freeze, make_prepare_batch
 
     name, side = parse(model)
     recipe = load_recipe(f"pretrain_imagenet1k:ViT-{name},loss=softmax")
@@ -109,9 +109,18 @@ def build_ours(model, batch, form, unrolled, device):
     objective = build_objective(config.objective, architecture)
     mesh = build_mesh([device])
     on_mesh = placed_by(Placement(mesh))
-    take_step = on_mesh(
-        make_train_step(config, lengths, architecture, objective, optimizer, schedule)
+    parts = StepParts(
+        seed=config.seed,
+        num_micro_batches=1,
+        prepare_batch=make_prepare_batch(config.input, config.objective, architecture, objective),
+        loss=TrainingLoss(objective=objective, prepare_network=make_freeze(None), has_dropout=True),
+        optimizer=optimizer,
+        schedule=schedule,
+        polyak=config.polyak,
+        steps=lengths,
+        measures_all_updates=device.platform == "gpu",
     )
+    take_step = on_mesh(parts.train_step)
 
     def init():
         return init_state(

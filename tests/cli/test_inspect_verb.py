@@ -14,7 +14,7 @@ from vit_jax.config import load_recipe
 from vit_jax.imports.extras import install_command
 from vit_jax.tools.figures import network
 from vit_jax.tools.figures.data_sheet import caption
-from vit_jax.train.assemble import open_datasets, train_stream
+from vit_jax.train.inputs import open_datasets, train_stream
 from vit_jax.train.step import mix_batch, step_keys
 from vit_jax.weights.saving import OWN, save_weights
 
@@ -214,7 +214,7 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
     host = train_stream(config, source, np.arange(config.global_batch), 0, 1)[0]
     batch = Batch(image_BHWC=host.image, label_B=host.label, mask_B=host.mask)
     image, label = mix_batch(
-        config, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0]
+        config.input, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0]
     )
     np.testing.assert_array_equal(
         train["image"], np.clip((np.asarray(image, np.float32)[:6] + 1) / 2, 0, 1)

@@ -203,7 +203,7 @@ def test_an_allowed_package_does_not_allow_what_it_imports(here, monkeypatch):
 
 def test_the_config_of_the_command_allows_the_same_network(here):
     """Pre-training that starts from weights with the parts that the command names."""
-    from vit_jax.train.start import initial_weights
+    from vit_jax.train.starting_weights import initial_weights
 
     config = vit_jax.config.load_recipe(
         str(RECIPE), flags("init_from=run", "model.block=evil:Block")

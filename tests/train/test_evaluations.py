@@ -21,10 +21,10 @@ from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
 from vit_jax.evals.fewshot import FewShot, few_shot
 from vit_jax.sharding import build_mesh, replicated
 from vit_jax.train import pretrain as verb
-from vit_jax.train.assemble import Datasets, open_datasets
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.evaluations import build_evaluations, with_stated_mode
 from vit_jax.train.frozen_evaluators import FROZEN_MEASURES
+from vit_jax.train.inputs import Datasets, open_datasets
 from vit_jax.weights import load_weights
 
 pytestmark = pytest.mark.usefixtures("compiled_once")

@@ -13,8 +13,8 @@ from tests.tiny import flags
 from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.train import pretrain as verb
-from vit_jax.train.assemble import Datasets
-from vit_jax.train.start import adapt
+from vit_jax.train.inputs import Datasets
+from vit_jax.train.starting_weights import adapt
 from vit_jax.weights import load_weights
 from vit_jax.weights.saving import save_weights
 

@@ -21,8 +21,9 @@ from vit_jax.config import load_recipe
 from vit_jax.config.check import validate
 from vit_jax.tools.sweeps.suite import Task
 from vit_jax.tools.sweeps.vtab import unavailable
-from vit_jax.train.assemble import architecture_of, assemble, open_datasets
+from vit_jax.train.assemble import architecture_of, assemble
 from vit_jax.train.evaluations import with_best_metric
+from vit_jax.train.inputs import open_datasets
 from vit_jax.train.rate_search import choose, table
 from vit_jax.weights import load_weights
 

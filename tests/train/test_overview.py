@@ -15,7 +15,7 @@ from tests.train import small_runs as runs
 from vit_jax.config import load_recipe
 from vit_jax.data.kinds.listing import FileSource
 from vit_jax.data.subset import held_up_to
-from vit_jax.train.assemble import Datasets, open_datasets
+from vit_jax.train.inputs import Datasets, open_datasets
 from vit_jax.train.lifecycle.workdir import require_same_start
 from vit_jax.train.overview import (
     checkpoint_metadata,

@@ -15,8 +15,8 @@ from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.adaptation import set_image_size
 from vit_jax.config.check import Clock, Phase, lengths, validate
 from vit_jax.models import build_model
-from vit_jax.train.assemble import open_train_batches
-from vit_jax.train.phases import make_view
+from vit_jax.train.inputs import open_train_batches
+from vit_jax.train.resizing import make_resize
 
 TWO = (
     "phases.small.until=4 steps",
@@ -54,7 +54,7 @@ def networks(**options):
 def test_a_network_sees_images_of_another_size(options):
     """Every learned position has a part in those of the smaller images; all else is unchanged."""
     model, small = networks(**options)
-    view = make_view(model, small, (4, 4), (2, 3))
+    view = make_resize(model, small, (4, 4), (2, 3))
     image = jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
     assert jax.eval_shape(
         lambda model, image: view(model)(image), model, image
@@ -76,7 +76,7 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
     model = build_model(large, jax.random.key(0))
     small = jax.eval_shape(lambda: build_model(set_image_size(large, (4, 4)), jax.random.key(0)))
     table = np.asarray(model.positions.table[...])[0]
-    found = np.asarray(make_view(model, small, (4, 4), (2, 2))(model).positions.table[...])[0]
+    found = np.asarray(make_resize(model, small, (4, 4), (2, 2))(model).positions.table[...])[0]
     weights = np.array([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7
     expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, table[1:].reshape(4, 4, -1)).reshape(
         4, -1
@@ -114,8 +114,8 @@ def test_durations_count_the_examples_of_each_phase():
 def test_images_and_flops_of_each_phase():
     run = runs.build(*TWO)
     whole = runs.build()
-    small, wide = (run.in_phase(step) for step in (4, 5))
-    assert [run.in_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)] == [
+    small, wide = (run.select_phase(step) for step in (4, 5))
+    assert [run.select_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)] == [
         (4, 4),
         (4, 4),
         (8, 6),
@@ -190,11 +190,11 @@ def test_one_phase_is_another_run():
     expected = alone.init_state()
     for batch in runs.batches(alone, 3):
         batch = jax.device_put(batch, run.batch_sharding)
-        state, metrics = run.in_phase(1).train_step(state, batch)
+        state, metrics = run.select_phase(1).train_step(state, batch)
         expected, wanted = alone.train_step(expected, batch)
         assert {name: float(x) for name, x in metrics.items()} == {
             name: float(x) for name, x in wanted.items()
         }
     found, wanted = (pytree.named_leaves(each.model) for each in (state, expected))
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
-    assert dataclasses.replace(run.in_phase(1).config, phases={}) == alone.config
+    assert dataclasses.replace(run.select_phase(1).config, phases={}) == alone.config

@@ -9,7 +9,7 @@ import pytest
 from tests.rejections import rejects
 from vit_jax.config import SearchConfig, StopEarlyConfig, load_recipe, resolve
 from vit_jax.data.kinds.in_memory import MemorySource
-from vit_jax.train.assemble import Datasets
+from vit_jax.train.inputs import Datasets
 from vit_jax.train.rate_search import (
     choose,
     choose_learning_rate,

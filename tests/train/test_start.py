@@ -18,7 +18,8 @@ from vit_jax.config import AdaptConfig, load_recipe
 from vit_jax.config.check import lengths
 from vit_jax.train import start
 from vit_jax.train.assemble import assemble
-from vit_jax.train.start import adapt, state_of_parameters
+from vit_jax.train.start import state_of_parameters
+from vit_jax.train.starting_weights import adapt
 from vit_jax.weights.fit import fit, without_head
 from vit_jax.weights.saving import save_weights
 

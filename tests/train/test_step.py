@@ -9,7 +9,8 @@ import pytest
 
 from tests.train import small_runs as runs
 from vit_jax import pytree
-from vit_jax.arrays import normalise
+from vit_jax.arrays import Targets, normalise
+from vit_jax.train.step import accumulate_gradients, divide_by_weight, split_batch, weigh_examples
 
 
 def assert_trees_close(a, b, atol):
@@ -211,3 +212,52 @@ def test_the_compiled_step_takes_leaves_and_gives_what_the_step_of_states_gives(
     state = run.state_from(leaves)
     assert jax.tree.structure(state) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, (state, same_metrics), (expected, metrics))
+
+
+def squared_error(model, images, targets, key):
+    """Return the sum of squared errors of a linear model over the examples that count."""
+    errors = (images @ model["kernel"] - targets.label_BK) * targets.mask_B
+    loss = jnp.square(errors).sum()
+    return loss, {"loss": loss, "weight": targets.mask_B.sum()}
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 4])
+def test_gradients_of_micro_batches_are_those_of_the_batch(num_micro_batches):
+    rng = np.random.default_rng(0)
+    images = rng.normal(size=(8, 3)).astype(np.float32)
+    label = rng.normal(size=8).astype(np.float32)
+    mask = np.array([1, 0, 1, 1, 0, 1, 1, 1], np.float32)
+    kernel = rng.normal(size=3).astype(np.float32)
+    sums, gradients = accumulate_gradients(
+        squared_error,
+        {"kernel": jnp.asarray(kernel)},
+        jnp.asarray(images),
+        Targets(jnp.asarray(label), jnp.asarray(mask)),
+        jax.random.key(0),
+        num_micro_batches,
+    )
+    errors = (images @ kernel - label) * mask
+    assert float(sums["weight"]) == 6
+    np.testing.assert_allclose(sums["loss"], np.square(errors).sum(), rtol=1e-5)
+    np.testing.assert_allclose(gradients["kernel"], 2 * errors @ images, rtol=1e-4)
+    _, means = divide_by_weight(sums, gradients)
+    np.testing.assert_allclose(means["kernel"], 2 * errors @ images / 6, rtol=1e-4)
+
+
+def test_a_micro_batch_has_every_nth_example():
+    targets = Targets(None, jnp.arange(6.0))
+    images, split_targets, keys = split_batch(jnp.arange(6), targets, jax.random.key(0), 2)
+    assert images.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert split_targets.mask_B.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert keys.shape == (2,)
+
+
+def test_weights_of_examples_have_a_mean_of_one_over_the_classes():
+    label_BK = jnp.eye(3)
+    np.testing.assert_allclose(weigh_examples(label_BK, (1.0, 2.0, 3.0)), [0.5, 1.0, 1.5])
+
+
+def test_a_batch_without_weight_has_no_gradient():
+    sums, gradients = divide_by_weight({"weight": jnp.float32(0)}, {"kernel": jnp.zeros(2)})
+    assert float(sums["weight"]) == 1
+    assert gradients["kernel"].tolist() == [0, 0]

@@ -20,7 +20,7 @@ from vit_jax.storage.files import expanded
 from vit_jax.text.printable import printable
 
 if TYPE_CHECKING:
-    from vit_jax.tools.status import Status as RunStatus
+    from vit_jax.tools.inspection.status import Status as RunStatus
 
 
 @verb("runs/digits", "runs --follow=60")
@@ -42,7 +42,7 @@ class Status(Options):
     json: bool = switch("print a list of objects, for programs")
 
     def run(self) -> None:
-        from vit_jax.tools.status import read_all
+        from vit_jax.tools.inspection.status import read_all
 
         while True:
             runs = read_all(self.workdirs)
@@ -57,7 +57,7 @@ class Status(Options):
 
     def _print(self, runs: "Sequence[RunStatus]") -> None:
         """Print a table, or a list of objects."""
-        from vit_jax.tools.status import to_table
+        from vit_jax.tools.inspection.status import to_table
 
         if self.json:
             objects = list(map(dataclasses.asdict, runs))

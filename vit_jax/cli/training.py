@@ -248,7 +248,7 @@ class Replay(Options):
     weights: AllowedCode = group(AllowedCode)
 
     def run(self) -> None:
-        from vit_jax.train.replay import replay
+        from vit_jax.tools.inspection.replay import replay
         from vit_jax.train.series import say
 
         with joined():

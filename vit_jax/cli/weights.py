@@ -303,7 +303,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     ) -> "tuple[dict[str, Labelled], dict[str, str]]":
         """Return the images by name, "" for a single dataset; and how missing sets are made."""
         from vit_jax.evals.splits import SplitChoice, open_labelled
-        from vit_jax.tools.imagenet_sets import is_family, open_family
+        from vit_jax.tools.prepare.imagenet_sets import is_family, open_family
 
         data = self.data
         if not is_family(data):

@@ -16,8 +16,9 @@ from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
 from vit_jax.imports.references import called, is_reference, resolve
-from vit_jax.train.assemble import Assembly, Datasets, open_evaluation_batches
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
+from vit_jax.train.inputs import Datasets, open_evaluation_batches
 
 
 def build_evaluations(

@@ -1,18 +1,24 @@
-"""Fine-tuning: given weights, a new head, own images. `train/README.md` says how it differs from pre-training.
+"""Fine-tuning: given weights, a new head, your images.
 
-With a grid of learning rates it first chooses one on a held-out part of train, as the paper does (ViT, App. B.1.1).
+`train/README.md` says how it differs from pre-training.
+
+With a grid of learning rates it first chooses one on a held-out part of train, as the paper does
+(ViT, App. B.1.1).
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 
 from vit_jax import hosts
-from vit_jax.config import FinetuneConfig, resolve
+from vit_jax.config import Architecture, FinetuneConfig, resolve
 from vit_jax.config.check import validate
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import overview, rate_search
-from vit_jax.train.assemble import Datasets, assemble, open_datasets
+from vit_jax.train.assemble import assemble
+from vit_jax.train.inputs import Datasets, open_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.agreement import require_agreement
@@ -20,12 +26,14 @@ from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.loop import train
 from vit_jax.train.profiling import use_compilation_cache
-from vit_jax.train.start import adapt, start_state
+from vit_jax.train.start import start_state
+from vit_jax.train.starting_weights import adapt
+from vit_jax.weights.fit import Fitted
 
 
 @hosts.ends_together(Interrupted)
 def finetune(config: FinetuneConfig, workdir: str) -> JsonObject:
-    """Fine-tune from the start, or resume wherever the workdir's last run was interrupted, in the search or after.
+    """Fine-tune from the start, or resume in the search or in the final run.
 
     The workdir is shared by all processes. Returns the content of `summary.json`.
 
@@ -35,8 +43,54 @@ def finetune(config: FinetuneConfig, workdir: str) -> JsonObject:
     return tune(config, workdir)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Trains runs of one command, which begin with the same weights.
+
+    Attributes:
+      architecture: the network, with the layout of all runs.
+      fitted: the weights that each run starts with.
+      devices: all devices of all processes.
+      interruption: of the command.
+    """
+
+    architecture: Architecture
+    fitted: Fitted
+    devices: Sequence[jax.Device]
+    interruption: Interruption
+
+    def train(
+        self,
+        config: FinetuneConfig,
+        data: Datasets,
+        workdir: WorkdirLock,
+        split: str,
+        steps_after: int,
+        pause_fraction: float | None = None,
+    ) -> JsonObject:
+        """Train the final run, or a trial of the search; arguments as for `loop.train`."""
+        run = assemble(
+            config,
+            self.architecture,
+            num_examples=len(data.train),
+            label_shape=data.train.label_shape,
+            devices=self.devices,
+        )
+        return train(
+            run,
+            data,
+            workdir,
+            functools.partial(start_state, run, self.fitted),
+            self.interruption,
+            split=split,
+            steps_after=steps_after,
+            pause_fraction=pause_fraction,
+            fitted=self.fitted,
+        )
+
+
 def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = None) -> JsonObject:
-    """`finetune` as one of several runs of a command, which sees to it that all processes end together.
+    """`finetune` as one of several runs of a command, which ends all processes together.
 
     It raises Paused, with its state saved, when the final run has been trained to `pause_fraction`.
     """
@@ -44,65 +98,48 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     validate(config)
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
-    resolve(
-        config, num_examples=len(data.train), num_devices=jax.device_count()
-    )  # before weights are fetched
+    # Before weights are fetched: lengths that do not suit the data.
+    resolve(config, num_examples=len(data.train), num_devices=jax.device_count())
     workdirs.refuse_as_source(config.init_from, workdir)
-    config = keep_layout(config, workdir, jax.device_count())
-    architecture, fitted, report = adapt(config, data.train)
-    shape = data.train.label_shape
+    kept = keep_layout(config, workdir, jax.device_count())
+    architecture, fitted, report = adapt(kept, data.train)
     devices = jax.devices()
-    first = assemble(
-        config, architecture, num_examples=len(data.train), label_shape=shape, devices=devices
+    run = assemble(
+        kept,
+        architecture,
+        num_examples=len(data.train),
+        label_shape=data.train.label_shape,
+        devices=devices,
     )
-    assert isinstance(first.config, FinetuneConfig)
-    config = first.config
-    architecture = first.architecture  # one layout for all runs
-    with workdirs.claim(workdir, config) as claimed:
-        start = overview.start_of(config, data, fitted.parameters)
-        require_agreement(config, data, start["parameters_sha256"])
-        workdirs.require_same_start(claimed.folder, start, config.init_from)
+    assert isinstance(run.config, FinetuneConfig)
+    laid_out = run.config  # one layout for all runs
+
+    with workdirs.claim(workdir, laid_out) as claimed:
+        start = overview.start_of(laid_out, data, fitted.parameters)
+        require_agreement(laid_out, data, start["parameters_sha256"])
+        workdirs.require_same_start(claimed.folder, start, laid_out.init_from)
         if hosts.is_first():
             print(report, flush=True)
 
-        with (
-            Interruption() as interruption
-        ):  # around all runs: what arrives between two of them is not lost
-
-            def train_with(
-                config: FinetuneConfig,
-                data: Datasets,
-                workdir: WorkdirLock,
-                split: str,
-                steps_after: int,
-                pause_fraction: float | None = None,
-            ) -> JsonObject:
-                run = assemble(
-                    config,
-                    architecture,
-                    num_examples=len(data.train),
-                    label_shape=shape,
-                    devices=devices,
-                )
-                return train(
-                    run,
-                    data,
-                    workdir,
-                    functools.partial(start_state, run, fitted),
-                    interruption,
-                    split=split,
-                    steps_after=steps_after,
-                    pause_fraction=pause_fraction,
-                    fitted=fitted,
-                )
-
-            chosen = config
+        # Around all runs: a signal between two of them is not lost.
+        with Interruption() as interruption:
+            trainer = Trainer(
+                architecture=run.architecture,
+                fitted=fitted,
+                devices=devices,
+                interruption=interruption,
+            )
+            chosen = laid_out
             trials = None
-            if config.search.learning_rates:
+            if laid_out.search.learning_rates:
                 chosen, trials = rate_search.choose_learning_rate(
-                    config, data, claimed.folder, train_with
+                    laid_out,
+                    data,
+                    claimed.folder,
+                    trainer.train,
                 )
-            summary = train_with(chosen, data, claimed, "test", 0, pause_fraction)
+            summary = trainer.train(chosen, data, claimed, "test", 0, pause_fraction)
+
         if trials and hosts.is_first():
             print(rate_search.table(trials, chosen.schedule.learning_rate), flush=True)
         return summary

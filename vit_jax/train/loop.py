@@ -15,7 +15,8 @@ from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.lifecycle.lock import WorkdirLock
 
 if TYPE_CHECKING:
-    from vit_jax.train.assemble import Assembly, Datasets
+    from vit_jax.train.assembly import Assembly
+    from vit_jax.train.inputs import Datasets
     from vit_jax.train.session import FirstState, Session
     from vit_jax.weights.fit import Fitted
 

@@ -8,7 +8,8 @@ from vit_jax import hosts
 from vit_jax.config import PretrainConfig
 from vit_jax.config.check import validate
 from vit_jax.storage.files import JsonObject
-from vit_jax.train.assemble import architecture_of, assemble, open_datasets
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.inputs import open_datasets
 from vit_jax.train.layout import keep_layout
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.agreement import require_agreement
@@ -31,7 +32,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> JsonObject:
 
 
 def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = None) -> JsonObject:
-    """`pretrain` as one of several runs of a command, which sees to it that all processes end together.
+    """`pretrain` as one of several runs of a command, which ends all processes together.
 
     It raises Paused, with its state saved, when it has been trained to `pause_fraction`.
     """
@@ -40,12 +41,14 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     use_compilation_cache(config.logging.compilation_cache)
     data = open_datasets(config)
     require_agreement(config, data)
-    config = keep_layout(config, workdir, jax.device_count())
-    architecture = architecture_of(config, data.train.num_classes)
-    shape = data.train.label_shape
+    kept = keep_layout(config, workdir, jax.device_count())
     run = assemble(
-        config, architecture, num_examples=len(data.train), label_shape=shape, devices=jax.devices()
+        kept,
+        architecture_of(kept, data.train.num_classes),
+        num_examples=len(data.train),
+        label_shape=data.train.label_shape,
+        devices=jax.devices(),
     )
+    first_state = functools.partial(start_state, run, None)
     with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
-        first_state = functools.partial(start_state, run, None)
         return train(run, data, claimed, first_state, interruption, pause_fraction=pause_fraction)

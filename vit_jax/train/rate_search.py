@@ -12,7 +12,7 @@ from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import series
-from vit_jax.train.assemble import Datasets
+from vit_jax.train.inputs import Datasets
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.workdir import TRIALS, claim
 from vit_jax.train.run_files import read_summary

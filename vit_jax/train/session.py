@@ -15,10 +15,11 @@ from vit_jax.config.directions import require_direction
 from vit_jax.config.evaluators import Mode
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import hooks, overview
-from vit_jax.train.assemble import Assembly, Datasets, Leaves, open_train_batches
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.early_stopping import EarlyStopping
 from vit_jax.train.evaluations import build_evaluations, with_best_metric, with_stated_mode
+from vit_jax.train.inputs import Datasets, open_train_batches
 from vit_jax.train.lifecycle.interruption import Interruption, Paused
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.watchdog import Watchdog
@@ -27,6 +28,7 @@ from vit_jax.train.progress import Display, TrainingClock
 from vit_jax.train.run_files import last_training_line, remove_divergence, write_summary
 from vit_jax.train.start import restore
 from vit_jax.train.state import TrainState
+from vit_jax.train.step_compiler import Leaves
 from vit_jax.train.writers import Writers
 from vit_jax.weights.fit import Fitted
 
@@ -214,7 +216,7 @@ class Session:
         )
 
     def _record_divergence(self, step: int, metrics: dict[str, float]) -> str:
-        from vit_jax.train.replay import record_divergence
+        from vit_jax.train.divergence import record_divergence
 
         return record_divergence(self.folder, self.run, self.data, step, metrics)
 

@@ -1,11 +1,14 @@
 """One training step and one evaluation step, as pure functions. `assemble` jits and shards them.
 
+The parts of a step are functions of their own: a phase of another image size changes the loss
+(`train.resizing`), and `vit-jax replay` calls the parts to take a step apart.
+
 Legend: B global batch, A micro-batches, H W C image, K classes.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,221 +16,319 @@ import optax
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets, normalise
-from vit_jax.config import Architecture, RunConfig, RunSteps
+from vit_jax.arrays import Batch, ModelOutput, Targets, normalise
+from vit_jax.config import Architecture, InputConfig, ObjectiveConfig, PolyakConfig, RunSteps
 from vit_jax.data.mixing import mix
-from vit_jax.kernels.devices import platform
 from vit_jax.objectives import Objective
-from vit_jax.objectives.sums import compute_means, score_classes
+from vit_jax.objectives.sums import Sums, compute_means, score_classes
 from vit_jax.optim import ema
-from vit_jax.optim.by_name import make_is_trained
 from vit_jax.train.metrics import READABLE_IMAGES
 from vit_jax.train.state import TrainState
 
+M = TypeVar("M", bound=nnx.Module)
 Metrics = dict[str, jax.Array]
-View = Callable[[nnx.Module], nnx.Module]
-"""From the model of a run to the network that sees the images, for another size of these (`train.phases`)."""
-S = TypeVar("S")
-Total = tuple[nnx.Module, Metrics]  # gradients, and sums of the objective
+PrepareBatch = Callable[[Batch, jax.Array], tuple[jax.Array, Targets]]
+LossFunction = Callable[[M, jax.Array, Targets, jax.Array], tuple[jax.Array, Sums]]
+"""(model, images, targets, dropout key) -> (sum of the loss, all sums of the objective)."""
 
 
-def same(model: nnx.Module) -> nnx.Module:
-    """Return the model: the `View` of images of the run's size."""
-    return model
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """The parts of a training step, and the step itself.
 
-
-def make_train_step(
-    config: RunConfig,
-    steps: RunSteps,
-    architecture: Architecture,
-    objective: Objective,
-    optimizer: optax.GradientTransformation,
-    schedule: Callable[[jax.Array], jax.Array],
-    view: View = same,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-    """Return (state, batch) -> (state, metrics).
-
-    Randomness comes from (seed, step) alone. With accumulation, sums over micro-batches are divided once by
-    the weight of the full batch, so gradients equal those of the large batch even where examples are masked.
-
-    `update_norm` is NaN after a step that is not logged, except on GPUs.
+    Attributes:
+      seed: of the run; with the number of a step it decides all random numbers of the step.
+      num_micro_batches: equal parts of a batch whose gradients are added one by one.
+      prepare_batch: (batch, key) -> (images, targets).
+      loss: the function that is differentiated.
+      optimizer: updates of the parameters by their gradients.
+      schedule: learning rate by steps done; the optimizer has its own reference to it.
+      polyak: the running average of the parameters.
+      steps: lengths of the run.
+      measures_all_updates: False if `update_norm` is NaN after steps that are not logged.
     """
-    polyak = config.polyak
-    gradients_of = make_gradients(
-        config, architecture, objective, view, look=lambda output, targets: None
-    )
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        sums, gradients, _ = gradients_of(state, batch)
+    seed: int
+    num_micro_batches: int
+    prepare_batch: PrepareBatch
+    loss: "TrainingLoss"
+    optimizer: optax.GradientTransformation
+    schedule: Callable[[jax.Array], jax.Array]
+    polyak: PolyakConfig
+    steps: RunSteps
+    measures_all_updates: bool
+
+    def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """Take one optimizer step. Randomness depends on (seed, step) only."""
+        mix_key, dropout_key = step_keys(self.seed, state.step)
+        images, targets = self.prepare_batch(batch, mix_key)
+
+        sums, gradients = accumulate_gradients(
+            self.loss,
+            state.model,
+            images,
+            targets,
+            dropout_key,
+            self.num_micro_batches,
+        )
+        sums, gradients = divide_by_weight(sums, gradients)
+
         with jax.named_scope("optimizer"):
-            updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.model)
+            updates, optimizer = self.optimizer.update(gradients, state.optimizer, state.model)
             model = optax.apply_updates(state.model, updates)
+
         step = state.step + 1
         with jax.named_scope("metrics"):
-            metrics = {
-                **{f"train_{name}": value for name, value in compute_means(sums).items()},
-                "learning_rate": schedule(state.step),
-                "gradient_norm": optax.tree.norm(gradients),
-                "update_norm": _update_norm(updates, step),
-                "parameter_norm": optax.tree.norm(model),
-                READABLE_IMAGES: batch.mask_B.sum(),
-            }
-        return TrainState(step, model, optimizer_state, _average(state, model, step)), metrics
+            metrics = {f"train_{name}": mean for name, mean in compute_means(sums).items()}
+            metrics["learning_rate"] = self.schedule(state.step)
+            metrics["gradient_norm"] = optax.tree.norm(gradients)
+            metrics["update_norm"] = self.measure_update(updates, step)
+            metrics["parameter_norm"] = optax.tree.norm(model)
+            metrics[READABLE_IMAGES] = batch.mask_B.sum()
 
-    def _update_norm(updates: optax.Updates, step: jax.Array) -> jax.Array:
-        # XLA for TPUs fuses the other norms with the update of the parameters; this one takes two more passes.
-        if (
-            steps.log_every == 1 or platform() == "gpu"
-        ):  # where the host would wait for the condition
+        polyak = self.update_average(state.polyak, model, step)
+        return TrainState(step, model, optimizer, polyak), metrics
+
+    def measure_update(self, updates: optax.Updates, step: jax.Array) -> jax.Array:
+        """Return the norm of the updates, or NaN.
+
+        XLA for TPUs fuses the other norms with the update of the parameters. This one takes two
+        more passes over them.
+        """
+        if self.measures_all_updates:
             return optax.tree.norm(updates)
-        is_logged = (step % steps.log_every == 0) | (step == steps.total)
+        is_logged = (step % self.steps.log_every == 0) | (step == self.steps.total)
         return jax.lax.cond(is_logged, optax.tree.norm, lambda _: jnp.float32(jnp.nan), updates)
 
     @jax.named_scope("average")
-    def _average(state: TrainState, model: nnx.Module, step: jax.Array) -> nnx.Module | None:
-        if state.polyak is None or polyak.factor is None:
+    def update_average(
+        self,
+        average: nnx.Module | None,
+        model: nnx.Module,
+        step: jax.Array,
+    ) -> nnx.Module | None:
+        """Return the Polyak average after a step; None for a run without one."""
+        if average is None or self.polyak.factor is None:
             return None
         return ema.update(
-            state.polyak,
+            average,
             model,
             step,
-            factor=polyak.factor,
-            start_step=steps.polyak_start,
-            bias_correction=polyak.bias_correction,
-            warmup=polyak.warmup,
+            factor=self.polyak.factor,
+            start_step=self.steps.polyak_start,
+            bias_correction=self.polyak.bias_correction,
+            warmup=self.polyak.warmup,
         )
-
-    return train_step
-
-
-def make_gradients(
-    config: RunConfig,
-    architecture: Architecture,
-    objective: Objective,
-    view: View,
-    look: Callable[[ModelOutput, Targets], S],
-    taps: tuple[str, ...] = (),
-) -> Callable[[TrainState, Batch], tuple[Metrics, nnx.Module, S]]:
-    """Return (state, batch) -> (sums of the objective, gradients, values of `look`) of a training step.
-
-    Args:
-      config: of the run.
-      architecture: its network.
-      objective: what is minimised.
-      view: as for `make_train_step`.
-      look: called with the output and the targets of each micro-batch; its arrays are stacked over A micro-batches.
-      taps: inner results of the network that `look` reads, see `ModelOutput`.
-    """
-    is_trained = make_is_trained(config.optimizer)
-    drops = (
-        config.optimizer.trained == "all"
-    )  # dropout and stochastic depth; not where the features are frozen
-    class_weights = config.objective.class_weights
-    num_micro_batches = config.optimizer.accumulation_steps or 1
-
-    def gradients_of(state: TrainState, batch: Batch) -> tuple[Metrics, nnx.Module, S]:
-        mixup_key, dropout_key = step_keys(config.seed, state.step)
-        image, targets = _prepare(batch, mixup_key)
-        return _accumulate(state.model, image, targets, dropout_key)
-
-    def _prepare(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
-        image, label_BK = mix_batch(
-            config, architecture.num_classes, architecture.compute_dtype, batch, key
-        )
-        mask_B = batch.mask_B
-        if class_weights:
-            mean = sum(class_weights) / len(class_weights)
-            mask_B *= label_BK @ jnp.asarray([weight / mean for weight in class_weights])
-        return image, objective.prepare(batch, label_BK, mask_B, jax.random.fold_in(key, 1))
-
-    def _accumulate(
-        model: nnx.Module, image: jax.Array, targets: Targets, key: jax.Array
-    ) -> tuple[Metrics, nnx.Module, S]:
-        def loss(
-            model: nnx.Module, image: jax.Array, targets: Targets, key: jax.Array
-        ) -> tuple[jax.Array, tuple[Metrics, S]]:
-            options = _corruption(targets) | ({"taps": taps} if taps else {})
-            output = view(_freeze(model))(image, dropout_key=key if drops else None, **options)
-            with jax.named_scope("loss"):
-                sums = objective.sums(output, targets)
-            return sums["loss"], (sums, look(output, targets))
-
-        gradient = jax.grad(loss, has_aux=True)
-        if num_micro_batches == 1:
-            gradients, (sums, seen) = gradient(model, image, targets, key)
-            seen = jax.tree.map(lambda x: x[None], seen)
-        else:
-            micro_batches = jax.tree.map(_split, (image, targets))
-            keys = jax.random.split(key, num_micro_batches)
-
-            def add(
-                total: Total, micro: tuple[tuple[jax.Array, Targets], jax.Array]
-            ) -> tuple[Total, S]:
-                gradients, (sums, seen) = gradient(model, *micro[0], micro[1])
-                return jax.tree.map(jnp.add, total, (gradients, sums)), seen
-
-            gradients, (sums, _) = jax.eval_shape(gradient, model, image, targets, key)
-            zeros = jax.tree.map(jnp.zeros_like, (gradients, sums))
-            (gradients, sums), seen = jax.lax.scan(add, zeros, (micro_batches, keys))
-        weight = jnp.maximum(
-            sums["weight"], 1.0
-        )  # a batch of nothing but unreadable images teaches nothing
-        return sums | {"weight": weight}, jax.tree.map(lambda g: g / weight, gradients), seen
-
-    def _split(x: jax.Array) -> jax.Array:
-        """(B, ...) to (A, B / A, ...), each micro-batch with a part of every device's examples."""
-        return x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:]).swapaxes(
-            0, 1
-        )
-
-    def _freeze(model: nnx.Module) -> nnx.Module:
-        """Stop gradients at frozen parameters."""
-        if is_trained is None:
-            return model
-        return pytree.map_with_names(
-            lambda name, x: x if is_trained(name) else jax.lax.stop_gradient(x), model
-        )
-
-    return gradients_of
 
 
 def step_keys(seed: int, step: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Return the keys of mixing and of dropout in one step."""
-    mixing_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
-    return mixing_key, dropout_key
+    mix_key, dropout_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), step))
+    return mix_key, dropout_key
 
 
 def mix_batch(
-    config: RunConfig, num_classes: int, compute_dtype: str, batch: Batch, key: jax.Array
+    config: InputConfig,
+    num_classes: int,
+    compute_dtype: str,
+    batch: Batch,
+    key: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says."""
-    image = normalise(batch.image_BHWC, compute_dtype)
+    """Return images (B, H, W, C) from -1 to 1 and labels (B, K), mixed as the config says.
+
+    Args:
+      config: the section with mixup and CutMix.
+      num_classes: of the network; K.
+      compute_dtype: dtype of the images.
+      batch: images from 0 to 255, and their labels.
+      key: of mixing in this step.
+    """
+    images = normalise(batch.image_BHWC, compute_dtype)
     label_BK = batch.label_BK(num_classes)
-    if config.input.mixup_alpha > 0 or config.input.cutmix_alpha > 0:
-        image, label_BK = mix(key, image, label_BK, batch.mask_B, config.input)
-    return image, label_BK
+    if config.mixup_alpha > 0 or config.cutmix_alpha > 0:
+        images, label_BK = mix(key, images, label_BK, batch.mask_B, config)
+    return images, label_BK
+
+
+def make_prepare_batch(
+    inputs: InputConfig,
+    task: ObjectiveConfig,
+    architecture: Architecture,
+    objective: Objective,
+) -> PrepareBatch:
+    """Return the function from a batch and the key of mixing to images and targets.
+
+    Args:
+      inputs: the section with mixup and CutMix.
+      task: the section with weights of classes.
+      architecture: the network, for its classes and dtype.
+      objective: the loss.
+    """
+    num_classes = architecture.num_classes
+    compute_dtype = architecture.compute_dtype
+
+    def prepare_batch(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
+        images, label_BK = mix_batch(inputs, num_classes, compute_dtype, batch, key)
+        weight_B = batch.mask_B
+        if task.class_weights:
+            weight_B = weight_B * weigh_examples(label_BK, task.class_weights)
+        targets = objective.prepare(batch, label_BK, weight_B, jax.random.fold_in(key, 1))
+        return images, targets
+
+    return prepare_batch
+
+
+def weigh_examples(label_BK: jax.Array, class_weights: Sequence[float]) -> jax.Array:
+    """Return weights (B,) of examples by their classes, whose mean weight becomes 1."""
+    mean = sum(class_weights) / len(class_weights)
+    return label_BK @ jnp.asarray([weight / mean for weight in class_weights])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingLoss:
+    """The loss of images as a function of the model: a `LossFunction`.
+
+    Attributes:
+      objective: the loss of an output.
+      prepare_network: from the model of the run to the network that sees the images. It stops
+        gradients at frozen parameters; in a phase of another image size it also resizes positions.
+      has_dropout: whether dropout and stochastic depth act.
+    """
+
+    objective: Objective
+    prepare_network: Callable[[nnx.Module], nnx.Module]
+    has_dropout: bool
+
+    def __call__(
+        self,
+        model: nnx.Module,
+        images: jax.Array,
+        targets: Targets,
+        key: jax.Array,
+    ) -> tuple[jax.Array, Sums]:
+        output = self.predict(model, images, targets, key)
+        with jax.named_scope("loss"):
+            sums = self.objective.sums(output, targets)
+        return sums["loss"], sums
+
+    def predict(
+        self,
+        model: nnx.Module,
+        images: jax.Array,
+        targets: Targets,
+        key: jax.Array,
+        **options: Any,
+    ) -> ModelOutput:
+        """Return the output of the network; `options` are further arguments of its call."""
+        network = self.prepare_network(model)
+        dropout_key = key if self.has_dropout else None
+        return call_network(network, images, targets, dropout_key=dropout_key, **options)
+
+
+def call_network(network: Any, images: jax.Array, targets: Targets, **options: Any) -> ModelOutput:
+    """Call a network. It gets the argument `corruption` only if the objective hides patches."""
+    if targets.corruption is not None:
+        options["corruption"] = targets.corruption
+    output: ModelOutput = network(images, **options)
+    return output
+
+
+def make_freeze(is_trained: Callable[[str], bool] | None) -> Callable[[nnx.Module], nnx.Module]:
+    """Return the function that stops gradients at frozen parameters. None: all are trained."""
+    if is_trained is None:
+        return lambda model: model
+
+    def stop_if_frozen(name: str, parameter: jax.Array) -> jax.Array:
+        return parameter if is_trained(name) else jax.lax.stop_gradient(parameter)
+
+    return lambda model: pytree.map_with_names(stop_if_frozen, model)
+
+
+def accumulate_gradients(
+    loss: LossFunction[M],
+    model: M,
+    images: jax.Array,
+    targets: Targets,
+    key: jax.Array,
+    num_micro_batches: int,
+) -> tuple[Sums, M]:
+    """Return the sums of the objective and the gradients of a batch, added over its micro-batches.
+
+    They are sums over examples, so that one division by the weight of the whole batch gives the
+    gradients of the large batch, also if examples are masked.
+
+    Args:
+      loss: the function to differentiate.
+      model: the parameters.
+      images: of the whole batch, as the network takes them.
+      targets: of the whole batch.
+      key: of dropout in this step.
+      num_micro_batches: number of equal parts, A.
+    """
+    differentiate = jax.grad(loss, has_aux=True)
+    if num_micro_batches == 1:
+        gradients, sums = differentiate(model, images, targets, key)
+        return sums, gradients
+
+    micro_batches = split_batch(images, targets, key, num_micro_batches)
+
+    def add_micro_batch(total: Any, micro_batch: tuple) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, differentiate(model, *micro_batch)), None
+
+    shapes = jax.eval_shape(differentiate, model, images, targets, key)
+    zeros = jax.tree.map(jnp.zeros_like, shapes)
+    (gradients, sums), _ = jax.lax.scan(add_micro_batch, zeros, micro_batches)
+    return sums, gradients
+
+
+def split_batch(
+    images: jax.Array,
+    targets: Targets,
+    key: jax.Array,
+    num_micro_batches: int,
+) -> tuple[jax.Array, Targets, jax.Array]:
+    """Return images, targets and keys of micro-batches, with a first dimension A.
+
+    Each micro-batch gets a part of the examples of every device: examples a, A + a, 2 A + a, ...
+    """
+
+    def split(x: jax.Array) -> jax.Array:
+        parts = x.reshape(x.shape[0] // num_micro_batches, num_micro_batches, *x.shape[1:])
+        return parts.swapaxes(0, 1)
+
+    images, targets = jax.tree.map(split, (images, targets))
+    return images, targets, jax.random.split(key, num_micro_batches)
+
+
+def divide_by_weight(sums: Sums, gradients: M) -> tuple[Sums, M]:
+    """Return the sums with a weight of at least 1, and the gradients divided by it.
+
+    A batch without a readable image has a weight of 0: its gradients are 0, not NaN.
+    """
+    weight = jnp.maximum(sums["weight"], 1.0)
+    mean_gradients = jax.tree.map(lambda gradient: gradient / weight, gradients)
+    return {**sums, "weight": weight}, mean_gradients
 
 
 def make_evaluation_step(
-    architecture: Architecture, objective: Objective
+    architecture: Architecture,
+    objective: Objective,
 ) -> Callable[[TrainState, Batch], Metrics]:
-    """Return (state, batch) -> sums over the batch's examples that count, and of several labels their scores.
+    """Return (state, batch) -> sums of the objective; for several labels an image also scores.
 
-    What an objective draws at random depends on the place in the batch alone, so that every evaluation draws the same.
+    Random numbers of an objective depend on the place in the batch only, so that every evaluation
+    uses the same.
     """
 
     def evaluation_step(state: TrainState, batch: Batch) -> Metrics:
-        image = normalise(batch.image_BHWC, architecture.compute_dtype)
+        images = normalise(batch.image_BHWC, architecture.compute_dtype)
         label_BK = batch.label_BK(architecture.num_classes)
         targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
-        targets = dataclasses.replace(targets, label_BK=label_BK)  # not smoothed
-        output = state.evaluated_model()(image, **_corruption(targets))
+        targets = dataclasses.replace(targets, label_BK=label_BK)  # without label smoothing
+        output = call_network(state.evaluated_model(), images, targets)
         sums = objective.sums(output, targets)
-        return sums | score_classes(output.logits_BK, batch) if targets.is_multilabel else sums
+        if not targets.is_multilabel:
+            return sums
+        return sums | score_classes(output.logits_BK, batch)
 
     return evaluation_step
-
-
-def _corruption(targets: Targets) -> dict[str, Corruption]:
-    """A further argument of a network that predicts patches; other networks need not know of it."""
-    return {} if targets.corruption is None else {"corruption": targets.corruption}

@@ -11,7 +11,7 @@ from tests.train import small_runs as runs
 from vit_jax import hosts
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.data.sources import open_source
-from vit_jax.train.assemble import open_datasets
+from vit_jax.train.inputs import open_datasets
 from vit_jax.train.lifecycle.agreement import (
     NUM_COMPARED,
     describe_differences,

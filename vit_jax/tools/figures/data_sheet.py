@@ -17,8 +17,8 @@ from vit_jax.tools.figures.drawing import short
 from vit_jax.tools.figures.network import Figure
 from vit_jax.tools.figures.sheets import draw_sheet
 from vit_jax.tools.figures.view import spread
-from vit_jax.train.assemble import open_datasets, train_stream
-from vit_jax.train.phases import config_in
+from vit_jax.train.inputs import open_datasets, train_stream
+from vit_jax.train.phases import apply_phase
 from vit_jax.train.step import mix_batch, step_keys
 
 COLUMNS = 8
@@ -45,7 +45,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     phases = lengths(config, len(datasets.train)).phases
     own, config = (
         config,
-        config_in(config, phases[0]) if phases else config,
+        apply_phase(config, phases[0]) if phases else config,
     )  # evaluations have no phases
     num_shown = min(shown, config.global_batch)
     key, _ = step_keys(config.seed, 0)
@@ -54,7 +54,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     trained = train_stream(config, datasets.train, rows, 0, 1)[0]
     batch = _batch(trained)
     dtype = config.model.compute_dtype
-    image, label_NK = mix_batch(config, len(names), dtype, batch, key)
+    image, label_NK = mix_batch(config.input, len(names), dtype, batch, key)
     if config.objective.kind == "classification":
         label_NK = objective.prepare(batch, label_NK, batch.mask_B, key).label_BK
 

@@ -19,21 +19,16 @@ from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config import PretrainConfig, RunConfig, validate
 from vit_jax.data.records import Source
 from vit_jax.sharding.chips import find_chip
-from vit_jax.train.assemble import (
-    Assembly,
-    Datasets,
-    Leaves,
-    architecture_of,
-    assemble,
-    open_datasets,
-    open_train_batches,
-)
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assembly import Assembly
+from vit_jax.train.inputs import Datasets, open_datasets, open_train_batches
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted, Interruption
 from vit_jax.train.loop import train
 from vit_jax.train.overview import machine
 from vit_jax.train.state import TrainState, items_of
 from vit_jax.train.step import Metrics
+from vit_jax.train.step_compiler import Leaves
 
 NUM_CLASSES = 1000  # of a network without a dataset
 WARM_UP_STEPS = 3

@@ -28,7 +28,8 @@ from vit_jax.tools.machine.bench import (
 from vit_jax.tools.machine.checks import GIB, Check, Finding
 from vit_jax.tools.machine.planned import Planned, plan
 from vit_jax.tools.plan.dataset import IMAGENET
-from vit_jax.train.assemble import Assembly, architecture_of, assemble
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.profiling import peak_flops, use_compilation_cache
 from vit_jax.train.state import TrainState, items_of
 

@@ -17,7 +17,7 @@ from vit_jax.tools.machine.checks import Finding
 from vit_jax.tools.plan.dataset import Dataset
 from vit_jax.tools.plan.estimate import make_plan
 from vit_jax.tools.plan.topology import Topology
-from vit_jax.train.assemble import open_datasets, train_stream
+from vit_jax.train.inputs import open_datasets, train_stream
 
 READ_SECONDS = 5.0  # at most, of the test of reading alone
 MOST_RECORDS = 8192  # that it reads

@@ -30,7 +30,7 @@ from vit_jax.imports.extras import install_command
 from vit_jax.storage.files import clean_up_at_once
 from vit_jax.tools.plan.gpu_targets import target_config
 from vit_jax.tools.plan.topology import Topology
-from vit_jax.train.assemble import Assembly
+from vit_jax.train.assembly import Assembly
 
 # Without these libtpu queries the network and prints warnings; a compiler needs none of it.
 _ENVIRONMENT = {

@@ -13,7 +13,7 @@ from vit_jax.optim.by_name import make_is_trained
 from vit_jax.sharding.memory import ROWS, Memory, kept_bytes
 from vit_jax.tools.plan.hlo import mesh_members
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
-from vit_jax.train.assemble import Assembly
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.step_memory import shard_bytes, step_memory, updated_leaves, values_of
 
 ATTAINABLE = 0.6

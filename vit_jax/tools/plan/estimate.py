@@ -11,7 +11,8 @@ from vit_jax.tools.plan.compiled_memory import compiled_memory
 from vit_jax.tools.plan.dataset import Dataset
 from vit_jax.tools.plan.timeline import Timeline, step_timeline
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
-from vit_jax.train.assemble import Assembly, architecture_of, assemble
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assembly import Assembly
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,16 +13,12 @@ from vit_jax.storage.files import expanded
 from vit_jax.text.printable import first_line
 from vit_jax.tools.plan.dataset import known_dataset, known_examples
 from vit_jax.tools.plan.topology import StandIn
-from vit_jax.train.assemble import (
-    Assembly,
-    Datasets,
-    architecture_of,
-    assemble,
-    open_datasets,
-    require_known_datasets,
-)
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.evaluations import require_possible_evaluators
-from vit_jax.train.start import adapt, fitting_weights, steps_to_continue
+from vit_jax.train.inputs import Datasets, open_datasets, require_known_datasets
+from vit_jax.train.start import fitting_weights, steps_to_continue
+from vit_jax.train.starting_weights import adapt
 from vit_jax.weights.hub import is_hub_address
 
 _UNKNOWN_EXAMPLES = 10**9  # so large that no length of a run is too long for it

@@ -16,7 +16,8 @@ from vit_jax.tools.plan.arithmetic import arithmetic_memory, roofline
 from vit_jax.tools.plan.dataset import Dataset
 from vit_jax.tools.plan.estimate import Plan, make_plan
 from vit_jax.tools.plan.topology import Topology
-from vit_jax.train.assemble import Assembly, architecture_of, assemble
+from vit_jax.train.assemble import architecture_of, assemble
+from vit_jax.train.assembly import Assembly
 from vit_jax.train.layout import GROUPS, POLICIES, RESERVE, micro_batches
 
 MODEL_SHARDS = (1, 2, 4)

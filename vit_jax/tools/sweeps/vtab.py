@@ -22,7 +22,7 @@ from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.rate_search import trial_config, with_learning_rate
 from vit_jax.train.run_files import read_start, read_summary
 from vit_jax.train.series import Outcome, Unfinished, choose, of_first, run_once
-from vit_jax.train.start import initial_weights
+from vit_jax.train.starting_weights import initial_weights
 
 WEIGHTS_FILE = "weights.json"
 Part = Literal["trials", "final"]

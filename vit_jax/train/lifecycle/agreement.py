@@ -19,7 +19,7 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.workers import in_threads
 from vit_jax.text.printable import printable, shortened
-from vit_jax.train.assemble import Datasets
+from vit_jax.train.inputs import Datasets
 from vit_jax.train.overview import files_of
 
 OF_A_HOST = (

@@ -14,7 +14,7 @@ from tests.integration.commands import run, succeed
 from tests.rejections import rejects
 from vit_jax.api import from_weights
 from vit_jax.evals import imagenet_classes as classes
-from vit_jax.tools.imagenet_sets import SETS, open_family
+from vit_jax.tools.prepare.imagenet_sets import SETS, open_family
 from vit_jax.weights.saving import save_weights
 
 COUNT = 23

@@ -8,7 +8,7 @@ import pytest
 from tests import tiny
 from tests.integration.commands import run, succeed
 from tests.rejections import rejects
-from vit_jax.tools.status import find_runs, read_status, seconds_left, total_steps
+from vit_jax.tools.inspection.status import find_runs, read_status, seconds_left, total_steps
 from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.workdir import claim
 from vit_jax.train.run_files import MAX_ERROR, write_error
@@ -86,7 +86,9 @@ def test_the_error_that_ended_a_run_is_shown_until_it_starts_again(tmp_path):
 
 
 def test_a_diverged_run_names_the_step(workdir, monkeypatch):
-    monkeypatch.setattr("vit_jax.tools.status.read_divergence", lambda folder: {"step": 5})
+    monkeypatch.setattr(
+        "vit_jax.tools.inspection.status.read_divergence", lambda folder: {"step": 5}
+    )
     assert read_status(workdir, LATER).state == "ended"
     (workdir / "summary.json").unlink()
     found = read_status(workdir, LATER)

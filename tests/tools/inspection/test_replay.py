@@ -17,11 +17,12 @@ from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.reader import DIGESTS
 from vit_jax.config import load_recipe
 from vit_jax.data.stream import record_at
-from vit_jax.train import replay as replays
-from vit_jax.train.examination import KINDS, in_forward_order, norms
+from vit_jax.tools.inspection import replay as replays
+from vit_jax.tools.inspection.examination import KINDS, compute_norms, in_forward_order
+from vit_jax.tools.inspection.replay import replay
+from vit_jax.tools.inspection.replay_report import REPORT_FILE
 from vit_jax.train.finetune import finetune
 from vit_jax.train.pretrain import pretrain
-from vit_jax.train.replay import replay
 from vit_jax.train.run_files import read_divergence
 from vit_jax.weights import load_weights
 
@@ -103,7 +104,7 @@ def test_the_step_is_repeated_to_the_bit(diverged):
     assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
     assert found.record_B[~np.isfinite(found.figures["loss_B"])].tolist() == [POISONED]
     assert found.figures["label_B"][found.record_B == POISONED] == 9
-    written = json.loads((found.folder / replays.REPORT_FILE).read_text())
+    written = json.loads((found.folder / REPORT_FILE).read_text())
     assert written["first_not_finite"] == found.first_cause
     assert [example["record"] for example in written["examples"]] == found.record_B.tolist()
     assert digests(workdir) == before
@@ -158,7 +159,7 @@ def test_norms_by_layer():
             "root": {"conv": np.array([6.0])},
         },
     }
-    found = {name: float(norm) for name, norm in norms(tree).items()}
+    found = {name: float(norm) for name, norm in compute_norms(tree).items()}
     assert found["stem/stage1/rest/0"] == 5.0
     assert found["encoder/blocks/10"] == 2.0
     order = in_forward_order(dict.fromkeys(KINDS, found))

@@ -1,0 +1,1 @@
+"""The state of runs from their files, and a step of a run repeated and taken apart."""

@@ -1,0 +1,218 @@
+"""A training step taken apart: norms by layer, and the loss of each example.
+
+Legend: A micro-batches, B global batch, L blocks, S tokens, D width, H W C map of a stage.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax import pytree
+from vit_jax.arrays import Batch, ModelOutput, Targets
+from vit_jax.config import Architecture
+from vit_jax.objectives import Objective
+from vit_jax.train.state import TrainState
+from vit_jax.train.step import (
+    StepParts,
+    TrainingLoss,
+    accumulate_gradients,
+    divide_by_weight,
+    split_batch,
+    step_keys,
+)
+
+Figures = dict[str, Any]
+KINDS = ("parameters", "output", "largest", "gradient", "update")
+"""Figures of a layer.
+
+Norms of the parameters before the step, of their gradients and their updates; the root mean square
+and the largest absolute value of the output.
+"""
+
+_STACKED_LAYER = re.compile(r"((?:encoder/blocks|(?:body|stem)/stage\d+/rest)/)")
+_LAYER = re.compile(r"(?:body|stem)/stage\d+/\w+|(?:body|stem|encoder)/\w+|[^/]+")
+"""The layer of a parameter that is not stacked."""
+_FORWARD_ORDER = (
+    "(?:body|stem)/root",
+    "(?:body|stem)/.*",
+    "embedding.*",
+    "class_token",
+    "register_tokens",
+    "positions.*",
+    "encoder/blocks/.*",
+    "encoder/norm",
+    "norm",
+    "(?!head).*",
+    "head.*",
+)
+"""Patterns of layers in the order in which a network runs them."""
+_NUMBER = re.compile(r"(\d+)")
+
+
+def make_examination(
+    parts: StepParts,
+    architecture: Architecture,
+) -> Callable[[TrainState, Batch], Figures]:
+    """Return (state, batch) -> figures of the step: `KINDS` by layer, and "loss_B" by example."""
+    intermediates = list_intermediates(architecture)
+
+    def examine(state: TrainState, batch: Batch) -> Figures:
+        mix_key, dropout_key = step_keys(parts.seed, state.step)
+        images, targets = parts.prepare_batch(batch, mix_key)
+        inputs = (images, targets, dropout_key, parts.num_micro_batches)
+
+        sums, gradients = accumulate_gradients(parts.loss, state.model, *inputs)
+        _, gradients = divide_by_weight(sums, gradients)
+        updates, _ = parts.optimizer.update(gradients, state.optimizer, state.model)
+
+        figures = observe_outputs(parts.loss, intermediates, state.model, *inputs)
+        figures["parameters"] = compute_norms(state.model)
+        figures["gradient"] = compute_norms(gradients)
+        figures["update"] = compute_norms(updates)
+        figures["label_B"] = batch.label_B
+        figures["mask_B"] = batch.mask_B
+        return figures
+
+    return examine
+
+
+def list_intermediates(architecture: Architecture) -> tuple[str, ...]:
+    """Return the intermediates that the network can return; none of a user-defined network."""
+    if architecture.network is not None:
+        return ()
+    names = []
+    if architecture.has_transformer:
+        names.append("blocks")
+    if architecture.has_resnet:
+        names.append("stages")
+    return tuple(names)
+
+
+def observe_outputs(
+    loss: TrainingLoss,
+    intermediates: tuple[str, ...],
+    model: nnx.Module,
+    images: jax.Array,
+    targets: Targets,
+    key: jax.Array,
+    num_micro_batches: int,
+) -> Figures:
+    """Return the losses of examples and figures of layers of one more forward pass."""
+    options = {}
+    if intermediates:
+        options["taps"] = intermediates
+
+    def observe(inputs: tuple[jax.Array, Targets, jax.Array]) -> Figures:
+        images, targets, key = inputs
+        output = loss.predict(model, images, targets, key, **options)
+        return measure_output(loss.objective, output, targets)
+
+    if num_micro_batches == 1:
+        observed = observe((images, targets, key))
+        observed_A = jax.tree.map(lambda x: x[None], observed)
+    else:
+        observed_A = jax.lax.map(observe, split_batch(images, targets, key, num_micro_batches))
+
+    figures: Figures = {"output": {}, "largest": {}}
+    for name, square_A in observed_A["square"].items():
+        figures["output"][name] = jnp.sqrt(square_A.mean())
+    for name, largest_A in observed_A["largest"].items():
+        figures["largest"][name] = largest_A.max()
+    # Micro-batch a has the examples a, A + a, 2 A + a, ...
+    figures["loss_B"] = observed_A["loss"].T.reshape(-1)
+    return figures
+
+
+def measure_output(objective: Objective, output: ModelOutput, targets: Targets) -> Figures:
+    """Return the losses of examples; mean squares and largest values of layers' outputs."""
+
+    def compute_loss(output: ModelOutput, targets: Targets) -> jax.Array:
+        one_example = jax.tree.map(lambda x: x[None], (output, targets))
+        sums = objective.sums(*one_example)
+        return sums["loss"] / jnp.maximum(sums["weight"], jnp.finfo(jnp.float32).tiny)
+
+    predictions = dataclasses.replace(
+        output,
+        blocks_LBSD=None,
+        attention_LBTQS=None,
+        stages_BHWC=None,
+    )
+    figures: Figures = {"loss": jax.vmap(compute_loss)(predictions, targets)}
+    figures["square"] = {}
+    figures["largest"] = {}
+    for name, activation in name_outputs(output).items():
+        x = activation.astype(jnp.float32)
+        figures["square"][name] = jnp.square(x).mean()
+        figures["largest"][name] = jnp.abs(x).max()
+    return figures
+
+
+def name_outputs(output: ModelOutput) -> dict[str, jax.Array]:
+    """Return the outputs of layers by the name of the layer."""
+    has_blocks = output.blocks_LBSD is not None
+    outputs = {}
+    for number, map_BHWC in enumerate(output.stages_BHWC or (), 1):
+        resnet = "stem" if has_blocks else "body"
+        outputs[f"{resnet}/stage{number}"] = map_BHWC
+    if has_blocks:
+        for number, tokens_BSD in enumerate(output.blocks_LBSD):
+            outputs[f"encoder/blocks/{number}"] = tokens_BSD
+    if output.pooled_BD is not None:
+        outputs["pooling"] = output.pooled_BD
+    if output.logits_BK is not None:
+        outputs["head"] = output.logits_BK
+    if output.patches_BNO is not None:
+        outputs["head"] = output.patches_BNO
+    return outputs
+
+
+def compute_norms(tree: object) -> dict[str, jax.Array]:
+    """Return the norm of all arrays of each layer, also of layers that share an array."""
+    squares: dict[str, jax.Array] = {}
+    for name, leaf in pytree.named_leaves(tree).items():
+        for layer, values in split_layers(name, leaf.astype(jnp.float32)).items():
+            squares[layer] = squares.get(layer, 0.0) + jnp.square(values).sum()
+    return {name: jnp.sqrt(total) for name, total in squares.items()}
+
+
+def split_layers(name: str, array: jax.Array) -> dict[str, jax.Array]:
+    """Return the part of each layer; an array of stacked layers has several."""
+    match = _STACKED_LAYER.match(name)
+    if match is None:
+        return {layer_of(name): array}
+    layers = {}
+    for number in range(array.shape[0]):
+        layers[f"{match[1]}{number}"] = array[number]
+    return layers
+
+
+def layer_of(name: str) -> str:
+    """Return the layer of a parameter: "encoder/norm" of "encoder/norm/scale"."""
+    match = _LAYER.match(name)
+    assert match, name
+    return match[0]
+
+
+def in_forward_order(figures: Figures) -> list[str]:
+    """Return the names of all layers, in the order in which the network runs them."""
+    names: set[str] = set()
+    for kind in KINDS:
+        names.update(figures[kind])
+    return sorted(names, key=_find_position)
+
+
+def _find_position(name: str) -> tuple[int, list[int | str]]:
+    """Return the sort key of a layer: its place in the network, and its name."""
+    place = 0
+    while not re.fullmatch(_FORWARD_ORDER[place], name):
+        place += 1
+
+    parts: list[int | str] = []
+    for part in _NUMBER.split(name):
+        parts.append(int(part) if part.isdigit() else part)
+    return place, parts

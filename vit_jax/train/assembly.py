@@ -1,0 +1,141 @@
+"""The parts of a run, fitted together: phases, executables, images and FLOPs of its steps."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+from flax import nnx
+
+from vit_jax import pytree
+from vit_jax.arrays import Batch, abstract_batch
+from vit_jax.config import Architecture, RunConfig, RunSteps
+from vit_jax.train.phases import apply_phase
+from vit_jax.train.state import TrainState
+from vit_jax.train.step import Metrics, StepParts
+from vit_jax.train.step_compiler import (
+    JittedEvaluationStep,
+    JittedLeavesStep,
+    JittedTrainStep,
+    Leaves,
+    StepCompiler,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Assembly:
+    """A run's parts, fitted together; nothing has been computed yet.
+
+    Attributes:
+      config: of the run, with values in the place of `auto`.
+      steps: lengths of the run.
+      architecture: the network.
+      batch_sharding: sharding of every array of a batch.
+      label_shape: shape of the label of an image: (), or (num_classes,) for several labels.
+      evaluation_batch: examples of one evaluation step.
+      forward_macs: multiply-adds of one image's forward pass, padding included.
+      training_flops_per_image: FLOPs of the forward and the backward pass, without padding.
+      abstract_state: shapes, dtypes and shardings.
+      init_state: returns the state before the first step, with parameters drawn by the seed.
+      state_of: returns the state before the first step, with the parameters of a model.
+      step_parts: the parts of the training step.
+      compiler: jits further steps for the devices of the run.
+      train_step: (state, batch) -> (state, metrics); it reuses the memory of the old state.
+      train_step_of_leaves: the same for the leaves of a state by name.
+      evaluation_step: (state, batch) -> sums over the batch.
+      attention_form: returns the form of attention of the standard blocks on the devices; None
+        without such blocks.
+      earlier: the parts for each phase in `steps.phases`, with the sizes of its images.
+    """
+
+    config: RunConfig
+    steps: RunSteps
+    architecture: Architecture
+    batch_sharding: jax.sharding.NamedSharding
+    label_shape: tuple[int, ...]
+    evaluation_batch: int
+    forward_macs: int
+    training_flops_per_image: int
+    abstract_state: TrainState
+    init_state: Callable[[], TrainState]
+    state_of: Callable[[nnx.Module], TrainState]
+    step_parts: StepParts
+    compiler: StepCompiler
+    train_step: JittedTrainStep
+    train_step_of_leaves: JittedLeavesStep
+    evaluation_step: JittedEvaluationStep
+    attention_form: Callable[[], str] | None
+    earlier: tuple["Assembly", ...] = ()
+
+    def select_phase(self, step: int) -> "Assembly":
+        """Return the parts for a step, counted from 1, with the image size and batch of its phase."""
+        for phase, parts in zip(self.steps.phases, self.earlier, strict=True):
+            if step <= phase.last_step:
+                config = apply_phase(self.config, phase)
+                return dataclasses.replace(parts, config=config, steps=self.steps)
+        return self
+
+    def images(self, step: int) -> int:
+        """Images of the first `step` steps."""
+        return sum(count * batch for count, batch, _ in self._work(step))
+
+    def training_flops(self, step: int) -> int:
+        """FLOPs of the first `step` steps, counted as `training_flops_per_image`."""
+        return sum(count * batch * flops for count, batch, flops in self._work(step))
+
+    def _work(self, step: int) -> Iterator[tuple[int, int, int]]:
+        """Yield steps, batch and FLOPs of an image for each phase; the last one has no end."""
+        first = 0
+        for phase, parts in zip(self.steps.phases, self.earlier, strict=True):
+            last = min(step, phase.last_step)
+            yield last - first, phase.global_batch, parts.training_flops_per_image
+            first = last
+        yield step - first, self.config.global_batch, self.training_flops_per_image
+
+    def list_phase_ends(self, start_step: int) -> list[int]:
+        """Return the last step of each phase that is not over after `start_step`, and of the run."""
+        ends = []
+        for phase in self.steps.phases:
+            if phase.last_step > start_step:
+                ends.append(phase.last_step)
+        return [*ends, self.steps.total]
+
+    def trace_train_step(self) -> jax.stages.Traced:
+        """Trace the train step: a second call, and the compilation, use the same trace.
+
+        Raises:
+          ValueError: the user's code returns arrays of wrong shapes.
+        """
+        batch = abstract_batch(
+            self.config.global_batch,
+            self.architecture.image_size,
+            self.batch_sharding,
+            self.label_shape,
+        )
+        return self.train_step_of_leaves.trace(pytree.named_leaves(self.abstract_state), batch)
+
+    def compile_train_step(
+        self,
+        start_step: int = 0,
+    ) -> Callable[[Leaves, Batch], tuple[Leaves, Metrics]]:
+        """Return the train step as an executable, so that no later call can hide a compilation.
+
+        With phases it is one for each that is not over after `start_step`, chosen by the shape of
+        the batch. It takes and returns the leaves of a state by name (`pytree.named_leaves`):
+        modules take Python three milliseconds more to hand over.
+        """
+        *phase_ends, _ = self.list_phase_ends(start_step)
+        compiled: dict[tuple[int, ...], jax.stages.Compiled] = {}
+        for steps_done in (start_step, *phase_ends):
+            parts = self.select_phase(steps_done + 1)
+            shape = (parts.config.global_batch, *parts.architecture.image_size, 3)
+            if shape not in compiled:
+                compiled[shape] = parts.trace_train_step().lower().compile()
+
+        if len(compiled) == 1:
+            (train_step,) = compiled.values()
+            return train_step
+        return lambda leaves, batch: compiled[batch.image_BHWC.shape](leaves, batch)
+
+    def state_from(self, leaves: Leaves) -> TrainState:
+        """The state with these leaves."""
+        return pytree.from_named_leaves(self.abstract_state, leaves)

@@ -1,0 +1,261 @@
+"""The data of a run: its splits, and the placed batches of training and evaluation."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.arrays import Batch
+from vit_jax.config.check import require_labels
+from vit_jax.config.data_kinds import spell_descriptions
+from vit_jax.config.schema import EvaluatorConfig, RunConfig
+from vit_jax.data.placement import local_rows, open_placed
+from vit_jax.data.records import Source, require_same_classes
+from vit_jax.data.sources import open_source, require_known_data
+from vit_jax.data.stream import TrainStream
+from vit_jax.data.transforms import (
+    EvaluationTransform,
+    TrainTransform,
+    build_evaluation_transform,
+    check_augmentations,
+)
+from vit_jax.data.unreadable import UnreadableLog, require_readable
+from vit_jax.evals.runner import open_whole
+from vit_jax.train.assembly import Assembly
+
+
+@dataclasses.dataclass(frozen=True)
+class Datasets:
+    """The splits of a run, open: for training, for testing, and for further evaluators by name.
+
+    `train_sources` are what evaluators on frozen features learn from.
+    """
+
+    train: Source
+    test: Source
+    others: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+    train_sources: Mapping[str, Source] = dataclasses.field(default_factory=dict)
+
+
+def open_datasets(config: RunConfig) -> Datasets:
+    """Open every split and compare their classes.
+
+    Raises:
+      ValueError: no dataset was chosen, one is missing, or splits that belong together have
+        different classes; a value of the config is not for data whose images may have several
+        labels, or only for these.
+    """
+    if config.data is None:
+        raise ValueError(
+            "config.data=None: must be set, since the recipe does not choose a dataset. "
+            f"Add --config.data= with one of: {spell_descriptions()}."
+        )
+    require_known_datasets(config)
+    data = Datasets(
+        train=open_source(config.data, config.input.train_split, config.input, config.seed),
+        test=open_source(config.data, config.input.test_split, config.input, config.seed),
+        others=_open_evaluated(config),
+        train_sources=_open_learned(config),
+    )
+    _require_same_classes(config, data)
+    frozen = {
+        name: source.is_multilabel or data.others[name].is_multilabel
+        for name, source in data.train_sources.items()
+    }
+    require_labels(config, is_multilabel=data.train.is_multilabel, frozen=frozen)
+    _require_readable_splits(config, data)
+    check_augmentations(config.input, data.train[0])
+    return data
+
+
+def _data_of(config: RunConfig, evaluator: EvaluatorConfig) -> str:
+    """Return the dataset of an evaluator."""
+    data = evaluator.data or config.data
+    assert data is not None, "open_datasets checks it"
+    return data
+
+
+def _open_evaluated(config: RunConfig) -> dict[str, Source]:
+    """Open the split on which each further evaluator measures, by its name."""
+    sources = {}
+    for name, evaluator in config.evaluation.evaluators.items():
+        data = _data_of(config, evaluator)
+        split = evaluator.split or config.input.test_split
+        sources[name] = open_source(data, split, config.input, config.seed)
+    return sources
+
+
+def _open_learned(config: RunConfig) -> dict[str, Source]:
+    """Open the split from which each evaluator on frozen features learns, by its name.
+
+    A run on fewer training examples is measured like a run on all of them: evaluators learn from
+    all.
+    """
+    inputs = dataclasses.replace(config.input, train_examples=None)
+    sources = {}
+    for name, evaluator in config.evaluation.evaluators.items():
+        if evaluator.frozen:
+            data = _data_of(config, evaluator)
+            split = evaluator.train_split or inputs.train_split
+            sources[name] = open_source(data, split, inputs, config.seed)
+    return sources
+
+
+def _require_same_classes(config: RunConfig, data: Datasets) -> None:
+    """Raise ValueError if a split has other classes than the split that is learned from."""
+    inputs = config.input
+    assert config.data is not None
+    require_same_classes(config.data, inputs.train_split, data.train, inputs.test_split, data.test)
+
+    learned: dict[str, Source] = {}
+    for name, evaluator in config.evaluation.evaluators.items():
+        if evaluator.kind == "classification":
+            learned[name] = data.train
+    learned.update(data.train_sources)
+    for name, source in learned.items():
+        evaluator = config.evaluation.evaluators[name]
+        split = evaluator.train_split or inputs.train_split
+        require_same_classes(_data_of(config, evaluator), split, source, name, data.others[name])
+
+
+def require_known_datasets(config: RunConfig) -> None:
+    """Raise ValueError for data of an unknown kind, before anything is opened."""
+    if config.data is not None:
+        require_known_data(config.data, "config.data")
+    for name, evaluator in config.evaluation.evaluators.items():
+        if evaluator.data is not None:
+            require_known_data(evaluator.data, f"config.evaluation.evaluators.{name}.data")
+
+
+def _require_readable_splits(config: RunConfig, data: Datasets) -> None:
+    """Raise TooManyUnreadable for a split or the data of an evaluator without a readable image."""
+    inputs = config.input
+    splits = {inputs.train_split: data.train, inputs.test_split: data.test, **data.others}
+    for name, source in splits.items():
+        require_readable(
+            source,
+            f"config.data={config.data}, split {name}",
+            inputs.max_unreadable,
+            inputs.max_image_megapixels,
+            inputs.value_range,
+        )
+
+
+def train_stream(
+    config: RunConfig,
+    source: Source,
+    rows: np.ndarray,
+    start_step: int,
+    num_steps: int,
+    first_image: int | None = None,
+) -> TrainStream:
+    """Return the stream of training batches, of which this process supplies `rows`."""
+    return TrainStream(
+        source=source,
+        transform=TrainTransform(config.input),
+        seed=config.seed,
+        global_batch=config.global_batch,
+        rows=rows,
+        start_step=start_step,
+        num_steps=num_steps,
+        is_balanced=config.input.sampling == "balanced",
+        repeats=config.input.repeats,
+        first_image=first_image,
+    )
+
+
+@contextlib.contextmanager
+def open_train_batches(
+    assembly: Assembly,
+    source: Source,
+    start_step: int,
+) -> Iterator[tuple[Iterator[Batch], UnreadableLog]]:
+    """Open placed batches of the steps from `start_step` on, and count unreadable images.
+
+    Threads and workers end with the context. Each phase begins with new ones.
+    """
+    inputs = assembly.config.input
+    log = UnreadableLog(
+        source,
+        inputs.max_unreadable,
+        inputs.max_image_megapixels,
+        inputs.value_range,
+    )
+    phases = PhaseBatches(assembly, source, log)
+    with phases:
+        yield phases.iterate(start_step), log
+
+
+class PhaseBatches:
+    """The training batches of all phases, one pipeline after the other.
+
+    Only one pipeline is open at a time: its threads and workers would wait for cores of the other.
+    """
+
+    def __init__(self, assembly: Assembly, source: Source, log: UnreadableLog) -> None:
+        self._assembly = assembly
+        self._source = source
+        self._log = log
+        self._pipeline = contextlib.ExitStack()
+
+    def __enter__(self) -> "PhaseBatches":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._pipeline.__exit__(*error)
+
+    def iterate(self, start_step: int) -> Iterator[Batch]:
+        """Return the batches of the steps from `start_step` on; the first pipeline starts at once."""
+        first_end, *later_ends = self._assembly.list_phase_ends(start_step)
+        batches = self._open(start_step, first_end)
+        return self._chain(batches, first_end, later_ends)
+
+    def _chain(
+        self,
+        batches: Iterator[Batch],
+        last_step: int,
+        later_ends: list[int],
+    ) -> Iterator[Batch]:
+        """Yield the batches of the open pipeline, then open and yield those of each later phase."""
+        yield from batches
+        for end in later_ends:
+            self._pipeline.close()
+            yield from self._open(last_step, end)
+            last_step = end
+
+    def _open(self, start_step: int, end_step: int) -> Iterator[Batch]:
+        """Open the pipeline of the steps after `start_step` up to `end_step`, all of one phase."""
+        run = self._assembly
+        config = run.select_phase(start_step + 1).config
+        rows = local_rows(run.batch_sharding, config.global_batch)
+        first_image = run.images(start_step)
+        stream = train_stream(config, self._source, rows, start_step, end_step, first_image)
+        workers = run.config.input.num_workers
+        threads = run.config.input.num_threads
+        batches = open_placed(stream, run.batch_sharding, self._log, workers, threads)
+        return self._pipeline.enter_context(batches)
+
+
+def open_evaluation_batches(
+    assembly: Assembly,
+    source: Source,
+    log: UnreadableLog,
+    transform: EvaluationTransform | None = None,
+) -> contextlib.AbstractContextManager[Iterator[Batch]]:
+    """Return a context of placed batches that hold every example of the split once.
+
+    `log` is the split's, of all evaluations; without a `transform` images are prepared as the
+    config says.
+    """
+    inputs = assembly.config.input
+    return open_whole(
+        source,
+        transform or build_evaluation_transform(inputs),
+        assembly.batch_sharding,
+        assembly.evaluation_batch,
+        log,
+        inputs.num_workers,
+        inputs.num_threads,
+    )

@@ -1,0 +1,108 @@
+"""The weights that a run begins with, and the network that fine-tuning makes of them."""
+
+import dataclasses
+
+import jax
+
+from vit_jax.config import Architecture, FinetuneConfig, RunConfig, adapt_architecture
+from vit_jax.config.parsing import references
+from vit_jax.data.records import Source
+from vit_jax.evals.imagenet_classes import match_outputs
+from vit_jax.models.initial_values import truncated_normal
+from vit_jax.text.printable import printable
+from vit_jax.weights import Weights, load_weights
+from vit_jax.weights.fit import Fitted, fit, select_classes, without_head
+
+_LAST_LAYER = 2**31 - 2
+"""Number of a stream of random numbers of the seed. No step has it."""
+
+
+def initial_weights(config: RunConfig) -> Weights:
+    """Return the weights of `config.init_from`, whose code the config must allow or name.
+
+    Raises:
+      ValueError: they do not exist or cannot be read, or need other code.
+    """
+    assert config.init_from is not None, "the caller checks it"
+    allowed = list(config.allow_code)
+    for field, reference in references(config):
+        if field.startswith("model."):
+            allowed.append(reference)
+    return load_weights(config.init_from, allow_code=allowed)
+
+
+def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, str]:
+    """Load the weights of `config.init_from` and fit them to the classes of the data.
+
+    Returns:
+      The network, its parameters, and lines on where they come from.
+
+    Raises:
+      ValueError: no weights are given, they cannot be read, or are of another network than the
+        config wants.
+    """
+    if config.init_from is None:
+        raise ValueError(
+            "config.init_from is not set: give the weights to fine-tune, --config.init_from=PATH "
+            "with a workdir, an .npz or a .safetensors."
+        )
+    weights = initial_weights(config)
+    kept = keep_outputs(weights, config.model.head, train)
+    architecture = adapt_architecture(
+        kept.architecture,
+        config.model,
+        image_size=config.input.image_size,
+        num_classes=train.num_classes,
+    )
+    fitted = fit(kept, architecture, position_resize=config.model.position_resize)
+    if config.model.head_stddev:
+        fitted = _draw_last_layer(fitted, config.model.head_stddev, config.seed)
+    lines = [f"weights  {weights.source}", f"         {fitted.summary()}"]
+    for note in weights.notes:
+        lines.append(f"note     {note}")
+    return architecture, fitted, "\n".join(map(printable, lines))
+
+
+def keep_outputs(weights: Weights, head: str, train: Source) -> Weights:
+    """Return the weights with the outputs that `config.model.head` keeps.
+
+    Raises:
+      ValueError: the weights have no such outputs for the classes of the data.
+    """
+    if head == "keep":
+        _require_same_classes(weights, train)
+        return weights
+    if head == "select":
+        outputs = match_outputs(weights, train.class_names)
+        return select_classes(weights, outputs, train.class_names)
+    return without_head(weights)
+
+
+def _draw_last_layer(fitted: Fitted, stddev: float, seed: int) -> Fitted:
+    """Return the parameters with a random kernel of the last layer, from a truncated normal."""
+    name = "head/linear/kernel"
+    key = jax.random.fold_in(jax.random.key(seed), _LAST_LAYER)
+    kernel = jax.device_get(truncated_normal(key, fitted.parameters[name].shape, stddev))
+    return dataclasses.replace(fitted, parameters={**fitted.parameters, name: kernel})
+
+
+def _require_same_classes(weights: Weights, train: Source) -> None:
+    """Raise ValueError unless the outputs of the weights are the classes of the data in order."""
+    there = weights.class_names
+    here = train.class_names
+    if weights.architecture.num_classes != len(here) or there not in (None, here):
+        known = list(there)[:10] if there else "not named"
+        raise ValueError(
+            f"config.model.head='keep', but {weights.source} has "
+            f"{weights.architecture.num_classes} classes ({known}) and the data {len(here)} "
+            f"({list(here)[:10]}). For other classes use config.model.head=zero."
+        )
+    if there is not None or not all(name.isdecimal() for name in here):
+        return
+    numbers = list(map(int, here))
+    if numbers != list(range(len(here))):
+        raise ValueError(
+            f"config.model.head='keep': {weights.source} does not name its classes, and the data's "
+            f"names are numbers in another order ({list(here)[:10]}), so its outputs would be "
+            "exchanged. Name the folders with leading zeros from 0, or use config.model.head=zero."
+        )

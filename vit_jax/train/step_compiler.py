@@ -1,0 +1,120 @@
+"""Steps jitted for the devices of a run, with the shardings of its state and its batches."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import jax
+
+from vit_jax import pytree
+from vit_jax.arrays import Batch
+from vit_jax.kernels.devices import placed_by
+from vit_jax.sharding import Placement, batch_sharding, compiler_options, replicated
+from vit_jax.train.state import TrainState
+from vit_jax.train.step import Metrics
+
+Leaves = dict[str, jax.Array]
+R = TypeVar("R")
+State = TypeVar("State", contravariant=True)
+Result = TypeVar("Result", covariant=True)
+
+
+class JittedStep(Protocol[State, Result]):
+    """A jitted function of a state, as a `TrainState` or as `Leaves` by name, and a batch."""
+
+    def __call__(self, state: State, batch: Batch, /) -> Result:
+        """Run the step."""
+
+    def trace(self, state: State, batch: Batch, /) -> jax.stages.Traced:
+        """Trace the step on arrays or their abstract shapes."""
+
+    def lower(self, state: State, batch: Batch, /) -> jax.stages.Lowered:
+        """Trace and lower the step."""
+
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+JittedTrainStep = JittedStep[TrainState, tuple[TrainState, Metrics]]
+JittedLeavesStep = JittedStep[Leaves, tuple[Leaves, Metrics]]
+JittedEvaluationStep = JittedStep[TrainState, Metrics]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCompiler:
+    """Jits steps for a mesh.
+
+    A jitted step takes and returns arrays with the shardings of the run. Compiler options are the
+    ones of the platform.
+
+    Attributes:
+      mesh: the devices.
+      abstract_state: shapes, dtypes and shardings of the state.
+    """
+
+    mesh: jax.sharding.Mesh
+    abstract_state: TrainState
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices."""
+        return Placement(self.mesh).platform
+
+    @property
+    def state_shardings(self) -> TrainState:
+        """The sharding of every leaf of the state."""
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+
+    def place(self, function: Callable[..., R]) -> Callable[..., R]:
+        """Return a function for the mesh: activations get their layouts when it is traced."""
+        return placed_by(Placement(self.mesh))(function)
+
+    def jit_build(self, build: Callable[..., TrainState]) -> Callable[..., TrainState]:
+        """Jit a function that returns a state."""
+        return jax.jit(build, out_shardings=self.state_shardings)
+
+    def jit_train_step(self, step: TrainStep) -> JittedTrainStep:
+        """Jit a training step. It reuses the memory of the state that it gets."""
+        return self._jit_training(self.place(step), self.state_shardings)
+
+    def jit_train_step_of_leaves(self, step: TrainStep) -> JittedLeavesStep:
+        """Jit a training step that takes and returns the leaves of a state by name."""
+        placed_step = self.place(step)
+
+        def train_step_of_leaves(leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+            state = pytree.from_named_leaves(self.abstract_state, leaves)
+            new_state, metrics = placed_step(state, batch)
+            return pytree.named_leaves(new_state), metrics
+
+        leaf_shardings = pytree.named_leaves(self.state_shardings)
+        return self._jit_training(train_step_of_leaves, leaf_shardings)
+
+    def jit_observation(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
+        """Jit a step that does not change the state."""
+        return jax.jit(
+            self.place(step),
+            in_shardings=(self.state_shardings, batch_sharding(self.mesh)),
+            out_shardings=replicated(self.mesh),
+            compiler_options=compiler_options(self.mesh),
+        )
+
+    def _jit_training(self, step: Callable[..., Any], state_shardings: Any) -> Any:
+        return jax.jit(
+            step,
+            in_shardings=(state_shardings, batch_sharding(self.mesh)),
+            out_shardings=(state_shardings, replicated(self.mesh)),
+            donate_argnums=0,
+            compiler_options=compiler_options(self.mesh),
+        )
+
+
+def set_shardings(tree: Any, shardings: Any) -> Any:
+    """Return abstract arrays with these shardings.
+
+    Args:
+      tree: arrays or their abstract shapes.
+      shardings: a tree of the same structure.
+    """
+
+    def set_sharding(leaf: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    return jax.tree.map(set_sharding, tree, shardings)
