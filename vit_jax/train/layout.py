@@ -1,11 +1,13 @@
-"""The layout of a run where the config says `auto`: the least recomputation and the least sharding that fit.
+"""The layout of a run where the config says `auto`: the least recomputation and sharding that fit.
 
-Formulas decide, from the config, the kind of the devices and their number: all processes of a run find the same.
+Formulas decide, from the config, the kind of the devices and their number: all processes of a run
+find the same.
 """
 
 import contextlib
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +27,7 @@ from vit_jax.sharding.fabrics import GIB, fabric_of
 from vit_jax.storage.files import expanded
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
+from vit_jax.train.step_compiler import set_shardings
 from vit_jax.train.step_memory import step_memory, updated_leaves
 
 C = TypeVar("C", PretrainConfig, FinetuneConfig)
@@ -32,15 +35,17 @@ C = TypeVar("C", PretrainConfig, FinetuneConfig)
 RESERVE = 0.08
 """Fraction of the usable memory that stays free, for the error of the formulas."""
 GPU_FRACTION = 0.75
-"""Fraction of a GPU's memory that JAX allocates, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."""
+"""Fraction of a GPU's memory that JAX allocates without XLA_PYTHON_CLIENT_MEM_FRACTION."""
 UNKNOWN_BYTES = 16 * GIB
 """Assumed memory of a device of an unknown kind."""
 UPDATE_SHARE = 0.04
-"""Parameters are split where the update of the complete state would take more than this share of a step's products."""
+"""Largest time of the update of the complete state, relative to a step's matrix products.
+
+Above it parameters are split."""
 LEAST_IMAGES = 16
 """Images of a micro-batch on one device: fewer do not keep it busy."""
 MOST_IMAGES = {"TPU v5e": 64, "TPU v5p": 64}
-"""Images of a micro-batch on one chip by its name. With more, layers of B/16 and H/14 are slower."""
+"""Images of a micro-batch on one chip, by its name. Layers of B/16 and H/14 are slower with more."""
 LEAST_WIDTH = 768
 """Width of a transformer to which `MOST_IMAGES` applies: S/16 is faster with more images."""
 _CHOSEN = (
@@ -49,15 +54,12 @@ _CHOSEN = (
     "sharding.parameters",
     "sharding.num_replicas",
 )
-POLICIES: tuple[Policy, ...] = (
-    "none",
-    "dots",
-    "attention",
-    "full",
-)  # from the least recomputation to the most
+POLICIES: tuple[Policy, ...] = ("none", "dots", "attention", "full")
+"""Policies of rematerialisation, from the least recomputation to the most."""
 EQUALLY_FAST: tuple[tuple[Policy, ...], ...] = (("none", "dots"), ("attention",), ("full",))
 """Policies by speed: outside of loops XLA makes nearly the same program of the first two."""
-GROUPS = (16, 32, 64)  # TPUs that share parameters, besides all of a slice
+GROUPS = (16, 32, 64)
+"""Numbers of TPUs that share parameters, besides all TPUs of a slice."""
 
 
 def resolve_layout(
@@ -70,8 +72,8 @@ def resolve_layout(
 ) -> RunConfig:
     """Return the config with values in the place of `auto`; values that are set stay.
 
-    On CPUs, and for a user-defined network, of which no formula knows the memory, that is no recomputation and no
-    sharding. If nothing fits, it is the layout that needs the least memory.
+    On CPUs, and for a user-defined network, of which no formula knows the memory, that is no
+    recomputation and no sharding. If nothing fits, it is the layout that needs the least memory.
 
     Args:
       config: a valid config.
@@ -80,55 +82,91 @@ def resolve_layout(
       devices: of all processes.
       is_standard: False for a network that `architecture` does not describe.
     """
-    default = next(_layouts(config, architecture, devices, 0.0))
-    if devices[0].platform == "cpu" or not (is_standard and architecture.is_standard):
+    default = next(_list_layouts(config, architecture, devices, 0.0))
+    has_formula = is_standard and architecture.is_standard
+    if devices[0].platform == "cpu" or not has_formula:
         return default
-    too_large: list[tuple[int, RunConfig]] = []
-    for layout in _layouts(
-        config, architecture, devices, _update_share(config, architecture, state, devices)
-    ):
-        needed = _needed_bytes(layout, architecture, state, devices)
-        if needed is not None and needed <= (1 - RESERVE) * usable_bytes(devices[0]):
+
+    update_share = _measure_update(config, architecture, state, devices)
+    available_bytes = (1 - RESERVE) * usable_bytes(devices[0])
+    smallest = default  # without a possible layout it is rejected later, with a reason
+    smallest_bytes = math.inf
+    for layout in _list_layouts(config, architecture, devices, update_share):
+        needed_bytes = _count_bytes(layout, architecture, state, devices)
+        if needed_bytes is None:
+            continue
+        if needed_bytes <= available_bytes:
             return layout
-        if needed is not None:
-            too_large.append((needed, layout))
-    # Without a possible layout the default is rejected later, with a reason.
-    return min(too_large, key=lambda pair: pair[0])[1] if too_large else default
+        if needed_bytes < smallest_bytes:
+            smallest = layout
+            smallest_bytes = needed_bytes
+    return smallest
 
 
 def keep_layout(config: C, workdir: str, num_devices: int) -> C:
-    """Return the config with the layout that a run in this folder has begun with in the place of `auto`.
+    """Return the config with the layout of an earlier start in this folder in the place of `auto`.
 
-    A policy of rematerialisation stays. Micro-batches and sharding stay if they divide this number of devices.
+    A policy of rematerialisation stays. Micro-batches and sharding stay if they divide this number
+    of devices.
     """
+    stored = _read_layout(workdir)
+    num_shards = max(num_devices // config.sharding.num_model_shards, 1)
+    changed: dict[str, Any] = {}
+    remat = stored.get("model.remat")
+    if config.model.remat == "auto" and remat in POLICIES:
+        changed["model"] = dataclasses.replace(config.model, remat=remat)
+
+    num_micro_batches = stored.get("optimizer.accumulation_steps")
+    if _can_keep_micro_batches(config, num_micro_batches, num_shards):
+        changed["optimizer"] = dataclasses.replace(
+            config.optimizer,
+            accumulation_steps=num_micro_batches,
+        )
+
+    parameters: Any = stored.get("sharding.parameters")
+    num_replicas = stored.get("sharding.num_replicas")
+    if _can_keep_sharding(config.sharding, parameters, num_replicas, num_shards):
+        changed["sharding"] = dataclasses.replace(
+            config.sharding,
+            parameters=parameters,
+            num_replicas=num_replicas,
+        )
+    return dataclasses.replace(config, **changed)
+
+
+def _read_layout(workdir: str) -> dict[str, Any]:
+    """Return the chosen values of a run that has a checkpoint, equal in all processes."""
     folder = expanded(workdir)
     stored = {}
     if hosts.is_first() and has_checkpoints(folder):
         with contextlib.suppress(OSError, ValueError):  # `workdir.claim` reports what is wrong
-            stored = {
-                name: value
-                for name, value in flatten(read_config(folder)).items()
-                if name in _CHOSEN
-            }
-    stored = hosts.gather(stored)[0]
-    remat, parts, parameters, replicas = (stored.get(name) for name in _CHOSEN)
-    changed: dict[str, Any] = {}
-    if config.model.remat == "auto" and remat in POLICIES:
-        changed["model"] = dataclasses.replace(config.model, remat=remat)
-    shares = max(num_devices // config.sharding.num_model_shards, 1)
-    if (
-        config.optimizer.accumulation_steps is None
-        and _is_count(parts)
-        and config.global_batch % (shares * parts) == 0
-    ):
-        changed["optimizer"] = dataclasses.replace(config.optimizer, accumulation_steps=parts)
-    is_open = config.sharding.parameters == "auto" and config.sharding.num_replicas is None
-    is_possible = replicas is None or (_is_count(replicas) and shares % replicas == 0)
-    if is_open and parameters in ("replicated", "fsdp") and is_possible:
-        changed["sharding"] = dataclasses.replace(
-            config.sharding, parameters=parameters, num_replicas=replicas
-        )
-    return dataclasses.replace(config, **changed)
+            values = flatten(read_config(folder))
+            stored = {name: values[name] for name in _CHOSEN if name in values}
+    layout: dict[str, Any] = hosts.gather(stored)[0]
+    return layout
+
+
+def _can_keep_micro_batches(config: RunConfig, number: Any, num_shards: int) -> bool:
+    """Return whether the config leaves the number of micro-batches open, and this one fits."""
+    if config.optimizer.accumulation_steps is not None or not _is_count(number):
+        return False
+    return config.global_batch % (num_shards * number) == 0
+
+
+def _can_keep_sharding(
+    config: ShardingConfig,
+    parameters: Any,
+    num_replicas: Any,
+    num_shards: int,
+) -> bool:
+    """Return whether the config leaves the sharding open, and this one suits the devices."""
+    if config.parameters != "auto" or config.num_replicas is not None:
+        return False
+    if parameters not in ("replicated", "fsdp"):
+        return False
+    if num_replicas is None:
+        return True
+    return _is_count(num_replicas) and num_shards % num_replicas == 0
 
 
 def usable_bytes(device: jax.Device) -> int:
@@ -142,119 +180,151 @@ def usable_bytes(device: jax.Device) -> int:
     return chip.memory_bytes if fabric is None else fabric.usable_bytes
 
 
-def _update_share(
-    config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
+def _measure_update(
+    config: RunConfig,
+    architecture: Architecture,
+    state: TrainState,
+    devices: Sequence[jax.Device],
 ) -> float:
-    """Return the time of the update of a state that is not split, relative to the matrix products of a step."""
+    """Return the time of the update of a state that is not split, relative to a step's products."""
     chip = find_chip(devices[0].device_kind)
     if chip is None:
         return 0.0
     updated = updated_leaves(state, make_is_trained(config.optimizer))
     num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in updated)
+    update_seconds = num_bytes / chip.memory_bandwidth_bytes_per_second
     macs = forward_macs(architecture) * config.global_batch / len(devices)
-    seconds = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs / chip.peak_bf16_flops
-    return num_bytes / chip.memory_bandwidth_bytes_per_second / seconds
+    flops = FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs
+    return update_seconds / (flops / chip.peak_bf16_flops)
 
 
-def _layouts(
+def _list_layouts(
     config: RunConfig,
     architecture: Architecture,
     devices: Sequence[jax.Device],
     update_share: float,
 ) -> Iterator[RunConfig]:
     """Yield configs without `auto`, the fastest first."""
-    remat = config.model.remat
-    for policies in EQUALLY_FAST if remat == "auto" else ((remat,),):
-        for parts, policy in itertools.product(
-            micro_batches(config, architecture, devices), policies
-        ):
-            for sharding in _shardings(
-                config.sharding, devices, is_split_first=parts * update_share > UPDATE_SHARE
+    groups = EQUALLY_FAST
+    if config.model.remat != "auto":
+        groups = ((config.model.remat,),)
+    for policies in groups:
+        numbers = micro_batches(config, architecture, devices)
+        for number, policy in itertools.product(numbers, policies):
+            model: Any = dataclasses.replace(config.model, remat=policy)
+            optimizer = dataclasses.replace(config.optimizer, accumulation_steps=number)
+            is_split_first = number * update_share > UPDATE_SHARE
+            for sharding in _list_shardings(
+                config.sharding,
+                devices,
+                is_split_first=is_split_first,
             ):
-                model: Any = dataclasses.replace(config.model, remat=policy)
-                optimizer = dataclasses.replace(config.optimizer, accumulation_steps=parts)
                 yield dataclasses.replace(
-                    config, model=model, optimizer=optimizer, sharding=sharding
+                    config,
+                    model=model,
+                    optimizer=optimizer,
+                    sharding=sharding,
                 )
 
 
 def micro_batches(
-    config: RunConfig, architecture: Architecture, devices: Sequence[jax.Device]
+    config: RunConfig,
+    architecture: Architecture,
+    devices: Sequence[jax.Device],
 ) -> Iterator[int]:
     """Yield numbers of micro-batches, the fewest first.
 
-    If none is set these are powers of two that leave `LEAST_IMAGES` on a device, and for wide transformers at most the
-    `MOST_IMAGES` of its kind, if the batch can be divided so.
+    If none is set these are powers of two that leave `LEAST_IMAGES` on a device, and for wide
+    transformers at most the `MOST_IMAGES` of its kind, if the batch can be divided so.
     """
     if config.optimizer.accumulation_steps is not None:
         yield config.optimizer.accumulation_steps
         return
     images = config.global_batch * config.sharding.num_model_shards // len(devices)
     possible = [1]
-    while images % (2 * possible[-1]) == 0 and images // (2 * possible[-1]) >= LEAST_IMAGES:
-        possible.append(2 * possible[-1])
+    doubled = 2
+    while images % doubled == 0 and images // doubled >= LEAST_IMAGES:
+        possible.append(doubled)
+        doubled = 2 * doubled
+
+    most_images = images
     chip = find_chip(devices[0].device_kind)
     is_wide = architecture.has_transformer and architecture.width >= LEAST_WIDTH
-    most = MOST_IMAGES.get(chip.name, images) if chip is not None and is_wide else images
-    yield from [parts for parts in possible if images // parts <= most] or possible
+    if chip is not None and is_wide:
+        most_images = MOST_IMAGES.get(chip.name, images)
+    fast = [number for number in possible if images // number <= most_images]
+    yield from fast or possible
 
 
-def _shardings(
-    config: ShardingConfig, devices: Sequence[jax.Device], *, is_split_first: bool
+def _list_shardings(
+    config: ShardingConfig,
+    devices: Sequence[jax.Device],
+    *,
+    is_split_first: bool,
 ) -> Iterator[ShardingConfig]:
-    """Yield shardings without `auto`: from the least to the most, except that replicated parameters may come last."""
+    """Yield shardings without `auto`, from the least to the most; `is_split_first`: replicated last."""
     if config.parameters != "auto":
         yield config
         return
     replicated = dataclasses.replace(config, parameters="replicated")
-    is_alone = len(devices) <= (config.num_replicas or 1) * config.num_model_shards
-    if is_alone or not is_split_first:
+    num_groups = (config.num_replicas or 1) * config.num_model_shards
+    if len(devices) <= num_groups:  # there is nothing to split parameters over
         yield replicated
-    if is_alone:  # there is nothing to split parameters over
         return
-    split = dataclasses.replace(config, parameters="fsdp")
-    num_slices = count_slices(devices)
-    shards = config.num_model_shards
-    if config.num_replicas is None and devices[0].platform == "tpu":
-        for group in GROUPS:
-            if group * shards < len(devices) // num_slices and len(devices) % (group * shards) == 0:
-                yield dataclasses.replace(split, num_replicas=len(devices) // (group * shards))
-    yield split
-    if config.num_replicas is None and num_slices > 1:
-        yield dataclasses.replace(split, num_replicas=1)
     if is_split_first:
+        yield from _list_splits(config, devices)
         yield replicated
+    else:
+        yield replicated
+        yield from _list_splits(config, devices)
 
 
-def _needed_bytes(
-    config: RunConfig, architecture: Architecture, state: TrainState, devices: Sequence[jax.Device]
+def _list_splits(config: ShardingConfig, devices: Sequence[jax.Device]) -> Iterator[ShardingConfig]:
+    """Yield shardings of parameters over more and more devices."""
+    split = dataclasses.replace(config, parameters="fsdp")
+    if config.num_replicas is not None:
+        yield split
+        return
+    num_slices = count_slices(devices)
+    if devices[0].platform == "tpu":
+        for group in GROUPS:
+            num_shared = group * config.num_model_shards
+            is_part_of_slice = num_shared < len(devices) // num_slices
+            if is_part_of_slice and len(devices) % num_shared == 0:
+                yield dataclasses.replace(split, num_replicas=len(devices) // num_shared)
+    yield split
+    if num_slices > 1:
+        yield dataclasses.replace(split, num_replicas=1)
+
+
+def _count_bytes(
+    config: RunConfig,
+    architecture: Architecture,
+    state: TrainState,
+    devices: Sequence[jax.Device],
 ) -> int | None:
     """Return the memory of a step on one device; None if the layout is not possible."""
     sharding = config.sharding
-    parts = config.optimizer.accumulation_steps or 1
-    policy = config.model.remat
-    assert policy != "auto"
-    shards = sharding.num_model_shards
-    replicas = sharding.num_replicas or count_slices(devices)
-    data, rest = divmod(len(devices), replicas * shards)
-    if rest or config.global_batch % (replicas * data * parts):
+    num_micro_batches = config.optimizer.accumulation_steps or 1
+    num_replicas = sharding.num_replicas or count_slices(devices)
+    num_data, rest = divmod(len(devices), num_replicas * sharding.num_model_shards)
+    if rest or config.global_batch % (num_replicas * num_data * num_micro_batches):
         return None
-    mesh = AbstractMesh((replicas, data, shards), AXES)
+    mesh = AbstractMesh((num_replicas, num_data, sharding.num_model_shards), AXES)
     try:
-        placed = shard_tree(state, mesh, sharding.parameters)
+        shardings = shard_tree(state, mesh, sharding.parameters)
     except ValueError:
         return None
-    shapes = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, placed
-    )
-    return step_memory(
-        dataclasses.replace(architecture, remat=policy),
-        shapes,
+    assert config.model.remat != "auto"
+    memory = step_memory(
+        dataclasses.replace(architecture, remat=config.model.remat),
+        set_shardings(state, shardings),
         global_batch=config.global_batch,
-        accumulation_steps=parts,
+        accumulation_steps=num_micro_batches,
         is_trained=make_is_trained(config.optimizer),
         tiled=devices[0].platform == "tpu",
-    ).total
+    )
+    return memory.total
 
 
 def _is_count(value: object) -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 import importlib.metadata
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,18 +22,19 @@ from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
 from vit_jax.data.transforms import build_evaluation_transform
 from vit_jax.data.workers import available_cores, choose_parallelism
+from vit_jax.models.flops import FLOPS_PER_MAC
 from vit_jax.models.lora import lora_of
 from vit_jax.optim.by_name import make_is_trained, trained_leaves
 from vit_jax.storage.files import JsonObject
 from vit_jax.text.tables import columns
-from vit_jax.train.assemble import Assembly, Datasets
+from vit_jax.train.assembly import Assembly
+from vit_jax.train.inputs import Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe, describe_preparation
 from vit_jax.weights.fit import Fitted
 from vit_jax.weights.folding import OURS
 
-# Those whose behaviour a run depends on.
 PACKAGES = (
     "jax",
     "jaxlib",
@@ -43,49 +45,76 @@ PACKAGES = (
     "tensorflow-datasets",
     "numpy",
 )
+"""Packages whose versions a run depends on."""
 
 
 def parameter_table(
-    model: nnx.Module, *, is_folded: bool, is_trained: Callable[[str], bool] | None = None
+    model: nnx.Module,
+    *,
+    is_folded: bool,
+    is_trained: Callable[[str], bool] | None = None,
 ) -> str:
-    """Name, shape and number of every parameter (arrays, or their abstract shapes), or of each part, and the total.
+    """Return a table of parameters with shape and number, or a line with the number of each part.
 
     The number of trained parameters follows if `is_trained` is not None.
     """
     leaves = pytree.named_leaves(model)
-    num_trained = sum(leaf.size for leaf in trained_leaves(model, is_trained).values())
+    num_trained = None
+    if is_trained is not None:
+        num_trained = _count_values(trained_leaves(model, is_trained))
+
     if is_folded:
-        sizes: collections.Counter[str] = collections.Counter()
-        for name, leaf in leaves.items():
-            sizes[name.partition("/")[0]] += leaf.size
-        parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
-        return f"params   {sizes.total():,}: {parts}{'' if is_trained is None else f'; trained {num_trained:,}'}"
-    shapes = (" x ".join(map(str, leaf.shape)) or "scalar" for leaf in leaves.values())
-    rows = [
-        (f"  {name}", shape, f"{leaves[name].size:,}")
-        for name, shape in zip(leaves, shapes, strict=True)
-    ]
-    rows.append(("  total", "", f"{sum(leaf.size for leaf in leaves.values()):,}"))
-    rows += [] if is_trained is None else [("  trained", "", f"{num_trained:,}")]
+        return _count_by_part(leaves, num_trained)
+    return _list_parameters(leaves, num_trained)
+
+
+def _count_values(tree: object) -> int:
+    """Return the number of values of all arrays of a tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _count_by_part(leaves: Mapping[str, Any], num_trained: int | None) -> str:
+    """Return a line with the number of parameters of each part of the network."""
+    sizes: collections.Counter[str] = collections.Counter()
+    for name, leaf in leaves.items():
+        part = name.partition("/")[0]
+        sizes[part] += leaf.size
+    parts = [f"{name} {size:,}" for name, size in sizes.items()]
+    text = f"params   {sizes.total():,}: {', '.join(parts)}"
+    if num_trained is not None:
+        text += f"; trained {num_trained:,}"
+    return text
+
+
+def _list_parameters(leaves: Mapping[str, Any], num_trained: int | None) -> str:
+    """Return a table with a row for each parameter."""
+    rows = []
+    for name, leaf in leaves.items():
+        shape = " x ".join(map(str, leaf.shape)) or "scalar"
+        rows.append((f"  {name}", shape, f"{leaf.size:,}"))
+    rows.append(("  total", "", f"{_count_values(leaves):,}"))
+    if num_trained is not None:
+        rows.append(("  trained", "", f"{num_trained:,}"))
     return columns(rows, "<<>")
 
 
 def files_of(config: RunConfig, data: Datasets) -> dict[str, str]:
-    """Hash of the names and classes of listed files, because what is held out goes by names, and of excluded ids.
+    """Return hashes of names and classes of listed files, by which images are held out.
 
+    The hash of excluded ids is added.
     Other data have versions.
     """
-    exclude = config.input.exclude
-    excluded = {} if exclude is None else {"exclude_sha256": exclusion_sha256(exclude)}
-    if config.data is None or listing_of(config.data) is None:
-        return excluded
-    return {
-        f"{split}_files_sha256": getattr(data, split).records_sha256 for split in ("train", "test")
-    } | excluded
+    hashes = {}
+    if config.data is not None and listing_of(config.data) is not None:
+        hashes["train_files_sha256"] = data.train.records_sha256
+        hashes["test_files_sha256"] = data.test.records_sha256
+    if config.input.exclude is not None:
+        hashes["exclude_sha256"] = exclusion_sha256(config.input.exclude)
+    return hashes
 
 
 def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndarray]) -> JsonObject:
-    """Return the values that must not change when a fine-tuning run resumes, in its search or after."""
+    """Return the values that must not change when a fine-tuning run or its search resumes."""
     return {
         "parameters_sha256": pytree.parameters_sha256(parameters),
         "num_train_examples": len(data.train),
@@ -97,82 +126,159 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndar
 
 def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
     """Return the opening lines: network, data and workdir; `split` is the name of `data.test`."""
-    config = run.config
-    steps = run.steps
-    architecture = run.architecture
-    epochs = run.images(steps.total) / len(data.train)
-    height, width = architecture.image_size
-    size = (
-        [f"width {architecture.width}, depth {architecture.depth}"]
-        if architecture.has_transformer
-        else []
-    )
-    if architecture.has_resnet:
-        units = "-".join(map(str, architecture.units)) or "none"
-        size = [f"units {units}, width factor {architecture.width_factor:g}", *size]
-    device = jax.devices()[0].device_kind
-    labels = ", any number of them an image" if data.train.is_multilabel else ""
-    excluded = num_excluded(data.train)
     lines = [
-        f"{architecture.name} ({', '.join(size)}) on {height}x{width} images, "
-        f"{2 * run.forward_macs / 1e9:,.3g} GFLOPs an image forward",
-        parameter_table(
-            run.abstract_state.model,
-            is_folded=not config.logging.parameters,
-            is_trained=make_is_trained(config.optimizer),
-        ),
-        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} images, "
-        f"{data.train.num_classes:,} classes{labels}{describe_copy(config.data or '')}",
-        *([f"excluded {excluded:,} images of {config.input.exclude}"] if excluded else []),
-        f"classes  {few(data.train.class_names, repr)}",
-        f"length   {steps.total:,} steps of {config.global_batch:,} images = {epochs:,.1f} epochs",
-        *(
-            f"phase    to step {phase.last_step:,}: {phase.global_batch:,} images of "
-            f"{phase.image_size[0]}x{phase.image_size[1]} a step"
-            for phase in steps.phases
-        ),
-        f"devices  {jax.device_count()} x {device} in {jax.process_count()} process(es), {_layout(run)}",
-        *(
-            [f"compute  {architecture.compute_dtype}, attention {run.attention_form()}"]
-            if run.attention_form
-            else []
-        ),
-        f"input    {_input(run)}",
+        *_describe_network(run),
+        *_describe_data(run.config, data, split),
+        *_describe_length(run, len(data.train)),
+        *_describe_devices(run),
+        f"input    {_describe_input(run)}",
         f"workdir  {folder}",
     ]
     return "\n".join(lines)
 
 
-def _input(run: Assembly) -> str:
-    config = run.config.input
-    (height, width) = run.config.input.image_size
-    local_bytes = run.config.global_batch // jax.process_count() * height * width * 3
-    workers, threads = choose_parallelism(
-        config.num_workers, config.num_threads, batch_bytes=local_bytes
+def _describe_network(run: Assembly) -> list[str]:
+    """Return lines on the network and its parameters."""
+    architecture = run.architecture
+    sizes = []
+    if architecture.has_resnet:
+        units = "-".join(map(str, architecture.units)) or "none"
+        sizes.append(f"units {units}, width factor {architecture.width_factor:g}")
+    if architecture.has_transformer:
+        sizes.append(f"width {architecture.width}, depth {architecture.depth}")
+    height, width = architecture.image_size
+    gigaflops = FLOPS_PER_MAC * run.forward_macs / 1e9
+    parameters = parameter_table(
+        run.abstract_state.model,
+        is_folded=not run.config.logging.parameters,
+        is_trained=make_is_trained(run.config.optimizer),
     )
-    kind = f"{workers} worker processes of {threads}" if workers else str(threads)
-    return f"{kind} thread(s) on {available_cores()} core(s), JPEG by {DECODER}"
+    return [
+        f"{architecture.name} ({', '.join(sizes)}) on {height}x{width} images, "
+        f"{gigaflops:,.3g} GFLOPs an image forward",
+        parameters,
+    ]
 
 
-def _layout(run: Assembly) -> str:
+def _describe_data(config: RunConfig, data: Datasets, split: str) -> list[str]:
+    """Return lines on the images and their classes."""
+    labels = ", any number of them an image" if data.train.is_multilabel else ""
+    copy = describe_copy(config.data or "")
+    lines = [
+        f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} "
+        f"images, {data.train.num_classes:,} classes{labels}{copy}"
+    ]
+    excluded = num_excluded(data.train)
+    if excluded:
+        lines.append(f"excluded {excluded:,} images of {config.input.exclude}")
+    return [*lines, f"classes  {few(data.train.class_names, repr)}"]
+
+
+def _describe_length(run: Assembly, num_examples: int) -> list[str]:
+    """Return lines on the steps of the run and of its phases."""
+    steps = run.steps
+    epochs = run.images(steps.total) / num_examples
+    lines = [
+        f"length   {steps.total:,} steps of {run.config.global_batch:,} images = {epochs:,.1f} "
+        "epochs"
+    ]
+    for phase in steps.phases:
+        height, width = phase.image_size
+        lines.append(
+            f"phase    to step {phase.last_step:,}: {phase.global_batch:,} images of "
+            f"{height}x{width} a step"
+        )
+    return lines
+
+
+def _describe_devices(run: Assembly) -> list[str]:
+    """Return lines on the devices and how they compute."""
+    kind = jax.devices()[0].device_kind
+    lines = [
+        f"devices  {jax.device_count()} x {kind} in {jax.process_count()} process(es), "
+        f"{_describe_layout(run)}"
+    ]
+    if run.attention_form is not None:
+        dtype = run.architecture.compute_dtype
+        lines.append(f"compute  {dtype}, attention {run.attention_form()}")
+    return lines
+
+
+def _describe_input(run: Assembly) -> str:
+    """Return the threads and processes that prepare images."""
+    config = run.config.input
+    height, width = config.image_size
+    local_images = run.config.global_batch // jax.process_count()
+    workers, threads = choose_parallelism(
+        config.num_workers,
+        config.num_threads,
+        batch_bytes=local_images * height * width * 3,
+    )
+    parallelism = str(threads)
+    if workers:
+        parallelism = f"{workers} worker processes of {threads}"
+    return f"{parallelism} thread(s) on {available_cores()} core(s), JPEG by {DECODER}"
+
+
+def _describe_layout(run: Assembly) -> str:
+    """Return how the images of a step and the parameters lie on the devices."""
     mesh: dict[str, int] = run.batch_sharding.mesh.shape
     images = run.config.global_batch // (mesh["replica"] * mesh["data"])
-    cut = " x ".join(f"{size} {axis}" for axis, size in mesh.items() if size > 1)
-    split = f" ({cut})" if mesh["replica"] > 1 or mesh["model"] > 1 else ""
-    parts = run.config.optimizer.accumulation_steps or 1
-    cut_batch = f" in {parts} micro-batches" if parts > 1 else ""
-    remat = f", remat {run.architecture.remat}"
-    return f"{images:,} images each{cut_batch}, parameters {run.config.sharding.parameters}{split}{remat}"
+    text = f"{images:,} images each"
+    num_micro_batches = run.config.optimizer.accumulation_steps or 1
+    if num_micro_batches > 1:
+        text += f" in {num_micro_batches} micro-batches"
+    text += f", parameters {run.config.sharding.parameters}"
+    if mesh["replica"] > 1 or mesh["model"] > 1:
+        axes = " x ".join(f"{size} {axis}" for axis, size in mesh.items() if size > 1)
+        text += f" ({axes})"
+    return f"{text}, remat {run.architecture.remat}"
 
 
 def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = None) -> JsonObject:
-    """Return metadata of weights: model, classes, preprocessing, and what exact resuming depends on."""
-    normalisation, licence = (fitted.normalisation, fitted.licence) if fitted else (OURS, "")
+    """Return metadata of weights: model, classes, preprocessing, and the needs of exact resuming."""
     config = run.config
+    metadata = _describe_weights(run, data, fitted)
+    factors = lora_of(config.optimizer)
+    if factors is not None:
+        metadata["lora"] = dataclasses.asdict(factors)
+    metadata["config"] = to_dict(config)
+    metadata["data"] = config.data
+    metadata["num_examples"] = len(data.train)
+    metadata["global_batch"] = config.global_batch
+    if run.steps.phases:
+        phases = [(phase.last_step, phase.global_batch) for phase in run.steps.phases]
+        metadata["phases"] = phases
+    metadata["seed"] = config.seed
+    metadata.update(files_of(config, data))
+    return metadata
+
+
+def _describe_weights(run: Assembly, data: Datasets, fitted: Fitted | None) -> JsonObject:
+    """Return the metadata that weights carry; a fine-tuning run starts with `fitted`."""
     architecture = run.architecture
-    preprocessing = describe_preparation(build_evaluation_transform(config.input), normalisation)
-    assert config.data is not None  # or there would be no data to train on
-    training_data = TrainingData(
+    transform = build_evaluation_transform(run.config.input)
+    normalisation = OURS
+    licence = ""
+    if fitted is not None:
+        normalisation = fitted.normalisation
+        licence = fitted.licence
+
+    class_names = None
+    if architecture.num_classes:
+        class_names = data.train.class_names
+
+    preprocessing = describe_preparation(transform, normalisation)
+    training = _describe_training_data(run.config, data)
+    return describe(architecture, class_names, preprocessing, training, licence)
+
+
+def _describe_training_data(config: RunConfig, data: Datasets) -> TrainingData:
+    assert config.data is not None, "without data nothing is trained"
+    held_up_to_class = {}
+    if holds_out(config.data, config.input):
+        held_up_to_class = held_up_to(data.test, config.seed)
+    return TrainingData(
         data=located(config.data),
         seed=config.seed,
         holdout_fraction=config.input.holdout_fraction,
@@ -180,33 +286,9 @@ def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = N
         test_split=config.input.test_split,
         classes=config.input.classes,
         is_multilabel=data.train.is_multilabel,
-        held_up_to=held_up_to(data.test, config.seed)
-        if holds_out(config.data, config.input)
-        else {},
+        held_up_to=held_up_to_class,
         lora_rank=config.optimizer.lora_rank,
     )
-    factors = lora_of(config.optimizer)
-    return {
-        **describe(
-            architecture,
-            data.train.class_names if architecture.num_classes else None,
-            preprocessing,
-            training_data,
-            licence,
-        ),
-        **({} if factors is None else {"lora": dataclasses.asdict(factors)}),
-        "config": to_dict(config),
-        "data": config.data,
-        "num_examples": len(data.train),
-        "global_batch": config.global_batch,
-        **(
-            {"phases": [(p.last_step, p.global_batch) for p in run.steps.phases]}
-            if run.steps.phases
-            else {}
-        ),
-        "seed": config.seed,
-        **files_of(config, data),
-    }
 
 
 def summary(
@@ -217,55 +299,61 @@ def summary(
     results: Mapping[str, float],
     num_missing: int,
 ) -> JsonObject:
-    """The content of `summary.json`, flat, with the last training metrics; the loop adds what depends on the run's end.
+    """Return the content of `summary.json`; the loop adds values that depend on the end of the run.
 
     `num_missing` images of the split that `results` are of could not be read.
     """
-    return {
-        **results,
-        **({"train_loss": train_metrics["train_loss"]} if "train_loss" in train_metrics else {}),
-        "learning_rate": run.config.schedule.learning_rate,
-        "steps": last_step,
-        "images": run.images(last_step),
-        "exaflops": run.training_flops(last_step) / 1e18,
-        "wall_seconds": 0.0,
-        "images_per_second": train_metrics.get("images_per_second", 0.0),
-        "unreadable_images": train_metrics.get("unreadable_images", 0) + num_missing,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.model)),
-        "parameters_sha256": pytree.parameters_sha256(state.model),
-        **machine(),
-    }
+    values: JsonObject = dict(results)
+    if "train_loss" in train_metrics:
+        values["train_loss"] = train_metrics["train_loss"]
+    values["learning_rate"] = run.config.schedule.learning_rate
+    values["steps"] = last_step
+    values["images"] = run.images(last_step)
+    values["exaflops"] = run.training_flops(last_step) / 1e18
+    values["wall_seconds"] = 0.0
+    values["images_per_second"] = train_metrics.get("images_per_second", 0.0)
+    values["unreadable_images"] = train_metrics.get("unreadable_images", 0) + num_missing
+    values["parameters"] = _count_values(state.model)
+    values["parameters_sha256"] = pytree.parameters_sha256(state.model)
+    values.update(machine())
+    return values
 
 
 def machine() -> JsonObject:
-    """The devices, and the versions of what a run depends on."""
-    return {
+    """The devices, and the versions of the packages that a run depends on."""
+    values: JsonObject = {
         "device_kind": jax.devices()[0].device_kind,
         "num_devices": jax.device_count(),
         "num_processes": jax.process_count(),
-        **{
-            f"version_{name.replace('-', '_')}": importlib.metadata.version(name)
-            for name in PACKAGES
-        },
     }
+    for name in PACKAGES:
+        values[f"version_{name.replace('-', '_')}"] = importlib.metadata.version(name)
+    return values
 
 
 def closing(summary: JsonObject, folder: pathlib.Path, *, split: str) -> str:
     """Return the closing lines: results, cost and paths."""
-    shares = [
-        f"{split}_{name}" for name in SHARES if f"{split}_{name}" in summary
-    ]  # none if pixels are predicted
-    results = "".join(f"{name.replace('_', ' ')} {summary[name]:.2%}, " for name in shares)
-    missing = f"{summary['unreadable_images']:,} images could not be read and were left out\n"
-    of_best = (
-        f", at step {summary['best_step']:,}, the best that is kept"
-        if "best_step" in summary
-        else ""
-    )
-    return (
-        f"{results}{split} loss {summary[f'{split}_loss']:.4f}{of_best}\n"
-        f"{missing if summary['unreadable_images'] else ''}"
+    lines = [
+        _describe_results(summary, split),
         f"{summary['images']:,} images in {duration_text(summary['wall_seconds'])} "
-        f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} exaFLOPs\n"
-        f"checkpoints, metrics and summary.json are in {folder}"
-    )
+        f"({summary['images_per_second']:,.0f} images/s while training), {summary['exaflops']:.3g} "
+        "exaFLOPs",
+        f"checkpoints, metrics and summary.json are in {folder}",
+    ]
+    unreadable = summary["unreadable_images"]
+    if unreadable:
+        lines.insert(1, f"{unreadable:,} images could not be read and were left out")
+    return "\n".join(lines)
+
+
+def _describe_results(summary: JsonObject, split: str) -> str:
+    """Return the line of results. A run that predicts pixels has only a loss."""
+    results = []
+    for name in SHARES:
+        metric = f"{split}_{name}"
+        if metric in summary:
+            results.append(f"{metric.replace('_', ' ')} {summary[metric]:.2%}")
+    results.append(f"{split} loss {summary[f'{split}_loss']:.4f}")
+    if "best_step" in summary:
+        results.append(f"at step {summary['best_step']:,}, the best that is kept")
+    return ", ".join(results)

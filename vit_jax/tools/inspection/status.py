@@ -29,7 +29,8 @@ from vit_jax.train.run_files import (
     read_summary,
 )
 
-RECENT_LINES = 10  # of training metrics, whose speed is that of the time left
+RECENT_LINES = 10
+"""Number of lines of training metrics whose speed estimates the time that is left."""
 HEAD = (
     "run",
     "state",
@@ -46,14 +47,28 @@ HEAD = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status:
-    """The state of one run. None: not known, or not yet."""
+    """The state of one run. A value is None if it is not known, or not yet.
+
+    Attributes:
+      run: the workdir.
+      state: running, ended, diverged, paused (by a sweep) or stopped.
+      step: the newest step with metrics.
+      total_steps: length of the run.
+      train_loss: loss of the newest logged step.
+      test_accuracy: accuracy on the test split; mean average precision of multi-label data.
+      images_per_second: speed of the newest logged step.
+      seconds_left: time to the end; only of a running run.
+      checkpoint_step: step of the newest checkpoint.
+      seconds_since_written: time since metrics or the summary were written.
+      error: message of the error that ended the run.
+    """
 
     run: str
-    state: str  # running, ended, diverged, paused (by a sweep), stopped
+    state: str
     step: int | None
     total_steps: int | None
     train_loss: float | None
-    test_accuracy: float | None  # of multi-label data the mean average precision
+    test_accuracy: float | None
     images_per_second: float | None
     seconds_left: float | None
     checkpoint_step: int | None
@@ -62,29 +77,30 @@ class Status:
 
     def cells(self) -> list[str]:
         """Return the cells below `HEAD`."""
-
-        def shown(value: float | None, form: str) -> str:
-            return "" if value is None else format(value, form)
-
-        left, ago = (
-            "" if s is None else duration_text(s)
-            for s in (self.seconds_left, self.seconds_since_written)
-        )
-        numbers = (
-            shown(self.step, ","),
-            shown(self.total_steps, ","),
-            shown(self.train_loss, ".4f"),
-        )
-        results = (shown(self.test_accuracy, ".2%"), shown(self.images_per_second, ",.0f"))
         return [
             self.run,
             self.state,
-            *numbers,
-            *results,
-            left,
-            shown(self.checkpoint_step, ","),
-            ago and f"{ago} ago",
+            _format(self.step, ","),
+            _format(self.total_steps, ","),
+            _format(self.train_loss, ".4f"),
+            _format(self.test_accuracy, ".2%"),
+            _format(self.images_per_second, ",.0f"),
+            _format_duration(self.seconds_left),
+            _format(self.checkpoint_step, ","),
+            _format_duration(self.seconds_since_written, " ago"),
         ]
+
+
+def _format(value: float | None, form: str) -> str:
+    if value is None:
+        return ""
+    return format(value, form)
+
+
+def _format_duration(seconds: float | None, suffix: str = "") -> str:
+    if seconds is None:
+        return ""
+    return f"{duration_text(seconds)}{suffix}"
 
 
 def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
@@ -93,23 +109,24 @@ def find_runs(folders: Sequence[str]) -> list[pathlib.Path]:
     Raises:
       ValueError: there is no run in one of them.
     """
-    workdirs: list[pathlib.Path] = []
+    workdirs: dict[pathlib.Path, None] = {}
     for name in folders:
-        folder = expanded(name)
-        files = (
-            [folder / CONFIG_FILE]
-            if (folder / CONFIG_FILE).exists()
-            else sorted(folder.rglob(CONFIG_FILE))
-        )
-        runs = [
-            file.parent for file in files if "total" in read_config(file.parent)
-        ]  # weights have this file, too
-        if not runs:
+        found = _find_workdirs(expanded(name))
+        if not found:
             raise ValueError(
                 f"{name}: must be a workdir with {CONFIG_FILE}, or a folder of workdirs."
             )
-        workdirs += runs
-    return list(dict.fromkeys(workdirs))
+        workdirs.update(dict.fromkeys(found))
+    return list(workdirs)
+
+
+def _find_workdirs(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Return a workdir itself, or the workdirs below a folder; weights are no workdir."""
+    if (folder / CONFIG_FILE).exists():
+        candidates = [folder]
+    else:
+        candidates = sorted(file.parent for file in folder.rglob(CONFIG_FILE))
+    return [candidate for candidate in candidates if "total" in read_config(candidate)]
 
 
 def read_status(workdir: pathlib.Path, now: float) -> Status:
@@ -124,73 +141,123 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
     """
     config = read_config(workdir)
     lines = read_metrics(workdir)
-    summary = read_summary(workdir)
-    last = {name: value for line in lines for name, value in line.items()}
+    newest: dict[str, float] = {}
+    for line in lines:
+        newest.update(line)
+
     reader = CheckpointReader(workdir)
-    steps = reader.all_steps()
-    examples = reader.metadata(steps[-1]).get("num_examples") if steps else None
-    step = int(last["step"]) if lines else None
-    total = total_steps(config, examples)
-    files = [file for name in (METRICS_FILE, SUMMARY_FILE) if (file := workdir / name).exists()]
-    is_running = (workdir / LOCK_FILE).exists() and not is_abandoned(workdir, now, EXPIRY_SECONDS)
-    error = read_error(workdir)
-    divergence = read_divergence(workdir)
-    state = "running" if is_running else "paused" if (workdir / PAUSE_FILE).exists() else "stopped"
+    saved_steps = reader.all_steps()
+    num_examples = None
+    if saved_steps:
+        num_examples = reader.metadata(saved_steps[-1]).get("num_examples")
+
+    summary = read_summary(workdir)
+    state, error = _read_state(workdir, summary, now)
+    total = total_steps(config, num_examples)
     if summary is not None:
-        state, error = ("diverged", summary[DIVERGED]) if DIVERGED in summary else ("ended", None)
         total = summary.get("steps", total)
-    elif divergence is not None:
-        state = "diverged"
-        error = f"step {divergence['step']:,} is not finite: vit-jax replay {workdir}"
-    left = seconds_left(lines, total) if is_running else None
-    accuracies = (last.get(f"test_{name}") for name in ("accuracy", MULTILABEL_RESULTS[0]))
+
     return Status(
         run=str(workdir),
         state=state,
-        step=step,
+        step=int(newest["step"]) if lines else None,
         total_steps=total,
-        train_loss=last.get("train_loss"),
-        test_accuracy=next((value for value in accuracies if value is not None), None),
-        images_per_second=last.get("images_per_second"),
-        seconds_left=left,
-        checkpoint_step=steps[-1] if steps else None,
-        seconds_since_written=max(0.0, now - max(file.stat().st_mtime for file in files))
-        if files
-        else None,
+        train_loss=newest.get("train_loss"),
+        test_accuracy=_find_accuracy(newest),
+        images_per_second=newest.get("images_per_second"),
+        seconds_left=seconds_left(lines, total) if _is_running(workdir, now) else None,
+        checkpoint_step=saved_steps[-1] if saved_steps else None,
+        seconds_since_written=_measure_silence(workdir, now),
         error=error,
     )
 
 
+def _read_state(
+    workdir: pathlib.Path,
+    summary: JsonObject | None,
+    now: float,
+) -> tuple[str, str | None]:
+    """Return the state of a run in one word, and its error if it has one."""
+    if summary is not None:
+        if DIVERGED in summary:
+            return "diverged", summary[DIVERGED]
+        return "ended", None
+
+    divergence = read_divergence(workdir)
+    if divergence is not None:
+        step = divergence["step"]
+        return "diverged", f"step {step:,} is not finite: vit-jax replay {workdir}"
+
+    error = read_error(workdir)
+    if _is_running(workdir, now):
+        return "running", error
+    if (workdir / PAUSE_FILE).exists():
+        return "paused", error
+    return "stopped", error
+
+
+def _is_running(workdir: pathlib.Path, now: float) -> bool:
+    return (workdir / LOCK_FILE).exists() and not is_abandoned(workdir, now, EXPIRY_SECONDS)
+
+
+def _find_accuracy(metrics: Mapping[str, float]) -> float | None:
+    """Return the accuracy on the test split, or the first metric of multi-label data."""
+    accuracy = metrics.get("test_accuracy")
+    if accuracy is not None:
+        return accuracy
+    return metrics.get(f"test_{MULTILABEL_RESULTS[0]}")
+
+
+def _measure_silence(workdir: pathlib.Path, now: float) -> float | None:
+    """Return the seconds since the run has written metrics or its summary; None if it has not."""
+    times = []
+    for name in (METRICS_FILE, SUMMARY_FILE):
+        if (workdir / name).exists():
+            times.append((workdir / name).stat().st_mtime)
+    if not times:
+        return None
+    return max(0.0, now - max(times))
+
+
 def total_steps(config: JsonObject, num_examples: int | None) -> int | None:
-    """Return the length of a run in steps; None if it has phases, or counts epochs of an unknown number of images."""
+    """Return the length of a run in steps; None if it has phases, or an unknown number of images."""
     batch = config.get("global_batch")
     total = config.get("total")
     if not batch or not isinstance(total, str) or config.get("phases"):
         return None
-    if parse_duration(total)[1] == "epochs" and not num_examples:
+    _, unit = parse_duration(total)
+    if unit == "epochs" and not num_examples:
         return None
     return Clock(batch, num_examples or 0).to_steps(total)
 
 
 def seconds_left(lines: Sequence[Mapping[str, float]], total: int | None) -> float | None:
-    """Return the time to the last step at the speed of the recent lines, evaluations and saves included."""
-    timed = [(line["step"], line["wall_seconds"]) for line in lines if "wall_seconds" in line][
-        -RECENT_LINES:
-    ]
-    if total is None or len(timed) < 2:
+    """Return the time to the last step at the speed of recent steps, evaluations and saves included."""
+    timed = [line for line in lines if "wall_seconds" in line]
+    recent = timed[-RECENT_LINES:]
+    if total is None or len(recent) < 2:
         return None
-    (first, start), (last, end) = timed[0], timed[-1]
-    seconds = (end - start) / max(last - first, 1) * (total - last)
-    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    first = recent[0]
+    last = recent[-1]
+    seconds = last["wall_seconds"] - first["wall_seconds"]
+    seconds_per_step = seconds / max(last["step"] - first["step"], 1)
+    left = seconds_per_step * (total - last["step"])
+    if not math.isfinite(left) or left < 0:
+        return None
+    return left
 
 
 def to_table(statuses: Sequence[Status]) -> str:
     """Return a table with a line for each run, and the errors below it."""
-    errors = [
-        printable(f"{status.run}: {status.error}") + "\n" for status in statuses if status.error
-    ]
-    table = aligned(HEAD, [status.cells() for status in statuses], ("run", "state"))
-    return "".join([table, "\n", *errors] if errors else [table])
+    rows = [status.cells() for status in statuses]
+    table = aligned(HEAD, rows, ("run", "state"))
+    errors = ""
+    for status in statuses:
+        if status.error:
+            errors += printable(f"{status.run}: {status.error}") + "\n"
+    if errors:
+        return f"{table}\n{errors}"
+    return table
 
 
 def read_all(folders: Sequence[str]) -> list[Status]:
