@@ -72,6 +72,8 @@ MULTI_LABEL = "multi_label_classification"
 SINGLE_LABEL = "single_label_classification"
 Prepared = tuple[dict[str, object] | None, tuple[str, ...]]
 """Preprocessing as our checkpoints have it, and notes."""
+# Of Hugging Face: the arrays tell whether there are biases, but a value of another type is a mistake.
+_CHECKED_FLAGS = ("attention_bias", "mlp_bias", "qkv_bias")
 
 
 class Sidecar(NamedTuple):
@@ -144,6 +146,8 @@ def _from_huggingface(config: Mapping[str, object]) -> Sidecar:
     config = {**config, **read_object(config, "vision_config")}  # of a model with a text tower
     named = architectures.huggingface_fields(model_type, config)
     require_three_channels("num_channels", config.get("num_channels"))
+    for flag in _CHECKED_FLAGS:
+        read_flag(config, flag)
     labels = read_class_names(config, "id2label")
     activation = read_string(config, "hidden_act")
     is_gated = activation in ("silu", "swish") or read_flag(config, "use_swiglu_ffn") is True
