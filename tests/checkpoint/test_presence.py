@@ -1,5 +1,6 @@
 """No checkpoint counts as saved whose arrays cannot be found again."""
 
+import errno
 import os
 
 import jax.numpy as jnp
@@ -78,4 +79,26 @@ def test_a_save_whose_arrays_are_not_merged_fails_and_keeps_the_step_before(tmp_
     with pytest.raises(SaveError, match=rf"{MANIFEST} is missing.*\n.*step 1 is intact"):
         store.wait()
     assert CheckpointReader(tmp_path).all_steps() == [1]
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "cure"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "ulimit -n 65536"),
+        (ValueError("kvstore: Open failed: Too many open files [errno 24]"), "ulimit -n 65536"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "Make room, or repair the folder"),
+    ],
+)
+def test_a_save_that_fails_for_the_limit_of_open_files_blames_the_limit(
+    tmp_path, monkeypatch, error, cure
+):
+    async def fail(*words, **options):
+        raise RuntimeError("The save failed") from error
+
+    monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", fail)
+    store = CheckpointStore(tmp_path)
+    store.save(1, ITEMS, metadata={}, metrics={})
+    with pytest.raises(SaveError, match=rf"could not be written(.|\n)*{cure}"):
+        store.wait()
     store.close()

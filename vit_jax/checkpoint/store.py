@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import operator
+import os
 import pathlib
 import secrets
 import time
@@ -31,7 +32,7 @@ from vit_jax.checkpoint.reader import (
     metadata_digest,
 )
 from vit_jax.config.evaluators import Mode
-from vit_jax.storage.files import expanded, read_json, remove_tree, write_atomically
+from vit_jax.storage.files import OUT_OF_FILES, expanded, read_json, remove_tree, write_atomically
 from vit_jax.text.printable import first_line
 
 METRICS = "metrics"  # orbax's name for the item of what is measured
@@ -229,10 +230,25 @@ class CheckpointStore:
             with contextlib.suppress(Exception):  # storage that failed may fail again
                 if steps := CheckpointReader(self.folder.parent).all_steps():
                     kept = f"the checkpoint of step {steps[-1]} is intact"
+            cure = "Make room, or repair the folder"
+            if _is_out_of_files(error):
+                cure = "Raise the limit of open files (ulimit -n 65536)"
             raise SaveError(
                 f"A checkpoint could not be written to {self.folder}: {first_line(error)}\n"
-                f"Nothing else was touched: {kept}. Make room, or repair the folder, and start the same command again."
+                f"Nothing else was touched: {kept}. {cure}, and start the same command again."
             ) from error
+
+
+def _is_out_of_files(error: BaseException) -> bool:
+    """Return True if the limit of open files is a cause; the array writer states it in words only."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in OUT_OF_FILES:
+            return True
+        if any(os.strerror(number) in str(cause) for number in OUT_OF_FILES):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _is_news(record: logging.LogRecord) -> bool:
