@@ -15,9 +15,9 @@ from tests.models.test_attention import distances, projections, results
 from tests.models.test_vit import small
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import ShardingConfig, load_recipe
-from vit_jax.kernels import attention_cudnn
+from vit_jax.kernels import attention_cudnn, dispatch
 from vit_jax.kernels.devices import placed_by
-from vit_jax.models.attention import Attention, choose_form
+from vit_jax.models.attention import Attention
 from vit_jax.models.block import attention_form
 from vit_jax.models.encoder import REMAT_POLICIES
 from vit_jax.sharding import Placement, build_mesh
@@ -139,7 +139,7 @@ def test_devices_compute_their_images_and_heads(stand_in):
 )
 def test_auto_takes_cudnn_on_gpus_where_it_can(place, sizes, form):
     with placed_by(place):
-        assert choose_form("auto", **(SIZES | sizes)) == form
+        assert dispatch.choose_attention("auto", **(SIZES | sizes)) == form
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_explicit_form_is_rejected_with_the_rule(place, sizes, rule):
         placed_by(place),
         pytest.raises(ValueError, match=rf"model.attention='cudnn'.*{rule}.*Use auto or xla\."),
     ):
-        choose_form("cudnn", **(SIZES | sizes))
+        dispatch.choose_attention("cudnn", **(SIZES | sizes))
 
 
 def test_forms_of_architectures():

@@ -4,7 +4,7 @@ import numpy as np
 
 from tests.models.small_models import Place
 from vit_jax.kernels.devices import placed_by
-from vit_jax.kernels.products import multiply, multiply_each
+from vit_jax.kernels.dispatch import multiply, multiply_each
 
 TOLERANCE = 2e-6  # of the largest number: float32 sums of 15 products at most, in another order
 

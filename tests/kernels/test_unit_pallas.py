@@ -8,7 +8,7 @@ from flax import nnx
 
 from tests.models.small_models import Place, assert_same_up_to_rounding
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.kernels import unit_programs
+from vit_jax.kernels import unit_sizes
 from vit_jax.kernels.devices import placed_by
 from vit_jax.models.resnet import Unit
 from vit_jax.sharding import Placement, build_mesh
@@ -53,7 +53,7 @@ def output_and_gradients(run, unit, x, gradient):
     ],
 )
 def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride, monkeypatch):
-    monkeypatch.setattr(unit_programs, "ROWS", 16)  # several products, the last one with fewer rows
+    monkeypatch.setattr(unit_sizes, "ROWS", 16)  # several products, the last one with fewer rows
     out_size = [side // stride for side in size]
     operands = (
         unit(inputs, inner, stride=stride, form=form),
@@ -61,16 +61,16 @@ def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride
         maps(2, *out_size, 4 * inner),
     )
     expected = output_and_gradients(lambda unit, x: unit(x), *operands)
-    found = output_and_gradients(Unit.by_kernel, *operands)
+    found = output_and_gradients(Unit.compute_by_kernel, *operands)
     for ours, xla in zip(found, expected, strict=True):
         assert_same_up_to_rounding(xla, ours)
 
 
 def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
     operands = unit(64, 64), maps(4, 3, 4, 64), maps(4, 3, 4, 256)
-    whole = output_and_gradients(Unit.by_kernel, *operands)
+    whole = output_and_gradients(Unit.compute_by_kernel, *operands)
     with placed_by(Placement(build_mesh(jax.devices()[:4]))):
-        parts = output_and_gradients(lambda *x: Unit.by_kernel(*x), *operands)
+        parts = output_and_gradients(lambda *x: Unit.compute_by_kernel(*x), *operands)
     assert_same_up_to_rounding(whole, parts)
 
 
@@ -91,7 +91,7 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
             [np.linalg.norm(x - y) / np.linalg.norm(y) for x, y in zip(found, exact, strict=True)]
         )
         for found in (
-            outputs(Unit.by_kernel, "bfloat16"),
+            outputs(Unit.compute_by_kernel, "bfloat16"),
             outputs(lambda unit, x: unit(x), "bfloat16"),
         )
     )

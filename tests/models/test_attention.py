@@ -10,7 +10,8 @@ from tests.models.small_models import Place
 from tests.models.test_vit import small
 from vit_jax.kernels import attention_pallas
 from vit_jax.kernels.devices import placed_by
-from vit_jax.models.attention import CORES, Attention, Projections
+from vit_jax.models import attention as attentions
+from vit_jax.models.attention import Attention, Projections, attend
 from vit_jax.models.norm import LayerNorm
 
 SHAPES = [  # images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
@@ -44,7 +45,7 @@ def results(form, operands, gradient, heads):
     @jax.jit
     def mixture_and_gradients(operands, gradient):
         mixture, pull_back = jax.vjp(
-            lambda *operands: CORES[form](Projections(*operands), heads), *operands
+            lambda *operands: attend(Projections(*operands), heads, form), *operands
         )
         return mixture, *pull_back(gradient.astype(mixture.dtype))
 
@@ -89,7 +90,7 @@ def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, h
     ],
 )
 def test_heads_of_a_program(heads, head_dim, tokens, group):
-    assert attention_pallas.heads_per_program(heads, head_dim, tokens) == group
+    assert attention_pallas.count_heads_per_program(heads, head_dim, tokens) == group
 
 
 def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
@@ -97,7 +98,7 @@ def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
     with pytest.raises(
         ValueError, match=r"cannot hold 1025 tokens with heads of 88.*model.attention=xla"
     ):
-        jax.eval_shape(lambda: CORES["pallas"](Projections(*operands), 16))
+        jax.eval_shape(lambda: attend(Projections(*operands), 16, "pallas"))
 
 
 @pytest.mark.parametrize(
@@ -112,11 +113,12 @@ def test_what_does_not_fit_the_kernel_is_refused_where_it_is_asked_for():
 )
 def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form, monkeypatch):
     taken = []
-    for name in CORES:
-        monkeypatch.setitem(
-            CORES, name, lambda operands, _, name=name: taken.append(name) or operands.query_BQE
-        )
 
+    def take(projections, num_heads, form):
+        taken.append(form)
+        return projections.query_BQE
+
+    monkeypatch.setattr(attentions, "attend", take)
     attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
     with placed_by(Place(platform=platform) if platform else None):

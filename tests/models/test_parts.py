@@ -18,8 +18,7 @@ from tests.models.small_models import (
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
 from vit_jax.kernels.devices import placed_by
-from vit_jax.models.position_tables import rotary_angles
-from vit_jax.models.positions import RotaryPositions
+from vit_jax.models.positions import RotaryPositions, rotary_angles
 
 SMALL = Architecture(
     name="small",

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.models.position_tables import fixed_positions, sincos2d
+from vit_jax.models.positions import fixed_positions, sincos2d
 
 
 def test_sincos2d_first_row_and_last_frequency():

@@ -1,1 +1,9 @@
-"""Forms of computations for one kind of device, behind `dispatch`; `models/` holds the reference in plain JAX."""
+"""Forms of computations for one kind of device, chosen by `dispatch`; `models/` has the reference of each in plain JAX.
+
+The constants name intermediates that rematerialisation may keep.
+"""
+
+ATTENTION_OUTPUT = "attention_output"
+LOG_SUMS = "log_sums"  # logarithms of the sums of a softmax
+CONVOLUTION = "convolution"
+STATISTICS = "statistics"  # of a norm

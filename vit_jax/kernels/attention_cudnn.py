@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.kernels.attention_pallas import LOG_SUMS, MIXTURE
+from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import compute_capability, on_shards
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
@@ -81,7 +81,7 @@ def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Rematerialisation knows the output and the log of the sums by the names of the kernel for TPUs."""
     results = _call(_FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True)
     output_BSTh, log_sums_BTS = (
-        checkpoint_name(*each) for each in zip(results, (MIXTURE, LOG_SUMS), strict=True)
+        checkpoint_name(*each) for each in zip(results, (ATTENTION_OUTPUT, LOG_SUMS), strict=True)
     )
     return output_BSTh, (*operands_BSTh, log_sums_BTS, output_BSTh)
 

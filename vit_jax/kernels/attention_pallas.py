@@ -23,6 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import on_shards
 
 MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
@@ -32,10 +33,6 @@ GOOD_BLOCK = (
 MAX_BLOCK = 330_000
 LANES = 128
 Ref = Any  # an array of Pallas on the chip
-MIXTURE, LOG_SUMS = (
-    "mixture",
-    "log_sums",
-)  # names of the results, by which rematerialisation may keep them
 LOG2_E = 1 / math.log(2)  # the unit computes powers of two
 
 _NT = (((1,), (1,)), ((), ()))  # a @ b.T
@@ -68,9 +65,9 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
     names = ("heads_BSE",) * 3 + ("bias_3E",)
-    mixture_BSE, log_sums_BTGS = on_shards(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
-    mixture_BSE = checkpoint_name(mixture_BSE, MIXTURE)
-    return mixture_BSE, (*operands, checkpoint_name(log_sums_BTGS, LOG_SUMS))
+    output_BSE, log_sums_BTGS = on_shards(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
+    output_BSE = checkpoint_name(output_BSE, ATTENTION_OUTPUT)
+    return output_BSE, (*operands, checkpoint_name(log_sums_BTGS, LOG_SUMS))
 
 
 def _differentiate(
@@ -86,7 +83,7 @@ def _differentiate(
 attention.defvjp(_save, _differentiate)
 
 
-def heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
+def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
     """G, the heads of one program: as many as fit on the chip, whose lanes are complete tiles or all there are.
 
     The more, the less its fixed costs count. None where not even the fewest fit.
@@ -107,7 +104,7 @@ class _Grid:
     def __init__(self, shape: tuple[int, ...], head_dim: int):
         batch, self.length, width = shape
         num_heads = width // head_dim
-        group = heads_per_program(num_heads, head_dim, self.length)
+        group = count_heads_per_program(num_heads, head_dim, self.length)
         if group is None:
             rule = f"cannot hold {self.length} tokens with heads of {head_dim}"
             raise ValueError(
@@ -198,7 +195,7 @@ def _forward(
     q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
     v_ES = v_SE.T
     dtype = v_SE.dtype
-    mixtures_hQ = []
+    outputs_hQ = []
     for head, rows in enumerate(_heads(key.shape[-1], head_dim)):
         q_Qh, tiles = _only(q_QE, rows, dtype)
         scores_SQ = _dot(k_SE[:, tiles], q_Qh, _NT)
@@ -206,8 +203,8 @@ def _forward(
         weights_SQ = jnp.exp2(scores_SQ - highest_1Q)
         sums_1Q = weights_SQ.sum(0, keepdims=True)
         log_sums[0, 0, head : head + 1, :] = highest_1Q + jnp.log2(sums_1Q)
-        mixtures_hQ.append(_dot(v_ES[rows], weights_SQ.astype(dtype), _NN) * (1.0 / sums_1Q))
-    out[0] = jnp.concatenate(mixtures_hQ).T.astype(out.dtype)
+        outputs_hQ.append(_dot(v_ES[rows], weights_SQ.astype(dtype), _NN) * (1.0 / sums_1Q))
+    out[0] = jnp.concatenate(outputs_hQ).T.astype(out.dtype)
 
 
 def _backward(

@@ -1,4 +1,4 @@
-"""The convolution of images, and the same in the forms that XLA for CPUs is fast in.
+"""The convolution of images, and a form whose gradients XLA for CPUs computes fast.
 
 Legend: B batch, H W height and width, I O channels of a kernel's input and output.
 """
@@ -10,28 +10,28 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.kernels.products import multiply
+from vit_jax.kernels.products import multiply_on_cpu
 
-Padding = str | tuple[tuple[int, int], ...]
-"""SAME, or the rows before and after the map, and the columns."""
+Border = tuple[tuple[int, int], ...]  # lines before and after the map, and columns
+_ORDERS = ("NHWC", "HWIO", "NHWC")
 
 
 def convolve(
     x_BHWI: jax.Array,
     kernel_HWIO: jax.Array,
     stride: int,
-    padding: Padding | Sequence[tuple[int, int]],
+    padding: str | Sequence[tuple[int, int]],
     **dilation: Any,
 ) -> jax.Array:
     """Return (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
-    numbers = ("NHWC", "HWIO", "NHWC")
+    strides = (stride, stride)
     return jax.lax.conv_general_dilated(
-        x_BHWI, kernel_HWIO, (stride, stride), padding, dimension_numbers=numbers, **dilation
+        x_BHWI, kernel_HWIO, strides, padding, dimension_numbers=_ORDERS, **dilation
     )
 
 
 def convolve_on_cpu(
-    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding
+    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: str | Border
 ) -> jax.Array:
     """Return the result of `convolve`, up to rounding.
 
@@ -41,43 +41,46 @@ def convolve_on_cpu(
     """
     size = kernel_HWIO.shape[:2]
     if size == (1, 1):
-        return multiply(x_BHWI[:, ::stride, ::stride], kernel_HWIO[0, 0])
+        return multiply_on_cpu(x_BHWI[:, ::stride, ::stride], kernel_HWIO[0, 0])
     if isinstance(padding, str):
-        padding = tuple(jax.lax.padtype_to_pads(x_BHWI.shape[1:3], size, (stride, stride), padding))
+        strides = (stride, stride)
+        padding = tuple(jax.lax.padtype_to_pads(x_BHWI.shape[1:3], size, strides, padding))
     return _convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolve(
-    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding
-) -> jax.Array:
+def _convolve(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Border) -> jax.Array:
     return convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
-def _forward(
-    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding
-) -> tuple[jax.Array, Any]:
+def _convolve_and_save(
+    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Border
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return convolve(x_BHWI, kernel_HWIO, stride, padding), (x_BHWI, kernel_HWIO)
 
 
-def _backward(
-    stride: int, padding: tuple[tuple[int, int], ...], inputs: Any, y_BHWO: jax.Array
+def _differentiate(
+    stride: int, padding: Border, saved: tuple[jax.Array, jax.Array], dy_BHWO: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of the input and of the kernel, from that of the output: convolutions in the same order too."""
-    x_BHWI, kernel_HWIO = inputs
-    sizes = zip(x_BHWI.shape[1:3], kernel_HWIO.shape[:2], y_BHWO.shape[1:3], padding, strict=True)
-    around_y = []
-    around_x = []
-    for x_size, kernel_size, y_size, (before, _) in sizes:
-        reach = (y_size - 1) * stride + 1  # from the first to the last place of the kernel
-        around_y.append((kernel_size - 1 - before, x_size - reach + before))
-        around_x.append((before, reach - 1 + kernel_size - x_size - before))
+    """Return the gradients of input and kernel: convolutions, whose dimensions have the same order."""
+    x_BHWI, kernel_HWIO = saved
+    border_of_dy = []
+    border_of_x = []
+    for axis, (before, _) in enumerate(padding):
+        x_size = x_BHWI.shape[1 + axis]
+        y_size = dy_BHWO.shape[1 + axis]
+        kernel_size = kernel_HWIO.shape[axis]
+        reach = (y_size - 1) * stride + 1  # from the first to the last position of the kernel
+        border_of_dy.append((kernel_size - 1 - before, x_size - reach + before))
+        border_of_x.append((before, reach - 1 + kernel_size - x_size - before))
+
     flipped_HWOI = jnp.flip(kernel_HWIO, (0, 1)).swapaxes(2, 3)
-    dx_BHWI = convolve(y_BHWO, flipped_HWOI, 1, around_y, lhs_dilation=(stride, stride))
+    dx_BHWI = convolve(dy_BHWO, flipped_HWOI, 1, border_of_dy, lhs_dilation=(stride, stride))
+
     x_IHWB = x_BHWI.transpose(3, 1, 2, 0)
-    y_HWBO = y_BHWO.transpose(1, 2, 0, 3)
-    dkernel_IHWO = convolve(x_IHWB, y_HWBO, 1, around_x, rhs_dilation=(stride, stride))
+    dy_HWBO = dy_BHWO.transpose(1, 2, 0, 3)
+    dkernel_IHWO = convolve(x_IHWB, dy_HWBO, 1, border_of_x, rhs_dilation=(stride, stride))
     return dx_BHWI, dkernel_IHWO.transpose(1, 2, 0, 3)
 
 
-_convolve.defvjp(_forward, _backward)
+_convolve.defvjp(_convolve_and_save, _differentiate)

@@ -1,15 +1,19 @@
 """The networks. They take images in [-1, 1] and know nothing of data, losses, meshes or training."""
 
+from typing import TYPE_CHECKING
+
 import jax
 from flax import nnx
 
-from vit_jax.config import Architecture
-from vit_jax.imports.references import resolve
-from vit_jax.models.initial_values import redraw_truncated_normal
-from vit_jax.models.resnet import ResNet
-from vit_jax.models.vit import VisionTransformer
+from vit_jax.config.architecture import Architecture
+from vit_jax.imports.public_names import import_on_use
 
-__all__ = ["ResNet", "VisionTransformer", "abstract_model", "build_model"]
+if TYPE_CHECKING:
+    from vit_jax.models.resnet import ResNet as ResNet
+    from vit_jax.models.vit import VisionTransformer as VisionTransformer
+
+# A network loads the modules of its family alone.
+__getattr__ = import_on_use(__name__, {"resnet": ("ResNet",), "vit": ("VisionTransformer",)})
 
 _REDRAWING = 2**31 - 1  # number of a stream of random numbers beside those of the layers
 
@@ -24,12 +28,24 @@ def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
       ValueError: a user-defined component cannot be imported.
     """
     if architecture.network is not None:
-        return resolve(architecture.network, "config.model.network")(architecture, key)
+        from vit_jax.imports.references import resolve
+
+        build_network = resolve(architecture.network, "config.model.network")
+        network: nnx.Module = build_network(architecture, key)
+        return network
     if not architecture.has_transformer:
+        from vit_jax.models.resnet import ResNet
+
         return ResNet(architecture, key)
+
+    from vit_jax.models.vit import VisionTransformer
+
     model = VisionTransformer(architecture, key)
     if architecture.initial_values == "truncated_normal":
-        model = redraw_truncated_normal(model, architecture, jax.random.fold_in(key, _REDRAWING))
+        from vit_jax.models.initial_values import redraw_truncated_normal
+
+        redraw_key = jax.random.fold_in(key, _REDRAWING)
+        model = redraw_truncated_normal(model, architecture, redraw_key)
     return model
 
 

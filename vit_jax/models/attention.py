@@ -1,8 +1,9 @@
-"""Multi-head attention, and the forms in which its core is computed: by XLA, a kernel for TPUs, or cuDNN.
+"""Multi-head attention (ViT, App. A): of all tokens, or of the tokens of a row or column.
 
-Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h.
+Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h; l lines of s tokens.
 """
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -11,18 +12,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.config.network_options import AttentionForm
-from vit_jax.kernels import attention_cudnn, attention_pallas
-from vit_jax.kernels.devices import is_placed, named, platform
-from vit_jax.kernels.products import dot_general, multiply, multiply_each
-from vit_jax.models.positions import RelativePositions, RotaryPositions
+from vit_jax.kernels import ATTENTION_OUTPUT, dispatch
+from vit_jax.kernels.devices import constrain
 
 XAVIER_UNIFORM = nnx.initializers.xavier_uniform()
 PROJECTIONS = ("query", "key", "value", "out")
 
 
 class Projections(NamedTuple):
-    """The operands of an attention's core; each head has h adjacent channels of E."""
+    """Queries, keys and values of all heads, each with h adjacent channels of E."""
 
     query_BQE: jax.Array  # without bias, as key and value
     key_BSE: jax.Array
@@ -30,20 +28,17 @@ class Projections(NamedTuple):
     bias_3E: jax.Array  # of queries, keys and values
     offset_key_QSh: jax.Array | None = None  # of relative positions, the same for all heads
 
-    def biased(self) -> list[jax.Array]:
-        """Queries, keys and values with their biases, (B, Q or S, E)."""
-        return [x + bias_E for x, bias_E in zip(self[:3], self.bias_3E, strict=True)]
-
-    def heads(self, num_heads: int) -> list[jax.Array]:
-        """Queries, keys and values with their biases, (B, Q or S, T, h)."""
-        return [x.reshape(*x.shape[:2], num_heads, -1) for x in self.biased()]
+    def split_heads(self, num_heads: int) -> list[jax.Array]:
+        """Return queries, keys and values with their biases, (B, Q or S, T, h)."""
+        biased = [x + bias_E for x, bias_E in zip(self[:3], self.bias_3E, strict=True)]
+        return [x.reshape(*x.shape[:2], num_heads, -1) for x in biased]
 
 
 class Attention(nnx.Module):
     """Multi-head attention with separate projections; softmax in float32.
 
-    `rotary` turns queries and keys by the place of their patch; a `norm` precedes the last projection. `biases` are the
-    projections that have one.
+    `rotary` turns queries and keys by the position of their patch; a `norm` precedes the last projection. `biases` are
+    the projections that have one.
     """
 
     def __init__(
@@ -53,24 +48,25 @@ class Attention(nnx.Module):
         *,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
-        form: AttentionForm = "auto",
-        positions: RelativePositions | None = None,
-        rotary: RotaryPositions | None = None,
+        form: str = "auto",
+        positions: Callable[[], jax.Array] | None = None,
+        rotary: Callable[[jax.Array, int], jax.Array] | None = None,
         norm: Callable[[jax.Array], jax.Array] | None = None,
         biases: Collection[str] = PROJECTIONS,
     ):
-        self.query, self.key, self.value, self.out = (
-            nnx.Linear(
-                width,
-                width,
-                use_bias=name in biases,
-                kernel_init=XAVIER_UNIFORM,
-                dtype=dtype,
-                dot_general=dot_general,
-                rngs=rngs,
-            )
-            for name in PROJECTIONS
+        dense = functools.partial(
+            nnx.Linear,
+            width,
+            width,
+            kernel_init=XAVIER_UNIFORM,
+            dtype=dtype,
+            dot_general=dispatch.dot_general,
+            rngs=rngs,
         )
+        self.query = dense(use_bias="query" in biases)
+        self.key = dense(use_bias="key" in biases)
+        self.value = dense(use_bias="value" in biases)
+        self.out = dense(use_bias="out" in biases)
         self.num_heads = num_heads
         self.dtype = dtype
         self.form = form
@@ -82,65 +78,100 @@ class Attention(nnx.Module):
     def __call__(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Return (B, Q, D), each query's weighted sum of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
-        return self._finish(CORES[self._form_of(projections)](projections, self.num_heads))
+        form = self._choose_form(projections)
+        return self._project_output(attend(projections, self.num_heads, form))
 
     @jax.named_scope("attention")
     def with_weights(
         self, queries_BQD: jax.Array, tokens_BSD: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the attention output and its weights (B, T, Q, S) in float32."""
-        output_BQE, weights_BTQS = _weighted(self._project(queries_BQD, tokens_BSD), self.num_heads)
-        return self._finish(output_BQE), weights_BTQS
+        """Return the attention output (B, Q, D) and its weights (B, T, Q, S) in float32."""
+        projections = self._project(queries_BQD, tokens_BSD)
+        output_BQE, weights_BTQS = attend_with_weights(projections, self.num_heads)
+        return self._project_output(output_BQE), weights_BTQS
 
-    def _finish(self, output_BQE: jax.Array) -> jax.Array:
-        return self.out(output_BQE if self.norm is None else self.norm(output_BQE))
+    def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
+        layers = (self.query, self.key, self.value)
+        kernels = [layer.kernel[...].astype(self.dtype) for layer in layers]
+        if queries_BQD is tokens_BSD:
+            products = dispatch.multiply_each(tokens_BSD.astype(self.dtype), kernels)
+        else:
+            inputs = (queries_BQD, tokens_BSD, tokens_BSD)
+            pairs = zip(inputs, kernels, strict=True)
+            products = [dispatch.multiply(x.astype(self.dtype), kernel) for x, kernel in pairs]
 
-    def _form_of(self, projections: Projections) -> str:
-        """Return the form of the core. Queries that are not the tokens, as a pooling's probe, are few."""
+        query_BQE = _name_heads(products[0], "query")
+        query_bias_E = self._read_bias(self.query)
+        key_BSE = _name_heads(products[1], "key")
+        key_bias_E = self._read_bias(self.key)
+        value_BSE = _name_heads(products[2], "value")
+        value_bias_E = self._read_bias(self.value)
+
+        if self.rotary is not None:  # it turns queries and keys with their biases
+            query_BQE = self.rotary(query_BQE + query_bias_E, self.num_heads)
+            query_bias_E = jnp.zeros_like(query_bias_E)
+            key_BSE = self.rotary(key_BSE + key_bias_E, self.num_heads)
+            key_bias_E = jnp.zeros_like(key_bias_E)
+
+        bias_3E = jnp.stack([query_bias_E, key_bias_E, value_bias_E])
+        offset_key_QSh = self.positions() if self.positions is not None else None
+        return Projections(query_BQE, key_BSE, value_BSE, bias_3E, offset_key_QSh)
+
+    def _read_bias(self, layer: nnx.Linear) -> jax.Array:
+        """Return the bias of a projection, zeros if it has none."""
+        if layer.bias is None:
+            return jnp.zeros(layer.kernel.shape[-1]).astype(self.dtype)
+        return layer.bias[...].astype(self.dtype)
+
+    def _choose_form(self, projections: Projections) -> str:
+        """Return the form of the attention. Kernels need as many queries as tokens; a pooling's probe is one."""
         tokens = projections.key_BSE
         if projections.query_BQE.shape != tokens.shape or projections.offset_key_QSh is not None:
             return "xla"
         _, length, width = tokens.shape
-        head_dim = width // self.num_heads
-        return choose_form(
+        return dispatch.choose_attention(
             self.form,
             length=length,
             num_heads=self.num_heads,
-            head_dim=head_dim,
+            head_dim=width // self.num_heads,
             dtype=tokens.dtype,
         )
 
-    def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
-        layers = {"query": self.query, "key": self.key, "value": self.value}
-        kernels = [layer.kernel[...].astype(self.dtype) for layer in layers.values()]
-        if queries_BQD is tokens_BSD:
-            products = multiply_each(tokens_BSD.astype(self.dtype), kernels)
-        else:
-            products = [
-                multiply(x.astype(self.dtype), kernel)
-                for x, kernel in zip((queries_BQD, tokens_BSD, tokens_BSD), kernels, strict=True)
-            ]
-        named_products = list[jax.Array]()
-        biases = list[jax.Array]()
-        for (name, layer), product in zip(layers.items(), products, strict=True):
-            named_products.append(checkpoint_name(named(product, "heads_BSE"), name))
-            bias = jnp.zeros(product.shape[-1]) if layer.bias is None else layer.bias[...]
-            biases.append(bias.astype(self.dtype))
-        if self.rotary is not None:  # queries and keys are turned with their biases
-            for place in range(2):
-                named_products[place] = self.rotary(
-                    named_products[place] + biases[place], self.num_heads
-                )
-                biases[place] = jnp.zeros_like(biases[place])
-        query_BQE, key_BSE, value_BSE = named_products
-        bias_3E = jnp.stack(biases)
-        return Projections(
-            query_BQE,
-            key_BSE,
-            value_BSE,
-            bias_3E,
-            None if self.positions is None else self.positions(),
-        )
+    def _project_output(self, output_BQE: jax.Array) -> jax.Array:
+        if self.norm is not None:
+            output_BQE = self.norm(output_BQE)
+        return self.out(output_BQE)
+
+
+def _name_heads(product_BSE: jax.Array, name: str) -> jax.Array:
+    """Constrain the sharding of a projection, and name it for rematerialisation."""
+    return checkpoint_name(constrain(product_BSE, "heads_BSE"), name)
+
+
+def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
+    """Return the attention output (B, Q, E), in the form that `dispatch.choose_attention` returns."""
+    if form == "xla":
+        output_BQE, _ = attend_with_weights(projections, num_heads)
+        return output_BQE
+    return dispatch.compute_attention(form, *projections[:4], num_heads)
+
+
+def attend_with_weights(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
+    """Return softmax(q k^T / sqrt(h)) v of every head, (B, Q, E), and the softmax (B, T, Q, S) (ViT, eq. 5 to 7)."""
+    query_BQTh, key_BSTh, value_BSTh = projections.split_heads(num_heads)
+    head_dim = query_BQTh.shape[-1]
+    query_BQTh = query_BQTh * jnp.asarray(head_dim**-0.5, query_BQTh.dtype)
+
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    logits_BTQS = product("BQTh,BSTh->BTQS", query_BQTh, key_BSTh)
+    if projections.offset_key_QSh is not None:
+        offset_key_QSh = projections.offset_key_QSh.astype(query_BQTh.dtype)
+        logits_BTQS += product("BQTh,QSh->BTQS", query_BQTh, offset_key_QSh)
+
+    weights_BTQS = jax.nn.softmax(logits_BTQS)
+    output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
+    output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
+    return checkpoint_name(output_BQE, ATTENTION_OUTPUT), weights_BTQS
 
 
 class LineAttention(Attention):
@@ -152,7 +183,7 @@ class LineAttention(Attention):
 
     def __call__(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
-        output = super().__call__(self._lines(queries_BSD), self._lines(tokens_BSD))
+        output = super().__call__(self._split_lines(queries_BSD), self._split_lines(tokens_BSD))
         return output.reshape(queries_BSD.shape)
 
     def with_weights(
@@ -160,77 +191,14 @@ class LineAttention(Attention):
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and weights, as `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
         batch, length, _ = tokens_BSD.shape
-        lines = length // self.length
-        output, weights = super().with_weights(self._lines(queries_BSD), self._lines(tokens_BSD))
-        apart = weights.reshape(batch, lines, self.num_heads, self.length, self.length)
-        weights_BTSS = jnp.einsum("BlTqs,lm->BTlqms", apart, jnp.eye(lines)).reshape(
-            batch, -1, length, length
+        num_lines = length // self.length
+        output, weights = super().with_weights(
+            self._split_lines(queries_BSD), self._split_lines(tokens_BSD)
         )
+        weights_BlTss = weights.reshape(batch, num_lines, self.num_heads, self.length, self.length)
+        weights_BTlsls = jnp.einsum("BlTqs,lm->BTlqms", weights_BlTss, jnp.eye(num_lines))
+        weights_BTSS = weights_BTlsls.reshape(batch, -1, length, length)
         return output.reshape(queries_BSD.shape), weights_BTSS
 
-    def _lines(self, x_BSD: jax.Array) -> jax.Array:
+    def _split_lines(self, x_BSD: jax.Array) -> jax.Array:
         return x_BSD.reshape(-1, self.length, x_BSD.shape[-1])
-
-
-def _weighted(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
-    """Return the attention output (B, Q, E) and its weights (B, T, Q, S), with the scores in memory."""
-    query_BQTh, key_BSTh, value_BSTh = projections.heads(num_heads)
-    query_BQTh = query_BQTh * jnp.asarray(query_BQTh.shape[-1] ** -0.5, query_BQTh.dtype)
-    logits_BTQS = jnp.einsum(
-        "BQTh,BSTh->BTQS", query_BQTh, key_BSTh, preferred_element_type=jnp.float32
-    )
-    if projections.offset_key_QSh is not None:
-        keys_QSh = projections.offset_key_QSh.astype(query_BQTh.dtype)
-        logits_BTQS += jnp.einsum(
-            "BQTh,QSh->BTQS", query_BQTh, keys_QSh, preferred_element_type=jnp.float32
-        )
-    weights_BTQS = jax.nn.softmax(logits_BTQS)
-    output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
-    output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
-    return checkpoint_name(output_BQE, attention_pallas.MIXTURE), weights_BTQS
-
-
-def _by_xla(projections: Projections, num_heads: int) -> jax.Array:
-    return _weighted(projections, num_heads)[0]
-
-
-def _by_pallas(projections: Projections, num_heads: int) -> jax.Array:
-    """Run the kernel on every device's shard of the batch and of the heads; off TPUs it is interpreted."""
-    head_dim = projections.query_BQE.shape[-1] // num_heads
-    return attention_pallas.attention(*projections[:4], head_dim, platform() != "tpu")
-
-
-def _by_cudnn(projections: Projections, num_heads: int) -> jax.Array:
-    query_BSE, key_BSE, value_BSE = projections.biased()
-    return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
-
-
-CORES = {"xla": _by_xla, "pallas": _by_pallas, "cudnn": _by_cudnn}
-
-
-def choose_form(
-    form: AttentionForm, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype
-) -> str:
-    """Return the form that self-attention of `form` has on the devices of `placed_by`.
-
-    "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in bfloat16, cuDNN on GPUs.
-    Outside of `placed_by` the program may run on any device, so "auto" is "xla" there.
-
-    Raises:
-      ValueError: the form is "cudnn", and cuDNN does not compute this attention.
-    """
-    if form == "cudnn" and (problem := attention_cudnn.find_problem(head_dim, dtype)):
-        raise ValueError(
-            f"config.model.attention='cudnn': cuDNN rejects this attention: {problem}. Use auto or xla."
-        )
-    if form != "auto":
-        return form
-    if is_placed() and platform() == "tpu" and dtype == jnp.bfloat16:
-        return (
-            "xla"
-            if attention_pallas.heads_per_program(num_heads, head_dim, length) is None
-            else "pallas"
-        )
-    if is_placed() and platform() == "gpu":
-        return "xla" if attention_cudnn.find_problem(head_dim, dtype) else "cudnn"
-    return "xla"

@@ -1,6 +1,6 @@
 """Pre-norm blocks of attention and MLP: the ordinary one, and the axial one, which is two along rows and columns.
 
-Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension, h w rows and columns of patches.
+Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension.
 """
 
 import math
@@ -12,66 +12,25 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.config import Architecture
-from vit_jax.kernels.devices import platform
-from vit_jax.models.attention import Attention, LineAttention, choose_form
-from vit_jax.models.dropout import drop_examples, dropout
+from vit_jax.config.architecture import Architecture
+from vit_jax.kernels import dispatch
+from vit_jax.models.attention import Attention, LineAttention
+from vit_jax.models.dropout import Site, drop_examples, dropout
 from vit_jax.models.mlp import Mlp as Mlp
 from vit_jax.models.mlp import build_mlp
 from vit_jax.models.norm import LayerNorm as LayerNorm
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import RelativePositions, RotaryPositions
 
-
-def as_rows(x_BSD: jax.Array) -> jax.Array:
-    """Return (B S, D) on GPUs, and elsewhere the array as it is: the form of tokens within a block.
-
-    Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed copies in float32,
-    but not if it is one dimension. XLA for TPUs is faster with two dimensions.
-    """
-    return x_BSD.reshape(-1, x_BSD.shape[-1]) if platform() == "gpu" else x_BSD
-
-
-def _build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
-    biases = {"all": ("query", "key", "value"), "query_value": ("query", "value"), "none": ()}[
-        a.qkv_bias
-    ]
-    options: dict[str, Any] = {
-        "dtype": jnp.dtype(a.compute_dtype),
-        "rngs": rngs,
-        "form": a.block_attention,
-    }
-    options["biases"] = (*biases, "out") if a.linear_bias else biases
-    if a.attention_norm:
-        options["norm"] = build_norm(a)
-    if a.position_embedding == "relative":
-        options["positions"] = RelativePositions(a, length or math.prod(a.grid), rngs=rngs)
-    if a.rope is not None:
-        options["rotary"] = RotaryPositions(a)
-    if length is None:
-        return Attention(a.width, a.num_heads, **options)
-    return LineAttention(a.width, a.num_heads, length=length, **options)
-
-
-def attention_form(a: Architecture) -> str:
-    """Return the form of self-attention in standard blocks, on the devices of `placed_by`.
-
-    Raises:
-      ValueError: as `choose_form`.
-    """
-    head_dim = a.width // a.num_heads
-    dtype = jnp.dtype(a.compute_dtype)
-    (form,) = {
-        choose_form(
-            a.block_attention, length=length, num_heads=a.num_heads, head_dim=head_dim, dtype=dtype
-        )
-        for length in a.attention_lengths
-    }
-    return form
+QKV_BIASES: dict[str, tuple[str, ...]] = {
+    "all": ("query", "key", "value"),
+    "query_value": ("query", "value"),
+    "none": (),
+}
 
 
 class Block(nnx.Module):
-    """One layer of the encoder: x + attention(norm(x)), then x + mlp(norm(x)).
+    """One layer of the encoder (ViT, eq. 2 and 3).
 
     With LayerScale (Touvron et al., 2021) a learned vector multiplies each branch. With a `length`, attention is within
     lines of this number of tokens.
@@ -79,97 +38,172 @@ class Block(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
         self.attention_norm = build_norm(a)  # of the input; `a.attention_norm` is of the output
-        self.attention = _build_attention(a, length, rngs)
+        self.attention = build_attention(a, length, rngs)
         self.mlp_norm = build_norm(a)
         self.mlp = build_mlp(a, rngs=rngs)
-        scales = [
-            None if a.layer_scale is None else nnx.Param(jnp.full(a.width, a.layer_scale))
-            for _ in range(2)
-        ]
-        self.attention_scale, self.mlp_scale = scales
+        self.attention_scale = build_layer_scale(a)
+        self.mlp_scale = build_layer_scale(a)
         self.dropout_fraction = a.dropout_fraction
         self.drops_examples = a.stochastic_depth_fraction > 0
 
     def __call__(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> jax.Array:
-        """Args: drop_fraction: scalar, probability of leaving out each residual branch of an example."""
-        norm_BSD = self._normalised(x_BSD)
-        return self._add(x_BSD, self.attention(norm_BSD, norm_BSD), drop_fraction, key)
+        """Return x + attention(norm(x)), then x + mlp(norm(x)).
+
+        Args:
+          x_BSD: tokens.
+          drop_fraction: scalar, probability of dropping a branch of an example (stochastic depth).
+          key: of dropout and stochastic depth; None outside training.
+        """
+        norm_BSD = self._normalise(x_BSD)
+        attended_BSD = self.attention(norm_BSD, norm_BSD)
+        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the attention weights (B, T, S, S)."""
-        norm_BSD = self._normalised(x_BSD)
-        branch, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
-        return self._add(x_BSD, branch, drop_fraction, key), weights_BTSS
+        norm_BSD = self._normalise(x_BSD)
+        attended_BSD, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
+        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key), weights_BTSS
 
-    def _normalised(self, x_BSD: jax.Array) -> jax.Array:
-        return self.attention_norm(as_rows(x_BSD)).reshape(x_BSD.shape)
+    def _normalise(self, x_BSD: jax.Array) -> jax.Array:
+        """Return the input of the attention."""
+        return self.attention_norm(dispatch.flatten_tokens(x_BSD)).reshape(x_BSD.shape)
 
-    def _add(
+    def _add_branches(
         self,
         x_BSD: jax.Array,
-        branch_BSD: jax.Array,
+        attended_BSD: jax.Array,
         drop_fraction: jax.Array,
         key: jax.Array | None,
     ) -> jax.Array:
-        """Add both residual branches: that of the attention as computed, that of the MLP."""
-        shape = x_BSD.shape
+        """Return x + attended, then x + mlp(norm(x)). In between, tokens are (R, D) on GPUs."""
 
-        def drop(branch: jax.Array, site: int) -> jax.Array:
+        def regularise(branch: jax.Array, scale: nnx.Param | None, site: Site) -> jax.Array:
+            """Apply LayerScale, and in training drop the branch of some examples."""
+            if scale is not None:
+                branch = branch * scale[...].astype(branch.dtype)
             if key is None or not self.drops_examples:
                 return branch
-            return drop_examples(branch.reshape(shape), drop_fraction, key, site).reshape(
-                branch.shape
-            )
+            dropped_BSD = drop_examples(branch.reshape(x_BSD.shape), drop_fraction, key, site)
+            return dropped_BSD.reshape(branch.shape)
 
-        x = as_rows(x_BSD)
-        branch = dropout(as_rows(branch_BSD), self.dropout_fraction, key, site=2)
-        x = checkpoint_name(x + drop(_scaled(branch, self.attention_scale), site=3), "middle")
-        branch = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
-        return (x + drop(_scaled(branch, self.mlp_scale), site=4)).reshape(shape)
+        x = dispatch.flatten_tokens(x_BSD)
+        attended = dispatch.flatten_tokens(attended_BSD)
+        attended = dropout(attended, self.dropout_fraction, key, Site.ATTENTION_OUTPUT)
+        x = x + regularise(attended, self.attention_scale, Site.ATTENTION_BRANCH)
+        x = checkpoint_name(x, "middle")
 
-
-def _scaled(branch: jax.Array, scale: nnx.Param | None) -> jax.Array:
-    return branch if scale is None else branch * scale[...].astype(branch.dtype)
+        expanded = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
+        x = x + regularise(expanded, self.mlp_scale, Site.MLP_BRANCH)
+        return x.reshape(x_BSD.shape)
 
 
 class AxialBlock(nnx.Module):
     """Two blocks in the place of one: the first has attention along rows, the second along columns (ViT, App. D.6)."""
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        rows, columns = self.grid = a.grid
-        self.rows = Block(a, rngs=rngs, length=columns)
-        self.columns = Block(a, rngs=rngs, length=rows)
+        self.grid = a.grid
+        num_rows, num_columns = a.grid
+        self.rows = Block(a, rngs=rngs, length=num_columns)
+        self.columns = Block(a, rngs=rngs, length=num_rows)
 
     def __call__(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> jax.Array:
         """Return (B, S, D), as `Block`; the tokens are patches in raster order."""
-        of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
-        x_BSD = self.rows(x_BSD, drop_fraction, of_rows)
-        return _turned(
-            self.columns(_turned(x_BSD, self.grid), drop_fraction, of_columns), self.grid[::-1]
-        )
+        row_key, column_key = _split_key(key)
+        x_BSD = self.rows(x_BSD, drop_fraction, row_key)
+
+        by_column_BSD = _transpose_grid(x_BSD, self.grid)
+        by_column_BSD = self.columns(by_column_BSD, drop_fraction, column_key)
+        return _transpose_grid(by_column_BSD, self.grid[::-1])
 
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the weights (2, B, T, S, S) of both attentions, 0 outside of rows and of columns."""
-        of_rows, of_columns = (None, None) if key is None else jax.random.split(key)
-        x_BSD, rows_BTSS = self.rows.with_attention(x_BSD, drop_fraction, of_rows)
-        x_BSD, columns_BTSS = self.columns.with_attention(
-            _turned(x_BSD, self.grid), drop_fraction, of_columns
+        row_key, column_key = _split_key(key)
+        x_BSD, row_weights_BTSS = self.rows.with_attention(x_BSD, drop_fraction, row_key)
+
+        by_column_BSD = _transpose_grid(x_BSD, self.grid)
+        by_column_BSD, column_weights_BTSS = self.columns.with_attention(
+            by_column_BSD, drop_fraction, column_key
         )
-        places = (
-            np.arange(x_BSD.shape[1]).reshape(self.grid[::-1]).T.ravel()
-        )  # among the columns, in raster order
-        both = jnp.stack([rows_BTSS, columns_BTSS[:, :, places[:, None], places]])
-        return _turned(x_BSD, self.grid[::-1]), both
+        index_S = _index_by_column(self.grid)
+        column_weights_BTSS = column_weights_BTSS[:, :, index_S[:, None], index_S]
+
+        both_2BTSS = jnp.stack([row_weights_BTSS, column_weights_BTSS])
+        return _transpose_grid(by_column_BSD, self.grid[::-1]), both_2BTSS
 
 
-def _turned(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
-    """The tokens of a grid in raster order, one column after the other."""
-    return x_BSD.reshape(x_BSD.shape[0], *grid, -1).swapaxes(1, 2).reshape(x_BSD.shape)
+def _split_key(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    if key is None:
+        return None, None
+    first, second = jax.random.split(key)
+    return first, second
+
+
+def _transpose_grid(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """Return the tokens of a grid, which are in raster order, one column after the other."""
+    batch, length, width = x_BSD.shape
+    return x_BSD.reshape(batch, *grid, width).swapaxes(1, 2).reshape(batch, length, width)
+
+
+def _index_by_column(grid: tuple[int, int]) -> np.ndarray:
+    """Return for each token in raster order its index where one column follows the other, int (S,)."""
+    num_rows, num_columns = grid
+    row_S, column_S = np.divmod(np.arange(num_rows * num_columns), num_columns)
+    index_S: np.ndarray = column_S * num_rows + row_S
+    return index_S
+
+
+def build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
+    """Return the attention of a block; with a `length`, within lines of this number of tokens."""
+    biases = QKV_BIASES[a.qkv_bias]
+    options: dict[str, Any] = {
+        "dtype": jnp.dtype(a.compute_dtype),
+        "rngs": rngs,
+        "form": a.block_attention,
+        "biases": (*biases, "out") if a.linear_bias else biases,
+    }
+    if a.attention_norm:
+        options["norm"] = build_norm(a)
+    if a.position_embedding == "relative":
+        num_patches = length or math.prod(a.grid)
+        options["positions"] = RelativePositions(a, num_patches, rngs=rngs)
+    if a.rope is not None:
+        options["rotary"] = RotaryPositions(a)
+
+    if length is None:
+        return Attention(a.width, a.num_heads, **options)
+    return LineAttention(a.width, a.num_heads, length=length, **options)
+
+
+def build_layer_scale(a: Architecture) -> nnx.Param | None:
+    """Return the vector that multiplies a branch; None without LayerScale."""
+    if a.layer_scale is None:
+        return None
+    return nnx.Param(jnp.full(a.width, a.layer_scale))
+
+
+def attention_form(a: Architecture) -> str:
+    """Return the form of self-attention in standard blocks, on the devices of `placed_by`.
+
+    Raises:
+      ValueError: as `dispatch.choose_attention`.
+    """
+    forms = set[str]()
+    for length in a.attention_lengths:
+        form = dispatch.choose_attention(
+            a.block_attention,
+            length=length,
+            num_heads=a.num_heads,
+            head_dim=a.width // a.num_heads,
+            dtype=jnp.dtype(a.compute_dtype),
+        )
+        forms.add(form)
+    (form,) = forms
+    return form

@@ -1,24 +1,42 @@
-"""Dropout whose mask is a hash of a key and of the place of each element, computed again rather than kept.
+"""Dropout whose mask is a hash of a key and of the position of each element, computed again rather than kept.
 
 With JAX's generator (threefry) a TPU spends more on dropout than on attention. Here a word for every row and one for
 every column, each a hash of its index, are mixed by eight operations, within whatever reads the mask. The mask depends
 on neither backend nor mesh. One key serves several sites, each with its number: splitting keys takes long to compile.
 """
 
+import enum
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-_MULTIPLIERS = (
-    0x7FEB352D,
-    0x846CA68B,
-)  # of a hash of 32 bits with little bias (Wellons, "lowbias32")
+Words = tuple[jax.Array, jax.Array]  # of rows and of columns
+
+# A hash of 32 bits with little bias (Wellons, "lowbias32"): shifts and multipliers in turn.
+_ROUNDS = ((16, 0x7FEB352D), (15, 0x846CA68B))
+_LAST_SHIFT = 16
+_GOLDEN_RATIO = 0x9E3779B9  # as a fraction of 2**32; its multiples spread the numbers of sites
+_LARGEST_WORD = 2**32 - 1
+
+
+class Site(enum.IntEnum):
+    """Uses of one key in a network. Numbers are fixed: another one changes the mask."""
+
+    ONLY = 0  # of a key that serves no other site
+    MLP_HIDDEN = 0
+    MLP_OUTPUT = 1
+    ATTENTION_OUTPUT = 2
+    ATTENTION_BRANCH = 3  # of stochastic depth
+    MLP_BRANCH = 4
 
 
 @jax.named_scope("dropout")
-def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0) -> jax.Array:
+def dropout(
+    x: jax.Array, fraction: float, key: jax.Array | None, site: int = Site.ONLY
+) -> jax.Array:
     """Zero a fraction of `x` and scale the rest up; the identity outside training, where there is no key.
 
     Args:
@@ -29,59 +47,68 @@ def dropout(x: jax.Array, fraction: float, key: jax.Array | None, site: int = 0)
     """
     if key is None or not fraction:
         return x
-    return _dropped(x, *_row_and_column_words(key, site, x.shape), fraction)
+    row_words, column_words = _hash_rows_and_columns(key, site, x.shape)
+    return _drop_elements(x, row_words, column_words, fraction)
 
 
 @jax.named_scope("dropout")
 def drop_examples(
-    x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = 0
+    x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = Site.ONLY
 ) -> jax.Array:
     """Zero a fraction of the examples of `x` (B, ...) and scale the rest up (stochastic depth), as `dropout`."""
     if key is None:
         return x
-    rows, columns = _row_and_column_words(key, site, (x.shape[0], 1))
-    uniform = _hash(rows ^ columns).astype(jnp.float32) * jnp.float32(2.0**-32)
-    keep = (uniform >= fraction).reshape(-1, *(1,) * (x.ndim - 1))
-    return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - fraction), x.dtype), jnp.zeros_like(x))
+    row_words, column_words = _hash_rows_and_columns(key, site, (x.shape[0], 1))
+    uniform = _hash(row_words ^ column_words).astype(jnp.float32) * jnp.float32(2.0**-32)
+    ones = (1,) * (x.ndim - 1)
+    is_kept = (uniform >= fraction).reshape(-1, *ones)
+    return _scale_kept(x, is_kept, fraction)
+
+
+def _scale_kept(x: jax.Array, is_kept: jax.Array, fraction: jax.Array | float) -> jax.Array:
+    scale = jnp.asarray(1.0 / (1.0 - fraction), x.dtype)
+    return jnp.where(is_kept, x * scale, jnp.zeros_like(x))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _dropped(x: jax.Array, rows: jax.Array, columns: jax.Array, fraction: float) -> jax.Array:
-    keep = _hash(rows ^ columns) >= jnp.uint32(min(math.ceil(fraction * 2**32), 2**32 - 1))
-    return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - fraction), x.dtype), jnp.zeros_like(x))
+def _drop_elements(
+    x: jax.Array, row_words: jax.Array, column_words: jax.Array, fraction: float
+) -> jax.Array:
+    threshold = min(math.ceil(fraction * 2**32), _LARGEST_WORD)
+    is_kept = _hash(row_words ^ column_words) >= jnp.uint32(threshold)
+    return _scale_kept(x, is_kept, fraction)
 
 
-def _save(x: jax.Array, rows: jax.Array, columns: jax.Array, fraction: float) -> tuple:
-    return _dropped(x, rows, columns, fraction), (rows, columns)
+def _save_words(
+    x: jax.Array, row_words: jax.Array, column_words: jax.Array, fraction: float
+) -> tuple[jax.Array, Words]:
+    return _drop_elements(x, row_words, column_words, fraction), (row_words, column_words)
 
 
-def _differentiate(
-    fraction: float, words: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple:
-    return _dropped(gradient, *words, fraction), None, None
+def _differentiate(fraction: float, words: Words, gradient: jax.Array) -> tuple[Any, None, None]:
+    return _drop_elements(gradient, *words, fraction), None, None
 
 
-_dropped.defvjp(_save, _differentiate)
+_drop_elements.defvjp(_save_words, _differentiate)
 
 
-def _row_and_column_words(
-    key: jax.Array, site: int, shape: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """Words of 32 bits for all rows (..., 1) and all columns (C,) of an array."""
+def _hash_rows_and_columns(key: jax.Array, site: int, shape: tuple[int, ...]) -> Words:
+    """Return words of 32 bits for all rows (..., 1) and all columns (C,) of an array."""
     first, second = jax.random.key_data(key).reshape(-1)[:2]
-    of_site = jnp.uint32(site * 0x9E3779B9 & 0xFFFFFFFF)
+    site_word = jnp.uint32(site * _GOLDEN_RATIO & _LARGEST_WORD)
+
     rows = jnp.zeros((*shape[:-1], 1), jnp.uint32)
     for axis, size in enumerate(shape[:-1]):
         rows = rows * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis)
     columns = jax.lax.iota(jnp.uint32, shape[-1])
-    return (
-        _hash(_hash(rows + _hash(first ^ of_site)) ^ second),
-        _hash(_hash(columns + _hash(second + of_site)) ^ first),
-    )
+
+    row_words = _hash(_hash(rows + _hash(first ^ site_word)) ^ second)
+    column_words = _hash(_hash(columns + _hash(second + site_word)) ^ first)
+    return row_words, column_words
 
 
 def _hash(words: jax.Array) -> jax.Array:
-    """A bijection of 32 bits in which every bit of the input changes about half of those of the output."""
-    for multiplier, shift in zip(_MULTIPLIERS, (16, 15), strict=True):
+    """Return a bijection of 32 bits: every bit of the input changes about half of the bits of the output."""
+    for shift, multiplier in _ROUNDS:
         words = (words ^ (words >> shift)) * jnp.uint32(multiplier)
-    return words ^ (words >> 16)
+    return words ^ (words >> _LAST_SHIFT)

@@ -1,58 +1,56 @@
-"""The encoder: blocks stacked into one and run by a scan; from its tokens to logits.
+"""The encoder: L blocks, whose parameters are stacked and which a scan runs in turn, and the final norm.
 
-Legend: B batch, S sequence length, D width, T heads, L depth, K classes.
+Legend: B batch, S sequence length, D width, T heads, L depth.
 """
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.config import Architecture
-from vit_jax.imports.references import resolve
-from vit_jax.kernels import attention_pallas
-from vit_jax.kernels.devices import named, platform
-from vit_jax.models import lora
+from vit_jax.config.architecture import Architecture
+from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS, STATISTICS, dispatch
+from vit_jax.kernels.devices import constrain
 from vit_jax.models.block import AxialBlock, Block
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 
 _save_only = jax.checkpoint_policies.save_only_these_names
-_SMALL = ("statistics", attention_pallas.MIXTURE, attention_pallas.LOG_SUMS, "middle")
+_SMALL = (STATISTICS, ATTENTION_OUTPUT, LOG_SUMS, "middle")
 REMAT_POLICIES: dict[str, Callable[..., bool]] = {
-    # Keeps what matrix products give, but no scores.
+    # Keep outputs of matrix products, but no scores.
     "dots": _save_only(*_SMALL, "query", "key", "value", "hidden"),
-    # Keeps what attention gave, and the sum with its input.
+    # Keep attention outputs and the residual sums after attention.
     "attention": _save_only(*_SMALL),
-    "full": _save_only("statistics"),  # keeps the input of each block, and the means in its norms
+    # Keep the input of each block, and the means of its norms.
+    "full": _save_only(STATISTICS),
 }
-
-
-def standardized(x: jax.Array, axes: int | tuple[int, ...], epsilon: float) -> jax.Array:
-    """Float32 of mean 0 and variance 1 over the axes; `epsilon` is added to the variance, that of centred values."""
-    centred = x.astype(jnp.float32)
-    centred = centred - centred.mean(axis=axes, keepdims=True)
-    return centred * jax.lax.rsqrt(jnp.square(centred).mean(axis=axes, keepdims=True) + epsilon)
-
-
 BLOCKS: dict[str | None, Callable[..., Any]] = {None: Block, "axial": AxialBlock}
 
 
-class Encoder(nnx.Module):
-    """L blocks as one with a leading layer axis, and the final norm.
+class LayerInputs(NamedTuple):
+    """Inputs of a block beside the tokens; of all blocks with a leading axis of L."""
 
-    `remat` says what the backward pass computes again, `scan_unroll` how many blocks one iteration of the loop holds:
-    one compiles fast, all copy nothing. A user-defined block (`a.block`) is a class with the constructor and call of
-    `Block`; one with a `with_attention` also gives attention weights.
+    drop_fraction: jax.Array  # of stochastic depth
+    key: jax.Array | None
+
+
+class Encoder(nnx.Module):
+    """L blocks and the final norm.
+
+    `blocks` is one block, each of whose parameters has a leading axis of L. `remat` chooses what the backward pass
+    computes again, `scan_unroll` the number of blocks in one iteration of the loop: one compiles fast, all copy
+    nothing. A user-defined block (`a.block`) is a class with the constructor and call of `Block`; one with a
+    `with_attention` also gives attention weights.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
-        kind = BLOCKS.get(a.block) or resolve(a.block or "", "config.model.block")
+        block_class = find_block_class(a)
 
         def build_block(key: jax.Array) -> nnx.Module:
-            block = kind(a, rngs=nnx.Rngs(key))
+            block = block_class(a, rngs=nnx.Rngs(key))
             if a.position_layers == "every":
                 block.positions = build_positions(a, rngs=nnx.Rngs(jax.random.fold_in(key, 0)))
             return block
@@ -81,45 +79,82 @@ class Encoder(nnx.Module):
         Args:
           x_BSD: embedded tokens.
           key: of dropout and stochastic depth; None outside training.
-          taps: "blocks" and "attention" are returned; what is not named is not kept.
+          taps: intermediates to return, "blocks" and "attention"; others are not kept.
           positions: added to the input of every block, where all add the same.
 
         Returns:
           Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
         """
-        if "attention" in taps and not hasattr(self.blocks, "with_attention"):
-            lacks = f"{type(self.blocks).__name__} has no method with_attention"
-            raise ValueError(f"taps={tuple(taps)}: {lacks}. Define it, or leave 'attention' out.")
-        first_fraction = self.stochastic_depth_fraction if self.has_constant_depth_form else 0.0
-        fractions_L = jnp.linspace(first_fraction, self.stochastic_depth_fraction, self.depth)
-        is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
-        keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None
+        needs_attention = "attention" in taps
+        if needs_attention and not hasattr(self.blocks, "with_attention"):
+            rule = f"{type(self.blocks).__name__} has no method with_attention"
+            raise ValueError(f"taps={tuple(taps)}: {rule}. Define it, or leave 'attention' out.")
 
-        def run_block(x_BSD: jax.Array, layer: tuple) -> tuple[jax.Array, tuple]:
-            block, *inputs = layer
-            if self.lora_scale is not None:
-                block = lora.adapted(block, self.lora_scale)
-            if self.position_layers != "stem":
-                x_BSD = add_positions(
-                    x_BSD, block.positions if self.position_layers == "every" else positions
-                )
-            x_BSD, weights_BTQS = (
-                block.with_attention(x_BSD, *inputs)
-                if "attention" in taps
-                else (block(x_BSD, *inputs), None)
+        def run_block(x_BSD: jax.Array, layer: tuple[Any, LayerInputs]) -> tuple[jax.Array, tuple]:
+            block, inputs = layer
+            x_BSD, weights_BTSS = self._run_block(
+                block, x_BSD, inputs, positions, needs_attention=needs_attention
             )
-            x_BSD = named(x_BSD, "tokens_BSD")
-            return x_BSD, (x_BSD if "blocks" in taps else None, weights_BTQS)
+            block_BSD = x_BSD if "blocks" in taps else None
+            return x_BSD, (block_BSD, weights_BTSS)
 
         if self.remat != "none":
-            run_block = jax.checkpoint(
-                run_block, policy=REMAT_POLICIES[self.remat], prevent_cse=False
-            )
-        layers = (self.blocks, fractions_L, keys_L)
-        unroll = self.scan_unroll if platform() == "cpu" else self.scan_unroll_on_accelerators
-        x_BSD, (blocks_LBSD, attention_LBTQS) = jax.lax.scan(
-            run_block, x_BSD, layers, unroll=unroll
-        )
-        if attention_LBTQS is not None:  # a block may have several
-            attention_LBTQS = attention_LBTQS.reshape(-1, *attention_LBTQS.shape[-4:])
-        return (x_BSD if self.norm is None else self.norm(x_BSD)), blocks_LBSD, attention_LBTQS
+            policy = REMAT_POLICIES[self.remat]
+            run_block = jax.checkpoint(run_block, policy=policy, prevent_cse=False)
+
+        layers = (self.blocks, self._build_layer_inputs(key))
+        unroll = dispatch.choose_block_unroll(self.scan_unroll, self.scan_unroll_on_accelerators)
+        x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
+        blocks_LBSD, attention_LBTSS = kept
+        if attention_LBTSS is not None:  # a block may have several
+            attention_LBTSS = attention_LBTSS.reshape(-1, *attention_LBTSS.shape[-4:])
+        if self.norm is not None:
+            x_BSD = self.norm(x_BSD)
+        return x_BSD, blocks_LBSD, attention_LBTSS
+
+    def _build_layer_inputs(self, key: jax.Array | None) -> LayerInputs:
+        """Return the fractions of stochastic depth, which grow linearly or are constant, and a key for each block."""
+        last_fraction = self.stochastic_depth_fraction
+        first_fraction = last_fraction if self.has_constant_depth_form else 0.0
+        fractions_L = jnp.linspace(first_fraction, last_fraction, self.depth)
+
+        is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
+        keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None
+        return LayerInputs(fractions_L, keys_L)
+
+    def _run_block(
+        self,
+        block: Any,
+        x_BSD: jax.Array,
+        inputs: LayerInputs,
+        shared_positions: nnx.Module | None,
+        *,
+        needs_attention: bool,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return a block's output and its attention weights, or None."""
+        if self.lora_scale is not None:
+            from vit_jax.models.lora import adapt_block
+
+            block = adapt_block(block, self.lora_scale)
+        if self.position_layers == "every":
+            x_BSD = add_positions(x_BSD, block.positions)
+        elif self.position_layers == "shared":
+            x_BSD = add_positions(x_BSD, shared_positions)
+
+        weights_BTSS = None
+        if needs_attention:
+            x_BSD, weights_BTSS = block.with_attention(x_BSD, *inputs)
+        else:
+            x_BSD = block(x_BSD, *inputs)
+        return constrain(x_BSD, "tokens_BSD"), weights_BTSS
+
+
+def find_block_class(a: Architecture) -> Callable[..., Any]:
+    """Return the class of an architecture's blocks: built in, or the class that `a.block` refers to."""
+    if a.block in BLOCKS:
+        return BLOCKS[a.block]
+
+    from vit_jax.imports.references import resolve
+
+    block_class: Callable[..., Any] = resolve(a.block or "", "config.model.block")
+    return block_class

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr
 
-from vit_jax.config import Architecture
+from vit_jax.config.architecture import Architecture
 from vit_jax.models import abstract_model
 
 FLOPS_PER_MAC = 2

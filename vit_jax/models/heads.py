@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.arrays import Corruption
-from vit_jax.config import Architecture
-from vit_jax.imports.references import called, is_reference, resolve
+from vit_jax.config.architecture import Architecture
+from vit_jax.imports.reference_form import is_reference
 from vit_jax.models.attention import XAVIER_UNIFORM, Attention
 from vit_jax.models.embedding import LECUN_NORMAL
 from vit_jax.models.mlp import Mlp
@@ -21,9 +21,8 @@ from vit_jax.models.norm import build_norm
 
 Pooling = Callable[[jax.Array], jax.Array]
 Classifier = Callable[[jax.Array], tuple[jax.Array | None, jax.Array]]
-constant = functools.cache(
-    nnx.initializers.constant
-)  # cached: equal modules must hold the very same function
+ZEROS = nnx.initializers.zeros_init()
+constant = functools.cache(nnx.initializers.constant)  # equal modules must hold the same function
 
 
 class AttentionPooling(nnx.Module):
@@ -40,9 +39,11 @@ class AttentionPooling(nnx.Module):
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
         """Return pooled_BD."""
         batch, _, width = tokens_BSD.shape
-        probe_B1D = jnp.broadcast_to(self.probe[...].astype(tokens_BSD.dtype), (batch, 1, width))
+        probe_11D = self.probe[...].astype(tokens_BSD.dtype)
+        probe_B1D = jnp.broadcast_to(probe_11D, (batch, 1, width))
         x_B1D = self.attention(probe_B1D, tokens_BSD)
-        return (x_B1D + self.mlp(self.norm(x_B1D)))[:, 0]
+        x_B1D = x_B1D + self.mlp(self.norm(x_B1D))
+        return x_B1D[:, 0]
 
 
 class Head(nnx.Module):
@@ -53,18 +54,16 @@ class Head(nnx.Module):
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        width = a.feature_width
-        self.hidden = (
-            nnx.Linear(width, a.width, kernel_init=LECUN_NORMAL, rngs=rngs)
-            if a.head == "mlp"
-            else None
-        )
-        bias_init = constant(a.head_bias_init)
-        zeros = nnx.initializers.zeros_init()
+        features = a.feature_width
+        hidden = None
+        if a.head == "mlp":
+            hidden = nnx.Linear(features, a.width, kernel_init=LECUN_NORMAL, rngs=rngs)
+            features = a.width
+        self.hidden = hidden
         self.has_classes = a.num_classes > 0
-        width = width if self.hidden is None else a.width
+        bias_init = constant(a.head_bias_init)
         self.linear = nnx.Linear(
-            width, a.num_classes, kernel_init=zeros, bias_init=bias_init, rngs=rngs
+            features, a.num_classes, kernel_init=ZEROS, bias_init=bias_init, rngs=rngs
         )
 
     @jax.named_scope("head")
@@ -73,55 +72,55 @@ class Head(nnx.Module):
         features_BD = pooled_BD.astype(jnp.float32)
         if self.hidden is not None:
             features_BD = jnp.tanh(self.hidden(features_BD))
-        return (self.linear(features_BD) if self.has_classes else None), features_BD
+        logits_BK = self.linear(features_BD) if self.has_classes else None
+        return logits_BK, features_BD
 
 
 class PatchHead(nnx.Module):
     """Head of a network for masked patches: the [mask] embedding, and predictions.
 
-    The last layer begins at zero, as that of a classifier, and gives float32.
+    The last layer begins at zero, as in a classifier, and gives float32.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
-        zeros = nnx.initializers.zeros_init()
-        self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=zeros, rngs=rngs)
+        self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=ZEROS, rngs=rngs)
         self.mask = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, 1, a.width)))
 
     @jax.named_scope("embedding")
     def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
-        """The embeddings of patches with some of them replaced, before positions are added."""
-        moved_BND = jnp.take_along_axis(tokens_BND, corruption.source_BN[..., None], axis=1)
-        return jnp.where(
-            corruption.is_masked_BN[..., None], self.mask[...].astype(tokens_BND.dtype), moved_BND
-        )
+        """Return the embeddings of patches with some of them replaced, before positions are added."""
+        source_BN1 = corruption.source_BN[..., None]
+        moved_BND = jnp.take_along_axis(tokens_BND, source_BN1, axis=1)
+        is_masked_BN1 = corruption.is_masked_BN[..., None]
+        return jnp.where(is_masked_BN1, self.mask[...].astype(tokens_BND.dtype), moved_BND)
 
     @jax.named_scope("head")
     def __call__(self, tokens_BND: jax.Array) -> jax.Array:
         """Return patches_BNO, float32."""
         kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
-        return (
-            jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32)
-            + self.linear.bias[...]
-        )
+        patches_BNO = jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32)
+        return patches_BNO + self.linear.bias[...]
 
 
 def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
-    """Return the module that pools tokens; None for the class token and for the mean, which have no parameters."""
+    """Return the module that pools tokens; None for class tokens and for the mean, which have no parameters."""
     if is_reference(a.pool):
         return _build_custom(a.pool, "config.model.pool", a, rngs)
-    return AttentionPooling(a, rngs=rngs) if a.pool == "map" else None
+    if a.pool == "map":
+        return AttentionPooling(a, rngs=rngs)
+    return None
 
 
 def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
-    """Return the classifier of an architecture: ours, or the class that `a.head` refers to."""
-    return (
-        _build_custom(a.head, "config.model.head", a, rngs)
-        if is_reference(a.head)
-        else Head(a, rngs=rngs)
-    )
+    """Return the classifier of an architecture: built in, or the class that `a.head` refers to."""
+    if is_reference(a.head):
+        return _build_custom(a.head, "config.model.head", a, rngs)
+    return Head(a, rngs=rngs)
 
 
 def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -> Any:
+    from vit_jax.imports.references import called, resolve
+
     build = resolve(reference, field)
     with called(f"{field}={reference!r}", "(architecture, rngs=...)"):
         return build(a, rngs=rngs)
@@ -134,11 +133,13 @@ def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
       ValueError: the module returns another shape.
     """
     pooled_BD = pooling(tokens_BSD)
+    shape = jnp.shape(pooled_BD)
     expected = (tokens_BSD.shape[0], tokens_BSD.shape[2])
-    if jnp.shape(pooled_BD) != expected:
-        shapes = f"shape {jnp.shape(pooled_BD)} for tokens {tokens_BSD.shape}: must be {expected}"
+    if shape != expected:
+        name = type(pooling).__name__
         raise ValueError(
-            f"config.model.pool: {type(pooling).__name__} returns {shapes}, a vector for each image."
+            f"config.model.pool: {name} returns shape {shape} for tokens {tokens_BSD.shape}: "
+            f"must be {expected}, a vector for each image."
         )
     return pooled_BD
 
@@ -152,16 +153,22 @@ def apply_head(
       ValueError: the module returns something else.
     """
     output = head(pooled_BD)
-    shape = (pooled_BD.shape[0], num_classes)
-    if (
-        not isinstance(output, tuple)
-        or len(output) != 2
-        or (num_classes and jnp.shape(output[0]) != shape)
-    ):
-        returned = tuple(map(jnp.shape, output)) if isinstance(output, tuple) else jnp.shape(output)
-        rule = f"returns shape {returned}: must be logits {shape} and features"
+    expected = (pooled_BD.shape[0], num_classes)
+    if not _is_head_output(output, expected):
+        is_tuple = isinstance(output, tuple)
+        returned = tuple(map(jnp.shape, output)) if is_tuple else jnp.shape(output)
         raise ValueError(
-            f"config.model.head: {type(head).__name__} {rule}. Return (logits_BK, features_BD)."
+            f"config.model.head: {type(head).__name__} returns shape {returned}: must be logits "
+            f"{expected} and features. Return (logits_BK, features_BD)."
         )
     logits_BK, features_BD = output
-    return (logits_BK if num_classes else None), features_BD
+    if num_classes == 0:
+        return None, features_BD
+    return logits_BK, features_BD
+
+
+def _is_head_output(output: Any, logits_shape: tuple[int, int]) -> bool:
+    if not isinstance(output, tuple) or len(output) != 2:
+        return False
+    num_classes = logits_shape[1]
+    return num_classes == 0 or jnp.shape(output[0]) == logits_shape

@@ -10,13 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.config import Architecture
+from vit_jax.config.architecture import Architecture
 
 STDDEV = 0.02
 _LIMIT = 2.0  # in standard deviations of the normal
-_STDDEV_WITHIN_LIMIT = (
-    0.87962566103423978  # of a normal of deviation 1 without what is beyond the limit
-)
+_STDDEV_WITHIN_LIMIT = 0.87962566103423978  # of a normal of deviation 1, truncated at the limit
 _TOKENS = ("class_token", "register_tokens", "pooling/probe")
 M = TypeVar("M", bound=nnx.Module)
 
@@ -28,7 +26,7 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
     stay as they are.
     """
     leaves = pytree.named_leaves(model)
-    place_of = {name: place for place, name in enumerate(sorted(leaves))}
+    stream_of = {name: number for number, name in enumerate(sorted(leaves))}
 
     def redraw(name: str, leaf: jax.Array) -> jax.Array:
         kind = name.rpartition("/")[2]
@@ -37,18 +35,18 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
         if kind == "bias":
             return jnp.zeros_like(leaf)
         if kind == "kernel" or name in _TOKENS:
-            return truncated_normal(jax.random.fold_in(key, place_of[name]), leaf.shape, STDDEV)
-        if kind.endswith(("table", "class_row")):
-            return truncated_normal(
-                jax.random.fold_in(key, place_of[name]), leaf.shape, a.position_stddev
-            )
-        return leaf
+            stddev = STDDEV
+        elif kind.endswith(("table", "class_row")):
+            stddev = a.position_stddev
+        else:
+            return leaf
+        leaf_key = jax.random.fold_in(key, stream_of[name])
+        return truncated_normal(leaf_key, leaf.shape, stddev)
 
     return pytree.map_with_names(redraw, model)
 
 
 def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> jax.Array:
     """Return float32 with this standard deviation, from a normal without values beyond two of its deviations."""
-    return jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape) * (
-        stddev / _STDDEV_WITHIN_LIMIT
-    )
+    values = jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape)
+    return values * (stddev / _STDDEV_WITHIN_LIMIT)

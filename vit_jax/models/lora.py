@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.config import Architecture
+from vit_jax.config.architecture import Architecture
 from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.imports.reference_form import is_reference
 
@@ -42,19 +42,21 @@ class Lora:
 
 def lora_of(config: "OptimizerConfig") -> Lora | None:
     """Return the factors that a run trains; None without LoRA."""
-    if config.lora_rank is None:
+    rank = config.lora_rank
+    if rank is None:
         return None
-    alpha = config.lora_rank if config.lora_alpha is None else config.lora_alpha
-    return Lora(rank=config.lora_rank, scale=alpha / config.lora_rank, layers=config.lora_layers)
+    alpha = config.lora_alpha if config.lora_alpha is not None else rank
+    return Lora(rank=rank, scale=alpha / rank, layers=config.lora_layers)
 
 
 def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
     """Raise ValueError unless the blocks of a network are built in; `is_standard`: `a` describes the network."""
-    if not is_standard or a.network is not None or is_reference(a.block) or not a.has_transformer:
-        rule = f"must be None for {a.name}, which has no built-in blocks of attention and MLP"
-        raise ValueError(
-            f"config.optimizer.lora_rank: {rule}. Use optimizer.frozen to choose what is trained."
-        )
+    if is_standard and a.network is None and not is_reference(a.block) and a.has_transformer:
+        return
+    rule = f"must be None for {a.name}, which has no built-in blocks of attention and MLP"
+    raise ValueError(
+        f"config.optimizer.lora_rank: {rule}. Use optimizer.frozen to choose what is trained."
+    )
 
 
 def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
@@ -69,32 +71,32 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
         match = _KERNEL.fullmatch(name)
         if match is None or (lora.layers and match[2] not in lora.layers):
             continue
+        path, layer = match.groups()
         depth, inputs, outputs = shape
-        if not 1 <= lora.rank <= (most := min(inputs, outputs)):
-            raise ValueError(
-                f"config.optimizer.lora_rank={lora.rank}: must lie in [1, {most}], for {name}. Use 4 to 64."
-            )
-        factors |= {
-            f"{match[1]}/{A}": (depth, inputs, lora.rank),
-            f"{match[1]}/{B}": (depth, lora.rank, outputs),
-        }
-        layers.add(match[2])
-    if missing := [layer for layer in lora.layers if layer not in layers]:
-        raise ValueError(
-            f"config.optimizer.lora_layers={','.join(lora.layers)}: the blocks have no {missing[0]}."
-        )
+        largest_rank = min(inputs, outputs)
+        if not 1 <= lora.rank <= largest_rank:
+            rule = f"must lie in [1, {largest_rank}], for {name}"
+            raise ValueError(f"config.optimizer.lora_rank={lora.rank}: {rule}. Use 4 to 64.")
+        factors[f"{path}/{A}"] = (depth, inputs, lora.rank)
+        factors[f"{path}/{B}"] = (depth, lora.rank, outputs)
+        layers.add(layer)
+
+    for layer in lora.layers:
+        if layer not in layers:
+            names = ",".join(lora.layers)
+            raise ValueError(f"config.optimizer.lora_layers={names}: the blocks have no {layer}.")
     return factors
 
 
 def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
     """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
     keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(shapes))
-
-    def initial(name: str, key: jax.Array) -> jax.Array:
-        bound = 1 / math.sqrt(shapes[name][-2]) if name.endswith(A) else 0.0
-        return jax.random.uniform(key, shapes[name], minval=-bound, maxval=bound)
-
-    return {name: initial(name, key) for name, key in zip(sorted(shapes), keys, strict=True)}
+    factors = {}
+    for name, factor_key in zip(sorted(shapes), keys, strict=True):
+        shape = shapes[name]
+        bound = 1 / math.sqrt(shape[-2]) if name.endswith(A) else 0.0
+        factors[name] = jax.random.uniform(factor_key, shape, minval=-bound, maxval=bound)
+    return factors
 
 
 def add_factors(model: Any, lora: Lora, key: jax.Array) -> Any:
@@ -104,35 +106,39 @@ def add_factors(model: Any, lora: Lora, key: jax.Array) -> Any:
       ValueError: as `factor_shapes`.
     """
     shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(model).items()}
-    for name, array in initial_factors(factor_shapes(shapes, lora), key).items():
-        setattr(_layer(model, name), name.rpartition("/")[2], nnx.Param(array))
+    factors = initial_factors(factor_shapes(shapes, lora), key)
+    for name, array in factors.items():
+        attribute = name.rpartition("/")[2]
+        setattr(_find_layer(model, name), attribute, nnx.Param(array))
     model.encoder.lora_scale = lora.scale
     return model
 
 
-def adapted(block: Any, scale: float) -> Any:
+def adapt_block(block: Any, scale: float) -> Any:
     """Return one block whose kernels are W + scale * A B."""
     for name in pytree.named_leaves(block):
         if name.endswith(f"/{A}"):
-            layer = _layer(block, name)
+            layer = _find_layer(block, name)
             product_IO = jnp.matmul(layer.lora_a[...], layer.lora_b[...], precision="highest")
             layer.kernel = nnx.Param(layer.kernel[...] + scale * product_IO)
     return block
 
 
-def _layer(module: Any, name: str) -> Any:
+def _find_layer(module: Any, name: str) -> Any:
     """Return the layer that a parameter belongs to."""
-    return functools.reduce(getattr, name.split("/")[:-1], module)
+    layer_path = name.split("/")[:-1]
+    return functools.reduce(getattr, layer_path, module)
 
 
 def merge(parameters: Mapping[str, np.ndarray], lora: Lora) -> dict[str, np.ndarray]:
     """Return the parameters of the plain network that computes the same, W + scale * A B in float32."""
-    merged = {
-        name: array for name, array in parameters.items() if not name.endswith((f"/{A}", f"/{B}"))
-    }
-    for name in merged:
+    merged = {}
+    for name, array in parameters.items():
+        if name.endswith((f"/{A}", f"/{B}")):
+            continue
         layer = name.removesuffix("/kernel")
         if f"{layer}/{A}" in parameters:
             product = np.matmul(parameters[f"{layer}/{A}"], parameters[f"{layer}/{B}"])
-            merged[name] = merged[name] + np.float32(lora.scale) * product
+            array = array + np.float32(lora.scale) * product
+        merged[name] = array
     return merged

@@ -1,17 +1,21 @@
-"""Norms over the width of tokens: layer norm, and root mean square norm without bias (Zhang & Sennrich, 2019)."""
+"""Norms over the width of tokens: layer norm, and root mean square norm without bias (Zhang & Sennrich, 2019).
+
+Legend: D width of the normalised axis; other dimensions do not matter here.
+"""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.config import Architecture
+from vit_jax.config.architecture import Architecture
+from vit_jax.kernels import STATISTICS
 
 
 class LayerNorm(nnx.Module):
     """Normalises over the last axis.
 
-    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion refuses.
+    Flax's own layer mixes bfloat16 and float32 in a way that strict dtype promotion rejects.
     """
 
     def __init__(self, a: Architecture, width: int | None = None):
@@ -24,11 +28,11 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
-        means = (
-            x.mean(-1, keepdims=True),
-            jnp.square(x).mean(-1, keepdims=True),
-        )  # in one pass over x
-        mean, mean_of_squares = (checkpoint_name(each, "statistics") for each in means)
+        mean = x.mean(-1, keepdims=True)
+        mean_of_squares = jnp.square(x).mean(-1, keepdims=True)  # in the same pass over x
+        mean = checkpoint_name(mean, STATISTICS)
+        mean_of_squares = checkpoint_name(mean_of_squares, STATISTICS)
+
         variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
         scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
         return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
@@ -46,12 +50,15 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
-        mean_of_squares = checkpoint_name(jnp.square(x).mean(-1, keepdims=True), "statistics")
-        return (x * (jax.lax.rsqrt(mean_of_squares + self.epsilon) * self.scale[...])).astype(
-            self.dtype
-        )
+        mean_of_squares = jnp.square(x).mean(-1, keepdims=True)
+        mean_of_squares = checkpoint_name(mean_of_squares, STATISTICS)
+        scale = jax.lax.rsqrt(mean_of_squares + self.epsilon) * self.scale[...]
+        return (x * scale).astype(self.dtype)
+
+
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
 
 
 def build_norm(a: Architecture, width: int | None = None) -> LayerNorm | RMSNorm:
     """Return a norm of the architecture's kind over `width` values; None: its width D."""
-    return (LayerNorm if a.norm == "layer" else RMSNorm)(a, width)
+    return NORMS[a.norm](a, width)

@@ -1,7 +1,7 @@
 """Position embeddings: added to the tokens, or within attention.
 
-Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (N, or N + 1 with a class token at
-index 0), D width, h also head dimension.
+Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (prefix tokens and patches), D
+width, E width of all heads, T heads, h also head dimension, p pairs of values of a head.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.config import Architecture
-from vit_jax.imports.references import resolve
-from vit_jax.models.position_tables import fixed_positions, offset_places, rotary_angles
+from vit_jax.config.architecture import Architecture
+
+Grid = tuple[int, int]  # rows and columns
 
 
-def _small(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
-    return nnx.Param(a.position_stddev * jax.random.normal(rngs.params(), shape))
+# Positions that are added to the tokens.
 
 
 class LearnedPositions1D(nnx.Module):
@@ -30,42 +29,40 @@ class LearnedPositions1D(nnx.Module):
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         a = architecture
         self.num_bare = a.prefix_length if a.position_tokens == "patches" else 0
-        self.table = _small(a, rngs, 1, a.sequence_length - self.num_bare, a.width)
+        num_rows = a.sequence_length - self.num_bare
+        self.table = build_table(a, rngs, 1, num_rows, a.width)
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        return (
-            jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0)))
-            if self.num_bare
-            else self.table[...]
-        )
+        if self.num_bare == 0:
+            return self.table[...]
+        return jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0)))
 
 
 class LearnedPositions2D(nnx.Module):
     """A learned half-width row for each row and each column of patches, concatenated (ViT, App. D.4)."""
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
-        (rows, columns), width = architecture.grid, architecture.width
-        self.row_table = _small(architecture, rngs, rows, width // 2)
-        self.column_table = _small(architecture, rngs, columns, width // 2)
-        self.class_row = (
-            _small(architecture, rngs, 1, width) if architecture.num_class_tokens else None
-        )
+        a = architecture
+        num_rows, num_columns = a.grid
+        self.row_table = build_table(a, rngs, num_rows, a.width // 2)
+        self.column_table = build_table(a, rngs, num_columns, a.width // 2)
+        self.class_row = build_table(a, rngs, 1, a.width) if a.num_class_tokens else None
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
         rows_hD = self.row_table[...]
         columns_wD = self.column_table[...]
-        shape = (rows_hD.shape[0], columns_wD.shape[0], rows_hD.shape[1])
-        halves = (
-            jnp.broadcast_to(columns_wD[None], shape),
-            jnp.broadcast_to(rows_hD[:, None], shape),
-        )
-        grid_hwD = jnp.concatenate(halves, axis=-1)
-        table = grid_hwD.reshape(-1, grid_hwD.shape[-1])
+        num_rows, half_width = rows_hD.shape
+        shape_hwD = (num_rows, columns_wD.shape[0], half_width)
+
+        column_half_hwD = jnp.broadcast_to(columns_wD[None], shape_hwD)
+        row_half_hwD = jnp.broadcast_to(rows_hD[:, None], shape_hwD)
+        grid_hwD = jnp.concatenate((column_half_hwD, row_half_hwD), axis=-1)
+        table_SD = grid_hwD.reshape(-1, grid_hwD.shape[-1])
         if self.class_row is not None:
-            table = jnp.concatenate([self.class_row[...], table])
-        return table[None]
+            table_SD = jnp.concatenate([self.class_row[...], table_SD])
+        return table_SD[None]
 
 
 class FixedPositions(nnx.Module):
@@ -76,7 +73,7 @@ class FixedPositions(nnx.Module):
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         del rngs
-        self.reference_grid: tuple[int, int] | None = None
+        self.reference_grid: Grid | None = None
         self.grid = architecture.grid
         self.width = architecture.width
         self.kind = architecture.position_embedding
@@ -84,11 +81,66 @@ class FixedPositions(nnx.Module):
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
-        options: dict[str, Any] = {
-            "prefix_length": self.prefix_length,
-            "reference_grid": self.reference_grid,
-        }
-        return jnp.asarray(fixed_positions(self.kind, self.grid, self.width, **options))
+        table_1SD = fixed_positions(
+            self.kind,
+            self.grid,
+            self.width,
+            prefix_length=self.prefix_length,
+            reference_grid=self.reference_grid,
+        )
+        return jnp.asarray(table_1SD)
+
+
+def fixed_positions(
+    kind: str,
+    grid: Grid,
+    width: int,
+    *,
+    prefix_length: int,
+    reference_grid: Grid | None = None,
+) -> np.ndarray:
+    """Return the table of "sincos2d" or "none", float32 (1, S, D).
+
+    It has zeros for the `prefix_length` tokens before the patches; the other arguments are those of `sincos2d`.
+    """
+    if kind == "sincos2d":
+        table_ND = sincos2d(grid, width, reference_grid)
+    else:
+        num_patches = grid[0] * grid[1]
+        table_ND = np.zeros((num_patches, width), np.float32)
+    return np.pad(table_ND, ((prefix_length, 0), (0, 0)))[None]
+
+
+def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.ndarray:
+    """Return sine-cosine positions in MoCo v3's form, float32 (N, D).
+
+    A quarter each of `width`, which 4 divides, is sin(x w), cos(x w), sin(y w), cos(y w); frequencies w fall from 1 to
+    1/10000. The middles of patches are counted on `reference_grid`; None: `grid`.
+    """
+    quarter = width // 4
+    frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
+
+    reference_rows, reference_columns = reference_grid or grid
+    y_h = count_patches(grid[0], reference_rows)
+    x_w = count_patches(grid[1], reference_columns)
+    y_hw, x_hw = np.meshgrid(y_h, x_w, indexing="ij")
+
+    x_angles = x_hw.reshape(-1, 1) * frequencies
+    y_angles = y_hw.reshape(-1, 1) * frequencies
+    quarters = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
+    return np.concatenate(quarters, axis=1).astype(np.float32)
+
+
+def count_patches(num_patches: int, num_reference: int) -> np.ndarray:
+    """Return the middles of patches along a side, where `num_reference` patches are counted from 0."""
+    index = np.arange(num_patches)
+    if num_patches == num_reference:
+        return index
+    scaled: np.ndarray = (index + 0.5) * num_reference / num_patches - 0.5
+    return scaled
+
+
+# Positions within attention.
 
 
 class RelativePositions(nnx.Module):
@@ -101,14 +153,31 @@ class RelativePositions(nnx.Module):
     def __init__(self, a: Architecture, num_patches: int, *, rngs: nnx.Rngs):
         self.num_patches = num_patches
         self.has_class_token = a.num_class_tokens > 0
-        num_keys = 2 * num_patches - 1 + 3 * self.has_class_token
-        self.table = _small(a, rngs, num_keys, a.width // a.num_heads)
+        num_keys = 2 * num_patches - 1
+        if self.has_class_token:
+            num_keys += 3
+        self.table = build_table(a, rngs, num_keys, a.width // a.num_heads)
 
     def __call__(self) -> jax.Array:
         """Return keys_SSh: of every query, one for each token."""
-        return self.table[...][
-            offset_places(self.num_patches, has_class_token=self.has_class_token)
-        ]
+        index_SS = index_offsets(self.num_patches, has_class_token=self.has_class_token)
+        return self.table[...][index_SS]
+
+
+def index_offsets(num_patches: int, *, has_class_token: bool) -> np.ndarray:
+    """Return int (S, S), queries by keys: indices of the offsets between tokens in a table of relative positions.
+
+    The table has the offsets 1 - N to N - 1 of a query from a key in raster order. With a class token, the entries for
+    the token as query, as key, and as both follow.
+    """
+    order = np.arange(num_patches)
+    index_SS: np.ndarray = order[:, None] - order + num_patches - 1
+    if has_class_token:
+        index_SS = np.pad(index_SS, ((1, 0), (1, 0)))
+        index_SS[0, :] = 2 * num_patches - 1
+        index_SS[:, 0] = 2 * num_patches
+        index_SS[0, 0] += 1
+    return index_SS
 
 
 class RotaryPositions(nnx.Module):
@@ -126,27 +195,84 @@ class RotaryPositions(nnx.Module):
         self.reference_grid = a.rope_grid
 
     def __call__(self, x_BSE: jax.Array, num_heads: int) -> jax.Array:
-        """Return queries or keys, turned by the place of their patch, in the dtype of `x_BSE`; computes in float32."""
+        """Return queries or keys, turned by the position of their patch, in their dtype; computes in float32."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
-        angles = rotary_angles(
+        angles_Np = rotary_angles(
             self.kind,
             self.grid,
             width // num_heads,
             has_class_token=self.has_class_token,
             reference_grid=self.reference_grid,
         )
-        angles_S1p = np.pad(angles, ((self.prefix_length, 0), (0, 0)))[:, None]
-        is_halved = self.kind == "centred"
-        pairs = (2, -1) if is_halved else (-1, 2)
-        x = x_BSE.astype(jnp.float32).reshape(batch, length, num_heads, *pairs)
-        axis = 3 if is_halved else 4
-        left, right = (jax.lax.index_in_dim(x, place, axis, keepdims=False) for place in range(2))
+        angles_S1p = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))[:, None]
+
+        if self.kind == "centred":
+            pair_shape = (2, -1)
+            pair_axis = 3
+        else:
+            pair_shape = (-1, 2)
+            pair_axis = 4
+        x = x_BSE.astype(jnp.float32).reshape(batch, length, num_heads, *pair_shape)
+        left_BSTp = jax.lax.index_in_dim(x, 0, pair_axis, keepdims=False)
+        right_BSTp = jax.lax.index_in_dim(x, 1, pair_axis, keepdims=False)
+
         cos = np.cos(angles_S1p)
         sin = np.sin(angles_S1p)
-        turned = jnp.stack([left * cos - right * sin, right * cos + left * sin], axis)
+        turned_left = left_BSTp * cos - right_BSTp * sin
+        turned_right = right_BSTp * cos + left_BSTp * sin
+        turned = jnp.stack([turned_left, turned_right], pair_axis)
         return turned.reshape(x_BSE.shape).astype(x_BSE.dtype)
 
+
+def rotary_angles(
+    kind: str,
+    grid: Grid,
+    head_dim: int,
+    *,
+    has_class_token: bool,
+    reference_grid: Grid | None = None,
+) -> np.ndarray:
+    """Return the angles that turn the pairs of a head's values, float32 (N, h / 2).
+
+    The first half is one coordinate times frequencies that fall geometrically from 1, the second half the other.
+
+    Args:
+      kind: "centred" has coordinates from -1 to 1, rows first, and frequencies 2 pi / 100**k (DINOv3); "grid" scales
+        rows and columns to 16, rows first (EVA-02); "index" counts columns first, from 1 if there is a class token
+        (Perception Encoder); both with 1 / 10000**k.
+      grid: rows and columns of patches.
+      head_dim: divisible by 4.
+      has_class_token: the class token itself is not turned.
+      reference_grid: rows and columns that "index" is scaled to; None: `grid`.
+    """
+    exponents = np.arange(head_dim // 4) * 4 / head_dim
+    if kind == "centred":
+        frequencies = 2 * np.pi * 100.0**-exponents
+    else:
+        frequencies = 10000.0**-exponents
+
+    reference = reference_grid or grid
+    sides = []
+    for length, reference_length in zip(grid, reference, strict=True):
+        index = np.arange(length, dtype=np.float64)
+        if kind == "centred":
+            side = 2 * (index + 0.5) / length - 1
+        elif kind == "grid":
+            side = index * 16 / length
+        else:
+            side = (index + int(has_class_token)) * (reference_length / length)
+        sides.append(side)
+    row_hw, column_hw = np.meshgrid(*sides, indexing="ij")
+
+    coordinates = [row_hw.ravel(), column_hw.ravel()]
+    if kind == "index":
+        coordinates.reverse()
+    halves = [np.outer(coordinate_N, frequencies) for coordinate_N in coordinates]
+    return np.concatenate(halves, axis=1).astype(np.float32)
+
+
+# Building and adding.
 
 POSITIONS: dict[str, Callable[..., nnx.Module]] = {
     "learned_1d": LearnedPositions1D,
@@ -157,13 +283,21 @@ POSITIONS: dict[str, Callable[..., nnx.Module]] = {
 }
 
 
+def build_table(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
+    """Return learned positions, with the standard deviation of an architecture."""
+    return nnx.Param(a.position_stddev * jax.random.normal(rngs.params(), shape))
+
+
 def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
     """Return the position embedding: built in, or a class with the constructor and call of `LearnedPositions1D`."""
     kind = a.position_embedding
-    build = (
-        POSITIONS[kind] if kind in POSITIONS else resolve(kind, "config.model.position_embedding")
-    )
-    return build(a, rngs=rngs)
+    if kind in POSITIONS:
+        return POSITIONS[kind](a, rngs=rngs)
+
+    from vit_jax.imports.references import resolve
+
+    positions: nnx.Module = resolve(kind, "config.model.position_embedding")(a, rngs=rngs)
+    return positions
 
 
 def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
@@ -175,7 +309,6 @@ def add_positions(tokens_BSD: jax.Array, positions: Any) -> jax.Array:
     positions_1SD = positions()
     expected = (1, *tokens_BSD.shape[1:])
     if positions_1SD.shape != expected:
-        raise ValueError(
-            f"{type(positions).__name__} returns positions {positions_1SD.shape} for {expected}."
-        )
+        name = type(positions).__name__
+        raise ValueError(f"{name} returns positions {positions_1SD.shape} for {expected}.")
     return tokens_BSD + positions_1SD.astype(tokens_BSD.dtype)

@@ -4,7 +4,8 @@ Pre-activation (v2) is Big Transfer's network (BiT, bit_jax/models.py). Post-act
 hybrids (vision_transformer, models_resnet.py); it can stand alone too, since the paper does not say which of the
 two its ResNets were.
 
-Legend: B batch, H W height and width, C channels, I O channels of a kernel's input and output, K classes.
+Legend: B batch, H W height and width, C channels, G groups, D features, I O channels of a kernel's input and output, K
+classes.
 """
 
 from collections.abc import Collection
@@ -16,24 +17,20 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.arrays import ModelOutput, validate_taps
-from vit_jax.config import Architecture
-from vit_jax.config.architecture import UNROLLED
+from vit_jax.config.architecture import UNROLLED, Architecture
 from vit_jax.config.sizes import BOTTLENECK, NUM_GROUPS
-from vit_jax.kernels import unit_pallas
-from vit_jax.kernels.convolution import convolve, convolve_on_cpu
-from vit_jax.kernels.devices import named, platform
-from vit_jax.kernels.unit_pallas import CONVOLUTION, STATISTICS
-from vit_jax.kernels.unit_programs import Form
+from vit_jax.kernels import CONVOLUTION, STATISTICS, dispatch
+from vit_jax.kernels.devices import constrain
+from vit_jax.kernels.unit_parameters import UnitParameters
 from vit_jax.models.embedding import LECUN_NORMAL
-from vit_jax.models.encoder import standardized
 from vit_jax.models.heads import apply_head, build_head
 
 _save_only = jax.checkpoint_policies.save_only_these_names
 _KEEP_CONVOLUTIONS = _save_only(CONVOLUTION, STATISTICS)
 REMAT_POLICIES = {
-    "dots": _KEEP_CONVOLUTIONS,  # norms and standardised kernels come again
-    "attention": _KEEP_CONVOLUTIONS,  # of a hybrid's transformer it keeps less
-    "full": _save_only(STATISTICS),  # keeps the input of each unit, and the means in its norms
+    "dots": _KEEP_CONVOLUTIONS,  # computes norms and standardised kernels again
+    "attention": _KEEP_CONVOLUTIONS,  # differs from "dots" in the transformer of a hybrid alone
+    "full": _save_only(STATISTICS),  # keeps the input of each unit, and the means of its norms
 }
 
 
@@ -54,9 +51,8 @@ class StandardizedConv(nnx.Module):
         stride: int = 1,
         rngs: nnx.Rngs,
     ):
-        self.kernel = nnx.Param(
-            LECUN_NORMAL(rngs.params(), (size, size, inputs, outputs), jnp.float32)
-        )
+        shape_HWIO = (size, size, inputs, outputs)
+        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), shape_HWIO, jnp.float32))
         border = (size // 2, size // 2)
         self.stride = stride
         self.padding = "SAME" if a.residual_unit == "postactivation" else (border, border)
@@ -67,10 +63,8 @@ class StandardizedConv(nnx.Module):
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
         kernel = self.standardized_kernel().astype(self.dtype)
-        compute = convolve_on_cpu if platform() == "cpu" else convolve
-        return checkpoint_name(
-            compute(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding), CONVOLUTION
-        )
+        y_BHWO = dispatch.convolve(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding)
+        return checkpoint_name(y_BHWO, CONVOLUTION)
 
     def standardized_kernel(self) -> jax.Array:
         """Return the kernel (H, W, I, O) in float32."""
@@ -82,16 +76,19 @@ def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -
 
     `epsilon`, which guards the division, is added to the "variance", before the root, or to the "std", after it.
     """
+    axes = (0, 1, 2)
+    kernel_HWIO = kernel_HWIO.astype(jnp.float32)
+    centred = kernel_HWIO - kernel_HWIO.mean(axis=axes, keepdims=True)
+    variance = jnp.square(centred).mean(axis=axes, keepdims=True)
     if epsilon_added_to == "variance":
-        return standardized(kernel_HWIO, (0, 1, 2), epsilon)
-    centred = kernel_HWIO - kernel_HWIO.mean(axis=(0, 1, 2), keepdims=True)
-    return centred / (jnp.sqrt(jnp.square(centred).mean(axis=(0, 1, 2), keepdims=True)) + epsilon)
+        return centred * jax.lax.rsqrt(variance + epsilon)
+    return centred / (jnp.sqrt(variance) + epsilon)
 
 
 class GroupNorm(nnx.Module):
     """Normalises over H, W and the channels of a group.
 
-    What is summed over a map are channels, of which groups are made afterwards, and in bfloat16 squares that are not
+    Sums over a map are of channels, from which sums of groups are made afterwards. In bfloat16 the squares are not
     centred: on TPUs such sums cost no pass of their own where a convolution writes the map. In float32 they would lose
     small differences on a large mean, which bfloat16 does not hold in the first place.
     """
@@ -109,21 +106,19 @@ class GroupNorm(nnx.Module):
         if is_exact:
             variance_B11C = _group_means(jnp.square(x_BHWC - mean_B11C))
         else:
-            variance_B11C = jnp.maximum(
-                _group_means(jnp.square(x_BHWC)) - jnp.square(mean_B11C), 0.0
-            )
+            mean_of_squares_B11C = _group_means(jnp.square(x_BHWC))
+            variance_B11C = jnp.maximum(mean_of_squares_B11C - jnp.square(mean_B11C), 0.0)
         scale_B11C = jax.lax.rsqrt(variance_B11C + self.epsilon) * self.scale[...]
         return ((x_BHWC - mean_B11C) * scale_B11C + self.bias[...]).astype(self.dtype)
 
 
 def _group_means(x_BHWC: jax.Array) -> jax.Array:
     """Return for each channel the mean of its group (B, 1, 1, C)."""
-    channels = x_BHWC.shape[-1]
+    group_size = x_BHWC.shape[-1] // NUM_GROUPS
     means_BC = x_BHWC.mean(axis=(1, 2))
-    means_BG = means_BC.reshape(-1, NUM_GROUPS, channels // NUM_GROUPS).mean(axis=2)
-    return checkpoint_name(
-        jnp.repeat(means_BG, channels // NUM_GROUPS, axis=1)[:, None, None], STATISTICS
-    )
+    means_BG = means_BC.reshape(-1, NUM_GROUPS, group_size).mean(axis=2)
+    group_means_BC = jnp.repeat(means_BG, group_size, axis=1)
+    return checkpoint_name(group_means_BC[:, None, None], STATISTICS)
 
 
 class Shortcut(nnx.Module):
@@ -135,14 +130,16 @@ class Shortcut(nnx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         x_BHWC = self.conv(x_BHWC)
-        return x_BHWC if self.norm is None else self.norm(x_BHWC)
+        if self.norm is None:
+            return x_BHWC
+        return self.norm(x_BHWC)
 
 
 class Unit(nnx.Module):
     """A bottleneck: 1x1, 3x3 (with the stride) and 1x1 convolution beside a shortcut.
 
-    Pre-activation norms what enters each convolution and adds at the end; post-activation norms what leaves it, and
-    the sum goes through a ReLU.
+    The pre-activation form norms the input of each convolution and adds at the end. The post-activation form norms the
+    output of each convolution, and the sum goes through a ReLU.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
@@ -159,68 +156,80 @@ class Unit(nnx.Module):
             self.norm1 = GroupNorm(inner, a)
             self.norm2 = GroupNorm(inner, a)
             self.norm3 = GroupNorm(outputs, a, initial_scale=0.0)
-        changes = inputs != outputs or stride != 1
-        self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes else None
+        changes_shape = inputs != outputs or stride != 1
+        self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes_shape else None
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
-        if self._has_kernel(x_BHWC):
-            return self.by_kernel(x_BHWC)
-        return self._preactivated(x_BHWC) if self.is_preactivated else self._postactivated(x_BHWC)
-
-    def _has_kernel(self, x_BHWC: jax.Array) -> bool:
         inner, outputs = self.conv3.kernel.shape[2:]
-        return unit_pallas.can_compute(
+        if dispatch.has_unit_kernel(
             x_BHWC.shape[1:], inner, outputs, self.conv2.stride, self.norm1.dtype
-        )
-
-    def by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
-        """Return the output of a unit; a strided one has even lines and columns. Off TPUs the kernel is interpreted."""
-        outer = [self.norm3]
-        inner = [self.norm1, self.norm2]
+        ):
+            return self.compute_by_kernel(x_BHWC)
         if self.is_preactivated:
-            outer = [self.norm1]
-            inner = [self.norm2, self.norm3]
-        elif self.shortcut is not None and self.shortcut.norm is not None:
-            outer.append(self.shortcut.norm)
-        outer_norms_2N, inner_norms_4C = (
-            jnp.stack([x for norm in norms for x in (norm.scale[...], norm.bias[...])])
-            for norms in (outer, inner)
-        )
-        conv1, conv2, conv3 = (
-            conv.standardized_kernel() for conv in (self.conv1, self.conv2, self.conv3)
-        )
-        shortcut = None if self.shortcut is None else self.shortcut.conv.standardized_kernel()[0, 0]
-        kernels = conv1[0, 0], conv2, conv3[0, 0], shortcut
-        parameters = unit_pallas.Parameters(outer_norms_2N, inner_norms_4C, *kernels)
-        batch, height, width, _ = x_BHWC.shape
-        stride = self.conv2.stride
-        first_tap = (
-            0 if stride == 2 and self.conv2.padding == "SAME" else -1
-        )  # all other paddings are symmetric
-        form = Form(
-            width,
-            stride,
-            first_tap,
-            self.norm1.epsilon,
-            self.is_preactivated,
-            interpret=platform() != "tpu",
-        )
-        x_BRI = x_BHWC.astype(self.norm1.dtype).reshape(batch, height * width, -1)
-        out_BRE = unit_pallas.bottleneck(x_BRI, parameters, form)
-        return out_BRE.reshape(batch, height // stride, width // stride, -1)
+            return self._preactivated(x_BHWC)
+        return self._postactivated(x_BHWC)
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
         y_BHWC = nnx.relu(self.norm1(x_BHWC))
         residual_BHWC = x_BHWC if self.shortcut is None else self.shortcut(y_BHWC)
         y_BHWC = self.conv1(y_BHWC)
         y_BHWC = self.conv2(nnx.relu(self.norm2(y_BHWC)))
-        return residual_BHWC + self.conv3(nnx.relu(self.norm3(y_BHWC)))
+        y_BHWC = self.conv3(nnx.relu(self.norm3(y_BHWC)))
+        return residual_BHWC + y_BHWC
 
     def _postactivated(self, x_BHWC: jax.Array) -> jax.Array:
         residual_BHWC = x_BHWC if self.shortcut is None else self.shortcut(x_BHWC)
         y_BHWC = nnx.relu(self.norm1(self.conv1(x_BHWC)))
         y_BHWC = nnx.relu(self.norm2(self.conv2(y_BHWC)))
-        return nnx.relu(residual_BHWC + self.norm3(self.conv3(y_BHWC)))
+        y_BHWC = self.norm3(self.conv3(y_BHWC))
+        return nnx.relu(residual_BHWC + y_BHWC)
+
+    def compute_by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return the output by the kernel for TPUs, interpreted elsewhere. A stride needs even lines and columns."""
+        if self.is_preactivated:
+            outer_norms = [self.norm1]
+            inner_norms = [self.norm2, self.norm3]
+        else:
+            outer_norms = [self.norm3]
+            inner_norms = [self.norm1, self.norm2]
+        if self.shortcut is not None and self.shortcut.norm is not None:
+            outer_norms.append(self.shortcut.norm)
+        outer_norms_2N = stack_norms(outer_norms)
+        inner_norms_4C = stack_norms(inner_norms)
+
+        conv1_HWIO = self.conv1.standardized_kernel()
+        conv2_HWIO = self.conv2.standardized_kernel()
+        conv3_HWIO = self.conv3.standardized_kernel()
+        shortcut_IO = None
+        if self.shortcut is not None:
+            shortcut_IO = self.shortcut.conv.standardized_kernel()[0, 0]
+        parameters = UnitParameters(
+            outer_norms_2N=outer_norms_2N,
+            inner_norms_4C=inner_norms_4C,
+            conv1_IC=conv1_HWIO[0, 0],
+            conv2_HWIO=conv2_HWIO,
+            conv3_CE=conv3_HWIO[0, 0],
+            shortcut_IE=shortcut_IO,
+        )
+
+        stride = self.conv2.stride
+        pads_before = stride == 1 or self.conv2.padding != "SAME"
+        return dispatch.compute_unit(
+            x_BHWC.astype(self.norm1.dtype),
+            parameters,
+            stride=stride,
+            first_tap=-1 if pads_before else 0,
+            epsilon=self.norm1.epsilon,
+            is_preactivated=self.is_preactivated,
+        )
+
+
+def stack_norms(norms: Collection[GroupNorm]) -> jax.Array:
+    """Return the scale and the bias of each norm in turn, (2 * norms, C)."""
+    rows = []
+    for norm in norms:
+        rows += [norm.scale[...], norm.bias[...]]
+    return jnp.stack(rows)
 
 
 class Stage(nnx.Module):
@@ -245,18 +254,17 @@ class Stage(nnx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         def run_unit(x_BHWC: jax.Array, unit: Unit) -> tuple[jax.Array, None]:
-            return named(unit(x_BHWC), "map_BHWC"), None
+            return constrain(unit(x_BHWC), "map_BHWC"), None
 
         if self.remat != "none":
-            run_unit = jax.checkpoint(
-                run_unit, policy=REMAT_POLICIES[self.remat], prevent_cse=False
-            )
+            policy = REMAT_POLICIES[self.remat]
+            run_unit = jax.checkpoint(run_unit, policy=policy, prevent_cse=False)
         x_BHWC, _ = run_unit(x_BHWC, self.first)
-        if self.rest is not None:
-            # A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more on a TPU.
-            is_unrolled = platform() == "cpu" or (platform() == "tpu" and self.remat in UNROLLED)
-            unroll = self.scan_unroll or is_unrolled
-            x_BHWC, _ = jax.lax.scan(run_unit, x_BHWC, self.rest, unroll=unroll)
+        if self.rest is None:
+            return x_BHWC
+        keeps_activations = self.remat in UNROLLED
+        unroll = self.scan_unroll or dispatch.unrolls_units(keeps_activations)
+        x_BHWC, _ = jax.lax.scan(run_unit, x_BHWC, self.rest, unroll=unroll)
         return x_BHWC
 
 
@@ -280,16 +288,23 @@ class Root(nnx.Module):
 
 
 def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
-    """The maximum of 3x3 places, every second one, of the map with zeros around it; no such map is written."""
-    inside_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
-    at_border_H, at_border_W = (
-        (place == 0) | (2 * place + 1 == size)
-        for size, place in zip(
-            x_BHWC.shape[1:3], map(np.arange, inside_BHWC.shape[1:3]), strict=True
-        )
-    )
-    sees_zeros_HW1 = (at_border_H[:, None] | at_border_W)[..., None]
-    return jnp.where(sees_zeros_HW1 & (inside_BHWC < 0), 0, inside_BHWC)
+    """Return the maximum of 3x3 values, at every second line and column, of the map with zeros around it.
+
+    No padded map is written: where a window reaches over the border, a negative maximum becomes zero.
+    """
+    pooled_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    _, height, width, _ = x_BHWC.shape
+    sees_zeros_H = _reaches_border(height, pooled_BHWC.shape[1])
+    sees_zeros_W = _reaches_border(width, pooled_BHWC.shape[2])
+    sees_zeros_HW1 = (sees_zeros_H[:, None] | sees_zeros_W)[..., None]
+    return jnp.where(sees_zeros_HW1 & (pooled_BHWC < 0), 0, pooled_BHWC)
+
+
+def _reaches_border(size: int, num_windows: int) -> np.ndarray:
+    """Return for windows of 3, two apart, whether they reach over a border of a side of this size."""
+    window = np.arange(num_windows)
+    is_reaching: np.ndarray = (window == 0) | (2 * window + 1 == size)
+    return is_reaching
 
 
 class ResNetBody(nnx.Module):
@@ -303,20 +318,23 @@ class ResNetBody(nnx.Module):
         for stage, (num_units, stage_key) in enumerate(zip(a.units, stage_keys, strict=True)):
             outputs = a.stage_channels(stage)
             stride = 1 if stage == 0 else 2
-            setattr(
-                self, f"stage{stage + 1}", Stage(inputs, outputs, stride, num_units, a, stage_key)
-            )
+            module = Stage(inputs, outputs, stride, num_units, a, stage_key)
+            setattr(self, f"stage{stage + 1}", module)
             inputs = outputs
 
     @jax.named_scope("resnet")
     def __call__(
         self, image_BHWC: jax.Array, taps: Collection[str] = ()
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
-        """Return map_BHWC of the architecture's `map_size` and `map_channels`, and with the tap "stages" each map."""
-        maps = [named(self.root(image_BHWC), "map_BHWC")]
+        """Return map_BHWC of the architecture's `map_size` and `map_channels`.
+
+        With the tap "stages", the maps after each stage are returned too.
+        """
+        maps = [constrain(self.root(image_BHWC), "map_BHWC")]
         for stage in range(1, self.num_stages + 1):
             maps.append(getattr(self, f"stage{stage}")(maps[-1]))
-        return maps[-1], tuple(maps[1:]) if "stages" in taps else None
+        stages_BHWC = tuple(maps[1:]) if "stages" in taps else None
+        return maps[-1], stages_BHWC
 
 
 class ResNet(nnx.Module):
@@ -341,7 +359,7 @@ class ResNet(nnx.Module):
         Args:
           image_BHWC: float, in [-1, 1].
           dropout_key: ignored; a ResNet drops nothing.
-          taps: inner results to return: "stages"; see `ModelOutput`.
+          taps: intermediates to return: "stages"; see `ModelOutput`.
         """
         validate_taps(taps, ("stages",))
         map_BHWC, stages_BHWC = self.body(image_BHWC, taps)

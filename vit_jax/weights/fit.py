@@ -12,7 +12,7 @@ from vit_jax import pytree
 from vit_jax.config import Architecture
 from vit_jax.config.adaptation import set_pooling
 from vit_jax.imports.references import is_reference
-from vit_jax.models.position_tables import fixed_positions
+from vit_jax.models.positions import fixed_positions
 from vit_jax.weights.folding import OURS, Normalisation, stored_normalisation
 from vit_jax.weights.load import Weights
 from vit_jax.weights.load_report import ArrayStatus

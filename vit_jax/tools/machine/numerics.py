@@ -20,9 +20,9 @@ from jax.sharding import Mesh, NamedSharding
 from vit_jax.config.network_options import AttentionForm, ComputeDtype
 from vit_jax.config.networks import named_architecture
 from vit_jax.config.sizes import NUM_GROUPS
+from vit_jax.kernels import dispatch
 from vit_jax.kernels.devices import placed_by
-from vit_jax.models.attention import CORES, Projections, choose_form
-from vit_jax.models.block import as_rows
+from vit_jax.models.attention import Projections, attend
 from vit_jax.models.norm import LayerNorm
 from vit_jax.models.resnet import GroupNorm
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
@@ -135,7 +135,7 @@ def _norm(
     def normalise(norm: Any, x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
         norm.scale = nnx.Param(scale)
         norm.bias = nnx.Param(bias)
-        rows = as_rows(x) if x.ndim == 3 else x
+        rows = dispatch.flatten_tokens(x) if x.ndim == 3 else x
         return norm(rows).reshape(x.shape)
 
     def compute(dtype: ComputeDtype, *operands: jax.Array) -> jax.Array:
@@ -245,13 +245,13 @@ def _host() -> jax.Device:
 def _core(form: AttentionForm, mesh: Mesh, length: int, num_heads: int, dtype: str) -> str:
     """Return the form that `form` takes here; ValueError if there is none."""
     with placed_by(Placement(mesh)):
-        return choose_form(
+        return dispatch.choose_attention(
             form, length=length, num_heads=num_heads, head_dim=HEAD_DIM, dtype=jnp.dtype(dtype)
         )
 
 
 def _attend(core: str, num_heads: int, *operands: jax.Array) -> jax.Array:
-    return CORES[core](Projections(*operands), num_heads)
+    return attend(Projections(*operands), num_heads, core)
 
 
 def _attend_plainly(num_heads: int, *operands: jax.Array) -> jax.Array:

@@ -1,0 +1,227 @@
+"""Choice of the form that a computation has on the devices that a program is traced for.
+
+The reference of a computation is plain JAX, which XLA compiles for every device. Other forms are here where they are
+faster, each in a module that is imported when a program uses it. Nothing else in the package asks for the platform.
+
+Legend: B batch, S sequence length, D width, T heads, h head dimension, E = T h, H W height and width of a map, I O
+channels of a kernel's input and output; other dimensions of an activation do not matter in a product.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.kernels.devices import is_placed, platform
+
+if TYPE_CHECKING:
+    from vit_jax.kernels.unit_parameters import UnitParameters
+
+Padding = str | tuple[tuple[int, int], ...]
+"""SAME, or the rows before and after the map, and the columns."""
+
+
+# Products and activations.
+
+
+def multiply(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
+    """Return `x_I @ kernel_IO` (..., O)."""
+    if platform() == "cpu":
+        from vit_jax.kernels.products import multiply_on_cpu
+
+        return multiply_on_cpu(x_I, kernel_IO)
+    return x_I @ kernel_IO
+
+
+def multiply_each(x_I: jax.Array, kernels_IO: Sequence[jax.Array]) -> list[jax.Array]:
+    """Return the products of one activation with several kernels."""
+    if platform() == "gpu":
+        from vit_jax.kernels.products import multiply_each_on_gpu
+
+        return list(multiply_each_on_gpu(x_I, tuple(kernels_IO)))
+    return [multiply(x_I, kernel_IO) for kernel_IO in kernels_IO]
+
+
+def dot_general(
+    x_I: jax.Array, kernel_IO: jax.Array, dimension_numbers: Any, **options: Any
+) -> jax.Array:
+    """`multiply`, as `nnx.Linear` calls it: over the last dimension of an activation and the first of a kernel."""
+    assert dimension_numbers == (((x_I.ndim - 1,), (0,)), ((), ())), dimension_numbers
+    assert all(option is None for option in options.values()), options
+    return multiply(x_I, kernel_IO)
+
+
+def gelu(x: jax.Array, approximate: bool) -> jax.Array:
+    """Return the GELU."""
+    if platform() == "gpu":
+        from vit_jax.kernels.gelu import gelu_of_kept_input
+
+        return gelu_of_kept_input(x, approximate)
+    return jax.nn.gelu(x, approximate)
+
+
+def convolve(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """Return the convolution (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
+    from vit_jax.kernels import convolution
+
+    if platform() == "cpu":
+        return convolution.convolve_on_cpu(x_BHWI, kernel_HWIO, stride, padding)
+    return convolution.convolve(x_BHWI, kernel_HWIO, stride, padding)
+
+
+# Attention.
+
+
+def choose_attention(
+    form: str, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype
+) -> str:
+    """Return "xla", "pallas" or "cudnn": the form that self-attention of `form` has on the devices of `placed_by`.
+
+    "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in bfloat16, cuDNN on GPUs.
+    Outside of `placed_by` the program may run on any device, so "auto" is "xla" there.
+
+    Raises:
+      ValueError: the form is "cudnn", and cuDNN does not compute this attention.
+    """
+    if form == "cudnn" and (problem := _find_cudnn_problem(head_dim, dtype)):
+        rule = f"cuDNN rejects this attention: {problem}"
+        raise ValueError(f"config.model.attention='cudnn': {rule}. Use auto or xla.")
+    if form != "auto":
+        return form
+    if not is_placed():
+        return "xla"
+
+    if platform() == "tpu" and dtype == jnp.bfloat16:
+        from vit_jax.kernels.attention_pallas import count_heads_per_program
+
+        fits = count_heads_per_program(num_heads, head_dim, length) is not None
+        return "pallas" if fits else "xla"
+    if platform() == "gpu":
+        is_supported = _find_cudnn_problem(head_dim, dtype) is None
+        return "cudnn" if is_supported else "xla"
+    return "xla"
+
+
+def _find_cudnn_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
+    from vit_jax.kernels.attention_cudnn import find_problem
+
+    return find_problem(head_dim, dtype)
+
+
+def compute_attention(
+    form: str,
+    query_BSE: jax.Array,
+    key_BSE: jax.Array,
+    value_BSE: jax.Array,
+    bias_3E: jax.Array,
+    num_heads: int,
+) -> jax.Array:
+    """Return softmax(q k^T / sqrt(h)) v of every head, (B, S, E), by the kernel of a form.
+
+    Args:
+      form: "pallas", which is interpreted off TPUs, or "cudnn".
+      query_BSE: the projection without bias; each head has h adjacent channels of E.
+      key_BSE: the same of keys.
+      value_BSE: the same of values.
+      bias_3E: of queries, keys and values.
+      num_heads: T.
+    """
+    if form == "pallas":
+        from vit_jax.kernels import attention_pallas
+
+        head_dim = query_BSE.shape[-1] // num_heads
+        is_interpreted = platform() != "tpu"
+        return attention_pallas.attention(
+            query_BSE, key_BSE, value_BSE, bias_3E, head_dim, is_interpreted
+        )
+
+    from vit_jax.kernels import attention_cudnn
+
+    assert form == "cudnn", form
+    operands = zip((query_BSE, key_BSE, value_BSE), bias_3E, strict=True)
+    biased = [x_BSE + bias_E for x_BSE, bias_E in operands]
+    return attention_cudnn.attention(*biased, num_heads)
+
+
+# Residual units of a ResNet.
+
+
+def has_unit_kernel(
+    shape_HWI: tuple[int, ...], inner: int, outputs: int, stride: int, dtype: jnp.dtype
+) -> bool:
+    """Return whether a kernel computes a residual unit on the devices of `placed_by`, faster than XLA does.
+
+    Args:
+      shape_HWI: of the input.
+      inner: channels between the convolutions.
+      outputs: channels of the output.
+      stride: of the 3x3 convolution.
+      dtype: of the maps.
+    """
+    if platform() != "tpu":
+        return False
+
+    from vit_jax.kernels.unit_pallas import can_compute
+
+    return can_compute(shape_HWI, inner, outputs, stride, dtype)
+
+
+def compute_unit(
+    x_BHWI: jax.Array,
+    parameters: "UnitParameters",
+    *,
+    stride: int,
+    first_tap: int,
+    epsilon: float,
+    is_preactivated: bool,
+) -> jax.Array:
+    """Return the output of a residual unit by the kernel for TPUs, elsewhere interpreted: (B, H / s, W / s, O).
+
+    Args:
+      x_BHWI: maps; for a stride s of 2, with even lines and columns.
+      parameters: of the unit, in float32.
+      stride: of the 3x3 convolution and the shortcut.
+      first_tap: line and column of the first tap of the 3x3 kernel, from the output's position in the input.
+      epsilon: of the group norms.
+      is_preactivated: norms come before convolutions, not after.
+    """
+    from vit_jax.kernels import unit_pallas
+    from vit_jax.kernels.unit_parameters import Form
+
+    batch, height, width, inputs = x_BHWI.shape
+    is_interpreted = platform() != "tpu"
+    form = Form(width, stride, first_tap, epsilon, is_preactivated, is_interpreted)
+    x_BRI = x_BHWI.reshape(batch, height * width, inputs)
+    out_BRO = unit_pallas.compute_bottleneck(x_BRI, parameters, form)
+    return out_BRO.reshape(batch, height // stride, width // stride, -1)
+
+
+# Layouts.
+
+
+def flatten_tokens(x_BSD: jax.Array) -> jax.Array:
+    """Return (B S, D) on GPUs, and elsewhere the array as it is: the shape of tokens within a block.
+
+    Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed copies in float32,
+    but not if it is one dimension. XLA for TPUs is faster with two dimensions.
+    """
+    if platform() == "gpu":
+        return x_BSD.reshape(-1, x_BSD.shape[-1])
+    return x_BSD
+
+
+def choose_block_unroll(on_cpu: int, on_accelerators: int) -> int:
+    """Return the number of blocks that one iteration of the loop over an encoder's blocks runs."""
+    return on_cpu if platform() == "cpu" else on_accelerators
+
+
+def unrolls_units(keeps_activations: bool) -> bool:
+    """Return whether the units of a stage run one by one and not in a loop.
+
+    A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more on a TPU if it
+    keeps the activations of all units.
+    """
+    if platform() == "tpu":
+        return keeps_activations
+    return platform() == "cpu"

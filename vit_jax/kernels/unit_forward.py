@@ -1,0 +1,110 @@
+"""The forward program of the kernel for residual units: one image.
+
+`refs` has a reference by name for each array of `unit_pallas`; y1, y2 and y3 are the outputs of the three convolutions.
+A norm is a x + b.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from vit_jax.kernels.unit_maps import (
+    clear_border,
+    convolve_taps,
+    gather_strided,
+    keep_inner_maps,
+    multiply_on_chip,
+    normalise_and_relu,
+    read_shortcut_input,
+    store_shifted,
+)
+from vit_jax.kernels.unit_norms import Sums
+from vit_jax.kernels.unit_sizes import INNER_1, INNER_2, OUTER, SHORTCUT, Sizes
+
+ReadRows = Callable[[slice], Any]
+Affine = tuple[Any, Any]  # a and b of a norm
+
+
+def run_forward(refs: Any, u: Sizes) -> None:
+    """Compute the output of one image, and the maps and statistics that the gradient needs."""
+    read_input = _make_read_input(refs, u)
+    norm1 = _run_first_convolution(refs, read_input, u)
+    norm2 = _run_second_convolution(refs, norm1, u)
+    if u.is_strided:
+        gather_strided(refs, read_input, u)
+    keep_inner_maps(refs, u)
+    _run_third_convolution(refs, read_input, norm2, u)
+
+
+def _make_read_input(refs: Any, u: Sizes) -> ReadRows:
+    """Return a function that reads rows of the first convolution's input: the image's map, or its norm and ReLU."""
+    if not u.is_preactivated:
+        return lambda rows: refs.x[rows]
+    sums = Sums()
+    for rows in u.slices:
+        sums.add_squares(refs.x[rows].astype(jnp.float32))
+    a, b = sums.normalise(refs, OUTER, u)
+    return lambda rows: normalise_and_relu(refs.x[rows], a, b).astype(u.dtype)
+
+
+def _run_first_convolution(refs: Any, read_input: ReadRows, u: Sizes) -> Affine:
+    sums = Sums()
+    for rows in u.slices:
+        y1 = multiply_on_chip(read_input(rows), refs.inward[...])
+        refs.y1[rows] = y1
+        sums.add_squares(y1)
+    return sums.normalise(refs, INNER_1, u)
+
+
+def _run_second_convolution(refs: Any, norm1: Affine, u: Sizes) -> Affine:
+    clear_border(refs.z, u)
+    for piece in u.pieces:
+        z = normalise_and_relu(refs.y1[piece.in_map], *norm1)
+        store_shifted(refs.z, piece.plane, piece.rows, z, refs.inside, u.taps, u)
+
+    sums = Sums()
+    for rows in u.out_slices:
+        y2 = convolve_taps(refs.z, rows, refs.middle, u.taps, u)
+        refs.y2[rows] = y2
+        sums.add_squares(y2)
+    return sums.normalise(refs, INNER_2, u)
+
+
+def _run_third_convolution(refs: Any, read_input: ReadRows, norm2: Affine, u: Sizes) -> None:
+    """Add the shortcut: at once in a pre-activated unit, otherwise after the norms of both."""
+    sums = Sums()
+    shortcut_sums = Sums()
+    for rows in u.out_slices:
+        z2 = normalise_and_relu(refs.y2[rows], *norm2).astype(u.dtype)
+        y3 = multiply_on_chip(z2, refs.outward[...])
+        if u.has_shortcut:
+            shortcut_input = read_shortcut_input(refs, read_input, rows, u)
+            residual = multiply_on_chip(shortcut_input, refs.shortcut[...])
+        else:
+            residual = refs.x[rows].astype(jnp.float32)
+        if u.is_preactivated:
+            refs.out[rows] = (residual + y3).astype(refs.out.dtype)
+        else:
+            refs.y3[rows] = y3.astype(u.dtype)
+            sums.add_squares(y3)
+            shortcut_sums.add_squares(residual)
+    if not u.is_preactivated:
+        _end_postactivated(refs, read_input, sums, shortcut_sums, u)
+
+
+def _end_postactivated(
+    refs: Any, read_input: ReadRows, sums: Sums, shortcut_sums: Sums, u: Sizes
+) -> None:
+    """Compute max(norm(shortcut) + norm(y3), 0)."""
+    a, b = sums.normalise(refs, OUTER, u)
+    if u.has_shortcut:
+        shortcut_a, shortcut_b = shortcut_sums.normalise(refs, SHORTCUT, u)
+    for rows in u.out_slices:
+        residual = read_shortcut_input(refs, read_input, rows, u)
+        if u.has_shortcut:
+            product = multiply_on_chip(residual, refs.shortcut[...])
+            residual = shortcut_a * product + shortcut_b
+        total = residual.astype(jnp.float32) + a * refs.y3[rows].astype(jnp.float32) + b
+        out = jnp.maximum(total, 0.0)
+        refs.out[rows] = out.astype(refs.out.dtype)

@@ -1,0 +1,34 @@
+"""Arguments of the kernel for residual units.
+
+Legend: I E C input, output and inner channels, N any number.
+"""
+
+from typing import NamedTuple
+
+import jax
+
+
+class UnitParameters(NamedTuple):
+    """Parameters of a unit in float32: kernels are standardised, a norm is its scale and its bias.
+
+    The outer norm is the first one of a pre-activated unit (N = I), and the last one of a post-activated unit (N = E),
+    whose shortcut has a norm too.
+    """
+
+    outer_norms_2N: jax.Array  # (4, E) with the norm of the shortcut
+    inner_norms_4C: jax.Array
+    conv1_IC: jax.Array
+    conv2_HWIO: jax.Array
+    conv3_CE: jax.Array
+    shortcut_IE: jax.Array | None  # None: I = E, and the input is added
+
+
+class Form(NamedTuple):
+    """Properties of a unit that fix its program, beside the shapes of its arrays."""
+
+    width: int  # columns of the input
+    stride: int  # of the 3x3 convolution and the shortcut
+    first_tap: int  # line and column of the first tap, from the output's position in the input
+    epsilon: float  # of the group norms
+    is_preactivated: bool
+    interpret: bool  # run on any device, slowly, as the kernel would on a TPU

@@ -1,0 +1,168 @@
+"""Sizes of a residual unit in the kernel for TPUs, and the order in which its programs go through the maps.
+
+A unit with a stride splits the map between its first two convolutions into four planes: even and odd lines, even and
+odd columns. A tap of its 3x3 convolution is then a shifted load from one plane, as it is from the complete map without
+a stride. Its shortcut reads even columns of even lines. Splitting and joining are loads and stores with a stride in
+scratch memory, so the maps of all units have the same order outside.
+
+Legend: R positions of a map, line after line, L lanes, N any number.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from vit_jax.kernels.unit_parameters import Form
+
+LANES = 128
+ROWS = 256  # of one product; found by compiling
+KERNEL_SIZE = 3
+NUM_TAPS = KERNEL_SIZE**2
+
+
+class Tap(NamedTuple):
+    """A tap of the 3x3 convolution."""
+
+    place: int  # in the kernel
+    plane: int  # of the map it reads
+    line: int  # of the read position, from the output's
+    column: int
+
+
+CENTRE = Tap(NUM_TAPS // 2, 0, 0, 0)
+
+
+class NormSlot(NamedTuple):
+    """The rows of a norm among the norms of a unit: scale and bias, and mean and 1 / deviation."""
+
+    place: str  # "outer" or "inner"
+    first: int  # row
+
+
+OUTER = NormSlot("outer", 0)  # the first norm of a pre-activated unit, the last one otherwise
+SHORTCUT = NormSlot("outer", 2)
+INNER_1 = NormSlot("inner", 0)  # of the output of the first convolution
+INNER_2 = NormSlot("inner", 2)  # of the output of the second convolution
+
+
+class Piece(NamedTuple):
+    """Some rows of a plane."""
+
+    plane: int
+    in_map: Any  # the rows in the complete map
+    rows: slice  # in the plane
+
+
+class Sizes:
+    """Sizes of a unit, and the order in which its programs go through the maps."""
+
+    def __init__(
+        self,
+        rows: int,  # of the input
+        channels: tuple[int, int, int],  # of the input, the inner maps and the output
+        dtype: Any,
+        has_shortcut: bool,
+        form: Form,
+    ):
+        self.rows = rows
+        self.dtype = dtype
+        self.has_shortcut = has_shortcut
+        self.inputs, self.inner, self.outputs = channels
+        self.width = form.width
+        self.stride = form.stride
+        self.epsilon = form.epsilon
+        self.is_preactivated = form.is_preactivated
+        self.interpret = form.interpret
+
+        self.is_strided = self.stride > 1
+        self.num_planes = self.stride**2
+        self.out_rows = rows // self.num_planes
+        self.out_width = self.width // self.stride
+        if self.is_preactivated:
+            self.outer = self.inputs
+            self.outer_rows = rows
+        else:
+            self.outer = self.outputs
+            self.outer_rows = self.out_rows
+
+        self.lanes = max(self.inner, LANES)
+        self.copies = self.lanes // self.inner  # of an inner map in its lanes, of taps in one tile
+        self.border = math.ceil((self.out_width + 1) / 8) * 8  # rows around a map that is shifted
+        self.slices = slice_rows(rows)
+        self.out_slices = slice_rows(self.out_rows)
+        self.taps = [self._make_tap(place, form.first_tap) for place in range(NUM_TAPS)]
+        self.turned_taps = [self._turn_taps(plane) for plane in range(self.num_planes)]
+        self.pieces = list(self._make_pieces())
+
+    def _make_tap(self, place: int, first: int) -> Tap:
+        kernel_line, kernel_column = divmod(place, KERNEL_SIZE)
+        line, line_plane = divmod(first + kernel_line, self.stride)
+        column, column_plane = divmod(first + kernel_column, self.stride)
+        return Tap(place, line_plane * self.stride + column_plane, line, column)
+
+    def _turn_taps(self, plane: int) -> list[Tap]:
+        """Return the taps of the turned kernel, from the output's gradient to the gradient of a plane."""
+        turned = []
+        for tap in reversed(self.taps):
+            if tap.plane == plane:
+                turned.append(Tap(NUM_TAPS - 1 - tap.place, 0, -tap.line, -tap.column))
+        return turned
+
+    def _make_pieces(self) -> Iterator[Piece]:
+        if not self.is_strided:
+            for rows in self.slices:
+                yield Piece(0, rows, rows)
+            return
+        for line in range(self.rows // self.width):
+            line_in_plane, plane_line = divmod(line, self.stride)
+            start = line_in_plane * self.out_width
+            for column in range(self.stride):
+                plane = plane_line * self.stride + column
+                in_map = pl.ds(line * self.width + column, self.out_width, self.stride)
+                yield Piece(plane, in_map, slice(start, start + self.out_width))
+
+    def pieces_of(self, plane: int) -> list[Piece]:
+        """Return the pieces of a plane."""
+        return [piece for piece in self.pieces if piece.plane == plane]
+
+    def normed_channels(self, slot: NormSlot) -> int:
+        """Return the channels of the map that a norm is of."""
+        return self.outer if slot.place == "outer" else self.inner
+
+    def normed_rows(self, slot: NormSlot) -> int:
+        """Return the rows of the map that a norm is of."""
+        if slot.place == "outer":
+            return self.outer_rows
+        return self.rows if slot == INNER_1 else self.out_rows
+
+    def tiles(self, taps: Sequence[Tap]) -> list[Sequence[Tap]]:
+        """Return the taps that lie beside each other in one tile, for each tile."""
+        return [taps[start : start + self.copies] for start in range(0, len(taps), self.copies)]
+
+
+def slice_rows(size: int) -> list[slice]:
+    """Return slices of the rows of a map, each for one product."""
+    return [slice(start, min(start + ROWS, size)) for start in range(0, size, ROWS)]
+
+
+class ScratchMap:
+    """A float32 map in scratch memory, in arrays of 128 lanes, since loads with a stride have no more."""
+
+    def __init__(self, tiles: Sequence[Any]):
+        self.tiles = tiles
+
+    @staticmethod
+    def shapes(rows: int, channels: int) -> list[Any]:
+        """Return the arrays that a map needs."""
+        return [pltpu.VMEM((rows, LANES), jnp.float32)] * (channels // LANES)
+
+    def __getitem__(self, rows: Any) -> Any:
+        return jnp.concatenate([tile[rows] for tile in self.tiles], 1)
+
+    def __setitem__(self, rows: Any, x_RN: Any) -> None:
+        for index, tile in enumerate(self.tiles):
+            tile[rows] = x_RN[:, index * LANES : (index + 1) * LANES]
