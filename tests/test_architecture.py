@@ -52,6 +52,15 @@ NOT_IN_CONFIG = {
     "orbax",
     "tensorflow",
 }  # recipes load on any machine
+DISPATCH = "vit_jax/kernels/dispatch.py"  # the forms that computations have on devices
+CLOSURES = {"vit_jax.models.vit": 25}  # files that importing a module loads
+CONFIG_OF_MODELS = {
+    "vit_jax.config",
+    "vit_jax.config.architecture",
+    "vit_jax.config.network_options",
+    "vit_jax.config.rules",
+    "vit_jax.config.sizes",
+}
 BUILDERS = ("models", "sharding")  # what an Architecture is for
 READS = {"read_text", "read_bytes", "fromfile", "np.load", "json.load", "open"}
 READ_WITHOUT_BOUND = {  # files of the system, of this package or of this process
@@ -254,6 +263,59 @@ def foreign_violations(sources: Sources) -> list[str]:
     return found
 
 
+def platform_violations(sources: Sources) -> list[str]:
+    """Uses of `devices.platform` outside of the dispatch of kernels."""
+    others = {path: source for path, source in sources.items() if path != DISPATCH}
+    found = []
+    for path, source in others.items():
+        if "vit_jax.kernels.devices.platform" in set(imports(path, source)):
+            found.append(f"{path}: imports platform; let {DISPATCH} choose the form")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "devices.platform":
+                found.append(f"{path}: asks for the platform; let {DISPATCH} choose the form")
+    return found
+
+
+def closure_violations(sources: Sources) -> list[str]:
+    """Modules whose imports at module level load more files than `CLOSURES` allows, or forbidden ones."""
+    found = []
+    for module, limit in CLOSURES.items():
+        loaded = import_closure(module, sources)
+        if len(loaded) > limit:
+            found.append(f"{module}: loads {len(loaded)} files, at most {limit} are allowed")
+    for module in sorted(import_closure("vit_jax.models.vit", sources) - CONFIG_OF_MODELS):
+        if room_of(module) == "config":
+            found.append(f"vit_jax.models.vit: loads {module}, of config/ beyond the architecture")
+    return found
+
+
+def import_closure(module: str, sources: Sources) -> set[str]:
+    """Return the modules that importing a module loads, itself and packages included."""
+    sources_of_modules = {module_name(path): (path, source) for path, source in sources.items()}
+    loaded = set[str]()
+    pending = [module]
+    while pending:
+        name = pending.pop()
+        if name not in sources_of_modules or name in loaded:
+            continue
+        loaded.add(name)
+        path, source = sources_of_modules[name]
+        pending.append(name.rpartition(".")[0])
+        for imported in imports_at_module_level(path, source):
+            pending += [imported, imported.rpartition(".")[0]]
+    return loaded
+
+
+def imports_at_module_level(path: str, source: str) -> Iterator[str]:
+    """Imports outside of functions and of `if TYPE_CHECKING`."""
+    statements = []
+    for node in ast.parse(source, path).body:
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if not is_for_types and not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            statements.append(ast.unparse(node))
+    return imports(path, "\n".join(statements))
+
+
 def second_spelling_helpers(sources: Sources) -> list[str]:
     """Modules beside vit_jax/text/nearest.py that compare spellings."""
     others = {path: source for path, source in sources.items() if path != "vit_jax/text/nearest.py"}
@@ -442,6 +504,8 @@ COMPLAINTS = {
     "reads": lambda: unbounded_reads(PACKAGE),
     "spelling": lambda: second_spelling_helpers(PACKAGE),
     "foreign": lambda: foreign_violations(PACKAGE),
+    "platform": lambda: platform_violations(PACKAGE),
+    "closures": lambda: closure_violations(PACKAGE),
     "shared names": lambda: shared_names(PACKAGE),
     "small folders": lambda: small_folders(PACKAGE),
     "private": lambda: private_imports(PACKAGE),
@@ -607,6 +671,37 @@ CASES = [  # a check, sources, and how many complaints
             "vit_jax/data/y.py": "import vit_jax.data.missing",
         },
         0,
+    ),
+    (
+        platform_violations,
+        {"vit_jax/models/x.py": "from vit_jax.kernels.devices import placed_by, platform"},
+        1,
+    ),
+    (
+        platform_violations,
+        {
+            "vit_jax/models/x.py": "from vit_jax.kernels import devices\nif devices.platform() == 1: pass"
+        },
+        1,
+    ),
+    (platform_violations, {DISPATCH: "from vit_jax.kernels.devices import platform"}, 0),
+    (
+        closure_violations,
+        {
+            "vit_jax/models/vit.py": "from vit_jax.config import schema\nfrom vit_jax.models import x",
+            "vit_jax/models/x.py": "def f():\n    from vit_jax.config import check",
+            "vit_jax/config/schema.py": "",
+            "vit_jax/config/check.py": "",
+        },
+        1,
+    ),
+    (
+        closure_violations,
+        {
+            "vit_jax/models/vit.py": "\n".join(f"import vit_jax.models.x{n}" for n in range(25)),
+            **{f"vit_jax/models/x{n}.py": "" for n in range(25)},
+        },
+        1,
     ),
     (recipe_violations, {"configs/x.py": RECIPE}, 0),
     (

@@ -8,6 +8,7 @@ Legend: B batch, S sequence length, T heads, h head dimension, E = T h.
 
 import functools
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -22,9 +23,10 @@ _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
 _FORWARD = "__cudnn$fmhaSoftmax"
 _BACKWARD = "__cudnn$fmhaSoftmaxBackward"
 _TYPES = {"bfloat16": "BF16", "float16": "F16"}
-# Dimensions that the operands of a product are summed over, and those that both share: scores are (B, T, S, S), all
-# other operands (B, S, T, h).
-Products = dict[str, tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]]
+# Dimensions that the operands of a product are summed over, and dimensions that both share: scores
+# are (B, T, S, S), all other operands (B, S, T, h).
+Product = tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]
+Products = dict[str, Product]
 _FORWARD_PRODUCTS: Products = {
     "bmm1": ((3, 3), ((0, 2), (0, 2))),
     "bmm2": ((3, 1), ((0, 1), (0, 2))),
@@ -41,10 +43,11 @@ def attention(
     query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int
 ) -> jax.Array:
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E). The operands include their biases."""
-    run = functools.partial(_run, head_dim=query_BSE.shape[-1] // num_heads)
-    output_BSE: jax.Array = on_shards(run, ("heads_BSE",) * 3, ("heads_BSE",))(
-        query_BSE, key_BSE, value_BSE
-    )[0]
+    head_dim = query_BSE.shape[-1] // num_heads
+    run = functools.partial(_run, head_dim=head_dim)
+    run = on_shards(run, ("heads_BSE", "heads_BSE", "heads_BSE"), ("heads_BSE",))
+    output_BSE: jax.Array
+    (output_BSE,) = run(query_BSE, key_BSE, value_BSE)
     return output_BSE
 
 
@@ -52,10 +55,12 @@ def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
     """Return why cuDNN cannot compute attention and its gradient on these devices, or None."""
     capability = compute_capability()
     if capability is not None and capability < _MIN_CAPABILITY:
-        actual, needed = (".".join(map(str, version)) for version in (capability, _MIN_CAPABILITY))
+        actual = ".".join(map(str, capability))
+        needed = ".".join(map(str, _MIN_CAPABILITY))
         return f"it needs an NVIDIA GPU of compute capability {needed}, not {actual}"
-    if str(jnp.dtype(dtype)) not in _TYPES:
-        return f"it needs {' or '.join(_TYPES)}, not {jnp.dtype(dtype)}"
+    name = str(jnp.dtype(dtype))
+    if name not in _TYPES:
+        return f"it needs {' or '.join(_TYPES)}, not {name}"
     largest = 256 if capability is not None and capability >= (9, 0) else 128
     if head_dim % 8 or head_dim > largest:
         return f"the dimension of a head must be a multiple of 8 up to {largest}, not {head_dim}"
@@ -63,10 +68,12 @@ def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
 
 
 def _run(*operands_BSE: jax.Array, head_dim: int) -> tuple[jax.Array]:
-    """Attention on one device."""
+    """Compute attention on one device."""
     batch, length, width = operands_BSE[0].shape
-    operands_BSTh = [x.reshape(batch, length, width // head_dim, head_dim) for x in operands_BSE]
-    return (_attend(*operands_BSTh).reshape(batch, length, width),)
+    shape_BSTh = (batch, length, width // head_dim, head_dim)
+    query_BSTh, key_BSTh, value_BSTh = (x.reshape(shape_BSTh) for x in operands_BSE)
+    output_BSTh = _attend(query_BSTh, key_BSTh, value_BSTh)
+    return (output_BSTh.reshape(batch, length, width),)
 
 
 @jax.custom_vjp
@@ -78,11 +85,12 @@ def _attend(query_BSTh: jax.Array, key_BSTh: jax.Array, value_BSTh: jax.Array) -
 
 
 def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Rematerialisation knows the output and the log of the sums by the names of the kernel for TPUs."""
-    results = _call(_FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True)
-    output_BSTh, log_sums_BTS = (
-        checkpoint_name(*each) for each in zip(results, (ATTENTION_OUTPUT, LOG_SUMS), strict=True)
+    """Name the output and the logarithms of the sums for rematerialisation, as the kernel for TPUs does."""
+    output_BSTh, log_sums_BTS = _call(
+        _FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True
     )
+    output_BSTh = checkpoint_name(output_BSTh, ATTENTION_OUTPUT)
+    log_sums_BTS = checkpoint_name(log_sums_BTS, LOG_SUMS)
     return output_BSTh, (*operands_BSTh, log_sums_BTS, output_BSTh)
 
 
@@ -106,51 +114,67 @@ def _call(
     """Return the outputs (B, S, T, h) of a call of cuDNN, and behind them the log of the sums (B, T, S)."""
     batch, length, heads, head_dim = operands[0].shape
     output = jax.ShapeDtypeStruct((batch, heads, length, head_dim), operands[0].dtype)
-    log_sums = [jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)] * has_log_sums
+    log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA finds its size
+    results = [output] * num_outputs
     in_order_BSTh = (0, 2, 1, 3)
+    layouts: list[tuple[int, ...] | None] = [in_order_BSTh] * num_outputs
+    if has_log_sums:
+        results.append(log_sums)
+        layouts.append(None)
+    results.append(workspace)
+    layouts.append(None)
+
     call = jax.ffi.ffi_call(
         target,
-        [*[output] * num_outputs, *log_sums, workspace],
-        output_layouts=[*[in_order_BSTh] * num_outputs, *[None] * (len(log_sums) + 1)],
+        results,
+        output_layouts=layouts,
         vmap_method="sequential",
         custom_call_api_version=2,
         legacy_backend_config=json.dumps(_configuration(operands[0], products)),
     )
-    *results, _ = call(*operands)
-    return (*(x.transpose(in_order_BSTh) for x in results[:num_outputs]), *results[num_outputs:])
+    *arrays, _ = call(*operands)
+    outputs = [x.transpose(in_order_BSTh) for x in arrays[:num_outputs]]
+    return (*outputs, *arrays[num_outputs:])
 
 
 def _configuration(query_BSTh: jax.Array, products: Products) -> dict[str, Any]:
     """Return XLA's description of the call (`CudnnfMHABackendConfig`)."""
     batch, length, heads, head_dim = query_BSTh.shape
-    dimensions = {
-        f"{name}_dot_dimension_numbers": {
-            "lhs_contracting_dimensions": [str(left)],
-            "rhs_contracting_dimensions": [str(right)],
-            "lhs_batch_dimensions": [*map(str, shared[0])],
-            "rhs_batch_dimensions": [*map(str, shared[1])],
-        }
-        for name, ((left, right), shared) in products.items()
-    }
     scores = {
         "element_type": _TYPES[str(query_BSTh.dtype)],
-        "dimensions": [*map(str, (batch, heads, length, length))],
+        "dimensions": _as_text((batch, heads, length, length)),
         "layout": {"minor_to_major": ["3", "2", "1", "0"]},
         "is_dynamic_dimension": [False] * 4,
     }
+    algorithm = {
+        "algo_id": "0",
+        "math_type": "TENSOR_OP_MATH",
+        "is_cudnn_frontend": True,
+        "workspace_size": "0",
+    }
     call = {
-        "algorithm": {
-            "algo_id": "0",
-            "math_type": "TENSOR_OP_MATH",
-            "is_cudnn_frontend": True,
-            "workspace_size": "0",
-        },
+        "algorithm": algorithm,
         "fmha_scale": 1 / np.sqrt(head_dim),
         "intermediate_tensor_shape": scores,
         "is_flash_attention": True,
         "mask_type": "NO_MASK",
         "max_seg_per_batch": 1,
-        **dimensions,
     }
+    for name, product in products.items():
+        call[f"{name}_dot_dimension_numbers"] = _describe_product(product)
     return {"operation_queue_id": "0", "cudnn_fmha_backend_config": call}
+
+
+def _describe_product(product: Product) -> dict[str, list[str]]:
+    (left, right), (left_shared, right_shared) = product
+    return {
+        "lhs_contracting_dimensions": _as_text((left,)),
+        "rhs_contracting_dimensions": _as_text((right,)),
+        "lhs_batch_dimensions": _as_text(left_shared),
+        "rhs_batch_dimensions": _as_text(right_shared),
+    }
+
+
+def _as_text(numbers: Iterable[int]) -> list[str]:
+    return [str(number) for number in numbers]

@@ -26,17 +26,18 @@ from jax.experimental.pallas import tpu as pltpu
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import on_shards
 
-MAX_QUERIES = 640  # of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB
-GOOD_BLOCK = (
-    210_000  # numbers of one operand of a program, which holds ten or so; both found by compiling
-)
+# Queries of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB.
+MAX_QUERIES = 640
+# Numbers of one operand of a program, which holds about ten operands. Both were found by compiling.
+GOOD_BLOCK = 210_000
 MAX_BLOCK = 330_000
 LANES = 128
-Ref = Any  # an array of Pallas on the chip
 LOG2_E = 1 / math.log(2)  # the unit computes powers of two
 
-_NT = (((1,), (1,)), ((), ()))  # a @ b.T
-_NN = (((1,), (0,)), ((), ()))  # a @ b
+Ref = Any  # an array of Pallas on the chip
+_SECOND_TRANSPOSED = (((1,), (1,)), ((), ()))  # a @ b.T
+_PLAIN = (((1,), (0,)), ((), ()))  # a @ b
+_OPERANDS = ("heads_BSE", "heads_BSE", "heads_BSE", "bias_3E")  # names of their layouts
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -51,95 +52,109 @@ def attention(
     """Return softmax((q + b_q) (k + b_k)^T / sqrt(h)) (v + b_v) for every head, (B, S, E).
 
     Args:
-      query_BSE: the projection without bias; each head is h neighbours of E.
-      key_BSE: likewise.
-      value_BSE: likewise.
+      query_BSE: the projection without bias; each head has h adjacent channels of E.
+      key_BSE: the same of keys.
+      value_BSE: the same of values.
       bias_3E: of queries, keys and values, in the dtype of the projections.
       head_dim: h.
       interpret: run on any device, slowly, as the kernel would on a TPU.
     """
-    return _save(query_BSE, key_BSE, value_BSE, bias_3E, head_dim, interpret)[0]
+    output_BSE, _ = _save(query_BSE, key_BSE, value_BSE, bias_3E, head_dim, interpret)
+    return output_BSE
 
 
 def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
-    names = ("heads_BSE",) * 3 + ("bias_3E",)
-    output_BSE, log_sums_BTGS = on_shards(run, names, ("heads_BSE", "rows_BTGS"))(*operands)
+    run = on_shards(run, _OPERANDS, ("heads_BSE", "rows_BTGS"))
+    output_BSE, log_sums_BTGS = run(*operands)
     output_BSE = checkpoint_name(output_BSE, ATTENTION_OUTPUT)
-    return output_BSE, (*operands, checkpoint_name(log_sums_BTGS, LOG_SUMS))
+    log_sums_BTGS = checkpoint_name(log_sums_BTGS, LOG_SUMS)
+    return output_BSE, (*operands, log_sums_BTGS)
 
 
 def _differentiate(
     head_dim: int, interpret: bool, saved: tuple[jax.Array, ...], gradient_BSE: jax.Array
 ) -> tuple[jax.Array, ...]:
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
-    names = ("heads_BSE",) * 3 + ("bias_3E", "rows_BTGS", "heads_BSE")
-    results = on_shards(run, names, ("heads_BSE",) * 3 + ("bias_B3E",))(*saved, gradient_BSE)
-    of_bias_3E = results[-1].sum(0).astype(saved[3].dtype)
-    return (*(result.astype(gradient_BSE.dtype) for result in results[:3]), of_bias_3E)
+    names = (*_OPERANDS, "rows_BTGS", "heads_BSE")
+    run = on_shards(run, names, ("heads_BSE", "heads_BSE", "heads_BSE", "bias_B3E"))
+    *gradients, dbias_B3E = run(*saved, gradient_BSE)
+    bias_3E = saved[3]
+    dbias_3E = dbias_B3E.sum(0).astype(bias_3E.dtype)
+    return (*(gradient.astype(gradient_BSE.dtype) for gradient in gradients), dbias_3E)
 
 
 attention.defvjp(_save, _differentiate)
 
 
-def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
-    """G, the heads of one program: as many as fit on the chip, whose lanes are complete tiles or all there are.
+# The blocks of a call.
 
-    The more, the less its fixed costs count. None where not even the fewest fit.
+
+def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
+    """Return G, the heads of one program: as many as fit on the chip.
+
+    The lanes of G heads are complete tiles or all there are. The more heads, the less the fixed costs of a program
+    count. None where not even the fewest fit.
     """
-    least = LANES // math.gcd(LANES, head_dim)
-    possible = [group for group in range(least, num_heads, least) if num_heads % group == 0] + [
-        num_heads
-    ]
-    sizes = {group: group * head_dim * length for group in possible}
+    fewest = LANES // math.gcd(LANES, head_dim)
+    groups = [group for group in range(fewest, num_heads, fewest) if num_heads % group == 0]
+    groups.append(num_heads)
+
+    block_per_head = head_dim * length
+    good = [group for group in groups if group * block_per_head <= GOOD_BLOCK]
+    if good:
+        return max(good)
     limit = MAX_BLOCK if length <= MAX_QUERIES else GOOD_BLOCK
-    good = [group for group, size in sizes.items() if size <= GOOD_BLOCK]
-    return max(good, default=possible[0] if sizes[possible[0]] <= limit else None)
+    return groups[0] if groups[0] * block_per_head <= limit else None
 
 
 class _Grid:
     """The blocks of a call: by image, group of heads and block of queries."""
 
-    def __init__(self, shape: tuple[int, ...], head_dim: int):
-        batch, self.length, width = shape
+    def __init__(self, shape_BSE: tuple[int, ...], head_dim: int):
+        batch, self.length, width = shape_BSE
         num_heads = width // head_dim
         group = count_heads_per_program(num_heads, head_dim, self.length)
         if group is None:
-            rule = f"cannot hold {self.length} tokens with heads of {head_dim}"
+            rule = f"the kernel cannot hold {self.length} tokens with heads of {head_dim}"
             raise ValueError(
-                f"config.model.attention='pallas': the kernel {rule}. Use model.attention=xla, or auto."
+                f"config.model.attention='pallas': {rule}. Use model.attention=xla, or auto."
             )
-        self.group = group
+        num_groups = num_heads // group
         self.num_blocks = math.ceil(self.length / MAX_QUERIES)
-        rows = (
-            self.length
-            if self.num_blocks == 1
-            else -(-self.length // self.num_blocks // LANES) * LANES
-        )
-        lanes = self.group * head_dim
-        groups = num_heads // self.group
-        self.grid = (batch, groups, self.num_blocks)
-        self.queries = pl.BlockSpec(
-            (1, rows, lanes), lambda image, heads, block: (image, block, heads)
-        )
-        self.tokens = pl.BlockSpec(
-            (1, self.length, lanes), lambda image, heads, block: (image, 0, heads)
-        )
-        self.bias = pl.BlockSpec((3, lanes), lambda image, heads, block: (0, heads))
-        self.of_bias = pl.BlockSpec((1, 3, lanes), lambda image, heads, block: (image, 0, heads))
-        self.rows = pl.BlockSpec(
-            (1, 1, self.group, rows), lambda image, heads, block: (image, heads, 0, block)
-        )
-        self.rows_shape = (batch, groups, self.group, self.length)
+        self.statistics_BTGS = (batch, num_groups, group, self.length)
+
+        num_queries = self.length
+        if self.num_blocks > 1:  # complete tiles, enough for all queries
+            num_queries = -(-self.length // self.num_blocks // LANES) * LANES
+        lanes = group * head_dim
+
+        def at_queries(image: Any, heads: Any, block: Any) -> tuple:
+            return image, block, heads
+
+        def at_tokens(image: Any, heads: Any, block: Any) -> tuple:
+            return image, 0, heads
+
+        def at_bias(image: Any, heads: Any, block: Any) -> tuple:
+            return 0, heads
+
+        def at_statistics(image: Any, heads: Any, block: Any) -> tuple:
+            return image, heads, 0, block
+
+        self.queries = pl.BlockSpec((1, num_queries, lanes), at_queries)
+        self.tokens = pl.BlockSpec((1, self.length, lanes), at_tokens)
+        self.bias = pl.BlockSpec((3, lanes), at_bias)
+        self.dbias = pl.BlockSpec((1, 3, lanes), at_tokens)
+        self.statistics = pl.BlockSpec((1, 1, group, num_queries), at_statistics)
+
+        grid = (batch, num_groups, self.num_blocks)
         self.settings: dict[str, Any] = {
-            "grid": self.grid,
+            "grid": grid,
             "compiler_params": pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary")
             ),
-            "metadata": {
-                "programs": str(math.prod(self.grid))
-            },  # by which `plan` counts their cycles
+            "metadata": {"programs": str(math.prod(grid))},  # `plan` counts their cycles by it
         }
 
 
@@ -148,14 +163,13 @@ def _run_forward(
 ) -> tuple[jax.Array, jax.Array]:
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
+    output_shape = jax.ShapeDtypeStruct(query_BSE.shape, query_BSE.dtype)
+    log_sums_shape = jax.ShapeDtypeStruct(grid.statistics_BTGS, jnp.float32)
     call = pl.pallas_call(
         functools.partial(_forward, head_dim=head_dim),
         in_specs=[grid.queries, grid.tokens, grid.tokens, grid.bias],
-        out_specs=(grid.queries, grid.rows),
-        out_shape=(
-            jax.ShapeDtypeStruct(query_BSE.shape, query_BSE.dtype),
-            jax.ShapeDtypeStruct(grid.rows_shape, jnp.float32),
-        ),
+        out_specs=(grid.queries, grid.statistics),
+        out_shape=(output_shape, log_sums_shape),
         interpret=interpret,
         name="attention_forward",
         **grid.settings,
@@ -166,21 +180,20 @@ def _run_forward(
 def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple[jax.Array, ...]:
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
-    shape = jax.ShapeDtypeStruct(query_BSE.shape, query_BSE.dtype)
-    # A sum over blocks of queries is collected in float32.
-    collected = shape if grid.num_blocks == 1 else jax.ShapeDtypeStruct(shape.shape, jnp.float32)
+    batch, _, width = query_BSE.shape
+    query_shape = jax.ShapeDtypeStruct(query_BSE.shape, query_BSE.dtype)
+    token_shape = query_shape
+    if grid.num_blocks > 1:  # a sum over blocks of queries is collected in float32
+        token_shape = jax.ShapeDtypeStruct(query_BSE.shape, jnp.float32)
+    dbias_shape = jax.ShapeDtypeStruct((batch, 3, width), jnp.float32)
+
+    sizes = {"head_dim": head_dim, "length": grid.length, "num_blocks": grid.num_blocks}
+    inputs = [grid.queries, grid.tokens, grid.tokens, grid.bias, grid.statistics, grid.queries]
     call = pl.pallas_call(
-        functools.partial(
-            _backward, head_dim=head_dim, length=grid.length, num_blocks=grid.num_blocks
-        ),
-        in_specs=[grid.queries, grid.tokens, grid.tokens, grid.bias, grid.rows, grid.queries],
-        out_specs=(grid.queries, grid.tokens, grid.tokens, grid.of_bias),
-        out_shape=(
-            shape,
-            collected,
-            collected,
-            jax.ShapeDtypeStruct((shape.shape[0], 3, shape.shape[2]), jnp.float32),
-        ),
+        functools.partial(_backward, **sizes),
+        in_specs=inputs,
+        out_specs=(grid.queries, grid.tokens, grid.tokens, grid.dbias),
+        out_shape=(query_shape, token_shape, token_shape, dbias_shape),
         interpret=interpret,
         name="attention_backward",
         **grid.settings,
@@ -188,116 +201,155 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
     return call(*operands)
 
 
+# One program.
+
+
 def _forward(
     query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int
 ) -> None:
-    """Queries past the end of the sequence, in its last block, give rows that are not written."""
-    q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
+    """Compute some heads; queries past the end of the sequence, in its last block, give rows that are not written."""
+    q_QE, k_SE, v_SE = _add_biases(query, key, value, bias, head_dim)
     v_ES = v_SE.T
     dtype = v_SE.dtype
     outputs_hQ = []
-    for head, rows in enumerate(_heads(key.shape[-1], head_dim)):
-        q_Qh, tiles = _only(q_QE, rows, dtype)
-        scores_SQ = _dot(k_SE[:, tiles], q_Qh, _NT)
+    for head, lanes in enumerate(_slice_heads(key.shape[-1], head_dim)):
+        tile = _find_tile(lanes, q_QE.shape[-1])
+        q_Qh = _select_head(q_QE, lanes, tile, dtype)
+        scores_SQ = _multiply(k_SE[:, tile], q_Qh, _SECOND_TRANSPOSED)
         highest_1Q = scores_SQ.max(0, keepdims=True)
         weights_SQ = jnp.exp2(scores_SQ - highest_1Q)
         sums_1Q = weights_SQ.sum(0, keepdims=True)
         log_sums[0, 0, head : head + 1, :] = highest_1Q + jnp.log2(sums_1Q)
-        outputs_hQ.append(_dot(v_ES[rows], weights_SQ.astype(dtype), _NN) * (1.0 / sums_1Q))
+        output_hQ = _multiply(v_ES[lanes], weights_SQ.astype(dtype))
+        outputs_hQ.append(output_hQ * (1.0 / sums_1Q))
     out[0] = jnp.concatenate(outputs_hQ).T.astype(out.dtype)
 
 
 def _backward(
-    query: Ref, key: Ref, value: Ref, bias: Ref, log_sums: Ref, gradient: Ref,
-    of_query: Ref, of_key: Ref, of_value: Ref, of_bias: Ref, *, head_dim: int, length: int, num_blocks: int,
-) -> None:  # fmt: skip
+    query: Ref,
+    key: Ref,
+    value: Ref,
+    bias: Ref,
+    log_sums: Ref,
+    gradient: Ref,
+    dquery: Ref,
+    dkey: Ref,
+    dvalue: Ref,
+    dbias: Ref,
+    *,
+    head_dim: int,
+    length: int,
+    num_blocks: int,
+) -> None:
+    """Compute the gradients of some heads, for one block of queries."""
     block = pl.program_id(2)
-    q_QE, k_SE, v_SE = _with_biases(query, key, value, bias, head_dim)
+    q_QE, k_SE, v_SE = _add_biases(query, key, value, bias, head_dim)
     gradient_QE = gradient[0].astype(jnp.float32)
-    if num_blocks > 1:  # what lies past the last query may be anything
-        is_query = (
-            jax.lax.broadcasted_iota(jnp.int32, q_QE.shape, 0) < length - block * q_QE.shape[0]
-        )
-        q_QE, gradient_QE = (jnp.where(is_query, x, 0.0) for x in (q_QE, gradient_QE))
-        shape = (1, q_QE.shape[0])
-        is_query_1Q = jax.lax.broadcasted_iota(jnp.int32, shape, 1) < length - block * shape[1]
-    else:
-        is_query_1Q = None
+    is_query_1Q = None
+    if num_blocks > 1:  # values past the last query are undefined
+        num_queries = q_QE.shape[0]
+        query_QE = jax.lax.broadcasted_iota(jnp.int32, q_QE.shape, 0)
+        is_query_QE = query_QE < length - block * num_queries
+        q_QE = jnp.where(is_query_QE, q_QE, 0.0)
+        gradient_QE = jnp.where(is_query_QE, gradient_QE, 0.0)
+        query_1Q = jax.lax.broadcasted_iota(jnp.int32, (1, num_queries), 1)
+        is_query_1Q = query_1Q < length - block * num_queries
+
     k_ES = k_SE.T
     dtype = k_SE.dtype
-    width = key.shape[-1]
-    of_queries_hQ = []
-    of_keys = dict[int, jax.Array]()
-    of_values = dict[int, jax.Array]()  # by first lane
-    for head, rows in enumerate(_heads(width, head_dim)):
-        q_Qh, tiles = _only(q_QE, rows, dtype)
-        gradient_Qh, _ = _only(gradient_QE, rows, dtype)
+    dqueries_hQ = []
+    dkeys = _TileSums()
+    dvalues = _TileSums()
+    for head, lanes in enumerate(_slice_heads(key.shape[-1], head_dim)):
+        tile = _find_tile(lanes, q_QE.shape[-1])
+        q_Qh = _select_head(q_QE, lanes, tile, dtype)
+        gradient_Qh = _select_head(gradient_QE, lanes, tile, dtype)
         log_sums_1Q = log_sums[0, 0, head : head + 1, :]
         if is_query_1Q is not None:
             log_sums_1Q = jnp.where(is_query_1Q, log_sums_1Q, 0.0)
-        weights_SQ = jnp.exp2(_dot(k_SE[:, tiles], q_Qh, _NT) - log_sums_1Q)
-        of_weights_SQ = _dot(v_SE[:, tiles], gradient_Qh, _NT)
-        of_scores_SQ = weights_SQ * (
-            of_weights_SQ - (weights_SQ * of_weights_SQ).sum(0, keepdims=True)
-        )
-        of_scores_SQ = of_scores_SQ.astype(dtype)
-        _add(of_values, tiles, _dot(weights_SQ.astype(dtype), gradient_Qh, _NN))
-        of_queries_hQ.append(_dot(k_ES[rows], of_scores_SQ, _NN))
-        _add(of_keys, tiles, _dot(of_scores_SQ, q_Qh, _NN))
 
-    of_q = jnp.concatenate(of_queries_hQ).T * head_dim**-0.5
-    of_k, of_v = (jnp.concatenate(list(sums.values()), 1) for sums in (of_keys, of_values))
-    of_k = of_k * (1 / LOG2_E)
-    of_query[0] = of_q.astype(of_query.dtype)
-    is_first = block == 0
-    for place, (sums, x) in enumerate(((None, of_q), (of_key, of_k), (of_value, of_v))):
-        of_bias[0, place : place + 1, :] = _collected(
-            x.sum(0, keepdims=True), of_bias, (0, slice(place, place + 1)), is_first, num_blocks
-        )
-        if sums is not None:
-            sums[0] = _collected(x, sums, 0, is_first, num_blocks).astype(sums.dtype)
+        scores_SQ = _multiply(k_SE[:, tile], q_Qh, _SECOND_TRANSPOSED)
+        weights_SQ = jnp.exp2(scores_SQ - log_sums_1Q)
+        dweights_SQ = _multiply(v_SE[:, tile], gradient_Qh, _SECOND_TRANSPOSED)
+        mean_1Q = (weights_SQ * dweights_SQ).sum(0, keepdims=True)
+        dscores_SQ = (weights_SQ * (dweights_SQ - mean_1Q)).astype(dtype)
+
+        dvalues.add(tile, _multiply(weights_SQ.astype(dtype), gradient_Qh))
+        dqueries_hQ.append(_multiply(k_ES[lanes], dscores_SQ))
+        dkeys.add(tile, _multiply(dscores_SQ, q_Qh))
+
+    dq_QE = jnp.concatenate(dqueries_hQ).T * head_dim**-0.5
+    dk_SE = dkeys.join()
+    dv_SE = dvalues.join()
+    dk_SE = dk_SE * (1 / LOG2_E)
+    dquery[0] = dq_QE.astype(dquery.dtype)
+
+    collect = functools.partial(_collect, is_first=block == 0, num_blocks=num_blocks)
+    dbias[0, 0:1, :] = collect(dq_QE.sum(0, keepdims=True), dbias, (0, slice(0, 1)))
+    dbias[0, 1:2, :] = collect(dk_SE.sum(0, keepdims=True), dbias, (0, slice(1, 2)))
+    dkey[0] = collect(dk_SE, dkey, 0).astype(dkey.dtype)
+    dbias[0, 2:3, :] = collect(dv_SE.sum(0, keepdims=True), dbias, (0, slice(2, 3)))
+    dvalue[0] = collect(dv_SE, dvalue, 0).astype(dvalue.dtype)
 
 
-def _collected(
-    x: jax.Array, out: Ref, place: Any, is_first: jax.Array, num_blocks: int
+def _collect(
+    x: jax.Array, out: Ref, index: Any, *, is_first: jax.Array, num_blocks: int
 ) -> jax.Array:
-    """A value with those of earlier blocks of queries."""
-    return x if num_blocks == 1 else x + jnp.where(is_first, 0.0, out[place])
+    """Return a value added to the sum of earlier blocks of queries."""
+    if num_blocks == 1:
+        return x
+    return x + jnp.where(is_first, 0.0, out[index])
 
 
-def _with_biases(
+def _add_biases(
     query: Ref, key: Ref, value: Ref, bias: Ref, head_dim: int
-) -> tuple[jax.Array, ...]:
-    """Queries in float32, scaled for powers of two; keys and values in their dtype."""
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return queries in float32, scaled for powers of two; keys and values in their dtype."""
     dtype = key.dtype
-    q_QE, k_SE, v_SE = (
-        x[0].astype(jnp.float32) + bias[place : place + 1].astype(jnp.float32)
-        for place, x in enumerate((query, key, value))
-    )
+    q_QE = query[0].astype(jnp.float32) + bias[0:1].astype(jnp.float32)
+    k_SE = key[0].astype(jnp.float32) + bias[1:2].astype(jnp.float32)
+    v_SE = value[0].astype(jnp.float32) + bias[2:3].astype(jnp.float32)
     return q_QE * (head_dim**-0.5 * LOG2_E), k_SE.astype(dtype), v_SE.astype(dtype)
 
 
-def _heads(width: int, head_dim: int) -> list[slice]:
-    """The lanes of each head of a program."""
+def _slice_heads(width: int, head_dim: int) -> list[slice]:
+    """Return the lanes of each head of a program."""
     return [slice(start, start + head_dim) for start in range(0, width, head_dim)]
 
 
-def _only(x_QE: jax.Array, lanes: slice, dtype: jnp.dtype) -> tuple[jax.Array, slice]:
-    """The lanes of a head, or the tile that it shares with others, zeroed outside of it; and which lanes they are."""
+def _find_tile(lanes: slice, num_lanes: int) -> slice:
+    """Return the lanes of the tile that a head shares with others, or of the head itself if it would need two."""
     head_dim = lanes.stop - lanes.start
-    if LANES % head_dim:  # it would need two tiles, each as dear as moving it
-        return x_QE[:, lanes].astype(dtype), lanes
-    tile = slice(
-        lanes.start // LANES * LANES, min(lanes.start // LANES * LANES + LANES, x_QE.shape[-1])
-    )
+    if LANES % head_dim:  # two tiles cost as much as moving the head
+        return lanes
+    start = lanes.start // LANES * LANES
+    return slice(start, min(start + LANES, num_lanes))
+
+
+def _select_head(x_QE: jax.Array, lanes: slice, tile: slice, dtype: jnp.dtype) -> jax.Array:
+    """Return the tile of a head, zeroed outside of the head."""
     x_Qh = x_QE[:, tile]
-    place = jax.lax.broadcasted_iota(jnp.int32, x_Qh.shape, 1) + tile.start
-    return jnp.where((place >= lanes.start) & (place < lanes.stop), x_Qh, 0.0).astype(dtype), tile
+    if tile == lanes and LANES % (lanes.stop - lanes.start):
+        return x_Qh.astype(dtype)
+    lane = jax.lax.broadcasted_iota(jnp.int32, x_Qh.shape, 1) + tile.start
+    is_head = (lane >= lanes.start) & (lane < lanes.stop)
+    return jnp.where(is_head, x_Qh, 0.0).astype(dtype)
 
 
-def _add(sums: dict[int, jax.Array], lanes: slice, x: jax.Array) -> None:
-    sums[lanes.start] = sums.get(lanes.start, 0.0) + x
+class _TileSums:
+    """Sums of the heads that share a tile."""
+
+    def __init__(self) -> None:
+        self.sums: dict[int, jax.Array] = {}  # by first lane
+
+    def add(self, tile: slice, x: jax.Array) -> None:
+        self.sums[tile.start] = self.sums.get(tile.start, 0.0) + x
+
+    def join(self) -> jax.Array:
+        """Return all tiles beside each other."""
+        return jnp.concatenate(list(self.sums.values()), 1)
 
 
-def _dot(a: jax.Array, b: jax.Array, dims: tuple) -> jax.Array:
-    return jax.lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+def _multiply(a: jax.Array, b: jax.Array, dimensions: tuple = _PLAIN) -> jax.Array:
+    """Return a product in float32."""
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -140,8 +140,8 @@ def compute_attention(
 
     assert form == "cudnn", form
     operands = zip((query_BSE, key_BSE, value_BSE), bias_3E, strict=True)
-    biased = [x_BSE + bias_E for x_BSE, bias_E in operands]
-    return attention_cudnn.attention(*biased, num_heads)
+    query_BSE, key_BSE, value_BSE = [x_BSE + bias_E for x_BSE, bias_E in operands]
+    return attention_cudnn.attention(query_BSE, key_BSE, value_BSE, num_heads)
 
 
 # Residual units of a ResNet.

@@ -7,7 +7,7 @@ do not.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,9 +19,8 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.models import abstract_model
 
 FLOPS_PER_MAC = 2
-FORWARDS_PER_TRAINING_STEP = (
-    3  # the backward pass computes two gradients, each as expensive as the forward pass
-)
+# The backward pass computes two gradients, each as expensive as the forward pass.
+FORWARDS_PER_TRAINING_STEP = 3
 
 
 def forward_macs(
@@ -38,34 +37,36 @@ def forward_macs(
       ValueError: as `count_macs`.
     """
     if network is None and architecture.is_standard:
-        return _standard_macs(_plain(architecture), count_padding)
-    return _network_macs(
-        architecture, abstract_model(architecture) if network is None else network, count_padding
-    )
+        return _count_standard_macs(_simplify(architecture), count_padding)
+    if network is None:
+        network = abstract_model(architecture)
+    return _count_network_macs(architecture, network, count_padding)
 
 
 @functools.cache
-def _standard_macs(architecture: Architecture, count_padding: bool) -> int:
-    return _network_macs(architecture, abstract_model(architecture), count_padding)
+def _count_standard_macs(architecture: Architecture, count_padding: bool) -> int:
+    return _count_network_macs(architecture, abstract_model(architecture), count_padding)
 
 
-def _network_macs(architecture: Architecture, network: Any, count_padding: bool) -> int:
-    image = jax.ShapeDtypeStruct(
-        (1, *architecture.image_size, 3), jnp.dtype(architecture.compute_dtype)
-    )
-    return count_macs(
-        lambda network, image: network(image), network, image, count_padding=count_padding
-    )
+def _count_network_macs(architecture: Architecture, network: Any, count_padding: bool) -> int:
+    shape_1HWC = (1, *architecture.image_size, 3)
+    image = jax.ShapeDtypeStruct(shape_1HWC, jnp.dtype(architecture.compute_dtype))
+
+    def apply(network: Any, image: jax.Array) -> Any:
+        return network(image)
+
+    return count_macs(apply, network, image, count_padding=count_padding)
 
 
-def _plain(architecture: Architecture) -> Architecture:
+def _simplify(architecture: Architecture) -> Architecture:
     """Return the network in the form with the shortest program; kernels would not count."""
     return dataclasses.replace(architecture, attention="xla", remat="none", scan_unroll=1)
 
 
 def count_parameters(architecture: Architecture) -> int:
     """Return the number of parameters of a network."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract_model(architecture)))
+    leaves = jax.tree.leaves(abstract_model(architecture))
+    return sum(math.prod(leaf.shape) for leaf in leaves)
 
 
 def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: bool = True) -> int:
@@ -77,65 +78,100 @@ def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: boo
     Raises:
       ValueError: a while loop, whose length is not known, holds such operations.
     """
-    return _macs(jax.make_jaxpr(function)(*arguments).jaxpr, count_padding)
+    program = jax.make_jaxpr(function)(*arguments)
+    return _count_program(program.jaxpr, count_padding)
 
 
-def _macs(jaxpr: Jaxpr, count_padding: bool) -> int:
+def _count_program(program: Jaxpr, count_padding: bool) -> int:
     total = 0
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        parameters = equation.params
-        inner = [
-            _macs(jaxpr, count_padding) for value in parameters.values() for jaxpr in _jaxprs(value)
-        ]
-        if name == "dot_general":
-            total += _dot(equation)
-        elif name == "conv_general_dilated":
-            total += _convolution(equation, count_padding)
-        elif name == "while" and any(inner):
-            advice = "Use jax.lax.scan, or jax.lax.fori_loop with fixed bounds"
-            raise ValueError(
-                f"The multiply-adds of a while loop of unknown length cannot be counted. {advice}."
-            )
-        elif name == "cond":
-            total += max(inner)
-        else:
-            total += sum(inner) * (parameters["length"] if name == "scan" else 1)
+    for equation in program.eqns:
+        total += _count_equation(equation, count_padding)
     return total
 
 
-def _jaxprs(value: Any) -> Iterator[Jaxpr]:
-    for item in value if isinstance(value, (tuple, list)) else (value,):
-        jaxpr = getattr(item, "jaxpr", item)
-        if isinstance(jaxpr, Jaxpr):
-            yield jaxpr
+def _count_equation(equation: Any, count_padding: bool) -> int:
+    name = equation.primitive.name
+    if name == "dot_general":
+        return _count_product(equation)
+    if name == "conv_general_dilated":
+        return _count_convolution(equation, count_padding)
+
+    programs = _find_programs(equation)
+    inner = [_count_program(program, count_padding) for program in programs]
+    if name == "cond":
+        return max(inner)
+    if name == "scan":
+        return sum(inner) * int(equation.params["length"])
+    if name == "while" and any(inner):
+        raise ValueError(
+            "The multiply-adds of a while loop of unknown length cannot be counted. "
+            "Use jax.lax.scan, or jax.lax.fori_loop with fixed bounds."
+        )
+    return sum(inner)
 
 
-def _dot(equation: Any) -> int:
-    left, _ = (variable.aval.shape for variable in equation.invars)
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    return math.prod(equation.outvars[0].aval.shape) * math.prod(left[dim] for dim in contracted)
+def _find_programs(equation: Any) -> list[Jaxpr]:
+    """Return the programs that an equation runs, such as the body of a loop."""
+    found = []
+    for value in equation.params.values():
+        items = value if isinstance(value, tuple | list) else (value,)
+        for item in items:
+            program = getattr(item, "jaxpr", item)
+            if isinstance(program, Jaxpr):
+                found.append(program)
+    return found
 
 
-def _convolution(equation: Any, count_padding: bool) -> int:
-    image, kernel = (variable.aval.shape for variable in equation.invars)
+def _count_product(equation: Any) -> int:
+    left_shape = equation.invars[0].aval.shape
+    output_shape = equation.outvars[0].aval.shape
+    contracted_dims = equation.params["dimension_numbers"][0][0]
+    contracted = math.prod(left_shape[dim] for dim in contracted_dims)
+    return math.prod(output_shape) * contracted
+
+
+def _count_convolution(equation: Any, count_padding: bool) -> int:
+    image, kernel = equation.invars
+    output_shape = equation.outvars[0].aval.shape
     parameters = equation.params
-    output = equation.outvars[0].aval.shape
     numbers = parameters["dimension_numbers"]
-    macs = math.prod(output[dim] for dim in numbers.out_spec[:2]) * kernel[numbers.rhs_spec[1]]
+    batch_dim, channel_dim, *output_dims = numbers.out_spec
+    _, input_channel_dim, *kernel_dims = numbers.rhs_spec
+    image_dims = numbers.lhs_spec[2:]
+
+    inputs = kernel.aval.shape[input_channel_dim]
+    macs = output_shape[batch_dim] * output_shape[channel_dim] * inputs
     for axis, padding in enumerate(parameters["padding"]):
-        old, size, new = (
-            shape[spec[2 + axis]]
-            for shape, spec in (
-                (image, numbers.lhs_spec),
-                (kernel, numbers.rhs_spec),
-                (output, numbers.out_spec),
-            )
+        macs *= _count_taps(
+            image_size=image.aval.shape[image_dims[axis]],
+            kernel_size=kernel.aval.shape[kernel_dims[axis]],
+            output_size=output_shape[output_dims[axis]],
+            stride=parameters["window_strides"][axis],
+            image_dilation=parameters["lhs_dilation"][axis],
+            kernel_dilation=parameters["rhs_dilation"][axis],
+            pad_before=padding[0],
+            count_padding=count_padding,
         )
-        stride, spread, step = (
-            parameters[name][axis] for name in ("window_strides", "lhs_dilation", "rhs_dilation")
-        )
-        seen = stride * np.arange(new)[:, None] + step * np.arange(size) - padding[0]
-        is_inside = (seen >= 0) & (seen <= (old - 1) * spread) & (seen % spread == 0)
-        macs *= is_inside.size if count_padding else int(is_inside.sum())
-    return macs // parameters["batch_group_count"]
+    return int(macs // parameters["batch_group_count"])
+
+
+def _count_taps(
+    *,
+    image_size: int,
+    kernel_size: int,
+    output_size: int,
+    stride: int,
+    image_dilation: int,
+    kernel_dilation: int,
+    pad_before: int,
+    count_padding: bool,
+) -> int:
+    """Return along one axis the pairs of an output and a tap; without padding, those that read the image."""
+    if count_padding:
+        return output_size * kernel_size
+    output = np.arange(output_size)[:, None]
+    tap = np.arange(kernel_size)
+    position = stride * output + kernel_dilation * tap - pad_before
+    last_position = (image_size - 1) * image_dilation
+    is_inside = (position >= 0) & (position <= last_position) & (position % image_dilation == 0)
+    return int(is_inside.sum())
