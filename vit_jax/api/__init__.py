@@ -1,11 +1,29 @@
 """The Python API: networks by name, or from weights of any format, with the preparation of images that belongs to them.
 
 `vit_jax.list_models`, `vit_jax.create_model`, `vit_jax.load_model` and `vit_jax.Model`. The verbs evaluate, predict and
-export use the same.
+export use the same. Each name is imported on first use.
 """
 
-from vit_jax.api.build import create_model, from_weights, load_model
-from vit_jax.api.model import Model
-from vit_jax.config.variants import list_models
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vit_jax.api.build import create_model, from_weights, load_model
+    from vit_jax.api.model import Model
+    from vit_jax.config.variants import list_models
 
 __all__ = ["Model", "create_model", "from_weights", "list_models", "load_model"]
+
+_MODULES = {
+    "Model": "vit_jax.api.model",
+    "create_model": "vit_jax.api.build",
+    "from_weights": "vit_jax.api.build",
+    "list_models": "vit_jax.config.variants",
+    "load_model": "vit_jax.api.build",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -3,15 +3,17 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax import pytree
 from vit_jax.api.model import Model, numbers_of, undescribed
 from vit_jax.config import (
     AdaptConfig,
+    Architecture,
     ModelConfig,
     adapt_architecture,
     build_architecture,
@@ -21,13 +23,15 @@ from vit_jax.config.check import is_value_range
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.evals.least_squares import LinearClassifier
-from vit_jax.evals.logistic import LogisticClassifier
 from vit_jax.models import build_model
 from vit_jax.weights.description import describe_preparation
 from vit_jax.weights.fit import ending_in, fit, with_classifier, without_head
 from vit_jax.weights.folding import stored_normalisation
 from vit_jax.weights.load import Weights, load_weights, resized
+
+if TYPE_CHECKING:
+    from vit_jax.evals.least_squares import LinearClassifier
+    from vit_jax.evals.logistic import LogisticClassifier
 
 _OF_OTHERS = {
     **dict.fromkeys(("pretrained", "checkpoint_path"), "load_model(source) reads weights"),
@@ -154,29 +158,70 @@ def from_weights(
     """
     if image_size is not None:
         weights = resized(weights, _pair(image_size), position_resize)
-    stored = weights.architecture
-    names = weights.class_names
+    is_multilabel = weights.is_multilabel and num_classes is None
+    options = {"compute_dtype": compute_dtype, "position_resize": position_resize}
+    architecture = _adapt(weights.architecture, num_classes, options)
     notes = [*weights.notes, *weights.warnings()]
-    changes = {
-        "compute_dtype": compute_dtype,
-        "dropout_fraction": 0.0,
-        "position_resize": position_resize,
-    }
-    changes["head"] = "keep" if num_classes is None else "zero"
+    if num_classes is not None:
+        weights, note = _replace_head(weights, architecture)
+        notes.append(note)
+    transform = stored_transform(
+        weights.preprocessing,
+        architecture.image_size,
+        weights.source,
+        resize=resize,
+        crop_fraction=crop_fraction,
+        interpolation=interpolation,
+        exif_orientation=exif_orientation,
+        value_range=value_range,
+    )
+    return Model(
+        module=_build_module(architecture, weights.parameters, sharding),
+        architecture=architecture,
+        class_names=weights.class_names or numbers_of(architecture.num_classes),
+        transform=transform,
+        source=weights.source,
+        notes=tuple(notes),
+        training=weights.training,
+        is_multilabel=is_multilabel,
+        normalisation=stored_normalisation(weights.preprocessing),
+        licence=weights.licence,
+    )
+
+
+def _adapt(
+    stored: Architecture, num_classes: int | None, options: Mapping[str, str]
+) -> Architecture:
+    """Return the architecture without dropout, with another number of classes if there is one."""
+    head = "keep" if num_classes is None else "zero"
+    changes = {**options, "dropout_fraction": 0.0, "head": head}
     architecture = adapt_architecture(
         stored,
         from_dict(AdaptConfig, changes, "model."),
         image_size=stored.image_size,
         num_classes=stored.num_classes if num_classes is None else num_classes,
     )
-    if num_classes is None:  # the head stays, also one that predicts patches
-        architecture = dataclasses.replace(architecture, patch_outputs=stored.patch_outputs)
-    parameters = weights.parameters
     if num_classes is not None:
-        fitted = fit(without_head(weights, keep_hidden=False), architecture)
-        parameters = fitted.parameters
-        names = None
-        notes = [*weights.notes, fitted.summary()]
+        return architecture
+    # The head stays, also one that predicts patches.
+    return dataclasses.replace(architecture, patch_outputs=stored.patch_outputs)
+
+
+def _replace_head(weights: Weights, architecture: Architecture) -> tuple[Weights, str]:
+    """Return the weights for an architecture with a new head, which is zero, and a summary."""
+    fitted = fit(without_head(weights, keep_hidden=False), architecture)
+    replaced = dataclasses.replace(
+        weights, architecture=architecture, parameters=fitted.parameters, class_names=None
+    )
+    return replaced, fitted.summary()
+
+
+def _build_module(
+    architecture: Architecture,
+    parameters: Mapping[str, np.ndarray],
+    sharding: jax.sharding.Sharding | None,
+) -> Any:
+    """Return the module with these parameters."""
 
     def place(name: str, leaf: Any) -> jax.Array:
         parameter = parameters[name]
@@ -184,43 +229,22 @@ def from_weights(
             return jnp.asarray(parameter)
         return jax.make_array_from_callback(leaf.shape, sharding, lambda index: parameter[index])
 
-    image_size = architecture.image_size
-    return Model(
-        module=pytree.map_with_names(
-            place, jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
-        ),
-        architecture=architecture,
-        class_names=names or numbers_of(architecture.num_classes),
-        transform=stored_transform(
-            weights.preprocessing,
-            image_size,
-            weights.source,
-            resize=resize,
-            crop_fraction=crop_fraction,
-            interpolation=interpolation,
-            exif_orientation=exif_orientation,
-            value_range=value_range,
-        ),
-        source=weights.source,
-        notes=tuple(notes),
-        training=weights.training,
-        is_multilabel=weights.is_multilabel and num_classes is None,
-        normalisation=stored_normalisation(weights.preprocessing),
-        licence=weights.licence,
-    )
+    abstract = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
+    return pytree.map_with_names(place, abstract)
 
 
 def _pair(image_size: int | tuple[int, int]) -> tuple[int, int]:
-    return (
-        (image_size, image_size) if isinstance(image_size, int) else (image_size[0], image_size[1])
-    )
+    if isinstance(image_size, int):
+        return image_size, image_size
+    height, width = image_size
+    return height, width
 
 
 def with_probe(
     weights: Weights,
     transform: EvaluationTransform,
     layer: str,
-    classifier: LogisticClassifier | LinearClassifier,
+    classifier: "LogisticClassifier | LinearClassifier",
     class_names: tuple[str, ...],
     training: TrainingData | None,
 ) -> Weights:
@@ -234,6 +258,8 @@ def with_probe(
       class_names: of the classifier.
       training: the data that it was fitted on.
     """
+    from vit_jax.evals.logistic import LogisticClassifier
+
     base = ending_in(weights, layer)
     preparation = describe_preparation(transform, stored_normalisation(weights.preprocessing))
     fitted = with_classifier(base, *classifier.to_linear(), class_names)
@@ -265,27 +291,28 @@ def stored_transform(
     known = {field: value for field, value in (stored or {}).items() if value is not None}
     stated = {"resize": resize, "crop_fraction": crop_fraction, "interpolation": interpolation}
     for field, value in stated.items():
-        if value is None:
-            continue
-        if known.setdefault(field, value) != value:
+        if value is not None and known.setdefault(field, value) != value:
             raise ValueError(
                 f"{field}={value}: the weights were trained with {field}={known[field]}; leave it out."
             )
     if known.get("resize") == "direct":
         known.setdefault("crop_fraction", 1.0)
-    if "resize" in known and "crop_fraction" in known:
-        how = known["resize"], known["crop_fraction"], known.get("interpolation")
-        is_upright = (
-            known.get("exif_orientation") is True if exif_orientation is None else exif_orientation
-        )
-        values = known.get("value_range") if value_range is None else value_range
-        transform = build_transform(*how, image_size, source, is_upright, values)
-        return dataclasses.replace(
-            transform, library="timm" if known.get("resize_library") == "timm" else "huggingface"
-        )
-    if any(value is not None for value in (*stated.values(), exif_orientation, value_range)):
-        raise undescribed(source)
-    return None
+    if not {"resize", "crop_fraction"} <= known.keys():
+        given = (*stated.values(), exif_orientation, value_range)
+        if any(value is not None for value in given):
+            raise undescribed(source)
+        return None
+
+    if exif_orientation is None:
+        exif_orientation = known.get("exif_orientation") is True
+    if value_range is None:
+        value_range = known.get("value_range")
+    how = (known["resize"], known["crop_fraction"], known.get("interpolation"))
+    transform = build_transform(*how, image_size, source, exif_orientation, value_range)
+    library: Literal["timm", "huggingface"] = "huggingface"
+    if known.get("resize_library") == "timm":
+        library = "timm"
+    return dataclasses.replace(transform, library=library)
 
 
 def build_transform(
@@ -298,17 +325,11 @@ def build_transform(
     value_range: Any = None,
 ) -> EvaluationTransform:
     """Validate values that may come from a foreign file."""
-    problem = None
-    if resize not in ("direct", "short_side"):
-        problem = f"resize={resize!r}: must be direct or short_side."
-    elif type(fraction) not in (int, float) or not 0 < fraction <= 1:
-        problem = f"crop_fraction={fraction!r}: must be a number in (0, 1]."
-    elif resize == "direct" and fraction != 1:
-        problem = f"crop_fraction={fraction}: has no effect with resize=direct. Leave it out."
-    elif interpolation not in (None, *INTERPOLATIONS):
-        problem = f"interpolation={interpolation!r}: must be {' or '.join(INTERPOLATIONS)}. Or leave it out."
-    elif value_range is not None and not is_value_range(value_range):
-        problem = f"value_range={value_range!r}: must be two finite numbers, low < high."
+    problem = (
+        _find_resizing_problem(resize, fraction)
+        or _find_interpolation_problem(interpolation)
+        or _find_range_problem(value_range)
+    )
     if problem:
         raise ValueError(f"{source}: {problem}")
     return EvaluationTransform(
@@ -319,3 +340,26 @@ def build_transform(
         value_range=None if value_range is None else (value_range[0], value_range[1]),
         interpolation=interpolation,
     )
+
+
+def _find_resizing_problem(resize: object, fraction: Any) -> str:
+    if resize not in ("direct", "short_side"):
+        return f"resize={resize!r}: must be direct or short_side."
+    if type(fraction) not in (int, float) or not 0 < fraction <= 1:
+        return f"crop_fraction={fraction!r}: must be a number in (0, 1]."
+    if resize == "direct" and fraction != 1:
+        return f"crop_fraction={fraction}: has no effect with resize=direct. Leave it out."
+    return ""
+
+
+def _find_interpolation_problem(interpolation: object) -> str:
+    if interpolation in (None, *INTERPOLATIONS):
+        return ""
+    known = " or ".join(INTERPOLATIONS)
+    return f"interpolation={interpolation!r}: must be {known}. Or leave it out."
+
+
+def _find_range_problem(value_range: object) -> str:
+    if value_range is None or is_value_range(value_range):
+        return ""
+    return f"value_range={value_range!r}: must be two finite numbers, low < high."

@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,12 @@ from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import reason_of
 from vit_jax.data.workers import Parallelism, available_cores
 from vit_jax.sharding import batch_sharding, build_mesh, replicated
-from vit_jax.weights.description import TrainingData, describe_preparation
 from vit_jax.weights.folding import OURS, Normalisation
-from vit_jax.weights.load import Weights
-from vit_jax.weights.load_report import Report
-from vit_jax.weights.saving import save
+
+if TYPE_CHECKING:
+    from vit_jax.data.subset import TrainingData
+    from vit_jax.weights import Weights
+    from vit_jax.weights.load_report import Report
 
 BATCH_SIZE = 64
 Padded = tuple[np.ndarray, list[UnreadableImage | None]]
@@ -47,15 +48,14 @@ class Images(Source):
 
     def __init__(self, images: Any) -> None:
         """Take one image, an array of images, or an iterable of images."""
-        is_array = hasattr(images, "ndim")
-        is_iterable = isinstance(images, Iterable) and not isinstance(
-            images, (str, bytes, os.PathLike)
-        )
-        is_many = images.ndim == 4 if is_array else is_iterable
-        self.batch = images if is_array and is_many else None
-        self._images: Any = (
-            images if is_array and is_many else list(images) if is_many else [images]
-        )
+        self.batch = None
+        self._images: Any = [images]
+        if hasattr(images, "ndim"):
+            if images.ndim == 4:
+                self.batch = images
+                self._images = images
+        elif isinstance(images, Iterable) and not isinstance(images, (str, bytes, os.PathLike)):
+            self._images = list(images)
         if not len(self._images):
             raise ValueError("The list of images is empty; give at least one.")
         self.labels = np.zeros(len(self._images), np.int32)
@@ -68,7 +68,9 @@ class Images(Source):
 
     def name_of(self, index: int) -> str:
         image = self._images[index]
-        return os.fspath(image) if isinstance(image, (str, os.PathLike)) else f"image {index}"
+        if isinstance(image, (str, os.PathLike)):
+            return os.fspath(image)
+        return f"image {index}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -95,7 +97,7 @@ class Model:
     transform: EvaluationTransform | None
     source: str
     notes: tuple[str, ...] = ()
-    training: TrainingData | None = None
+    training: "TrainingData | None" = None
     is_multilabel: bool = False
     normalisation: Normalisation = OURS
     licence: str = ""
@@ -106,7 +108,7 @@ class Model:
 
     def save(
         self, destination: str | pathlib.Path, *, to: str | None = None, overwrite: bool = False
-    ) -> Report:
+    ) -> "Report":
         """Write the parameters with classes and preparation of images, for `load_model`, the verbs and other libraries.
 
         Args:
@@ -120,24 +122,33 @@ class Model:
         Raises:
           ValueError: the destination exists or does not match the format, or the format cannot hold the network.
         """
-        weights = Weights(
+        from vit_jax.weights.saving import save
+
+        return save(self._to_weights(), str(destination), to=to, overwrite=overwrite)
+
+    def _to_weights(self) -> "Weights":
+        """Return the parameters with everything that files of them state."""
+        from vit_jax.weights import Weights
+        from vit_jax.weights.description import describe_preparation
+
+        leaves = pytree.named_leaves(self.module)
+        preprocessing = None
+        if self.transform is not None:
+            preprocessing = describe_preparation(self.transform, self.normalisation)
+        training = self.training
+        if training is not None:
+            training = dataclasses.replace(training, is_multilabel=self.is_multilabel)
+        has_names = self.class_names != numbers_of(len(self.class_names))
+        return Weights(
             architecture=self.architecture,
-            parameters={
-                name: np.asarray(leaf) for name, leaf in pytree.named_leaves(self.module).items()
-            },
-            class_names=None
-            if self.class_names == numbers_of(len(self.class_names))
-            else self.class_names,
-            preprocessing=None
-            if self.transform is None
-            else describe_preparation(self.transform, self.normalisation),
+            parameters={name: np.asarray(leaf) for name, leaf in leaves.items()},
+            class_names=self.class_names if has_names else None,
+            preprocessing=preprocessing,
             source=self.source,
-            training=self.training
-            and dataclasses.replace(self.training, is_multilabel=self.is_multilabel),
+            training=training,
             licence=self.licence,
             has_several_labels=self.is_multilabel,
         )
-        return save(weights, str(destination), to=to, overwrite=overwrite)
 
     def __call__(self, images_BHWC: Any, *, taps: str | Collection[str] = ()) -> ModelOutput:
         """Run the network on prepared images, on one device; also under `jax.jit`.
@@ -155,7 +166,7 @@ class Model:
         """
         taps = (taps,) if isinstance(taps, str) else tuple(taps)
         return _forward(
-            self.module, self._validated(images_BHWC), self.architecture.compute_dtype, taps
+            self.module, self._require_prepared(images_BHWC), self.architecture.compute_dtype, taps
         )
 
     def preprocess(self, images: Any) -> np.ndarray:
@@ -172,7 +183,7 @@ class Model:
           ValueError: an image is unreadable, or the weights do not describe the preparation of images.
         """
         source = Images(images)
-        return _stacked(_rows(self._read(source, min(BATCH_SIZE, len(source)))), source)
+        return _stack(_rows(self._read(source, min(BATCH_SIZE, len(source)))), source)
 
     def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Return class probabilities (N, K), float32; arguments and errors as for `stream`.
@@ -180,12 +191,12 @@ class Model:
         They are the softmax of the logits, or the sigmoid if images may have several labels.
         """
         source = Images(images)
-        return _stacked(self.stream(source, batch_size=batch_size), source)
+        return _stack(self.stream(source, batch_size=batch_size), source)
 
     def features(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Return the input of the last linear layer, (N, D), float32; arguments and errors as for `stream`."""
         source = Images(images)
-        return _stacked(self.stream(source, "features_BD", batch_size=batch_size), source)
+        return _stack(self.stream(source, "features_BD", batch_size=batch_size), source)
 
     def stream(
         self, images: Any, field: str = "probabilities", *, batch_size: int = BATCH_SIZE
@@ -217,10 +228,7 @@ class Model:
             raise ValueError(f"batch_size={batch_size}: give at least 1.")
         source = images if isinstance(images, Images) else Images(images)
         size = -(-min(batch_size, len(source)) // mesh.size) * mesh.size
-        batches: Any = (
-            self._read(source, size) if source.batch is None else self._cut(source.batch, size)
-        )
-        yield from _rows(prefetch(batches, run))
+        yield from _rows(prefetch(self._batches(source, size), run))
 
     def require_classes(self) -> None:
         """Raise ValueError for a network without classes."""
@@ -237,12 +245,19 @@ class Model:
 
     @functools.cached_property
     def _on_local_devices(self) -> tuple[jax.sharding.Mesh, nnx.Module]:
+        """The mesh of the devices of this process, and the module on all of them."""
         mesh = build_mesh(jax.local_devices())
         return mesh, jax.device_put(self.module, replicated(mesh))
 
+    def _batches(self, source: Images, size: int) -> Any:
+        """Yield batches of images, which are prepared unless they are an array of prepared ones."""
+        if source.batch is None:
+            return self._read(source, size)
+        return self._cut(source.batch, size)
+
     def _cut(self, images_NHWC: Any, size: int) -> Iterator[Padded]:
         """Yield batches of prepared images."""
-        images_NHWC = self._validated(images_NHWC)
+        images_NHWC = self._require_prepared(images_NHWC)
         for first in range(0, len(images_NHWC), size):
             image_BHWC = np.asarray(images_NHWC[first : first + size])
             padding = ((0, size - len(image_BHWC)), (0, 0), (0, 0), (0, 0))
@@ -253,27 +268,29 @@ class Model:
         threads = Parallelism(num_workers=0, num_threads=available_cores())
         transform = self.require_transform()
         stream = EvaluationStream(source, transform, size, np.arange(size))
-        decoding = transform.max_image_megapixels, transform.value_range
+
+        def find_error(index: int, is_read: bool) -> UnreadableImage | None:
+            if is_read:
+                return None
+            megapixels = transform.max_image_megapixels
+            reason = reason_of(source, index, megapixels, transform.value_range)
+            return None if reason is None else UnreadableImage(reason)
+
         with open_batches(stream, threads) as batches:
             for batch in batches:
                 rows = zip(batch.record_index.tolist(), batch.mask, strict=True)
-                reasons = (
-                    None if ok else reason_of(source, i, *decoding) for i, ok in rows if i >= 0
-                )
-                yield (
-                    batch.image,
-                    [None if reason is None else UnreadableImage(reason) for reason in reasons],
-                )
+                errors = [find_error(index, is_read) for index, is_read in rows if index >= 0]
+                yield batch.image, errors
 
-    def _validated(self, images_BHWC: Any) -> Any:
-        images = images_BHWC if isinstance(images_BHWC, jax.Array) else np.asarray(images_BHWC)
+    def _require_prepared(self, images_BHWC: Any) -> Any:
+        """Return images as an array; ValueError for another shape, dtype or range."""
+        images = images_BHWC
+        if not isinstance(images, jax.Array):
+            images = np.asarray(images)
         height, width = self.architecture.image_size
         is_float = jnp.issubdtype(images.dtype, jnp.floating)
-        if (
-            images.ndim != 4
-            or images.shape[1:] != (height, width, 3)
-            or not (is_float or images.dtype == np.uint8)
-        ):
+        has_shape = images.ndim == 4 and images.shape[1:] == (height, width, 3)
+        if not has_shape or not (is_float or images.dtype == np.uint8):
             raise ValueError(
                 f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, 3) in uint8, 0 to 255, or in "
                 "floating point in [-1, 1]. preprocess() makes this of files and of images of any size."
@@ -292,11 +309,8 @@ class Model:
 def _forward(
     module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, ...] = ()
 ) -> ModelOutput:
-    scaled = (
-        normalise(images_BHWC, dtype)
-        if images_BHWC.dtype == jnp.uint8
-        else images_BHWC.astype(dtype)
-    )
+    is_encoded = images_BHWC.dtype == jnp.uint8
+    scaled = normalise(images_BHWC, dtype) if is_encoded else images_BHWC.astype(dtype)
     return module(scaled, taps=taps) if taps else module(scaled)
 
 
@@ -314,30 +328,30 @@ def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
 def _field(
     module: Any, images_BHWC: jax.Array, dtype: str, field: str, is_multilabel: bool
 ) -> jax.Array:
+    """Return a field of the output in float32, or the probabilities."""
     output = _forward(module, images_BHWC, dtype)
-    value = getattr(output, "logits_BK" if field == "probabilities" else field, None)
+    is_probability = field == "probabilities"
+    value = getattr(output, "logits_BK" if is_probability else field, None)
     if value is None:
         raise ValueError(
             f"This network does not return {field}: choose a field of ModelOutput that it sets."
         )
-    return (
-        to_probabilities(value, is_multilabel)
-        if field == "probabilities"
-        else value.astype(jnp.float32)
-    )
+    if is_probability:
+        return to_probabilities(value, is_multilabel)
+    return value.astype(jnp.float32)
 
 
 def _rows(
     batches: Iterable[tuple[Any, list[UnreadableImage | None]]],
 ) -> Iterator[np.ndarray | UnreadableImage]:
+    """Yield the result of each image, or its error; rows of padding come last in a batch, without an error."""
     for result, errors in batches:
-        for row, error in zip(
-            jax.device_get(result), errors, strict=False
-        ):  # rows of padding come last
+        for row, error in zip(jax.device_get(result), errors, strict=False):
             yield row if error is None else error
 
 
-def _stacked(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np.ndarray:
+def _stack(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np.ndarray:
+    """Return the results of all images; raise the first error."""
     stacked = []
     for number, row in enumerate(rows):
         if isinstance(row, UnreadableImage):
