@@ -12,22 +12,24 @@ from safetensors.numpy import save_file
 from tests.weights.reference.families import full_names, values
 from vit_jax.weights import architectures, load_weights
 from vit_jax.weights.architectures import (
-    DEPRECATED,
-    MODEL_TYPES,
-    SIZES,
+    compared_models,
     current_name,
+    deprecated_names,
     find_unsupported,
     huggingface_fields,
     is_known,
+    model_types,
     timm_fields,
 )
-from vit_jax.weights.library_config import _TIMM_HYBRIDS
-from vit_jax.weights.names.library_classes import TIMM
-from vit_jax.weights.published import FAMILIES, PUBLISHED, expanded
+from vit_jax.weights.families import load_families
+from vit_jax.weights.family import expand
+from vit_jax.weights.published import list_releases, published_addresses
 from vit_jax.weights.saving import save_weights
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests/golden/families.json").read_text())["cases"]
+SIZES = compared_models()
+DEPRECATED = deprecated_names()
 
 
 def write_case(case, folder, **changes):
@@ -89,13 +91,19 @@ def test_sizes_are_those_of_the_model(name, sizes):
 
 def test_published_weights_and_written_names_are_known():
     addresses = list(
-        itertools.chain(*PUBLISHED.values(), *(family.addresses for family in FAMILIES))
+        itertools.chain(
+            *published_addresses().values(), *(release.addresses for release in list_releases())
+        )
     )
-    full_addresses = list(itertools.chain(*map(expanded, addresses)))
+    full_addresses = list(itertools.chain(*map(expand, addresses)))
     start = "hf://timm/"
     names = [address.removeprefix(start) for address in full_addresses if address.startswith(start)]
     assert len(names) > 50
-    written = [model.name for model in TIMM] + list(_TIMM_HYBRIDS.values())
+    written = [
+        name
+        for family in load_families()
+        for name in (*(model.name for model in family.timm_models), *family.timm_bodies.values())
+    ]
     assert [name for name in names + written if not is_known(name)] == []
 
 
@@ -226,7 +234,7 @@ def test_a_model_type_that_was_not_compared(tmp_path):
     require_same(load_weights(folder, architecture="dinov2"), known)
 
 
-@pytest.mark.parametrize("model_type", [*MODEL_TYPES, None])
+@pytest.mark.parametrize("model_type", [*model_types(), None])
 def test_model_types_that_are_read(model_type):
     assert huggingface_fields(model_type, {}).keys() <= {"rope", "pool"}
 

@@ -6,27 +6,26 @@ import pytest
 
 from tests.tiny import ROOT
 from vit_jax.config.variants import MODEL_NAMES, parse_name
+from vit_jax.weights.family import expand
 from vit_jax.weights.hub import is_hub_address
 from vit_jax.weights.published import (
-    FAMILIES,
-    PUBLISHED,
-    RELEASES,
-    expanded,
+    SOURCES,
     licence_of,
-    releases_of,
+    list_releases,
+    published_addresses,
+    sources_of,
 )
 
 TABLES = (ROOT / "vit_jax/weights/README.md").read_text()
+PUBLISHED = published_addresses()
 ADDRESSES = [address for addresses in PUBLISHED.values() for address in addresses]
 
 
 def test_addresses_are_distinct_and_of_a_known_release():
     assert len(set(ADDRESSES)) == len(ADDRESSES)
-    assert all(any(address.startswith(start) for start in RELEASES) for address in ADDRESSES)
+    assert all(any(address.startswith(start) for start in SOURCES) for address in ADDRESSES)
     assert set(PUBLISHED) <= set(MODEL_NAMES)
-    assert {release for name in PUBLISHED for release in releases_of(name)} == set(
-        RELEASES.values()
-    )
+    assert {source for name in PUBLISHED for source in sources_of(name)} == set(SOURCES.values())
 
 
 def test_every_file_of_the_documentation_is_listed():
@@ -58,9 +57,9 @@ def test_files_bear_the_name_of_their_network(name):
             assert any(re.search(rf"(^|-){re.escape(variant)}[-.]", file) for variant in variants)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", list_releases(), ids=lambda family: family.name)
 def test_names_of_a_family_give_its_licence(family):
-    for name in (one for address in family.addresses for one in expanded(address)):
+    for name in (one for address in family.addresses for one in expand(address)):
         assert is_hub_address(name)
         assert licence_of(name.removeprefix("hf://")) == family.licence
 

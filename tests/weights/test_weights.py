@@ -24,11 +24,11 @@ from tests.weights.small_networks import (
 from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.weights import load_weights
 from vit_jax.weights.description import describe
+from vit_jax.weights.families.vision_transformer import Style, make_style_rules
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.names import unstack
 from vit_jax.weights.names.entry import make_entries
 from vit_jax.weights.names.ours import unstacked_shapes
-from vit_jax.weights.names.released import Style, rules
 from vit_jax.weights.saving import save_weights
 
 LINEN = Style(numbers=(1, 0, 0), group_norm="")
@@ -46,7 +46,8 @@ def released_arrays(a, style):
     """The arrays of a released file in another style than we write."""
     apart = unstack(networks.parameters(a), a.num_heads)
     return {
-        entry.name: entry.write(apart) for entry in make_entries(rules(style), unstacked_shapes(a))
+        entry.name: entry.write(apart)
+        for entry in make_entries(make_style_rules(style), unstacked_shapes(a))
     }
 
 

@@ -9,9 +9,10 @@ from vit_jax.config.architecture import Architecture
 from vit_jax.config.check import is_value_range
 from vit_jax.storage.files import open_regular, write_atomically
 from vit_jax.text.tables import markdown_code, markdown_text
+from vit_jax.weights.description import TrainingData
 from vit_jax.weights.folding import OURS, stored_normalisation
+from vit_jax.weights.library_lookup import huggingface_class
 from vit_jax.weights.load import Weights
-from vit_jax.weights.names.library_classes import huggingface_class
 
 CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "
@@ -34,6 +35,9 @@ _PHOTOGRAPHS: dict[object, str] = {  # by `exif_orientation`
 }
 
 
+_ALSO_READ = "`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option."
+
+
 def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None:
     """Write the card into the folder of the weights, unless it has a README.md that is not a card."""
     path = folder / CARD
@@ -47,63 +51,85 @@ def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None
 def model_card(weights: Weights, format_name: str, name: str) -> str:
     """Return the text of a card, without paths of this machine; a folder of images has its name only."""
     a = weights.architecture
-    training = weights.training
-    licence = weights.licence
-    prepared = weights.preprocessing or {}
     count = sum(array.size for array in weights.parameters.values())
-    height, width = a.image_size
-    head = (
-        f"{a.num_classes:,} classes" if a.num_classes else "no classifier: it ends in its features"
-    )
+    head = "no classifier: it ends in its features"
+    if a.num_classes:
+        head = f"{a.num_classes:,} classes"
+    lines = [
+        f"{_BEGINNING}{_LIBRARY[format_name]}",
+        *(f"{field}: {json.dumps(value)}" for field, value in _front_matter(weights).items()),
+        "---",
+        "",
+        f"# {markdown_text(name)}",
+        "",
+        f"{markdown_text(a.name)}, {count:,} parameters, {head}.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {field} | {value} |" for field, value in _rows(weights, format_name).items()),
+        "",
+    ]
+    if a.num_classes:
+        lines += ["## Classes", "", _classes(weights.class_names), ""]
+    lines += ["## Use", "", "```python", _use(a, format_name, name), "```", ""]
+    if format_name != "vit_jax":
+        lines += [_ALSO_READ, ""]
+    return "\n".join(lines)
+
+
+def _front_matter(weights: Weights) -> dict[str, object]:
+    """Return the fields that the Hub reads."""
+    a = weights.architecture
     front: dict[str, object] = {}
-    if licence:  # the Hub knows some licences by name
-        front = (
-            {"license": licence}
-            if licence in HUB_LICENCES
-            else {"license": "other", "license_name": licence}
-        )
+    if weights.licence in HUB_LICENCES:
+        front["license"] = weights.licence
+    elif weights.licence:
+        front |= {"license": "other", "license_name": weights.licence}
     front["pipeline_tag"] = "image-classification" if a.num_classes else "image-feature-extraction"
     front["tags"] = ["vision-transformer" if a.has_transformer else "resnet", "vit_jax"]
+    return front
+
+
+def _rows(weights: Weights, format_name: str) -> dict[str, str]:
+    """Return the rows of the table."""
+    a = weights.architecture
+    prepared = weights.preprocessing or {}
+    height, width = a.image_size
+    scaling = _scaling(weights, format_name)
     rows = {
-        "images": f"RGB, {height} x {width} pixels (height x width), {_scaling(weights, format_name)}",
+        "images": f"RGB, {height} x {width} pixels (height x width), {scaling}",
         "preparation": _preparation(prepared),
-        **({"outputs": _OUTPUTS[weights.is_multilabel]} if a.num_classes else {}),
-        "photographs": _PHOTOGRAPHS.get(prepared.get("exif_orientation"), _PHOTOGRAPHS[None]),
     }
+    if a.num_classes:
+        rows["outputs"] = _OUTPUTS[weights.is_multilabel]
+    rows["photographs"] = _PHOTOGRAPHS.get(prepared.get("exif_orientation"), _PHOTOGRAPHS[None])
     values: Any = prepared.get("value_range")
     if is_value_range(values):
         low, high = values
         rows["more than 8 bits"] = (
             f"values from {low:g} to {high:g} become 0 to 255, before the preparation"
         )
-    if licence:
-        rows["licence of the pre-trained weights"] = markdown_text(licence)
-    lora = f", LoRA of rank {training.lora_rank}, merged" if training and training.lora_rank else ""
-    rows["trained on"] = f"{_data(training.data) if training else 'not known'}{lora}"
+    if weights.licence:
+        rows["licence of the pre-trained weights"] = markdown_text(weights.licence)
+    rows["trained on"] = _training(weights.training)
     rows["computed with"] = _details(a)
-    classes = ["## Classes", "", _classes(weights.class_names), ""] if a.num_classes else []
-    class_of_library = huggingface_class(a) if format_name == "huggingface" else ""
-    source = json.dumps(
-        f"local-dir:{name}" if format_name == "timm" else name
-    )  # a literal of Python on one line
-    use = _USE[format_name].replace("CLASS", class_of_library).format(source)
-    also = "`vit_jax.load_model` and `vit-jax finetune` read the same folder, without any option."
-    lines = [
-        f"{_BEGINNING}{_LIBRARY[format_name]}",
-        *(f"{field}: {json.dumps(value)}" for field, value in front.items()),
-        *(
-            "---",
-            "",
-            f"# {markdown_text(name)}",
-            "",
-            f"{markdown_text(a.name)}, {count:,} parameters, {head}.",
-            "",
-        ),
-        *("| | |", "|---|---|", *(f"| {field} | {value} |" for field, value in rows.items()), ""),
-        *(*classes, "## Use", "", "```python", use, "```", ""),
-        *([] if format_name == "vit_jax" else [also, ""]),
-    ]
-    return "\n".join(lines)
+    return rows
+
+
+def _training(training: TrainingData | None) -> str:
+    if training is None:
+        return "not known"
+    lora = f", LoRA of rank {training.lora_rank}, merged" if training.lora_rank else ""
+    return f"{_data(training.data)}{lora}"
+
+
+def _use(a: Architecture, format_name: str, name: str) -> str:
+    """Return the code that loads the folder."""
+    code = _USE[format_name]
+    if format_name == "huggingface":
+        code = code.replace("CLASS", huggingface_class(a))
+    source = f"local-dir:{name}" if format_name == "timm" else name
+    return code.format(json.dumps(source))  # a literal of Python on one line
 
 
 def _scaling(weights: Weights, format_name: str) -> str:
@@ -135,11 +161,9 @@ def _preparation(prepared: Mapping[str, object]) -> str:
 
 
 def _details(a: Architecture) -> str:
-    terms = (
-        [f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}"]
-        if a.has_transformer
-        else []
-    )
+    terms = []
+    if a.has_transformer:
+        terms.append(f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}")
     if a.has_resnet:
         standardization = f"weight standardisation {a.standardization_epsilon:g}"
         terms.append(f"group norm epsilon {a.group_norm_epsilon:g}, {standardization}")
@@ -149,7 +173,6 @@ def _details(a: Architecture) -> str:
 def _classes(names: Sequence[str] | None) -> str:
     if names is None:
         return "Their names are not known."
+    first = ", ".join(map(markdown_code, names[:MOST_CLASSES]))
     rest = len(names) - MOST_CLASSES
-    return ", ".join(map(markdown_code, names[:MOST_CLASSES])) + (
-        f" and {rest:,} more." if rest > 0 else "."
-    )
+    return f"{first} and {rest:,} more." if rest > 0 else f"{first}."

@@ -35,11 +35,11 @@ from vit_jax.weights.folding import OURS, Normalisation
 from vit_jax.weights.formats import ArrayFile, StoredArray, naming, open_arrays
 from vit_jax.weights.formats.sharded import is_index
 from vit_jax.weights.load_report import ArrayStatus
-from vit_jax.weights.names import find_wrapping, is_network, stack, stacked_shapes, tokens
+from vit_jax.weights.names import find_wrapping, is_network, stack, stacked_shapes
 from vit_jax.weights.names.wrappers import Wrapping
 from vit_jax.weights.overrides import OPTIONS
-from vit_jax.weights.position_resize import crop_square, resize_positions
-from vit_jax.weights.published import PUBLISHED, licence_of
+from vit_jax.weights.position_resize import resize_positions
+from vit_jax.weights.published import licence_of, published_addresses
 from vit_jax.weights.recognise import (
     Recognised,
     recognise,
@@ -49,6 +49,7 @@ from vit_jax.weights.recognise import (
 from vit_jax.weights.sidecar import CONFIG, WEIGHTS, Sidecar, name_sidecar, read_sidecar
 
 HEAD = "head/linear/kernel"
+_OF_LIBRARIES = ("timm", "huggingface")
 _IGNORED = {
     "opt": "optimiser state",
     **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training"),
@@ -164,7 +165,7 @@ def _load_arrays(
     allowed: tuple[str, ...],
 ) -> Weights:
     """Read weights of a file, a folder or an adapter, which were fetched from an address."""
-    if not path.exists() and address in PUBLISHED:
+    if not path.exists() and address in published_addresses():
         raise ValueError(
             f"{address}: this is the name of a network, not a file or folder of weights. "
             f"Run `vit-jax models {address} --weights` for addresses of its weights."
@@ -389,57 +390,27 @@ def _load_file(
 ) -> Weights:
     with _open_network(path, adapter, allowed) as opened:
         file = opened.file
-        if opened.adapter:
-            sidecar = _of_adapter(sidecar, opened.adapter)
         with naming(str(path)):
-            sidecar = _carried(file) if file.metadata else sidecar
+            sidecar = _find_sidecar(sidecar, opened)
             known = recognise(file.arrays, file.metadata, stated=sidecar.fields, options=options)
-            if options.get("architecture") and (
-                file.metadata or known.format not in ("timm", "huggingface")
-            ):
-                raise ValueError(
-                    "architecture: must not be set, as the file states its network. Omit the option."
-                )
+            _refuse_name(options, file, known)
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
-            preprocessing = sidecar.preprocessing
-            normalisation = sidecar.normalisation
-            if preprocessing and not file.metadata:
-                preprocessing = {**preprocessing, "image_size": list(known.architecture.image_size)}
-            # Only arrays of libraries take normalised pixels in files of ours; the others are folded.
-            if file.metadata and known.format in ("timm", "huggingface"):
-                normalisation = folding.stored_normalisation(preprocessing)
-        apart, statuses, notes = _read(file, known)
+            preprocessing = _complete_preprocessing(sidecar, file, known)
+        parts, statuses, notes = _read(file, known)
+        with naming(str(path)):
+            unpacked = known.packing.unpack(parts, file, known.architecture)
         statuses = opened.describe_use(statuses)
         notes = [*opened.notes(), *notes]
-        if known.facts.is_radio:
-            with naming(str(path)):
-                normalisation = (
-                    _arrange_radio(apart, file, known.architecture.grid) or normalisation
-                )
-            notes.append(tokens.RADIO_NOTE)
-    if known.facts.is_distilled:
-        apart = tokens.join_distilled(apart)
-        notes.append(tokens.DISTILLED_NOTE)
-    if known.folded_rows and not known.facts.is_radio:
-        rows, apart["positions/table"] = np.split(
-            apart["positions/table"], [known.folded_rows], axis=1
-        )
-        apart["class_token"] = apart["class_token"] + rows
-        if rows.any():
-            notes.append(
-                "The position of the class token was added to it, since registers have none."
-            )
-    if any(name.endswith(".qkv.bias_mask") for name in known.ignored):
-        apart |= {
-            name: np.zeros_like(array)
-            for name, array in apart.items()
-            if name.endswith("/attention/key/bias")
-        }
-        notes.append("The biases of keys are zero, as the file's bias_mask has it.")
+
+    if known.packing.note:
+        notes.append(known.packing.note)
+    parameters = unpacked.parameters
+    if known.folded_rows and not known.packing.fits_any_grid:
+        notes += _fold_positions(parameters, known.folded_rows)
     weights = Weights(
         known.architecture,
-        stack(apart, shapes),
+        stack(parameters, shapes),
         sidecar.class_names,
         preprocessing,
         source=f"{adapter[0].folder if adapter else path} ({known.format})",
@@ -450,15 +421,64 @@ def _load_file(
         licence=sidecar.licence,
         has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
     )
-    weights = weights if normalisation == OURS else _folded(weights, normalisation)
+    normalisation = unpacked.normalisation or _find_normalisation(sidecar, file, known)
+    if normalisation != OURS:
+        weights = _folded(weights, normalisation)
     if sidecar.fields and options.get("image_size") is None:
         weights = _made_for_processor(weights, sidecar)
+    return _drop_other_names(weights)
+
+
+def _find_sidecar(sidecar: Sidecar, opened: _Opened) -> Sidecar:
+    """Return what our metadata in a file states, or else the configuration beside it."""
+    if opened.file.metadata:
+        return _carried(opened.file)
+    return _of_adapter(sidecar, opened.adapter) if opened.adapter else sidecar
+
+
+def _refuse_name(options: Mapping[str, object], file: ArrayFile, known: Recognised) -> None:
+    """Raise ValueError if the caller names a network that the file states."""
+    states_network = bool(file.metadata) or known.format not in _OF_LIBRARIES
+    if options.get("architecture") and states_network:
+        raise ValueError(
+            "architecture: must not be set, as the file states its network. Omit the option."
+        )
+
+
+def _complete_preprocessing(
+    sidecar: Sidecar, file: ArrayFile, known: Recognised
+) -> Mapping[str, object] | None:
+    """Return the preprocessing, to the images of the network if the file has none of our metadata."""
+    if not sidecar.preprocessing or file.metadata:
+        return sidecar.preprocessing
+    return {**sidecar.preprocessing, "image_size": list(known.architecture.image_size)}
+
+
+def _find_normalisation(sidecar: Sidecar, file: ArrayFile, known: Recognised) -> Normalisation:
+    """Return the normalisation of the pixels that the arrays take: in files of ours only those of libraries."""
+    if file.metadata and known.format in _OF_LIBRARIES:
+        return folding.stored_normalisation(sidecar.preprocessing)
+    return sidecar.normalisation
+
+
+def _fold_positions(parameters: dict[str, np.ndarray], rows: int) -> list[str]:
+    """Add the positions of class tokens to these, in place; return notes."""
+    table = parameters["positions/table"]
+    of_tokens, parameters["positions/table"] = np.split(table, [rows], axis=1)
+    parameters["class_token"] = parameters["class_token"] + of_tokens
+    if not of_tokens.any():
+        return []
+    return ["The position of the class token was added to it, since registers have none."]
+
+
+def _drop_other_names(weights: Weights) -> Weights:
+    """Return the weights without class names, with a note, if these are not as many as the classes."""
     names = weights.class_names
-    classes = weights.architecture.num_classes
-    if names and len(names) != classes:
-        note = f"The {len(names)} class names beside it are not those of its {classes} classes."
-        weights = dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
-    return weights
+    num_classes = weights.architecture.num_classes
+    if not names or len(names) == num_classes:
+        return weights
+    note = f"The {len(names)} class names beside it are not those of its {num_classes} classes."
+    return dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
 
 
 def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
@@ -479,20 +499,6 @@ def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
         return dataclasses.replace(weights, notes=[*weights.notes, note])
     note = f"{sizes}: {made} is taken. For another size set image_size."
     return resized(dataclasses.replace(weights, notes=[*weights.notes, note]), here)
-
-
-def _arrange_radio(
-    apart: dict[str, np.ndarray], file: ArrayFile, grid: tuple[int, int]
-) -> Normalisation | None:
-    """Make C-RADIO's arrays ours; return the normalisation that the file has, if any."""
-    choice = file.read(tokens.CHOICE) if tokens.CHOICE in file.arrays else np.zeros(1, np.int64)
-    apart |= tokens.split_tokens(apart["class_token"], choice)
-    apart["positions/table"] = crop_square(apart["positions/table"][0], grid)[None]
-    if not set(tokens.NORMALISATION) <= file.arrays.keys():
-        return None
-    return folding.parse_normalisation(
-        *(file.read(name).ravel().tolist() for name in tokens.NORMALISATION)
-    )
 
 
 def _folded(weights: Weights, normalisation: Normalisation) -> Weights:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from vit_jax.weights.folding import OURS, stored_normalisation, unfold
 from vit_jax.weights.formats import write_npz, write_safetensors
 from vit_jax.weights.formats.metadata import to_comment
 from vit_jax.weights.library_config import write_library_config
+from vit_jax.weights.library_lookup import huggingface_model, timm_model
+from vit_jax.weights.library_models import LibraryModel, TransformersModel
 from vit_jax.weights.load import Weights, class_names_file, load_weights
 from vit_jax.weights.load_report import ArrayStatus, Report
 from vit_jax.weights.names import (
@@ -27,21 +29,22 @@ from vit_jax.weights.names import (
     Entry,
     refuse_unwritable,
     require_standard,
-    tokens,
     unstack,
     with_shape,
 )
-from vit_jax.weights.names.library_classes import huggingface_model, timm_model
+from vit_jax.weights.packing import PLAIN
 from vit_jax.weights.recognise import format_defaults
 from vit_jax.weights.sidecar import WEIGHTS
 
 OWN = "vit_jax"
+HEAD_BIAS = "head/linear/bias"
 WRITABLE = (*FORMATS, OWN)
 ADDED = "made for the class of the library"
-LIBRARIES = {
+LIBRARIES: dict[str, tuple[str, ...]] = {
     "timm": ("gelu",),
     "huggingface": ("gelu", "layer_norm_epsilon"),
-}  # fields that their config.json states
+}
+"""Libraries that read a folder, and the fields that their config.json states."""
 
 
 def save_weights(
@@ -58,96 +61,149 @@ def save_weights(
     refuse_bucket(str(path), f"path={path}")
     into_folder = names_folder(path)
     path = expanded(path)
-    without_head = without_head or (
-        format_name != OWN and weights.architecture.patch_outputs > 0
-    )  # no other has it
-    left_out = [name for name in weights.parameters if without_head and name.startswith("head/")]
-    statuses = [
-        ArrayStatus.of(name, weights.parameters[name], "left out")._replace(name="-")
-        for name in left_out
-    ]
-    weights = fit.without_head(weights, keep_hidden=False) if without_head else weights
+    has_patch_head = weights.architecture.patch_outputs > 0  # which no other format has
+    left_out: list[ArrayStatus] = []
+    if without_head or (has_patch_head and format_name != OWN):
+        left_out = _describe_head(weights)
+        weights = fit.without_head(weights, keep_hidden=False)
+
     if format_name == OWN:
-        write_workdir(path, weights.parameters, describe_weights(weights))
-        write_card(weights, OWN, path)
-        return [
-            ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()
-        ] + statuses, []
-    require_standard(weights.architecture, format_name)
-    of_patches = format_name == "timm" or (
-        format_name == "huggingface" and weights.architecture.registers > 0
-    )
-    written = fit.with_position_table(weights, of_patches=of_patches)
-    refuse_unwritable(format_name, written.architecture)
-    if format_name in LIBRARIES and written.architecture.family == "vit":
-        written = _with_library_pixels(written, format_name)
+        statuses, notes = _save_ours(weights, path), list[str]()
+    elif into_folder and format_name in LIBRARIES:
+        statuses, notes = _save_for_library(weights, path, format_name)
+    else:
+        statuses, notes = _save_file(weights, path, format_name)
+    return statuses + left_out, notes
+
+
+def _describe_head(weights: Weights) -> list[ArrayStatus]:
+    """Return the use of the parameters of a head that is left out."""
+    statuses = []
+    for name, array in weights.parameters.items():
+        if name.startswith("head/"):
+            statuses.append(ArrayStatus.of(name, array, "left out")._replace(name="-"))
+    return statuses
+
+
+def _save_ours(weights: Weights, path: pathlib.Path) -> list[ArrayStatus]:
+    """Write a checkpoint of ours."""
+    write_workdir(path, weights.parameters, describe_weights(weights))
+    write_card(weights, OWN, path)
+    return [ArrayStatus.of(name, array, "copied") for name, array in weights.parameters.items()]
+
+
+def _save_file(
+    weights: Weights, path: pathlib.Path, format_name: str
+) -> tuple[list[ArrayStatus], list[str]]:
+    """Write one file."""
+    written = _adapt(weights, format_name)
+    entries, arrays = _arrays(format_name, written)
+    notes = _differences(format_name, entries, weights.architecture, ())
+    notes += _write(path, FORMATS[format_name].suffix, arrays, written)
+    return _describe_use(entries, arrays, weights), notes
+
+
+def _save_for_library(
+    weights: Weights, folder: pathlib.Path, format_name: str
+) -> tuple[list[ArrayStatus], list[str]]:
+    """Write a folder with the configuration of a library."""
+    written = _adapt(weights, format_name)
     a = written.architecture
     entries, arrays = _arrays(format_name, written)
-    into_folder = into_folder and format_name in LIBRARIES
-    stated = LIBRARIES[format_name] if into_folder else ()
-    if into_folder and format_name == "timm" and a.layer_norm_epsilon == timm_model(a).epsilon:
+    stated = LIBRARIES[format_name]
+    if format_name == "timm" and a.layer_norm_epsilon == timm_model(a).epsilon:
         stated = (*stated, "layer_norm_epsilon")
     notes = _differences(format_name, entries, weights.architecture, stated)
-    if into_folder:
-        path.mkdir(parents=True, exist_ok=True)
-        notes += write_library_config(
-            path,
-            format_name,
-            a,
-            written.class_names,
-            written.preprocessing,
-            is_multilabel=written.is_multilabel,
-        )
-        write_card(written, format_name, path)
-    notes += _write(
-        path / WEIGHTS if into_folder else path, FORMATS[format_name].suffix, arrays, written
+    folder.mkdir(parents=True, exist_ok=True)
+    notes += write_library_config(
+        folder,
+        format_name,
+        a,
+        written.class_names,
+        written.preprocessing,
+        is_multilabel=written.is_multilabel,
     )
+    write_card(written, format_name, folder)
+    notes += _write(folder / WEIGHTS, FORMATS[format_name].suffix, arrays, written)
+    return _describe_use(entries, arrays, weights), notes
+
+
+def _adapt(weights: Weights, format_name: str) -> Weights:
+    """Return the same network as a format holds it: positions in a table, pixels as its library normalises them.
+
+    Raises:
+      ValueError: the format cannot hold it.
+    """
+    require_standard(weights.architecture, format_name)
+    has_registers = weights.architecture.registers > 0
+    of_patches = format_name == "timm" or (format_name == "huggingface" and has_registers)
+    adapted = fit.with_position_table(weights, of_patches=of_patches)
+    refuse_unwritable(format_name, adapted.architecture)
+    if format_name in LIBRARIES and adapted.architecture.family == "vit":
+        return _with_library_pixels(adapted, format_name)
+    return adapted
+
+
+def _describe_use(
+    entries: Sequence[Entry], arrays: Mapping[str, np.ndarray], weights: Weights
+) -> list[ArrayStatus]:
+    """Return the use of every array of a file that is made of weights."""
+    statuses = [_status(entry, arrays[entry.name], weights) for entry in entries]
     used = {entry.name for entry in entries}
-    added = [
-        ArrayStatus(n, (), array.shape, str(array.dtype), ADDED)
-        for n, array in arrays.items()
-        if n not in used
-    ]
-    return [
-        _status(entry, arrays[entry.name], weights) for entry in entries
-    ] + added + statuses, notes
+    for name, array in arrays.items():
+        if name not in used:
+            statuses.append(ArrayStatus(name, (), array.shape, str(array.dtype), ADDED))
+    return statuses
 
 
 def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
     """Return the entries of a file, and its arrays by name, with those that only readers need."""
     a = weights.architecture
     format_ = FORMATS[format_name]
-    model = huggingface_model(a) if format_name == "huggingface" else None
-    is_radio = model is not None and model.family == "radio"
-    is_distilled = a.num_class_tokens == 2 and not is_radio
-    absent: Collection[str] = ("register_tokens",) if is_radio else ()
-    if model and model.family == "clip" and a.num_classes:
-        absent = ("head/linear/bias",)
-        if weights.parameters[absent[0]].any():
-            raise ValueError(
-                f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, and this one is not "
-                "zero. Leave the head out (without_head), or write vit_jax."
-            )
-    entries = format_.entries(a, absent=absent, is_distilled=is_distilled)
-    apart = unstack(weights.parameters, a.num_heads)
-    if is_radio:
-        apart = tokens.join_tokens(apart)
-        entries = with_shape(entries, "class_token", (1, a.prefix_length, a.width))
-    elif is_distilled:
-        apart = tokens.split_distilled(apart)
-    elif model and a.position_tokens == "patches":  # the class token has a row there
-        apart["positions/table"] = np.pad(apart["positions/table"], ((0, 0), (1, 0), (0, 0)))
-        entries = with_shape(entries, "positions/table", apart["positions/table"].shape)
-    arrays = {entry.name: entry.write(apart) for entry in entries}
+    model = find_library_model(format_name, a)
+    packing = model.packing if model else PLAIN
+    parts = packing.pack(unstack(weights.parameters, a.num_heads))
+    entries = format_.entries(a, None, _find_absent(model, weights), packing)
+    has_class_row = format_name == "huggingface" and packing.pads_class_position
+    if has_class_row and a.position_tokens == "patches":
+        table = np.pad(parts["positions/table"], ((0, 0), (1, 0), (0, 0)))
+        parts["positions/table"] = table
+        entries = with_shape(entries, "positions/table", table.shape)
+    arrays = {entry.name: entry.write(parts) for entry in entries}
     return entries, arrays | format_.added(a, stored_normalisation(weights.preprocessing))
+
+
+def find_library_model(format_name: str, a: Architecture) -> LibraryModel | None:
+    """Return the model of timm or the class of transformers for a network; None for other formats."""
+    if format_name == "timm":
+        return timm_model(a)
+    return huggingface_model(a) if format_name == "huggingface" else None
+
+
+def _find_absent(model: LibraryModel | None, weights: Weights) -> tuple[str, ...]:
+    """Return the parameters that a file does not have, since they are zeros there.
+
+    Raises:
+      ValueError: they are not zeros.
+    """
+    a = weights.architecture
+    names = model.names if isinstance(model, TransformersModel) else None
+    if names is None or names.has_head_bias or not a.num_classes:
+        return ()
+    if weights.parameters[HEAD_BIAS].any():
+        raise ValueError(
+            f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, and this one is not "
+            "zero. Leave the head out (without_head), or write vit_jax."
+        )
+    return (HEAD_BIAS,)
 
 
 def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
     """Return the ViT for pixels that are normalised as its library does it, with the library's patch bias or none."""
     a = weights.architecture
     normalisation = stored_normalisation(weights.preprocessing)
-    is_radio = format_name == "huggingface" and huggingface_model(a).family == "radio"
-    has_bias = a.embedding_norm != "tokens" and not is_radio
+    model = find_library_model(format_name, a)
+    has_bias = a.embedding_norm != "tokens" and model is not None and model.has_patch_bias
     if normalisation == OURS and a.patch_bias == has_bias:
         return weights
     unfolded = unfold(weights.parameters, normalisation, has_bias=has_bias)
@@ -208,20 +264,6 @@ def _differences(
     format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]
 ) -> list[str]:
     """Return notes on differences between this network and readers of the format, except in `stated` fields."""
-    shapes = {entry.name: entry.shape for entry in entries}
-    reader, names = next(
-        (reader, names) for reader in FORMATS.values() if (names := reader.canonical(shapes))
-    )
-    defaults = format_defaults(
-        reader.facts({name: shapes[in_file] for name, in_file in names.items()})
-    )
-    fields = ["gelu", "layer_norm_epsilon"] if a.has_transformer else []
-    if a.has_resnet:
-        fields += [
-            "group_norm_epsilon",
-            "standardization_epsilon",
-            "standardization_epsilon_added_to",
-        ]
     notes = []
     if a.has_transformer and a.position_embedding != "learned_1d" and a.rope is None:
         notes.append(
@@ -230,12 +272,36 @@ def _differences(
         )
     if format_name == "released" and a.head == "mlp":
         notes.append("timm silently ignores the hidden layer of the head (pre_logits).")
-    return notes + [
-        f"These weights go with {field}={getattr(a, field)}; readers of {format_name} files compute with "
-        f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
-        for field in fields
-        if field not in stated and getattr(a, field) != defaults[field]
-    ]
+
+    defaults = _read_defaults({entry.name: entry.shape for entry in entries})
+    for field in _list_unstated(a):
+        value = getattr(a, field)
+        if field not in stated and value != defaults[field]:
+            notes.append(
+                f"These weights go with {field}={value}; readers of {format_name} files compute with "
+                f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
+            )
+    return notes
+
+
+def _list_unstated(a: Architecture) -> list[str]:
+    """Return the fields of a network that arrays do not show."""
+    fields = []
+    if a.has_transformer:
+        fields += ["gelu", "layer_norm_epsilon"]
+    if a.has_resnet:
+        fields += ["group_norm_epsilon", "standardization_epsilon"]
+        fields += ["standardization_epsilon_added_to"]
+    return fields
+
+
+def _read_defaults(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the fields of the architecture that a reader takes for a file with these arrays."""
+    for reader in FORMATS.values():
+        if names := reader.canonical(shapes):
+            facts = reader.facts({name: shapes[in_file] for name, in_file in names.items()})
+            return format_defaults(facts)
+    raise AssertionError("no format reads this file")
 
 
 def _status(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
@@ -324,30 +390,50 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
         raise ValueError(f"to={to!r}: must be one of {', '.join(WRITABLE)}.")
     path = expanded(destination)
     is_folder = names_folder(destination)
-    problem = ""
-    suffix = FORMATS[to].suffix if to in FORMATS else ""
-    if to is None and not is_folder and path.suffix != ".npz":
-        names = " or ".join(f"--to={name}" for name in LIBRARIES)
-        problem = f"does not determine whose names are wanted. Give {names}; or a .npz or a folder"
-    elif to == OWN and not is_folder:
-        problem = "our own checkpoints are folders. Give one, without a suffix"
-    elif suffix and is_folder and to not in LIBRARIES:
-        problem = f"the format {to} is a file. Give one that ends in {suffix}"
-    elif suffix and not is_folder and path.suffix != suffix:
-        problem = f"a file of the format {to} must end in {suffix}"
+    problem = _find_folder_problem(to) if is_folder else _find_file_problem(path, to)
     if problem:
         raise ValueError(f"{destination}: {problem}.")
     if is_folder and to in (None, OWN):
         require_exact_path(path.absolute())
     require_outside_runs(path, destination)
-    files = [path] if path.is_dir() or path.suffix != ".npz" else [path, class_names_file(path)]
-    taken = [file for file in files if (any(file.iterdir()) if file.is_dir() else file.exists())]
-    if taken and not overwrite:
-        raise ValueError(f"{taken[0]} exists: choose another destination, or give --overwrite.")
+    if not overwrite:
+        _refuse_existing(path)
     return path
 
 
+def _find_folder_problem(to: str | None) -> str:
+    """Return why a format cannot be a folder; "" if it can."""
+    if to in (None, OWN, *LIBRARIES):
+        return ""
+    return f"the format {to} is a file. Give one that ends in {FORMATS[str(to)].suffix}"
+
+
+def _find_file_problem(path: pathlib.Path, to: str | None) -> str:
+    """Return why a format cannot be this file; "" if it can."""
+    if to == OWN:
+        return "our own checkpoints are folders. Give one, without a suffix"
+    if to is None:
+        names = " or ".join(f"--to={name}" for name in LIBRARIES)
+        is_npz = path.suffix == ".npz"
+        advice = f"Give {names}; or a .npz or a folder"
+        return "" if is_npz else f"does not determine whose names are wanted. {advice}"
+    suffix = FORMATS[to].suffix
+    return "" if path.suffix == suffix else f"a file of the format {to} must end in {suffix}"
+
+
+def _refuse_existing(path: pathlib.Path) -> None:
+    """Raise ValueError if a file that would be written, or a folder with files, is there."""
+    files = [path]
+    if path.suffix == ".npz" and not path.is_dir():
+        files.append(class_names_file(path))
+    for file in files:
+        is_taken = any(file.iterdir()) if file.is_dir() else file.exists()
+        if is_taken:
+            raise ValueError(f"{file} exists: choose another destination, or give --overwrite.")
+
+
 def _describe(weights: Weights) -> str:
+    """Return one line about a network."""
     a = weights.architecture
     count = sum(array.size for array in weights.parameters.values())
     size = "x".join(map(str, a.image_size))
@@ -355,18 +441,20 @@ def _describe(weights: Weights) -> str:
         f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, pool {a.pool}, head {a.head}"
     ]
     if a.has_transformer:
-        unusual = [
-            name
-            for name in ("position_layers", "block")
-            if getattr(a, name) != getattr(Architecture, name)
-        ]
-        kind = "".join(f", {name} {getattr(a, name)}" for name in unusual)
-        words.append(
-            f"positions {a.position_embedding}{kind}, gelu {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}"
-        )
+        words.append(_describe_transformer(a))
     if a.has_resnet:
         words.append(
             f"{a.residual_unit} units, group norm epsilon {a.group_norm_epsilon:g}, standardization epsilon "
             f"{a.standardization_epsilon:g} added to {a.standardization_epsilon_added_to}"
         )
-    return "; ".join([*words, f"class names {'known' if weights.class_names else 'unknown'}"])
+    words.append(f"class names {'known' if weights.class_names else 'unknown'}")
+    return "; ".join(words)
+
+
+def _describe_transformer(a: Architecture) -> str:
+    positions = f"positions {a.position_embedding}"
+    for name in ("position_layers", "block"):
+        value = getattr(a, name)
+        if value != getattr(Architecture, name):
+            positions += f", {name} {value}"
+    return f"{positions}, gelu {a.gelu}, layer norm epsilon {a.layer_norm_epsilon:g}"

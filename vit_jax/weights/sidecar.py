@@ -7,6 +7,7 @@ cannot do is left unknown, with a note.
 import contextlib
 import math
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -52,10 +53,6 @@ _ACTIVATIONS = {
     **dict.fromkeys(("gelu_new", "gelu_tanh", "gelu_fast", "gelu_pytorch_tanh"), "tanh"),
     "quick_gelu": "quick",
 }
-_SIGLIP_NOTE = (
-    "SigLIP was trained with the tanh GELU, which is taken here. timm computes some of its SigLIP models with the "
-    "exact GELU: its logits differ a little there."
-)
 _RESAMPLING = {
     0: "nearest",
     1: "lanczos",
@@ -125,7 +122,7 @@ def name_sidecar(architecture: str) -> Sidecar:
         "WARNING: there is no config.json, so pixels in [-1, 1] are assumed, which other families do not have. Give "
         "the folder with both files."
     )
-    if architecture in architectures.MODEL_TYPES:
+    if architecture in architectures.model_types():
         return Sidecar(architectures.huggingface_fields(architecture, {}), notes=(note,))
     name = architectures.current_name(architecture)
     return Sidecar(
@@ -193,29 +190,28 @@ def _from_timm(config: Mapping[str, object]) -> Sidecar:
     arguments = read_object(config, "model_args")
     name = architectures.current_name(read_string(config, "architecture") or "")
     named = architectures.timm_fields(name, arguments)
+    family = architectures.require_compared(name)
     require_three_channels("in_chans", arguments.get("in_chans"))
     size = read_size(arguments, "img_size") or _read_input_size(pretrained)
-    width = read_count(arguments, "embed_dim")
-    ratio = read_positive(arguments, "mlp_ratio")
-    fields = {
+    mlp_dim = _product(read_count(arguments, "embed_dim"), read_positive(arguments, "mlp_ratio"))
+    fields: dict[str, object] = {
         "image_size": size,
         "patch_size": read_size(arguments, "patch_size"),
         "num_classes": read_count(config, "num_classes", least=0),
-        **{ours: read_count(arguments, theirs) for ours, theirs in TIMM_SIZES.items()},
-        # The ratio of packed SwiGLU counts gate and value as one: the file decides.
-        "mlp_dim": None if "_giant_patch14_" in name else _product(width, ratio),
+        "mlp_dim": None if re.search(family.doubled_ratio, name) else mlp_dim,  # the file decides
         "gelu": _gelu(read_string(arguments, "act_layer")),
         "pool": _read_pool(config) or _read_pool(arguments),
         "pool_num_heads": read_count(arguments, "attn_pool_num_heads"),
     }
+    for ours, theirs in TIMM_SIZES.items():
+        fields[ours] = read_count(arguments, theirs)
     preprocessing, notes = of_timm(pretrained, size)
-    notes += (_SIGLIP_NOTE,) if "siglip" in name and "gelu" in named else ()
     labels = read_class_names(config if "label_names" in config else pretrained, "label_names")
     return Sidecar(
         fields=named | _known(fields),
         class_names=_given_names(labels),
         preprocessing=preprocessing,
-        notes=notes,
+        notes=(*notes, family.note) if family.note else notes,
         normalisation=_normalisation(pretrained, "mean", "std"),
         licence=licence_of(f"{name}.{pretrained.get('tag', '')}"),
         is_multilabel=read_problem_type(config),
@@ -278,38 +274,46 @@ def _given_names(labels: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 def of_huggingface(config: Mapping[str, object], processor: Mapping[str, object]) -> Prepared:
     """Return the preparation that `preprocessor_config.json` states, to its image size or that of `config.json`."""
-    if (
-        not processor
-    ):  # the network takes images of some size; how they are brought to it is not stated
+    if not processor:  # the network takes images of some size; how they are resized is not stated
         return None, ()
-    stated_size = processor.get("size")
-    size = (
-        read_size(processor, "size") if stated_size is not None else read_size(config, "image_size")
-    )
-    edge = read_count(stated_size, "shortest_edge") if isinstance(stated_size, dict) else None
-    kind = (
-        read_string(processor, "image_processor_type")
-        or read_string(processor, "feature_extractor_type")
-        or ""
-    )
-    if kind.startswith(_OF_SHORT_SIDES) and type(stated_size) is int:
-        edge = stated_size
-        size = None
+    size, edge = _read_resizing(config, processor)
     is_cropped = read_flag(processor, "do_center_crop") is True
     stated_crop = read_size(processor, "crop_size")
     crop = stated_crop if is_cropped else size
-    prepared = None
+    prepared: dict[str, object] | None = None
     if read_flag(processor, "do_resize") is not False and crop:
         if crop == size:
             prepared = {"image_size": list(crop), "resize": "direct", "crop_fraction": 1.0}
         elif edge and crop[0] == crop[1] and 0 < crop[0] <= edge:
-            fraction = crop[0] / edge
-            if crop[0] / fraction < edge:  # rounding would lose a pixel
-                fraction = math.nextafter(fraction, 0.0)
+            fraction = _find_fraction(crop[0], edge)
             prepared = {"image_size": list(crop), "resize": "short_side", "crop_fraction": fraction}
     stated = ("do_resize", "size", "do_center_crop", "crop_size")
     filter_name = _read_resampling(processor)
     return _finished(prepared, filter_name, processor, stated)
+
+
+def _read_resizing(
+    config: Mapping[str, object], processor: Mapping[str, object]
+) -> tuple[tuple[int, int] | None, int | None]:
+    """Return the size of both sides or the short side, to which images are resized before a crop."""
+    stated = processor.get("size")
+    size = read_size(processor, "size")
+    kind = read_string(processor, "image_processor_type")
+    kind = kind or read_string(processor, "feature_extractor_type") or ""
+    if stated is None:
+        return read_size(config, "image_size"), None
+    if kind.startswith(_OF_SHORT_SIDES) and type(stated) is int:
+        return None, stated
+    edge = read_count(stated, "shortest_edge") if isinstance(stated, dict) else None
+    return size, edge
+
+
+def _find_fraction(crop: int, edge: int) -> float:
+    """Return the fraction of the short side that a crop keeps, so that no pixel is lost by rounding."""
+    fraction = crop / edge
+    if crop / fraction < edge:
+        return math.nextafter(fraction, 0.0)
+    return fraction
 
 
 def _read_resampling(processor: Mapping[str, object]) -> str:

@@ -2,12 +2,13 @@
 
 python -m tests.weights.reference.compare_registry FOLDER [NAME ...]
 
-It renews `FOLDER/results.json`, `vit_jax/weights/compared_architectures.py` and the table in
+It renews `FOLDER/results.json`, the names of models in `vit_jax/weights/families/` and the table in
 `vit_jax/bench/AGREEMENT.md`. With names, the results of the other models are those of the last walk. All models are
 tried that have no known reason to be rejected, in the list or not.
 """
 
 import collections
+import itertools
 import json
 import pathlib
 import re
@@ -22,36 +23,17 @@ import numpy as np
 from tests.weights.reference.families import pixels
 from vit_jax.models import build_model
 from vit_jax.weights import architectures
+from vit_jax.weights.families import NAMES, load_families
+from vit_jax.weights.family import Sizes
 from vit_jax.weights.formats import StoredArray
 from vit_jax.weights.load import Weights, load_weights
 from vit_jax.weights.recognise import recognise
 from vit_jax.weights.sidecar import read_sidecar
 
 ROOT = pathlib.Path(__file__).parents[3]
-MODULE = ROOT / "vit_jax/weights/compared_architectures.py"
+FAMILIES = ROOT / "vit_jax/weights/families"
+ARCHITECTURES = ROOT / "vit_jax/weights/architectures.py"
 PAGE = ROOT / "vit_jax/bench/AGREEMENT.md"
-# Family | regular expression of timm's names that are read; the first match counts.
-FAMILIES = r"""
-AIMv2 | aimv2_
-FlexiViT | flexivit_
-DINOv2, with registers too | vit_\w+_dinov2
-TIPSv2 | vit_\w+_tipsv2
-C-RADIO | vit_\w+_radio
-SigLIP, SigLIP 2 | vit_\w+_siglip
-CLIP, OpenCLIP, DFN, MetaCLIP | vit_\w+_clip
-InternViT | vit_intern
-hybrids | vit_\w+_(r26|r50|r)_s
-DeiT, distilled or not | deit_
-DeiT III | deit3_
-EVA (the first) | eva_
-EVA-02 | eva02_
-DINOv3, EUPE | vit_\w+_dinov3
-LingBot-Vision | vit_\w+_lingbot
-Perception Encoder | vit_pe_
-Big Transfer | resnetv2_
-ViT with registers or the mean of patches | vit_\w+_(reg\d|gap|map)|test_vit[23]
-ViT | vit_|test_vit
-"""
 BLOCK = re.compile(
     r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)", re.DOTALL
 )
@@ -126,69 +108,105 @@ def compare(folder: pathlib.Path) -> dict[str, object]:
     return result | ({"note": note} if note else {}) | ({"full": problem} if problem else {})
 
 
-def sizes_of(folder: pathlib.Path) -> architectures.Sizes | None:
+def sizes_of(folder: pathlib.Path) -> Sizes | None:
     """Return the sizes that timm gives a model; None for a ResNet."""
     full = json.loads((folder / "full.json").read_text())
     if full["class"] == "ResNetV2":
         return None
-    return architectures.Sizes(**full["sizes"])
+    return Sizes(**full["sizes"])
+
+
+def find_row(name: str) -> tuple[str, str]:
+    """Return the module of the family that has a model, and its row in the table of the page.
+
+    Later families come first: the first one, ViT, has the models that no other has.
+    """
+    for module, family in reversed(list(zip(NAMES, load_families(), strict=True))):
+        for row, pattern in family.registry_rows.items():
+            if re.match(pattern, name):
+                return module, row
+    raise ValueError(f"{name}: no family has it. Add a pattern to its registry_rows.")
 
 
 def try_all_names(folder: pathlib.Path, names: Iterable[str]) -> None:
     """Let the reader of weights accept the names that it does not reject for a reason."""
+    families = dict(zip(NAMES, load_families(), strict=True))
     for name in names:
         if architectures.find_unsupported(name) is None:
-            architectures.SIZES.setdefault(name, sizes_of(folder / name))
+            module, _ = find_row(name)
+            models = families[module].models
+            assert isinstance(models, dict)
+            models.setdefault(name, sizes_of(folder / name))
 
 
-def compared_module(results: Mapping[str, Mapping[str, object]], folder: pathlib.Path) -> str:
-    """Return the module with the names and sizes of the models that are equal."""
+def models_blocks(sizes: Mapping[str, Sizes | None]) -> dict[str, list[str]]:
+    """Return the lines of `_MODELS` by the module of their family."""
+    groups: dict[str, dict[tuple[int, ...], list[str]]] = {}
+    for name, size in sizes.items():
+        module, _ = find_row(name)
+        groups.setdefault(module, {}).setdefault(size or (0, 0, 0), []).append(name)
+
+    blocks = {}
+    for module, by_size in groups.items():
+        lines = []
+        for size, names in sorted(by_size.items()):
+            lines.append("/".join(map(str, size)) if any(size) else "resnet")
+            text = " ".join(sorted(names))
+            lines += textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ")
+        blocks[module] = lines
+    return blocks
+
+
+def deprecated_blocks(names: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the lines of `_DEPRECATED` by the module of their family, from current names by older ones."""
+    blocks: dict[str, list[str]] = {}
+    for older, current in sorted(names.items()):
+        module, _ = find_row(current)
+        blocks.setdefault(module, []).append(f"{older} {current}")
+    return blocks
+
+
+def replace_block(text: str, constant: str, lines: list[str]) -> str:
+    """Return the text of a module with other lines of a constant, which must be there."""
+    pattern = rf'(?<=\n{constant} = """\n).*?(?=""")'
+    replaced, count = re.subn(pattern, "\n".join(lines) + "\n", text, flags=re.DOTALL)
+    if not count:
+        raise ValueError(f'{constant} = """: is not in the module. Add it, with {lines[0]}, ...')
+    return replaced
+
+
+def renew_families(results: Mapping[str, Mapping[str, object]], folder: pathlib.Path) -> None:
+    """Write the names and sizes of the models that are equal into the modules of their families."""
     registry = json.loads((folder / "registry.json").read_text())
-    groups = collections.defaultdict(list)
-    for name, result in results.items():
-        if result["status"] == "equal":
-            sizes = sizes_of(folder / name)
-            groups[sizes or (0, 0, 0)].append(name)
-
-    lines = []
-    for sizes, names in sorted(groups.items()):
-        head = "/".join(map(str, sizes)) if any(sizes) else "resnet"
-        lines += [
-            head,
-            *textwrap.wrap(
-                " ".join(sorted(names)), 100, initial_indent="  ", subsequent_indent="  "
-            ),
-        ]
-    old = registry["deprecated"].items()
-    deprecated = []
-    for name, current in sorted(old):
-        if results.get(current, {}).get("status") == "equal":
-            deprecated.append(f"{name} {current}")
-
-    text = MODULE.read_text()
-    blocks = {"COMPARED": lines, "DEPRECATED": deprecated}
-    for name, block in blocks.items():
-        text = re.sub(
-            rf'(?<=\n{name} = """\n).*?(?=""")', "\n".join(block) + "\n", text, flags=re.DOTALL
-        )
-    return re.sub(r'(?<=TIMM_VERSION = ")[^"]*', registry["version"], text)
+    equal = [name for name, result in results.items() if result["status"] == "equal"]
+    deprecated = {old: name for old, name in registry["deprecated"].items() if name in equal}
+    blocks = {
+        "_MODELS": models_blocks({name: sizes_of(folder / name) for name in equal}),
+        "_DEPRECATED": deprecated_blocks(deprecated),
+    }
+    for constant, by_module in blocks.items():
+        for module, lines in by_module.items():
+            path = FAMILIES / f"{module}.py"
+            path.write_text(replace_block(path.read_text(), constant, lines))
+    text = ARCHITECTURES.read_text()
+    version = registry["version"]
+    ARCHITECTURES.write_text(re.sub(r'(?<=TIMM_VERSION = ")[^"]*', version, text))
 
 
 def equal_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Return the rows of families that are read."""
-    families = [row.split(" | ") for row in FAMILIES.strip().splitlines()]
     differences = collections.defaultdict(list)
     for name, result in results.items():
         if result["status"] == "equal":
-            family = next(family for family, pattern in families if re.match(pattern, name))
-            differences[family].append((result["difference"], result.get("note")))
+            _, row = find_row(name)
+            differences[row].append((result["difference"], result.get("note")))
 
     rows = []
-    for family, _ in families:
-        found = differences[family]
+    for row in itertools.chain(*(family.registry_rows for family in load_families())):
+        found = differences[row]
         exact = sum(note is not None for _, note in found)
         remark = f"{exact} with `gelu=exact`" if exact else ""
-        rows.append(f"| {family} | {len(found)} | | {max(found)[0]:.1e} | {remark} |")
+        rows.append(f"| {row} | {len(found)} | | {max(found)[0]:.1e} | {remark} |")
     return rows
 
 
@@ -233,7 +251,7 @@ def main(folder: pathlib.Path, names: list[str]) -> int:
         jax.clear_caches()
 
     results_file.write_text(json.dumps(results, indent=1) + "\n")
-    MODULE.write_text(compared_module(results, folder))
+    renew_families(results, folder)
     PAGE.write_text(renew(PAGE.read_text(), results))
     return sum(result["status"] in ("WRONG", "CRASH") for result in results.values())
 

@@ -11,7 +11,17 @@ from vit_jax.weights.names.ours import Shape
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts about a network; None is unknown."""
+    """Facts about a network; None is unknown.
+
+    Attributes:
+      position_rows: length of the table of positions; None where there is none.
+      fixed_positions: the positions of files without a table.
+      prefix_rows: possible numbers of rows of prefix tokens; None: any number.
+      defaults: fields of the architecture that the format fixes but no file states: GELU form, epsilons.
+      modern_options: fields of the architecture that the arrays decide: registers, biases, norms.
+      needs_rope: the network has rotary positions, whose form is not in the file.
+      absent: parameters of ours that are zeros and not in the file.
+    """
 
     family: str = "vit"
     patch_size: tuple[int, int] = (1, 1)
@@ -24,21 +34,19 @@ class Facts:
     pool: str
     head: str = "linear"
     num_classes: int
-    position_rows: int | None = None  # length of the table of positions; None where there is none
-    fixed_positions: str = "sincos2d"  # the positions without a table
-    prefix_rows: tuple[int, ...] | None = (
-        None  # possible numbers of rows of prefix tokens; None: any number
-    )
-    # Fields of the architecture that the format fixes but no file states: GELU form, epsilons.
+    position_rows: int | None = None
+    fixed_positions: str = "sincos2d"
+    prefix_rows: tuple[int, ...] | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # Fields of the architecture that the arrays decide: registers, biases, norms.
     modern_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    needs_rope: bool = False  # the network has rotary positions, whose form is not in the file
-    is_distilled: bool = (
-        False  # the file has a distillation token with a head, as `distilled` describes
-    )
-    is_radio: bool = False  # the arrays are as `radio` describes
-    absent: frozenset[str] = frozenset()  # parameters of ours that are zeros and not in the file
+    needs_rope: bool = False
+    absent: frozenset[str] = frozenset()
+
+    @property
+    def prefix_length(self) -> int:
+        """Number of class tokens and registers."""
+        options = self.modern_options
+        return int(options.get("class_tokens", 0) + options.get("registers", 0))
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
@@ -57,25 +65,120 @@ def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -
 
     The bias states it too, so that a kernel under another name is reported as missing.
     """
-    return (shapes.get(kernel) or (0,))[axis] or (shapes.get(bias) or (0,))[0]
+    kernel_shape = shapes.get(kernel) or (0,)
+    bias_shape = shapes.get(bias) or (0,)
+    return kernel_shape[axis] or bias_shape[0]
 
 
 def count(names: Iterable[str], pattern: str) -> int:
     """Return how many values the group of `pattern` has at the beginning of names; gaps are reported later, by name."""
-    return len({match[1] for name in names if (match := re.match(pattern, name))})
+    values = set()
+    for name in names:
+        if match := re.match(pattern, name):
+            values.add(match[1])
+    return len(values)
 
 
 def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
     """Return how many values the second group has for each number of the first: the units of every stage."""
     units: dict[str, set[str]] = {}
-    for match in filter(None, (re.match(pattern, name) for name in names)):
-        units.setdefault(match[1], set()).add(match[2])
-    return tuple(
-        len(units[stage]) for stage in sorted(units, key=lambda digits: (len(digits), digits))
-    )
+    for name in names:
+        if match := re.match(pattern, name):
+            units.setdefault(match[1], set()).add(match[2])
+    stages = sorted(units, key=lambda digits: (len(digits), digits))
+    return tuple(len(units[stage]) for stage in stages)
 
 
 _BLOCK = "encoder/blocks/0"
+
+
+class Parts:
+    """The parts of a ViT in PyTorch's layouts that a file has, by our names."""
+
+    def __init__(self, shapes: Mapping[str, Shape], rules: Sequence[Rule]) -> None:
+        """Take shapes by the file's names, and the rules from our names to these."""
+        self.shapes = shapes
+        self.rules = rules
+
+    def name(self, ours: str) -> str:
+        """Return the file's name of a parameter; "" if it has none."""
+        return name_of(self.rules, ours)
+
+    def find(self, ours: str) -> Shape | None:
+        """Return the shape of a parameter; None if it is absent."""
+        return self.shapes.get(self.name(ours))
+
+    def has(self, ours: str) -> bool:
+        """Return True if a parameter is there."""
+        return self.find(ours) is not None
+
+    def has_in_block(self, ours: str) -> bool:
+        """Return True if a parameter of the first block is there."""
+        return self.has(f"{_BLOCK}/{ours}")
+
+    def count_tokens(self) -> int:
+        """Return the number of class and distillation tokens."""
+        return int(self.has("class_token")) + int(self.has("distillation_token"))
+
+    def count_registers(self) -> int:
+        """Return the number of registers."""
+        registers = self.find("register_tokens")
+        return registers[-2] if registers is not None and len(registers) > 1 else 0
+
+    def count_positions(self) -> int | None:
+        """Return the length of the table of positions; None where there is none."""
+        table = self.find("positions/table")
+        return table[-2] if table is not None and len(table) > 1 else None
+
+    def count_blocks(self) -> int:
+        """Return the depth."""
+        first_norm = self.name(f"{_BLOCK}/attention_norm/scale")
+        start = re.escape(first_norm.partition("0")[0])
+        return count(self.shapes, start + r"(\d+)\.")
+
+    def find_pool(self) -> str:
+        """Return the pooling."""
+        if self.has("pooling/probe"):
+            return "map"
+        if self.has("pooled_norm/scale") or not self.count_tokens():
+            return "gap"
+        return "token"
+
+    def find_mlp(self) -> str:
+        """Return the form of the MLP."""
+        if not self.has_in_block("mlp/gate/kernel"):
+            return "gelu"
+        return "swiglu_norm" if self.has_in_block("mlp/norm/scale") else "swiglu"
+
+    def find_final_norm(self) -> str:
+        """Return the place of the last norm."""
+        if self.has("pooled_norm/scale"):
+            return "pooled"
+        return "tokens" if self.has("encoder/norm/scale") else "none"
+
+    def find_qkv_bias(self) -> str:
+        """Return which of query, key and value have a bias; the value has one if the query has."""
+        has_query = self.has_in_block("attention/query/bias")
+        has_key = self.has_in_block("attention/key/bias")
+        if has_query and has_key:
+            return "all"
+        return "query_value" if has_query or has_key else "none"
+
+    def find_options(self) -> dict[str, Any]:
+        """Return the fields of the architecture that the arrays decide."""
+        return {
+            "class_tokens": self.count_tokens(),
+            "registers": self.count_registers(),
+            "layer_scale": 1.0 if self.has_in_block("attention_scale") else None,
+            "mlp": self.find_mlp(),
+            "norm": "layer" if self.has_in_block("attention_norm/bias") else "rms",
+            "embedding_norm": "tokens" if self.has("embedding_norm/scale") else None,
+            "final_norm": self.find_final_norm(),
+            "attention_norm": self.has_in_block("attention/norm/scale"),
+            "patch_bias": self.has("embedding/bias"),
+            "qkv_bias": self.find_qkv_bias(),
+            "linear_bias": self.has_in_block("mlp/contract/bias"),
+        }
 
 
 def vit_facts(
@@ -91,52 +194,20 @@ def vit_facts(
 
     Further arguments are fields of `Facts`. ValueError as for `shape_of`.
     """
-
-    def find(ours: str) -> Shape | None:
-        return shapes.get(name_of(rules, ours))
-
-    def has(ours: str) -> bool:
-        return find(ours) is not None
-
-    width, _, *patch_size = shape_of(shapes, name_of(rules, "embedding/kernel"), 4)
-    first_layer = name_of(rules, f"{_BLOCK}/attention_norm/scale")
-    positions = name_of(rules, "positions/table")
-    registers = find("register_tokens")
-    is_distilled = has("distillation_token")
-    tokens = int(has("class_token")) + int(is_distilled)
-    pooled_norm = has("pooled_norm/scale")
-    biases = [has(f"{_BLOCK}/attention/{name}/bias") for name in ("query", "key")]
-    gated = "swiglu_norm" if has(f"{_BLOCK}/mlp/norm/scale") else "swiglu"
-    modern_options = {
-        "class_tokens": tokens,
-        "registers": registers[-2] if registers is not None and len(registers) > 1 else 0,
-        "layer_scale": 1.0 if has(f"{_BLOCK}/attention_scale") else None,
-        "mlp": gated if has(f"{_BLOCK}/mlp/gate/kernel") else "gelu",
-        "norm": "layer" if has(f"{_BLOCK}/attention_norm/bias") else "rms",
-        "embedding_norm": "tokens" if has("embedding_norm/scale") else None,
-        "final_norm": "pooled"
-        if pooled_norm
-        else "tokens"
-        if has("encoder/norm/scale")
-        else "none",
-        "attention_norm": has(f"{_BLOCK}/attention/norm/scale"),
-        "patch_bias": has("embedding/bias"),
-        "qkv_bias": "all" if all(biases) else "query_value" if any(biases) else "none",
-        "linear_bias": has(f"{_BLOCK}/mlp/contract/bias"),
-    }
-    is_pooled = has("pooling/probe")
+    parts = Parts(shapes, rules)
+    width, _, *patch_size = shape_of(shapes, parts.name("embedding/kernel"), 4)
+    _, mlp_dim = shape_of(shapes, parts.name(f"{_BLOCK}/mlp/contract/kernel"), 2)
     return Facts(
         patch_size=(patch_size[0], patch_size[1]),
         width=width,
-        depth=count(shapes, re.escape(first_layer.partition("0")[0]) + r"(\d+)\."),
-        mlp_dim=shape_of(shapes, name_of(rules, f"{_BLOCK}/mlp/contract/kernel"), 2)[1],
+        depth=parts.count_blocks(),
+        mlp_dim=mlp_dim,
         num_heads=None,
-        pool="map" if is_pooled else "gap" if pooled_norm or not tokens else "token",
+        pool=parts.find_pool(),
         head=head,
         num_classes=num_classes,
-        position_rows=shapes[positions][-2] if len(shapes.get(positions, ())) > 1 else None,
+        position_rows=parts.count_positions(),
         defaults=defaults,
-        modern_options=modern_options,
-        is_distilled=is_distilled,
+        modern_options=parts.find_options(),
         **others,
     )

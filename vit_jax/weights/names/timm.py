@@ -12,18 +12,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from vit_jax.config.architecture import Architecture
+from vit_jax.weights.library_lookup import timm_model
+from vit_jax.weights.library_models import is_eva
 from vit_jax.weights.names import originals
 from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
 from vit_jax.weights.names.facts import Facts, classes_of, counts, shape_of, vit_facts
-from vit_jax.weights.names.library_classes import is_eva
+from vit_jax.weights.names.format import Format
 from vit_jax.weights.names.ours import Shape
 
-RESNET_DEFAULTS = {
+RESNET_DEFAULTS: dict[str, Any] = {
     "group_norm_epsilon": 1e-5,
     "standardization_epsilon": 1e-8,
     "standardization_epsilon_added_to": "variance",
 }
 STEM = "patch_embed.backbone"
+_PATCHES = "patch_embed.proj.weight"
+_OF_EVA = {"blocks.0.gamma_1", "blocks.0.attn.q_bias", "blocks.0.attn.q_proj.weight"}
 
 
 class Style(NamedTuple):
@@ -34,89 +38,74 @@ class Style(NamedTuple):
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
     splits_gate: bool = False  # one array each for the gate and the gated layer of SwiGLU
     embedding_norm: str = "norm_pre"
-    is_flat: bool = False  # class token and positions without leading axes, the head a kernel without transposition
-    is_radio: bool = (
-        False  # the patch embedding is a linear layer, and all prefix tokens are one array
-    )
+    # Class token and positions have no leading axes, and the head is a kernel without transposition.
+    is_flat: bool = False
+    # The patch embedding is a linear layer, and all prefix tokens are one array.
+    embeds_linearly: bool = False
     joins_pooling: bool = False  # query, key and value of the pooling are one array
 
 
-def style_of(a: Architecture | None, shapes: Mapping[str, Shape]) -> Style:
-    """Return the style of a file; without shapes that of timm's class for a network."""
-    if shapes:
-        return Style(
-            scale="gamma_{}" if "blocks.0.gamma_1" in shapes else Style().scale,
-            splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
-            splits_bias="blocks.0.attn.q_bias" in shapes,
-            splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
-            embedding_norm="patch_embed.norm"
-            if "patch_embed.norm.weight" in shapes
-            else "norm_pre",
-            is_flat=len(shapes.get("pos_embed", ())) == 2,
-            is_radio=len(shapes.get("patch_embed.proj.weight", ())) == 2,
-            joins_pooling="attn_pool.qkv.weight" in shapes,
-        )
-    assert a is not None
+def read_style(shapes: Mapping[str, Shape]) -> Style:
+    """Return the style of a file."""
+    return Style(
+        scale="gamma_{}" if "blocks.0.gamma_1" in shapes else Style().scale,
+        splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
+        splits_bias="blocks.0.attn.q_bias" in shapes,
+        splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
+        embedding_norm="patch_embed.norm" if "patch_embed.norm.weight" in shapes else "norm_pre",
+        is_flat=len(shapes.get("pos_embed", ())) == 2,
+        embeds_linearly=len(shapes.get("patch_embed.proj.weight", ())) == 2,
+        joins_pooling="attn_pool.qkv.weight" in shapes,
+    )
+
+
+def choose_style(a: Architecture) -> Style:
+    """Return the style of timm's class for a network."""
+    has_normed_mlp = a.mlp == "swiglu_norm"
+    has_apart_gate = a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")
     return Style(
         scale="gamma_{}" if is_eva(a) else Style().scale,
-        splits_qkv=a.mlp == "swiglu_norm",
+        splits_qkv=has_normed_mlp,
         splits_bias=a.qkv_bias == "query_value",
-        splits_gate=a.mlp == "swiglu_norm"
-        or (a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")),
+        splits_gate=has_normed_mlp or has_apart_gate,
         embedding_norm="patch_embed.norm" if a.embedding_norm == "patches" else "norm_pre",
     )
 
 
-def rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a ViT, a hybrid or a pre-activation ResNet."""
-    resnets = {
-        **_resnet_layers("stem", f"{STEM}.stem" if a.units else STEM, f"{STEM}.stages"),
-        **(_resnet_layers("body", "stem", "stages") if a.residual_unit == "preactivation" else {}),
-        "norm": "norm",
-    }
-    pooled = (
-        [] if a.has_transformer else [Rule("head/linear/kernel", "head.fc.weight", "io->oi11")]
-    )  # a convolution
-    head = "head" if a.has_transformer else "head.fc"
-    return [
-        *pooled,
-        *_vit_rules(style_of(a, shapes)),
-        *pytorch_rules({**resnets, "head/linear": head}),
-    ]
+    style = read_style(shapes) if shapes else choose_style(a)
+    stem_root = f"{STEM}.stem" if a.units else STEM
+    layers = _resnet_layers("stem", stem_root, f"{STEM}.stages")
+    if a.residual_unit == "preactivation":
+        layers |= _resnet_layers("body", "stem", "stages")
+    layers["norm"] = "norm"
+
+    if a.has_transformer:
+        layers["head/linear"] = "head"
+        return [*make_vit_rules(style), *pytorch_rules(layers)]
+    layers["head/linear"] = "head.fc"
+    kernel = Rule("head/linear/kernel", "head.fc.weight", "io->oi11")  # a convolution
+    return [kernel, *make_vit_rules(style), *pytorch_rules(layers)]
 
 
-def radio_rules() -> list[Rule]:
-    """Return the names that C-RADIO has after renaming: those of timm, with all prefix tokens in one array."""
-    return _vit_rules(Style(is_radio=True))
-
-
-def _vit_rules(style: Style) -> list[Rule]:
-    gate, up = ("fc1_g", "fc1_x") if style.splits_gate else ("fc1", "fc1")
-    pooled = ("qkv", "qkv") if style.joins_pooling else ("q", "kv")
+def make_vit_rules(style: Style) -> list[Rule]:
+    """Return the names of a transformer in a style."""
     layers = {
         "embedding": "patch_embed.proj",
         "embedding_norm": style.embedding_norm,
         ".attention_norm": ".norm1",
-        **{
-            f".attention/{p}": f".attn.{p[0]}_proj" if style.splits_qkv else ".attn.qkv"
-            for p in QKV
-        },
+        **_name_projections(style),
         ".attention/norm": ".attn.norm",
         ".attention/out": ".attn.proj",
         ".mlp_norm": ".norm2",
         ".mlp/norm": ".mlp.norm",
-        ".mlp/gate": f".mlp.{gate}",
-        ".mlp/expand": f".mlp.{up}",
+        **_name_gate(style),
         ".mlp/contract": ".mlp.fc2",
         "encoder/norm": "norm",
         "pooled_norm": "fc_norm",
         "head/distillation": "head_dist",
-        "pooling/attention/query": f"attn_pool.{pooled[0]}",
-        "pooling/attention/(?:key|value)": f"attn_pool.{pooled[1]}",
-        "pooling/attention/out": "attn_pool.proj",
-        "pooling/norm": "attn_pool.norm",
-        "pooling/mlp/expand": "attn_pool.mlp.fc1",
-        "pooling/mlp/contract": "attn_pool.mlp.fc2",
+        **_name_pooling(style),
     }
     arrays = {
         "class_token": "cls_token",
@@ -129,17 +118,40 @@ def _vit_rules(style: Style) -> list[Rule]:
     }
     layouts: dict[str, str] = {}
     if style.splits_bias and not style.splits_qkv:
-        arrays |= {
-            f".attention/{part}/bias": f".attn.{part[0]}_bias" for part in ("query", "value")
-        }
-        layouts |= {f".attention/{part}/bias": "Th->(Th)" for part in ("query", "value")}
+        for part in ("query", "value"):
+            arrays[f".attention/{part}/bias"] = f".attn.{part[0]}_bias"
+            layouts[f".attention/{part}/bias"] = "Th->(Th)"
     if style.is_flat:
         arrays["head/linear/kernel"] = "proj"
         layouts |= {"class_token": "abD->(abD)", "positions/table": "aSD->(aS)D"}
-    if style.is_radio:
+    if style.embeds_linearly:
         arrays["embedding/kernel"] = "patch_embed.proj.weight"
         layouts |= {"class_token": "aPD->(aP)D", "embedding/kernel": "hwCD->D(Chw)"}
     return transformer_rules("blocks.", layers, arrays, layouts)
+
+
+def _name_projections(style: Style) -> dict[str, str]:
+    if style.splits_qkv:
+        return {f".attention/{part}": f".attn.{part[0]}_proj" for part in QKV}
+    return dict.fromkeys([f".attention/{part}" for part in QKV], ".attn.qkv")
+
+
+def _name_gate(style: Style) -> dict[str, str]:
+    if style.splits_gate:
+        return {".mlp/gate": ".mlp.fc1_g", ".mlp/expand": ".mlp.fc1_x"}
+    return {".mlp/gate": ".mlp.fc1", ".mlp/expand": ".mlp.fc1"}
+
+
+def _name_pooling(style: Style) -> dict[str, str]:
+    query, key_value = ("qkv", "qkv") if style.joins_pooling else ("q", "kv")
+    return {
+        "pooling/attention/query": f"attn_pool.{query}",
+        "pooling/attention/(?:key|value)": f"attn_pool.{key_value}",
+        "pooling/attention/out": "attn_pool.proj",
+        "pooling/norm": "attn_pool.norm",
+        "pooling/mlp/expand": "attn_pool.mlp.fc1",
+        "pooling/mlp/contract": "attn_pool.mlp.fc2",
+    }
 
 
 def _resnet_layers(
@@ -185,69 +197,69 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
     return renamed
 
 
-def facts(shapes: Mapping[str, Shape]) -> Facts:
+def find_facts(shapes: Mapping[str, Shape]) -> Facts:
     """Return the facts of a file; not the number of heads. ValueError as for `shape_of`."""
-    if "patch_embed.proj.weight" not in shapes:
-        return _resnet_facts(shapes)
+    if _PATCHES not in shapes:
+        return _find_resnet_facts(shapes)
+    style = read_style(shapes)
+    if style.embeds_linearly:
+        shapes = {**shapes, _PATCHES: _unfold_patches(shapes)}
+    facts = _find_vit_facts(shapes, style)
+
+    changes: dict[str, Any] = {}
+    if facts.modern_options["mlp"] == "swiglu_norm" and not style.splits_gate:
+        raise ValueError(
+            "it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm"
+        )
+    has_packed_gate = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * facts.mlp_dim
+    if not style.splits_gate and not has_packed_gate:
+        changes["mlp"] = "gelu"  # gate and expand have one name, which is that of one layer
+    if style.embedding_norm == "patch_embed.norm":
+        changes["embedding_norm"] = "patches"
+    return dataclasses.replace(facts, modern_options={**facts.modern_options, **changes})
+
+
+def _unfold_patches(shapes: Mapping[str, Shape]) -> Shape:
+    """Return the shape of a linear patch embedding as that of a convolution."""
+    width, numbers = shape_of(shapes, _PATCHES, 2)
+    side = math.isqrt(numbers // 3)
+    return width, 3, side, side
+
+
+def _find_vit_facts(shapes: Mapping[str, Shape], style: Style) -> Facts:
     has_stages = f"{STEM}.stem.conv.weight" in shapes
     root = f"{STEM}.stem.conv.weight" if has_stages else f"{STEM}.conv.weight"
     is_hybrid = root in shapes
-    style = style_of(None, shapes)
-    if style.is_radio:
-        width, numbers = shape_of(shapes, "patch_embed.proj.weight", 2)
-        side = math.isqrt(numbers // 3)
-        shapes = {**shapes, "patch_embed.proj.weight": (width, 3, side, side)}
-    vit = vit_facts(
+    num_classes = classes_of(shapes, "head.weight", 0, "head.bias")
+    if style.is_flat:
+        num_classes = classes_of(shapes, "proj", -1, "")
+    defaults: dict[str, Any] = {"gelu": "exact", "layer_norm_epsilon": 1e-6}
+    if is_hybrid:
+        defaults |= RESNET_DEFAULTS
+    return vit_facts(
         shapes,
-        _vit_rules(style),
-        num_classes=classes_of(shapes, "proj", -1, "")
-        if style.is_flat
-        else classes_of(shapes, "head.weight", 0, "head.bias"),
+        make_vit_rules(style),
+        num_classes=num_classes,
         family="hybrid" if is_hybrid else "vit",
         units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
         root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
         fixed_positions="none",
-        defaults={
-            "gelu": "exact",
-            "layer_norm_epsilon": 1e-6,
-            **(RESNET_DEFAULTS if is_hybrid else {}),
-        },
-    )
-    gated = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * vit.mlp_dim
-    if vit.modern_options["mlp"] == "swiglu_norm" and not style.splits_gate:
-        raise ValueError(
-            "it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm"
-        )
-    changes: dict[str, Any] = (
-        {"mlp": "gelu"}
-        if vit.modern_options["mlp"] == "swiglu" and not style.splits_gate and not gated
-        else {}
-    )
-    if style.embedding_norm == "patch_embed.norm":
-        changes["embedding_norm"] = "patches"
-    rotary = {
-        "blocks.0.gamma_1",
-        "blocks.0.attn.q_bias",
-        "blocks.0.attn.q_proj.weight",
-    } & shapes.keys()
-    has_rope = (
-        bool(rotary) or {"cls_token", "attn_pool.latent"} <= shapes.keys() or style.joins_pooling
-    )
-    has_rope |= style.is_flat and "norm.weight" not in shapes  # PE; CLIP has that norm
-    absent = frozenset(["head/linear/bias"]) if style.is_flat else frozenset[str]()
-    if style.is_radio:
-        changes["registers"] = shape_of(shapes, "cls_token", 2)[0] - 1
-        absent = frozenset(["register_tokens"])
-    return dataclasses.replace(
-        vit,
-        modern_options={**vit.modern_options, **changes},
-        needs_rope=has_rope,
-        absent=absent,
-        is_radio=style.is_radio,
+        defaults=defaults,
+        needs_rope=_has_rope(shapes, style),
+        absent=frozenset(["head/linear/bias"]) if style.is_flat else frozenset(),
     )
 
 
-def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
+def _has_rope(shapes: Mapping[str, Shape], style: Style) -> bool:
+    """Return True for a file of timm's Eva, or of the authors' names of networks that timm computes by it."""
+    if _OF_EVA & shapes.keys() or style.joins_pooling:
+        return True
+    if {"cls_token", "attn_pool.latent"} <= shapes.keys():
+        return True
+    return style.is_flat and "norm.weight" not in shapes  # PE; CLIP has that norm
+
+
+def _find_resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
     return Facts(
         family="resnet",
         width=shape_of(shapes, "norm.weight", 1)[0],
@@ -257,3 +269,17 @@ def _resnet_facts(shapes: Mapping[str, Shape]) -> Facts:
         num_classes=classes_of(shapes, "head.fc.weight", 0, "head.fc.bias"),
         defaults={"residual_unit": "preactivation", **RESNET_DEFAULTS},
     )
+
+
+def find_lacking(a: Architecture) -> dict[str, object]:
+    """Return the parts of a network that timm's nearest model does not compute."""
+    return timm_model(a).lacking(a)
+
+
+FORMAT = Format(
+    suffix=".safetensors",
+    canonical=canonical,
+    facts=find_facts,
+    rules=make_rules,
+    find_lacking=find_lacking,
+)

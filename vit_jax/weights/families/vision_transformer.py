@@ -1,0 +1,370 @@
+"""ViT: the networks of the paper, AugReg, SAM and big_vision in the authors' files (.npz), timm's and transformers'.
+
+In the authors' files the original code numbers submodules over all classes (MlpBlock_3), newer Flax over each
+(MlpBlock_0). big_vision keeps positions at the top, without the class token's row, may have all layers in one array,
+and a prefix.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights.family import Family, read_addresses, read_deprecated, read_models
+from vit_jax.weights.folding import Normalisation
+from vit_jax.weights.library_models import (
+    ANY,
+    ANY_CLASS,
+    VISION_TRANSFORMER,
+    WHOLE_BIAS,
+    Held,
+    TimmModel,
+    TransformersModel,
+)
+from vit_jax.weights.names.entry import STACKED, Rule
+from vit_jax.weights.names.facts import Facts, classes_of, count, counts, shape_of
+from vit_jax.weights.names.format import Format
+from vit_jax.weights.names.huggingface_names import ATTENTION, CLASSIC, TOKENS, HuggingFaceNames
+from vit_jax.weights.names.ours import Shape
+
+_MODELS = """
+64/6/2
+  test_vit
+64/8/2
+  test_vit2
+96/9/3
+  test_vit3 test_vit4
+192/12/3
+  vit_tiny_patch16_224 vit_tiny_patch16_384
+256/14/4
+  vit_wee_patch16_reg1_gap_256
+320/14/5
+  vit_little_patch16_reg1_gap_256 vit_little_patch16_reg4_gap_256
+384/12/6
+  flexivit_small vit_small_patch16_224 vit_small_patch16_384 vit_small_patch32_224
+  vit_small_patch32_384 vit_small_patch8_224
+384/36/6
+  vit_small_patch16_36x1_224
+512/12/8
+  vit_medium_patch16_gap_240 vit_medium_patch16_gap_256 vit_medium_patch16_gap_384
+  vit_medium_patch16_reg1_gap_256 vit_medium_patch16_reg4_gap_256
+512/20/8
+  vit_mediumd_patch16_reg4_gap_256 vit_mediumd_patch16_reg4_gap_384
+640/12/10
+  vit_betwixt_patch16_gap_256 vit_betwixt_patch16_reg1_gap_256 vit_betwixt_patch16_reg4_gap_256
+  vit_betwixt_patch16_reg4_gap_384
+768/12/12
+  flexivit_base vit_base_patch16_224 vit_base_patch16_224_miil vit_base_patch16_384
+  vit_base_patch16_reg4_gap_256 vit_base_patch32_224 vit_base_patch32_384 vit_base_patch8_224
+768/12/16
+  vit_base_patch16_gap_224
+832/21/13
+  vit_so150m2_patch16_reg1_gap_256 vit_so150m2_patch16_reg1_gap_384 vit_so150m2_patch16_reg1_gap_448
+896/12/14
+  vit_base_patch16_plus_240 vit_base_patch32_plus_256
+896/18/14
+  vit_so150m_patch16_reg4_gap_256 vit_so150m_patch16_reg4_gap_384
+1024/24/16
+  flexivit_large vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_384
+  vit_large_patch32_224 vit_large_patch32_384
+1280/32/16
+  vit_huge_patch14_224 vit_huge_patch14_gap_224 vit_huge_patch16_gap_448
+1408/40/16
+  vit_giant_patch14_224 vit_giant_patch16_gap_224
+1664/48/16
+  vit_gigantic_patch14_224
+"""
+_DEPRECATED = """
+vit_base_patch16_224_dino vit_base_patch16_224
+vit_base_patch16_224_in21k vit_base_patch16_224
+vit_base_patch16_224_miil_in21k vit_base_patch16_224_miil
+vit_base_patch16_224_sam vit_base_patch16_224
+vit_base_patch32_224_in21k vit_base_patch32_224
+vit_base_patch32_224_sam vit_base_patch32_224
+vit_base_patch8_224_dino vit_base_patch8_224
+vit_base_patch8_224_in21k vit_base_patch8_224
+vit_huge_patch14_224_in21k vit_huge_patch14_224
+vit_large_patch16_224_in21k vit_large_patch16_224
+vit_large_patch32_224_in21k vit_large_patch32_224
+vit_small_patch16_224_dino vit_small_patch16_224
+vit_small_patch16_224_in21k vit_small_patch16_224
+vit_small_patch32_224_in21k vit_small_patch32_224
+vit_small_patch8_224_dino vit_small_patch8_224
+vit_tiny_patch16_224_in21k vit_tiny_patch16_224
+"""
+_ADDRESSES = """
+ViT-Ti/16
+    gs://vit_models/augreg/Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz
+    hf://timm/vit_tiny_patch16_{224.augreg_in21k,224.augreg_in21k_ft_in1k,384.augreg_in21k_ft_in1k}
+ViT-S/32
+    gs://vit_models/augreg/S_32-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0.npz
+    hf://timm/vit_small_patch32_{224.augreg_in21k,224.augreg_in21k_ft_in1k,384.augreg_in21k_ft_in1k}
+ViT-S/16
+    gs://vit_models/augreg/S_16-i21k-300ep-lr_0.001-aug_light1-wd_0.03-do_0.0-sd_0.0.npz
+    gs://vit_models/sam/ViT-S_16.npz
+    gs://big_vision/vit_s16_i1k_{90ep,150ep,300ep}.npz
+    hf://timm/vit_small_patch16_{224.augreg_in21k,224.augreg_in21k_ft_in1k,384.augreg_in21k_ft_in1k,224.augreg_in1k}
+    hf://timm/vit_small_patch16_384.augreg_in1k
+ViT-B/32
+    gs://vit_models/{imagenet21k,imagenet21k+imagenet2012}/ViT-B_32.npz
+    gs://vit_models/augreg/B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz
+    gs://vit_models/sam/ViT-B_32.npz
+    hf://google/vit-base-patch32-{224-in21k,384}
+    hf://timm/vit_base_patch32_{224.augreg_in21k,224.augreg_in21k_ft_in1k,384.augreg_in21k_ft_in1k,224.augreg_in1k}
+    hf://timm/vit_base_patch32_{384.augreg,224.sam}_in1k
+ViT-B/16
+    gs://vit_models/{imagenet21k/ViT-B_16,imagenet21k+imagenet2012/ViT-B_16-224}.npz
+    gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz
+    gs://vit_models/augreg/B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz
+    gs://vit_models/sam/ViT-B_16.npz
+    hf://google/vit-base-patch16-{224-in21k,224,384}
+    hf://timm/vit_base_patch16_{224.augreg_in21k,224.augreg_in21k_ft_in1k,384.augreg_in21k_ft_in1k,224.augreg_in1k}
+    hf://timm/vit_base_patch16_{384.augreg,224.augreg2_in21k_ft,224.orig_in21k_ft,384.orig_in21k_ft,224.sam}_in1k
+ViT-B/8
+    gs://vit_models/{imagenet21k,imagenet21k+imagenet2012}/ViT-B_8.npz
+    gs://vit_models/augreg/B_8-i21k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0.npz
+    hf://timm/vit_base_patch8_224.{augreg_in21k,augreg_in21k_ft_in1k,augreg2_in21k_ft_in1k}
+ViT-L/32
+    gs://vit_models/{imagenet21k,imagenet21k+imagenet2012}/ViT-L_32.npz
+    gs://vit_models/sam/ViT-L_32.npz
+    hf://timm/vit_large_patch32_{224.orig_in21k,384.orig_in21k_ft_in1k}
+ViT-L/16
+    gs://vit_models/{imagenet21k/ViT-L_16,imagenet21k+imagenet2012/ViT-L_16-224}.npz
+    gs://vit_models/imagenet21k+imagenet2012/ViT-L_16.npz
+    gs://vit_models/augreg/L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0.npz
+    gs://vit_models/sam/ViT-L_16.npz
+    hf://google/vit-large-patch16-{224,384}
+    hf://timm/vit_large_patch16_{224.augreg_in21k,224.augreg_in21k_ft_in1k,384.augreg_in21k_ft_in1k}
+ViT-H/14
+    gs://vit_models/imagenet21k/ViT-H_14.npz
+    hf://google/vit-huge-patch14-224-in21k
+    hf://timm/vit_huge_patch14_224.orig_in21k
+"""
+
+# The authors' files.
+
+_STATE = (
+    r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
+)
+_BESIDE = {  # prefix of the network → prefixes allowed beside it
+    "params/img/": rf"{_STATE}|params/(?!img/)",
+    "params/": _STATE,
+    "opt/target/": _STATE,
+    "": r"(?!)",
+}
+_BIG_VISION_POSITIONS = "pos_embedding"
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """Differences between files of this family; the default is the original's."""
+
+    numbers: tuple[int, int, int] = (
+        2,
+        1,
+        3,
+    )  # of the second norm, the attention and the MLP in a block
+    positions: str = "Transformer/posembed_input/pos_embedding"
+    is_stacked: bool = False  # all layers in one array
+    group_norm: str = "C->111C"  # layout of the parameters
+
+
+def make_style_rules(style: Style) -> list[Rule]:
+    """Return the names of ViTs and hybrids."""
+    norm2, attention, mlp = style.numbers
+    layout = STACKED if style.is_stacked else ""
+    ours = r"encoder/blocks/(\d+)"
+    theirs = r"Transformer/encoderblock" if style.is_stacked else r"Transformer/encoderblock_\1"
+    block = [
+        Rule(rf"{ours}/attention_norm/(\w+)", rf"{theirs}/LayerNorm_0/\2", layout),
+        Rule(rf"{ours}/mlp_norm/(\w+)", rf"{theirs}/LayerNorm_{norm2}/\2", layout),
+        Rule(
+            rf"{ours}/attention/(.+)",
+            rf"{theirs}/MultiHeadDotProductAttention_{attention}/\2",
+            layout,
+        ),
+        Rule(rf"{ours}/mlp/expand/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_0/\2", layout),
+        Rule(rf"{ours}/mlp/contract/(\w+)", rf"{theirs}/MlpBlock_{mlp}/Dense_1/\2", layout),
+    ]
+    unit = r"stem/stage(\d+)/unit(\d+)"
+    return [
+        Rule(r"stem/root/conv/kernel", "conv_root/kernel"),
+        Rule(r"stem/root/norm/(\w+)", r"gn_root/\1", style.group_norm),
+        Rule(rf"{unit}/conv(\d)/kernel", r"block\1/unit\2/conv\3/kernel"),
+        Rule(rf"{unit}/norm(\d)/(\w+)", r"block\1/unit\2/gn\3/\4", style.group_norm),
+        Rule(rf"{unit}/shortcut/conv/kernel", r"block\1/unit\2/conv_proj/kernel"),
+        Rule(rf"{unit}/shortcut/norm/(\w+)", r"block\1/unit\2/gn_proj/\3", style.group_norm),
+        Rule(r"embedding/(\w+)", r"embedding/\1"),
+        Rule(r"class_token", "cls"),
+        Rule(r"positions/table", style.positions),
+        *block,
+        Rule(r"encoder/norm/(\w+)", r"Transformer/encoder_norm/\1"),
+        Rule(r"pooling/probe", "MAPHead_0/probe"),
+        Rule(r"pooling/attention/(.+)", r"MAPHead_0/MultiHeadDotProductAttention_0/\1"),
+        Rule(r"pooling/norm/(\w+)", r"MAPHead_0/LayerNorm_0/\1"),
+        Rule(r"pooling/mlp/expand/(\w+)", r"MAPHead_0/MlpBlock_0/Dense_0/\1"),
+        Rule(r"pooling/mlp/contract/(\w+)", r"MAPHead_0/MlpBlock_0/Dense_1/\1"),
+        Rule(r"head/hidden/(\w+)", r"pre_logits/\1"),
+        Rule(r"head/linear/(\w+)", r"head/\1"),
+    ]
+
+
+def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """Return the names of a file with these shapes."""
+    return make_style_rules(read_style(shapes))
+
+
+def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
+    """Return names without prefix → names in the file; None for another format.
+
+    With a prefix, the state of training and other networks are omitted, nothing else.
+    """
+    names = set(names)
+    prefix = next((prefix for prefix in _BESIDE if f"{prefix}embedding/kernel" in names), None)
+    if prefix is None:
+        return None
+    kept = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
+    left = {
+        name
+        for name in names
+        if not name.startswith(prefix) and not re.match(_BESIDE[prefix], name)
+    }
+    return kept | {name: name for name in left}
+
+
+def read_style(shapes: Mapping[str, Shape]) -> Style:
+    """Return the style of names without prefix."""
+    is_stacked = any(name.startswith("Transformer/encoderblock/") for name in shapes)
+    is_linen = any(re.match(r"Transformer/encoderblock(_0)?/LayerNorm_1/", name) for name in shapes)
+    return Style(
+        numbers=(1, 0, 0) if is_linen else Style.numbers,
+        positions=_BIG_VISION_POSITIONS if _BIG_VISION_POSITIONS in shapes else Style.positions,
+        is_stacked=is_stacked,
+        group_norm="" if len(shapes.get("gn_root/scale", ())) == 1 else Style.group_norm,
+    )
+
+
+def is_big_vision(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> bool:
+    """Return True if a file of this family is big_vision's."""
+    style = read_style(shapes)
+    if (
+        names["embedding/kernel"].startswith("params/")
+        or style.is_stacked
+        or _BIG_VISION_POSITIONS in shapes
+    ):
+        return True
+    return style.numbers != Style.numbers and Style.positions not in shapes
+
+
+def find_facts(shapes: Mapping[str, Shape]) -> Facts:
+    """Return the facts of a file; ValueError as for `shape_of`."""
+    style = read_style(shapes)
+    _, attention, mlp = style.numbers
+    block = "Transformer/encoderblock" if style.is_stacked else "Transformer/encoderblock_0"
+    extra = int(style.is_stacked)
+    height, patch_width, _, width = shape_of(shapes, "embedding/kernel", 4)
+    query = shape_of(
+        shapes, f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel", 3 + extra
+    )
+    expand = shape_of(shapes, f"{block}/MlpBlock_{mlp}/Dense_0/kernel", 2 + extra)
+    has_stem = "conv_root/kernel" in shapes
+    pool = "token" if "cls" in shapes else "map" if "MAPHead_0/probe" in shapes else "gap"
+    at_top = style.positions == _BIG_VISION_POSITIONS
+    return Facts(
+        family="hybrid" if has_stem else "vit",
+        patch_size=(height, patch_width),
+        width=width,
+        depth=query[0] if style.is_stacked else count(shapes, r"Transformer/encoderblock_(\d+)/"),
+        mlp_dim=expand[-1],
+        num_heads=query[-2],
+        units=counts(shapes, r"block(\d+)/unit(\d+)/"),
+        root_channels=shape_of(shapes, "conv_root/kernel", 4)[-1] if has_stem else 64,
+        pool=pool,
+        head="mlp" if "pre_logits/kernel" in shapes else "linear",
+        num_classes=classes_of(shapes, "head/kernel", -1, "head/bias"),
+        position_rows=shape_of(shapes, style.positions, 3)[1]
+        if style.positions in shapes
+        else None,
+        prefix_rows=(0,) if pool != "token" else (0, 1) if at_top else (1,),
+        defaults={"gelu": "tanh", "layer_norm_epsilon": 1e-6},
+        modern_options={"class_tokens": int(pool == "token")},
+    )
+
+
+def _name_style(shapes: Mapping[str, Shape], names: Mapping[str, str]) -> str:
+    return "big_vision" if is_big_vision(shapes, names) else ""
+
+
+_FORMAT = Format(
+    suffix=".npz",
+    canonical=find_canonical,
+    facts=find_facts,
+    rules=make_rules,
+    families=("vit", "hybrid"),
+    other_families="it holds ViTs and hybrids; a ResNet goes to bit or timm",
+    holds_hidden_layer=lambda a: True,
+    name_style=_name_style,
+)
+
+# The files of libraries.
+
+HUGGINGFACE_NAMES = HuggingFaceNames(
+    prefixes=("vit.", "", "deit.", "ijepa."),
+    patches="embeddings.patch_embeddings.projection",
+    block="encoder.layer.",
+    layers={
+        **ATTENTION,
+        ".attention_norm": ".layernorm_before",
+        ".mlp_norm": ".layernorm_after",
+        ".mlp/expand": ".intermediate.dense",
+        ".mlp/contract": ".output.dense",
+        "encoder/norm": "layernorm",
+        "head/hidden": "pooler.dense",
+    },
+    arrays=TOKENS,
+    newer={**CLASSIC, "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"},
+    ignored=r"decoder\.|(embeddings\.)?mask_token$",
+    epsilon=1e-12,
+)
+"""Names of ViT, MAE, I-JEPA and DeiT."""
+
+TRANSFORMERS_PARTS: Held = {**ANY_CLASS, **WHOLE_BIAS, "pool": ("token",), "head": ANY}
+
+
+def state_arguments(a: Architecture, pixels: Normalisation) -> dict[str, object]:
+    """Return the arguments of transformers' ViT, DeiT and I-JEPA."""
+    return {
+        "qkv_bias": a.qkv_bias == "all",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    }
+
+
+_TIMM_MODEL = TimmModel(name="vit_base_patch16_224", held=VISION_TRANSFORMER)
+_TRANSFORMERS_MODEL = TransformersModel(
+    name="ViTModel",
+    classifier="ViTForImageClassification",
+    model_type="vit",
+    prefix="vit.",
+    keeps_prefix=True,
+    names=HUGGINGFACE_NAMES,
+    held=TRANSFORMERS_PARTS,
+    arguments=state_arguments,
+)
+
+FAMILY = Family(
+    addresses=read_addresses(_ADDRESSES),
+    models=read_models(_MODELS),
+    deprecated=read_deprecated(_DEPRECATED),
+    registry_rows={
+        "FlexiViT": "flexivit_",
+        "ViT with registers or the mean of patches": r"vit_\w+_(reg\d|gap|map)|test_vit[23]",
+        "ViT": "vit_|test_vit",
+    },
+    named_fields={"^test_vit3$": {"pooled_tokens": "all"}},
+    model_types={"vit": {}},
+    formats={"released": _FORMAT},
+    huggingface=(HUGGINGFACE_NAMES,),
+    timm_models=(_TIMM_MODEL,),
+    transformers_models=(_TRANSFORMERS_MODEL,),
+)

@@ -1,0 +1,103 @@
+"""A table of names that some classes of transformers share, and names that several tables share."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+
+from vit_jax.weights.names.entry import QKV, Rule, pytorch_rules, transformer_rules
+from vit_jax.weights.patterns import NEVER
+
+Names = Mapping[str, str]
+
+# Names that several families share: ours → theirs. Names that begin with a dot are in a block.
+TOKENS = {
+    "class_token": "embeddings.cls_token",
+    "register_tokens": "embeddings.register_tokens",
+    "positions/table": "embeddings.position_embeddings",
+}
+ATTENTION = {
+    **{f".attention/{ours}": f".attention.attention.{ours}" for ours in QKV},
+    ".attention/out": ".attention.output.dense",
+}
+PROJECTIONS = {f".attention/{ours}": f".attention.{ours[0]}_proj" for ours in QKV}
+SCALES = {".attention_scale": ".layer_scale1.lambda1", ".mlp_scale": ".layer_scale2.lambda1"}
+GATED = {".mlp/gate": "gate_proj", ".mlp/expand": "up_proj", ".mlp/contract": "down_proj"}
+TWO_LAYERS = {".mlp/expand": ".mlp.fc1", ".mlp/contract": ".mlp.fc2"}
+NORMS = {".attention_norm": ".norm1", ".mlp_norm": ".norm2"}
+
+# Newer → classic names, below a layer.
+CLASSIC = {
+    **{f"attention.{ours[0]}_proj": f"attention.attention.{ours}" for ours in QKV},
+    "attention.o_proj": "attention.output.dense",
+}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class HuggingFaceNames:
+    """Names that some classes of the library share.
+
+    Attributes:
+      prefixes: of the network in a file; the first is used in canonical names.
+      patches: name of the patch embedding. Files are recognised by it and by the first norm of a block.
+      marks: names of further arrays by which files are recognised, in full.
+      block: beginning of the names of a block, before its number.
+      layers: our names → theirs; names that begin with a dot are in a block.
+      packed_layers: names that differ where gate and hidden layer of the MLP are one array.
+      arrays: the same for single arrays.
+      layouts: of single arrays.
+      heads: names of linear layers behind the network, which have no prefix.
+      newer: newer → classic names, below a layer.
+      ignored: regular expression of names that are not part of the network, without prefix.
+      has_head_bias: the head has a bias.
+      epsilon: of norms, where the configuration states none.
+      fixed_positions: the positions of files without a table.
+      wide_head_pool: pooling of networks whose head reads twice the width; "" where there are none.
+      fields: fields of the architecture of all networks with these names.
+    """
+
+    prefixes: tuple[str, ...]
+    patches: str
+    marks: tuple[str, ...] = ()
+    block: str
+    layers: Names
+    packed_layers: Names = dataclasses.field(default_factory=dict)
+    arrays: Names = dataclasses.field(default_factory=dict)
+    layouts: Names = dataclasses.field(default_factory=dict)
+    heads: Names = dataclasses.field(default_factory=lambda: {"head/linear": "classifier"})
+    newer: Names = dataclasses.field(default_factory=dict)
+    ignored: str = NEVER
+    has_head_bias: bool = True
+    epsilon: float = 1e-6
+    fixed_positions: str = "sincos2d"
+    wide_head_pool: str = ""
+    fields: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def recognised_by(self) -> frozenset[str]:
+        """Canonical names that a file of this family has."""
+        norm = self.layers[".attention_norm"]
+        names = (f"{self.patches}.weight", f"{self.block}0{norm}.weight")
+        return frozenset((*(f"{self.prefixes[0]}{name}" for name in names), *self.marks))
+
+    def make_rules(self, prefix: str, *, is_packed: bool = False) -> list[Rule]:
+        """Return the names of parameters, with the prefix of the network."""
+        layers = {"embedding": self.patches, **self.layers}
+        if is_packed:
+            layers |= self.packed_layers
+        network = transformer_rules(self.block, layers, self.arrays, self.layouts, prefix)
+        return [*network, *pytorch_rules(self.heads)]
+
+    def to_classic(self, name: str, prefix: str) -> str:
+        """Return the canonical name of an array whose network has this prefix in the file."""
+        is_of_head = name.startswith(tuple(f"{head}." for head in self.heads.values()))
+        if not name.startswith(prefix) or is_of_head:
+            return name
+        short = name.removeprefix(prefix)
+        if re.match(self.ignored, short):
+            return short
+        layer = re.fullmatch(r"(?:model\.|encoder\.)?layers?\.(\d+)\.(.+)\.(\w+)", short)
+        if layer and self.block != "encoder.layers.":  # these are the classic names themselves
+            number, part, leaf = layer.groups()
+            short = f"{self.block}{number}.{self.newer.get(part, part)}.{leaf}"
+        return f"{self.prefixes[0]}{short}"

@@ -1,0 +1,67 @@
+"""Arrays of a file that hold several parameters of ours, or parts of one. The base class is for files without any."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from vit_jax.config.architecture import Architecture
+from vit_jax.weights.folding import Normalisation
+from vit_jax.weights.formats import ArrayFile, StoredArray
+
+if TYPE_CHECKING:
+    from vit_jax.weights.names.entry import Entry
+    from vit_jax.weights.names.facts import Facts
+
+Shapes = Mapping[str, tuple[int, ...]]
+Parameters = Mapping[str, np.ndarray]
+
+
+class Unpacked(NamedTuple):
+    """Parameters of our network, layers taken apart."""
+
+    parameters: dict[str, np.ndarray]
+    normalisation: Normalisation | None = None  # of pixels, if an array of the file states it
+
+
+class Packing:
+    """One array for each parameter.
+
+    Attributes:
+      note: sentence for the report of a file that is read.
+      fits_any_grid: positions are of no particular grid of patches.
+      pads_class_position: on the way out, a table of patches gets a row of zeros for the class token.
+    """
+
+    note = ""
+    fits_any_grid = False
+    pads_class_position = True
+
+    def is_in(self, shapes: Shapes, arrays: Mapping[str, StoredArray]) -> bool:
+        """Return True for a file, by its shapes under canonical names and its arrays under the file's names."""
+        return False
+
+    def complete_facts(
+        self, facts: "Facts", shapes: Shapes, arrays: Mapping[str, StoredArray]
+    ) -> "Facts":
+        """Return the facts about the network that the packed arrays show."""
+        return facts
+
+    def split_shapes(self, shapes: Shapes) -> dict[str, tuple[int, ...]]:
+        """Return the parts of our parameters that a file holds, from the shapes of our network, taken apart."""
+        return dict(shapes)
+
+    def adapt_entries(self, entries: "Sequence[Entry]", a: Architecture) -> "list[Entry]":
+        """Return the arrays of a file in the shapes that they have there."""
+        return list(entries)
+
+    def unpack(self, parts: Parameters, file: ArrayFile, a: Architecture) -> Unpacked:
+        """Return our parameters from the parts that a file holds."""
+        return Unpacked(dict(parts))
+
+    def pack(self, parameters: Parameters) -> dict[str, np.ndarray]:
+        """Return the parts that a file holds from our parameters, taken apart."""
+        return dict(parameters)
+
+
+PLAIN = Packing()
