@@ -123,13 +123,8 @@ def program_of(config, architecture, num_examples, devices, label_shape=()):
         "schedule": dataclasses.replace(config.schedule, warmup=""),
         "input": config.input.mixup_alpha,
     }
-    lengths = (
-        steps.total,
-        steps.warmup,
-        steps.timescale,
-        steps.cooldown,
-        steps.polyak_start,
-        steps.phases,
+    lengths = dataclasses.replace(  # without periods of what happens between steps
+        steps, evaluate_every=0, checkpoint_every=0, log_every=0, evaluators_every={}
     )
     return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
 

@@ -17,7 +17,7 @@ from vit_jax import pytree
 from vit_jax.config import load_recipe
 from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.check import lengths
+from vit_jax.config.lengths import convert_lengths
 from vit_jax.config.networks import build_architecture
 from vit_jax.config.schema import FinetuneConfig, ModelConfig, OptimizerConfig
 from vit_jax.data import augment
@@ -207,7 +207,7 @@ RATES = {  # number of images, steps in an epoch or None, rate
 def test_learning_rate_of_each_step(family):
     num_examples, steps_in_an_epoch, rate_at = RATES[family]
     config = recipe(family)
-    steps = lengths(config, num_examples)
+    steps = convert_lengths(config, num_examples)
     schedule = schedule_of(config, steps)
     for fraction in (0.001, 0.01, 0.04, 0.2, 0.5, 0.75, 0.95, 1.0):
         step = round(fraction * steps.total)

@@ -16,7 +16,7 @@ from vit_jax.config import (
     to_dict,
     validate,
 )
-from vit_jax.config.check import Clock
+from vit_jax.config.lengths import Clock
 
 PRETRAINING = load_recipe("configs/digits.py")
 FINETUNING = load_recipe("configs/finetune.py:any,own")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.config.lengths import ScheduleSteps
 from vit_jax.config.schema import Duration, ScheduleConfig
 from vit_jax.optim.schedules import build_schedule
 
@@ -14,12 +15,7 @@ WARMUP = 100
 TOTAL = 1100
 TIMESCALE = 400
 BASE = 8e-4
-LENGTHS = {
-    "warmup_steps": WARMUP,
-    "total_steps": TOTAL,
-    "timescale_steps": TIMESCALE,
-    "cooldown_steps": 400,
-}
+LENGTHS = ScheduleSteps(warmup=WARMUP, total=TOTAL, timescale=TIMESCALE, cooldown=400)
 
 
 def config(decay, **changes):
@@ -28,13 +24,13 @@ def config(decay, **changes):
 
 
 def rates(decay, *steps, lengths=LENGTHS, **changes):
-    schedule = build_schedule(config(decay, **changes), **lengths)
+    schedule = build_schedule(config(decay, **changes), lengths)
     return [float(schedule(step)) for step in steps]
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"])
 def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
-    schedule = build_schedule(config(decay), **LENGTHS)
+    schedule = build_schedule(config(decay), LENGTHS)
     every = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
     assert every.dtype == jnp.float32
     np.testing.assert_allclose(
@@ -43,7 +39,7 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     assert (np.diff(every[WARMUP:]) <= 0).all()
     rate = schedule(345)  # not traced
     assert (rate.shape, float(rate)) == ((), pytest.approx(float(every[345]), rel=1e-5))
-    assert rates(decay, 0, lengths={**LENGTHS, "warmup_steps": 0}) == pytest.approx(
+    assert rates(decay, 0, lengths=dataclasses.replace(LENGTHS, warmup=0)) == pytest.approx(
         [BASE], rel=1e-6
     )
 
@@ -74,18 +70,18 @@ def test_a_linear_cooldown_and_a_stable_part_that_runs_of_all_lengths_share():
     assert rates(
         "wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5
     ) == pytest.approx([1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6)
-    shorter = {**LENGTHS, "total_steps": 800, "cooldown_steps": 100}
+    shorter = dataclasses.replace(LENGTHS, total=800, cooldown=100)
     assert rates("wsd", *range(0, 701, 7), lengths=shorter) == rates("wsd", *range(0, 701, 7))
 
 
 def test_staircase_of_bit_hyperrule():
     """As released, for datasets of medium size."""
-    lengths = {"warmup_steps": 500, "total_steps": 10_000, "timescale_steps": 1}
-    schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), **lengths)
+    lengths = ScheduleSteps(warmup=500, total=10_000, timescale=1, cooldown=0)
+    schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), lengths)
     every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
     np.testing.assert_allclose(every, np.repeat(falling, [2500, 3000, 3000, 1000]), rtol=1e-6)
-    lengths = {"warmup_steps": 0, "total_steps": 7, "timescale_steps": 1}
+    lengths = ScheduleSteps(warmup=0, total=7, timescale=1, cooldown=0)
     ours = rates(
         "staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8)
     )  # steps 3.5 and 5.6
@@ -95,7 +91,7 @@ def test_staircase_of_bit_hyperrule():
 def test_long_runs_keep_their_resolution():
     """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
     schedule = build_schedule(
-        config("linear"), warmup_steps=10_000, total_steps=1_035_645, timescale_steps=1
+        config("linear"), ScheduleSteps(warmup=10_000, total=1_035_645, timescale=1, cooldown=0)
     )
     values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
     assert values[0] > values[1]
@@ -116,7 +112,7 @@ def no_scalar(learning_rate, warmup_steps, total_steps):
 
 
 def test_a_reference_gives_the_complete_schedule():
-    schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), **LENGTHS)
+    schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(10))
     assert (rate.dtype, float(rate)) == (
         jnp.float32,
@@ -137,4 +133,4 @@ def test_a_reference_gives_the_complete_schedule():
 )
 def test_references_that_give_no_schedule_are_refused(name, message):
     with pytest.raises(ValueError, match=rf"config.schedule.decay='{name}'.*{message}"):
-        build_schedule(config(name), **LENGTHS)
+        build_schedule(config(name), LENGTHS)

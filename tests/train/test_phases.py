@@ -13,7 +13,8 @@ from tests.train import small_runs as runs
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.config.adaptation import set_image_size
-from vit_jax.config.check import Clock, Phase, lengths, validate
+from vit_jax.config.check import validate
+from vit_jax.config.lengths import Clock, Phase, convert_lengths
 from vit_jax.models import build_model
 from vit_jax.train.inputs import open_train_batches
 from vit_jax.train.resizing import make_resize
@@ -100,7 +101,7 @@ def test_durations_count_the_examples_of_each_phase():
     config = tiny.config(
         *TWO, "total=2 epochs", "schedule.warmup=0.25 epochs", "evaluation.every=1 epochs"
     )
-    steps = lengths(config, 160)
+    steps = convert_lengths(config, 160)
     assert steps.phases == (Phase(4, (4, 4), 8), Phase(10, (8, 6), 16))
     assert (steps.total, steps.warmup, steps.evaluate_every) == (
         4 + (320 - 32) // 16,
@@ -108,7 +109,10 @@ def test_durations_count_the_examples_of_each_phase():
         10,
     )
     half = tiny.config("phases.a.until=0.5 fraction", "phases.a.global_batch=32", "total=8 epochs")
-    assert (lengths(half, 160).phases[0].last_step, lengths(half, 160).total) == (20, 20 + 40)
+    assert (convert_lengths(half, 160).phases[0].last_step, convert_lengths(half, 160).total) == (
+        20,
+        20 + 40,
+    )
 
 
 def test_images_and_flops_of_each_phase():

@@ -15,7 +15,7 @@ from tests.weights.small_networks import NETWORKS, RESNET, VIT, weights_of
 from vit_jax import pytree
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config import AdaptConfig, load_recipe
-from vit_jax.config.check import lengths
+from vit_jax.config.lengths import convert_lengths
 from vit_jax.train import start
 from vit_jax.train.assemble import assemble
 from vit_jax.train.start import state_of_parameters
@@ -96,7 +96,7 @@ def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
     monkeypatch.setattr(start, "CheckpointReader", lambda folder: reader)
     config = tiny.config(*WSD, *fields)
     return start.steps_to_continue(
-        types.SimpleNamespace(config=config, steps=lengths(config, 160))
+        types.SimpleNamespace(config=config, steps=convert_lengths(config, 160))
     )[1]
 
 

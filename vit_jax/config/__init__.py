@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from vit_jax.config.architecture import Architecture as Architecture
     from vit_jax.config.arguments import choose_row as choose_row
     from vit_jax.config.arguments import parse_argument as parse_argument
-    from vit_jax.config.check import RunSteps as RunSteps
     from vit_jax.config.check import resolve as resolve
     from vit_jax.config.check import validate as validate
+    from vit_jax.config.lengths import RunSteps as RunSteps
     from vit_jax.config.networks import build_architecture as build_architecture
     from vit_jax.config.parsing import from_dict as from_dict
     from vit_jax.config.parsing import load_recipe as load_recipe
@@ -46,7 +46,8 @@ PUBLIC_NAMES = {
     "adaptation": ("adapt_architecture",),
     "architecture": ("Architecture",),
     "arguments": ("choose_row", "parse_argument"),
-    "check": ("RunSteps", "resolve", "validate"),
+    "check": ("resolve", "validate"),
+    "lengths": ("RunSteps",),
     "networks": ("build_architecture",),
     "parsing": ("from_dict", "load_recipe", "to_dict", "to_text"),
     "schema": (

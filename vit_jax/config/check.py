@@ -1,10 +1,9 @@
-"""Checks of a config, and its lengths in steps. `architecture_rules` has the checks of the network.
+"""Checks of a config. `lengths` converts its durations to steps. `architecture_rules` has the checks of the network.
 
 `validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit` the network,
 `require_labels` the kind of labels.
 """
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -12,16 +11,14 @@ from typing import Any
 
 from vit_jax.config.architecture import Architecture
 from vit_jax.config.directions import find_stated_direction, require_direction, stated_directions
-from vit_jax.config.durations import parse_duration
 from vit_jax.config.evaluators import MULTILABEL_RESULTS, metric_of
 from vit_jax.config.field_checks import out_of_range, reject, without_effect
+from vit_jax.config.lengths import RunSteps, convert_lengths, phases_by_name
 from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.schema import (
     EvaluatorConfig,
     FinetuneConfig,
     InputConfig,
-    PhaseConfig,
-    PretrainConfig,
     RunConfig,
     ScheduleConfig,
 )
@@ -29,67 +26,6 @@ from vit_jax.imports.references import allowed_code, is_reference
 from vit_jax.imports.references import resolve as import_reference
 from vit_jax.storage.files import refuse_bucket
 from vit_jax.text.nearest import did_you_mean
-
-
-@dataclasses.dataclass(frozen=True)
-class Clock:
-    """A conversion of durations of one run into steps."""
-
-    global_batch: int  # examples a step takes
-    num_examples: int  # in the training split
-    total_steps: int | None = None  # length of the run; None while it is itself being converted
-    earlier: tuple[tuple[int, int], ...] = ()  # last step and batch of each phase that comes before
-
-    def to_steps(self, text: str) -> int:
-        """Return whole steps, rounded; 0 only for a duration of 0. With earlier phases, from the first step."""
-        value, unit = parse_duration(text)
-        if unit == "fraction":
-            if self.total_steps is None:
-                raise ValueError(
-                    f"total={text!r}: the length of the run cannot be a fraction of itself."
-                )
-            steps = value * self.total_steps
-        elif unit == "steps":
-            steps = value
-        else:
-            steps = self._steps_of(value * self.num_examples if unit == "epochs" else value)
-        return max(round(steps), 1 if value else 0)
-
-    def _steps_of(self, examples: float) -> float:
-        """Return the steps from the start of the run that take these examples."""
-        first = 0
-        for last, batch in self.earlier:
-            if examples <= (last - first) * batch:
-                return first + examples / batch
-            examples = examples - (last - first) * batch
-            first = last
-        return first + examples / self.global_batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """An earlier phase of a run, with its sizes."""
-
-    last_step: int
-    image_size: tuple[int, int]
-    global_batch: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSteps:
-    """Every length of a run, in steps."""
-
-    total: int
-    warmup: int
-    timescale: int
-    cooldown: int
-    polyak_start: int
-    evaluate_every: int
-    checkpoint_every: int
-    log_every: int
-    evaluators_every: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    phases: tuple[Phase, ...] = ()
-
 
 _FROM_BUCKETS = ("data", "input.data_dir", "init_from", "resume_from")
 
@@ -128,7 +64,7 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
       ValueError: a value that does not suit the dataset or the devices, with what would. `validate` checks the others.
     """
     reject(_of_devices(config, num_devices))
-    return lengths(config, num_examples)
+    return convert_lengths(config, num_examples)
 
 
 def require_fit(config: RunConfig, a: Architecture, platform: str) -> None:
@@ -151,137 +87,6 @@ def require_labels(config: RunConfig, *, is_multilabel: bool, frozen: Mapping[st
     reject(_of_labels(config, is_multilabel, frozen))
 
 
-def lengths(config: RunConfig, num_examples: int) -> RunSteps:
-    """Convert durations to steps, for any devices.
-
-    Points in time count the examples of earlier phases; periods, and lengths at the end, have the last batch.
-
-    Raises:
-      ValueError: durations that do not fit each other.
-    """
-    clock = Clock(config.global_batch, num_examples)
-    phases = _phases(config, clock)
-    start = dataclasses.replace(
-        clock, earlier=tuple((phase.last_step, phase.global_batch) for phase in phases)
-    )
-    total = start.to_steps(config.total)
-    too_large = _too_large(config, num_examples)
-    if total < 1:
-        raise ValueError(
-            f"config.{too_large}"
-            if too_large
-            else f"config.total={config.total!r}: must be at least one step."
-        )
-    start, clock = (dataclasses.replace(each, total_steps=total) for each in (start, clock))
-    steps = RunSteps(
-        total=total,
-        warmup=start.to_steps(config.schedule.warmup),
-        timescale=clock.to_steps(config.schedule.timescale),
-        cooldown=clock.to_steps(config.schedule.cooldown),
-        polyak_start=start.to_steps(config.polyak.start),
-        evaluate_every=clock.to_steps(config.evaluation.every),
-        checkpoint_every=clock.to_steps(config.checkpoint.every),
-        log_every=clock.to_steps(config.logging.every),
-        evaluators_every={
-            name: clock.to_steps(evaluator.every or config.evaluation.every)
-            for name, evaluator in config.evaluation.evaluators.items()
-        },
-        phases=phases,
-    )
-    reject(too_large or problem for problem in _of_lengths(config, steps))
-    return steps
-
-
-def _phases_by_name(config: RunConfig) -> Mapping[str, PhaseConfig]:
-    return config.phases if isinstance(config, PretrainConfig) else {}
-
-
-def _phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
-    """Return the earlier phases of a run, in order; a fraction is of `config.total`, in its unit."""
-    phases: list[Phase] = []
-    total, unit = parse_duration(config.total)
-    for name, phase in _phases_by_name(config).items():
-        value, own_unit = parse_duration(phase.until)
-        until = (
-            f"{value * total} {unit}"
-            if own_unit == "fraction" and unit != "fraction"
-            else phase.until
-        )
-        before = tuple((earlier.last_step, earlier.global_batch) for earlier in phases)
-        batch = phase.global_batch or config.global_batch
-        first = before[-1][0] if before else 0
-        last = dataclasses.replace(clock, global_batch=batch, earlier=before).to_steps(until)
-        if last <= first:
-            field = f"config.phases.{name}.until={phase.until!r}"
-            raise ValueError(
-                f"{field}: must be after step {first}, and is step {last}. Give phases in order."
-            )
-        phases.append(Phase(last, phase.image_size or config.input.image_size, batch))
-    return tuple(phases)
-
-
-def _too_large(config: RunConfig, num_examples: int) -> str:
-    """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
-    rule = f"must be at most the {num_examples} training images, or lengths in epochs are less than one step"
-    return (
-        f"global_batch={config.global_batch}: {rule}." if config.global_batch > num_examples else ""
-    )
-
-
-def _of_lengths(config: RunConfig, steps: RunSteps) -> Iterator[str]:
-    schedule = config.schedule
-    polyak = config.polyak
-    start = config.logging.profile_start_step
-    after_warmup = steps.total - steps.warmup
-    drops = schedule.drop_at_fraction
-    if steps.phases and (last := steps.phases[-1].last_step) >= steps.total:
-        yield f"phases: must end before the run, and the last one ends at step {last} of {steps.total}. Shorten it."
-    if after_warmup <= 0:
-        rule = f"is {steps.warmup} of {steps.total} steps and must end before the run"
-        yield f"schedule.warmup={schedule.warmup!r}: {rule}. Shorten it, or lengthen config.total."
-    if schedule.decay == "wsd" and not 1 <= steps.cooldown <= after_warmup:
-        share = f"{steps.cooldown} of {steps.total} steps"
-        yield f"schedule.cooldown={schedule.cooldown!r}: is {share} and must be 1 to {after_warmup}, after the warm-up."
-    if schedule.decay == "rsqrt" and steps.timescale < 1:
-        yield f"schedule.timescale={schedule.timescale!r}: must be at least 1 step for rsqrt."
-    if polyak.factor is not None and steps.polyak_start >= steps.total:
-        step = f"step {steps.polyak_start} of {steps.total}"
-        yield f"polyak.start={polyak.start!r}: is {step} and must be before the end. Or set polyak.factor=None."
-    if schedule.decay == "staircase" and (first := round(drops[0] * steps.total)) < steps.warmup:
-        rule = (
-            f"must be after the warm-up, and step {first} is before its end at step {steps.warmup}"
-        )
-        yield f"schedule.drop_at_fraction={drops}: {rule}. Shorten the warm-up, or drop later."
-    if start is not None and not 1 <= start <= steps.total:
-        yield f"logging.profile_start_step={start}: must be a step of the run, 1 to {steps.total}."
-    evaluators = {
-        f"evaluation.evaluators.{name}": every for name, every in steps.evaluators_every.items()
-    }
-    evaluations = {"evaluation": steps.evaluate_every} | evaluators
-    for section, every in (
-        evaluations | {"checkpoint": steps.checkpoint_every, "logging": steps.log_every}
-    ).items():
-        if every < 1:
-            yield f"{section}.every: must be at least one step."
-    yield from _of_early_stopping(config, steps)
-
-
-def _of_early_stopping(config: RunConfig, steps: RunSteps) -> Iterator[str]:
-    patience = config.stop_early.patience
-    metric = config.checkpoint.best_metric
-    of_metric = [
-        every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")
-    ]
-    every = min(of_metric, default=steps.evaluate_every)
-    num_evaluations = -(-steps.total // every)
-    if patience is not None and num_evaluations < patience + 2:
-        evaluations = (
-            f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps"
-        )
-        rule = f"must be at most {num_evaluations - 2}, for {evaluations}"
-        yield f"stop_early.patience={patience}: {rule}. Lower it, or evaluate more often."
-
-
 def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
     replicas = config.sharding.num_replicas or 1
     shards = config.sharding.num_model_shards
@@ -293,7 +98,7 @@ def _of_devices(config: RunConfig, num_devices: int) -> Iterator[str]:
     training: dict[str, int | None] = {"global_batch": config.global_batch}
     training |= {
         f"phases.{name}.global_batch": phase.global_batch
-        for name, phase in _phases_by_name(config).items()
+        for name, phase in phases_by_name(config).items()
     }
     batches = [(name, batch, shares * accumulation) for name, batch in training.items()]
     for name, batch, divisor in (
@@ -490,7 +295,7 @@ def _wrong_start(config: RunConfig) -> Iterator[str]:
         allowed_code(config.allow_code)
     except ValueError as error:
         yield str(error)
-    for name, phase in _phases_by_name(config).items():
+    for name, phase in phases_by_name(config).items():
         if phase.image_size is None and phase.global_batch is None:
             yield f"phases.{name}: has no effect. Set its image_size or global_batch."
     if not isinstance(config, FinetuneConfig):

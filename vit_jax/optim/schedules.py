@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config.lengths import ScheduleSteps
 from vit_jax.config.schema import ScheduleConfig
 from vit_jax.imports.references import called, is_reference, resolve
 
@@ -17,17 +18,10 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 """From steps already taken (int32, traced or not) to the learning rate of the next one (float32 scalar)."""
 
 
-def build_schedule(
-    config: ScheduleConfig,
-    *,
-    warmup_steps: int,
-    total_steps: int,
-    timescale_steps: int,
-    cooldown_steps: int = 0,
-) -> Schedule:
-    """Build the schedule of a config, whose durations are replaced by these numbers of steps.
+def build_schedule(config: ScheduleConfig, steps: ScheduleSteps) -> Schedule:
+    """Build the schedule of a config, with its durations as numbers of steps.
 
-    The rate is a decay times `min(1, step / warmup_steps)`. With `p` from 0 at the end of the warm-up to 1 at the end
+    The rate is a decay times `min(1, step / warmup)`. With `p` from 0 at the end of the warm-up to 1 at the end
     of the run, the decays are
 
     * linear: `end + (base - end) * (1 - p)`; cosine: `end + (base - end) * (1 + cos(pi * p)) / 2`; constant: `base`;
@@ -35,7 +29,7 @@ def build_schedule(
       Scaling Vision Transformers;
     * staircase: `base` divided by 10 at each fraction of the complete run in `drop_at_fraction`, at the nearest step
       (BiT-HyperRule; its code is one step later);
-    * wsd: `base` until the last `cooldown_steps`, then linear or `end + (base - end) * (1 - sqrt(q))` with `q` from 0
+    * wsd: `base` until the last `cooldown` steps, then linear or `end + (base - end) * (1 - sqrt(q))` with `q` from 0
       to 1 (Haegele et al., 2024). Before the cooldown runs of all lengths have the same rate.
 
     A reference is called with `learning_rate`, `warmup_steps` and `total_steps`, and returns the complete schedule.
@@ -44,28 +38,24 @@ def build_schedule(
       ValueError: a reference that cannot be called so.
     """
     if is_reference(config.decay):
-        return _build_referenced(config, warmup_steps, total_steps)
-    decay = _make_decay(config, warmup_steps, total_steps, timescale_steps, cooldown_steps)
+        return _build_referenced(config, steps)
+    decay = _make_decay(config, steps)
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(step, jnp.float32)  # exact up to 2**24 steps
-        rate = decay(jnp.maximum(step - warmup_steps, 0.0))
-        return rate * jnp.minimum(1.0, step / warmup_steps) if warmup_steps else rate
+        rate = decay(jnp.maximum(step - steps.warmup, 0.0))
+        if not steps.warmup:
+            return rate
+        return rate * jnp.minimum(1.0, step / steps.warmup)
 
     return schedule
 
 
-def _make_decay(
-    config: ScheduleConfig,
-    warmup_steps: int,
-    total_steps: int,
-    timescale_steps: int,
-    cooldown_steps: int,
-) -> Callable[[jax.Array], jax.Array]:
+def _make_decay(config: ScheduleConfig, steps: ScheduleSteps) -> Callable[[jax.Array], jax.Array]:
     """Return the rate as a function of the (float32) steps since the end of the warm-up."""
     base = config.learning_rate
     end = config.end_learning_rate
-    decay_steps = total_steps - warmup_steps
+    decay_steps = steps.total - steps.warmup
 
     def remaining(step: jax.Array) -> jax.Array:
         return 1.0 - jnp.minimum(step / decay_steps, 1.0)
@@ -78,32 +68,48 @@ def _make_decay(
                 end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
             )
         case "rsqrt":
-            return lambda step: base / jnp.sqrt(1.0 + step / timescale_steps)
+            return lambda step: base / jnp.sqrt(1.0 + step / steps.timescale)
         case "wsd":
-            is_linear = config.cooldown_form == "linear"
-            stable_steps = decay_steps - cooldown_steps
-
-            def cool(step: jax.Array) -> jax.Array:
-                progress = jnp.clip((step - stable_steps) / cooldown_steps, 0.0, 1.0)
-                return end + (base - end) * (1.0 - (progress if is_linear else jnp.sqrt(progress)))
-
-            return cool
+            return _make_cooldown(config, decay_steps - steps.cooldown, steps.cooldown)
         case "staircase":
-            drops = [
-                round(fraction * total_steps) - warmup_steps for fraction in config.drop_at_fraction
-            ]
-            return optax.piecewise_constant_schedule(
-                base, {step: 0.1 ** drops.count(step) for step in drops}
-            )
+            return _make_staircase(config, steps)
     return lambda step: jnp.full_like(step, base)
 
 
-def _build_referenced(config: ScheduleConfig, warmup_steps: int, total_steps: int) -> Schedule:
+def _make_cooldown(
+    config: ScheduleConfig, stable_steps: int, cooldown_steps: int
+) -> Callable[[jax.Array], jax.Array]:
+    base = config.learning_rate
+    end = config.end_learning_rate
+
+    def decay(step: jax.Array) -> jax.Array:
+        progress = jnp.clip((step - stable_steps) / cooldown_steps, 0.0, 1.0)
+        if config.cooldown_form == "sqrt":
+            progress = jnp.sqrt(progress)
+        return end + (base - end) * (1.0 - progress)
+
+    return decay
+
+
+def _make_staircase(
+    config: ScheduleConfig, steps: ScheduleSteps
+) -> Callable[[jax.Array], jax.Array]:
+    drops = []
+    for fraction in config.drop_at_fraction:
+        drops.append(round(fraction * steps.total) - steps.warmup)
+    factors = {step: 0.1 ** drops.count(step) for step in drops}
+    return optax.piecewise_constant_schedule(config.learning_rate, factors)
+
+
+def _build_referenced(config: ScheduleConfig, steps: ScheduleSteps) -> Schedule:
     field = "config.schedule.decay"
-    rate = config.learning_rate
     make = resolve(config.decay, field)
     with called(f"{field}={config.decay!r}", "learning_rate, warmup_steps and total_steps"):
-        schedule = make(learning_rate=rate, warmup_steps=warmup_steps, total_steps=total_steps)
+        schedule = make(
+            learning_rate=config.learning_rate,
+            warmup_steps=steps.warmup,
+            total_steps=steps.total,
+        )
         rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if getattr(rate, "shape", None) != ():
         raise ValueError(

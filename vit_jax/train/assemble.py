@@ -16,7 +16,8 @@ from flax import nnx
 
 from vit_jax.config.adaptation import adapt_architecture
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.check import Phase, RunSteps, require_fit, resolve
+from vit_jax.config.check import require_fit, resolve
+from vit_jax.config.lengths import Phase, RunSteps
 from vit_jax.config.networks import build_architecture, named_architecture
 from vit_jax.config.schema import (
     AdaptConfig,
@@ -31,10 +32,10 @@ from vit_jax.models.block import attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
 from vit_jax.objectives import Objective, patch_outputs
 from vit_jax.optim.by_name import check_patterns
-from vit_jax.optim.schedules import Schedule
+from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.sharding import build_mesh, shard_tree
 from vit_jax.train.assembly import Assembly as Assembly
-from vit_jax.train.composition import BuildNetwork, Composition, Trainable, build_run_schedule
+from vit_jax.train.composition import BuildNetwork, Composition, Trainable
 from vit_jax.train.inputs import Datasets as Datasets
 from vit_jax.train.inputs import open_datasets as open_datasets
 from vit_jax.train.inputs import open_evaluation_batches as open_evaluation_batches
@@ -74,7 +75,7 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
 
 def schedule_of(config: RunConfig, steps: RunSteps) -> Schedule:
     """Return the learning rate of a run by the number of steps done."""
-    return build_run_schedule(config.schedule, steps)
+    return build_schedule(config.schedule, steps)
 
 
 def assemble(

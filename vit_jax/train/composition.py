@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.check import RunSteps
+from vit_jax.config.lengths import RunSteps
 from vit_jax.config.schema import (
     EvaluationConfig,
     InputConfig,
@@ -43,17 +43,6 @@ from vit_jax.train.step_compiler import (
 )
 
 BuildNetwork = Callable[[Architecture, jax.Array], nnx.Module]
-
-
-def build_run_schedule(config: ScheduleConfig, steps: RunSteps) -> Schedule:
-    """Return the learning rate by the number of steps done."""
-    return build_schedule(
-        config,
-        warmup_steps=steps.warmup,
-        total_steps=steps.total,
-        timescale_steps=steps.timescale,
-        cooldown_steps=steps.cooldown,
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -152,7 +141,7 @@ class Composition:
         Raises:
           ValueError: the network cannot have the factors of LoRA that the config wants.
         """
-        learning_rate = self._schedule or build_run_schedule(schedule, self.steps)
+        learning_rate = self._schedule or build_schedule(schedule, self.steps)
         if self._optimizer is None:
             transformation = build_optimizer(optimizer, learning_rate, schedule.learning_rate)
         else:

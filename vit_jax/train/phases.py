@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from vit_jax.config import Architecture, RunConfig
 from vit_jax.config.adaptation import set_image_size
-from vit_jax.config.check import Phase
+from vit_jax.config.lengths import Phase
 
 C = TypeVar("C", bound=RunConfig)
 

@@ -12,14 +12,14 @@ from vit_jax import hosts, pytree
 from vit_jax.checkpoint import CheckpointReader, DamagedCheckpoint
 from vit_jax.checkpoint.reader import FOLDER
 from vit_jax.config import Architecture, PretrainConfig
-from vit_jax.config.check import lengths
+from vit_jax.config.lengths import convert_lengths
 from vit_jax.config.network_options import LORA_FACTORS
 from vit_jax.config.parsing import from_dict
 from vit_jax.models.lora import initial_factors
+from vit_jax.optim.schedules import build_schedule
 from vit_jax.storage.files import JsonObject, expanded
 from vit_jax.text.printable import shortened
 from vit_jax.train.assembly import Assembly
-from vit_jax.train.composition import build_run_schedule
 from vit_jax.train.starting_weights import initial_weights
 from vit_jax.train.state import TrainState, items_of
 from vit_jax.weights import Weights
@@ -140,9 +140,9 @@ def _has_same_rates(assembly: Assembly, reader: CheckpointReader, step: int) -> 
         return True
     trunk = from_dict(PretrainConfig, stored["config"])
     done = jnp.arange(step + 1)
-    trunk_steps = lengths(trunk, stored["num_examples"])
-    theirs = jax.vmap(build_run_schedule(trunk.schedule, trunk_steps))(done)
-    ours = jax.vmap(build_run_schedule(assembly.config.schedule, assembly.steps))(done)
+    trunk_steps = convert_lengths(trunk, stored["num_examples"])
+    theirs = jax.vmap(build_schedule(trunk.schedule, trunk_steps))(done)
+    ours = jax.vmap(build_schedule(assembly.config.schedule, assembly.steps))(done)
     return bool(jnp.allclose(theirs, ours, rtol=1e-6, atol=0.0))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import RunConfig
-from vit_jax.config.check import lengths
+from vit_jax.config.lengths import convert_lengths
 from vit_jax.data.stream import EvaluationStream, HostBatch
 from vit_jax.data.subset import SubsetSource
 from vit_jax.data.transforms import build_evaluation_transform
@@ -42,7 +42,7 @@ def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     datasets = open_datasets(config)
     objective = build_classification(config.objective)
     names = datasets.train.class_names
-    phases = lengths(config, len(datasets.train)).phases
+    phases = convert_lengths(config, len(datasets.train)).phases
     own, config = (
         config,
         apply_phase(config, phases[0]) if phases else config,
