@@ -15,7 +15,7 @@ from orbax.checkpoint.utils import to_shape_dtype_struct
 
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore, workarounds
 from vit_jax.checkpoint.reader import has_checkpoints
-from vit_jax.config.evaluators import METRICS
+from vit_jax.config.metric_names import METRICS
 from vit_jax.sharding import build_mesh
 
 

@@ -71,7 +71,7 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
     assert len(result["folds"]) == 3
     assert f"vit-jax predict {output} IMAGE" in captured.err
     evaluated = json.loads(succeed(["evaluate", str(output), data, "--json"]))
-    assert evaluated["top1_accuracy"] == result["accuracy"]
+    assert evaluated["accuracy"] == result["accuracy"]
     model = vit_jax.load_model(output)
     assert len(model.class_names) == 7
     assert model.architecture.image_size == ((12, 16) if more else (8, 12))

@@ -434,7 +434,7 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
     assert (code, err) == (0, "")
     result = figures(out)
     assert result["weights"] == "w.npz (released)"
-    assert (result["images"], result["top1_accuracy"]) == ("20", "80.00%  (95 %: 58.40% to 91.93%)")
+    assert (result["images"], result["accuracy"]) == ("20", "80.00%  (95 %: 58.40% to 91.93%)")
     rows = [line.split(",") for line in (here / "table.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == ["class", *NAMES]
     assert sum(int(row[1]) for row in rows[1:]) == 20

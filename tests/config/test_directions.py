@@ -40,6 +40,9 @@ def module(monkeypatch):
     vars(made).update(
         Stating=Stating, silent=silent, stating=stating, wrong=wrong, wrong_form=wrong_form
     )
+    made.brier = types.SimpleNamespace(direction="min")
+    made.skill = types.SimpleNamespace()
+    made.upwards = types.SimpleNamespace(direction="up")
     monkeypatch.setitem(sys.modules, MODULE, made)
 
 
@@ -69,6 +72,23 @@ def test_a_run_takes_the_direction(evaluator, metric, mode, expected):
     config = config_of(evaluator, metric, mode)
     validate(config)
     assert require_direction(config, metric).mode == expected
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("brier", "min"), ("skill", None)])
+def test_a_metric_states_its_direction(metric, mode):
+    config = config_of()
+    evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:{metric}",))
+    config = dataclasses.replace(config, evaluation=evaluation)
+    direction = find_direction(config, f"test_{metric}")
+    assert (direction and direction.mode) == mode
+    assert find_direction(config, "test_other") is None
+
+
+def test_a_direction_of_a_metric_that_is_none():
+    config = config_of()
+    evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:upwards",))
+    with rejects("evaluation.metrics", "'max' or 'min', not 'up'"):
+        validate(dataclasses.replace(config, evaluation=evaluation))
 
 
 def test_other_results_of_the_run_do_not_take_best_mode():

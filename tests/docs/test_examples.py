@@ -38,6 +38,7 @@ TOGETHER = [  # the options of the examples that fit into one run, as in their f
     "evaluation.evaluators.trust.kind=docs.examples.evaluator:Confidence",
     "evaluation.evaluators.trust.arguments.threshold=0.5",
     "evaluation.evaluators.trust.every=6 steps",
+    "evaluation.metrics=top5_accuracy,docs.examples.metric:brier",
 ]
 ALONE = ["model.network=docs.examples.network:Mixer", "sharding.parameters=fsdp"]
 
@@ -63,6 +64,8 @@ def test_together(tmp_path):
     assert [line["step"] for line in lines if "test_accuracy" in line] == [3, 6]
     assert [line["step"] for line in lines if "trust_sure_fraction" in line] == [6]
     assert 0 <= summary["trust_sure_accuracy"] <= 1
+    assert summary["test_top5_accuracy"] >= summary["test_accuracy"]
+    assert 0 <= summary["test_brier"] <= 2
     assert summary["test_images"] == dataset.SIZES["test"]
     assert all(np.isfinite(line["train_loss"]) for line in lines if "train_loss" in line)
     rates = [line["learning_rate"] for line in lines if "train_loss" in line]

@@ -61,10 +61,12 @@ def expected_of(weights, pixels, labels):
 
 
 def assert_same_result(found, expected):
-    assert found.metrics.loss / found.metrics.images == pytest.approx(expected.loss, rel=1e-5)
-    assert found.values()["loss"] == found.metrics.loss / found.metrics.images
+    assert found.metrics.counts.loss / found.metrics.images == pytest.approx(
+        expected.loss, rel=1e-5
+    )
+    assert found.values()["loss"] == found.metrics.counts.loss / found.metrics.images
     for name in ("images_L", "top1_L", "top5_L"):
-        assert np.array_equal(getattr(found.metrics, name), getattr(expected, name)), name
+        assert np.array_equal(getattr(found.metrics.counts, name), getattr(expected, name)), name
 
 
 def evaluate_source(weights, source, write_images=None, **options):
@@ -252,7 +254,7 @@ def test_what_is_printed():
         "weights            w.npz (released)",
         "data               test of digits, 9 of 9 images",
         "images             1,250",
-        "top1_accuracy      80.00%  (95 %: 77.69% to 82.12%)",
+        "accuracy           80.00%  (95 %: 77.69% to 82.12%)",
         "top5_accuracy      100.00%  (95 %: 99.69% to 100.00%)",
         "loss               0.7000",
         "calibration_error  30.00%",
@@ -264,7 +266,7 @@ def test_what_is_printed():
         "weights  w.npz",
         "network  17.6 GFLOPs an image",
         "",
-        "      images   top-1              95 %    top-5  calibration error  images/s",
-        "a      1,250  80.00%  77.69% to 82.12%  100.00%             30.00%     1,234",
-        "v2/x   1,250  80.00%  77.69% to 82.12%  100.00%             30.00%     1,234",
+        "      images  accuracy              95 %    top-5  calibration error  images/s",
+        "a      1,250    80.00%  77.69% to 82.12%  100.00%             30.00%     1,234",
+        "v2/x   1,250    80.00%  77.69% to 82.12%  100.00%             30.00%     1,234",
     ]

@@ -396,7 +396,7 @@ def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
     begins = threading.Event()
     has_begun = threading.Event()
     first_ended = threading.Event()
-    original = Runner.rows
+    original = Runner.compute_rows
 
     def rows(*arguments, **options):
         is_second = begins.is_set()
@@ -415,7 +415,7 @@ def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
 
     expected = extractor(None).extract(source).feature_ND
     others = extractor(cache), extractor(cache)
-    monkeypatch.setattr(Runner, "rows", rows)
+    monkeypatch.setattr(Runner, "compute_rows", rows)
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         second = threads.submit(extract_second)
         try:
@@ -424,16 +424,16 @@ def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
             first_ended.set()
         np.testing.assert_array_equal(first, expected)
         np.testing.assert_array_equal(second.result(), expected)
-    monkeypatch.setattr(Runner, "rows", None)  # neither computes again
+    monkeypatch.setattr(Runner, "compute_rows", None)  # neither computes again
     np.testing.assert_array_equal(others[0].extract(source).feature_ND, expected)
     assert len(list(cache.iterdir())) == 1
 
 
 def test_half_of_the_rows_are_never_kept(tmp_path, monkeypatch):
     source = folder_source(tmp_path)
-    results = runner.results_of
+    results = runner.iterate_results
     monkeypatch.setattr(
-        runner, "results_of", lambda *arguments: itertools.islice(results(*arguments), 1)
+        runner, "iterate_results", lambda *arguments: itertools.islice(results(*arguments), 1)
     )
     with pytest.raises(RuntimeError, match="8 of its 13 images"):
         extractor(tmp_path / "cache").extract(source)

@@ -6,7 +6,8 @@ import pytest
 
 from vit_jax.arrays import Batch
 from vit_jax.evals import MultilabelEvaluator, Split
-from vit_jax.evals.multilabel import MultilabelMetrics, average_precisions
+from vit_jax.evals.label_counts import average_precisions
+from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.objectives.sums import score_classes
 
 NAN = float("nan")
@@ -71,7 +72,7 @@ def scores():
 
 def test_metrics_by_hand(scores):
     """Answers of class 0 are images 0 and 1, of which 0 is right; none of class 1; two of class 2, which none has."""
-    per_class = scores.per_class()
+    per_class = scores.counts.per_class()
     assert per_class.images.tolist() == [2, 2, 0]
     np.testing.assert_allclose(per_class.precision, [1 / 2, NAN, NAN])
     np.testing.assert_allclose(per_class.recall, [1 / 2, 0, NAN])

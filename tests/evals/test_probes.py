@@ -104,7 +104,7 @@ def test_probes():
     )  # the classes lie far apart
     assert "validation_loss" not in fixed
     assert len(searched["validation_loss"]) > 7
-    assert "log_loss" not in closed  # least squares has no probabilities
+    assert "loss" not in closed  # least squares has no probabilities
     few = features(np.array([0, 1, 2, 3], np.int32))
     with rejects("", "enough images.*--penalty="):
         probe(few, test, 4, "logistic")
@@ -142,9 +142,7 @@ def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkey
     assert tried == pytest.approx(expected, rel=1e-3)
     assert found["penalty"] == pytest.approx(min(expected, key=expected.get), rel=1e-3)
     others = [0.1, 1.0, 10.0, 100.0]
-    assert found["log_loss"] <= 1.02 * min(
-        reference(train, test, penalty).mean() for penalty in others
-    )
+    assert found["loss"] <= 1.02 * min(reference(train, test, penalty).mean() for penalty in others)
     assert found["calibration_error"] < 0.06
 
 
@@ -155,7 +153,7 @@ def test_metrics_of_out_of_fold_predictions():
     splits = list(probes._split_folds(train, 4, 4, 0))
     expected = np.concatenate([reference(*split, 1.0) for split in splits]).mean()
     metrics = found["out_of_fold"]
-    assert metrics["log_loss"] == pytest.approx(expected, rel=1e-3)
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-3)
     assert metrics["accuracy"] == pytest.approx(np.mean(found["folds"]))  # folds of equal sizes
     assert metrics["images"] == [20] * 4
     confusion = np.array(metrics["confusion"])
@@ -184,7 +182,7 @@ def test_several_labels():
     precision = average_precision_score(test.label_N, probability_NK, average="macro")
     assert found["mean_average_precision"] == pytest.approx(precision, abs=1e-3)
     loss = sum(log_loss(test.label_N[:, k], probability_NK[:, k]) for k in range(3))
-    assert found["log_loss"] == pytest.approx(loss, rel=1e-4)
+    assert found["loss"] == pytest.approx(loss, rel=1e-4)
     assert found["calibration_error"] < 0.06
     metrics = found["out_of_fold"]
     assert [one["images"] for one in metrics["classes"]] == train.label_N.sum(axis=0).tolist()

@@ -14,9 +14,12 @@ import pytest
 from vit_jax.arrays import Batch
 from vit_jax.data.kinds.in_memory import MemorySource
 from vit_jax.evals import ClassificationEvaluator, Split
+from vit_jax.evals.calibration import BINS, Calibration
+from vit_jax.evals.class_counts import predict
+from vit_jax.evals.intervals import wilson_interval
 from vit_jax.evals.label_map import Labelled, identity_map
-from vit_jax.evals.runner import counted, rows_of
-from vit_jax.evals.single_label import BINS, Calibration, ClassMetrics, predict, wilson
+from vit_jax.evals.runner import iterate_rows, keep_counted
+from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.text.tables import to_csv
 
 
@@ -61,10 +64,10 @@ def answers_of(batches, num_outputs, is_allowed=None, output=None):
     outputs = jnp.arange(num_outputs) if output is None else jnp.asarray(output)
     step = jax.jit(lambda scale, batch: predict(batch.image_BHWC * scale, batch, allowed, outputs))
     num_examples = sum(len(batch.mask_B) for batch in batches)
-    parts = rows_of(
+    parts = iterate_rows(
         lambda: contextlib.nullcontext(iter(batches)), step, jnp.float32(1), num_examples
     )
-    return list(map(counted, parts))
+    return list(map(keep_counted, parts))
 
 
 def metrics_of(num_classes, **changes):
@@ -92,14 +95,17 @@ def test_a_split_with_ties_in_batches_of_which_the_last_is_padded(num_classes):
     found = summed(batches, num_classes)
     expected = by_hand(logits, labels, mask)
     for name in ("images_L", "top1_L", "top5_L"):
-        assert np.array_equal(getattr(found, name), expected[name]), name
-    assert found.loss == pytest.approx(expected["loss"], rel=1e-5)
-    assert found.images_L[-1] == 0
+        assert np.array_equal(getattr(found.counts, name), expected[name]), name
+    assert found.counts.loss == pytest.approx(expected["loss"], rel=1e-5)
+    assert found.counts.images_L[-1] == 0
     values = found.values()
     images = int(mask.sum())
-    for name, right in (("top1", found.top1_L.sum()), ("top5", found.top5_L.sum())):
-        assert values[f"{name}_accuracy"] == right / images
-        assert values[f"{name}_interval"] == [*wilson(int(right), images)]
+    top1 = int(found.counts.top1_L.sum())
+    top5 = int(found.counts.top5_L.sum())
+    assert values["accuracy"] == top1 / images
+    assert values["accuracy_interval"] == [*wilson_interval(top1, images)]
+    assert values["top5_accuracy"] == top5 / images
+    assert values["top5_interval"] == [*wilson_interval(top5, images)]
     assert (values["top5_accuracy"] == 1) == (num_classes <= 5)
     records = np.concatenate([rows["record_B"] for rows in answers_of(batches, num_classes)])
     assert np.array_equal(records, np.flatnonzero(mask)), "the numbers are those in the split"
@@ -235,10 +241,14 @@ def test_the_table_of_classes():
     add(metrics, [0, 0, 0, 0, 2, 2, 2], classes, [0.5] * 7)
     text = to_csv(metrics.class_rows())
     header, *rows = csv.reader(io.StringIO(text))
-    names = [f"top{place}_{end}" for place in (1, 5) for end in ("accuracy", "low", "high")]
-    assert header == ["class", "images", "top1_correct", *names]
+    first = ["accuracy", "accuracy_low", "accuracy_high"]
+    first_five = ["top5_accuracy", "top5_low", "top5_high"]
+    assert header == ["class", "images", "correct", *first, *first_five]
     shares = ((3, 4), (4, 4), (1, 3), (2, 3))
-    cells = [[f"{share:.6f}" for share in (right / of, *wilson(right, of))] for right, of in shares]
+    cells = [
+        [f"{share:.6f}" for share in (right / of, *wilson_interval(right, of))]
+        for right, of in shares
+    ]
     cat = ["cat", "4", "3", *cells[0], *cells[1]]
     best = ['the "best"', "3", "1", *cells[2], *cells[3]]
     assert rows == [cat, ["dog, wet", "0", "0", *[""] * 6], best]
@@ -246,15 +256,15 @@ def test_the_table_of_classes():
 
 def test_wilson_by_hand():
     """8 of 10: (0.8 + z²/20 ± z sqrt(0.16/10 + z²/400)) / (1 + z²/10) with z² = 3.841459."""
-    assert wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+    assert wilson_interval(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
     # Without a success the lower end is 0 and the upper one z²/(n + z²).
-    assert wilson(0, 20) == pytest.approx((0, 3.841459 / 23.841459), abs=1e-6)
-    assert wilson(20, 20) == pytest.approx((20 / 23.841459, 1), abs=1e-6)
+    assert wilson_interval(0, 20) == pytest.approx((0, 3.841459 / 23.841459), abs=1e-6)
+    assert wilson_interval(20, 20) == pytest.approx((20 / 23.841459, 1), abs=1e-6)
 
 
 @pytest.mark.parametrize(("right", "images"), [(1, 3), (7, 9), (30, 41), (4000, 5000)])
 def test_the_ends_are_the_shares_that_a_normal_test_just_does_not_reject(right, images):
-    for share in wilson(right, images):
+    for share in wilson_interval(right, images):
         deviation = math.sqrt(share * (1 - share) / images)
         assert abs(right / images - share) / deviation == pytest.approx(1.959964, abs=1e-6)
 

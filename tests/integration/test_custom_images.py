@@ -50,7 +50,7 @@ def test_every_verb_runs(ran):
 def test_evaluation_sees_the_test_images_of_training(ran):
     folder, outputs = ran
     (trained,) = re.findall(r"^test accuracy ([\d.]+%)", outputs["finetune"], re.MULTILINE)
-    assert re.search(r"top1_accuracy +([\d.]+%)", outputs["evaluate"])[1] == trained
+    assert re.search(r"^accuracy +([\d.]+%)", outputs["evaluate"], re.MULTILINE)[1] == trained
     assert re.search(
         r"^data +test of folder:my-images, 89 of 896 images$", outputs["evaluate"], re.MULTILINE
     )

@@ -119,7 +119,7 @@ FIGURES = (
     "weights",
     "data",
     "images",
-    "top1_accuracy",
+    "accuracy",
     "top5_accuracy",
     "loss",
     "calibration_error",

@@ -254,7 +254,7 @@ def test_a_saved_probe_has_sigmoids(trained, data, tmp_path):
     assert evaluated["mean_average_precision"] == pytest.approx(
         result["mean_average_precision"], abs=1e-5
     )
-    assert evaluated["loss"] == pytest.approx(result["log_loss"], rel=1e-3)
+    assert evaluated["loss"] == pytest.approx(result["loss"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from vit_jax.checkpoint.reader import (
     CheckpointReader,
     metadata_digest,
 )
-from vit_jax.config.evaluators import Mode
+from vit_jax.config.metric_names import Mode
 from vit_jax.storage.files import OUT_OF_FILES, expanded, read_json, remove_tree, write_atomically
 from vit_jax.text.printable import first_line
 

@@ -242,6 +242,9 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     csv: str | None = option("FILE", "write the table of classes; - prints only this table")
 
     json: bool = switch("print all metrics as JSON")
+    metrics: tuple[str, ...] | None = option(
+        "A,B", "further metrics: f1_macro, or user-defined ones, package.module:name"
+    )
     real: str | None = option("FILE", "real.json, the labels of ImageNet ReaL")
 
     split: str | None = option("NAME", "train, all, or another split of the data; default: test")
@@ -262,6 +265,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     def _evaluate(self) -> None:
         from vit_jax import hosts
         from vit_jax.evals.evaluate import make_evaluate
+        from vit_jax.evals.metric_functions import choose_metrics
         from vit_jax.tools.figures.drawing import require_drawing
         from vit_jax.tools.figures.report_folder import write_report
 
@@ -273,7 +277,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             table = _open_table(self.csv)
         if self.report is not None:
             require_drawing()
-
+        chosen = choose_metrics(self.metrics or (), "--metrics")
         model, weights = self.load(
             self.checkpoint, class_names=self.read_class_names(), is_placed=True
         )
@@ -285,6 +289,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             transform,
             source=model.source,
             is_multilabel=model.is_multilabel,
+            chosen=chosen,
             **self.limits,
         )
 
@@ -433,7 +438,7 @@ class Predict(Reading, Names, Checkpoint):
 
     def _choose_limits(self, model: "Model") -> tuple[int | None, float]:
         """Return the number of classes to print, None for all, and their least probability."""
-        from vit_jax.evals.multilabel import THRESHOLD
+        from vit_jax.evals.label_counts import THRESHOLD
 
         if model.is_multilabel:
             threshold = THRESHOLD if self.threshold is None else self.threshold

@@ -10,10 +10,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.directions import find_stated_direction, require_direction, stated_directions
-from vit_jax.config.evaluators import MULTILABEL_RESULTS, metric_of
+from vit_jax.config.directions import (
+    find_stated_direction,
+    require_direction,
+    stated_direction,
+    stated_directions,
+)
 from vit_jax.config.field_checks import out_of_range, reject, without_effect
 from vit_jax.config.lengths import RunSteps, convert_lengths, phases_by_name
+from vit_jax.config.metric_names import (
+    MULTILABEL_RESULTS,
+    find_current_name,
+    find_metric,
+    name_custom_metric,
+    require_metric_name,
+)
 from vit_jax.config.parsing import flatten, references, to_dict
 from vit_jax.config.schema import (
     EvaluatorConfig,
@@ -231,6 +242,7 @@ def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     usual: tuple[str, ...] = ("accuracy", "loss") if has_accuracy else ("loss",)
     if objective.kind == "classification" and objective.loss != "softmax":
         usual += MULTILABEL_RESULTS  # the data may be multi-label
+    usual += _chosen_results(config)
     known = [f"test_{result}" for result in usual]
     own = []
     for name, evaluator in config.evaluation.evaluators.items():
@@ -247,7 +259,27 @@ def result_names(config: RunConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(known), tuple(own)
 
 
+def _chosen_results(config: RunConfig) -> tuple[str, ...]:
+    """Return the names of the metrics that `evaluation.metrics` adds."""
+    names = []
+    for metric in config.evaluation.metrics:
+        is_custom = is_reference(metric)
+        names.append(name_custom_metric(metric) if is_custom else find_current_name(metric))
+    return tuple(names)
+
+
+def _require_metrics(config: RunConfig) -> None:
+    """Raise ValueError for an unknown metric, or a user-defined one that states a wrong direction."""
+    field = "config.evaluation.metrics"
+    for metric in config.evaluation.metrics:
+        if is_reference(metric):
+            stated_direction(import_reference(metric, field), f"{field}={metric}")
+        else:
+            require_metric_name(metric, field)
+
+
 def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
+    _require_metrics(config)
     for name, evaluator in config.evaluation.evaluators.items():
         field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
@@ -275,7 +307,7 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     stated = find_stated_direction(config, metric)
     if mode != "auto" and stated is not None:
         yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}: {stated}. Use auto."
-    elif mode != "auto" and metric in known and metric_of(metric) is not None:
+    elif mode != "auto" and metric in known and find_metric(metric) is not None:
         yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}. Use auto."
     require_direction(config, metric)
 

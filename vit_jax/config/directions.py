@@ -1,13 +1,14 @@
 """The direction of a result: whether higher or lower values are better.
 
-`evaluators.METRICS` has the directions of built-in metrics. A custom evaluator states those of its results in the
-attribute `directions` of the class or function that `evaluation.evaluators.NAME.kind` names.
+`metric_names.METRICS` has the directions of built-in metrics. A custom evaluator states those of its results in the
+attribute `directions` of the class or function that `evaluation.evaluators.NAME.kind` names. A custom metric states its
+own in the attribute `direction` of the object that `evaluation.metrics` names.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple, get_args
 
-from vit_jax.config.evaluators import Mode, metric_of
+from vit_jax.config.metric_names import Mode, find_metric, name_custom_metric
 from vit_jax.config.schema import RunConfig
 from vit_jax.imports.references import is_reference, resolve
 
@@ -40,35 +41,65 @@ def stated_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
     return stated
 
 
+def stated_direction(metric: object, place: str) -> Mode | None:
+    """Return the attribute `direction` of a custom metric; None without one.
+
+    Raises:
+      ValueError: it is neither "max" nor "min".
+    """
+    stated = getattr(metric, "direction", None)
+    if stated is not None and stated not in get_args(Mode):
+        raise ValueError(f"{place}: its direction must be 'max' or 'min', not {stated!r}.")
+    return stated
+
+
 def find_direction(config: RunConfig, result: str) -> Direction | None:
     """Return the direction of a result of a run; None if nothing states it.
 
-    A custom evaluator's statement comes first, then `checkpoint.best_mode` for `checkpoint.best_metric`, then the
-    metric that ends the name of the result.
+    The statement of a custom evaluator or metric comes first, then `checkpoint.best_mode` for `checkpoint.best_metric`,
+    then the metric that ends the name of the result.
 
     Raises:
-      ValueError: as `stated_directions`.
+      ValueError: as `stated_directions` and `stated_direction`.
     """
-    if (stated := find_stated_direction(config, result)) is not None:
+    stated = find_stated_direction(config, result)
+    if stated is not None:
         return stated
     checkpoint = config.checkpoint
     if result == checkpoint.best_metric and checkpoint.best_mode != "auto":
         return Direction(checkpoint.best_mode, "checkpoint.best_mode")
-    if (metric := metric_of(result)) is not None:
+    metric = find_metric(result)
+    if metric is not None:
         return Direction(metric.mode, "by its name")
     return None
 
 
 def find_stated_direction(config: RunConfig, result: str) -> Direction | None:
-    """Return the direction that a custom evaluator of the run states of its result; None without a statement."""
+    """Return the direction that a custom evaluator or metric of the run states; None without a statement."""
+    return _find_in_evaluators(config, result) or _find_in_metrics(config, result)
+
+
+def _find_in_evaluators(config: RunConfig, result: str) -> Direction | None:
     for name, evaluator in config.evaluation.evaluators.items():
         if not is_reference(evaluator.kind) or not result.startswith(f"{name}_"):
             continue
         field = f"config.evaluation.evaluators.{name}.kind"
         custom = resolve(evaluator.kind, field)
         directions = stated_directions(custom, f"{field}={evaluator.kind!r}")
-        if (mode := directions.get(result.removeprefix(f"{name}_"))) is not None:
+        mode = directions.get(result.removeprefix(f"{name}_"))
+        if mode is not None:
             return Direction(mode, f"stated by {evaluator.kind}")
+    return None
+
+
+def _find_in_metrics(config: RunConfig, result: str) -> Direction | None:
+    for reference in filter(is_reference, config.evaluation.metrics):
+        if not result.endswith(f"_{name_custom_metric(reference)}"):
+            continue
+        field = "config.evaluation.metrics"
+        mode = stated_direction(resolve(reference, field), f"{field}={reference}")
+        if mode is not None:
+            return Direction(mode, f"stated by {reference}")
     return None
 
 
@@ -78,7 +109,8 @@ def require_direction(config: RunConfig, result: str) -> Direction:
     Raises:
       ValueError: nothing states it.
     """
-    if (direction := find_direction(config, result)) is not None:
+    direction = find_direction(config, result)
+    if direction is not None:
         return direction
     checkpoint = config.checkpoint
     if result == checkpoint.best_metric:
@@ -91,5 +123,5 @@ def require_direction(config: RunConfig, result: str) -> Direction:
         )
     raise ValueError(
         f"{field}: must say whether higher or lower values of {result} are better, which is not known. {fix}, or "
-        "state it in the attribute directions of the evaluator (docs/extend.md)."
+        "state it in the attribute directions of the evaluator or direction of the metric (docs/extend.md)."
     )

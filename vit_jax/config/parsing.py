@@ -92,7 +92,8 @@ def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             if dataclasses.is_dataclass(section):
                 yield from references(section, f"{prefix}{name}.{key}{'.' if key else ''}")
         texts = value if _is_list(hint) else (value,)
-        if Reference in (*_options(hint), *typing.get_args(hint)):
+        elements = [option for item in typing.get_args(hint) for option in _options(item)]
+        if Reference in (*_options(hint), *elements):
             yield from ((prefix + name, text) for text in texts if is_reference(text))
 
 

@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NewType, get_args
 
-from vit_jax.config.evaluators import FROZEN_EVALUATORS, BestMode, FrozenEvaluatorSpec, FrozenKind
+from vit_jax.config.evaluators import FROZEN_EVALUATORS, FrozenEvaluatorSpec, FrozenKind
+from vit_jax.config.metric_names import BestMode
 from vit_jax.config.network_options import (  # noqa: F401, all of them for recipes
     LEARNED_POSITIONS,
     AddedTo,
@@ -419,6 +420,8 @@ class EvaluationConfig:
     """Time between evaluations of the test split; the last step is always evaluated."""
     global_batch: Count | None = None
     """Images per evaluation step on all devices. None: config.global_batch."""
+    metrics: Annotated[tuple[str | Reference, ...], CLASSIFYING] = ()
+    """Further metrics of classification, such as top5_accuracy, calibration_error, f1_macro or user-defined ones."""
     evaluators: Mapping[str, EvaluatorConfig] = dataclasses.field(default_factory=dict)
     """Further evaluations by name: --config.evaluation.evaluators.NAME.kind=knn."""
 

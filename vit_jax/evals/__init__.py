@@ -1,7 +1,6 @@
 """Evaluation: splits, metrics and results. An evaluator is built once and measures any number of states."""
 
-from vit_jax.evals.multilabel import MultilabelEvaluator
 from vit_jax.evals.runner import Evaluator, Split, sum_over
-from vit_jax.evals.single_label import ClassificationEvaluator
+from vit_jax.evals.split_evaluators import ClassificationEvaluator, MultilabelEvaluator
 
 __all__ = ["ClassificationEvaluator", "Evaluator", "MultilabelEvaluator", "Split", "sum_over"]

@@ -10,15 +10,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.arrays import Batch, abstract_batch, normalise
 from vit_jax.config import Architecture
+from vit_jax.config.metric_names import USUAL_METRICS, format_metric
 from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.evals.class_counts import predict
 from vit_jax.evals.label_map import Labelled
+from vit_jax.evals.metric_functions import NO_FURTHER_METRICS, ChosenMetrics
 from vit_jax.evals.multilabel import MultilabelMetrics
-from vit_jax.evals.runner import Module, Results, Runner, counted, require_finite, require_images
-from vit_jax.evals.single_label import ClassMetrics, predict
+from vit_jax.evals.runner import (
+    Module,
+    Results,
+    Runner,
+    keep_counted,
+    require_finite,
+    require_images,
+)
+from vit_jax.evals.single_label import INTERVAL_OF, ClassMetrics
 from vit_jax.models.flops import FLOPS_PER_MAC, forward_macs
 from vit_jax.objectives.sums import score_classes
 from vit_jax.sharding import batch_sharding, replicated
@@ -81,68 +92,125 @@ def make_evaluate(
     is_multilabel: bool,
     global_batch: int,
     max_unreadable: int | None,
+    chosen: ChosenMetrics = NO_FURTHER_METRICS,
 ) -> Evaluate:
     """Compile the step of an evaluation on all devices of all processes, for any number of datasets.
 
-    The network `module` has classes. `source` says where it comes from, for messages. Other arguments are as for
-    `Runner`.
+    Args:
+      module: a network with classes.
+      architecture: of the network.
+      transform: prepares the images.
+      source: the origin of the network, for messages.
+      is_multilabel: images may have several labels.
+      global_batch: as for `Runner`.
+      max_unreadable: as for `Runner`.
+      chosen: metrics besides the usual ones.
+
+    Raises:
+      ValueError: a chosen metric is not defined for images with one label, or with several.
     """
+    chosen.require_labels("several" if is_multilabel else "one", "--metrics")
     runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
-    num_outputs = architecture.num_classes
-    everywhere = replicated(runner.mesh)
-
-    def run(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
-        logits_BK = module(normalise(batch.image_BHWC, architecture.compute_dtype)).logits_BK
-        return (
-            score_classes(logits_BK, batch)
-            if is_multilabel
-            else predict(logits_BK, batch, is_allowed_K, output_K)
-        )
-
-    abstract = [
-        jax.ShapeDtypeStruct((num_outputs,), dtype, sharding=everywhere)
-        for dtype in (bool, np.int32)
-    ]
-    label_shape = (num_outputs,) if is_multilabel else ()
-    batch = abstract_batch(
-        runner.global_batch, transform.image_size, batch_sharding(runner.mesh), label_shape
+    return _CompiledEvaluation(
+        runner=runner,
+        step=_compile_step(runner, architecture, is_multilabel, chosen),
+        source=source,
+        is_multilabel=is_multilabel,
+        chosen=chosen,
+        gflops_per_image=_compute_gflops(module, architecture),
     )
-    compiled = runner.jit(run).lower(module, batch, *abstract).compile()
-    gflops = _gflops(module, architecture)
 
-    def evaluate(labelled: Labelled, write_images: WriteRows | None = None) -> EvaluationResult:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _CompiledEvaluation:
+    """The `Evaluate` of one network.
+
+    Attributes:
+      runner: runs the step over the images.
+      step: (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
+      source, is_multilabel, chosen: as for `make_evaluate`.
+      gflops_per_image: as in `EvaluationResult`.
+    """
+
+    runner: Runner
+    step: Callable[..., Results]
+    source: str
+    is_multilabel: bool
+    chosen: ChosenMetrics
+    gflops_per_image: float | None
+
+    def __call__(
+        self, labelled: Labelled, write_images: WriteRows | None = None
+    ) -> EvaluationResult:
         images = labelled.source
-        metrics = MultilabelMetrics(images.class_names) if is_multilabel else ClassMetrics(labelled)
-        arguments = [runner.place(array) for array in labelled.label_map.arguments()]
+        metrics = self._make_metrics(labelled)
+        label_arguments = [self.runner.place(array) for array in labelled.label_map.arguments()]
+
+        def step(module: Module, batch: Batch) -> Results:
+            return self.step(module, batch, *label_arguments)
+
         if write_images:
             write_images([("image", *metrics.image_columns)])
         began = time.perf_counter()
-        for every_row in runner.rows(
-            images, lambda module, batch: compiled(module, batch, *arguments)
-        ):
-            rows = counted(every_row)
+        for batch_rows in self.runner.compute_rows(images, step):
+            rows = keep_counted(batch_rows)
             names = [images.name_of(record) for record in rows["record_B"].tolist()]
-            require_finite(rows[metrics.probabilities], source, names.__getitem__)
+            require_finite(rows[metrics.probabilities], self.source, names.__getitem__)
             metrics.add(rows)
             if write_images:
-                write_images(
-                    (name, *cells)
-                    for name, cells in zip(names, metrics.image_rows(rows), strict=True)
-                )
+                cells = zip(names, metrics.image_rows(rows), strict=True)
+                write_images((name, *row) for name, row in cells)
         seconds = time.perf_counter() - began
+
         require_images(metrics.images, labelled.words)
         return EvaluationResult(
             labelled=labelled,
             metrics=metrics,
             unreadable=len(images) - metrics.images,
             images_per_second=metrics.images / seconds,
-            gflops_per_image=gflops,
+            gflops_per_image=self.gflops_per_image,
         )
 
-    return evaluate
+    def _make_metrics(self, labelled: Labelled) -> ClassMetrics | MultilabelMetrics:
+        if self.is_multilabel:
+            return MultilabelMetrics(labelled.source.class_names, self.chosen)
+        return ClassMetrics(labelled, self.chosen)
 
 
-def _gflops(module: Module, a: Architecture) -> float | None:
+def _compile_step(
+    runner: Runner, architecture: Architecture, is_multilabel: bool, chosen: ChosenMetrics
+) -> Callable[..., Results]:
+    """Compile (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
+
+    The last two arguments are those of `LabelMap.arguments`, so that one program fits all datasets.
+    """
+    num_outputs = architecture.num_classes
+
+    def step(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
+        image_BHWC = normalise(batch.image_BHWC, architecture.compute_dtype)
+        logits_BK = module(image_BHWC).logits_BK
+        if is_multilabel:
+            rows = score_classes(logits_BK, batch)
+            return rows | chosen.compute_custom_rows(logits_BK, batch.label_BK(num_outputs))
+        rows = predict(logits_BK, batch, is_allowed_K, output_K)
+        allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
+        label_BK = jax.nn.one_hot(output_K[batch.label_B], num_outputs)
+        return rows | chosen.compute_custom_rows(allowed_BK, label_BK)
+
+    everywhere = replicated(runner.mesh)
+    label_shape = (num_outputs,) if is_multilabel else ()
+    batch = abstract_batch(
+        runner.global_batch, runner.transform.image_size, batch_sharding(runner.mesh), label_shape
+    )
+    is_allowed_K = jax.ShapeDtypeStruct((num_outputs,), bool, sharding=everywhere)
+    output_K = jax.ShapeDtypeStruct((num_outputs,), np.int32, sharding=everywhere)
+    compiled: Callable[..., Results] = (
+        runner.jit(step).lower(runner.module, batch, is_allowed_K, output_K).compile()
+    )
+    return compiled
+
+
+def _compute_gflops(module: Module, a: Architecture) -> float | None:
     """Return GFLOPs of one image: by formula, or counted in the program of a custom network; None if not countable."""
     try:
         macs = forward_macs(a, None if a.is_standard else module)
@@ -174,32 +242,54 @@ def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     if len(results) > 1:
         return _to_table(results, weights)
     (result,) = results.values()
-    worst = result.metrics.worst()
-    unreadable = f", and {result.unreadable:,} that cannot be read" if result.unreadable else ""
+    images = f"{result.metrics.images:,}"
+    if result.unreadable:
+        images += f", and {result.unreadable:,} that cannot be read"
     lines = {
         "weights": weights,
         "data": result.labelled.words,
-        "images": f"{result.metrics.images:,}{unreadable}",
+        "images": images,
         **result.metrics.shown(),
         "images_per_second": f"{result.images_per_second:,.0f}",
     }
     if result.gflops_per_image is not None:
         lines["gflops_per_image"] = f"{result.gflops_per_image:,.3g}"
-    return columns((lines | worst).items(), "<<", gap=" ", least=(18,))
+    lines |= result.metrics.worst()
+    return columns(lines.items(), "<<", gap=" ", least=(18,))
 
 
 def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:
-    rows = [("", "images", "top-1", "95 %", "top-5", "calibration error", "images/s")]
+    all_values = {name: result.metrics.values() for name, result in results.items()}
+    usual = USUAL_METRICS["one"]
+    further = [name for name in next(iter(all_values.values())) if _is_further(name, usual)]
+    head = ["", "images", "accuracy", "95 %", "top-5", "calibration error", "images/s"]
+    rows = [head + [name.replace("_", " ") for name in further]]
     for name, result in results.items():
-        values: dict[str, Any] = result.metrics.values()
-        low, high = values["top1_interval"]
-        top1, top5, error = (
-            f"{values[key]:.2%}" for key in ("top1_accuracy", "top5_accuracy", "calibration_error")
-        )
-        images = f"{result.metrics.images:,}"
-        speed = f"{result.images_per_second:,.0f}"
-        rows.append((name, images, top1, f"{low:.2%} to {high:.2%}", top5, error, speed))
+        values: dict[str, Any] = all_values[name]
+        low, high = values[INTERVAL_OF["accuracy"]]
+        row = [
+            name,
+            f"{result.metrics.images:,}",
+            format_metric("accuracy", values["accuracy"]),
+            f"{low:.2%} to {high:.2%}",
+            format_metric("top5_accuracy", values["top5_accuracy"]),
+            format_metric("calibration_error", values["calibration_error"]),
+            f"{result.images_per_second:,.0f}",
+        ]
+        row += [_format_or_dash(metric, values[metric]) for metric in further]
+        rows.append(row)
     heading = [("weights", weights)]
-    if (gflops := next(iter(results.values())).gflops_per_image) is not None:
+    gflops = next(iter(results.values())).gflops_per_image
+    if gflops is not None:
         heading.append(("network", f"{gflops:,.3g} GFLOPs an image"))
-    return f"{columns(heading, '<<')}\n\n{columns(rows, '<>>>>>>')}"
+    alignment = "<" + ">" * (len(rows[0]) - 1)
+    return f"{columns(heading, '<<')}\n\n{columns(rows, alignment)}"
+
+
+def _is_further(name: str, usual: Sequence[str]) -> bool:
+    """Return whether a value is a chosen metric: neither a usual one nor an interval."""
+    return name not in usual and name not in INTERVAL_OF.values()
+
+
+def _format_or_dash(name: str, value: float | None) -> str:
+    return "–" if value is None else format_metric(name, value)

@@ -34,8 +34,8 @@ from vit_jax.evals.runner import (
     Results,
     Rows,
     Runner,
+    iterate_rows,
     require_finite,
-    rows_of,
 )
 from vit_jax.pytree import parameters_sha256
 from vit_jax.storage.files import open_atomically
@@ -164,12 +164,12 @@ def collect(
     evaluated: E,
     label_N: np.ndarray,
 ) -> Features:
-    """Return the features of a split with these labels, in memory; other arguments and errors as for `rows_of`.
+    """Return the features of a split with these labels, in memory; other arguments and errors as for `iterate_rows`.
 
     Raises:
       ValueError: features that are not finite.
     """
-    batches = [_finite(rows) for rows in rows_of(open_batches, step, evaluated, len(label_N))]
+    batches = [_finite(rows) for rows in iterate_rows(open_batches, step, evaluated, len(label_N))]
     joined = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
     return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
 
@@ -249,7 +249,7 @@ class Extractor:
         )
 
         def feature_parts() -> Iterator[np.ndarray]:
-            for rows in self._runner.rows(source, self._step, shortens_batch=True):
+            for rows in self._runner.compute_rows(source, self._step, shortens_batch=True):
                 yield _finite(rows)["feature_BD"]
                 record_B = rows["record_B"]
                 is_read_N[record_B], hash_N[record_B] = rows["mask_B"] > 0, hashes(rows["hash_B2"])

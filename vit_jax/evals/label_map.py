@@ -7,13 +7,15 @@ import collections
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from vit_jax.config import Architecture
 from vit_jax.data.records import Source, few
-from vit_jax.data.subset import TrainingData
+
+if TYPE_CHECKING:
+    from vit_jax.data.subset import TrainingData
 
 MOST_PAIRS = 5  # of classes and outputs that a note names
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -31,7 +33,7 @@ class WeightsInfo(Protocol):
     @property
     def is_multilabel(self) -> bool: ...
     @property
-    def training(self) -> TrainingData | None: ...
+    def training(self) -> "TrainingData | None": ...
     @property
     def format(self) -> str: ...
 
@@ -55,12 +57,14 @@ class LabelMap:
     right_NS: np.ndarray | None = None
 
     def is_right(
-        self, record_N: np.ndarray, label_N: np.ndarray, class_NT: np.ndarray
+        self, record_N: np.ndarray | None, label_N: np.ndarray, class_NT: np.ndarray
     ) -> np.ndarray:
-        """Return which predictions are right, bool (N, T)."""
-        right_NS = (
-            self.output_L[label_N][:, None] if self.right_NS is None else self.right_NS[record_N]
-        )
+        """Return which predictions are right, bool (N, T); `record_N` may be None without `right_NS`."""
+        if self.right_NS is None:
+            right_NS = self.output_L[label_N][:, None]
+        else:
+            assert record_N is not None
+            right_NS = self.right_NS[record_N]
         return (class_NT[:, :, None] == right_NS[:, None, :]).any(axis=2)
 
     @property
@@ -80,7 +84,10 @@ def identity_map(names: tuple[str, ...]) -> LabelMap:
     """Return the map of data whose classes are the outputs of the network."""
     numbers = np.arange(len(names))
     return LabelMap(
-        output_names=names, is_allowed_K=np.ones(len(names), bool), output_L=numbers, listed=numbers
+        output_names=names,
+        is_allowed_K=np.ones(len(names), bool),
+        output_L=numbers,
+        listed=numbers,
     )
 
 
@@ -125,16 +132,15 @@ def _require_outputs(
 ) -> None:
     """Raise ValueError if a number is none of an output, or two classes have the same."""
     count = weights.architecture.num_classes
-    outside = [
-        name for name, output in zip(class_names, outputs, strict=True) if not 0 <= output < count
-    ]
+    output_of = dict(zip(class_names, outputs, strict=True))
+    outside = [name for name, output in output_of.items() if not 0 <= output < count]
     if outside:
         raise ValueError(
             f"{data}: the classes {few(outside)} are no outputs of {weights.source}, which are 0 to {count - 1} and "
             "have no names. Rename the classes, or add --class_names=FILE, the name of each output on a line."
         )
     uses = collections.Counter(outputs)
-    repeated = [name for name, output in zip(class_names, outputs, strict=True) if uses[output] > 1]
+    repeated = [name for name, output in output_of.items() if uses[output] > 1]
     if repeated:
         raise ValueError(
             f"{data}: the classes {few(repeated)} are not unique as numbers of outputs of {weights.source}, which has "
@@ -144,8 +150,10 @@ def _require_outputs(
 
 def describe_pairs(class_names: Sequence[str], outputs: Sequence[int] | np.ndarray) -> str:
     """Return the first pairs of classes of the data and outputs, and the number of the others."""
-    pairs = [
-        f"{name!r} is output {output}" for name, output in zip(class_names, outputs, strict=True)
-    ]
+    outputs_by_name = dict(zip(class_names, outputs, strict=True))
+    pairs = [f"{name!r} is output {output}" for name, output in outputs_by_name.items()]
+    words = ", ".join(pairs[:MOST_PAIRS])
     rest = len(pairs) - MOST_PAIRS
-    return ", ".join(pairs[:MOST_PAIRS]) + (f" and {rest:,} more" if rest > 0 else "")
+    if rest > 0:
+        words += f" and {rest:,} more"
+    return words

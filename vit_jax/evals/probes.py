@@ -7,7 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import scipy.special
 
+from vit_jax.config.metric_names import list_metrics
 from vit_jax.data.records import few
+from vit_jax.evals.calibration import Calibration
 from vit_jax.evals.features import Extractor, Features, count_by_class, notes_on, readable_sides
 from vit_jax.evals.fewshot import (
     FewShot,
@@ -17,11 +19,12 @@ from vit_jax.evals.fewshot import (
     few_shot,
     spread,
 )
+from vit_jax.evals.intervals import wilson_interval
+from vit_jax.evals.label_counts import LabelCounts, describe_classes
 from vit_jax.evals.least_squares import L2, LeastSquares, LinearClassifier
 from vit_jax.evals.logistic import LogisticClassifier, choose_penalty, fit_logistic
-from vit_jax.evals.multilabel import MultilabelMetrics
+from vit_jax.evals.metric_functions import compute_metric
 from vit_jax.evals.neighbours import NUM_NEIGHBOURS, neighbour_accuracy
-from vit_jax.evals.single_label import Calibration, wilson
 from vit_jax.evals.splits import Pair
 from vit_jax.text.tables import columns
 
@@ -181,9 +184,9 @@ def probe(
 
     Returns:
       The classifier; and the results of `fit_probe` with "accuracy", "interval", "test_images", of logistic regression
-      "log_loss" and "calibration_error", and with `folds` "folds": the held-out accuracy of each fold, and
+      "loss" and "calibration_error", and with `folds` "folds": the held-out accuracy of each fold, and
       "out_of_fold": metrics of the predictions of all folds. For several labels "mean_average_precision", "f1_micro"
-      and "f1_macro" take the place of "accuracy" and "interval", and "log_loss" is summed over the classes.
+      and "f1_macro" take the place of "accuracy" and "interval", and "loss" is summed over the classes.
     """
     train, test = readable_sides(train, test)
     require_probe_images(train.label_N, num_classes, method, penalty, folds)
@@ -244,17 +247,17 @@ class _Predictions:
     def test_metrics(self) -> dict[str, Any]:
         """Return "accuracy", "interval" and "test_images", and the metrics of probabilities."""
         num_images = len(self.label_N)
-        interval = wilson(self.headline * num_images, num_images)
+        interval = wilson_interval(self.headline * num_images, num_images)
         metrics = {"accuracy": self.headline, "interval": interval, "test_images": num_images}
         return metrics | self.probability_metrics()
 
     def probability_metrics(self) -> dict[str, float]:
-        """Return "log_loss" and "calibration_error"; {} of a classifier without probabilities."""
+        """Return "loss" and "calibration_error"; {} of a classifier without probabilities."""
         if self.confidence_N is None or self.loss_N is None:
             return {}
         calibration = Calibration()
         calibration.add(self.confidence_N, self.class_N == self.label_N)
-        return {"log_loss": float(self.loss_N.mean()), "calibration_error": calibration.error}
+        return {"loss": float(self.loss_N.mean()), "calibration_error": calibration.error}
 
     def describe(self, num_classes: int) -> dict[str, Any]:
         """Return accuracy, metrics of probabilities, "images" and "correct" of each class, and "confusion".
@@ -293,30 +296,32 @@ class _SeveralLabels:
     @property
     def headline(self) -> float:
         """Mean average precision."""
-        return float(self._metrics().values()["mean_average_precision"])
+        return self.compute("mean_average_precision")
+
+    def compute(self, metric: str) -> float:
+        """Return the value of a metric."""
+        value = compute_metric(metric, self._count())
+        assert value is not None
+        return value
 
     def test_metrics(self) -> dict[str, Any]:
-        """Return the metrics of `MultilabelMetrics`, with "log_loss", "calibration_error" and "test_images"."""
-        metrics: dict[str, Any] = self._metrics().values()
-        metrics["log_loss"] = metrics.pop("loss")
-        calibration = Calibration()
-        probability_NK = scipy.special.expit(self.logit_NK)
-        calibration.add(probability_NK.ravel(), self.label_NK.ravel())
-        return metrics | {"calibration_error": calibration.error, "test_images": len(self.label_NK)}
+        """Return the metrics, and "test_images"."""
+        metrics: dict[str, Any] = {name: self.compute(name) for name in list_metrics("several")}
+        return metrics | {"test_images": len(self.label_NK)}
 
     def describe(self, num_classes: int) -> dict[str, Any]:
         """Return the metrics, and "classes": those of each class, in the order of the classes."""
         metrics = self.test_metrics()
         del metrics["test_images"]
-        return metrics | {"classes": self._metrics().details()["classes"][:num_classes]}
+        class_names = [str(number) for number in range(num_classes)]
+        return metrics | {"classes": describe_classes(class_names, self._count().per_class())}
 
-    def _metrics(self) -> MultilabelMetrics:
-        metrics = MultilabelMetrics([str(number) for number in range(self.label_NK.shape[1])])
+    def _count(self) -> LabelCounts:
+        counts = LabelCounts(self.label_NK.shape[1])
         probability_NK = scipy.special.expit(self.logit_NK).astype(np.float32)
-        metrics.add(
-            {"probability_BK": probability_NK, "label_BK": self.label_NK, "loss_B": self.loss_N}
-        )
-        return metrics
+        rows = {"probability_BK": probability_NK, "label_BK": self.label_NK, "loss_B": self.loss_N}
+        counts.add(rows)
+        return counts
 
 
 def _predict(classifier: Classifier, test: Features) -> _Predictions | _SeveralLabels:
@@ -420,7 +425,9 @@ def measure_neighbours(
         [f"{pair.name}: too few training images for {impossible} neighbours."] if impossible else []
     )
     images = int(test.is_read_N.sum())
-    intervals = {k: wilson(accuracy * images, images) for k, accuracy in accuracies.items()}
+    intervals = {
+        k: wilson_interval(accuracy * images, images) for k, accuracy in accuracies.items()
+    }
     return {"accuracy": accuracies, "interval": intervals, "test_images": images}, notes
 
 
@@ -465,8 +472,8 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
                 ]
             )
         for place, metrics in (("test", result), ("held-out", result.get("out_of_fold", {}))):
-            if "log_loss" in metrics:
-                log_loss = f" log-loss {metrics['log_loss']:.4g}"
+            if "loss" in metrics:
+                loss = f" loss {metrics['loss']:.4g}"
                 error = f"{metrics['calibration_error']:.2%}"
-                rows.append([name, "", f"{place} calibration error", error, log_loss])
+                rows.append([name, "", f"{place} calibration error", error, loss])
     return columns(rows, "<<<><", gap=" ", least=(24, 32, 17, 7))

@@ -1,9 +1,14 @@
 """Run a jitted step over a split: every example once, on any number of devices and processes.
 
+The results of a step have two forms. A name that ends in dimensions from B on ("loss_B", "class_BT") has one row for
+each image; "mask_B" is 0 for padding and unreadable images. Any other name is a sum over the images of the batch that
+count (`objectives.sums`).
+
 The caller decides when an evaluator runs and which prefix its results get.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -26,6 +31,7 @@ OpenBatches = Callable[[], AbstractContextManager[Iterator[Batch]]]
 Results = dict[str, jax.Array]
 Rows = dict[str, np.ndarray]
 E = TypeVar("E")  # a training state or a module
+_ROWS = re.compile(r"_B[A-Z0-9]*$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Runner:
       transform: prepares the images.
       mesh: all devices.
       global_batch: examples of one step, rounded up to a multiple of the devices.
-      max_unreadable: largest number of unreadable images of a source, over all processes; None: as `largest_number`.
+      max_unreadable: largest number of unreadable images of a source; None: as `largest_number`.
     """
 
     def __init__(
@@ -90,7 +96,7 @@ class Runner:
         self.transform = transform
         self.max_unreadable = max_unreadable
         self.mesh = build_mesh(jax.devices())
-        self.global_batch = self._rounded(global_batch)
+        self.global_batch = self._round_up(global_batch)
 
     def jit(self, step: Callable[..., Results]) -> Any:
         """Return the jitted step (module, batch, ...) -> results, which are replicated."""
@@ -102,40 +108,46 @@ class Runner:
             array.shape, replicated(self.mesh), lambda index: array[index]
         )
 
-    def rows(
+    def compute_rows(
         self,
         source: Source,
         step: Callable[[Module, Batch], Results],
         *,
         shortens_batch: bool = False,
     ) -> Iterator[Rows]:
-        """Yield the results of `rows_of` for a source and a jitted or compiled step.
+        """Yield the results of `iterate_rows` for a source and a jitted or compiled step.
 
         With `shortens_batch` a source smaller than a batch makes a smaller one.
 
         Raises:
           ValueError: after the last batch, if more images than `max_unreadable` are unreadable.
         """
-        size = (
-            self._rounded(min(self.global_batch, len(source)))
-            if shortens_batch
-            else self.global_batch
+        size = self.global_batch
+        if shortens_batch:
+            size = self._round_up(min(self.global_batch, len(source)))
+        log = UnreadableLog(
+            source,
+            self.max_unreadable,
+            self.transform.max_image_megapixels,
+            self.transform.value_range,
+            option="--max_unreadable",
         )
-        decoding = (self.transform.max_image_megapixels, self.transform.value_range)
-        log = UnreadableLog(source, self.max_unreadable, *decoding, option="--max_unreadable")
         log.defer_errors()  # no process may stop alone
+
+        def open_batches() -> AbstractContextManager[Iterator[Batch]]:
+            return open_whole(source, self.transform, batch_sharding(self.mesh), size, log)
+
         unreadable = 0
-        batches = lambda: open_whole(source, self.transform, batch_sharding(self.mesh), size, log)  # noqa: E731
-        for rows in rows_of(batches, step, self.module, len(source)):
+        for rows in iterate_rows(open_batches, step, self.module, len(source)):
             unreadable += int((rows["mask_B"] == 0).sum())
             yield rows
         log.require_few(unreadable)
 
-    def _rounded(self, batch: int) -> int:
+    def _round_up(self, batch: int) -> int:
         return -(-batch // self.mesh.size) * self.mesh.size
 
 
-def results_of(
+def iterate_results(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
 ) -> Iterator[dict[str, np.ndarray]]:
     """Yield the results of a step (evaluated, batch) for every batch, on the host.
@@ -153,31 +165,35 @@ def results_of(
         yield jax.device_get(pending)
 
 
-def rows_of(
+def iterate_rows(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
 ) -> Iterator[Rows]:
     """Yield for each batch the rows of its results without padding, and "record_B", the indices in the split.
 
-    Arguments as for `results_of`. Results have one row for each example, and "mask_B": 0 for unreadable images.
+    Arguments as for `iterate_results`. All results have one row for each example.
 
     Raises:
       RuntimeError: the batches hold fewer examples than the split.
     """
     first = 0
-    for results in results_of(open_batches, step, evaluated):
+    for results in iterate_results(open_batches, step, evaluated):
         last = min(first + len(results["mask_B"]), num_examples)
-        yield {"record_B": np.arange(first, last)} | {
-            name: value[: last - first] for name, value in results.items()
-        }
+        rows = {name: value[: last - first] for name, value in results.items()}
+        yield {"record_B": np.arange(first, last), **rows}
         first = last
     if first < num_examples:
         raise RuntimeError(f"The batches of a split held {first:,} of its {num_examples:,} images.")
 
 
-def counted(rows: Mapping[str, np.ndarray]) -> Rows:
-    """Return the rows of the examples that count, without the results of whole batches (names have no _B)."""
-    counts = rows["mask_B"] > 0
-    return {name: value[counts] for name, value in rows.items() if "_B" in name}
+def has_rows(name: str) -> bool:
+    """Return whether the result of this name has one row for each image."""
+    return _ROWS.search(name) is not None
+
+
+def keep_counted(results: Mapping[str, np.ndarray]) -> Rows:
+    """Return the rows of the images that count, without sums over batches."""
+    counts_B = results["mask_B"] > 0
+    return {name: value[counts_B] for name, value in results.items() if has_rows(name)}
 
 
 def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], str]) -> np.ndarray:
@@ -188,9 +204,10 @@ def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], s
     """
     is_finite_B = np.isfinite(output_B).reshape(len(output_B), -1).all(axis=1)
     if not is_finite_B.all():
+        name = printable(name_of(int(is_finite_B.argmin())))
         raise ValueError(
-            f"{source}: the outputs for {printable(name_of(int(is_finite_B.argmin())))} are not finite. The parameters "
-            "are damaged, or too large for the dtype. Use --weights.compute_dtype=float32, or other weights."
+            f"{source}: the outputs for {name} are not finite. The parameters are damaged, or too large for the "
+            "dtype. Use --weights.compute_dtype=float32, or other weights."
         )
     return output_B
 
@@ -201,14 +218,22 @@ def require_images(num_readable: float, name: str) -> None:
         raise TooManyUnreadable(f"{name}: no image could be read. There is nothing to evaluate.")
 
 
+def add_sums(totals: dict[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
+    """Add the sums over a batch to float64 totals, in place."""
+    for name, value in results.items():
+        if not has_rows(name):
+            total = totals.get(name, np.zeros(np.shape(value)))
+            totals[name] = total + np.asarray(value, np.float64)
+
+
 def sum_over(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E
 ) -> dict[str, np.ndarray]:
-    """Return float64 sums of the results of a step over a split; arguments as for `results_of`; {} without batches."""
+    """Return float64 totals over a split; arguments as for `iterate_results`; {} without batches.
+
+    Results with a row for each image are ignored.
+    """
     totals: dict[str, np.ndarray] = {}
-    for sums in results_of(open_batches, step, evaluated):
-        for name, value in sums.items():
-            totals[name] = totals.get(name, np.zeros(np.shape(value))) + np.asarray(
-                value, np.float64
-            )
+    for results in iterate_results(open_batches, step, evaluated):
+        add_sums(totals, results)
     return totals

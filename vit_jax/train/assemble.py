@@ -216,6 +216,7 @@ def build_assembly(
         config.objective,
         config.optimizer,
         config.polyak,
+        config.evaluation,
     )
     batches = composition.place_batches(
         compiler,

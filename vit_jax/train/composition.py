@@ -21,6 +21,7 @@ from vit_jax.config.schema import (
     PolyakConfig,
     ScheduleConfig,
 )
+from vit_jax.evals.metric_functions import choose_metrics, make_measure
 from vit_jax.models import build_model, lora
 from vit_jax.objectives import Objective, build_objective
 from vit_jax.optim.by_name import make_is_trained
@@ -170,6 +171,7 @@ class Composition:
         task: ObjectiveConfig,
         optimizer: OptimizerConfig,
         polyak: PolyakConfig,
+        evaluation: EvaluationConfig,
     ) -> Programs:
         """Build the training step and the evaluation step, and jit both."""
         objective = self.build_objective(task, architecture)
@@ -191,11 +193,13 @@ class Composition:
             steps=self.steps,
             measures_all_updates=measures_all_updates,
         )
+        metrics = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
+        evaluation_step = make_evaluation_step(architecture, objective, make_measure(metrics))
         return Programs(
             step_parts=parts,
             train_step=compiler.jit_train_step(parts.train_step),
             train_step_of_leaves=compiler.jit_train_step_of_leaves(parts.train_step),
-            evaluation_step=compiler.jit_observation(make_evaluation_step(architecture, objective)),
+            evaluation_step=compiler.jit_observation(evaluation_step),
         )
 
     def place_batches(

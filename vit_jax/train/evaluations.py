@@ -10,15 +10,18 @@ import jax
 from vit_jax.arrays import Batch
 from vit_jax.config import Architecture, EvaluatorConfig, RunConfig
 from vit_jax.config.directions import stated_directions
-from vit_jax.config.evaluators import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.data.records import Source
 from vit_jax.data.transforms import EvaluationTransform, build_fewshot_transform
 from vit_jax.data.unreadable import UnreadableLog
 from vit_jax.evals import ClassificationEvaluator, Evaluator, MultilabelEvaluator, Split
+from vit_jax.evals.metric_functions import choose_metrics
 from vit_jax.imports.references import called, is_reference, resolve
 from vit_jax.train.assembly import Assembly
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.inputs import Datasets, open_evaluation_batches
+
+_METRICS_FIELD = "config.evaluation.metrics"
 
 
 def build_evaluations(
@@ -62,6 +65,7 @@ class _EvaluatorBuilder:
         self._run = run
         self._data = data
         self._after_batch = after_batch
+        self._chosen = choose_metrics(run.config.evaluation.metrics, _METRICS_FIELD)
         self.logs: dict[str, list[UnreadableLog]] = {}
 
     def build(self, name: str, config: EvaluatorConfig) -> Evaluator:
@@ -74,10 +78,11 @@ class _EvaluatorBuilder:
 
     def build_classification(self, name: str, source: Source) -> Evaluator:
         """Build the evaluator of loss and accuracy, or of metrics of several labels."""
+        is_multilabel = _is_multilabel(source, self._run.config)
+        self._chosen.require_labels("several" if is_multilabel else "one", _METRICS_FIELD)
         opened = self._open_split(name, source)
-        if _is_multilabel(source, self._run.config):
-            return MultilabelEvaluator(opened, self._run.evaluation_step)
-        return ClassificationEvaluator(opened, self._run.evaluation_step)
+        kind = MultilabelEvaluator if is_multilabel else ClassificationEvaluator
+        return kind(opened, self._run.evaluation_step, self._chosen)
 
     def _build_custom(self, name: str, config: EvaluatorConfig) -> Evaluator:
         """Build an evaluator of the user's code."""

@@ -13,7 +13,7 @@ from flax import nnx
 
 from vit_jax import pytree
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.evaluators import SHARES
+from vit_jax.config.metric_names import SHARES
 from vit_jax.data.decoding.jpeg import DECODER
 from vit_jax.data.exclusion import exclusion_sha256, num_excluded
 from vit_jax.data.kinds.folder import describe_copy

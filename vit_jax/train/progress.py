@@ -9,7 +9,7 @@ from typing import TypeVar
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from vit_jax.config.evaluators import metric_text
+from vit_jax.config.metric_names import format_metric
 from vit_jax.text.printable import printable_lines
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Display:
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
     """Return the results of an evaluation as a line."""
-    values = [f"{name} {metric_text(name, value)}" for name, value in results.items()]
+    values = [f"{name} {format_metric(name, value)}" for name, value in results.items()]
     return f"step {step:>6}/{total_steps}  {'  '.join(values)}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from vit_jax.config import FinetuneConfig, SearchConfig, StopEarlyConfig, resolve
-from vit_jax.config.evaluators import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.data.records import few
 from vit_jax.data.subset import classes_without_examples, hold_out
 from vit_jax.storage.files import JsonObject

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from vit_jax.config.evaluators import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.storage.files import (
     MAX_JSON_BYTES,
     JsonObject,

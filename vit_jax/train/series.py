@@ -13,7 +13,7 @@ from vit_jax import hosts
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.checkpoint.store import FOLDER as CHECKPOINTS
 from vit_jax.config import RunConfig
-from vit_jax.config.evaluators import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.storage.files import remove_tree
 from vit_jax.train.lifecycle import workdir as workdirs
 from vit_jax.train.lifecycle.interruption import Interrupted

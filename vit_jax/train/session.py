@@ -12,7 +12,7 @@ from vit_jax import hosts, pytree
 from vit_jax.arrays import Batch
 from vit_jax.checkpoint import CheckpointReader, CheckpointStore
 from vit_jax.config.directions import require_direction
-from vit_jax.config.evaluators import Mode
+from vit_jax.config.metric_names import Mode
 from vit_jax.storage.files import JsonObject
 from vit_jax.train import hooks, overview
 from vit_jax.train.assembly import Assembly

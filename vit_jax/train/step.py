@@ -313,8 +313,11 @@ def divide_by_weight(sums: Sums, gradients: M) -> tuple[Sums, M]:
 def make_evaluation_step(
     architecture: Architecture,
     objective: Objective,
+    measure: Callable[[jax.Array, Batch], Metrics] | None = None,
 ) -> Callable[[TrainState, Batch], Metrics]:
     """Return (state, batch) -> sums of the objective; for several labels an image also scores.
+
+    `measure` returns the rows of further metrics from (logits_BK, batch).
 
     Random numbers of an objective depend on the place in the batch only, so that every evaluation
     uses the same.
@@ -326,9 +329,11 @@ def make_evaluation_step(
         targets = objective.prepare(batch, label_BK, batch.mask_B, jax.random.key(0))
         targets = dataclasses.replace(targets, label_BK=label_BK)  # without label smoothing
         output = call_network(state.evaluated_model(), images, targets)
-        sums = objective.sums(output, targets)
-        if not targets.is_multilabel:
-            return sums
-        return sums | score_classes(output.logits_BK, batch)
+        results = objective.sums(output, targets)
+        if targets.is_multilabel:
+            results |= score_classes(output.logits_BK, batch)
+        if measure is not None:
+            results |= measure(output.logits_BK, batch)
+        return results
 
     return evaluation_step

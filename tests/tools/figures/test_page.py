@@ -40,7 +40,7 @@ def test_a_page_needs_nothing_else(trained, tmp_path, monkeypatch):
     summary = json.loads((trained / "summary.json").read_text())
     found = cards(page)
     assert found["state"] == "ended, step 6"
-    assert found["top1 accuracy"].startswith(f"{summary['test_accuracy']:.2%}  (95 %: ")
+    assert found["accuracy"].startswith(f"{summary['test_accuracy']:.2%}  (95 %: ")
     assert found["test loss"] == f"{summary['test_loss']:.4f}"
     assert found["images seen"] == "96"
     assert page.count("<svg") == 3

@@ -100,7 +100,7 @@ def test_the_whole_family(here, logits, labels):
     assert list(found["sets"]) == [one.name for one in SETS if one.name != "objectnet"]
     for name, (top1, top5) in expected.items():
         values = found["sets"][name]
-        assert (values["top1_accuracy"], values["top5_accuracy"]) == (
+        assert (values["accuracy"], values["top5_accuracy"]) == (
             pytest.approx(top1),
             pytest.approx(top5),
         ), name
@@ -110,7 +110,7 @@ def test_the_whole_family(here, logits, labels):
     restricted = expected["a"][0]
     assert unrestricted < restricted, "or the restriction would prove nothing"
     real = found["sets"]["real"]
-    assert (real["top1_accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
+    assert (real["accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
     assert list(found["absent"]) == ["objectnet"]
     assert (
         "note: imagenet:objectnet is missing: unpack its archive, so that objectnet-1.0/images is in"
@@ -132,7 +132,7 @@ def test_a_set_as_its_archive_unpacks(here, logits, labels, one):
     found, _ = evaluated(here, f"--data=imagenet:{one.name}")
     values = found["sets"][one.name]
     top1, top5 = accuracy(logits, chosen, one.subset)
-    assert (values["top1_accuracy"], values["top5_accuracy"]) == (
+    assert (values["accuracy"], values["top5_accuracy"]) == (
         pytest.approx(top1),
         pytest.approx(top5),
     )
@@ -173,7 +173,7 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
     same, _ = evaluated(here, "--data=imagenet:validation")
     wide = found["sets"]["validation"]
     narrow = same["sets"]["validation"]
-    for name in ("top1_accuracy", "top5_accuracy"):
+    for name in ("accuracy", "top5_accuracy"):
         assert wide[name] == narrow[name]
     for name in ("loss", "calibration_error"):
         assert wide[name] == pytest.approx(narrow[name], rel=1e-4)
@@ -200,7 +200,7 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     found, notes = evaluated(here, "--data=imagenet:validation", weights="lean.npz")
     values = found["sets"]["validation"]
     first = kept[logits[:, kept].argmax(axis=1)]
-    assert (values["top1_accuracy"], values["loss"]) == (
+    assert (values["accuracy"], values["loss"]) == (
         pytest.approx((first == chosen).mean()),
         None,
     )
@@ -233,7 +233,7 @@ def test_real_by_hand(here, logits, labels, form):
     values = found["sets"]["real"]
     counted = [n for n in range(COUNT) if n % 5]
     assert values["images"] == len(counted) == 18
-    assert values["top1_accuracy"] == pytest.approx(np.mean([n % 4 == 0 for n in counted]))
+    assert values["accuracy"] == pytest.approx(np.mean([n % 4 == 0 for n in counted]))
     assert values["top5_accuracy"] == 1
     assert values["loss"] is None
     rows = [
@@ -297,7 +297,7 @@ def test_objectnet(here, unnamed, logits):
     first = np.argsort(-logits, axis=1)[:, :5]
     rights = np.array([np.isin(first[number], RIGHT[folder]) for folder, number in kept])
     values = found["sets"]["objectnet"]
-    assert values["top1_accuracy"] == pytest.approx(rights[:, 0].mean())
+    assert values["accuracy"] == pytest.approx(rights[:, 0].mean())
     assert values["top5_accuracy"] == pytest.approx(rights.any(axis=1).mean())
     label_map = labelled.label_map
     answers = np.array([[409, 530, 954, 0]] * len(kept))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.config.evaluators import MULTILABEL_RESULTS
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.storage.files import expanded
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.tools.figures.drawing import COLOURS, GREY, new_figure, short

@@ -11,7 +11,7 @@ import jinja2
 import markupsafe
 
 from vit_jax.api import Model
-from vit_jax.config.evaluators import SHARES, metric_text
+from vit_jax.config.metric_names import SHARES, format_metric
 from vit_jax.config.parsing import flatten
 from vit_jax.evals.evaluate import EvaluationResult, make_evaluate
 from vit_jax.evals.single_label import ClassMetrics
@@ -139,7 +139,7 @@ def _results(report: Report) -> dict[str, str]:
         if value is None:  # a run that diverged has no results
             continue
         if name.endswith("_loss") or (name.endswith(SHARES) and report.evaluation is None):
-            cards[_words(name)] = metric_text(name, value)
+            cards[_words(name)] = format_metric(name, value)
     if report.evaluation is not None:
         shown = report.evaluation.metrics.shown()
         cards |= {

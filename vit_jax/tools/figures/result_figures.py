@@ -57,7 +57,7 @@ def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
 
 def draw_reliability(metrics: ClassMetrics) -> bytes:
     """Draw accuracy against confidence in bins, and the number of images in each; bins with few images are pale."""
-    bins = [one for one in metrics.calibration.bins() if one.images]
+    bins = [one for one in metrics.counts.calibration.bins() if one.images]
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfect calibration")
@@ -83,7 +83,7 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
         clip_on=False,
         label="mean confidence of a bin",
     )
-    error = metrics.calibration.error
+    error = metrics.counts.calibration.error
     above.set(
         ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}"
     )

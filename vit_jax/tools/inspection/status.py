@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from vit_jax.checkpoint import CheckpointReader
 from vit_jax.config.durations import parse_duration
-from vit_jax.config.evaluators import MULTILABEL_RESULTS
 from vit_jax.config.lengths import Clock
+from vit_jax.config.metric_names import MULTILABEL_RESULTS
 from vit_jax.storage.files import JsonObject, expanded
 from vit_jax.text.printable import printable
 from vit_jax.text.tables import aligned

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from vit_jax.evals.single_label import wilson
+from vit_jax.evals.intervals import wilson_interval
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import aligned
 from vit_jax.text.tables import to_csv as rows_to_csv
@@ -34,7 +34,7 @@ def results_of(sweep: Sweep) -> list[Row]:
             num_images = outcome.num_images
             row = {"task": task.name, "group": task.group, "test_accuracy": accuracy}
             row |= {
-                "interval": wilson(accuracy * num_images, num_images),
+                "interval": wilson_interval(accuracy * num_images, num_images),
                 "test_images": num_images,
             }  # 95 %
             row |= {"learning_rate": setting.learning_rate, "steps": setting.num_steps}

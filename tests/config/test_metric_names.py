@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.config.evaluators import metric_of, metric_text
+from vit_jax.config.metric_names import find_metric, format_metric
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from vit_jax.config.evaluators import metric_of, metric_text
     ],
 )
 def test_direction_by_the_end_of_a_name(name, mode):
-    assert metric_of(name).mode == mode
+    assert find_metric(name).mode == mode
 
 
 @pytest.mark.parametrize("name", ["mine_floss", "mine_f2", "mine_ece", "brier_score"])
 def test_other_names_have_no_direction(name):
-    assert metric_of(name) is None
+    assert find_metric(name) is None
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_other_names_have_no_direction(name):
         ("f1_macro", 1.0, "100.00%"),
         ("images", 1250.0, "1,250"),
         ("loss", 0.7, "0.7000"),
-        ("top1_accuracy", "25 % of 4", "25 % of 4"),
+        ("accuracy", "25 % of 4", "25 % of 4"),
     ],
 )
 def test_metrics_as_text(name, value, text):
-    assert metric_text(name, value) == text
+    assert format_metric(name, value) == text

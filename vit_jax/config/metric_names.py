@@ -1,0 +1,127 @@
+"""The metrics of vit_jax: names, better values, form as text, and the functions that compute them.
+
+The training loop, `vit-jax evaluate`, sweeps, figures and pages take names and directions from `METRICS`. A result is
+named after its metric: "test_accuracy" is the accuracy on the test split. Metrics of the user are objects that the
+config names by references (`evals.metric_functions.CustomMetric`).
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+from vit_jax.text.nearest import did_you_mean
+
+Mode = Literal["max", "min"]
+BestMode = Literal["auto", "max", "min"]
+Labels = Literal["one", "several"]
+
+_FUNCTIONS = "vit_jax.evals.metric_functions"
+
+
+class Metric(NamedTuple):
+    """A metric.
+
+    Attributes:
+      mode: "max" if higher is better, "min" if lower is better.
+      is_share: printed in percent.
+      function: reference to the function that computes it from counts of predictions; "" if it is not computed so.
+      labels: numbers of labels of an image for which `function` is defined.
+    """
+
+    mode: Mode
+    is_share: bool = False
+    function: str = ""
+    labels: tuple[Labels, ...] = ()
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric("max", True, f"{_FUNCTIONS}:compute_accuracy", ("one",)),
+    "top5_accuracy": Metric("max", True, f"{_FUNCTIONS}:compute_top5_accuracy", ("one",)),
+    "mean_average_precision": Metric(
+        "max", True, f"{_FUNCTIONS}:compute_mean_average_precision", ("several",)
+    ),
+    "f1_micro": Metric("max", True, f"{_FUNCTIONS}:compute_f1_micro", ("several",)),
+    "f1_macro": Metric("max", True, f"{_FUNCTIONS}:compute_f1_macro", ("one", "several")),
+    "loss": Metric("min", False, f"{_FUNCTIONS}:compute_loss", ("one", "several")),
+    "calibration_error": Metric(
+        "min", True, f"{_FUNCTIONS}:compute_calibration_error", ("one", "several")
+    ),
+    "error": Metric("min"),
+    "images_per_second": Metric("max"),
+    "unreadable_images": Metric("min"),
+    "parameters": Metric("min"),
+    "exaflops": Metric("min"),
+    "wall_seconds": Metric("min"),
+}
+"""Metrics by name, in the order in which they are printed.
+
+`directions` has the direction of any result of a run, also of those that custom evaluators and metrics state.
+"""
+
+USUAL_METRICS: Mapping[Labels, tuple[str, ...]] = {
+    "one": ("accuracy", "top5_accuracy", "loss", "calibration_error"),
+    "several": ("mean_average_precision", "f1_micro", "f1_macro", "loss"),
+}
+"""Metrics that `vit-jax evaluate` always prints."""
+
+MULTILABEL_RESULTS = ("mean_average_precision", "f1_micro", "f1_macro")
+"""Metrics of multi-label data that take the place of the accuracy."""
+
+EARLIER_NAMES: Mapping[str, str] = {
+    "top1_accuracy": "accuracy",
+    "log_loss": "loss",
+    "macro_f1": "f1_macro",
+    "micro_f1": "f1_micro",
+}
+"""Names of earlier versions and of other libraries, which options still accept."""
+
+SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
+
+
+def find_metric(result: str) -> Metric | None:
+    """Return the metric that ends the name of a result, such as "test_accuracy"; None for other names."""
+    ends = [name for name in METRICS if result == name or result.endswith(f"_{name}")]
+    if not ends:
+        return None
+    return METRICS[max(ends, key=len)]
+
+
+def find_current_name(metric: str) -> str:
+    """Return the name of a metric in place of one of `EARLIER_NAMES`; other names unchanged."""
+    return EARLIER_NAMES.get(metric, metric)
+
+
+def require_metric_name(name: str, field: str) -> str:
+    """Return the current name of a built-in metric that can be chosen.
+
+    Raises:
+      ValueError: there is no such metric; `field` is the option, for the message.
+    """
+    current = find_current_name(name)
+    known = [metric for metric in METRICS if METRICS[metric].function]
+    if current not in known:
+        hint = did_you_mean(name, known)
+        raise ValueError(
+            f"{field}={name}: must be one of {', '.join(known)}, or a reference package.module:name.{hint}"
+        )
+    return current
+
+
+def name_custom_metric(reference: str) -> str:
+    """Return the name of the results of a metric of the user: "brier" for "mypackage.metrics:brier"."""
+    return reference.rpartition(":")[2].rpartition(".")[2]
+
+
+def list_metrics(labels: Labels) -> list[str]:
+    """Return the names of metrics that predictions of images with these labels have."""
+    return [name for name, metric in METRICS.items() if labels in metric.labels]
+
+
+def format_metric(name: str, value: float | str) -> str:
+    """Return a value as text: in percent, as a number of images, or with four decimals; text as it is."""
+    if isinstance(value, str):
+        return value
+    if name.endswith(SHARES):
+        return f"{value:.2%}"
+    if "images" in name:
+        return f"{value:,.0f}"
+    return f"{value:.4f}"

@@ -1,0 +1,249 @@
+"""Functions of the metrics in `config.metric_names.METRICS`, and metrics of the user.
+
+A built-in metric is a function of the counts of all predictions: `ClassCounts` for images with one label,
+`LabelCounts` for images with several. A metric of the user is the mean over the images of values that are computed on
+the devices.
+
+Legend: B global batch, K outputs of the network, N images that count.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.arrays import Batch
+from vit_jax.config.metric_names import (
+    METRICS,
+    USUAL_METRICS,
+    Labels,
+    list_metrics,
+    name_custom_metric,
+    require_metric_name,
+)
+from vit_jax.evals.class_counts import ClassCounts, predict
+from vit_jax.evals.label_counts import LabelCounts
+from vit_jax.evals.runner import Results, Rows
+from vit_jax.imports.references import is_reference, resolve
+
+Counts = ClassCounts | LabelCounts
+
+
+# Functions of the built-in metrics.
+
+
+def compute_accuracy(counts: ClassCounts) -> float:
+    """Return the fraction of images whose most probable output is right."""
+    return int(counts.top1_L.sum()) / counts.images
+
+
+def compute_top5_accuracy(counts: ClassCounts) -> float:
+    """Return the fraction of images with a right output among the five most probable ones."""
+    return int(counts.top5_L.sum()) / counts.images
+
+
+def compute_loss(counts: Counts) -> float | None:
+    """Return the mean cross-entropy; None if an image has several right outputs."""
+    return counts.mean_loss
+
+
+def compute_calibration_error(counts: Counts) -> float:
+    """Return the expected calibration error (Guo et al., ICML 2017)."""
+    return counts.calibration.error
+
+
+def compute_f1_macro(counts: Counts) -> float | None:
+    """Return the mean of F1 over the classes with images; None if an image has several right outputs."""
+    f1_by_class = counts.f1_by_class()
+    if f1_by_class is None:
+        return None
+    return float(np.nanmean(f1_by_class))
+
+
+def compute_f1_micro(counts: LabelCounts) -> float:
+    """Return F1 of all predicted classes of all images."""
+    totals = counts.count()
+    return float(2 * totals.right.sum() / (totals.predicted.sum() + totals.labelled.sum()))
+
+
+def compute_mean_average_precision(counts: LabelCounts) -> float:
+    """Return the mean of the average precisions of the classes with images."""
+    return float(np.nanmean(counts.per_class().average_precision))
+
+
+def compute_metric(name: str, counts: Counts) -> float | None:
+    """Return the value of a metric of `METRICS`; None if it is not defined for these images."""
+    function = resolve(METRICS[name].function, f"METRICS[{name!r}].function")
+    value: float | None = function(counts)
+    return value
+
+
+# Metrics of the user.
+
+
+@dataclasses.dataclass(frozen=True)
+class CustomMetric:
+    """A metric of the user: a function of the mean, over the images, of values of each image.
+
+    A reference "package.module:name" names a function `measure`, or an object with these attributes:
+
+    * `measure(logits_BK, label_BK)`: the values of each image, (B, ...), float32. `label_BK` is 1 for the classes of an
+      image and 0 for the others. Logits of outputs that cannot be predicted are -inf. The function runs on the devices
+      inside `jax.jit`. Padding and unreadable images are masked afterwards.
+    * `summarise(mean)`: the metric from the mean of the values, float64. Optional for one value of each image.
+    * `direction`: "max" or "min". Optional; `config.directions` reads it.
+
+    Attributes:
+      name: of the results.
+      reference: text that names it, for messages.
+      measure, summarise: as above.
+    """
+
+    name: str
+    reference: str
+    measure: Callable[[jax.Array, jax.Array], jax.Array]
+    summarise: Callable[[np.ndarray], float] = float
+
+    @property
+    def row_name(self) -> str:
+        """Name of the values among the results of a step, which have one row for each image."""
+        return f"{self.name}_B"
+
+    def compute_rows(self, logits_BK: jax.Array, label_BK: jax.Array) -> jax.Array:
+        """Return the values of each image; raise ValueError for an array without a row for each image."""
+        values_B = jnp.asarray(self.measure(logits_BK, label_BK))
+        if values_B.shape[:1] != logits_BK.shape[:1]:
+            raise ValueError(
+                f"metrics={self.reference}: must return a row for each of {len(logits_BK)} images, not an array of "
+                f"shape {values_B.shape}."
+            )
+        if values_B.ndim > 1 and self.summarise is float:
+            raise ValueError(
+                f"metrics={self.reference}: must return one value for each image, or have a method summarise."
+            )
+        return values_B
+
+
+def load_custom_metric(reference: str, field: str) -> CustomMetric:
+    """Import a metric of the user.
+
+    Raises:
+      ValueError: the reference cannot be imported, or names neither a function nor an object with `measure`.
+    """
+    found = resolve(reference, field)
+    measure = getattr(found, "measure", found)
+    if isinstance(found, type) or not callable(measure):
+        raise ValueError(
+            f"{field}={reference!r}: must name a function, or an object with a method measure, not "
+            f"{type(found).__name__}."
+        )
+    summarise = getattr(found, "summarise", float)
+    return CustomMetric(name_custom_metric(reference), reference, measure, summarise)
+
+
+class CustomSums:
+    """Float64 sums of the values of custom metrics over the images that count."""
+
+    def __init__(self, metrics: Sequence[CustomMetric]) -> None:
+        self._metrics = metrics
+        self._totals: dict[str, np.ndarray] = {}
+        self._images = 0
+
+    def add(self, rows: Rows) -> None:
+        """Add the rows of a step for images that count."""
+        if not self._metrics:
+            return
+        self._images += len(rows["mask_B"])
+        for metric in self._metrics:
+            total = rows[metric.row_name].astype(np.float64).sum(axis=0)
+            self._totals[metric.name] = self._totals.get(metric.name, 0.0) + total
+
+    def values(self) -> dict[str, float]:
+        """Return the metrics by name."""
+        return {
+            metric.name: float(metric.summarise(self._totals[metric.name] / self._images))
+            for metric in self._metrics
+        }
+
+
+# The choice of metrics.
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenMetrics:
+    """Metrics that an evaluation reports besides the usual ones.
+
+    Attributes:
+      built_in: names of `METRICS`.
+      custom: metrics of the user.
+    """
+
+    built_in: tuple[str, ...] = ()
+    custom: tuple[CustomMetric, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.built_in or self.custom)
+
+    def list_names(self, labels: Labels) -> tuple[str, ...]:
+        """Return the usual built-in metrics of images with these labels, then the chosen ones."""
+        return tuple(dict.fromkeys((*USUAL_METRICS[labels], *self.built_in)))
+
+    def require_labels(self, labels: Labels, field: str) -> None:
+        """Raise ValueError if a chosen metric is not defined for images with one label, or with several."""
+        possible = list_metrics(labels)
+        for name in self.built_in:
+            if name not in possible:
+                kind = "single-label" if labels == "one" else "multi-label"
+                raise ValueError(
+                    f"{field}={name}: must be a metric of {kind} data. Use {', '.join(possible)}."
+                )
+
+    def compute_custom_rows(self, logits_BK: jax.Array, label_BK: jax.Array) -> Results:
+        """Return the values of each image for the metrics of the user."""
+        return {metric.row_name: metric.compute_rows(logits_BK, label_BK) for metric in self.custom}
+
+
+NO_FURTHER_METRICS = ChosenMetrics()
+
+
+def choose_metrics(names: Iterable[str], field: str) -> ChosenMetrics:
+    """Return the metrics with these names or references; `field` is the option, for messages.
+
+    Raises:
+      ValueError: an unknown name, a reference that cannot be imported, or two metrics with the same name.
+    """
+    built_in: list[str] = []
+    custom: dict[str, CustomMetric] = {}
+    for name in names:
+        if not is_reference(name):
+            built_in.append(require_metric_name(name, field))
+            continue
+        metric = load_custom_metric(name, field)
+        if metric.name in METRICS or metric.name in custom:
+            raise ValueError(
+                f"{field}={name}: another metric has the name {metric.name}. Rename the function or object."
+            )
+        custom[metric.name] = metric
+    return ChosenMetrics(tuple(dict.fromkeys(built_in)), tuple(custom.values()))
+
+
+def make_measure(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Results]:
+    """Return (logits_BK, batch) -> the rows that the evaluations of a run need for chosen metrics.
+
+    Built-in metrics of multi-label data need no more than the rows of `score_classes`, which are always there.
+    """
+
+    def measure(logits_BK: jax.Array, batch: Batch) -> Results:
+        num_outputs = logits_BK.shape[1]
+        rows: Results = {}
+        if chosen.built_in and not batch.is_multilabel:
+            is_allowed_K = jnp.ones(num_outputs, bool)
+            rows |= predict(logits_BK, batch, is_allowed_K, jnp.arange(num_outputs))
+        if chosen.custom:
+            rows |= chosen.compute_custom_rows(logits_BK, batch.label_BK(num_outputs))
+            rows["mask_B"] = batch.mask_B
+        return rows
+
+    return measure
