@@ -58,10 +58,12 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     image_size = config.input.image_size
     if isinstance(model, ModelConfig):
         num_outputs = patch_outputs(config.objective, parse_name(model.name).patch)
+        if num_outputs:
+            num_classes = 0
         return build_architecture(
             model,
             image_size=image_size,
-            num_classes=0 if num_outputs else num_classes,
+            num_classes=num_classes,
             patch_outputs=num_outputs,
         )
     if model.name is None:

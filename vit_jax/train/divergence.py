@@ -62,5 +62,12 @@ def list_records(run: Assembly, data: Datasets, step: int) -> np.ndarray:
     config = run.select_phase(step).config
     rows = np.arange(config.global_batch)
     first_image = run.images(step - 1)
-    stream = train_stream(config, data.train, rows, step - 1, run.steps.total, first_image)
+    stream = train_stream(
+        config,
+        data.train,
+        rows,
+        step - 1,
+        run.steps.total,
+        first_image,
+    )
     return stream.records(0)

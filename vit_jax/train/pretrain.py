@@ -51,4 +51,11 @@ def learn(config: PretrainConfig, workdir: str, pause_fraction: float | None = N
     )
     first_state = functools.partial(start_state, run, None)
     with workdirs.claim(workdir, run.config) as claimed, Interruption() as interruption:
-        return train(run, data, claimed, first_state, interruption, pause_fraction=pause_fraction)
+        return train(
+            run,
+            data,
+            claimed,
+            first_state,
+            interruption,
+            pause_fraction=pause_fraction,
+        )

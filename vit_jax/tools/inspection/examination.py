@@ -4,8 +4,8 @@ Legend: A micro-batches, B global batch, L blocks, S tokens, D width, H W C map 
 """
 
 import dataclasses
+import functools
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,7 +19,6 @@ from vit_jax.objectives import Objective
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import (
     StepParts,
-    TrainingLoss,
     accumulate_gradients,
     divide_by_weight,
     split_batch,
@@ -54,23 +53,35 @@ _FORWARD_ORDER = (
 _NUMBER = re.compile(r"(\d+)")
 
 
-def make_examination(
-    parts: StepParts,
-    architecture: Architecture,
-) -> Callable[[TrainState, Batch], Figures]:
-    """Return (state, batch) -> figures of the step: `KINDS` by layer, and "loss_B" by example."""
-    intermediates = list_intermediates(architecture)
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """The training step taken apart.
 
-    def examine(state: TrainState, batch: Batch) -> Figures:
-        mix_key, dropout_key = step_keys(parts.seed, state.step)
-        images, targets = parts.prepare_batch(batch, mix_key)
-        inputs = (images, targets, dropout_key, parts.num_micro_batches)
+    Attributes:
+      parts: the parts of the step, also of a phase.
+      intermediates: outputs of layers that the network returns on request, see `ModelOutput`.
+    """
 
-        sums, gradients = accumulate_gradients(parts.loss, state.model, *inputs)
+    parts: StepParts
+    intermediates: tuple[str, ...]
+
+    def examine(self, state: TrainState, batch: Batch) -> Figures:
+        """Return figures of the step: `KINDS` by layer, and "loss_B" by example."""
+        mix_key, dropout_key = step_keys(self.parts.seed, state.step)
+        images, targets = self.parts.prepare_batch(batch, mix_key)
+
+        sums, gradients = accumulate_gradients(
+            self.parts.loss,
+            state.model,
+            images,
+            targets,
+            dropout_key,
+            self.parts.num_micro_batches,
+        )
         _, gradients = divide_by_weight(sums, gradients)
-        updates, _ = parts.optimizer.update(gradients, state.optimizer, state.model)
+        updates, _ = self.parts.optimizer.update(gradients, state.optimizer, state.model)
 
-        figures = observe_outputs(parts.loss, intermediates, state.model, *inputs)
+        figures = self.observe_outputs(state.model, images, targets, dropout_key)
         figures["parameters"] = compute_norms(state.model)
         figures["gradient"] = compute_norms(gradients)
         figures["update"] = compute_norms(updates)
@@ -78,7 +89,44 @@ def make_examination(
         figures["mask_B"] = batch.mask_B
         return figures
 
-    return examine
+    def observe_outputs(
+        self,
+        model: nnx.Module,
+        images: jax.Array,
+        targets: Targets,
+        key: jax.Array,
+    ) -> Figures:
+        """Return losses of examples and figures of layers, from one more forward pass."""
+        num_micro_batches = self.parts.num_micro_batches
+        observe = functools.partial(self.observe_micro_batch, model)
+        if num_micro_batches == 1:
+            observed = observe((images, targets, key))
+            observed_A = jax.tree.map(lambda x: x[None], observed)
+        else:
+            micro_batches = split_batch(images, targets, key, num_micro_batches)
+            observed_A = jax.lax.map(observe, micro_batches)
+
+        figures: Figures = {"output": {}, "largest": {}}
+        for name, square_A in observed_A["square"].items():
+            figures["output"][name] = jnp.sqrt(square_A.mean())
+        for name, largest_A in observed_A["largest"].items():
+            figures["largest"][name] = largest_A.max()
+        # Micro-batch a has the examples a, A + a, 2 A + a, ...
+        figures["loss_B"] = observed_A["loss"].T.reshape(-1)
+        return figures
+
+    def observe_micro_batch(
+        self,
+        model: nnx.Module,
+        inputs: tuple[jax.Array, Targets, jax.Array],
+    ) -> Figures:
+        """Return the results of `measure_output` for one micro-batch."""
+        images, targets, key = inputs
+        options = {}
+        if self.intermediates:  # another network need not know the argument
+            options["taps"] = self.intermediates
+        output = self.parts.loss.predict(model, images, targets, key, **options)
+        return measure_output(self.parts.loss.objective, output, targets)
 
 
 def list_intermediates(architecture: Architecture) -> tuple[str, ...]:
@@ -91,41 +139,6 @@ def list_intermediates(architecture: Architecture) -> tuple[str, ...]:
     if architecture.has_resnet:
         names.append("stages")
     return tuple(names)
-
-
-def observe_outputs(
-    loss: TrainingLoss,
-    intermediates: tuple[str, ...],
-    model: nnx.Module,
-    images: jax.Array,
-    targets: Targets,
-    key: jax.Array,
-    num_micro_batches: int,
-) -> Figures:
-    """Return the losses of examples and figures of layers of one more forward pass."""
-    options = {}
-    if intermediates:
-        options["taps"] = intermediates
-
-    def observe(inputs: tuple[jax.Array, Targets, jax.Array]) -> Figures:
-        images, targets, key = inputs
-        output = loss.predict(model, images, targets, key, **options)
-        return measure_output(loss.objective, output, targets)
-
-    if num_micro_batches == 1:
-        observed = observe((images, targets, key))
-        observed_A = jax.tree.map(lambda x: x[None], observed)
-    else:
-        observed_A = jax.lax.map(observe, split_batch(images, targets, key, num_micro_batches))
-
-    figures: Figures = {"output": {}, "largest": {}}
-    for name, square_A in observed_A["square"].items():
-        figures["output"][name] = jnp.sqrt(square_A.mean())
-    for name, largest_A in observed_A["largest"].items():
-        figures["largest"][name] = largest_A.max()
-    # Micro-batch a has the examples a, A + a, 2 A + a, ...
-    figures["loss_B"] = observed_A["loss"].T.reshape(-1)
-    return figures
 
 
 def measure_output(objective: Objective, output: ModelOutput, targets: Targets) -> Figures:

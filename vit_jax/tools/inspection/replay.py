@@ -24,7 +24,7 @@ from vit_jax.data.subset import hold_out
 from vit_jax.imports.references import StoredReference, allowed_code, mark_stored
 from vit_jax.storage.files import JsonObject, expanded, write_atomically
 from vit_jax.text.printable import printable
-from vit_jax.tools.inspection.examination import make_examination
+from vit_jax.tools.inspection.examination import Examination, list_intermediates
 from vit_jax.tools.inspection.replay_report import REPORT_FILE, Replay
 from vit_jax.train import overview
 from vit_jax.train.assemble import architecture_of, assemble
@@ -112,9 +112,9 @@ def replay(
     save_state(target, step - 1, state, run.metadata)
 
     phase = assembly.select_phase(step)
-    examine = make_examination(phase.step_parts, phase.architecture)
-    examination = assembly.compiler.jit_observation(examine)
-    figures = jax.device_get(examination(state, batch))
+    examination = Examination(phase.step_parts, list_intermediates(phase.architecture))
+    examine = assembly.compiler.jit_observation(examination.examine)
+    figures = jax.device_get(examine(state, batch))
     _, metrics = train_step(leaves, batch)  # last, since it takes over the memory of the state
 
     record_B = list_records(assembly, run.data, step)

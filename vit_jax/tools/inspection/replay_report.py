@@ -97,14 +97,17 @@ class Replay:
 
     def _list_layers(self) -> dict[str, dict[str, float]]:
         """Return the figures of each layer."""
-        layers = {}
+        layers: dict[str, dict[str, float]] = {}
         for layer in in_forward_order(self.figures):
-            kinds = [kind for kind in KINDS if layer in self.figures[kind]]
-            layers[layer] = {kind: float(self.figures[kind][layer]) for kind in kinds}
+            layers[layer] = {}
+            for kind in KINDS:
+                if layer in self.figures[kind]:
+                    layers[layer][kind] = float(self.figures[kind][layer])
         return layers
 
     def _list_examples(self) -> list[JsonObject]:
         """Return the values of each example."""
+        names = ("record", "label", "loss", "mask", "name")
         rows = zip(
             self.record_B.tolist(),
             self.figures["label_B"].tolist(),
@@ -113,7 +116,6 @@ class Replay:
             self.name_B,
             strict=True,
         )
-        names = ("record", "label", "loss", "mask", "name")
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def to_text(self) -> str:
@@ -146,7 +148,9 @@ class Replay:
             return "loss and norms equal those of the run to the bit"
         changes = []
         for name in self.differences:
-            changes.append(f"{name} {self.recorded[name]!r} then, {self.metrics[name]!r} now")
+            then = self.recorded[name]
+            now = self.metrics[name]
+            changes.append(f"{name} {then!r} then, {now!r} now")
         return f"not the step of the run: {'; '.join(changes)}. Other devices, versions or code?"
 
     def _tabulate_layers(self) -> str:
@@ -163,7 +167,9 @@ class Replay:
         for example in worst[:NUM_PRINTED_EXAMPLES]:
             record = str(example["record"])
             label = _format_label(example["label"])
-            loss = _format(example["loss"] if example["mask"] else None)
+            loss = _format(None)  # an unreadable image has none
+            if example["mask"]:
+                loss = _format(example["loss"])
             rows.append([record, label, loss, example["name"]])
         return aligned(("record", "label", "loss", "name"), rows, words=("name",))
 

@@ -147,9 +147,11 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
 
     reader = CheckpointReader(workdir)
     saved_steps = reader.all_steps()
+    checkpoint_step = None
     num_examples = None
     if saved_steps:
-        num_examples = reader.metadata(saved_steps[-1]).get("num_examples")
+        checkpoint_step = saved_steps[-1]
+        num_examples = reader.metadata(checkpoint_step).get("num_examples")
 
     summary = read_summary(workdir)
     state, error = _read_state(workdir, summary, now)
@@ -166,7 +168,7 @@ def read_status(workdir: pathlib.Path, now: float) -> Status:
         test_accuracy=_find_accuracy(newest),
         images_per_second=newest.get("images_per_second"),
         seconds_left=seconds_left(lines, total) if _is_running(workdir, now) else None,
-        checkpoint_step=saved_steps[-1] if saved_steps else None,
+        checkpoint_step=checkpoint_step,
         seconds_since_written=_measure_silence(workdir, now),
         error=error,
     )
