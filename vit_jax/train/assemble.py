@@ -7,8 +7,7 @@ compiled for devices that this machine does not have.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import optax
@@ -231,13 +230,20 @@ def build_assembly(
         config=config,
         steps=composition.steps,
         architecture=architecture,
+        batch_sharding=batches.sharding,
+        label_shape=batches.label_shape,
+        evaluation_batch=batches.evaluation_batch,
+        forward_macs=count_forward_macs(architecture, state.model, composition),
+        training_flops_per_image=count_training_flops(architecture, state.model, composition),
         abstract_state=state,
         init_state=compiler.jit_build(init),
         state_of=compiler.jit_build(trainable.start_from),
+        step_parts=programs.step_parts,
         compiler=compiler,
-        **vars(programs),
-        **vars(batches),
-        **describe_network(architecture, state.model, composition, compiler),
+        train_step=programs.train_step,
+        train_step_of_leaves=programs.train_step_of_leaves,
+        evaluation_step=programs.evaluation_step,
+        attention_form=make_attention_form(architecture, composition, compiler),
     )
     phases = [build_phase(run, phase, composition, trainable) for phase in composition.steps.phases]
     return dataclasses.replace(run, earlier=tuple(phases))
@@ -267,32 +273,46 @@ def build_phase(
         run,
         config=config,
         architecture=architecture,
+        forward_macs=count_forward_macs(architecture, model, composition),
+        training_flops_per_image=count_training_flops(architecture, model, composition),
         step_parts=parts,
         train_step=run.compiler.jit_train_step(parts.train_step),
         train_step_of_leaves=run.compiler.jit_train_step_of_leaves(parts.train_step),
-        **describe_network(architecture, model, composition, run.compiler),
+        attention_form=make_attention_form(architecture, composition, run.compiler),
     )
 
 
-def describe_network(
+def count_forward_macs(
     architecture: Architecture,
     model: nnx.Module,
     composition: Composition,
+    *,
+    count_padding: bool = True,
+) -> int:
+    """Return the multiply-adds of one image's forward pass; a network of the caller is traced."""
+    if composition.is_standard:
+        return forward_macs(architecture, None, count_padding=count_padding)
+    return forward_macs(architecture, model, count_padding=count_padding)
+
+
+def count_training_flops(
+    architecture: Architecture,
+    model: nnx.Module,
+    composition: Composition,
+) -> int:
+    """Return the FLOPs of one image's forward and backward pass, without padding."""
+    macs = count_forward_macs(architecture, model, composition, count_padding=False)
+    return FORWARDS_PER_TRAINING_STEP * FLOPS_PER_MAC * macs
+
+
+def make_attention_form(
+    architecture: Architecture,
+    composition: Composition,
     compiler: StepCompiler,
-) -> dict[str, Any]:
-    """Return the fields of `Assembly` on the work of a network and the form of its attention."""
-    counted = None
-    if not composition.is_standard:
-        counted = model
-    macs_without_padding = forward_macs(architecture, counted, count_padding=False)
-    has_standard_blocks = (
-        composition.is_standard and architecture.is_standard and architecture.has_transformer
-    )
-    find_form = compiler.place(functools.partial(attention_form, architecture))
-    return {
-        "forward_macs": forward_macs(architecture, counted),
-        "training_flops_per_image": FORWARDS_PER_TRAINING_STEP
-        * FLOPS_PER_MAC
-        * macs_without_padding,
-        "attention_form": find_form if has_standard_blocks else None,
-    }
+) -> Callable[[], str] | None:
+    """Return the function that names the form of attention; None without standard blocks."""
+    if not composition.is_standard or not architecture.is_standard:
+        return None
+    if not architecture.has_transformer:
+        return None
+    return compiler.place(functools.partial(attention_form, architecture))

@@ -95,9 +95,15 @@ class Programs:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchLayout:
-    """The layout of batches on the devices of a run; attributes as in `Assembly`."""
+    """The layout of batches on the devices of a run.
 
-    batch_sharding: jax.sharding.NamedSharding
+    Attributes:
+      sharding: sharding of every array of a batch.
+      label_shape: shape of the label of an image.
+      evaluation_batch: examples of one evaluation step.
+    """
+
+    sharding: jax.sharding.NamedSharding
     label_shape: tuple[int, ...]
     evaluation_batch: int
 
@@ -211,7 +217,7 @@ class Composition:
     ) -> BatchLayout:
         """Lay batches out on the devices. The batch of evaluation defaults to the one of training."""
         return BatchLayout(
-            batch_sharding=batch_sharding(compiler.mesh),
+            sharding=batch_sharding(compiler.mesh),
             label_shape=label_shape,
             evaluation_batch=evaluation.global_batch or global_batch,
         )

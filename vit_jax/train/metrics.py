@@ -38,8 +38,9 @@ class LateMetrics:
         if entry is None:
             return
         step, metrics = entry
-        arrays = jax.device_get(dict(metrics))
-        values = {name: float(array) for name, array in arrays.items()}
+        values = {}
+        for name, array in jax.device_get(dict(metrics)).items():
+            values[name] = float(array)
         self._report(step, values)
 
 

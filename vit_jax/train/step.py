@@ -169,6 +169,7 @@ def make_prepare_batch(
 
     def prepare_batch(batch: Batch, key: jax.Array) -> tuple[jax.Array, Targets]:
         images, label_BK = mix_batch(inputs, num_classes, compute_dtype, batch, key)
+
         weight_B = batch.mask_B
         if task.class_weights:
             weight_B = weight_B * weigh_examples(label_BK, task.class_weights)

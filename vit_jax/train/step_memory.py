@@ -47,6 +47,7 @@ def step_memory(
     images = global_batch
     for axis in BATCH_AXES:
         images = images // axes[axis]
+
     gradients = trained_leaves(state.model, is_trained)
     passing = passing_bytes(
         architecture,
@@ -58,6 +59,7 @@ def step_memory(
         model_shards=axes["model"],
         tiled=tiled,
     )
+
     return Memory(
         parameters=sum_bytes(state.model, tiled=tiled),
         optimizer=sum_bytes(state.optimizer, tiled=tiled),

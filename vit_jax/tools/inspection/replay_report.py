@@ -127,6 +127,7 @@ class Replay:
         finding = "all values are finite"
         if cause:
             finding = f"first value that is not finite: {printable(cause)}"
+
         lines = [
             f"step {self.step}: {', '.join(metrics)}",
             self._compare(),
@@ -167,6 +168,7 @@ class Replay:
         for example in worst[:NUM_PRINTED_EXAMPLES]:
             record = str(example["record"])
             label = _format_label(example["label"])
+
             loss = _format(None)  # an unreadable image has none
             if example["mask"]:
                 loss = _format(example["loss"])

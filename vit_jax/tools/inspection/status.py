@@ -264,4 +264,7 @@ def to_table(statuses: Sequence[Status]) -> str:
 
 def read_all(folders: Sequence[str]) -> list[Status]:
     """Read the state of all runs in folders; errors as those of `find_runs` and `read_status`."""
-    return [read_status(workdir, time.time()) for workdir in find_runs(folders)]
+    statuses = []
+    for workdir in find_runs(folders):
+        statuses.append(read_status(workdir, time.time()))
+    return statuses
