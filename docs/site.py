@@ -152,8 +152,10 @@ def _named_in_nav(nav: Any) -> Iterator[str]:
 
 
 def commands() -> str:
-    """Return the page with the help of every verb; fields of a recipe have their own page."""
+    """Return the page with the help of every verb and fields of groups; recipes have their own page."""
     from vit_jax.cli import VERBS
+    from vit_jax.cli.groups import GROUPS
+    from vit_jax.cli.help_text import describe_group_fields
 
     parts = [
         "# Commands",
@@ -164,6 +166,9 @@ def commands() -> str:
     for name, verb in VERBS.items():
         text = dataclasses.replace(verb, appendix=None).help(100).rstrip()
         parts += [f"## {name}", "", verb.summary, "", "````text", text, "````", ""]
+    for group in GROUPS:
+        text = describe_group_fields(group, 100)
+        parts += [f"## --{group.PREFIX}.FIELD", "", "````text", text, "````", ""]
     return "\n".join(parts)
 
 

@@ -38,6 +38,8 @@ def words_of(page):
 def test_pages_made_of_the_code(site):
     commands = (site / "commands.html").read_text()
     assert all(f'<h2 id="{verb}">' in commands for verb in VERBS)
+    assert "weights.num_heads" in commands
+    assert "images.value_range" in commands
     config = html.unescape(words_of(site / "config.html"))
     assert (
         "position_stddev float > 0 default 0.02 Transformer: standard deviation of learned positions"

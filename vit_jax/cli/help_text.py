@@ -63,8 +63,8 @@ def format_entry(name: str, meaning: str, width: int, indent: int = _MOST_INDENT
     return f"  {name}".ljust(indent) + lines[indent:]
 
 
-def describe_fields(width: int, groups: Sequence[type[Group]]) -> str:
-    """Return every field of a recipe and of these groups with its description, type and default."""
+def describe_recipe_fields(width: int) -> str:
+    """Return every field of a recipe with its description, type and default."""
     from vit_jax.config.descriptions import read_sections
 
     parts = ["Fields of a recipe, set by --config.SECTION.FIELD=VALUE:"]
@@ -77,15 +77,17 @@ def describe_fields(width: int, groups: Sequence[type[Group]]) -> str:
                 default = f"default {field.default}"
             meaning = f"{field.description} [{field.type}; {default}]"
             parts.append(format_entry(section.prefix + field.name, meaning, width))
+    return "\n".join(parts)
 
-    for group in groups:
-        parts.append("")
-        parts.append(_fill(_GROUP_TITLE.format(group.PREFIX), width))
-        for option in list_options(group):
-            form = option.shown_form or "a switch"
-            meaning = f"{option.meaning} [{form}]{_describe_default(option)}"
-            parts.append(format_entry(option.name, meaning, width))
-    return "\n".join([*parts, ""])
+
+def describe_group_fields(group: type[Group], width: int) -> str:
+    """Return every field of a group of options with its description, form and default."""
+    parts = [_fill(_GROUP_TITLE.format(group.PREFIX), width)]
+    for option in list_options(group):
+        form = option.shown_form or "a switch"
+        meaning = f"{option.meaning} [{form}]{_describe_default(option)}"
+        parts.append(format_entry(f"{group.PREFIX}.{option.name}", meaning, width))
+    return "\n".join(parts)
 
 
 # Parts of the help.

@@ -6,7 +6,12 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vit_jax.cli.groups import GROUPS
-from vit_jax.cli.help_text import describe_fields, find_width, format_entry
+from vit_jax.cli.help_text import (
+    describe_group_fields,
+    describe_recipe_fields,
+    find_width,
+    format_entry,
+)
 from vit_jax.cli.options import Options, Recipe, UsageError, argument, switch
 from vit_jax.cli.verbs import verb
 from vit_jax.text.nearest import did_you_mean
@@ -187,7 +192,11 @@ def _print_recipe(recipe: "RecipeFile", width: int) -> None:
 
 
 def _describe_all_fields(width: int) -> str:
-    return describe_fields(width, GROUPS)
+    """Return the fields of recipes and of groups of options."""
+    parts = [describe_recipe_fields(width)]
+    for group in GROUPS:
+        parts.append(describe_group_fields(group, width))
+    return "\n\n".join(parts) + "\n"
 
 
 @verb(

@@ -166,8 +166,10 @@ def list_options(kind: type[Any]) -> list[Option]:
 
 def list_groups(kind: type[Any]) -> "list[type[Group]]":
     """Return the groups of options that a verb takes."""
-    fields = filter(_is_group, _order_fields(kind))
-    return [field.metadata["group"] for field in fields]
+    groups = []
+    for field in filter(_is_group, _order_fields(kind)):
+        groups.append(field.metadata["group"])
+    return groups
 
 
 def plain_type(hint: Any) -> Any:

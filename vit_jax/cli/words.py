@@ -26,6 +26,7 @@ from vit_jax.config.rules import Range, rules_in
 from vit_jax.storage.files import refuse_bucket
 from vit_jax.text.nearest import closest
 
+# Prefixes of data with a name or a path.
 _KINDS_OF_DATA = tuple(kind.prefix for kind in data_kinds.KINDS if ":" in kind.form)
 # "-f" is an option; "-", "-1" and "-a b" are not.
 _DASHED = re.compile(r"-(?!\d+$|\d*\.\d+$)\S+")
@@ -49,6 +50,7 @@ def parse_words(kind: type[Any], words: Sequence[str], verb: str, spelling: dict
     """
     reader = _Reader(kind, verb, spelling)
     reader.read(words)
+
     options = reader.build()
     options.require_effect()
     return options
@@ -248,6 +250,7 @@ class _Reader:
         for option in (*self.arguments, *self.options):
             if option.is_required and option.name not in self.values:
                 missing.append(option.flag or option.form)
+
         if missing:
             raise UsageError(f"Missing: {', '.join(missing)}. See vit-jax {self.verb} --help.")
 
@@ -289,7 +292,8 @@ class _Reader:
         for flag, option in self.by_flag.items():
             names[flag.removeprefix("--")] = option.flag
 
-        near = closest(form.removeprefix("--"), names, cutoff=cutoff)
+        name = form.removeprefix("--")
+        near = closest(name, names, cutoff=cutoff)
         if not near:
             return ""
         return names[near[0]]

@@ -8,11 +8,11 @@ OPTIONS = {
     "image_size": ("H,W", "height and width of the images in pixels, or one number for both"),
     "num_heads": ("N", "heads of attention"),
     "gelu": ("tanh|exact|quick", "form of the activation"),
-    "layer_norm_epsilon": ("X", "of every layer norm"),
-    "group_norm_epsilon": ("X", "of every group norm"),
-    "standardization_epsilon": ("X", "of weight standardisation"),
-    "standardization_epsilon_added_to": ("variance|std", "where it is added"),
+    "layer_norm_epsilon": ("X", "epsilon of every layer norm"),
+    "group_norm_epsilon": ("X", "epsilon of every group norm"),
+    "standardization_epsilon": ("X", "epsilon of weight standardisation"),
+    "standardization_epsilon_added_to": ("variance|std", "statistic that this epsilon is added to"),
     "rope": ("centred|grid|index", "rotary positions, of DINOv3, EVA-02 or PE"),
-    "position_embedding": ("learned_1d|learned_2d|sincos2d|none", "kind of positions"),
+    "position_embedding": ("learned_1d|learned_2d|sincos2d|none", "kind of position embedding"),
 }
 """Name and fields of the architecture for files that do not state them: form and meaning."""
