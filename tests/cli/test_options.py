@@ -233,7 +233,7 @@ def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkey
 
 def test_options_without_effect_are_those_with_another_value_than_their_default():
     options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json", "--steps=1,2"])
-    assert options.chosen("top", "rate", "part") == {"top": 3, "rate": 2.0}
+    assert options.collect_values("top", "rate", "part") == {"top": 3, "rate": 2.0}
     options.reject_ineffective(("top", "part"), "here")
     with rejects("--steps=1,2, --rate=2.0, --json: ", "has no effect here. Leave it out."):
         options.reject_ineffective(("top", "rate", "part", "json", "steps"), "here")

@@ -12,7 +12,7 @@ from tests.integration.commands import rejected, run
 from tests.rejections import rejects
 from vit_jax import cli
 from vit_jax.cli import outputs
-from vit_jax.cli.outputs import output_file, output_folder
+from vit_jax.cli.outputs import resolve_output_file, resolve_output_folder
 from vit_jax.data.sources import listing_of, located
 
 WEIGHTS = "no-such-weights.npz"  # a verb that looks for them before it checks outputs says so
@@ -171,7 +171,7 @@ def test_links_are_followed(tmp_path, target, rule):
     link = tmp_path / "loop"
     link.symlink_to(tmp_path / target)
     with rejects(f"--csv={link}", rule):
-        output_file(str(link), "--csv=")
+        resolve_output_file(str(link), "--csv=")
 
 
 def test_a_socket_is_rejected_before_anything_is_computed(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_a_socket_is_rejected_before_anything_is_computed(tmp_path, monkeypatch)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         with rejects("--csv=socket", "it is a socket"):
-            output_file("socket", "--csv=")
+            resolve_output_file("socket", "--csv=")
 
 
 @pytest.mark.parametrize("name", ["pipe", "link"])
@@ -192,17 +192,17 @@ def test_what_is_written_into_needs_no_new_file_beside_it(tmp_path, monkeypatch,
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(outputs.tempfile, "TemporaryFile", refuse)
-    assert output_file(str(tmp_path / name), "--csv=") == tmp_path / name
+    assert resolve_output_file(str(tmp_path / name), "--csv=") == tmp_path / name
     with rejects("--csv=", "no file can be created"):
-        output_file(str(tmp_path / "file"), "--csv=")
+        resolve_output_file(str(tmp_path / "file"), "--csv=")
 
 
 def test_nothing_is_left_behind(tmp_path):
-    assert output_file(str(tmp_path / "a.png")) == tmp_path / "a.png"
-    assert output_folder(str(tmp_path / "a/b")) == tmp_path / "a/b"
+    assert resolve_output_file(str(tmp_path / "a.png")) == tmp_path / "a.png"
+    assert resolve_output_folder(str(tmp_path / "a/b")) == tmp_path / "a/b"
     assert not list(tmp_path.iterdir())
     with rejects(f"--csv={tmp_path}", "is a folder"):
-        output_file(str(tmp_path), "--csv=")
+        resolve_output_file(str(tmp_path), "--csv=")
 
 
 @pytest.mark.parametrize(

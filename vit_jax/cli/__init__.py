@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments is None:
         arguments = sys.argv[1:]
     try:
-        with stop.orderly_end():
+        with stop.end_in_order():
             try:
                 _run(arguments)
             finally:
@@ -113,7 +113,7 @@ def _run(words: Sequence[str]) -> None:
     if verb == "--version":
         print(_describe_versions())
     elif verb in _HELP and not rest:
-        print(_overview(), end="")
+        print(_describe_verbs(), end="")
     elif verb in _HELP:
         print(_find(join_verb(rest)[0]).help(), end="")
     elif not {"--help", "-h"}.isdisjoint(rest):
@@ -145,7 +145,7 @@ def join_verb(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def _overview() -> str:
+def _describe_verbs() -> str:
     """Return the help of the command: its verbs, each in one line."""
     verbs = "".join(f"  {name:<13}{verb.summary}\n" for name, verb in VERBS.items())
     return f"""\

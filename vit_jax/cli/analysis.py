@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from vit_jax.cli.loading import Checkpoint, Reading
 from vit_jax.cli.options import REQUIRED, Recipe, UsageError, argument, option
-from vit_jax.cli.outputs import note, output_folder
+from vit_jax.cli.outputs import note, resolve_output_folder
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, When
 from vit_jax.text.nearest import require_known
@@ -76,7 +76,7 @@ class Inspect(Reading, Checkpoint):
 
         names = _list_names(self.what, list(KINDS))
         self._require_effective(names)
-        output = output_folder(self.output)
+        output = resolve_output_folder(self.output)
         require_drawing()
 
         model, _ = self.load(
@@ -194,7 +194,7 @@ class InspectData(Recipe):
         from vit_jax.config import validate
         from vit_jax.tools.figures.drawing import require_drawing
 
-        output = output_folder(self.output)
+        output = resolve_output_folder(self.output)
         require_drawing()
         config = self.load()
         validate(config)

@@ -20,8 +20,8 @@ from vit_jax.cli.options import (
     option,
     switch,
 )
-from vit_jax.cli.outputs import note, output_file, output_folder
-from vit_jax.cli.stop import joined
+from vit_jax.cli.outputs import note, resolve_output_file, resolve_output_folder
+from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
 from vit_jax.storage.files import cache_folder, expanded
@@ -60,7 +60,7 @@ class _Features(Limits, Reading):
     data_dir: str | None = option("FOLDER", "folder of TFDS datasets", reads_bucket=True)
 
     @contextlib.contextmanager
-    def extracting(
+    def open_extractor(
         self, checkpoint: str, data: str, preprocessing: str = "own", **choice: Any
     ) -> "Iterator[tuple[Extractor, SplitChoice, Weights]]":
         """Join the other processes and load the model.
@@ -76,7 +76,7 @@ class _Features(Limits, Reading):
                 [f"images.{name}" for name in names], "with --preprocessing=fewshot"
             )
 
-        with joined():
+        with join_processes():
             from vit_jax.evals.features import Extractor
             from vit_jax.evals.splits import SplitChoice
 
@@ -193,7 +193,7 @@ class _Pairs(_Features, Checkpoint):
     )
 
     @contextlib.contextmanager
-    def pairs(
+    def open_pairs(
         self, preprocessing: str = "own", *, allows_several_labels: bool = False
     ) -> "Iterator[tuple[list[Pair], Extractor, Weights]]":
         """Open the datasets of --data=.
@@ -201,8 +201,8 @@ class _Pairs(_Features, Checkpoint):
         Yields:
           the datasets, the extractor of their features, and its weights.
         """
-        splits = self.chosen("train_split", "test_split", "classes")
-        opening = self.extracting(
+        splits = self.collect_values("train_split", "test_split", "classes")
+        opening = self.open_extractor(
             self.checkpoint, self.data, self.preprocessing or preprocessing, **splits
         )
         with opening as (extractor, choice, weights):
@@ -255,7 +255,7 @@ class Fewshot(_Pairs):
 
     def run(self) -> None:
         protocol = self._build_protocol()
-        with self.pairs("fewshot") as (pairs, extractor, weights):
+        with self.open_pairs("fewshot") as (pairs, extractor, weights):
             from vit_jax.evals.probes import run_few_shot
 
             table = run_few_shot(pairs, extractor, protocol)
@@ -265,7 +265,7 @@ class Fewshot(_Pairs):
         """Return the protocol of the options; the first images of a class need one seed."""
         from vit_jax.evals.fewshot import FewShot
 
-        values = self.chosen("shots", "seeds", "l2", "penalty_choice", "sampling")
+        values = self.collect_values("shots", "seeds", "l2", "penalty_choice", "sampling")
         if self.sampling == "first":
             values.setdefault("seeds", (0,))
         return FewShot(**values)
@@ -294,7 +294,7 @@ class Probe(_Pairs):
 
     def run(self) -> None:
         self._require_output()
-        with self.pairs(allows_several_labels=True) as (pairs, extractor, weights):
+        with self.open_pairs(allows_several_labels=True) as (pairs, extractor, weights):
             from vit_jax.evals.probes import require_probe_images, run_on_pairs, to_text
 
             for pair in pairs:  # before features are computed
@@ -320,7 +320,7 @@ class Probe(_Pairs):
         from vit_jax.evals.probes import probe
         from vit_jax.weights.saving import save
 
-        values = self.chosen("method", "penalty", "folds")
+        values = self.collect_values("method", "penalty", "folds")
         classifier, result = probe(train, test, pair.train.num_classes, **values)
         if self.output is None or not hosts.is_first():
             return result, []
@@ -341,7 +341,7 @@ class Probe(_Pairs):
         if self.output is None:
             return
         self._require_classifier(self.output)
-        check = output_file if pathlib.Path(self.output).suffix else output_folder
+        check = resolve_output_file if pathlib.Path(self.output).suffix else resolve_output_folder
         check(self.output)
 
         from vit_jax.weights.saving import require_destination
@@ -375,13 +375,13 @@ class Knn(_Pairs):
     temperature: Positive | None = option("X", "temperature of their votes; default: 0.07")
 
     def run(self) -> None:
-        with self.pairs() as (pairs, extractor, weights):
+        with self.open_pairs() as (pairs, extractor, weights):
             from vit_jax.evals.neighbours import NUM_NEIGHBOURS, require_neighbours
             from vit_jax.evals.probes import measure_neighbours, run_on_pairs, to_text
 
             for pair in pairs:  # before features are computed
                 require_neighbours(self.neighbours or NUM_NEIGHBOURS, len(pair.train))
-            values = self.chosen("neighbours", "temperature")
+            values = self.collect_values("neighbours", "temperature")
             measure = functools.partial(measure_neighbours, **values)
             results, notes = run_on_pairs(pairs, extractor, measure)
             self.print_result(extractor, weights, {"datasets": results}, to_text(results), notes)
@@ -406,11 +406,11 @@ class Features(_Features, Checkpoint):
     preprocessing: Preprocessing = option("", "of the released protocol, or as in training", "own")
 
     def run(self) -> None:
-        output = output_file(self.output)
+        output = resolve_output_file(self.output)
         if output.suffix != ".npz":
             raise UsageError(f"--output={self.output}: must be a file that ends in .npz.")
 
-        opening = self.extracting(
+        opening = self.open_extractor(
             self.checkpoint, self.data, self.preprocessing, classes=self.classes
         )
         with opening as (extractor, choice, weights):
@@ -480,10 +480,10 @@ class Duplicates(_Features):
             self.reject_ineffective(_OF_WEIGHTS, "without --weights")
         self.reject_data_dir(f"{self.data},{self.against}")
         files = {}
-        for name, path in self.chosen("output", "write").items():
-            files[name] = output_file(path, f"--{name}=")
+        for name, path in self.collect_values("output", "write").items():
+            files[name] = resolve_output_file(path, f"--{name}=")
 
-        with self._extracting() as (extractor, choice):
+        with self._open_search() as (extractor, choice):
             from vit_jax import hosts
             from vit_jax.evals.splits import open_split, split_to_search
             from vit_jax.tools.prepare.duplicates import report
@@ -533,15 +533,15 @@ class Duplicates(_Features):
         return max(self.distance, bits)
 
     @contextlib.contextmanager
-    def _extracting(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
+    def _open_search(self) -> "Iterator[tuple[Extractor | None, SplitChoice]]":
         """Join the other processes; load the model of --weights=, if there is one."""
         if self.checkpoint is not None:
-            opening = self.extracting(self.checkpoint, f"{self.data},{self.against}")
+            opening = self.open_extractor(self.checkpoint, f"{self.data},{self.against}")
             with opening as (extractor, choice, _):
                 yield extractor, choice
             return
 
-        with joined():
+        with join_processes():
             from vit_jax.evals.splits import SplitChoice
 
             yield None, SplitChoice(data_dir=self.data_dir)

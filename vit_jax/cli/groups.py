@@ -90,9 +90,9 @@ class WeightFields(AllowedCode):
     )
     compute_dtype: Literal["float32", "bfloat16"] = option("", "dtype of activations", "float32")
 
-    def facts(self) -> dict[str, Any]:
+    def collect_facts(self) -> dict[str, Any]:
         """Return the options as `load_weights` takes them."""
-        return self.chosen(*OPTIONS, "allow_code")
+        return self.collect_values(*OPTIONS, "allow_code")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class ImageFields(Group):
         "values of files of more than 8 bits that become 0 and 255; default: as in training",
     )
 
-    def preparation(self) -> dict[str, Any]:
+    def collect_options(self) -> dict[str, Any]:
         """Return the options as `from_weights` takes them."""
         is_oriented = None
         if self.exif_orientation is not None:
@@ -163,7 +163,7 @@ def load_model(
     from vit_jax.sharding import build_mesh, replicated
     from vit_jax.weights import load_weights
 
-    facts = weight_fields.facts()
+    facts = weight_fields.collect_facts()
     if class_names is not None:
         facts["class_names"] = class_names
     weights = load_weights(checkpoint, polyak=not weight_fields.raw, **facts)
@@ -179,7 +179,7 @@ def load_model(
         weights,
         compute_dtype=weight_fields.compute_dtype,
         sharding=sharding,
-        **image_fields.preparation(),
+        **image_fields.collect_options(),
     )
     if needs_classes:
         model.require_classes()

@@ -243,7 +243,7 @@ def _list_group(field: "dataclasses.Field[Any]") -> list[Option]:
 class Options:
     """The base of all verbs; their fields are options."""
 
-    def chosen(self, *names: str) -> dict[str, Any]:
+    def collect_values(self, *names: str) -> dict[str, Any]:
         """Return these options by name, without those that are None."""
         values = {}
         for name in names:

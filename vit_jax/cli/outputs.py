@@ -23,7 +23,7 @@ def fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def output_file(value: str, option: str = "--output=") -> pathlib.Path:
+def resolve_output_file(value: str, option: str = "--output=") -> pathlib.Path:
     """Return the file that the value of an option names.
 
     Links are followed. A pipe or a device, which is written into, can be in a read-only folder.
@@ -54,7 +54,7 @@ def output_file(value: str, option: str = "--output=") -> pathlib.Path:
     return path
 
 
-def output_folder(value: str, option: str = "--output=") -> pathlib.Path:
+def resolve_output_folder(value: str, option: str = "--output=") -> pathlib.Path:
     """Return the folder that the value of an option names; it and its parents need not exist yet.
 
     Raises:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from vit_jax.cli.options import REQUIRED, Recipe, UsageError, option, switch
-from vit_jax.cli.outputs import output_file
+from vit_jax.cli.outputs import resolve_output_file
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, NotNegative, When
 
@@ -63,7 +63,7 @@ class Plan(Recipe):
     def run(self) -> None:
         target = None
         if self.hlo is not None:
-            target = output_file(self.hlo, "--hlo=")
+            target = resolve_output_file(self.hlo, "--hlo=")
         os.environ["JAX_PLATFORMS"] = "cpu"  # nothing is executed, so no accelerator is used
 
         from vit_jax.tools.plan.dataset import choose_dataset
@@ -71,7 +71,7 @@ class Plan(Recipe):
 
         topology = parse_topology(self.topology, num_slices=self.slices)
         config = self.load()
-        sizes = self.chosen("num_examples", "num_classes")
+        sizes = self.collect_values("num_examples", "num_classes")
         dataset = choose_dataset(self.config, config, **sizes)
         if self.search:
             self._search(config, topology, dataset)

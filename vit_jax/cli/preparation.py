@@ -6,7 +6,7 @@ import sys
 from typing import Annotated, Literal
 
 from vit_jax.cli.options import Options, UsageError, argument, option, switch
-from vit_jax.cli.outputs import output_folder
+from vit_jax.cli.outputs import resolve_output_folder
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Range, When
 
@@ -145,7 +145,7 @@ class Prepare(Options):
         from vit_jax.tools.prepare.prepared import prepare_folder
 
         folder = folder_of(self.datasets[0])
-        output = output_folder(str(self.output))
+        output = resolve_output_folder(str(self.output))
         assert folder is not None, self.datasets
         assert self.short_side is not None
         counts = prepare_folder(folder, output, short_side=self.short_side, quality=self.quality)
@@ -166,7 +166,7 @@ class Prepare(Options):
         )
 
         archives = list_archives([dataset.removeprefix("tar:") for dataset in self.datasets])
-        values = self.chosen(
+        values = self.collect_values(
             "holdout_per_class",
             "short_side",
             "shards",
@@ -175,7 +175,7 @@ class Prepare(Options):
             "min_side",
             "min_class_images",
         )
-        files = self.chosen("classes", "number_names")
+        files = self.collect_values("classes", "number_names")
         for name in files:
             values[name] = read_classes(files, name)
         options = Options(skips_others=self.other_classes == "skip", **values)

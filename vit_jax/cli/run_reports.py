@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from vit_jax.cli.groups import AllowedCode, ImageFields, WeightFields, load_model
 from vit_jax.cli.loading import Limits
 from vit_jax.cli.options import Options, argument, group, option, switch
-from vit_jax.cli.outputs import note, output_file
+from vit_jax.cli.outputs import note, resolve_output_file
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Positive, When
 from vit_jax.storage.files import expanded
@@ -83,7 +83,7 @@ class Plot(Options):
         from vit_jax.tools.figures import curves, drawing
 
         output, form = drawing.output_of(self.output)
-        output_file(self.output)
+        resolve_output_file(self.output)
 
         runs = curves.read_runs(self.runs)
         metrics = self.metrics or curves.USUAL
@@ -113,7 +113,7 @@ class Report(Limits):
     def run(self) -> None:
         if self.without_data:
             self.reject_ineffective(self.limits, "with --without_data")
-        output = output_file(self.output)
+        output = resolve_output_file(self.output)
 
         from vit_jax.tools.figures.drawing import require_drawing
 

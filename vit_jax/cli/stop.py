@@ -31,7 +31,7 @@ _is_sent_again = threading.Event()  # by `_send_again`, perhaps more than once
 
 
 @contextlib.contextmanager
-def orderly_end() -> Iterator[None]:
+def end_in_order() -> Iterator[None]:
     """Raise `Terminated` in this context when SIGTERM arrives, also for an error that follows from it."""
     global _asked_at
     if threading.current_thread() is not threading.main_thread():
@@ -163,7 +163,7 @@ def leave(error: KeyboardInterrupt, words: str = "") -> NoReturn:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[None]:
+def join_processes() -> Iterator[None]:
     """Join the other processes, if there are any; an error or a signal in one of them ends all."""
     from vit_jax import hosts
 

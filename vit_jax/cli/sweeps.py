@@ -19,7 +19,7 @@ from vit_jax.cli.options import (
     switch,
 )
 from vit_jax.cli.outputs import note
-from vit_jax.cli.training import preemptible, run_training
+from vit_jax.cli.training import explain_preemption, run_training
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Number, Positive, Range, When
 from vit_jax.storage.files import expanded
@@ -39,7 +39,7 @@ PLANNING = When("dry_run")
 def _run_together(run: Callable[[], None], workdir: str) -> None:
     """Call a function in every process of a run, with the exit codes of training."""
 
-    def together() -> None:
+    def run_together() -> None:
         from vit_jax import hosts
         from vit_jax.checkpoint.presence import require_exact_path
         from vit_jax.train.lifecycle.interruption import Interrupted
@@ -50,8 +50,8 @@ def _run_together(run: Callable[[], None], workdir: str) -> None:
             hosts.start()
             run()
 
-    with preemptible():
-        run_training(together, workdir)
+    with explain_preemption():
+        run_training(run_together, workdir)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class _Runs(Share, Recipe):
         from vit_jax.tools.sweeps.runs import plan_to_markdown
 
         index, count = self.share
-        sizes = self.chosen("num_examples", "num_classes")
+        sizes = self.collect_values("num_examples", "num_classes")
         workdir = expanded(self.workdir).absolute()
         runs = grid.runs[index::count]
         print(plan_to_markdown(grid, workdir, runs, topology, sizes, halving), end="")
@@ -275,7 +275,7 @@ class Study(_Runs):
     def _choose_axes(self) -> dict[str, Any]:
         """Return the values of the axes that the command gives, and measures."""
         names = set(type(self).__annotations__) - {"name", "topology", "paper"}
-        return self.chosen(*names)
+        return self.collect_values(*names)
 
 
 VTAB_RECIPE = "finetune:any,vtab"

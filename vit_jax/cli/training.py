@@ -23,8 +23,8 @@ from vit_jax.cli.options import (
     option,
     switch,
 )
-from vit_jax.cli.outputs import describe_system_error, fail, output_file, reject_runs
-from vit_jax.cli.stop import Terminated, joined, leave
+from vit_jax.cli.outputs import describe_system_error, fail, reject_runs, resolve_output_file
+from vit_jax.cli.stop import Terminated, join_processes, leave
 from vit_jax.cli.verbs import verb
 from vit_jax.config.rules import Count, Positive, When
 from vit_jax.storage.files import expanded
@@ -76,7 +76,7 @@ class _Run(Recipe):
     )
 
     def run(self) -> None:
-        with preemptible():
+        with explain_preemption():
             verb = type(self).__name__.lower()
             config = self._load(verb)
             if self.check:
@@ -146,7 +146,7 @@ class Finetune(_Run):
 
 
 @contextlib.contextmanager
-def preemptible() -> Iterator[None]:
+def explain_preemption() -> Iterator[None]:
     """Explain SIGTERM while a run imports, opens data or waits, before `train.interruption` does."""
     try:
         yield
@@ -251,7 +251,7 @@ class Replay(Options):
         from vit_jax.tools.inspection.replay import replay
         from vit_jax.train.series import say
 
-        with joined():
+        with join_processes():
             allow_code = self.weights.allow_code or ""
             result = replay(self.workdir, self.step, allow_code=allow_code, say=say)
             say(result.to_text())
@@ -280,7 +280,7 @@ class LrRange(Recipe):
         from vit_jax.tools.figures import drawing
 
         output, form = drawing.output_of(self.output)
-        output_file(self.output)
+        resolve_output_file(self.output)
         reject_runs(output.with_suffix(".json"), f"--output={self.output}")
         config = self.load()
 
@@ -371,7 +371,7 @@ class Doctor(Overrides):
         if self.topology is not None:
             topology = parse_topology(self.topology)
         try:
-            with joined():
+            with join_processes():
                 is_good = self._examine(config, topology)
         except ExaminationError as error:
             fail(str(error), hosts.exits.FAILED)

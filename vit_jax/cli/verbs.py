@@ -9,7 +9,7 @@ from typing import Any
 
 from vit_jax.cli.help_text import find_width, format_help
 from vit_jax.cli.options import list_groups, list_options
-from vit_jax.cli.words import naming_options, parse_words
+from vit_jax.cli.words import parse_words, restore_spelling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Verb:
 
     def __call__(self, words: Sequence[str]) -> None:
         spelling = dict[str, str]()
-        with naming_options(spelling):
+        with restore_spelling(spelling):
             parse_words(self.options, words, self.name, spelling).run()
 
     @property
@@ -74,7 +74,7 @@ class Verb:
           UsageError: an unknown or missing option, a wrong value, or an option without effect.
         """
         spelling = dict[str, str]()
-        with naming_options(spelling):
+        with restore_spelling(spelling):
             return parse_words(self.options, words, self.name, spelling)
 
 

@@ -21,12 +21,12 @@ from vit_jax.cli.options import (
 from vit_jax.cli.outputs import (
     fail,
     note,
-    output_file,
-    output_folder,
     reject_runs,
     require_creatable,
+    resolve_output_file,
+    resolve_output_folder,
 )
-from vit_jax.cli.stop import joined
+from vit_jax.cli.stop import join_processes
 from vit_jax.cli.verbs import verb
 from vit_jax.config.data_kinds import spell_forms
 from vit_jax.config.rules import Count, Number, When
@@ -66,7 +66,7 @@ class _Conversion(Names):
         """Write weights in another format; print what was converted."""
         require_creatable(expanded(destination).parent, destination)
         reject_runs(expanded(destination), destination)
-        facts = self.weights.facts()
+        facts = self.weights.collect_facts()
         class_names = self.read_class_names()
         if class_names is not None:
             facts["class_names"] = class_names
@@ -182,7 +182,7 @@ class Export(_Conversion, Reading, Checkpoint):
     def _export_program(self, output: str) -> None:
         from vit_jax.tools.export.programs import export_onnx, export_stablehlo, require_free
 
-        output_file(output)
+        resolve_output_file(output)
         for path in require_free(output, self.to, overwrite=self.overwrite):
             reject_runs(path, f"--output={output}")
         model, weights = self.load(self.checkpoint, class_names=self.read_class_names())
@@ -259,7 +259,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
     )
 
     def run(self) -> None:
-        with joined():
+        with join_processes():
             self._evaluate()
 
     def _evaluate(self) -> None:
@@ -273,7 +273,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         table = None
         if hosts.is_first():
             if self.report is not None:
-                folder = output_folder(self.report, "--report=")
+                folder = resolve_output_folder(self.report, "--report=")
             table = _open_table(self.csv)
         if self.report is not None:
             require_drawing()
@@ -314,7 +314,9 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         if not is_family(data):
             self.reject_ineffective(["real"], f"on {data}, only on imagenet")
             value_range = model.require_transform().value_range
-            choice = SplitChoice(value_range=value_range, **self.chosen("data_dir", *_CHOICE))
+            choice = SplitChoice(
+                value_range=value_range, **self.collect_values("data_dir", *_CHOICE)
+            )
             return {"": open_labelled(data, weights, choice)}, {}
 
         self.reject_ineffective(_CHOICE, f"on {data}")
@@ -359,7 +361,7 @@ def _open_table(csv: str | None) -> pathlib.Path | None:
 
     if csv is None or csv == "-":
         return None
-    path = output_file(csv, "--csv=")
+    path = resolve_output_file(csv, "--csv=")
     if is_image(path.name):
         raise UsageError(
             f"--csv={csv}: must not be an image, which would be replaced. Use NAME.csv."

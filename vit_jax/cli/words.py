@@ -57,7 +57,7 @@ def parse_words(kind: type[Any], words: Sequence[str], verb: str, spelling: dict
 
 
 @contextlib.contextmanager
-def naming_options(spelling: Mapping[str, str]) -> Iterator[None]:
+def restore_spelling(spelling: Mapping[str, str]) -> Iterator[None]:
     """Name options in errors of this context as they were written: "--gelu" for "--weights.gelu"."""
     try:
         yield
