@@ -1,10 +1,11 @@
-"""Tell a damaged checkpoint from an error that says nothing about its files: a failing disk, no device, a bug."""
+"""Tell a damaged checkpoint from other errors: a failing disk, a missing device, a bug."""
 
 import errno
 import os
 import pathlib
 import re
 import stat
+from collections.abc import Iterator
 
 import jax
 
@@ -16,25 +17,18 @@ METADATA = "metadata"
 _DATA = "d"  # the folder of the files that hold arrays
 _TREE = "_METADATA"  # orbax's description of an item
 _DESCRIPTIONS = ("_CHECKPOINT_METADATA", _TREE, "_sharding", "manifest.ocdbt", METADATA, "metrics")
-_MISSING = {
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-}  # errors of the system that are damage
-# tensorstore raises ValueError for every failure. Its text begins with the status, except INVALID_ARGUMENT.
+# Errors of the system that are damage.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+# tensorstore raises ValueError for every failure. The text begins with the status, except INVALID_ARGUMENT.
 _STATUS = re.compile(r"(?:([A-Z_]+): )?Error (?:opening|reading|decoding|parsing) ")
 _DAMAGE = {None, "DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
-_OF_DEVICES = (
-    RuntimeError,
-    jax.errors.JaxRuntimeError,
-)  # classes of errors of JAX; subclasses have other meanings
+# Classes of errors of JAX; subclasses have other meanings.
+_OF_DEVICES = (RuntimeError, jax.errors.JaxRuntimeError)
 _SHARDING = "_sharding"  # orbax's description of the layout of arrays
 _ARRAYS = "array_metadatas"  # orbax's folder of shapes of pieces
-_PARSERS = {
-    "array_metadata": _ARRAYS,
-    "sharding": _SHARDING,
-}  # part of the name of a function, and what it parses
+# Files by a part of the name of the function that parses them.
+_PARSERS = {"array_metadata": _ARRAYS, "sharding": _SHARDING}
+_MAX_REASON = 200  # letters
 _ERROR_NUMBER = re.compile(r"os_error_code='(\d+)'|OS error (\d+)")
 
 
@@ -54,51 +48,64 @@ class DamagedCheckpoint(ValueError):
 def damage_of(error: Exception, folder: pathlib.Path) -> str:
     """Return the damage of files in `folder` that an error reports; raise the error if it reports none.
 
-    orbax and tensorstore parse files without checking them, so that a changed byte can end in any exception. Every
-    exception means damage but errors of the system, of memory and of a device.
+    orbax and tensorstore parse files without checking them, so that a changed byte can end in any
+    exception. Every exception means damage, except errors of the system, of memory and of a device.
 
     Raises:
       OSError: in the place of a ValueError by which tensorstore reports an error of the system.
     """
-    cause = (
-        error.__cause__
-        if type(error) is Exception and isinstance(error.__cause__, Exception)
-        else error
-    )
-    status = _STATUS.match(str(cause)) if isinstance(cause, ValueError) else None
-    if isinstance(cause, OSError):
-        is_damage = (
-            isinstance(cause, FileNotFoundError) or cause.errno in _MISSING
-        )  # orbax's has no number
-    elif status:
-        number = next(
-            (
-                int(number)
-                for pair in _ERROR_NUMBER.findall(str(cause))
-                for number in pair
-                if number
-            ),
-            None,
-        )
-        is_damage = number in _MISSING or (number is None and status[1] in _DAMAGE)
-        if not is_damage:
-            number = number or errno.EIO
-            raise OSError(
-                number, f"{os.strerror(number)} ({reason(cause)})", str(folder)
-            ) from error
-    else:
-        is_damage = not (isinstance(cause, MemoryError) or type(cause) in _OF_DEVICES)
-    if not is_damage:
+    cause = error
+    if type(error) is Exception and isinstance(error.__cause__, Exception):
+        cause = error.__cause__
+    system_error = _find_system_error(cause, folder)
+    if system_error is not None:
+        raise system_error from error
+    if not _means_damage(cause):
         raise error
     if isinstance(cause, DamagedCheckpoint | OSError) or str(folder) in str(cause):
         return reason(cause)  # which names the file
-    return f"{_name_file(folder, cause)} cannot be parsed ({type(cause).__name__}: {reason(cause)})"
+    file = _name_file(folder, cause)
+    return f"{file} cannot be parsed ({type(cause).__name__}: {reason(cause)})"
+
+
+def _find_system_error(error: Exception, folder: pathlib.Path) -> OSError | None:
+    """Return the error of the system, other than damage, that an error of tensorstore reports."""
+    if not isinstance(error, ValueError):
+        return None
+    status = _STATUS.match(str(error))
+    if status is None:
+        return None
+    number = _find_error_number(str(error))
+    if number in _MISSING:
+        return None
+    if number is None and status[1] in _DAMAGE:
+        return None
+    number = number or errno.EIO
+    return OSError(number, f"{os.strerror(number)} ({reason(error)})", str(folder))
+
+
+def _find_error_number(text: str) -> int | None:
+    """Return the first number of an error of the system in a text of tensorstore."""
+    for groups in _ERROR_NUMBER.findall(text):
+        for number in groups:
+            if number:
+                return int(number)
+    return None
+
+
+def _means_damage(error: Exception) -> bool:
+    """Return whether an error other than of the system by tensorstore means damaged files."""
+    if isinstance(error, FileNotFoundError):  # of orbax, without a number
+        return True
+    if isinstance(error, OSError):
+        return error.errno in _MISSING
+    return not isinstance(error, MemoryError) and type(error) not in _OF_DEVICES
 
 
 def damage_of_description(error: Exception, item: pathlib.Path) -> str:
-    """Return the damage that an error reports while orbax reads the description of an item; raise it if there is none.
+    """Return the damage that an error reports while orbax reads the description of an item.
 
-    Only the description itself is known to be damaged if it lacks a key; other errors are those of `damage_of`.
+    Only the description itself is known to be damaged if it lacks a key; otherwise the same as `damage_of`.
     """
     is_parsed = isinstance(
         error, (AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -109,15 +116,15 @@ def damage_of_description(error: Exception, item: pathlib.Path) -> str:
 
 
 def _name_file(folder: pathlib.Path, error: BaseException) -> str:
-    """Return the description that is not JSON, or whose parser in orbax raised an error; otherwise the folder."""
+    """Return the description that is not JSON, or whose parser raised an error; otherwise the folder."""
     for file in folder.rglob("*"):
         if file.name in (_TREE, _SHARDING) or file.parent.name == _ARRAYS:
             try:
                 read_json(file)
             except ValueError:
                 return str(file.relative_to(folder.parent))
-    trace = error.__traceback__
     functions = []
+    trace = error.__traceback__
     while trace is not None:
         functions.append(trace.tb_frame.f_code.co_filename + trace.tb_frame.f_code.co_name)
         trace = trace.tb_next
@@ -129,43 +136,54 @@ def _name_file(folder: pathlib.Path, error: BaseException) -> str:
 
 def _is_description(file: pathlib.Path) -> bool:
     try:
-        for entry in parse_json(read_bounded(file, MAX_JSON_BYTES))["tree_metadata"].values():
-            _ = [(key["key"], key["key_type"]) for key in entry["key_metadata"]]
-            _ = [entry["value_metadata"][name] for name in ("value_type", "skip_deserialize")]
+        entries = parse_json(read_bounded(file, MAX_JSON_BYTES))["tree_metadata"].values()
+        for entry in entries:
+            for key in entry["key_metadata"]:
+                _ = key["key"], key["key_type"]
+            value = entry["value_metadata"]
+            _ = value["value_type"], value["skip_deserialize"]
     except (AttributeError, LookupError, TypeError, ValueError):
         return False
     return True
 
 
 def require_plain_files(folder: pathlib.Path) -> None:
-    """Raise ValueError for anything but folders and regular files, and for files of a wrong size other than data.
+    """Raise ValueError for anything but folders and regular files, and for descriptions of a wrong size.
 
     A link to a device would be read without end.
     """
-    files = (
-        folder.objects()
-        if isinstance(folder, BucketPath)
-        else ((path, path.stat()) for path in folder.rglob("*"))
-    )
-    for path, status in files:
-        problem = ""
-        size = status.st_size
-        if stat.S_ISDIR(status.st_mode):
-            problem = (
-                "is a link to a folder" if path.is_symlink() else ""
-            )  # which is not walked here
-        elif not stat.S_ISREG(status.st_mode):
-            problem = "is not a regular file"
-        elif (not size and path.name in _DESCRIPTIONS) or (
-            size > MAX_JSON_BYTES and path.parent.name != _DATA
-        ):
-            problem = f"has {size} bytes"
+    for path, status in _list_files(folder):
+        problem = _find_problem(path, status)
         if problem:
             raise ValueError(f"{path.relative_to(folder)} {problem}")
 
 
+def _list_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, os.stat_result]]:
+    """Yield all paths below a folder with their status."""
+    if isinstance(folder, BucketPath):
+        yield from folder.objects()
+        return
+    for path in folder.rglob("*"):
+        yield path, path.stat()
+
+
+def _find_problem(path: pathlib.Path, status: os.stat_result) -> str:
+    """Return why a path may not be read; empty if it may."""
+    if stat.S_ISDIR(status.st_mode):
+        return "is a link to a folder" if path.is_symlink() else ""
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a regular file"
+    size = status.st_size
+    is_empty = size == 0 and path.name in _DESCRIPTIONS
+    is_too_large = size > MAX_JSON_BYTES and path.parent.name != _DATA
+    if is_empty or is_too_large:
+        return f"has {size} bytes"
+    return ""
+
+
 def reason(error: BaseException) -> str:
-    """Return what an error says in one line, without the specification of an array."""
+    """Return the text of an error in one line, without the specification of an array."""
     if isinstance(error, DamagedCheckpoint):
         return error.problem
-    return re.split(r" \[tensorstore_spec|\. See full", first_line(error))[0][:200].rstrip(".")
+    text = re.split(r" \[tensorstore_spec|\. See full", first_line(error))[0]
+    return text[:_MAX_REASON].rstrip(".")

@@ -9,11 +9,12 @@ import orbax.checkpoint as ocp
 from vit_jax.checkpoint.workarounds import list_keys
 from vit_jax.storage.files import MAX_JSON_BYTES, expanded, read_bounded, read_json
 
-MANIFEST = "manifest.ocdbt"  # a reader begins here; it leads to all arrays of an item
+MANIFEST = "manifest.ocdbt"  # a reader begins here and finds all arrays of an item
 MANIFEST_START = bytes.fromhex("0cdb3a2a")
 _TREE = "_METADATA"
 _ARRAY_DESCRIPTIONS = (".zarray", "zarr.json")
-_REWRITTEN = "\\[]*?"  # characters of a path that tensorstore, or the merge of the files of processes, rewrites
+_REWRITTEN = "\\[]*?"
+"""Characters of a path that tensorstore, or the merge of the files of processes, rewrites."""
 
 
 class MissingArrays(RuntimeError):
@@ -25,8 +26,8 @@ def build_checked_handler(
 ) -> ocp.PyTreeCheckpointHandler:
     """Return a handler of items that fails before a checkpoint is committed if an array of its item is missing.
 
-    orbax calls `finalize` in the first process, when all processes have written their arrays. A subclass would need
-    a registration of its classes of arguments.
+    orbax calls `finalize` in the first process, when all processes have written their arrays. A subclass
+    would need a registration of its classes of arguments.
     """
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
     merge_files = handler.finalize
@@ -48,8 +49,10 @@ def require_arrays(item: str | os.PathLike[str]) -> None:
       item: the folder of an item, on this machine or in a bucket.
     """
     folder = expanded(item)
-    entries = read_json(folder / _TREE)["tree_metadata"].values()
-    described = {".".join(str(key["key"]) for key in entry["key_metadata"]) for entry in entries}
+    described = set()
+    for entry in read_json(folder / _TREE)["tree_metadata"].values():
+        keys = [str(key["key"]) for key in entry["key_metadata"]]
+        described.add(".".join(keys))
     if not described:
         return
     _require_manifest(folder / MANIFEST)
@@ -61,9 +64,8 @@ def require_arrays(item: str | os.PathLike[str]) -> None:
             stored.add(name)
     missing = sorted(described - stored)
     if missing:
-        raise MissingArrays(
-            f"{folder}: {len(missing)} of {len(described)} arrays are missing, such as {missing[0]}"
-        )
+        count = f"{len(missing)} of {len(described)}"
+        raise MissingArrays(f"{folder}: {count} arrays are missing, such as {missing[0]}")
 
 
 def _require_manifest(file: pathlib.Path) -> None:
@@ -78,20 +80,21 @@ def _require_manifest(file: pathlib.Path) -> None:
 def require_exact_path(folder: pathlib.Path) -> None:
     """Raise ValueError for a path under which checkpoints would not be found again.
 
-    The array writer takes a backslash for a slash and brackets, asterisks and question marks for patterns, also in
-    the name of a parent folder. It cannot write below names that are not UTF-8.
+    The array writer takes a backslash for a slash and brackets, asterisks and question marks for patterns,
+    also in the name of a parent folder. It cannot write below names that are not UTF-8.
     """
     path = str(folder)
     rewritten = [character for character in _REWRITTEN if character in path]
     if rewritten:
         raise ValueError(
-            f"workdir={path!r}: {' '.join(rewritten)} must not be in the path of checkpoints, also not in the name of "
-            "a parent folder: the array writer would write elsewhere. Choose another folder."
+            f"workdir={path!r}: {' '.join(rewritten)} must not be in the path of checkpoints, "
+            "also not in the name of a parent folder: the array writer would write elsewhere. "
+            "Choose another folder."
         )
     try:
         path.encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"workdir={path!r}: the path of checkpoints must be UTF-8, also the names of its parent folders. Choose "
-            "another folder."
+            f"workdir={path!r}: the path of checkpoints must be UTF-8, "
+            "also the names of its parent folders. Choose another folder."
         ) from None

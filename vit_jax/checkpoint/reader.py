@@ -1,4 +1,4 @@
-"""Reads checkpoints, checks them against their digests, and restores them onto any layout of devices."""
+"""Read checkpoints, check them against their digests, and restore them onto any layout of devices."""
 
 import contextlib
 import hashlib
@@ -33,28 +33,32 @@ ShapesOf = Callable[[JsonObject], Mapping[str, tuple[int, ...]]]
 """From the metadata of a checkpoint to the name and shape of every parameter."""
 
 FOLDER = "checkpoints"
-DIGESTS = "array_digests"  # within the metadata, with the next
+# Names within the metadata.
+DIGESTS = "array_digests"
 METADATA_DIGEST = "metadata_sha256"
+BEST_STEPS = "best_steps"  # of a run with early stopping, the best first
 MOST_VALUES = 2**40  # of one array; a larger one would take 4 TiB
-BEST_STEPS = "best_steps"  # in the metadata of a run with early stopping, the best first
+_MOST_CHANGED = 3  # arrays that an error names
 
 
 class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
     def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
-        """Packages `allowed`, from `references.allowed_code`, are those whose code the metadata may name."""
+        """Take a workdir and the packages whose code the metadata may name (`references.allowed_code`)."""
         workarounds.apply()
         self.folder = expanded(workdir).absolute() / FOLDER
         self.allowed = allowed
         self._described: dict[int, JsonObject] = {}  # metadata with digests, by step
 
     def all_steps(self) -> list[int]:
-        """Every step whose writing was completed, ascending."""
-        return sorted(ocp.utils.checkpoint_steps(self.folder)) if self.folder.is_dir() else []
+        """Return every step whose checkpoint is complete, ascending."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(ocp.utils.checkpoint_steps(self.folder))
 
     def item_names(self, step: int) -> set[str]:
-        """Items that the checkpoint of `step` holds."""
+        """Return the names of the items in the checkpoint of `step`."""
         return {path.name for path in (self.folder / str(step)).iterdir() if path.is_dir()}
 
     def metadata(self, step: int) -> JsonObject:
@@ -63,83 +67,85 @@ class CheckpointReader:
         Raises:
           DamagedCheckpoint: it cannot be read, or has changed since.
         """
-        return {name: value for name, value in self._metadata(step).items() if name != DIGESTS}
+        metadata = dict(self._metadata(step))
+        del metadata[DIGESTS]
+        return metadata
 
     def restore(self, step: int, abstract: Mapping[str, T]) -> dict[str, T]:
         """Read items into the structure, dtypes and shardings of `abstract`.
 
         Args:
           step: one of `all_steps`.
-          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings, or of NumPy arrays. Where
-            shardings span several processes, each of them must call this.
+          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings, or of NumPy
+            arrays. Where shardings span several processes, each of them must call this.
 
         Raises:
-          ValueError: names or shapes differ from what is stored; differences are listed.
-          DamagedCheckpoint: in every process, if files are missing or cannot be parsed in one of them, or an array has
-            changed since.
-          Exception: any other error of a read, such as an OSError of a failing disk; it says nothing about the files.
+          ValueError: names or shapes differ from the stored ones; differences are listed.
+          DamagedCheckpoint: in every process, if files are missing or cannot be parsed in one of them, or
+            an array has changed since.
+          Exception: any other error of a read, such as an OSError of a failing disk; it says nothing about
+            the files.
         """
-        shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(dict(abstract))]
-        is_local = all(sharding is None or sharding.is_fully_addressable for sharding in shardings)
-        restored = {}
-        unchecked = {}
+        folder = self.folder / str(step)
+        restored: dict[str, dict[str, jax.Array]] = {}
+        checked_leaves: dict[str, list[str]] = {}
+        digests: JsonObject = {}
         problem = ""
         try:
             digests = self._metadata(step)[DIGESTS]
-            for name, tree in abstract.items():
-                restored[name], same_dtype = self._restore_item(step, name, tree)
-                unchecked[name] = {leaf: digests.get(name, {}).get(leaf) for leaf in same_dtype}
+            for item, tree in abstract.items():
+                restored[item], checked_leaves[item] = self._restore_item(step, item, tree)
         except _OtherModel:
-            raise  # alike in every process: their descriptions are the same files
+            raise  # in every process: their descriptions are the same files
         except Exception as error:
-            problem = damage_of(error, self.folder / str(step))
-        problem = problem if is_local else next(filter(None, hosts.gather(problem)), "")
-        to_check = {} if problem else unchecked
-        changed = [
-            f"{item}/{leaf}"
-            for item, leaves in to_check.items()
-            for leaf in _changed(restored[item], leaves)
-        ]
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            problem = f"other bytes than were written in {', '.join(changed[:3])}{more}"
+            problem = damage_of(error, folder)
+        if not _is_local(abstract):
+            problem = _find_first_problem(problem)
+        if not problem:
+            problem = _describe_changes(restored, checked_leaves, digests)
         if problem:
-            raise DamagedCheckpoint(self.folder / str(step), problem)
-        return {
-            name: pytree.from_named_leaves(tree, restored[name]) for name, tree in abstract.items()
-        }
+            raise DamagedCheckpoint(folder, problem)
+
+        trees = {}
+        for item, tree in abstract.items():
+            trees[item] = pytree.from_named_leaves(tree, restored[item])
+        return trees
 
     def _restore_item(
         self, step: int, name: str, tree: object
     ) -> tuple[dict[str, jax.Array], list[str]]:
-        """The item's leaves by name, and the names of those that were stored with the dtype asked for."""
+        """Return the leaves of an item by name, and the names of those with their stored dtype."""
         path = self.folder / str(step) / name
         wanted = pytree.named_leaves(tree)
         if not path.is_dir():
             raise _OtherModel(f"{path.parent} has no item {name!r}.")
-        # A handler of its own: those within a checkpointer wait for all processes, and would wait for one that failed.
+        # Handlers within a checkpointer wait for all processes, also for one that failed.
         handler = ocp.PyTreeCheckpointHandler()
         try:
             stored = pytree.named_leaves(dict(handler.metadata(path).tree))
         except Exception as error:
             raise DamagedCheckpoint(path.parent, damage_of_description(error, path)) from error
         expected = {leaf: _with_heads(value, stored.get(leaf)) for leaf, value in wanted.items()}
-        if lines := pytree.differences(expected, stored):
+        differences = pytree.differences(expected, stored)
+        if differences:
             raise _OtherModel(
-                f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(lines)}"
+                f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(differences)}"
             )
         nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
         leaves = pytree.named_leaves(handler.restore(path, args=args))
-        for leaf in (leaf for leaf in wanted if expected[leaf] is not wanted[leaf]):
-            leaves[leaf] = _reshaped(leaves[leaf], wanted[leaf])
-        return leaves, [
-            leaf for leaf, value in expected.items() if stored[leaf].dtype == value.dtype
-        ]
+
+        same_dtype = []
+        for leaf, value in expected.items():
+            if stored[leaf].dtype == value.dtype:
+                same_dtype.append(leaf)
+            if value is not wanted[leaf]:
+                leaves[leaf] = _reshape(leaves[leaf], wanted[leaf])
+        return leaves, same_dtype
 
     def _metadata(self, step: int) -> JsonObject:
-        """Return metadata with digests, empty for checkpoints without any; its files are read once."""
+        """Return metadata with digests, which may be empty; the files are read once."""
         if step in self._described:
             return self._described[step]
         folder = self.folder / str(step)
@@ -152,15 +158,63 @@ class CheckpointReader:
                 raise ValueError(
                     f"{DIGESTS} in {METADATA} must be an integer or null by item and array"
                 )
-        except (OSError, TypeError, ValueError) as error:
-            problem = damage_of(error, folder) if isinstance(error, OSError) else reason(error)
-            raise DamagedCheckpoint(folder, problem) from error
+        except OSError as error:
+            raise DamagedCheckpoint(folder, damage_of(error, folder)) from error
+        except (TypeError, ValueError) as error:
+            raise DamagedCheckpoint(folder, reason(error)) from error
         self._described[step] = mark_stored(metadata, str(folder), self.allowed)
         return self._described[step]
 
 
 class _OtherModel(ValueError):
-    """A checkpoint that is not damaged but does not hold what is asked for."""
+    """A checkpoint that is not damaged but lacks items or has other arrays."""
+
+
+def _is_local(abstract: Mapping[str, object]) -> bool:
+    """Return whether this process has all devices of the arrays to restore."""
+    for leaf in jax.tree.leaves(dict(abstract)):
+        sharding = getattr(leaf, "sharding", None)
+        if sharding is not None and not sharding.is_fully_addressable:
+            return False
+    return True
+
+
+def _find_first_problem(problem: str) -> str:
+    """Return the first problem of any process; "" without any."""
+    problems: list[str] = hosts.gather(problem)
+    return next(filter(None, problems), "")
+
+
+def _describe_changes(
+    restored: Mapping[str, Mapping[str, jax.Array]],
+    checked_leaves: Mapping[str, list[str]],
+    digests: Mapping[str, Mapping[str, int | None]],
+) -> str:
+    """Return a clause on arrays that no longer have their digests; "" without any.
+
+    Args:
+      restored: leaves by item and name.
+      checked_leaves: names of leaves to check by item; other leaves were converted.
+      digests: by item and name.
+    """
+    changed = []
+    for item, leaves in checked_leaves.items():
+        known = {}
+        for leaf in leaves:
+            digest = digests.get(item, {}).get(leaf)
+            if digest is not None:
+                known[leaf] = digest
+        current = array_digests({leaf: restored[item][leaf] for leaf in known})
+        for leaf, digest in known.items():
+            if current[leaf] != digest:
+                changed.append(f"{item}/{leaf}")
+    if not changed:
+        return ""
+    text = f"other bytes than were written in {', '.join(changed[:_MOST_CHANGED])}"
+    num_more = len(changed) - _MOST_CHANGED
+    if num_more > 0:
+        text += f" and {num_more} more"
+    return text
 
 
 def _parse_metadata(content: bytes) -> JsonObject:
@@ -172,15 +226,19 @@ def _parse_metadata(content: bytes) -> JsonObject:
 
 def _are_digests(value: object) -> bool:
     """Return whether a value of the metadata is a digest (or None) by item and array."""
-    return isinstance(value, dict) and all(
-        isinstance(leaves, dict)
-        and all(type(digest) in (int, type(None)) for digest in leaves.values())
-        for leaves in value.values()
-    )
+    if not isinstance(value, dict):
+        return False
+    for leaves in value.values():
+        if not isinstance(leaves, dict):
+            return False
+        for digest in leaves.values():
+            if digest is not None and type(digest) is not int:
+                return False
+    return True
 
 
 def metadata_digest(metadata: Mapping[str, object]) -> str:
-    """SHA-256 of JSON values, the same before they are written and after they are read."""
+    """Return the SHA-256 of JSON values, the same before writing and after reading."""
     as_read = json.loads(json.dumps(metadata))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
@@ -200,19 +258,20 @@ def read_workdir(
 ) -> tuple[dict[str, np.ndarray], JsonObject, str]:
     """Read a run's parameters into this machine's memory, whatever devices they were saved from.
 
-    They are those of the newest checkpoint; of a run with early stopping those of the best that is kept.
+    They are those of the newest checkpoint; with early stopping those of the best one that is kept.
 
     Args:
       folder: a workdir that has checkpoints.
       shapes_of: from the checkpoint's metadata, name and shape of every parameter.
-      polyak: take the Polyak average where the checkpoint has one, for it is what was evaluated.
+      polyak: take the Polyak average where the checkpoint has one, which was evaluated.
       allowed: packages whose code the metadata may name, from `references.allowed_code`.
 
     Returns:
       Parameters by name, the metadata, and what they are: "Polyak average of step 5".
 
     Raises:
-      ValueError: no checkpoint is complete, or names or shapes differ from what is stored; differences are listed.
+      ValueError: no checkpoint is complete, or names or shapes differ from the stored ones; differences
+        are listed.
     """
     reader = CheckpointReader(folder, allowed)
     problems: list[str] = []
@@ -227,66 +286,62 @@ def read_workdir(
         return read
     advice = "Is it half written, or copied in part? Copy it again."
     reasons = problems or ["None is completely on disk."]
-    raise ValueError(
-        "\n".join([f"No checkpoint in {reader.folder} can be used. {advice}", *reasons])
-    )
+    lines = [f"No checkpoint in {reader.folder} can be used. {advice}", *reasons]
+    raise ValueError("\n".join(lines))
 
 
 def _steps_to_read(reader: CheckpointReader) -> list[int]:
-    """Every step: the best ones first that the newest checkpoint names, then the newest."""
+    """Return every step: first the best ones by the newest readable checkpoint, then the newest."""
     newest_first = reader.all_steps()[::-1]
     for step in newest_first:
         with contextlib.suppress(DamagedCheckpoint):
-            best = [
-                step for step in reader.metadata(step).get(BEST_STEPS, ()) if step in newest_first
-            ]
-            return list(dict.fromkeys([*best, *newest_first]))
+            best_first = reader.metadata(step).get(BEST_STEPS, ())
+            kept = [best_step for best_step in best_first if best_step in newest_first]
+            return list(dict.fromkeys([*kept, *newest_first]))
     return newest_first
 
 
 def _read_weights(
     reader: CheckpointReader, step: int, shapes_of: ShapesOf, *, polyak: bool
 ) -> tuple[dict[str, np.ndarray], JsonObject, str]:
+    """Return the parameters of a checkpoint, its metadata, and a description of the parameters."""
     metadata = reader.metadata(step)
-    item = "polyak" if polyak and "polyak" in reader.item_names(step) else "model"
-    shapes = shapes_of(metadata)
-    for name, shape in shapes.items():
-        if math.prod(shape) > MOST_VALUES:
-            raise DamagedCheckpoint(
-                reader.folder / str(step), f"{METADATA} states {name} with the shape {shape}"
-            )
-    # NumPy's arrays, whose place is the memory; these take none.
-    abstract = {
-        name: np.broadcast_to(np.float32(0), shape)
-        for name, shape in shapes.items()
-        if math.prod(shape)
-    }
-    restored = reader.restore(step, {item: abstract})[item]
-    parameters = {
-        name: restored.get(name, np.zeros(shape, np.float32)) for name, shape in shapes.items()
-    }
-    return (
-        parameters,
-        metadata,
-        f"{'Polyak average' if item == 'polyak' else 'parameters'} of step {step}",
-    )
+    item = "model"
+    description = f"parameters of step {step}"
+    if polyak and "polyak" in reader.item_names(step):
+        item = "polyak"
+        description = f"Polyak average of step {step}"
+
+    abstract = {}
+    parameters = {}
+    for name, shape in shapes_of(metadata).items():
+        size = math.prod(shape)
+        if size > MOST_VALUES:
+            problem = f"{METADATA} states {name} with the shape {shape}"
+            raise DamagedCheckpoint(reader.folder / str(step), problem)
+        if size == 0:  # not stored
+            parameters[name] = np.zeros(shape, np.float32)
+        else:
+            # A NumPy array is restored into memory; this one takes none.
+            placeholder = np.broadcast_to(np.float32(0), shape)
+            abstract[name] = placeholder
+            parameters[name] = placeholder
+    parameters |= reader.restore(step, {item: abstract})[item]
+    return parameters, metadata, description
 
 
 def _with_heads(leaf: Any, stored: Any) -> Any:
-    """`leaf`, or its like in the shape of what is stored where that has heads on an axis of their own.
+    """Return `leaf`, or its like with an axis of heads if the stored array has one.
 
-    So had the projections of attention, and their moments, before 0.3: (D, T, h), where (D, T h) is now.
+    Before 0.3 the projections of attention, and their moments, had the shape (D, T, h); now it is (D, T h).
     """
     shape = leaf.shape
     heads = getattr(stored, "shape", leaf.shape)
-    axis = next(
-        (axis for axis, pair in enumerate(zip(shape, heads, strict=False)) if pair[0] != pair[1]),
-        None,
-    )
-    if (
-        axis is None
-        or (*heads[:axis], math.prod(heads[axis : axis + 2]), *heads[axis + 2 :]) != shape
-    ):
+    axis = _find_different_axis(shape, heads)
+    if axis is None:
+        return leaf
+    merged = (*heads[:axis], math.prod(heads[axis : axis + 2]), *heads[axis + 2 :])
+    if merged != shape:
         return leaf
     if isinstance(leaf, np.ndarray):
         return np.broadcast_to(np.zeros((), leaf.dtype), heads)
@@ -298,14 +353,16 @@ def _with_heads(leaf: Any, stored: Any) -> Any:
     return jax.ShapeDtypeStruct(heads, leaf.dtype, sharding=sharding)
 
 
-def _reshaped(array: Any, like: Any) -> Any:
+def _find_different_axis(first: tuple[int, ...], second: tuple[int, ...]) -> int | None:
+    """Return the first axis on which two shapes differ, up to the end of the shorter one."""
+    for axis, (size, other_size) in enumerate(zip(first, second, strict=False)):
+        if size != other_size:
+            return axis
+    return None
+
+
+def _reshape(array: Any, like: Any) -> Any:
+    """Return the array in the shape, and with the sharding, of another one."""
     if isinstance(array, np.ndarray):
         return array.reshape(like.shape)
     return jax.jit(lambda x: x.reshape(like.shape), out_shardings=like.sharding)(array)
-
-
-def _changed(leaves: Mapping[str, jax.Array], digests: Mapping[str, int | None]) -> list[str]:
-    """Names of leaves that no longer have their digests."""
-    known = {name: digest for name, digest in digests.items() if digest is not None}
-    current = array_digests({name: leaves[name] for name in known})
-    return [name for name, digest in known.items() if current[name] != digest]

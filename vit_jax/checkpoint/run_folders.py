@@ -1,4 +1,4 @@
-"""Outputs that would change the files of a run: its workdir itself, its checkpoints, and files of its names."""
+"""Reject outputs that would change a run: its workdir, its checkpoints, and files of its names."""
 
 import os
 import pathlib
@@ -17,18 +17,21 @@ RUN_FILES = (
     "divergence.json",
     "run.lock",
 )
-_ONLY_OF_RUNS = ("start.json", "metrics.jsonl")  # other folders have files of the other names too
+_ONLY_OF_RUNS = ("start.json", "metrics.jsonl")  # other folders may have files of the other names
 
 
 def is_run(folder: pathlib.Path) -> bool:
-    """Return whether a folder is the workdir of a run; one that `convert` wrote has a checkpoint of step 0 only."""
-    if any((folder / name).is_file() for name in _ONLY_OF_RUNS):
-        return True
+    """Return whether a folder is the workdir of a run.
+
+    A folder that `convert` wrote has a checkpoint of step 0 only.
+    """
+    for name in _ONLY_OF_RUNS:
+        if (folder / name).is_file():
+            return True
     checkpoints = folder / FOLDER
     if not checkpoints.is_dir():
         return False
-    steps = [child.name for child in checkpoints.iterdir() if child.name.isdecimal()]
-    return any(int(step) > 0 for step in steps)
+    return any(child.name.isdecimal() and int(child.name) > 0 for child in checkpoints.iterdir())
 
 
 def require_outside_runs(path: pathlib.Path, word: str) -> None:
@@ -42,8 +45,8 @@ def require_outside_runs(path: pathlib.Path, word: str) -> None:
     workdir = _changed_run(target)
     if workdir is not None:
         raise ValueError(
-            f"{word}: {printable(str(workdir))!r} is the workdir of a run, whose files must stay. Choose another "
-            "folder or name."
+            f"{word}: {printable(str(workdir))!r} is the workdir of a run, whose files must stay. "
+            "Choose another folder or name."
         )
 
 

@@ -1,10 +1,11 @@
-"""Writes the checkpoints of a run through orbax: asynchronous, with a digest of every array, some kept.
+"""Write the checkpoints of a run through orbax: asynchronously, with a digest of every array.
 
 A checkpoint has one item for each part of the state (`ITEMS`), so that weights can be read without the optimiser.
 Leaves are stored under their names, not under the structure of Python objects, so files outlive refactors.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import operator
@@ -38,17 +39,19 @@ from vit_jax.text.printable import first_line
 METRICS = "metrics"  # orbax's name for the item of what is measured
 LATE_SECONDS = 1
 ITEMS = ("progress", "model", "optimizer", "polyak")
+_EXPECTED_MESSAGES = ("tracked_metric", "already exists. Removing")  # of orbax, in normal use
 
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written; those written before are untouched."""
+    """A checkpoint could not be written; earlier checkpoints are untouched."""
 
 
 class _Manager(ocp.CheckpointManager):
     """Leaves JAX's preemption service alone.
 
-    orbax reports the number of a step to it at every save, where a run counts its own queries (`train.interruption`):
-    a notice that came in between would belong to an earlier query, and the run would never stop.
+    orbax reports the number of a step to it at every save, but a run counts its queries
+    (`train.interruption`): a notice in between would belong to an earlier query, and the run would never
+    stop.
     """
 
     def reached_preemption(self, step: int) -> bool:
@@ -65,7 +68,8 @@ class CheckpointStore:
       keep_best: how many of the best by `best_metric` to keep besides.
       best_metric: a name among the metrics given to `save`.
       best_mode: "max" if higher is better, "min" if lower is better.
-      check_workdir: raises a RuntimeError where the workdir is not the run's any more, such as `WorkdirLock.check`.
+      check_workdir: raises a RuntimeError where the workdir is not the run's any more, such as
+        `WorkdirLock.check`.
 
     Raises:
       ValueError: checkpoints could not be found again under this path.
@@ -87,34 +91,16 @@ class CheckpointStore:
         orbax_log.addFilter(_is_news)
         self.folder = expanded(workdir).absolute() / FOLDER
         require_exact_path(self.folder.parent)
-        policies: list[checkpoint_managers.PreservationPolicy] = [
-            checkpoint_managers.LatestN(keep_latest)
-        ]
-        if keep_best:
-            best = checkpoint_managers.BestN(
-                get_metric_fn=operator.itemgetter(best_metric),
-                reverse=best_mode == "min",
-                n=keep_best,
-                keep_checkpoints_without_metrics=False,
-            )
-            policies.append(best)
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-            # Without it orbax keeps metrics in memory only, and a restarted run would forget which was the best.
-            best_fn=operator.itemgetter(best_metric) if keep_best else None,
-            best_mode=best_mode,
+        self._manager = _Manager(
+            self.folder,
+            options=_build_options(keep_latest, keep_best, best_metric, best_mode),
+            item_handlers=_build_handlers(),
         )
-        arrays = workarounds.handlers_of_arrays()
-        handlers: dict[str, ocp.CheckpointHandler] = {
-            name: build_checked_handler(arrays) for name in ITEMS
-        }
-        handlers[METADATA] = ocp.JsonCheckpointHandler()
-        self._manager = _Manager(self.folder, options=options, item_handlers=handlers)
         self._check_workdir = check_workdir
         self._last_save = -1
 
     def latest_step(self) -> int | None:
-        """The newest step that is completely on disk."""
+        """Return the newest step that is completely on disk."""
         return self._manager.latest_step()
 
     def save(
@@ -131,7 +117,7 @@ class CheckpointStore:
           step: steps done.
           items: a tree for each of `ITEMS` that the run has.
           metadata: JSON values that belong to the checkpoint.
-          metrics: by which the best is chosen; may be empty.
+          metrics: of which one decides which checkpoint is the best; may be empty.
 
         Raises:
           SaveError: this save, or the one before, failed.
@@ -139,33 +125,34 @@ class CheckpointStore:
         """
         self._check_workdir()
         self._last_save = step
-        named = {name: pytree.named_leaves(tree) for name, tree in items.items()}
-        described = {
-            **metadata,
-            DIGESTS: {name: array_digests(leaves) for name, leaves in named.items()},
-        }
-        args = {
-            name: ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/"))
-            for name, leaves in named.items()
-        }
-        args[METADATA] = ocp.args.JsonSave(
-            {**described, METADATA_DIGEST: metadata_digest(described)}
+        digests = {}
+        args: dict[str, ocp.args.CheckpointArgs] = {}
+        for name, tree in items.items():
+            leaves = pytree.named_leaves(tree)
+            digests[name] = array_digests(leaves)
+            args[name] = ocp.args.PyTreeSave(unflatten_dict(leaves, sep="/"))
+        described = {**metadata, DIGESTS: digests}
+        described[METADATA_DIGEST] = metadata_digest(described)
+        args[METADATA] = ocp.args.JsonSave(described)
+
+        save = functools.partial(
+            self._manager.save,
+            step,
+            args=ocp.args.Composite(**args),
+            metrics=dict(metrics) or None,
+            force=True,
         )
-        self._guard(
-            lambda: self._manager.save(
-                step, args=ocp.args.Composite(**args), metrics=dict(metrics) or None, force=True
-            )
-        )
+        self._guard(save)
 
     def complete(
         self, step: int, *, metadata: Mapping[str, object], metrics: Mapping[str, float]
     ) -> None:
-        """Add to a checkpoint what was found after it was saved; every process calls this.
+        """Add late results to a checkpoint; every process calls this.
 
         Args:
           step: saved before, and on disk.
-          metadata: JSON values, in the place of those of the same names.
-          metrics: as for `save`, where there were none.
+          metadata: JSON values, which replace values of the same names.
+          metrics: as for `save`, if the checkpoint has none.
 
         Raises:
           OSError: the folder cannot be written.
@@ -173,53 +160,54 @@ class CheckpointStore:
         if hosts.is_first():
             folder = self.folder / str(step)
             described = read_json(folder / METADATA / METADATA) | metadata
-            described[METADATA_DIGEST] = metadata_digest(
-                {k: v for k, v in described.items() if k != METADATA_DIGEST}
-            )
+            described.pop(METADATA_DIGEST, None)
+            described[METADATA_DIGEST] = metadata_digest(described)
             if metrics:
                 (folder / METRICS).mkdir(exist_ok=True)
                 write_atomically(folder / METRICS / METRICS, json.dumps(metrics))
-            write_atomically(
-                folder / METADATA / METADATA, json.dumps(described)
-            )  # last: nothing is owed any more
+            # Last, because it says that no evaluation is owed any more.
+            write_atomically(folder / METADATA / METADATA, json.dumps(described))
         hosts.wait_for_all("checkpoint completed")
         self._manager.reload()
 
     def check(self) -> None:
-        """Raise `SaveError` if what is being written in the background has failed; do not wait."""
+        """Raise `SaveError` if a save in the background has failed; do not wait."""
         self._guard(self._manager.check_for_errors)
 
     def wait(self) -> None:
-        """Return once everything is on disk; raise `SaveError` if something is not."""
+        """Return once all saves are on disk; raise `SaveError` if one has failed."""
         self._guard(self._manager.wait_until_finished)
 
     def close(self) -> None:
-        """Wait for what is being written and free the manager's threads."""
+        """Wait for saves in the background and free the manager's threads."""
         try:
             self._guard(self._manager.close)
         finally:
             self._remove_late()
 
     def _remove_late(self) -> None:
-        """Remove what a save wrote into a workdir that was removed meanwhile, for which orbax makes the folders again.
+        """Remove the files of a save in a workdir that was removed meanwhile.
 
-        After an error some arrays may still be being written: return once nothing has come for `LATE_SECONDS`.
+        orbax creates the folders again. After an error it may still write some arrays: return once there is
+        no new file for `LATE_SECONDS`.
         """
         try:
             self._check_workdir()
         except RuntimeError:
             quiet_since = time.monotonic()
             while time.monotonic() < quiet_since + LATE_SECONDS:
-                beside = {path.name for path in self.folder.parent.glob("*")}
-                steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
-                if beside == {FOLDER} and steps <= {
-                    str(self._last_save)
-                }:  # nothing of another run, or of a copy
+                if self._holds_last_save_only():
                     remove_tree(self.folder)
                     with contextlib.suppress(OSError):
                         self.folder.parent.rmdir()
                     quiet_since = time.monotonic()
                 time.sleep(0.05)
+
+    def _holds_last_save_only(self) -> bool:
+        """Return whether the workdir has files of the last save, and none of another run or of a copy."""
+        names = {path.name for path in self.folder.parent.glob("*")}
+        steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
+        return names == {FOLDER} and steps <= {str(self._last_save)}
 
     def _guard(self, action: Callable[[], object]) -> None:
         try:
@@ -228,7 +216,8 @@ class CheckpointStore:
             self._check_workdir()
             kept = "there is no earlier checkpoint"
             with contextlib.suppress(Exception):  # storage that failed may fail again
-                if steps := CheckpointReader(self.folder.parent).all_steps():
+                steps = CheckpointReader(self.folder.parent).all_steps()
+                if steps:
                     kept = f"the checkpoint of step {steps[-1]} is intact"
             cure = "Make room, or repair the folder"
             if _is_out_of_files(error):
@@ -251,33 +240,71 @@ def _is_out_of_files(error: BaseException) -> bool:
     return False
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """False for what is normal, and for what `CheckpointStore` raises: a message with a traceback."""
-    message = record.getMessage()
-    return not record.exc_info and not any(
-        known in message for known in ("tracked_metric", "already exists. Removing")
+def _build_options(
+    keep_latest: int, keep_best: int, best_metric: str, best_mode: Mode
+) -> ocp.CheckpointManagerOptions:
+    """Return the options by which orbax keeps checkpoints; arguments as of `CheckpointStore`."""
+    policies: list[checkpoint_managers.PreservationPolicy] = [
+        checkpoint_managers.LatestN(keep_latest)
+    ]
+    best_fn = None
+    if keep_best:
+        # Without this function orbax keeps metrics in memory only, and a resumed run does not know the best.
+        best_fn = operator.itemgetter(best_metric)
+        best = checkpoint_managers.BestN(
+            get_metric_fn=best_fn,
+            reverse=best_mode == "min",
+            n=keep_best,
+            keep_checkpoints_without_metrics=False,
+        )
+        policies.append(best)
+    return ocp.CheckpointManagerOptions(
+        preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+        best_fn=best_fn,
+        best_mode=best_mode,
     )
+
+
+def _build_handlers() -> dict[str, ocp.CheckpointHandler]:
+    """Return the handlers of the items of a checkpoint, by name."""
+    arrays = workarounds.handlers_of_arrays()
+    handlers: dict[str, ocp.CheckpointHandler] = {}
+    for name in ITEMS:
+        handlers[name] = build_checked_handler(arrays)
+    handlers[METADATA] = ocp.JsonCheckpointHandler()
+    return handlers
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for expected messages, and for errors that `CheckpointStore` raises."""
+    if record.exc_info:
+        return False
+    message = record.getMessage()
+    return not any(expected in message for expected in _EXPECTED_MESSAGES)
 
 
 def write_workdir(
     folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, object]
 ) -> None:
-    """Write a checkpoint of step 0 with parameters and metadata alone: a folder for `config.init_from`.
+    """Write a checkpoint of step 0 with parameters and metadata only: a folder for `config.init_from`.
 
-    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is replaced.
+    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is
+    replaced.
 
     Raises:
       ValueError: it holds checkpoints of a training run, or its path cannot hold any.
-      SaveError: the system refuses to write.
+      SaveError: the folder cannot be written.
     """
     require_exact_path(folder.absolute())
     taken = folder / FOLDER
-    others = [path.name for path in taken.iterdir() if path.name != "0"] if taken.is_dir() else []
+    others = []
+    if taken.is_dir():
+        others = sorted(path.name for path in taken.iterdir() if path.name != "0")
     if others:
         raise ValueError(
-            f"{taken} holds checkpoints of a run ({', '.join(sorted(others))}): choose another folder."
+            f"{taken} holds checkpoints of a run ({', '.join(others)}): choose another folder."
         )
-    # The old one stays until the new one is complete. It is written inside, since the folder may be a mount.
+    # The old one stays until the new one is complete, which is written inside: the folder may be a mount.
     beside = folder / f".new.{secrets.token_hex(8)}"
     store = CheckpointStore(beside)
     try:

@@ -24,18 +24,16 @@ LEAST_SLICE_BYTES = 2**16
 def apply() -> None:
     """Silence errors that `CheckpointStore` raises anyway, and stop a leak of memory.
 
-    Python prints an error in orbax's threads and coroutines with over a hundred lines of tracebacks. If one write of
-    a checkpoint fails, orbax abandons the writes that have not begun, and Python warns of each.
+    Python prints an error in orbax's threads and coroutines with over a hundred lines of tracebacks. If one
+    write of a checkpoint fails, orbax abandons the writes that have not begun, and Python warns of each.
 
-    For its log orbax counts bytes by `tensorstore.experimental_collect_matching_metrics`, which loses about 3 kB at
-    each call (tensorstore 0.1.86): 0.1 MB at each save.
+    For its log orbax counts bytes by `tensorstore.experimental_collect_matching_metrics`, which loses about
+    3 kB at each call (tensorstore 0.1.86): 0.1 MB at each save.
 
-    In a bucket orbax asks whether it has folders, for which an account needs more than access to objects. Without the
-    answer it treats all buckets as flat, which works with both kinds.
+    Orbax asks whether a bucket has folders, for which an account needs more than access to objects. Without
+    the answer it treats all buckets as flat, which works with both kinds.
     """
-    logging.getLogger("asyncio").addFilter(
-        lambda record: "exception was never retrieved" not in record.getMessage()
-    )
+    logging.getLogger("asyncio").addFilter(_is_retrieved)
     threading.excepthook = _without_orbax(threading.excepthook)
     sys.unraisablehook = _without_orbax(sys.unraisablehook)
     warnings.filterwarnings(
@@ -47,15 +45,16 @@ def apply() -> None:
 
 
 def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
-    """Save and restore arrays as orbax's own registry does, but for small ones that several devices hold.
+    """Return handlers that save and restore arrays as orbax does, except small ones of several devices.
 
-    Devices that hold the same array share the work of saving it there, however small it is: each copies a slice of
-    its own, and every slice is a program, so that eight devices compile for seconds at a small network's first save.
-    Here one device saves an array whose slices would be smaller than `LEAST_SLICE_BYTES`.
+    With the handlers of orbax, devices that hold the same array share the work of saving it, however small
+    it is: each copies a slice, and every slice is a program, so that eight devices compile for seconds at a
+    small network's first save. Here one device saves an array whose slices would be smaller than
+    `LEAST_SLICE_BYTES`.
     """
     handler = ocp.type_handlers.ArrayHandler(
         min_slice_bytes_for_replica_parallel=LEAST_SLICE_BYTES,
-        array_metadata_store=array_metadata_store.Store(),  # as in orbax's own
+        array_metadata_store=array_metadata_store.Store(),  # the default of orbax's registry
     )
     return ocp.type_handlers.create_type_handler_registry(
         (jax.Array, handler),
@@ -65,22 +64,32 @@ def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
 
 
 def list_keys(item: pathlib.Path) -> list[str]:
-    """Return the keys of an item's arrays, as a reader of orbax would find them."""
+    """Return the keys of an item's arrays that a reader of orbax would find."""
     specification = tensorstore_utils.build_kvstore_tspec(str(item), use_ocdbt=True)
     context = tensorstore_utils.get_ts_context(use_ocdbt=True)
     store = tensorstore.KvStore.open(specification, context=context).result()
     return [key.decode() for key in store.list().result()]
 
 
+def _is_retrieved(record: logging.LogRecord) -> bool:
+    """Return False for messages on errors of coroutines that nobody awaited."""
+    return "exception was never retrieved" not in record.getMessage()
+
+
 def _without_orbax(hook: Any) -> Any:
-    return lambda report: (
-        None if _is_of_orbax(report.exc_value, report.exc_traceback) else hook(report)
-    )
+    """Return a hook of uncaught errors that ignores those of orbax."""
+
+    def report_others(report: Any) -> None:
+        if not _is_of_orbax(report.exc_value, report.exc_traceback):
+            hook(report)
+
+    return report_others
 
 
 def _is_of_orbax(error: BaseException | None, trace: TracebackType | None) -> bool:
     if isinstance(error, RuntimeError) and str(error) == "Event loop is closed":
-        return True  # a read or write that ends after another one failed; its traceback begins in asyncio
+        # A read or write that ends after another one failed; its traceback begins in asyncio.
+        return True
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__", "").startswith("orbax."):
             return True
