@@ -1,1 +1,1 @@
-"""The beginning and the end of a run: its folder and lock, agreement of processes, signals, hangs."""
+"""Begin and end a run: its folder and lock, agreement of processes, signals, hangs."""

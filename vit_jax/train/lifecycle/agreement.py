@@ -1,6 +1,7 @@
-"""All processes of a run have the same config, code, data and weights, or end before the first step.
+"""Require that all processes of a run have the same config, code, data and weights.
 
-Each compiles its own program and reads its own data: where these differ, a run trains on without a sign, or hangs.
+Each process compiles its program and reads its data: where these differ, a run trains on without a sign, or
+hangs.
 """
 
 import functools
@@ -18,6 +19,7 @@ from vit_jax.config.parsing import flatten
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.workers import in_threads
+from vit_jax.storage.files import JsonObject
 from vit_jax.text.printable import printable, shortened
 from vit_jax.train.inputs import Datasets
 from vit_jax.train.overview import files_of
@@ -31,9 +33,10 @@ OF_A_HOST = (
 )
 """Fields that may differ between hosts: where data lie and what a machine can do."""
 NUM_COMPARED = 32
-"""Images of each split that processes compare: a tenth of other images is noticed in 29 of 30 starts."""
-_THREADS = 8  # that read them, mostly waiting for a disk or a network
-_MOST_NAME_LETTERS = 200
+"""Images of each split that processes compare: 10 % of other images is noticed in 29 of 30 starts."""
+_NUM_THREADS = 8  # for reading images, which is mostly waiting for a disk or a network
+_MAX_NAME_LETTERS = 200
+_MAX_DIFFERENCES = 10  # in an error
 
 
 def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | None = None) -> None:
@@ -49,46 +52,54 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
     """
     if jax.process_count() == 1:  # hashing a million names takes seconds
         return
-    facts = {
-        **{
-            f"config.{name}": value
-            for name, value in flatten(to_dict(config)).items()
-            if not _is_of_a_host(name)
-        },
-        "code": f"vit_jax {vit_jax.__version__}, {code_sha256()[:12]}",
-        "number of training images": len(data.train),
-        "number of test images": len(data.test),
-        "classes": list(data.train.class_names),
-        **files_of(config, data),
-        **{
-            f"{split} images": digest_images(source, config.seed)
-            for split, source in _splits_of(data).items()
-        },
-        "weights": weights_sha256,
-    }
-    if message := describe_differences(hosts.gather(facts)):
+    facts = hosts.gather(_collect_facts(config, data, weights_sha256))
+    if message := describe_differences(facts):
         raise ValueError(message)
 
 
-def _splits_of(data: Datasets) -> dict[str, Source]:
-    others = {f"evaluator {name!r}": source for name, source in data.others.items()}
-    references = {
-        f"evaluator {name!r} training": source for name, source in data.train_sources.items()
-    }
-    return {"training": data.train, "test": data.test, **others, **references}
+def _collect_facts(config: RunConfig, data: Datasets, weights_sha256: str | None) -> JsonObject:
+    """Return what must be equal in all processes, by name."""
+    facts: JsonObject = {}
+    for name, value in flatten(to_dict(config)).items():
+        if not _is_of_a_host(name):
+            facts[f"config.{name}"] = value
+    facts["code"] = f"vit_jax {vit_jax.__version__}, {code_sha256()[:12]}"
+    facts["number of training images"] = len(data.train)
+    facts["number of test images"] = len(data.test)
+    facts["classes"] = list(data.train.class_names)
+    facts |= files_of(config, data)
+    for split, source in _name_splits(data).items():
+        facts[f"{split} images"] = digest_images(source, config.seed)
+    facts["weights"] = weights_sha256
+    return facts
+
+
+def _name_splits(data: Datasets) -> dict[str, Source]:
+    """Return all splits of a run by names for errors."""
+    splits = {"training": data.train, "test": data.test}
+    for name, source in data.others.items():
+        splits[f"evaluator {name!r}"] = source
+    for name, source in data.train_sources.items():
+        splits[f"evaluator {name!r} training"] = source
+    return splits
 
 
 def digest_images(source: Source, seed: int) -> dict[str, str]:
-    """Return digests of the bytes and labels of `NUM_COMPARED` records by their keys; the seed chooses the records."""
+    """Return digests of the bytes and labels of `NUM_COMPARED` records by the names of the records.
+
+    The seed chooses the records.
+    """
     num_compared = min(NUM_COMPARED, len(source))
     chosen = np.random.default_rng(seed).choice(len(source), num_compared, replace=False)
     indices = np.sort(chosen).tolist()  # neighbours may be stored together
-    names = [
-        shortened(printable(source.key_of(i).decode(errors="backslashreplace")), _MOST_NAME_LETTERS)
-        for i in indices
-    ]
-    digests = in_threads(functools.partial(_digest_record, source), indices, _THREADS)
+    names = [_name_record(source, index) for index in indices]
+    digests = in_threads(functools.partial(_digest_record, source), indices, _NUM_THREADS)
     return dict(zip(names, digests, strict=True))
+
+
+def _name_record(source: Source, index: int) -> str:
+    key = source.key_of(index).decode(errors="backslashreplace")
+    return shortened(printable(key), _MAX_NAME_LETTERS)
 
 
 def _digest_record(source: Source, index: int) -> str:
@@ -97,8 +108,10 @@ def _digest_record(source: Source, index: int) -> str:
     except UnreadableImage:
         return "unreadable"
     digest = hashlib.sha256(_describe_record(record).encode())
-    image = record.image
-    digest.update(image if isinstance(image, bytes) else np.ascontiguousarray(image).data)
+    if isinstance(record.image, bytes):
+        digest.update(record.image)
+    else:
+        digest.update(np.ascontiguousarray(record.image).data)
     return digest.hexdigest()[:16]
 
 
@@ -114,49 +127,55 @@ def describe_differences(facts: Sequence[Mapping[str, object]]) -> str:
       facts: JSON values by name, of each process.
     """
     first = facts[0]
-    lines = list[str]()
+    clauses = list[str]()
     for process, other in enumerate(facts):
-        differences = (
-            _difference(name, other.get(name), first.get(name)) for name in {**first, **other}
-        )
-        lines += [f"process {process}: {difference}" for difference in differences if difference]
-    if not lines:
+        for name in {**first, **other}:
+            if difference := _describe_difference(name, other.get(name), first.get(name)):
+                clauses.append(f"process {process}: {difference}")
+    if not clauses:
         return ""
-    more = f"; and {len(lines) - 10} more" if len(lines) > 10 else ""
-    # One line, for that is what other processes print of an error.
+    num_more = len(clauses) - _MAX_DIFFERENCES
+    if num_more > 0:
+        clauses = [*clauses[:_MAX_DIFFERENCES], f"and {num_more} more"]
+    # Other processes print the first line of an error.
     return (
-        f"The processes of this run differ: {'; '.join(lines[:10])}{more}. "
+        f"The processes of this run differ: {'; '.join(clauses)}. "
         "Start all of them with the same command, code, data and weights."
     )
 
 
-def _difference(name: str, there: object, first: object) -> str:
+def _describe_difference(name: str, there: object, first: object) -> str:
     """Return a clause on a fact of two processes; empty where they agree."""
     if there == first:
         return ""
     if isinstance(there, dict) and isinstance(first, dict):
-        return _difference_of_images(name, there, first)
+        return _describe_different_images(name, there, first)
     if name.endswith("_files_sha256"):
         return f"the {name.removesuffix('_files_sha256')} files have other names or classes"
-    if (
-        isinstance(there, list)
-        and isinstance(first, list)
-        and (one_sided := {*map(str, there)} ^ {*map(str, first)})
-    ):
-        return f"of the {name} only one of the two has {few(sorted(one_sided), repr)}"
+    if isinstance(there, list) and isinstance(first, list):
+        one_sided = {*map(str, there)} ^ {*map(str, first)}
+        if one_sided:
+            return f"of the {name} only one of the two has {few(sorted(one_sided), repr)}"
     return f"{name} is {there!r}, in process 0 {first!r}"
 
 
-def _difference_of_images(name: str, there: Mapping[str, str], first: Mapping[str, str]) -> str:
-    """Compare the images that both processes chose; where seed, number or names differ, other facts say so."""
+def _describe_different_images(
+    name: str, there: Mapping[str, str], first: Mapping[str, str]
+) -> str:
+    """Compare the images that both processes chose.
+
+    Other facts tell where seed, number or names differ.
+    """
     common = [key for key in first if key in there]
-    other = [key for key in common if there[key] != first[key]]
-    if not other:
+    different = [key for key in common if there[key] != first[key]]
+    if not different:
         return ""
-    return f"{len(other)} of {len(common)} compared {name} have other bytes or labels: {few(other)}"
+    count = f"{len(different)} of {len(common)}"
+    return f"{count} compared {name} have other bytes or labels: {few(different)}"
 
 
 def _is_of_a_host(name: str) -> bool:
+    """Return whether a field, or its section, may differ between hosts."""
     return any(name == field or name.startswith(f"{field}.") for field in OF_A_HOST)
 
 

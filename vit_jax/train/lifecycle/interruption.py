@@ -1,6 +1,7 @@
-"""SIGTERM and Ctrl-C end a run after the step they arrive in, with a checkpoint; a second Ctrl-C ends it at once.
+"""SIGTERM and Ctrl-C end a run after the current step, with a checkpoint; a second Ctrl-C ends it at once.
 
-A platform that reclaims a machine sends such a SIGTERM. A running evaluation is cancelled; the resumed run repeats it.
+A platform that reclaims a machine sends SIGTERM. A running evaluation is cancelled; the resumed run
+repeats it.
 
 Before the first step there is nothing to save, and either signal ends the run at once.
 """
@@ -23,7 +24,7 @@ class Interrupted(Exception):
 
 
 class Paused(Interrupted):
-    """The run has reached the fraction of its steps that it was to be trained to; its state is saved."""
+    """The run is trained to the fraction of its steps that its caller wants; its state is saved."""
 
     def __init__(self, step: int, total: int):
         super().__init__(f"paused after step {step} of {total}, which is saved")
@@ -33,20 +34,21 @@ class Paused(Interrupted):
 class Interruption:
     """Context in which signals are recorded, to take effect after a step.
 
-    With several processes JAX's own preemption service, which sees SIGTERM in any of them from the moment they have
+    With several processes JAX's preemption service, which sees SIGTERM in any of them once they have
     joined, makes all agree on the step, or the batch of an evaluation, after which they stop.
     """
 
     def __init__(self) -> None:
         self._requested = False
-        self._num_questions = (
-            0  # over all runs of the command: the service counts them, and passes over none
-        )
+        # Over all runs of the command: the service counts queries and expects every number.
+        self._num_queries = 0
         self._previous: dict[int, signal.Handlers | Callable | int | None] = {}
         self._notice = Notice()
 
     def __enter__(self) -> Self:
-        signals = (signal.SIGINT,) if jax.process_count() > 1 else (signal.SIGINT, signal.SIGTERM)
+        signals = [signal.SIGINT]
+        if jax.process_count() == 1:  # JAX's service handles SIGTERM otherwise
+            signals.append(signal.SIGTERM)
         for number in signals:
             self._previous[number] = signal.signal(number, self._note)
         self._notice.start()
@@ -58,10 +60,13 @@ class Interruption:
             signal.signal(number, handler)
 
     def is_requested(self) -> bool:
-        """Return whether the run has to end after this step, equal in every process. Call once after each step."""
-        self._num_questions += 1
+        """Return whether the run has to end after this step, the same in every process.
+
+        Call it once after each step.
+        """
+        self._num_queries += 1
         if jax.process_count() > 1:
-            return bool(multihost_utils.reached_preemption_sync_point(self._num_questions))
+            return bool(multihost_utils.reached_preemption_sync_point(self._num_queries))
         return self._requested
 
     def request(self) -> None:
@@ -71,19 +76,21 @@ class Interruption:
         self._requested = True
 
     def check(self) -> None:
-        """The same after a batch of an evaluation: raises `Interrupted` if the run has to end."""
+        """Raise Interrupted if the run has to end after this batch of an evaluation."""
         if self.is_requested():
             raise Interrupted("stopped while evaluating; the same command resumes the run")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_second = self._requested
         self._requested = True
-        if number == signal.SIGINT and (is_second or self._num_questions == 0):
+        is_before_first_step = self._num_queries == 0
+        if number == signal.SIGINT and (is_second or is_before_first_step):
             raise KeyboardInterrupt
-        if self._num_questions == 0:  # one process; with several the service has the signal
-            # An exception from here would be lost where Python happens to be in a callback of the garbage collector.
+        if is_before_first_step:  # in the only process; with several the service has the signal
+            # Python may be in a callback of the garbage collector, which would lose an exception.
             exits.say(
-                "stopped before the first step: there is nothing to save; the same command starts again"
+                "stopped before the first step: there is nothing to save; "
+                "the same command starts again"
             )
             exits.leave_at_once(exits.PREEMPTED)
         if jax.process_count() > 1:  # passed on to the service that sees SIGTERM

@@ -1,7 +1,7 @@
-"""Detects that the steps of a run have stopped: names the processes that are behind and the step, then ends the run.
+"""Detect that the steps of a run have stopped: name the processes that are behind, then end the run.
 
-It reads the reports that processes exchange every second anyway (`hosts.peers`), so it costs a step nothing. Compiling,
-evaluating and waiting for a checkpoint are no steps and have no time limit.
+The watchdog reads the reports that processes exchange every second (`hosts.peers`), so that a step costs
+nothing. Compiling, evaluating and waiting for a checkpoint are no steps and have no time limit.
 """
 
 import contextlib
@@ -15,14 +15,15 @@ from vit_jax.checkpoint import CheckpointReader
 from vit_jax.hosts import exits
 from vit_jax.train.lifecycle.interruption import Interrupted
 
-SLOW_STEPS = 3  # a step that takes this many times as long as the slowest so far hangs, if `hang_seconds` is less
+SLOW_STEPS = 3
+"""A step that takes this many times as long as the slowest so far hangs, if `hang_seconds` is less."""
 
 
 class Watchdog:
     """Context of the loop over steps; enter it last, so that it is the first to see an error.
 
-    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never. Steps and errors are
-    reported to `process`, by default this one.
+    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never. Steps and
+    errors are reported to `process`, by default this one.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class Watchdog:
         self._warned_of: tuple[tuple[int, ...], int] | None = None
 
     def __enter__(self) -> Self:
-        rule = None if self._hang_seconds is None else self.check_progress
+        rule = None
+        if self._hang_seconds is not None:
+            rule = self.check_progress
         self._process.watch_steps(rule, lambda: newest_checkpoint(self._folder), self._start_step)
         self._last = time.monotonic()
         return self
@@ -50,22 +53,21 @@ class Watchdog:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._process.rest()
         if error is not None and not isinstance(error, Interrupted):
-            self._process.fail(
-                error
-            )  # before anything is closed: that may wait for processes that wait for this one
+            # Before anything is closed: closing may wait for processes that wait for this one.
+            self._process.fail(error)
 
     def after_step(self, step: int, metrics: object) -> None:
         """Take note that a step has been handed to the devices."""
         now = time.monotonic()
-        if self._num_steps:  # the first sets up connections, and says little of the others
+        if self._num_steps > 0:  # the first step sets up connections and is no measure of others
             self._slowest_seconds = max(self._slowest_seconds, now - self._last)
-        self._num_steps = self._num_steps + 1
+        self._num_steps += 1
         self._last = now
         self._process.step_done(step)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Time inside counts as no step."""
+        """Open a context whose time is not part of a step."""
         self._process.rest()
         try:
             yield
@@ -80,47 +82,54 @@ class Watchdog:
         stuck = find_stuck(reports, limit)
         if not stuck:
             return None
-        first = reports[stuck[0]]
-        who = ", ".join(self._process.name(process) for process in stuck)
-        others = {reports[process].step for process in reports if process not in stuck}
-        ahead = (
-            f", while the others have reached step {max(s or 0 for s in others)}" if others else ""
-        )
-        message = f"hangs: {who} finished no step for {first.idle_seconds:.0f} s after step {first.step}{ahead}."
-        place = stuck, first.progress
+        message = self._describe_stuck(reports, stuck)
+        place = (stuck, reports[stuck[0]].progress)
         if self._warned_of != place:
             self._warned_of = place
-            self._process.warn(
-                f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds).", stuck
-            )
-        if find_stuck(reports, 2 * limit):
-            return hosts.Verdict(
-                message=f"{message} The run ends; start the same command again.",
-                exit_code=exits.LOST,
-            )
-        return None
+            warning = f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds)."
+            self._process.warn(warning, stuck)
+        if not find_stuck(reports, 2 * limit):
+            return None
+        return hosts.Verdict(
+            message=f"{message} The run ends; start the same command again.",
+            exit_code=exits.LOST,
+        )
+
+    def _describe_stuck(self, reports: Mapping[int, hosts.Report], stuck: tuple[int, ...]) -> str:
+        """Return a sentence that names the stuck processes, their step, and that of the others."""
+        first = reports[stuck[0]]
+        who = ", ".join(map(self._process.name, stuck))
+        steps_of_others = []
+        for process, report in reports.items():
+            if process not in stuck:
+                steps_of_others.append(report.step or 0)
+        message = f"hangs: {who} finished no step for {first.idle_seconds:.0f} s"
+        message += f" after step {first.step}"
+        if steps_of_others:
+            message += f", while the others have reached step {max(steps_of_others)}"
+        return f"{message}."
 
 
 def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:
-    """Processes that are behind, if steps have stopped for longer than `limit` seconds.
+    """Return the processes that are behind, if steps have stopped for longer than `limit` seconds.
 
-    A step needs all processes, so soon all of them wait; those that have done the least are at fault. A process that
-    has done no more and is busy with something else (a pause) is given time.
+    A step needs all processes, so that soon all of them wait; those that have done the least are at fault.
+    A process that has done no more and is busy with something else (a pause) is given time.
     """
     running = {process: report for process, report in reports.items() if not report.has_ended}
     if not running:
         return ()
-    least = min(report.progress for report in running.values())
-    behind = {
-        process: report.idle_seconds
-        for process, report in running.items()
-        if report.progress == least
-    }
-    if any(idle is None or idle <= limit for idle in behind.values()):
-        return ()
+    least_progress = min(report.progress for report in running.values())
+    behind = []
+    for process, report in running.items():
+        if report.progress != least_progress:
+            continue
+        if report.idle_seconds is None or report.idle_seconds <= limit:
+            return ()
+        behind.append(process)
     return tuple(sorted(behind))
 
 
 def newest_checkpoint(folder: pathlib.Path) -> int | None:
-    """The step of the newest complete checkpoint, read without the store, which may be saving."""
+    """Return the step of the newest complete checkpoint, without the store, which may be saving."""
     return max(CheckpointReader(folder).all_steps(), default=None)

@@ -1,4 +1,4 @@
-"""A run's folder: that it can be used at all, belongs to this run and its config, and is the same for every process."""
+"""The folder of a run: it can be written, belongs to this run, and is shared by all processes."""
 
 import contextlib
 import errno
@@ -32,14 +32,20 @@ from vit_jax.train.run_files import (
 )
 from vit_jax.weights.hub import is_hub_address
 
-PASSING = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.ESTALE,
-}  # what may be over when the command is started again
+PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
+"""Errors that may be over when the command is started again."""
 MAX_SHOWN = 200  # letters of a value in an error
 TRIALS = "search"  # sub-folder of a fine-tuning run, with a workdir for each learning rate
+FILES = (
+    CONFIG_FILE,
+    START_FILE,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    PAUSE_FILE,
+    DIVERGENCE_FILE,
+    ERROR_FILE,
+)
+"""Files that a run writes into its workdir."""
 
 
 @contextlib.contextmanager
@@ -47,8 +53,8 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
     """Create and lock the folder, check that it belongs to this config, write `config.json`; yield the lock.
 
     Raises:
-      ValueError: the folder cannot be written or cannot hold checkpoints, is used by another run, belongs to a run of
-        another config (the fields are named), or is not shared by all processes.
+      ValueError: the folder cannot be written or cannot hold checkpoints, is used by another run, belongs
+        to a run of another config (the fields are named), or is not shared by all processes.
     """
     path = expanded(workdir).absolute()
     require_exact_path(path)
@@ -56,16 +62,20 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
         prepare_shared(path)
-        _raise_together(path, _take(lock, config, stack) if hosts.is_first() else None)
-        with _recorded_error(path):
+        error = None
+        if hosts.is_first():
+            error = _take(lock, config, stack)
+        _raise_together(path, error)
+        with _record_error(path):
             yield lock
 
 
 @contextlib.contextmanager
-def _recorded_error(path: pathlib.Path) -> Iterator[None]:
-    """Leave the error that ends the run in the folder.
+def _record_error(path: pathlib.Path) -> Iterator[None]:
+    """Open a context that writes the error which ends the run into the folder.
 
-    One of the config or the data leaves no trace; of a loss that is not finite `divergence.json` says more.
+    Errors of the config or the data are not recorded; of a loss that is not finite `divergence.json` says
+    more.
     """
     if not hosts.is_first():
         yield
@@ -83,23 +93,31 @@ def prepare_shared(path: pathlib.Path) -> None:
     """Create a folder; every process of a run calls it.
 
     Raises:
-      ValueError: in every process: it cannot be written or cannot hold checkpoints, or is not shared by all processes.
+      ValueError: in every process: it cannot be written or cannot hold checkpoints, or is not shared by all
+        processes.
       OSError: it is full, or its storage fails.
     """
     require_exact_path(path)
-    token = (
-        path / f".attempt_{hosts.gather(uuid.uuid4().hex)[0]}"
-    )  # a name that no link in somebody else's folder has
-    _raise_together(
-        path, _change_workdir(path, lambda: _write_token(token)) if hosts.is_first() else None
-    )
-    seen = hosts.gather(token.exists())  # all have looked when this returns
-    _raise_together(path, _change_workdir(path, token.unlink) if hosts.is_first() else None)
-    if blind := [process for process, sees in enumerate(seen) if not sees]:
+    random_name = hosts.gather(uuid.uuid4().hex)[0]  # nobody can have made a link of this name
+    token = path / f".attempt_{random_name}"
+    _change_in_first_process(path, lambda: _write_token(token))
+    sees_token = hosts.gather(token.exists())  # all have looked when this returns
+    _change_in_first_process(path, token.unlink)
+    blind = [process for process, sees in enumerate(sees_token) if not sees]
+    if blind:
         raise ValueError(
-            f"workdir {str(path)!r} is not the same folder in every process: {blind} cannot see what process 0 wrote. "
+            f"workdir {str(path)!r} is not the same folder in every process: "
+            f"{blind} cannot see what process 0 wrote. "
             "With several hosts it must be on storage that all of them share."
         )
+
+
+def _change_in_first_process(path: pathlib.Path, change: Callable[[], None]) -> None:
+    """Change the workdir in the first process; raise its error in every process."""
+    error = None
+    if hosts.is_first():
+        error = _change_workdir(path, change)
+    _raise_together(path, error)
 
 
 def _write_token(token: pathlib.Path) -> None:
@@ -108,24 +126,26 @@ def _write_token(token: pathlib.Path) -> None:
 
 
 def _change_workdir(path: pathlib.Path, change: Callable[[], None]) -> ValueError | OSError | None:
-    """Call a function that changes the workdir; return the error of a workdir that cannot be written."""
+    """Call a function that changes the workdir; return the error if that is not possible."""
     try:
         change()
     except OSError as error:
         if error.errno in (*PASSING, *OUT_OF_FILES):
             return OSError(error.errno, error.strerror, str(path))
         return ValueError(
-            f"workdir {str(path)!r} cannot be written: {error.strerror}. Choose a folder that you may write to."
+            f"workdir {str(path)!r} cannot be written: {error.strerror}. "
+            "Choose a folder that you may write to."
         )
     return None
 
 
 def _raise_together(path: pathlib.Path, error: ValueError | OSError | None) -> None:
-    """Raise in every process if the first has an error, there that error."""
-    if any(hosts.gather(error is not None)):
-        raise error or ValueError(
-            f"workdir {str(path)!r} cannot be used; the first process says why."
-        )
+    """Raise in every process if the first has an error; in the first one, this error."""
+    if not any(hosts.gather(error is not None)):
+        return
+    if error is not None:
+        raise error
+    raise ValueError(f"workdir {str(path)!r} cannot be used; the first process says why.")
 
 
 @contextlib.contextmanager
@@ -139,17 +159,19 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
         return
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     before: set[pathlib.Path] = set()
-    with contextlib.suppress(OSError):  # there is none, or none that can be used, as will be said
+    with contextlib.suppress(OSError):  # the folder does not exist, or is rejected later
         before.update(path.iterdir())
     try:
         yield
     except ValueError:
         with contextlib.suppress(OSError):
             new = {*path.iterdir()} - before
-            is_locked = (path / LOCK_FILE).is_symlink() or (path / LOCK_FILE).exists()
-            is_ours = not is_locked and {file.name for file in new} <= {*files}
-            for file in new if is_ours else ():
-                file.unlink()
+            lock = path / LOCK_FILE
+            is_locked = lock.is_symlink() or lock.exists()
+            names = {file.name for file in new}
+            if not is_locked and names <= {*files}:
+                for file in new:
+                    file.unlink()
             for folder in made:
                 folder.rmdir()
         raise
@@ -162,22 +184,25 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
     source, target = map(resolved, (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
         raise ValueError(
-            f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, or one is inside the other. "
+            f"config.init_from={init_from!r} and workdir {workdir!r} are the same folder, "
+            "or one is inside the other. "
             "The first holds the source weights and is never written to; choose another workdir."
         )
 
 
 def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: str | None) -> None:
-    """Records what a run starts from when it first starts; a resumed run must find the same.
+    """Record the start of a run when it first starts; require the same start of a resumed run.
 
-    A start that left no checkpoint and no trial is overwritten. `start` holds JSON values that identify the weights
-    ("parameters_sha256") and the data; `source` is where the weights come from.
+    A start that left no checkpoint and no trial is overwritten. `start` holds JSON values that identify the
+    weights ("parameters_sha256") and the data; `source` is where the weights come from.
 
     Raises:
       ValueError: weights or data have changed since; the weights of a run that is still training do.
     """
     file = path / START_FILE
-    stored = read_start(file) if file.exists() and _is_begun(path) else None
+    stored = None
+    if file.exists() and _is_begun(path):
+        stored = read_start(file)
     hosts.wait_for_all("start read")
     if stored is None:
         if hosts.is_first():
@@ -185,24 +210,27 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
         return
     if stored["parameters_sha256"] != start["parameters_sha256"]:
         raise ValueError(
-            f"workdir {str(path)!r} was started from other weights than config.init_from={source!r} holds now. Is a "
-            "run still training there? Give the weights it was started from, or another workdir."
+            f"workdir {str(path)!r} was started from other weights than config.init_from={source!r} "
+            "holds now. Is a run still training there? "
+            "Give the weights it was started from, or another workdir."
         )
-    if changed := [name for name, value in start.items() if stored.get(name, value) != value]:
-        lines = "\n".join(
-            f"  {name}: then {stored[name]!r}, now {start[name]!r}" for name in changed
-        )
+    changes = []
+    for name, value in start.items():
+        if stored.get(name, value) != value:
+            changes.append(f"  {name}: then {stored[name]!r}, now {value!r}")
+    if changes:
+        lines = "\n".join(changes)
         raise ValueError(
-            f"workdir {str(path)!r} was started on other data than those of now:\n{lines}\n(Files are compared by "
-            "name and class.) Its results cannot be compared with new ones: restore the data, or choose another "
-            "workdir."
+            f"workdir {str(path)!r} was started with other data:\n{lines}\n"
+            "(Files are compared by name and class.) Its results cannot be compared with new ones: "
+            "restore the data, or choose another workdir."
         )
 
 
 def _take(
     lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack
 ) -> ValueError | OSError | None:
-    """The part of the first process; returns its error, because all processes must learn of it before any raises."""
+    """Claim the folder in the first process; return the error, which all processes must know first."""
     path = lock.folder
     try:
         _require_own_files(path)
@@ -218,62 +246,61 @@ def _take(
 
 def _is_begun(path: pathlib.Path) -> bool:
     """Return whether there is something that another config, or other weights, could spoil."""
-    trials = path.glob(f"{TRIALS}/*")
-    return has_checkpoints(path) or any(
-        has_checkpoints(t) or (t / SUMMARY_FILE).exists() for t in trials
+    if has_checkpoints(path):
+        return True
+    return any(
+        has_checkpoints(trial) or (trial / SUMMARY_FILE).exists()
+        for trial in path.glob(f"{TRIALS}/*")
     )
 
 
 def _require_own_files(path: pathlib.Path) -> None:
-    """Raise ValueError for links in the place of files that the run writes: they would be written where they lead."""
-    own = (
-        CONFIG_FILE,
-        START_FILE,
-        METRICS_FILE,
-        SUMMARY_FILE,
-        PAUSE_FILE,
-        DIVERGENCE_FILE,
-        ERROR_FILE,
-    )
-    for name in own:
+    """Raise ValueError for links among the files of a run, which would be written elsewhere."""
+    for name in FILES:
         if (path / name).is_symlink():
             raise ValueError(
-                f"{path / name} is a link: a run writes only into its workdir. Replace it by a copy of the file."
+                f"{path / name} is a link: a run writes only into its workdir. "
+                "Replace it by a copy of the file."
             )
 
 
 def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
-    """Raise ValueError, which names the fields, where the folder's `config.json` is of a run of another config."""
+    """Raise ValueError, with the names of fields, if the folder belongs to a run with another config."""
     if not (path / CONFIG_FILE).exists():
         return
-    stored = flatten(_with_defaults(read_config(path), type(config)))
+    stored = flatten(_add_defaults(read_config(path), type(config)))
     now = flatten(json.loads(json.dumps(to_dict(config))))
     if ("search.learning_rates" in stored) != ("search.learning_rates" in now):
         raise ValueError(
-            f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: choose another "
-            "workdir. To fine-tune the weights of a run, give its folder as config.init_from."
+            f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: "
+            "choose another workdir. "
+            "To fine-tune the weights of a run, give its folder as config.init_from."
         )
-    differ = [
-        name for name in sorted(stored.keys() | now.keys()) if stored.get(name) != now.get(name)
-    ]
-    lines = [
-        f"  {name[:MAX_SHOWN]}: there {_shown(stored, name)}, given {_shown(now, name)}\n"
-        for name in differ
-        if not any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
-    ]
+    lines = ""
+    for name in sorted(stored.keys() | now.keys()):
+        if stored.get(name) == now.get(name) or _may_change(name):
+            continue
+        there = _format_value(stored, name)
+        given = _format_value(now, name)
+        lines += f"  {name[:MAX_SHOWN]}: there {there}, given {given}\n"
     if lines:
         raise ValueError(
-            f"workdir {str(path)!r} belongs to a run with another config:\n{''.join(lines)}"
+            f"workdir {str(path)!r} belongs to a run with another config:\n{lines}"
             "Choose another workdir, or give the config it was started with."
         )
 
 
-def _shown(values: Mapping[str, object], name: str) -> str:
+def _may_change(name: str) -> bool:
+    """Return whether a field, or its section, may differ when a run is resumed."""
+    return any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
+
+
+def _format_value(values: Mapping[str, object], name: str) -> str:
     return shortened(repr(values.get(name, "not set")), MAX_SHOWN)
 
 
-def _with_defaults(stored: JsonObject, kind: type) -> JsonObject:
-    """A stored config with the defaults of fields that it lacks, as those of an older version; or unchanged."""
+def _add_defaults(stored: JsonObject, kind: type) -> JsonObject:
+    """Return a stored config with the defaults of fields that an older version lacks, or unchanged."""
     try:
         return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
     except ValueError:
