@@ -20,46 +20,55 @@ MAX_UPLOAD_BYTES = 2**32
 
 
 def peak_flops() -> float | None:
-    """FLOP/s of all devices together; None where the chip is not known."""
+    """Return the FLOP/s of all devices together; None for an unknown chip."""
     chip = find_chip(jax.devices()[0].device_kind)
-    return None if chip is None else chip.peak_bf16_flops * jax.device_count()
+    if chip is None:
+        return None
+    return chip.peak_bf16_flops * jax.device_count()
 
 
 def use_compilation_cache(enabled: bool) -> None:
-    """Compiled programs outlive the process, unless the user has set up a cache of their own."""
+    """Keep compiled programs for other processes, unless the user has chosen another cache of JAX."""
     if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
 
 
 class Upload:
-    """A folder on this machine for files of libraries that write by path; those of a workdir in a bucket are copied.
+    """A folder on this machine for files of libraries that write by path.
+
+    If the workdir is in a bucket the folder is a temporary one, and its files are copied.
 
     Attributes:
-      local: the folder, that of the workdir or a temporary one.
+      local: the folder.
       is_needed: it is a temporary one.
     """
 
     def __init__(self, folder: pathlib.Path):
-        self.is_needed = is_in_bucket(folder)
-        self.local = pathlib.Path(tempfile.mkdtemp(prefix="vit_jax-")) if self.is_needed else folder
         self._folder = folder
-        self._sent = dict[pathlib.Path, int]()
+        self._sent_bytes = dict[pathlib.Path, int]()
+        self.is_needed = is_in_bucket(folder)
+        self.local = folder
         if self.is_needed:
+            self.local = pathlib.Path(tempfile.mkdtemp(prefix="vit_jax-"))
             atexit.register(remove_tree, self.local)
 
     def send(self) -> None:
         """Copy the files that have changed."""
-        for path in self.local.rglob("*") if self.is_needed else ():
-            if path.is_file() and self._sent.get(path) != (size := path.stat().st_size):
-                write_atomically(
-                    self._folder / path.relative_to(self.local),
-                    read_bounded(path, MAX_UPLOAD_BYTES),
-                )
-                self._sent[path] = size
+        if not self.is_needed:
+            return
+        for path in self.local.rglob("*"):
+            if not path.is_file():
+                continue
+            num_bytes = path.stat().st_size
+            if num_bytes == self._sent_bytes.get(path):
+                continue
+            target = self._folder / path.relative_to(self.local)
+            write_atomically(target, read_bounded(path, MAX_UPLOAD_BYTES))
+            self._sent_bytes[path] = num_bytes
 
 
 class Profiler:
-    """Traces the steps `profile_start_step` and on, `profile_num_steps` of them, into `profile/` of the workdir.
+    """Traces `profile_num_steps` steps from `profile_start_step` on into `profile/` of the workdir.
 
     The trace can be opened in TensorBoard or Perfetto.
     """
@@ -68,7 +77,9 @@ class Profiler:
         self._folder = Upload(workdir / "profile")
         self._num_steps = config.profile_num_steps
         self._running = False
-        self._start_step = config.profile_start_step if enabled else None
+        self._start_step: int | None = None
+        if enabled:
+            self._start_step = config.profile_start_step
 
     def before_step(self, step: int) -> None:
         """Start a trace if `step`, the next one, counted from 1, is the first to trace."""
@@ -78,11 +89,10 @@ class Profiler:
 
     def after_step(self, step: int, result: object) -> None:
         """Stop the trace after its last step; wait for `result`, so that this step is complete."""
-        if (
-            self._running
-            and self._start_step is not None
-            and step == self._start_step + self._num_steps - 1
-        ):
+        if not self._running or self._start_step is None:
+            return
+        last_step = self._start_step + self._num_steps - 1
+        if step == last_step:
             jax.block_until_ready(result)
             self.close()
 

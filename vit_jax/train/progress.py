@@ -1,4 +1,4 @@
-"""The progress that a run shows: a bar on a terminal, plain lines elsewhere; and the clock behind it."""
+"""The progress of a run: a bar on a terminal, plain lines elsewhere, and the clock behind both."""
 
 import contextlib
 import sys
@@ -14,17 +14,20 @@ from vit_jax.text.printable import printable_lines
 
 T = TypeVar("T")
 
-SHOWN_WAIT_FRACTION = 0.01  # of the time; less is in the metrics alone
+SHOWN_WAIT_FRACTION = 0.01  # of the time; a smaller fraction is in the metrics alone
 ESTIMATE_AFTER_STEPS = 3
 LONG_ON_CPU_SECONDS = 3600
-_SHORT_SECONDS = 60  # no estimate is shown of less
+_SHORT_SECONDS = 60  # a shorter training has no estimate
 
 
 class TrainingClock:
-    """Seconds spent on training steps alone, of this process: compiling, evaluating and saving are left out.
+    """The time of this process in training steps, without compiling, evaluating and saving.
 
-    The first n steps of a run have `images(n)` and take `flops(n)`, of which all devices together can do `peak_flops`
-    in a second; None: not known.
+    Args:
+      start_step: steps done before.
+      images: from a number of steps to the images in them.
+      flops: from a number of steps to their FLOPs.
+      peak_flops: FLOP/s of all devices together; None: not known.
     """
 
     def __init__(
@@ -39,12 +42,13 @@ class TrainingClock:
         self._flops = flops
         self._peak_flops = peak_flops
         self._running_since = time.perf_counter()
-        self._seconds = self._waited_seconds = 0.0
+        self._seconds = 0.0
+        self._waited_seconds = 0.0
 
     def next_batch(self, batches: Iterator[T], is_busy: Callable[[], bool]) -> T:
-        """The next batch. The time until it came counts as waiting for input where the devices have no work by then.
+        """Return the next batch; if the devices have no work by then, the time counts as waiting for input.
 
-        They may have ended their last step meanwhile, so the time counted is up to a step too long.
+        The devices may have ended their last step meanwhile, so that the time is up to a step too long.
         """
         began = time.perf_counter()
         batch = next(batches)
@@ -54,7 +58,7 @@ class TrainingClock:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Time inside does not count."""
+        """Open a context whose time does not count."""
         self._seconds += time.perf_counter() - self._running_since
         try:
             yield
@@ -63,40 +67,47 @@ class TrainingClock:
 
     @property
     def seconds(self) -> float:
-        """Training time of this process so far."""
+        """The training time of this process so far."""
         return self._seconds + time.perf_counter() - self._running_since
 
     def rates(self, step: int) -> dict[str, float]:
-        """Images per second since the start, the part of that time spent waiting for input, MFU on a known chip.
+        """Return images per second and other rates since the start, and the compute of all steps.
 
-        And `exaflops`, the compute of all steps so far, those before a resume too.
+        Images per second, the fraction of time spent waiting for input, and on a known chip MFU are of this
+        process; `exaflops` includes the steps before a resume.
         """
         seconds = max(self.seconds, 1e-9)
-        images_per_second = (self._images(step) - self._images(self._start_step)) / seconds
+        images = self._images(step) - self._images(self._start_step)
+        flops = self._flops(step) - self._flops(self._start_step)
         rates = {
-            "images_per_second": images_per_second,
+            "images_per_second": images / seconds,
             "input_wait_fraction": self._waited_seconds / seconds,
+            "exaflops": self._flops(step) / 1e18,
         }
-        rates["exaflops"] = self._flops(step) / 1e18
         if self._peak_flops:
-            rates["mfu"] = (
-                (self._flops(step) - self._flops(self._start_step)) / seconds / self._peak_flops
-            )
+            rates["mfu"] = flops / seconds / self._peak_flops
         return rates
 
     def seconds_left(self, step: int, total_steps: int) -> float:
         """Return the time left at the mean speed so far, by the FLOPs of these steps."""
-        done = self._flops(step) - self._flops(self._start_step)
-        return self.seconds / max(done, 1) * (self._flops(total_steps) - self._flops(step))
+        flops_done = self._flops(step) - self._flops(self._start_step)
+        flops_left = self._flops(total_steps) - self._flops(step)
+        return self.seconds / max(flops_done, 1) * flops_left
 
 
 class Display:
-    """The bar or the lines; `enabled` in the first process alone."""
+    """A bar on a terminal or lines; `enabled` in the first process only.
+
+    Attributes:
+      is_bar: it is a bar.
+      advance: moves the bar by a step.
+      close: ends the bar.
+    """
 
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool):
         self._total_steps = total_steps
         self._enabled = enabled
-        # Without tqdm's own speed and time left, which count compiling, evaluating and saving.
+        # Without the speed and the time left of tqdm, which include compiling, evaluating and saving.
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         is_off = not (enabled and sys.stderr.isatty())
         self._bar = tqdm(
@@ -111,9 +122,7 @@ class Display:
         self._stack = contextlib.ExitStack()
         self._stack.callback(self._bar.close)
         if self.is_bar:
-            self._stack.enter_context(
-                logging_redirect_tqdm()
-            )  # warnings come above the bar, not behind it
+            self._stack.enter_context(logging_redirect_tqdm())  # warnings appear above the bar
         self.close = self._stack.close
 
     def show(
@@ -123,7 +132,14 @@ class Display:
         seconds_left: float,
         seconds_to_end: float | None = None,
     ) -> None:
-        """Loss, learning rate, speed and time left after `step`; `seconds_to_end` of the runs that follow too."""
+        """Show loss, learning rate, speed and time left after a step.
+
+        Args:
+          step: steps done.
+          metrics: of the step, with rates.
+          seconds_left: of this run.
+          seconds_to_end: with the runs that follow; None: not shown.
+        """
         text = f"loss {metrics['train_loss']:.4f}  lr {metrics['learning_rate']:.2e}"
         text += f"  {metrics['images_per_second']:,.0f} images/s"
         if "mfu" in metrics:
@@ -133,24 +149,24 @@ class Display:
         text += f"  {duration_text(seconds_left)} left"
         if seconds_to_end is not None:
             text += f", about {duration_text(seconds_to_end)} to the end of all runs"
-        if not self.is_bar:
-            self.say(f"step {step:>6}/{self._total_steps}  {text}")
-        else:
+        if self.is_bar:
             self._bar.set_postfix_str(text, refresh=False)
+        else:
+            self.say(f"step {step:>6}/{self._total_steps}  {text}")
 
     def show_results(self, step: int, results: Mapping[str, float]) -> None:
         """Show the results of an evaluation after `step`."""
         self.say(results_line(step, self._total_steps, results))
 
     def say(self, line: str) -> None:
-        """Print lines, above the bar if there is one; nothing of an empty text."""
+        """Print lines, above the bar if there is one; an empty text prints nothing."""
         line = printable_lines(line)
-        if not line:
+        if not line or not self._enabled:
             return
-        if self._enabled and not self.is_bar:
-            print(line, flush=True)
-        elif self._enabled:
+        if self.is_bar:
             self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, flush=True)
 
 
 def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> str:
@@ -160,15 +176,16 @@ def results_line(step: int, total_steps: int, results: Mapping[str, float]) -> s
 
 
 def estimate_text(seconds: float, platform: str) -> str:
-    """Return a line on the time that training takes from here, "" if that is short.
+    """Return a line on the time that the rest of training takes, "" if that is short.
 
     Args:
       seconds: to the end of all runs of the command, without evaluations and saves.
-      platform: of the devices; on a CPU the line names what is faster.
+      platform: of the devices; on a CPU the line names a faster verb.
     """
     if seconds < _SHORT_SECONDS:
         return ""
-    line = f"estimate: {duration_text(seconds)} of training, from the first {ESTIMATE_AFTER_STEPS} steps"
+    duration = duration_text(seconds)
+    line = f"estimate: {duration} of training, from the first {ESTIMATE_AFTER_STEPS} steps"
     if platform == "cpu" and seconds > LONG_ON_CPU_SECONDS:
         probe = "vit-jax probe WEIGHTS --data=DATA --output=FOLDER"
         line += f"; on a CPU, {probe} trains a classifier on frozen features in minutes"
@@ -176,9 +193,11 @@ def estimate_text(seconds: float, platform: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """75.0 as "1m 15s"."""
+    """Return a duration as text: "1m 15s" of 75.0."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
         return f"{hours}h {minutes:02}m"
-    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
+    if minutes:
+        return f"{minutes}m {rest:02}s"
+    return f"{rest}s"

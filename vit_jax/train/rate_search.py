@@ -1,4 +1,4 @@
-"""The choice of a learning rate: a trial of each on a held-out part of train, and which one wins."""
+"""Choose a learning rate: a trial of each on train less a held-out part, and the best of them."""
 
 import dataclasses
 import pathlib
@@ -20,40 +20,45 @@ from vit_jax.train.series import run_once, say
 
 ACCURACY = "validation_accuracy"
 LOSS = "validation_loss"
-PRECISION = (
-    f"validation_{MULTILABEL_RESULTS[0]}"  # in its place, where images may have several labels
-)
+PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # of images that may have several labels
+MARK = "  <- chosen"
 
 TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], JsonObject]
-"""(config, data, workdir, name of the split that `data.test` is, steps of the runs that follow) -> the content of
-`summary.json`."""
+"""(config, data, workdir, name of the split `data.test`, steps of the runs that follow) -> `summary.json`."""
 Trials = dict[float, JsonObject]
 
 
 def choose_learning_rate(
     config: FinetuneConfig, data: Datasets, folder: pathlib.Path, train_with: TrainWith
 ) -> tuple[FinetuneConfig, Trials]:
-    """Train with each learning rate on train less a held-out part; a trial that has ended is not repeated.
+    """Train with each learning rate on train less a held-out part; keep trials that have ended.
 
-    Config, data and folder (claimed) are of the final run; each trial has a workdir in its sub-folder `search/`.
-    Returns the config with the best rate and no search, and each trial's summary.
+    Args:
+      config: of the final run.
+      data: of the final run.
+      folder: its workdir, claimed; each trial has a workdir in the sub-folder `search/`.
+      train_with: performs a trial.
+
+    Returns:
+      The config with the best rate and no search, and each trial's summary.
 
     Raises:
-      ValueError: no trial's loss stayed finite.
+      ValueError: the loss diverged in all trials.
     """
-    parts = Datasets(*hold_out(data.train, config.search.validation_fraction, config.seed))
-    if unseen := classes_without_examples(parts.test):
+    held_out = hold_out(data.train, config.search.validation_fraction, config.seed)
+    parts = Datasets(*held_out)
+    unseen = classes_without_examples(parts.test)
+    if unseen:
         say(f"note     these classes have no validation image in the search: {few(unseen)}")
     rates = config.search.learning_rates
-    trials = {}
-    trial_steps, final_steps = (
-        resolve(one, num_examples=len(source), num_devices=jax.device_count()).total
-        for one, source in ((trial_config(config, rates[0]), parts.train), (config, data.train))
-    )
+    trial_steps = _count_steps(trial_config(config, rates[0]), len(parts.train))
+    final_steps = _count_steps(config, len(data.train))
     say(
-        f"search   {len(rates)} trials of {trial_steps:,} steps, tested on {len(parts.test):,} images held out of "
-        f"training; then {final_steps:,} steps on all with the best learning rate"
+        f"search   {len(rates)} trials of {trial_steps:,} steps, "
+        f"tested on {len(parts.test):,} images held out of training; "
+        f"then {final_steps:,} steps on all with the best learning rate"
     )
+    trials = {}
     for number, rate in enumerate(rates, 1):
         steps_after = (len(rates) - number) * trial_steps + final_steps
 
@@ -62,45 +67,58 @@ def choose_learning_rate(
                 train_with(trial, parts, claimed, "validation", steps_after)
 
         trial = trial_config(config, rate)
-        place = folder / TRIALS / f"learning_rate={rate!r}"
+        workdir = folder / TRIALS / f"learning_rate={rate!r}"
         title = f"trial {number} of {len(rates)}: learning rate {rate:g}"
-        read_summary(place, (LOSS,), (ACCURACY, PRECISION))
-        trials[rate] = run_once(trial, place, perform, title, split="validation", is_trial=True)
+        read_summary(workdir, (LOSS,), (ACCURACY, PRECISION))
+        trials[rate] = run_once(trial, workdir, perform, title, split="validation", is_trial=True)
     best = choose(trials)
     say(f"the best of {len(rates)}: learning rate {best:g}")
     return with_learning_rate(config, best), trials
 
 
+def _count_steps(config: FinetuneConfig, num_examples: int) -> int:
+    """Return the steps of a run on a training set of this size."""
+    steps = resolve(config, num_examples=num_examples, num_devices=jax.device_count())
+    return steps.total
+
+
 def with_learning_rate(config: FinetuneConfig, rate: float) -> FinetuneConfig:
-    """The run with this learning rate and no search."""
+    """Return the run with this learning rate and no search."""
     schedule = dataclasses.replace(config.schedule, learning_rate=rate)
     return dataclasses.replace(config, schedule=schedule, search=SearchConfig())
 
 
 def trial_config(config: FinetuneConfig, rate: float) -> FinetuneConfig:
-    """The config of a trial: evaluated once, at its end, on the held-out part of train; only its summary is kept."""
+    """Return the config of a trial, which is evaluated at its end and leaves its summary only."""
+    # The final run lists the parameters.
+    logging = dataclasses.replace(config.logging, parameters=False)
+    evaluation = dataclasses.replace(config.evaluation, every=config.total, evaluators={})
+    checkpoint = dataclasses.replace(
+        config.checkpoint,
+        keep_latest=1,
+        keep_best=0,
+        best_metric="test_accuracy",
+    )
     return dataclasses.replace(
         with_learning_rate(config, rate),
-        logging=dataclasses.replace(
-            config.logging, parameters=False
-        ),  # they are listed once, by the final run
-        evaluation=dataclasses.replace(config.evaluation, every=config.total, evaluators={}),
+        logging=logging,
+        evaluation=evaluation,
         stop_early=StopEarlyConfig(),
-        checkpoint=dataclasses.replace(
-            config.checkpoint, keep_latest=1, keep_best=0, best_metric="test_accuracy"
-        ),
+        checkpoint=checkpoint,
     )
 
 
 def choose(results: Mapping[float, JsonObject]) -> float:
-    """The rate of the best validation accuracy or precision; of several that of the lowest loss, then the lowest rate.
+    """Return the rate with the best validation accuracy or precision.
+
+    Of several, the one with the lowest loss, then the lowest rate.
 
     Raises:
-      ValueError: not one trial stayed finite.
+      ValueError: the loss diverged in all trials.
     """
-    outcomes = {
-        rate: [series.outcome_of(summary, "validation")] for rate, summary in results.items()
-    }
+    outcomes = {}
+    for rate, summary in results.items():
+        outcomes[rate] = [series.outcome_of(summary, "validation")]
     if all(outcome.accuracy is None for (outcome,) in outcomes.values()):
         rates = ", ".join(f"{rate:g}" for rate in results)
         raise ValueError(
@@ -111,14 +129,19 @@ def choose(results: Mapping[float, JsonObject]) -> float:
 
 def table(results: Mapping[float, JsonObject], best: float) -> str:
     """Return a table with one line for each trial; the chosen one is marked."""
-    name = PRECISION if any(PRECISION in summary for summary in results.values()) else ACCURACY
+    name = ACCURACY
+    if any(PRECISION in summary for summary in results.values()):
+        name = PRECISION
     title = name.replace("_", " ")
+    width = len(title)
     lines = [f"learning rate  {title}  validation loss"]
     for rate, summary in results.items():
         outcome = series.outcome_of(summary, "validation")
         figures = "diverged"
         if outcome.accuracy is not None:
-            figures = f"{outcome.accuracy:>{len(title)}.2%}  {outcome.loss:>15.4f}"
-        mark = "  <- chosen" if rate == best else ""
-        lines.append(f"{rate:<13g}  {figures:>{len(title) + 17}}{mark}")
+            figures = f"{outcome.accuracy:>{width}.2%}  {outcome.loss:>15.4f}"
+        line = f"{rate:<13g}  {figures:>{width + 17}}"
+        if rate == best:
+            line += MARK
+        lines.append(line)
     return "\n".join(lines)

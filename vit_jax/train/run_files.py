@@ -1,7 +1,7 @@
-"""The files of a run that programs read, with their structure checked: config, start, metrics and summary.
+"""The files of a run that programs read, with their structure checked: config, start, metrics, summary.
 
-They may come from somebody else, or from a disk that was full: readers raise ValueError for a damaged file, and return
-None, or no lines, for one that does not exist. `workdir` and `writers` write them.
+They may come from somebody else, or from a disk that was full: readers raise ValueError for a damaged file,
+and return None, or no lines, for a missing one. `workdir` and `writers` write them.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ CONFIG_FILE = "config.json"
 START_FILE = "start.json"
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-PAUSE_FILE = "pause.json"  # of a run that a sweep has paused: the fraction that it has reached, and all its steps
-ERROR_FILE = "error.json"  # of a run that an error ended, until it is started again
+PAUSE_FILE = "pause.json"  # of a run that a sweep has paused: the fraction reached, and all steps
+ERROR_FILE = "error.json"  # of a run that an error ended, until the run is started again
 DIVERGENCE_FILE = "divergence.json"
 MAX_METRICS_BYTES = 2**28  # about 800,000 lines; in memory they take ten times as much
 MAX_LINE_BYTES = 2**20
@@ -39,16 +39,17 @@ DIVERGED = "diverged"
 
 _RESULTS = ("accuracy", "_loss", *MULTILABEL_RESULTS)  # ends of names
 _AMOUNTS = (
-    *(
-        "best_step",
-        "images",
-        "test_images",
-        "validation_images",
-        "unreadable_images",
-        "parameters",
-        "exaflops",
-    ),
-    *("wall_seconds", "images_per_second", "num_devices", "num_processes"),
+    "best_step",
+    "images",
+    "test_images",
+    "validation_images",
+    "unreadable_images",
+    "parameters",
+    "exaflops",
+    "wall_seconds",
+    "images_per_second",
+    "num_devices",
+    "num_processes",
 )
 _COUNT = "a whole number from 1"
 _KIND_OF_AMOUNTS = dict.fromkeys(_AMOUNTS, "a number from 0")
@@ -61,53 +62,58 @@ _KINDS_BY_FILE: Mapping[str, Mapping[str, str]] = {
     ERROR_FILE: {"error": "text"},
     DIVERGENCE_FILE: {"step": _COUNT, "metrics": "an object of numbers", "config": "an object"},
 }
-"""Kinds of values by name. Other values of metrics are numbers, and results of a summary are numbers or null."""
+"""Kinds of values by name.
+
+Other values of metrics are numbers, and other results of a summary are numbers or null."""
 
 
 def _is_number(value: object) -> bool:
-    """Return whether it is a number that a float can hold, also NaN or infinite."""
+    """Return whether a value is a number that a float can hold, also NaN or infinite."""
     return type(value) is float or (type(value) is int and abs(value) <= MAX_STEP)
+
+
+def _is_object_of_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
 
 
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "text": lambda value: isinstance(value, str),
     "text or null": lambda value: isinstance(value, str | None),
     "an object": lambda value: isinstance(value, dict),
-    "an object of numbers": lambda value: (
-        isinstance(value, dict) and all(map(_is_number, value.values()))
-    ),
+    "an object of numbers": _is_object_of_numbers,
     "a number": _is_number,
     "a number or null": lambda value: value is None or _is_number(value),
     "a number from 0": lambda value: _is_number(value) and 0 <= value < math.inf,
     "between 0 and 1": lambda value: _is_number(value) and 0 < value < 1,
-    "a whole number from 1": lambda value: type(value) is int and 0 < value <= MAX_STEP,
+    _COUNT: lambda value: type(value) is int and 0 < value <= MAX_STEP,
 }
 
 
 def read_config(workdir: pathlib.Path) -> JsonObject:
-    """Return the content of `config.json`, not compared with the schema: it may be of an older version."""
+    """Return the content of `config.json`, which may be of an older version of the schema."""
     return _read_object(workdir, CONFIG_FILE)
 
 
 def read_start(file: pathlib.Path) -> JsonObject:
     """Return what a run or a sweep started from, with the digest of the weights in "parameters_sha256"."""
-    with _damage(file):
+    with _name_damage(file):
         return _parse_object(read_bounded(file, MAX_JSON_BYTES), START_FILE, ("parameters_sha256",))
 
 
 def write_error(workdir: pathlib.Path, error: BaseException) -> None:
     """Write the error that ends a run; nothing if the disk is full."""
-    text = json.dumps(
-        {"error": shortened(f"{type(error).__name__}: {error}", MAX_ERROR), "seconds": time.time()}
-    )
+    text = shortened(f"{type(error).__name__}: {error}", MAX_ERROR)
+    content = json.dumps({"error": text, "seconds": time.time()})
     with contextlib.suppress(OSError):
-        write_atomically(workdir / ERROR_FILE, text + "\n")
+        write_atomically(workdir / ERROR_FILE, content + "\n")
 
 
 def read_error(workdir: pathlib.Path) -> str | None:
     """Return the error that ended a run, its type first."""
     values = _read_optional(workdir, ERROR_FILE, ("error",))
-    return None if values is None else values["error"]
+    if values is None:
+        return None
+    return values["error"]
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
@@ -117,12 +123,19 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, float]]:
 
 def metrics_up_to(workdir: pathlib.Path, step: int) -> str:
     """Return the text of the lines up to a step."""
-    return "".join(f"{line}\n" for line, values in _read_lines(workdir) if values["step"] <= step)
+    lines = []
+    for line, values in _read_lines(workdir):
+        if values["step"] <= step:
+            lines.append(f"{line}\n")
+    return "".join(lines)
 
 
 def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
-    """Return the last metrics of a training step in `metrics.jsonl`; an empty dictionary if there are none."""
-    return next((line for line in reversed(read_metrics(workdir)) if "train_loss" in line), {})
+    """Return the last metrics of a training step in `metrics.jsonl`; an empty dictionary without any."""
+    for metrics in reversed(read_metrics(workdir)):
+        if "train_loss" in metrics:
+            return metrics
+    return {}
 
 
 def write_summary(workdir: pathlib.Path, summary: Mapping[str, object]) -> None:
@@ -160,12 +173,11 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]
     path = workdir / METRICS_FILE
     if not path.exists():
         return
-    with _damage(path):
-        *lines, _ = read_bounded(path, MAX_METRICS_BYTES).split(
-            b"\n"
-        )  # the last one is being written, or was cut off
+    with _name_damage(path):
+        content = read_bounded(path, MAX_METRICS_BYTES)
+    *lines, _ = content.split(b"\n")  # the last one is being written, or was cut off
     for number, line in enumerate(lines, 1):
-        with _damage(path, f", line {number:,}"):
+        with _name_damage(path, f", line {number:,}"):
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"it must not be longer than {MAX_LINE_BYTES:,} bytes")
             text = line.decode()
@@ -174,21 +186,23 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]
 
 
 def _read_optional(workdir: pathlib.Path, name: str, *needs: tuple[str, ...]) -> JsonObject | None:
-    return _read_object(workdir, name, *needs) if (workdir / name).exists() else None
+    if not (workdir / name).exists():
+        return None
+    return _read_object(workdir, name, *needs)
 
 
 def _read_object(workdir: pathlib.Path, name: str, *needs: tuple[str, ...]) -> JsonObject:
-    with _damage(workdir / name):
+    with _name_damage(workdir / name):
         return _parse_object(read_bounded(workdir / name, MAX_JSON_BYTES), name, *needs)
 
 
 def _parse_object(text: str | bytes, file: str, *needs: tuple[str, ...]) -> JsonObject:
-    """Return an object of a file that has one name of each tuple, and values of the kinds of the file."""
+    """Return an object that has one name of each tuple, and values of the kinds of the file."""
     values = parse_json(text)
     if not isinstance(values, dict):
         raise ValueError("it must be an object")
     for name, value in values.items():
-        kind = _KINDS_BY_FILE[file].get(name) or _kind_of_others(file, name)
+        kind = _get_kind(file, name)
         if kind and not _KINDS[kind](value):
             raise ValueError(f"{printable(shortened(name, MAX_SHOWN))} must be {kind}")
     for names in needs:
@@ -197,19 +211,27 @@ def _parse_object(text: str | bytes, file: str, *needs: tuple[str, ...]) -> Json
     return values
 
 
-def _kind_of_others(file: str, name: str) -> str | None:
+def _get_kind(file: str, name: str) -> str | None:
+    """Return the kind of a value of a file; None if the file may have any."""
+    kinds = _KINDS_BY_FILE[file]
+    if name in kinds:
+        return kinds[name]
     if file == METRICS_FILE:
         return "a number"
-    return "a number or null" if file == SUMMARY_FILE and name.endswith(_RESULTS) else None
+    if file == SUMMARY_FILE and name.endswith(_RESULTS):
+        return "a number or null"
+    return None
 
 
 @contextlib.contextmanager
-def _damage(file: pathlib.Path, line: str = "") -> Iterator[None]:
-    """Make one error of what is wrong with a file."""
+def _name_damage(file: pathlib.Path, line: str = "") -> Iterator[None]:
+    """Open a context that turns errors of reading into one error that names the file."""
     try:
         yield
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error).removesuffix(".")
+        reason = str(error).removesuffix(".")
+        if isinstance(error, OSError):
+            reason = str(error.strerror)
         raise ValueError(
             f"{file}{line} is damaged: {reason}. Restore the file, or use another workdir."
         ) from error

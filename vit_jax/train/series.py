@@ -1,7 +1,8 @@
 """The engine of sweeps, studies, VTAB and the learning-rate search: runs of one command, each performed once.
 
-All state is in the workdirs of the runs: a run that has ended has a `summary.json`, an interrupted one resumes. Several
-machines may share the runs; the lock of a workdir keeps a second machine out of a run in progress.
+All state is in the workdirs of the runs: a run that has ended has a `summary.json`, an interrupted one
+resumes. Several machines may share the runs; the lock of a workdir keeps a second machine out of a run in
+progress.
 """
 
 import math
@@ -25,28 +26,35 @@ Setting = TypeVar("Setting")  # with an order
 
 
 class Unfinished(Interrupted):
-    """The runs of this machine have ended, and the next ones need those of others."""
+    """The runs of this machine have ended; the next stage waits for other machines."""
 
 
 class Outcome(NamedTuple):
-    """The results of a run that has ended."""
+    """The results of a run that has ended.
 
-    accuracy: (
-        float | None
-    )  # fraction of the images, or mean average precision; None: the loss was not finite
+    Attributes:
+      accuracy: fraction of the images, or mean average precision; None: the loss was not finite.
+      loss: mean over the images.
+      num_images: of the split.
+    """
+
+    accuracy: float | None
     loss: float
     num_images: int
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Accuracy and loss of a run that diverged count as 0 and infinity."""
-        return (0.0, math.inf) if self.accuracy is None else (self.accuracy, self.loss)
+        """Accuracy and loss, which of a run that diverged are 0 and infinity."""
+        if self.accuracy is None:
+            return (0.0, math.inf)
+        return (self.accuracy, self.loss)
 
 
 def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
-    """Return the results on a split, of which a loss that is not finite shows that the last update diverged."""
+    """Return the results on a split; a loss that is not finite shows that the last update diverged."""
     loss = summary[f"{split}_loss"]
-    accuracy = summary.get(f"{split}_{MULTILABEL_RESULTS[0]}", summary.get(f"{split}_accuracy"))
+    accuracy = summary.get(f"{split}_accuracy")
+    accuracy = summary.get(f"{split}_{MULTILABEL_RESULTS[0]}", accuracy)
     num_images = int(summary.get(f"{split}_images", 0))
     if accuracy is None or loss is None or not math.isfinite(loss):
         return Outcome(None, math.inf, num_images)
@@ -54,23 +62,32 @@ def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
 
 
 def choose(trials: Mapping[Setting, Sequence[Outcome]]) -> Setting:
-    """Return the setting with the highest mean accuracy; of equal ones the lowest mean loss, then the least setting."""
+    """Return the setting with the highest mean accuracy.
 
-    def order(setting: Setting) -> tuple[float, float, Any]:
+    Of settings with equal accuracies, the one with the lowest mean loss, then the least setting.
+    """
+
+    def get_order(setting: Setting) -> tuple[float, float, Any]:
         ranks = [outcome.rank for outcome in trials[setting]]
-        accuracy, loss = (math.fsum(values) / len(ranks) for values in zip(*ranks, strict=True))
-        return -accuracy, loss, setting
+        mean_accuracy = math.fsum(accuracy for accuracy, _ in ranks) / len(ranks)
+        mean_loss = math.fsum(loss for _, loss in ranks) / len(ranks)
+        return -mean_accuracy, mean_loss, setting
 
-    return min(trials, key=order)
+    return min(trials, key=get_order)
 
 
 def state_of(workdir: pathlib.Path) -> str:
     """Return the state of a run: "ended", "diverged", "paused", "interrupted" or "new"."""
-    if (summary := read_summary(workdir)) is not None:
-        return "diverged" if DIVERGED in summary else "ended"
+    summary = read_summary(workdir)
+    if summary is not None and DIVERGED in summary:
+        return "diverged"
+    if summary is not None:
+        return "ended"
     if not has_checkpoints(workdir) and not (workdir / CONFIG_FILE).exists():
         return "new"
-    return "paused" if read_pause(workdir) else "interrupted"
+    if read_pause(workdir):
+        return "paused"
+    return "interrupted"
 
 
 def run_once(
@@ -82,9 +99,9 @@ def run_once(
     split: str = "test",
     is_trial: bool = False,
 ) -> dict[str, Any]:
-    """Perform a run in its workdir, or resume it, unless it has ended there; one that diverged is not tried again.
+    """Perform a run in its workdir, or resume it, unless it has ended there.
 
-    Every process of the machine's run calls this, after `hosts.start`.
+    A run that diverged is not repeated. Every process of the machine's run calls this, after `hosts.start`.
 
     Args:
       config: of the run.
@@ -109,10 +126,9 @@ def run_once(
             perform(config, str(folder))
         except FloatingPointError as error:
             say(f"{title.strip()}: {error}")
+            results = {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)}
             if hosts.is_first():
-                write_summary(
-                    folder, {f"{split}_accuracy": None, f"{split}_loss": None, DIVERGED: str(error)}
-                )
+                write_summary(folder, results)
         summary = of_first(read_summary(folder))
     if is_trial and hosts.is_first():
         remove_tree(folder / CHECKPOINTS)

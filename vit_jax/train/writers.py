@@ -27,14 +27,14 @@ class Writer(abc.ABC):
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def flush(self) -> None:  # noqa: B027
-        """Bring the metrics where they survive the end of the process; called before each checkpoint."""
+        """Store the metrics so that they outlive the process; called before each checkpoint."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
 
 
 class JsonLines(Writer):
-    """One JSON object a line. Lines of steps after `start_step`, left by a process that was killed, go."""
+    """One JSON object a line. Removes lines of steps after `start_step`, from a process that was killed."""
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
         path = workdir / METRICS_FILE
@@ -44,16 +44,17 @@ class JsonLines(Writer):
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())  # a bucket that is mounted as a folder has the line only now
+        os.fsync(self._file.fileno())  # only now a bucket that is mounted as a folder has the line
 
     def close(self) -> None:
         self._file.close()
 
 
 class ObjectLines(Writer):
-    """The same in a bucket: the object is written as a whole, at most every `FLUSH_SECONDS`, and before checkpoints.
+    """JSON lines in a bucket: an object that is written as a whole.
 
-    It is replaced only if nobody else has written it; then, and while the bucket does not answer, OSError is raised.
+    It is written at most every `FLUSH_SECONDS`, and before checkpoints. Raises OSError if somebody else has
+    written it, or the bucket does not answer.
     """
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
@@ -110,10 +111,10 @@ class WeightsAndBiases(Writer):
             import wandb
         except ImportError:
             raise ValueError(
-                f"config.logging.wandb_project={config.logging.wandb_project!r} needs the package wandb: "
-                f"{install_command('wandb')}, or set the field to None."
+                f"config.logging.wandb_project={config.logging.wandb_project!r} "
+                f"needs the package wandb: {install_command('wandb')}, or set the field to None."
             ) from None
-        id_file = workdir / "wandb-run-id"  # kept, so that a continued run continues there too
+        id_file = workdir / "wandb-run-id"  # a resumed run resumes there, too
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
@@ -139,11 +140,12 @@ class Writers(Writer):
         self._writers: list[Writer] = []
         if not enabled:
             return
-        if config.logging.wandb_project is not None:  # first, for it is the one that may be missing
+        if config.logging.wandb_project is not None:  # first, because its package may be missing
             self._writers.append(WeightsAndBiases(workdir, config))
-        self._writers.append(
-            (ObjectLines if is_in_bucket(workdir) else JsonLines)(workdir, start_step)
-        )
+        if is_in_bucket(workdir):
+            self._writers.append(ObjectLines(workdir, start_step))
+        else:
+            self._writers.append(JsonLines(workdir, start_step))
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
 
