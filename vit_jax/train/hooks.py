@@ -115,7 +115,7 @@ class MetricsLog:
     """Writes the metrics of a step when they are due, also after the last step.
 
     Attributes:
-      latest: what was written last; the summary repeats it.
+      latest: the metrics written last; the summary repeats them.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MetricsLog:
         self._writers = writers
 
     def write(self, step: int, metrics: Metrics) -> None:
-        """Write metrics and rates of a step if it is due; raise errors of saves in the background."""
+        """Write the metrics of a step if they are due; raise errors of saves in the background."""
         if not self._cadence.is_due(step):
             return
         self._workdir.check()
@@ -197,7 +197,7 @@ class Progress:
 
 
 class StepReports:
-    """Hands the metrics of each step to its parts, one step late: devices never wait for the host."""
+    """Hands on the metrics of each step one step late, so that devices never wait for the host."""
 
     def __init__(
         self,

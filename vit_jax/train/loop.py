@@ -1,7 +1,7 @@
 """The training loop, once for every kind of run: steps, and what is due between them.
 
-`session` builds the parts that the loop asks. `pretrain` and `finetune` supply the parts of the run and
-its first state.
+`session` builds the parts that the loop asks. `pretrain` and `finetune` supply the parts of the run
+and its first state.
 """
 
 import contextlib
@@ -104,8 +104,8 @@ def take_steps(session: "Session") -> None:
 def evaluate_and_save(session: "Session", reason: Interrupted | None) -> None:
     """Evaluate and save after a step, as far as they are due; raise the reason to stop, if any.
 
-    Evaluators do not begin if there is a reason to stop, and end where one arises. The checkpoint then
-    records that they are owed, and the resumed run begins with them.
+    Evaluators do not begin if there is a reason to stop, and end where one arises. The checkpoint
+    then records that they are owed, and the resumed run begins with them.
     """
     step = session.step
     state = session.build_state()

@@ -33,7 +33,7 @@ from vit_jax.train.writers import Writers
 from vit_jax.weights.fit import Fitted
 
 FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
-"""(checkpoints of the workdir, metadata of the run) -> the first state and a sentence on its origin."""
+"""(checkpoints of the workdir, metadata of the run) -> first state, sentence on its origin."""
 
 
 class Hook(Protocol):
@@ -46,14 +46,37 @@ class Hook(Protocol):
 class Session:
     """A run between its first and its last step; `stack` closes what it opens.
 
-    The arguments and errors are those of `loop.train`. Nothing is written into the workdir before the
-    code and the config of the user have been checked.
+    The arguments and errors are those of `loop.train`. Nothing is written into the workdir before
+    the code and the config of the user have been checked.
 
     Attributes:
-      step: steps done.
-      leaves: the only copy of the state after them, by name; a step takes its memory.
-      step_hooks: parts that look at every step, in this order.
+      run: the parts of the run, from `assemble`.
+      data: the open splits.
+      split: name of `data.test`, the prefix of its results.
+      workdir: the lock of the run's folder.
+      folder: the run's folder.
+      config: with the best metric and its direction resolved.
+      evaluators: of the config and of the caller.
+      own_checkpoints: reader of the checkpoints in the workdir.
+      metadata: of every checkpoint of the run.
       before: metadata of the checkpoint that the run continues.
+      start_step: steps done before this start of the command.
+      total_steps: steps of the complete run.
+      step: steps done.
+      leaves: the only copy of the state after `step`, by name; a step takes its memory.
+      train_step: the compiled step.
+      batches: placed batches of the next steps.
+      writers: of metrics.
+      store: of checkpoints.
+      display: the console.
+      clock: the time in steps.
+      watchdog: reports steps to the other processes.
+      pause_training: opens a context between steps.
+      profiler, reports, unreadable: look at every step; see `step_hooks`.
+      step_hooks: parts that look at every step, in this order.
+      log: writes the metrics of steps; a part of `reports`.
+      early_stopping, pause, stop: know when the run ends before its last step.
+      evaluation, saving: know when they are due, and need the state.
     """
 
     step: int
