@@ -19,7 +19,8 @@ _TREE = "_METADATA"  # orbax's description of an item
 _DESCRIPTIONS = ("_CHECKPOINT_METADATA", _TREE, "_sharding", "manifest.ocdbt", METADATA, "metrics")
 # Errors of the system that are damage.
 _MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
-# tensorstore raises ValueError for every failure. The text begins with the status, except INVALID_ARGUMENT.
+# tensorstore raises ValueError for every failure. The text begins with the status, except
+# INVALID_ARGUMENT.
 _STATUS = re.compile(r"(?:([A-Z_]+): )?Error (?:opening|reading|decoding|parsing) ")
 _DAMAGE = {None, "DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
 # Classes of errors of JAX; subclasses have other meanings.
@@ -46,7 +47,7 @@ class DamagedCheckpoint(ValueError):
 
 
 def damage_of(error: Exception, folder: pathlib.Path) -> str:
-    """Return the damage of files in `folder` that an error reports; raise the error if it reports none.
+    """Return the damage of files in `folder` that an error reports; raise the error otherwise.
 
     orbax and tensorstore parse files without checking them, so that a changed byte can end in any
     exception. Every exception means damage, except errors of the system, of memory and of a device.
@@ -105,7 +106,8 @@ def _means_damage(error: Exception) -> bool:
 def damage_of_description(error: Exception, item: pathlib.Path) -> str:
     """Return the damage that an error reports while orbax reads the description of an item.
 
-    Only the description itself is known to be damaged if it lacks a key; otherwise the same as `damage_of`.
+    Only the description itself is known to be damaged if it lacks a key; otherwise the same as
+    `damage_of`.
     """
     is_parsed = isinstance(
         error, (AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -116,7 +118,7 @@ def damage_of_description(error: Exception, item: pathlib.Path) -> str:
 
 
 def _name_file(folder: pathlib.Path, error: BaseException) -> str:
-    """Return the description that is not JSON, or whose parser raised an error; otherwise the folder."""
+    """Return the description that is no JSON or whose parser failed; otherwise the folder."""
     for file in folder.rglob("*"):
         if file.name in (_TREE, _SHARDING) or file.parent.name == _ARRAYS:
             try:
@@ -148,7 +150,7 @@ def _is_description(file: pathlib.Path) -> bool:
 
 
 def require_plain_files(folder: pathlib.Path) -> None:
-    """Raise ValueError for anything but folders and regular files, and for descriptions of a wrong size.
+    """Raise ValueError for special files and for descriptions of a wrong size.
 
     A link to a device would be read without end.
     """

@@ -1,9 +1,10 @@
 """Digests of arrays, which reveal damage on a disk when a checkpoint is read.
 
-The digest of an array is the sum, modulo 2**32, of one mixed word for each element, made of the element's
-bits and its index. A sum does not depend on order: an array on many devices is digested there, and has the
-same digest when it is restored onto any other layout. At a given index the mixing is a bijection, so that
-one changed word always changes the digest; several changes cancel each other once in 2**32.
+The digest of an array is the sum, modulo 2**32, of one mixed word for each element, made of the
+element's bits and its index. A sum does not depend on order: an array on many devices is digested
+there, and has the same digest when it is restored onto any other layout. At a given index the
+mixing is a bijection, so that one changed word always changes the digest; several changes cancel
+each other once in 2**32.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Check that arrays which were written can be found again, before their checkpoint counts as saved."""
+"""Check that written arrays can be found again, before their checkpoint counts as saved."""
 
 import os
 import pathlib
@@ -24,10 +24,10 @@ class MissingArrays(RuntimeError):
 def build_checked_handler(
     arrays: ocp.type_handlers.TypeHandlerRegistry,
 ) -> ocp.PyTreeCheckpointHandler:
-    """Return a handler of items that fails before a checkpoint is committed if an array of its item is missing.
+    """Return a handler of items that fails if an array is missing, before orbax commits.
 
-    orbax calls `finalize` in the first process, when all processes have written their arrays. A subclass
-    would need a registration of its classes of arguments.
+    orbax calls `finalize` in the first process, when all processes have written their arrays. A
+    subclass would need a registration of its classes of arguments.
     """
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=arrays)
     merge_files = handler.finalize
@@ -41,7 +41,7 @@ def build_checked_handler(
 
 
 def require_arrays(item: str | os.PathLike[str]) -> None:
-    """Raise MissingArrays unless every array that an item describes is listed by the item's manifest.
+    """Raise MissingArrays unless the manifest of an item lists every array that it describes.
 
     It reads the manifest and the index of arrays, and no array.
 
@@ -80,8 +80,8 @@ def _require_manifest(file: pathlib.Path) -> None:
 def require_exact_path(folder: pathlib.Path) -> None:
     """Raise ValueError for a path under which checkpoints would not be found again.
 
-    The array writer takes a backslash for a slash and brackets, asterisks and question marks for patterns,
-    also in the name of a parent folder. It cannot write below names that are not UTF-8.
+    The array writer takes a backslash for a slash and brackets, asterisks and question marks for
+    patterns, also in the name of a parent folder. It cannot write below names that are not UTF-8.
     """
     path = str(folder)
     rewritten = [character for character in _REWRITTEN if character in path]

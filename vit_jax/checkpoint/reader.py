@@ -1,4 +1,4 @@
-"""Read checkpoints, check them against their digests, and restore them onto any layout of devices."""
+"""Read checkpoints, check their digests, and restore them onto any layout of devices."""
 
 import contextlib
 import hashlib
@@ -45,7 +45,7 @@ class CheckpointReader:
     """The checkpoints of one workdir. Creates, changes and deletes nothing."""
 
     def __init__(self, workdir: str | pathlib.Path, allowed: tuple[str, ...] = ()):
-        """Take a workdir and the packages whose code the metadata may name (`references.allowed_code`)."""
+        """Take packages whose code the metadata may name, from `references.allowed_code`."""
         workarounds.apply()
         self.folder = expanded(workdir).absolute() / FOLDER
         self.allowed = allowed
@@ -76,15 +76,15 @@ class CheckpointReader:
 
         Args:
           step: one of `all_steps`.
-          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings, or of NumPy
-            arrays. Where shardings span several processes, each of them must call this.
+          abstract: for each item wanted a tree of `jax.ShapeDtypeStruct` with shardings, or of
+            NumPy arrays. Where shardings span several processes, each of them must call this.
 
         Raises:
           ValueError: names or shapes differ from the stored ones; differences are listed.
-          DamagedCheckpoint: in every process, if files are missing or cannot be parsed in one of them, or
-            an array has changed since.
-          Exception: any other error of a read, such as an OSError of a failing disk; it says nothing about
-            the files.
+          DamagedCheckpoint: in every process, if files are missing or cannot be parsed in one of
+            them, or an array has changed since.
+          Exception: any other error of a read, such as an OSError of a failing disk; it says
+            nothing about the files.
         """
         folder = self.folder / str(step)
         restored: dict[str, dict[str, jax.Array]] = {}
@@ -270,8 +270,8 @@ def read_workdir(
       Parameters by name, the metadata, and what they are: "Polyak average of step 5".
 
     Raises:
-      ValueError: no checkpoint is complete, or names or shapes differ from the stored ones; differences
-        are listed.
+      ValueError: no checkpoint is complete, or names or shapes differ from the stored ones;
+        differences are listed.
     """
     reader = CheckpointReader(folder, allowed)
     problems: list[str] = []
@@ -333,7 +333,8 @@ def _read_weights(
 def _with_heads(leaf: Any, stored: Any) -> Any:
     """Return `leaf`, or its like with an axis of heads if the stored array has one.
 
-    Before 0.3 the projections of attention, and their moments, had the shape (D, T, h); now it is (D, T h).
+    Before 0.3 the projections of attention, and their moments, had the shape (D, T, h); now it is
+    (D, T h).
     """
     shape = leaf.shape
     heads = getattr(stored, "shape", leaf.shape)

@@ -37,7 +37,8 @@ def is_run(folder: pathlib.Path) -> bool:
 def require_outside_runs(path: pathlib.Path, word: str) -> None:
     """Raise ValueError, which begins with `word`, if writing a file or folder would change a run.
 
-    New files and folders within a workdir, of names that runs do not have, are allowed. Links are followed.
+    New files and folders within a workdir, of names that runs do not have, are allowed. Links are
+    followed.
     """
     if is_in_bucket(path):
         return
@@ -51,7 +52,7 @@ def require_outside_runs(path: pathlib.Path, word: str) -> None:
 
 
 def _changed_run(target: pathlib.Path) -> pathlib.Path | None:
-    """Return the workdir of the run that writing to the target would change; None if there is none."""
+    """Return the workdir of the run that a write to the target would change; None without any."""
     if is_run(target):
         return target
     if target.name in RUN_FILES and is_run(target.parent):

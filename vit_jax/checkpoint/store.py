@@ -1,7 +1,8 @@
 """Write the checkpoints of a run through orbax: asynchronously, with a digest of every array.
 
-A checkpoint has one item for each part of the state (`ITEMS`), so that weights can be read without the optimiser.
-Leaves are stored under their names, not under the structure of Python objects, so files outlive refactors.
+A checkpoint has one item for each part of the state (`ITEMS`), so that weights can be read without
+the optimiser. Leaves are stored under their names, not under the structure of Python objects, so
+files outlive refactors.
 """
 
 import contextlib
@@ -50,8 +51,8 @@ class _Manager(ocp.CheckpointManager):
     """Leaves JAX's preemption service alone.
 
     orbax reports the number of a step to it at every save, but a run counts its queries
-    (`train.interruption`): a notice in between would belong to an earlier query, and the run would never
-    stop.
+    (`train.interruption`): a notice in between would belong to an earlier query, and the run would
+    never stop.
     """
 
     def reached_preemption(self, step: int) -> bool:
@@ -111,7 +112,7 @@ class CheckpointStore:
         metadata: Mapping[str, object],
         metrics: Mapping[str, float],
     ) -> None:
-        """Start to save; return once the arrays are copied off the devices, while files are still being written.
+        """Start to save; return once the arrays are copied off the devices, before files are ready.
 
         Args:
           step: steps done.
@@ -188,8 +189,8 @@ class CheckpointStore:
     def _remove_late(self) -> None:
         """Remove the files of a save in a workdir that was removed meanwhile.
 
-        orbax creates the folders again. After an error it may still write some arrays: return once there is
-        no new file for `LATE_SECONDS`.
+        orbax creates the folders again. After an error it may still write some arrays: return once
+        there is no new file for `LATE_SECONDS`.
         """
         try:
             self._check_workdir()
@@ -204,7 +205,7 @@ class CheckpointStore:
                 time.sleep(0.05)
 
     def _holds_last_save_only(self) -> bool:
-        """Return whether the workdir has files of the last save, and none of another run or of a copy."""
+        """Return whether the workdir has files of the last save only, and none of another run."""
         names = {path.name for path in self.folder.parent.glob("*")}
         steps = {path.name.partition(".")[0] for path in self.folder.glob("*")}
         return names == {FOLDER} and steps <= {str(self._last_save)}
@@ -249,7 +250,8 @@ def _build_options(
     ]
     best_fn = None
     if keep_best:
-        # Without this function orbax keeps metrics in memory only, and a resumed run does not know the best.
+        # Without this function orbax keeps metrics in memory only, and a resumed run does not know
+        # the best.
         best_fn = operator.itemgetter(best_metric)
         best = checkpoint_managers.BestN(
             get_metric_fn=best_fn,
@@ -286,10 +288,10 @@ def _is_news(record: logging.LogRecord) -> bool:
 def write_workdir(
     folder: pathlib.Path, parameters: Mapping[str, np.ndarray], metadata: Mapping[str, object]
 ) -> None:
-    """Write a checkpoint of step 0 with parameters and metadata only: a folder for `config.init_from`.
+    """Write a checkpoint of step 0 with parameters and metadata, for `config.init_from`.
 
-    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0 is
-    replaced.
+    Parameters without elements, of a head without classes, are not stored; a checkpoint of step 0
+    is replaced.
 
     Raises:
       ValueError: it holds checkpoints of a training run, or its path cannot hold any.
@@ -304,7 +306,8 @@ def write_workdir(
         raise ValueError(
             f"{taken} holds checkpoints of a run ({', '.join(others)}): choose another folder."
         )
-    # The old one stays until the new one is complete, which is written inside: the folder may be a mount.
+    # The old one stays until the new one is complete, which is written inside: the folder may be a
+    # mount.
     beside = folder / f".new.{secrets.token_hex(8)}"
     store = CheckpointStore(beside)
     try:

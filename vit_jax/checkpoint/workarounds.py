@@ -1,4 +1,4 @@
-"""Workarounds for behaviour of orbax: prints, leaks of memory, programs compiled to save small arrays."""
+"""Workarounds for orbax: tracebacks, leaks of memory, programs compiled to save small arrays."""
 
 import functools
 import logging
@@ -24,14 +24,15 @@ LEAST_SLICE_BYTES = 2**16
 def apply() -> None:
     """Silence errors that `CheckpointStore` raises anyway, and stop a leak of memory.
 
-    Python prints an error in orbax's threads and coroutines with over a hundred lines of tracebacks. If one
-    write of a checkpoint fails, orbax abandons the writes that have not begun, and Python warns of each.
+    Python prints an error in orbax's threads and coroutines with over a hundred lines of
+    tracebacks. If one write of a checkpoint fails, orbax abandons the writes that have not begun,
+    and Python warns of each.
 
-    For its log orbax counts bytes by `tensorstore.experimental_collect_matching_metrics`, which loses about
-    3 kB at each call (tensorstore 0.1.86): 0.1 MB at each save.
+    For its log orbax counts bytes by `tensorstore.experimental_collect_matching_metrics`, which
+    loses about 3 kB at each call (tensorstore 0.1.86): 0.1 MB at each save.
 
-    Orbax asks whether a bucket has folders, for which an account needs more than access to objects. Without
-    the answer it treats all buckets as flat, which works with both kinds.
+    Orbax asks whether a bucket has folders, for which an account needs more than access to objects.
+    Without the answer it treats all buckets as flat, which works with both kinds.
     """
     logging.getLogger("asyncio").addFilter(_is_retrieved)
     threading.excepthook = _without_orbax(threading.excepthook)
@@ -45,12 +46,12 @@ def apply() -> None:
 
 
 def handlers_of_arrays() -> ocp.type_handlers.TypeHandlerRegistry:
-    """Return handlers that save and restore arrays as orbax does, except small ones of several devices.
+    """Return the handlers of arrays of orbax, with another rule for small arrays.
 
-    With the handlers of orbax, devices that hold the same array share the work of saving it, however small
-    it is: each copies a slice, and every slice is a program, so that eight devices compile for seconds at a
-    small network's first save. Here one device saves an array whose slices would be smaller than
-    `LEAST_SLICE_BYTES`.
+    With the handlers of orbax, devices that hold the same array share the work of saving it,
+    however small it is: each copies a slice, and every slice is a program, so that eight devices
+    compile for seconds at a small network's first save. Here one device saves an array whose slices
+    would be smaller than `LEAST_SLICE_BYTES`.
     """
     handler = ocp.type_handlers.ArrayHandler(
         min_slice_bytes_for_replica_parallel=LEAST_SLICE_BYTES,

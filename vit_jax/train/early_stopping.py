@@ -9,14 +9,14 @@ from vit_jax.config.directions import require_direction
 from vit_jax.storage.files import JsonObject
 
 EVALUATIONS = "early_stopping"
-"""Name in the metadata of a checkpoint: step and value of each evaluation, by the name of the metric."""
+"""Name in the metadata of a checkpoint: step and value of each evaluation, by metric."""
 
 
 class EarlyStopping:
     """The history of `checkpoint.best_metric`; empty unless `stop_early.patience` is set.
 
-    It decides by these values alone, and checkpoints carry them: a resumed run decides as one without
-    interruption.
+    It decides by these values alone, and checkpoints carry them: a resumed run decides as one
+    without interruption.
 
     Args:
       config: of the run.

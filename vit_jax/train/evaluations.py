@@ -33,11 +33,12 @@ def build_evaluations(
       run: the parts of the run.
       data: its splits, open.
       split: prefix of results on `data.test`: "test", or "validation" in a search.
-      after_batch: called after each batch of any evaluator; it may raise, which ends the evaluation.
+      after_batch: called after each batch of any evaluator; it may raise, which ends the
+        evaluation.
 
     Raises:
-      ValueError: arguments that an evaluator does not take; a referenced one that cannot be built or has no method
-        `run`.
+      ValueError: arguments that an evaluator does not take; a referenced one that cannot be built
+        or has no method `run`.
     """
     require_possible_evaluators(run.config, run.architecture, data.train_sources)
     builder = _EvaluatorBuilder(run, data, after_batch)
@@ -127,7 +128,7 @@ class _EvaluatorBuilder:
     def _open_split(
         self, name: str, source: Source, transform: EvaluationTransform | None = None
     ) -> Split:
-        """Return a split of an evaluator, with one log of unreadable images for all its evaluations."""
+        """Return a split, with one log of unreadable images for all its evaluations."""
         inputs = self._run.config.input
         log = UnreadableLog(
             source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range
@@ -159,7 +160,8 @@ def require_possible_evaluators(
       train_sources: images that evaluators learn from, by name; None: they are elsewhere.
 
     Raises:
-      ValueError: an argument has a wrong value, the network has no such layer, or there are too few images.
+      ValueError: an argument has a wrong value, the network has no such layer, or there are too few
+        images.
     """
     evaluators = config.evaluation.evaluators
     frozen = {name: evaluator for name, evaluator in evaluators.items() if evaluator.frozen}
@@ -173,7 +175,7 @@ def require_possible_evaluators(
 
 
 def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
-    """Return the config with average precision instead of accuracy as best metric of splits with several labels."""
+    """Return the config, with average precision as best metric if images have several labels."""
     prefix, _, result = config.checkpoint.best_metric.partition("_")
     if result != "accuracy":
         return config
@@ -191,7 +193,7 @@ def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
 
 
 def with_stated_mode(config: RunConfig, further: Sequence[ScheduledEvaluator]) -> RunConfig:
-    """Return the config with the direction of `checkpoint.best_metric` that an evaluator of the caller states."""
+    """Return the config with the direction of its best metric that a custom evaluator states."""
     metric = config.checkpoint.best_metric
     for scheduled in further:
         directions = stated_directions(scheduled.evaluator, f"The evaluator {scheduled.prefix!r}")

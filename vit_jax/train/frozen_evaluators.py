@@ -28,7 +28,7 @@ FROZEN_MEASURES: Mapping[FrozenKind, str] = {
     "fewshot": "vit_jax.evals.fewshot:make_few_shot_measure",
     "knn": "vit_jax.evals.neighbours:make_neighbour_measure",
 }
-"""Functions that build the measures of `config.evaluators.FROZEN_EVALUATORS`, imported when a config names the kind.
+"""Functions that build measures by kind, imported when a config names the kind.
 
 Their arguments are the number of classes and the options of the evaluator."""
 
@@ -43,7 +43,7 @@ def build_frozen_evaluator(
     train: LabelledSplit,
     test: LabelledSplit,
 ) -> FrozenEvaluator:
-    """Build an evaluator that learns from the features of one split and is measured on those of another."""
+    """Build an evaluator that learns from features of one split and is measured on another."""
     layer = get_layer(config)
     step = placed_by(Placement(mesh))(make_feature_step(layer, architecture))
     jitted = jax.jit(
@@ -85,7 +85,8 @@ def require_possible(
       num_images: images that it learns from; None: not known.
 
     Raises:
-      ValueError: an argument has a wrong value, the network has no such layer, or there are too few images.
+      ValueError: an argument has a wrong value, the network has no such layer, or there are too few
+        images.
     """
     field = f"config.evaluation.evaluators.{name}"
     build_measure(name, config, architecture.num_classes)
@@ -108,7 +109,11 @@ def get_layer(config: EvaluatorConfig) -> str:
 
 
 def build_measure(name: str, config: EvaluatorConfig, num_classes: int) -> MeasureFeatures:
-    """Build the measure of an evaluator on frozen features; raises ValueError, which names it, for its arguments."""
+    """Build the measure of an evaluator on frozen features.
+
+    Raises:
+      ValueError: an argument is wrong; the evaluator is named.
+    """
     assert config.frozen is not None
     field = f"config.evaluation.evaluators.{name}"
     options = {key: value for key, value in config.arguments.items() if key != "layer"}

@@ -28,7 +28,7 @@ def peak_flops() -> float | None:
 
 
 def use_compilation_cache(enabled: bool) -> None:
-    """Keep compiled programs for other processes, unless the user has chosen another cache of JAX."""
+    """Keep compiled programs for other processes, unless the user has chosen a cache of JAX."""
     if enabled and not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(cache_folder("xla")))
 

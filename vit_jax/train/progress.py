@@ -46,9 +46,10 @@ class TrainingClock:
         self._waited_seconds = 0.0
 
     def next_batch(self, batches: Iterator[T], is_busy: Callable[[], bool]) -> T:
-        """Return the next batch; if the devices have no work by then, the time counts as waiting for input.
+        """Return the next batch; if the devices have no work, the time counts as waiting for input.
 
-        The devices may have ended their last step meanwhile, so that the time is up to a step too long.
+        The devices may have ended their last step meanwhile, so that the time is up to a step too
+        long.
         """
         began = time.perf_counter()
         batch = next(batches)
@@ -73,8 +74,8 @@ class TrainingClock:
     def rates(self, step: int) -> dict[str, float]:
         """Return images per second and other rates since the start, and the compute of all steps.
 
-        Images per second, the fraction of time spent waiting for input, and on a known chip MFU are of this
-        process; `exaflops` includes the steps before a resume.
+        Images per second, the fraction of time spent waiting for input, and on a known chip MFU are
+        of this process; `exaflops` includes the steps before a resume.
         """
         seconds = max(self.seconds, 1e-9)
         images = self._images(step) - self._images(self._start_step)
@@ -107,7 +108,8 @@ class Display:
     def __init__(self, total_steps: int, start_step: int, *, enabled: bool):
         self._total_steps = total_steps
         self._enabled = enabled
-        # Without the speed and the time left of tqdm, which include compiling, evaluating and saving.
+        # Without the speed and the time left of tqdm, which include compiling, evaluating and
+        # saving.
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}"
         is_off = not (enabled and sys.stderr.isatty())
         self._bar = tqdm(

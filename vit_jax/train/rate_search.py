@@ -24,7 +24,7 @@ PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # of images that may have sev
 MARK = "  <- chosen"
 
 TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], JsonObject]
-"""(config, data, workdir, name of the split `data.test`, steps of the runs that follow) -> `summary.json`."""
+"""(config, data, workdir, name of `data.test`, steps of the runs that follow) -> `summary.json`."""
 Trials = dict[float, JsonObject]
 
 

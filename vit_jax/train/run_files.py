@@ -1,7 +1,7 @@
-"""The files of a run that programs read, with their structure checked: config, start, metrics, summary.
+"""The files of a run that programs read, with their structure checked.
 
-They may come from somebody else, or from a disk that was full: readers raise ValueError for a damaged file,
-and return None, or no lines, for a missing one. `workdir` and `writers` write them.
+They may come from somebody else, or from a disk that was full: readers raise ValueError for a
+damaged file, and return None, or no lines, for a missing one. `workdir` and `writers` write them.
 """
 
 import contextlib
@@ -95,7 +95,7 @@ def read_config(workdir: pathlib.Path) -> JsonObject:
 
 
 def read_start(file: pathlib.Path) -> JsonObject:
-    """Return what a run or a sweep started from, with the digest of the weights in "parameters_sha256"."""
+    """Return the recorded start of a run or a sweep; "parameters_sha256" identifies the weights."""
     with _name_damage(file):
         return _parse_object(read_bounded(file, MAX_JSON_BYTES), START_FILE, ("parameters_sha256",))
 
@@ -131,7 +131,7 @@ def metrics_up_to(workdir: pathlib.Path, step: int) -> str:
 
 
 def last_training_line(workdir: pathlib.Path) -> dict[str, float]:
-    """Return the last metrics of a training step in `metrics.jsonl`; an empty dictionary without any."""
+    """Return the last metrics of a training step in `metrics.jsonl`; empty without any."""
     for metrics in reversed(read_metrics(workdir)):
         if "train_loss" in metrics:
             return metrics

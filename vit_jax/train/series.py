@@ -1,8 +1,8 @@
-"""The engine of sweeps, studies, VTAB and the learning-rate search: runs of one command, each performed once.
+"""Perform the runs of a sweep, a study, VTAB or a learning-rate search, each once.
 
-All state is in the workdirs of the runs: a run that has ended has a `summary.json`, an interrupted one
-resumes. Several machines may share the runs; the lock of a workdir keeps a second machine out of a run in
-progress.
+All state is in the workdirs of the runs: a run that has ended has a `summary.json`, an interrupted
+one resumes. Several machines may share the runs; the lock of a workdir keeps a second machine out
+of a run in progress.
 """
 
 import math
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(summary: Mapping[str, Any], split: str = "test") -> Outcome:
-    """Return the results on a split; a loss that is not finite shows that the last update diverged."""
+    """Return the results on a split; the last update diverged if the loss is not finite."""
     loss = summary[f"{split}_loss"]
     accuracy = summary.get(f"{split}_accuracy")
     accuracy = summary.get(f"{split}_{MULTILABEL_RESULTS[0]}", accuracy)
@@ -101,7 +101,8 @@ def run_once(
 ) -> dict[str, Any]:
     """Perform a run in its workdir, or resume it, unless it has ended there.
 
-    A run that diverged is not repeated. Every process of the machine's run calls this, after `hosts.start`.
+    A run that diverged is not repeated. Every process of the machine's run calls this, after
+    `hosts.start`.
 
     Args:
       config: of the run.

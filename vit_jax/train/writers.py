@@ -1,4 +1,4 @@
-"""Writers of metrics: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
+"""Write metrics: metrics.jsonl always, TensorBoard events and Weights & Biases if configured."""
 
 import abc
 import json
@@ -34,7 +34,7 @@ class Writer(abc.ABC):
 
 
 class JsonLines(Writer):
-    """One JSON object a line. Removes lines of steps after `start_step`, from a process that was killed."""
+    """One JSON object a line. Removes lines of a killed process, of steps after `start_step`."""
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
         path = workdir / METRICS_FILE
@@ -53,8 +53,8 @@ class JsonLines(Writer):
 class ObjectLines(Writer):
     """JSON lines in a bucket: an object that is written as a whole.
 
-    It is written at most every `FLUSH_SECONDS`, and before checkpoints. Raises OSError if somebody else has
-    written it, or the bucket does not answer.
+    It is written at most every `FLUSH_SECONDS`, and before checkpoints. Raises OSError if somebody
+    else has written it, or the bucket does not answer.
     """
 
     def __init__(self, workdir: pathlib.Path, start_step: int):

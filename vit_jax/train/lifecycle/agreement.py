@@ -1,7 +1,7 @@
 """Require that all processes of a run have the same config, code, data and weights.
 
-Each process compiles its program and reads its data: where these differ, a run trains on without a sign, or
-hangs.
+Each process compiles its program and reads its data: where these differ, a run trains on without a
+sign, or hangs.
 """
 
 import functools
@@ -33,7 +33,7 @@ OF_A_HOST = (
 )
 """Fields that may differ between hosts: where data lie and what a machine can do."""
 NUM_COMPARED = 32
-"""Images of each split that processes compare: 10 % of other images is noticed in 29 of 30 starts."""
+"""Images of each split to compare: 10 % of other images are noticed in 29 of 30 starts."""
 _NUM_THREADS = 8  # for reading images, which is mostly waiting for a disk or a network
 _MAX_NAME_LETTERS = 200
 _MAX_DIFFERENCES = 10  # in an error

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C end a run after the current step, with a checkpoint; a second Ctrl-C ends it at once.
+"""End a run after SIGTERM or Ctrl-C with a checkpoint; a second Ctrl-C ends it at once.
 
 A platform that reclaims a machine sends SIGTERM. A running evaluation is cancelled; the resumed run
 repeats it.
@@ -34,8 +34,8 @@ class Paused(Interrupted):
 class Interruption:
     """Context in which signals are recorded, to take effect after a step.
 
-    With several processes JAX's preemption service, which sees SIGTERM in any of them once they have
-    joined, makes all agree on the step, or the batch of an evaluation, after which they stop.
+    With several processes JAX's preemption service, which sees SIGTERM in any of them once they
+    have joined, makes all agree on the step, or the batch of an evaluation, after which they stop.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,17 @@
-"""One run in one workdir: a lock file that a crash does not leave behind and that network file systems keep.
+"""Lock a workdir for one run, also on network file systems; a crash does not leave it locked.
 
-Not every network file system passes on locks of the system. The file names its owner instead, who renews
-it. A lock is void when its owner on the same machine has ended, or an owner elsewhere has not renewed it.
+Not every network file system passes on locks of the system. The file names its owner instead, who
+renews it. A lock is void when its owner on the same machine has ended, or an owner elsewhere has
+not renewed it.
 
-A lock appears complete, as a hard link that fails where there is one. No system call replaces a file only
-if it has a known content: of two processes that find a void lock, the second could replace the new lock of
-the first. Therefore a process first creates a claim, a lock whose name follows from the void one. A process
-may end while it has a claim. Its claim is then a void lock, and is replaced as one.
+A lock appears complete, as a hard link that fails where there is one. No system call replaces a
+file only if it has a known content: of two processes that find a void lock, the second could
+replace the new lock of the first. Therefore a process first creates a claim, a lock whose name
+follows from the void one. A process may end while it has a claim. Its claim is then a void lock,
+and is replaced as one.
 
-In a bucket the lock is an object. It is created, renewed and replaced only if it has the generation that
-was seen, so that no claim is needed.
+In a bucket the lock is an object. It is created, renewed and replaced only if it has the generation
+that was seen, so that no claim is needed.
 """
 
 import contextlib
@@ -117,7 +119,8 @@ class WorkdirLock:
         workdir = repr(str(self.folder))
         if owner is None:
             raise WorkdirLost(
-                f"workdir {workdir} was removed or replaced while the run used it, with all it holds. "
+                f"workdir {workdir} was removed or replaced while the run used it, "
+                "with all it holds. "
                 "Restore the folder and start the same command again, or start anew."
             )
         if owner["token"] != self._owner["token"]:
@@ -243,8 +246,8 @@ class WorkdirLock:
 class BucketLock(WorkdirLock):
     """The lock of a workdir in a bucket; arguments and errors as of `WorkdirLock`.
 
-    `check` sends no request while the last renewal is recent: another machine takes over only what is not
-    renewed.
+    `check` sends no request while the last renewal is recent: another machine takes over only what
+    is not renewed.
     """
 
     _path: BucketPath  # type: ignore[assignment]
@@ -392,7 +395,8 @@ def _this_process() -> JsonObject:
 def _find_start(pid: int) -> str | None:
     """Return when a process started, which tells it from a later process with its number.
 
-    In clock ticks since the machine started; "" if the system does not say, None if the process has ended.
+    In clock ticks since the machine started; "" if the system does not say, None if the process has
+    ended.
     """
     try:
         os.kill(pid, 0)

@@ -1,7 +1,8 @@
-"""Detect that the steps of a run have stopped: name the processes that are behind, then end the run.
+"""Detect that steps have stopped: name the processes that are behind, then end the run.
 
-The watchdog reads the reports that processes exchange every second (`hosts.peers`), so that a step costs
-nothing. Compiling, evaluating and waiting for a checkpoint are no steps and have no time limit.
+The watchdog reads the reports that processes exchange every second (`hosts.peers`), so that a step
+costs nothing. Compiling, evaluating and waiting for a checkpoint are no steps and have no time
+limit.
 """
 
 import contextlib
@@ -16,14 +17,14 @@ from vit_jax.hosts import exits
 from vit_jax.train.lifecycle.interruption import Interrupted
 
 SLOW_STEPS = 3
-"""A step that takes this many times as long as the slowest so far hangs, if `hang_seconds` is less."""
+"""A step hangs if it takes this many times as long as the slowest, and `hang_seconds`."""
 
 
 class Watchdog:
     """Context of the loop over steps; enter it last, so that it is the first to see an error.
 
-    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never. Steps and
-    errors are reported to `process`, by default this one.
+    After `hang_seconds` without a step it warns; after twice as many it ends the run. None: never.
+    Steps and errors are reported to `process`, by default this one.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class Watchdog:
 def find_stuck(reports: Mapping[int, hosts.Report], limit: float) -> tuple[int, ...]:
     """Return the processes that are behind, if steps have stopped for longer than `limit` seconds.
 
-    A step needs all processes, so that soon all of them wait; those that have done the least are at fault.
-    A process that has done no more and is busy with something else (a pause) is given time.
+    A step needs all processes, so that soon all of them wait; those that have done the least are at
+    fault. A process that has done no more and is busy with something else (a pause) is given time.
     """
     running = {process: report for process, report in reports.items() if not report.has_ended}
     if not running:

@@ -50,11 +50,12 @@ FILES = (
 
 @contextlib.contextmanager
 def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
-    """Create and lock the folder, check that it belongs to this config, write `config.json`; yield the lock.
+    """Create and lock the folder, require the same config, write `config.json`; yield the lock.
 
     Raises:
-      ValueError: the folder cannot be written or cannot hold checkpoints, is used by another run, belongs
-        to a run of another config (the fields are named), or is not shared by all processes.
+      ValueError: the folder cannot be written or cannot hold checkpoints, is used by another run,
+        belongs to a run of another config (the fields are named), or is not shared by all
+        processes.
     """
     path = expanded(workdir).absolute()
     require_exact_path(path)
@@ -74,8 +75,8 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
 def _record_error(path: pathlib.Path) -> Iterator[None]:
     """Open a context that writes the error which ends the run into the folder.
 
-    Errors of the config or the data are not recorded; of a loss that is not finite `divergence.json` says
-    more.
+    Errors of the config or the data are not recorded; of a loss that is not finite
+    `divergence.json` says more.
     """
     if not hosts.is_first():
         yield
@@ -93,8 +94,8 @@ def prepare_shared(path: pathlib.Path) -> None:
     """Create a folder; every process of a run calls it.
 
     Raises:
-      ValueError: in every process: it cannot be written or cannot hold checkpoints, or is not shared by all
-        processes.
+      ValueError: in every process: it cannot be written or cannot hold checkpoints, or is not
+        shared by all processes.
       OSError: it is full, or its storage fails.
     """
     require_exact_path(path)
@@ -150,9 +151,10 @@ def _raise_together(path: pathlib.Path, error: ValueError | OSError | None) -> N
 
 @contextlib.contextmanager
 def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
-    """Remove what the run made after a ValueError in the context, unless it is more than these files.
+    """Open a context that removes new files and folders after a ValueError.
 
-    Where another run has the lock, new files are of that run, and stay.
+    Nothing is removed if there are other new files than `files`, or if another run has the lock: the
+    new files are then of that run.
     """
     if not hosts.is_first():
         yield
@@ -193,11 +195,13 @@ def refuse_as_source(init_from: str | None, workdir: str) -> None:
 def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: str | None) -> None:
     """Record the start of a run when it first starts; require the same start of a resumed run.
 
-    A start that left no checkpoint and no trial is overwritten. `start` holds JSON values that identify the
-    weights ("parameters_sha256") and the data; `source` is where the weights come from.
+    A start that left no checkpoint and no trial is overwritten. `start` holds JSON values that
+    identify the weights ("parameters_sha256") and the data; `source` is where the weights come
+    from.
 
     Raises:
-      ValueError: weights or data have changed since; the weights of a run that is still training do.
+      ValueError: weights or data have changed since; the weights of a run that is still training
+        do.
     """
     file = path / START_FILE
     stored = None
@@ -210,8 +214,8 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
         return
     if stored["parameters_sha256"] != start["parameters_sha256"]:
         raise ValueError(
-            f"workdir {str(path)!r} was started from other weights than config.init_from={source!r} "
-            "holds now. Is a run still training there? "
+            f"workdir {str(path)!r} was started from other weights than "
+            f"config.init_from={source!r} holds now. Is a run still training there? "
             "Give the weights it was started from, or another workdir."
         )
     changes = []
@@ -230,7 +234,7 @@ def require_same_start(path: pathlib.Path, start: Mapping[str, object], source: 
 def _take(
     lock: WorkdirLock, config: RunConfig, stack: contextlib.ExitStack
 ) -> ValueError | OSError | None:
-    """Claim the folder in the first process; return the error, which all processes must know first."""
+    """Claim the folder in the first process; return the error, which all processes must know."""
     path = lock.folder
     try:
         _require_own_files(path)
@@ -265,15 +269,15 @@ def _require_own_files(path: pathlib.Path) -> None:
 
 
 def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
-    """Raise ValueError, with the names of fields, if the folder belongs to a run with another config."""
+    """Raise ValueError, with the fields, if the folder belongs to a run with another config."""
     if not (path / CONFIG_FILE).exists():
         return
     stored = flatten(_add_defaults(read_config(path), type(config)))
     now = flatten(json.loads(json.dumps(to_dict(config))))
     if ("search.learning_rates" in stored) != ("search.learning_rates" in now):
         raise ValueError(
-            f"workdir {str(path)!r} belongs to a run of the other kind, pre-training or fine-tuning: "
-            "choose another workdir. "
+            f"workdir {str(path)!r} belongs to a run of the other kind, "
+            "pre-training or fine-tuning: choose another workdir. "
             "To fine-tune the weights of a run, give its folder as config.init_from."
         )
     lines = ""
@@ -300,7 +304,7 @@ def _format_value(values: Mapping[str, object], name: str) -> str:
 
 
 def _add_defaults(stored: JsonObject, kind: type) -> JsonObject:
-    """Return a stored config with the defaults of fields that an older version lacks, or unchanged."""
+    """Return a stored config with the defaults of fields that it lacks, or unchanged."""
     try:
         return json.loads(json.dumps(to_dict(from_dict(kind, stored))))
     except ValueError:
