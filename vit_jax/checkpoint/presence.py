@@ -84,7 +84,7 @@ def require_exact_path(folder: pathlib.Path) -> None:
     patterns, also in the name of a parent folder. It cannot write below names that are not UTF-8.
     """
     path = str(folder)
-    rewritten = [character for character in _REWRITTEN if character in path]
+    rewritten = list(filter(path.__contains__, _REWRITTEN))
     if rewritten:
         raise ValueError(
             f"workdir={path!r}: {' '.join(rewritten)} must not be in the path of checkpoints, "

@@ -87,6 +87,7 @@ class CheckpointReader:
             nothing about the files.
         """
         folder = self.folder / str(step)
+
         restored: dict[str, dict[str, jax.Array]] = {}
         checked_leaves: dict[str, list[str]] = {}
         digests: JsonObject = {}
@@ -99,6 +100,7 @@ class CheckpointReader:
             raise  # in every process: their descriptions are the same files
         except Exception as error:
             problem = damage_of(error, folder)
+
         if not _is_local(abstract):
             problem = _find_first_problem(problem)
         if not problem:
@@ -131,6 +133,7 @@ class CheckpointReader:
             raise _OtherModel(
                 f"{path.parent}, item {name!r}, is not of this model:{pytree.listed(differences)}"
             )
+
         nested = unflatten_dict(expected, sep="/")
         restore_args = ocp.checkpoint_utils.construct_restore_args(nested)
         args = ocp.args.PyTreeRestore(nested, restore_args=restore_args)
@@ -204,12 +207,14 @@ def _describe_changes(
             digest = digests.get(item, {}).get(leaf)
             if digest is not None:
                 known[leaf] = digest
+
         current = array_digests({leaf: restored[item][leaf] for leaf in known})
         for leaf, digest in known.items():
             if current[leaf] != digest:
                 changed.append(f"{item}/{leaf}")
     if not changed:
         return ""
+
     text = f"other bytes than were written in {', '.join(changed[:_MOST_CHANGED])}"
     num_more = len(changed) - _MOST_CHANGED
     if num_more > 0:
@@ -218,6 +223,7 @@ def _describe_changes(
 
 
 def _parse_metadata(content: bytes) -> JsonObject:
+    """Return the metadata in a file; raise ValueError, which names the file, for other content."""
     try:
         return dict(parse_json(content))
     except (TypeError, ValueError) as error:
@@ -281,6 +287,7 @@ def read_workdir(
         except DamagedCheckpoint as error:
             problems.append(str(error))
             continue
+
         for problem in problems:
             logging.warning("%s Read instead: %s.", problem, read[2])
         return read

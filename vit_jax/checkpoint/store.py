@@ -12,6 +12,7 @@ import logging
 import operator
 import os
 import pathlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ from vit_jax.text.printable import first_line
 METRICS = "metrics"  # orbax's name for the item of what is measured
 LATE_SECONDS = 1
 ITEMS = ("progress", "model", "optimizer", "polyak")
-_EXPECTED_MESSAGES = ("tracked_metric", "already exists. Removing")  # of orbax, in normal use
+_EXPECTED_MESSAGES = re.compile(r"tracked_metric|already exists\. Removing")  # of orbax
 
 
 class SaveError(RuntimeError):
@@ -281,8 +282,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     """Return False for expected messages, and for errors that `CheckpointStore` raises."""
     if record.exc_info:
         return False
-    message = record.getMessage()
-    return not any(expected in message for expected in _EXPECTED_MESSAGES)
+    return _EXPECTED_MESSAGES.search(record.getMessage()) is None
 
 
 def write_workdir(

@@ -41,6 +41,7 @@ def build_evaluations(
         or has no method `run`.
     """
     require_possible_evaluators(run.config, run.architecture, data.train_sources)
+
     builder = _EvaluatorBuilder(run, data, after_batch)
     evaluators = {split: builder.build_classification(split, data.test)}
     for name, config in run.config.evaluation.evaluators.items():
@@ -57,6 +58,11 @@ def build_evaluations(
 
 class _EvaluatorBuilder:
     """Builds the evaluators of a run.
+
+    Args:
+      run: the parts of the run.
+      data: its splits, open.
+      after_batch: called after each batch of any evaluator.
 
     Attributes:
       logs: unreadable images of the splits of each evaluator, by its name.
@@ -93,6 +99,7 @@ class _EvaluatorBuilder:
             build_custom = resolve(config.kind, f"{field}.kind")
             split = self._open_split(name, self._data.others[name])
             evaluator = build_custom(split, self._run, **config.arguments)
+
         if not callable(getattr(evaluator, "run", None)):
             kind = type(evaluator).__name__
             raise ValueError(
@@ -113,6 +120,7 @@ class _EvaluatorBuilder:
                 inputs.exif_orientation,
                 inputs.value_range,
             )
+
         train = self._data.train_sources[name]
         test = self._data.others[name]
         mesh = cast(jax.sharding.Mesh, self._run.batch_sharding.mesh)
@@ -134,6 +142,7 @@ class _EvaluatorBuilder:
             source, inputs.max_unreadable, inputs.max_image_megapixels, inputs.value_range
         )
         log.defer_errors()  # no process may stop alone
+
         self.logs.setdefault(name, []).append(log)
 
         @contextlib.contextmanager
@@ -144,6 +153,7 @@ class _EvaluatorBuilder:
         return Split(name, source.class_names, len(source), open_batches)
 
     def _yield_interruptibly(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches, and ask after each of them whether the run has to stop."""
         for batch in batches:
             yield batch
             self._after_batch()
@@ -167,6 +177,7 @@ def require_possible_evaluators(
     frozen = {name: evaluator for name, evaluator in evaluators.items() if evaluator.frozen}
     if not frozen:
         return
+
     from vit_jax.train.frozen_evaluators import require_possible
 
     for name, evaluator in frozen.items():
@@ -185,6 +196,7 @@ def with_best_metric(config: RunConfig, data: Datasets) -> RunConfig:
         if evaluator is None or evaluator.kind != "classification":
             return config
         source = data.others[prefix]
+
     if not _is_multilabel(source, config):
         return config
     best_metric = f"{prefix}_{MULTILABEL_RESULTS[0]}"

@@ -58,6 +58,7 @@ def choose_learning_rate(
         f"tested on {len(parts.test):,} images held out of training; "
         f"then {final_steps:,} steps on all with the best learning rate"
     )
+
     trials = {}
     for number, rate in enumerate(rates, 1):
         steps_after = (len(rates) - number) * trial_steps + final_steps
@@ -69,8 +70,10 @@ def choose_learning_rate(
         trial = trial_config(config, rate)
         workdir = folder / TRIALS / f"learning_rate={rate!r}"
         title = f"trial {number} of {len(rates)}: learning rate {rate:g}"
+
         read_summary(workdir, (LOSS,), (ACCURACY, PRECISION))
         trials[rate] = run_once(trial, workdir, perform, title, split="validation", is_trial=True)
+
     best = choose(trials)
     say(f"the best of {len(rates)}: learning rate {best:g}")
     return with_learning_rate(config, best), trials
@@ -120,7 +123,7 @@ def choose(results: Mapping[float, JsonObject]) -> float:
     for rate, summary in results.items():
         outcomes[rate] = [series.outcome_of(summary, "validation")]
     if all(outcome.accuracy is None for (outcome,) in outcomes.values()):
-        rates = ", ".join(f"{rate:g}" for rate in results)
+        rates = ", ".join(map("{:g}".format, results))
         raise ValueError(
             f"With none of the learning rates {rates} the loss stayed finite: try lower ones."
         )

@@ -176,6 +176,7 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]
     with _name_damage(path):
         content = read_bounded(path, MAX_METRICS_BYTES)
     *lines, _ = content.split(b"\n")  # the last one is being written, or was cut off
+
     for number, line in enumerate(lines, 1):
         with _name_damage(path, f", line {number:,}"):
             if len(line) > MAX_LINE_BYTES:
@@ -186,12 +187,14 @@ def _read_lines(workdir: pathlib.Path) -> Iterator[tuple[str, dict[str, float]]]
 
 
 def _read_optional(workdir: pathlib.Path, name: str, *needs: tuple[str, ...]) -> JsonObject | None:
+    """Return the object of a file; None if there is no file."""
     if not (workdir / name).exists():
         return None
     return _read_object(workdir, name, *needs)
 
 
 def _read_object(workdir: pathlib.Path, name: str, *needs: tuple[str, ...]) -> JsonObject:
+    """Return the object of a file; arguments as of `_parse_object`."""
     with _name_damage(workdir / name):
         return _parse_object(read_bounded(workdir / name, MAX_JSON_BYTES), name, *needs)
 
@@ -201,10 +204,12 @@ def _parse_object(text: str | bytes, file: str, *needs: tuple[str, ...]) -> Json
     values = parse_json(text)
     if not isinstance(values, dict):
         raise ValueError("it must be an object")
+
     for name, value in values.items():
         kind = _get_kind(file, name)
         if kind and not _KINDS[kind](value):
             raise ValueError(f"{printable(shortened(name, MAX_SHOWN))} must be {kind}")
+
     for names in needs:
         if not values.keys() & {*names}:
             raise ValueError(f"it must have {' or '.join(names)}")

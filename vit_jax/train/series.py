@@ -69,8 +69,9 @@ def choose(trials: Mapping[Setting, Sequence[Outcome]]) -> Setting:
 
     def get_order(setting: Setting) -> tuple[float, float, Any]:
         ranks = [outcome.rank for outcome in trials[setting]]
-        mean_accuracy = math.fsum(accuracy for accuracy, _ in ranks) / len(ranks)
-        mean_loss = math.fsum(loss for _, loss in ranks) / len(ranks)
+        accuracies, losses = zip(*ranks, strict=True)
+        mean_accuracy = math.fsum(accuracies) / len(ranks)
+        mean_loss = math.fsum(losses) / len(ranks)
         return -mean_accuracy, mean_loss, setting
 
     return min(trials, key=get_order)

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import jax
 
@@ -30,7 +30,9 @@ from vit_jax.train.start import restore
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_compiler import Leaves
 from vit_jax.train.writers import Writers
-from vit_jax.weights.fit import Fitted
+
+if TYPE_CHECKING:
+    from vit_jax.weights.fit import Fitted
 
 FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
 """(checkpoints of the workdir, metadata of the run) -> first state, sentence on its origin."""
@@ -98,7 +100,7 @@ class Session:
         steps_after: int,
         pause_fraction: float | None,
         further: Sequence[ScheduledEvaluator],
-        fitted: Fitted | None,
+        fitted: "Fitted | None",
     ):
         self._began = time.perf_counter()
         self.run = run
@@ -143,6 +145,7 @@ class Session:
         if is_first:
             remove_divergence(self.folder)  # of an earlier start of the run, which repeats the step
         self.early_stopping = EarlyStopping(config, self.before)
+
         keeping = config.checkpoint
         best_mode: Mode = "max"
         if keeping.keep_best:
@@ -156,6 +159,7 @@ class Session:
             check_workdir=self.workdir.check,
         )
         stack.callback(self.store.close)
+
         self.display = Display(self.total_steps, self.start_step, enabled=is_first)
         stack.enter_context(contextlib.closing(self.display))
 
@@ -180,6 +184,7 @@ class Session:
         logging = self.config.logging
         self.profiler = Profiler(self.folder, logging, enabled=hosts.is_first())
         stack.enter_context(contextlib.closing(self.profiler))
+
         self.batches, log = stack.enter_context(
             open_train_batches(self.run, self.data.train, self.start_step)
         )
@@ -239,6 +244,7 @@ class Session:
         )
 
     def _record_divergence(self, step: int, metrics: dict[str, float]) -> str:
+        """Write `divergence.json`; return a sentence that tells how to examine the step."""
         from vit_jax.train.divergence import record_divergence
 
         return record_divergence(self.folder, self.run, self.data, step, metrics)

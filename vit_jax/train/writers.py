@@ -24,13 +24,15 @@ class Writer(abc.ABC):
     """Writes the metrics of steps."""
 
     @abc.abstractmethod
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the metrics of a step."""
 
     def flush(self) -> None:  # noqa: B027
         """Store the metrics so that they outlive the process; called before each checkpoint."""
 
     @abc.abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Write pending metrics and close the files."""
 
 
 class JsonLines(Writer):
@@ -134,7 +136,14 @@ class WeightsAndBiases(Writer):
 
 
 class Writers(Writer):
-    """All writers of a run, as one; none in processes that do not write."""
+    """All writers of a run, as one.
+
+    Args:
+      workdir: the folder of the run.
+      config: of the run.
+      start_step: later metrics, of a process that was killed, are removed.
+      enabled: False in processes that do not write.
+    """
 
     def __init__(self, workdir: pathlib.Path, config: RunConfig, start_step: int, *, enabled: bool):
         self._writers: list[Writer] = []
@@ -142,10 +151,12 @@ class Writers(Writer):
             return
         if config.logging.wandb_project is not None:  # first, because its package may be missing
             self._writers.append(WeightsAndBiases(workdir, config))
+
         if is_in_bucket(workdir):
             self._writers.append(ObjectLines(workdir, start_step))
         else:
             self._writers.append(JsonLines(workdir, start_step))
+
         if config.logging.tensorboard:
             self._writers.append(TensorBoard(workdir, start_step))
 

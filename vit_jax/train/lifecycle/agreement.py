@@ -92,7 +92,8 @@ def digest_images(source: Source, seed: int) -> dict[str, str]:
     num_compared = min(NUM_COMPARED, len(source))
     chosen = np.random.default_rng(seed).choice(len(source), num_compared, replace=False)
     indices = np.sort(chosen).tolist()  # neighbours may be stored together
-    names = [_name_record(source, index) for index in indices]
+
+    names = map(functools.partial(_name_record, source), indices)
     digests = in_threads(functools.partial(_digest_record, source), indices, _NUM_THREADS)
     return dict(zip(names, digests, strict=True))
 
@@ -134,6 +135,7 @@ def describe_differences(facts: Sequence[Mapping[str, object]]) -> str:
                 clauses.append(f"process {process}: {difference}")
     if not clauses:
         return ""
+
     num_more = len(clauses) - _MAX_DIFFERENCES
     if num_more > 0:
         clauses = [*clauses[:_MAX_DIFFERENCES], f"and {num_more} more"]
@@ -167,9 +169,13 @@ def _describe_different_images(
     Other facts tell where seed, number or names differ.
     """
     common = [key for key in first if key in there]
-    different = [key for key in common if there[key] != first[key]]
+    different = []
+    for key in common:
+        if there[key] != first[key]:
+            different.append(key)
     if not different:
         return ""
+
     count = f"{len(different)} of {len(common)}"
     return f"{count} compared {name} have other bytes or labels: {few(different)}"
 

@@ -84,11 +84,13 @@ class Watchdog:
         if not stuck:
             return None
         message = self._describe_stuck(reports, stuck)
+
         place = (stuck, reports[stuck[0]].progress)
         if self._warned_of != place:
             self._warned_of = place
             warning = f"{message} At {2 * limit:.0f} s the run ends (logging.hang_seconds)."
             self._process.warn(warning, stuck)
+
         if not find_stuck(reports, 2 * limit):
             return None
         return hosts.Verdict(

@@ -159,7 +159,10 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
     if not hosts.is_first():
         yield
         return
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    made = []
+    for folder in (path, *path.parents):
+        if not folder.exists():
+            made.append(folder)
     before: set[pathlib.Path] = set()
     with contextlib.suppress(OSError):  # the folder does not exist, or is rejected later
         before.update(path.iterdir())
@@ -170,8 +173,8 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
             new = {*path.iterdir()} - before
             lock = path / LOCK_FILE
             is_locked = lock.is_symlink() or lock.exists()
-            names = {file.name for file in new}
-            if not is_locked and names <= {*files}:
+            has_others = any(file.name not in files for file in new)
+            if not (is_locked or has_others):
                 for file in new:
                     file.unlink()
             for folder in made:
