@@ -53,7 +53,7 @@ NOT_IN_CONFIG = {
     "tensorflow",
 }  # recipes load on any machine
 DISPATCH = "vit_jax/kernels/dispatch.py"  # the forms that computations have on devices
-CLOSURES = {"vit_jax.models.vit": 25}  # files that importing a module loads
+CLOSURES = {"vit_jax.models.vit": 25, "vit_jax.train.loop": 90}  # files that an import loads
 CONFIG_OF_MODELS = {
     "vit_jax.config",
     "vit_jax.config.architecture",
