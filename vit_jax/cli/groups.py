@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def _read_size(text: str) -> tuple[int, int]:
+    """Return height and width of "HEIGHT,WIDTH", or of one number for both."""
     height, comma, width = text.partition(",")
     return _read_side(height), _read_side(width if comma else height)
 
@@ -32,12 +33,14 @@ def _read_side(text: str) -> int:
 
 
 def _read_range(text: str) -> tuple[float, float]:
+    """Return LOW and HIGH of "LOW,HIGH"."""
+    problem = "must be LOW,HIGH, two finite numbers, LOW < HIGH"
     try:
         low, high = map(float, text.split(","))
     except ValueError:
-        low = high = math.nan
+        raise ValueError(problem) from None
     if not -math.inf < low < high < math.inf:
-        raise ValueError("must be LOW,HIGH, two finite numbers, LOW < HIGH")
+        raise ValueError(problem)
     return low, high
 
 
@@ -56,7 +59,7 @@ _FACTS = _describe_facts()
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AllowedCode(Group):
-    """Trust in weights or a run."""
+    """Packages whose code the weights may run."""
 
     PREFIX: ClassVar[str] = "weights"
 

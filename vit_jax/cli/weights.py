@@ -263,6 +263,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
             self._evaluate()
 
     def _evaluate(self) -> None:
+        """Evaluate all datasets, then print and write the results in the first process."""
         from vit_jax import hosts
         from vit_jax.evals.evaluate import make_evaluate
         from vit_jax.evals.metric_functions import choose_metrics
@@ -278,6 +279,7 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         if self.report is not None:
             require_drawing()
         chosen = choose_metrics(self.metrics or (), "--metrics")
+
         model, weights = self.load(
             self.checkpoint, class_names=self.read_class_names(), is_placed=True
         )
@@ -314,9 +316,8 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         if not is_family(data):
             self.reject_ineffective(["real"], f"on {data}, only on imagenet")
             value_range = model.require_transform().value_range
-            choice = SplitChoice(
-                value_range=value_range, **self.collect_values("data_dir", *_CHOICE)
-            )
+            values = self.collect_values("data_dir", *_CHOICE)
+            choice = SplitChoice(value_range=value_range, **values)
             return {"": open_labelled(data, weights, choice)}, {}
 
         self.reject_ineffective(_CHOICE, f"on {data}")
@@ -339,12 +340,11 @@ class Evaluate(Limits, Reading, Names, Checkpoint):
         from vit_jax.evals.evaluate import to_json, to_text, values
         from vit_jax.text.tables import to_csv
 
-        if self.csv == "-":
-            pass  # prints the table only
-        elif self.json:
-            print(to_json(values(results, missing, source)), flush=True)
-        else:
-            print(to_text(results, source), flush=True)
+        text = to_text(results, source)
+        if self.json:
+            text = to_json(values(results, missing, source))
+        if self.csv != "-":  # it prints the table only
+            print(text, flush=True)
 
         for result in results.values():
             note(*result.labelled.notes)
