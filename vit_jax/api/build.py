@@ -165,16 +165,9 @@ def from_weights(
     if num_classes is not None:
         weights, note = _replace_head(weights, architecture)
         notes.append(note)
-    transform = stored_transform(
-        weights.preprocessing,
-        architecture.image_size,
-        weights.source,
-        resize=resize,
-        crop_fraction=crop_fraction,
-        interpolation=interpolation,
-        exif_orientation=exif_orientation,
-        value_range=value_range,
-    )
+    how = (resize, crop_fraction, interpolation, exif_orientation, value_range)
+    size = architecture.image_size
+    transform = stored_transform(weights.preprocessing, size, weights.source, *how)
     return Model(
         module=_build_module(architecture, weights.parameters, sharding),
         architecture=architecture,

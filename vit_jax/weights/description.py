@@ -41,22 +41,27 @@ def describe(
     of the pre-trained weights that these were made of. Outputs are single-label unless it is stated that images may
     have several labels.
     """
-    return {
+    metadata = {
         "format_version": FORMAT_VERSION,
         "architecture": dataclasses.asdict(a),
         **_counts(a),
         "class_names": None if class_names is None else list(class_names),
         "preprocessing": preprocessing,
         "training": None if training is None else dataclasses.asdict(training),
-        **({"licence": licence} if licence else {}),
-        **({"is_multilabel": True} if is_multilabel else {}),
     }
+    if licence:
+        metadata["licence"] = licence
+    if is_multilabel:
+        metadata["is_multilabel"] = True
+    return metadata
 
 
 def stored_licence(metadata: Mapping[str, object]) -> str:
     """Return the licence in metadata; "" if there is none."""
     licence = metadata.get("licence")
-    return licence if isinstance(licence, str) and re.fullmatch(r"[\w.-]{1,60}", licence) else ""
+    if isinstance(licence, str) and re.fullmatch(r"[\w.-]{1,60}", licence):
+        return licence
+    return ""
 
 
 def states_several_labels(metadata: Mapping[str, object]) -> bool:

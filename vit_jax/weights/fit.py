@@ -19,6 +19,7 @@ from vit_jax.weights.load_report import ArrayStatus
 from vit_jax.weights.names import stacked_shapes
 from vit_jax.weights.position_resize import resize_positions
 
+_LAST_LAYER = "head/linear/"
 _NO_PATCH_HEAD = "the head that predicts masked patches, and its [mask] embedding, are left out."
 
 
@@ -36,16 +37,19 @@ class Fitted:
     def summary(self) -> str:
         """Return the number of copied parameters, and the names of the others, of large groups as one."""
         groups: dict[tuple[str, str], list[str]] = {}
+        num_copied = 0
         for name, _, _, _, how in self.statuses:
-            groups.setdefault((name.partition("/")[0], how), []).append(name)
-        num_copied = sum(len(names) for (_, how), names in groups.items() if how == "copied")
-        others = [
-            f"{name} {how}"
-            for (group, how), names in groups.items()
-            if how != "copied"
-            for name in (names if len(names) < 5 else [f"{group}/* ({len(names)} parameters)"])
-        ]
-        return ", ".join([f"{num_copied} parameters copied", *others])
+            if how == "copied":
+                num_copied += 1
+            else:
+                groups.setdefault((name.partition("/")[0], how), []).append(name)
+        words = [f"{num_copied} parameters copied"]
+        for (group, how), names in groups.items():
+            if len(names) < 5:
+                words += [f"{name} {how}" for name in names]
+            else:
+                words.append(f"{group}/* ({len(names)} parameters) {how}")
+        return ", ".join(words)
 
 
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
@@ -65,42 +69,59 @@ def fit(weights: Weights, target: Architecture, *, position_resize: str = "corne
     source = weights.architecture
     expected = stacked_shapes(target)
     parameters = dict(weights.parameters)
-    of_head = {name for name in (*parameters, *expected) if name.startswith("head/")}
-    is_new_head = not all(
-        name in parameters and expected.get(name) == parameters[name].shape for name in of_head
-    )
-    statuses = []
-    for name in [name for name in parameters if name in of_head and is_new_head]:
-        if name not in expected or name.startswith("head/linear/"):
-            status = "replaced" if name in expected else "left out"
-            statuses.append(ArrayStatus.of(name, parameters.pop(name), status))
-    if is_new_head:
-        parameters |= {
-            name: np.full(shape, target.head_bias_init if name.endswith("bias") else 0, np.float32)
-            for name, shape in expected.items()
-            if name.startswith("head/linear/")
-        }
+    statuses = _fit_head(parameters, expected, target.head_bias_init)
     if (source.pool, source.final_norm) != (target.pool, target.final_norm):
         statuses += _fit_pooling(parameters, expected)
-    parameters, resized = resize_positions(
-        parameters, source.grid, target.grid, weights.resize_method(position_resize)
-    )
+    method = weights.resize_method(position_resize)
+    parameters, resized = resize_positions(parameters, source.grid, target.grid, method)
     statuses += resized
-    if lines := pytree.differences(
-        {n: np.broadcast_to(np.float32(0), s) for n, s in expected.items()}, parameters
-    ):
-        fault = f"{weights.source} does not fit {target.name} ({source.name} is there)"
-        raise ValueError(f"{fault}:{pytree.listed(lines)}")
-    reported = {status.name for status in statuses}
-    fitted = {name: parameters[name] for name in expected}
-    copied = [
-        ArrayStatus.of(name, array, "copied")
-        for name, array in fitted.items()
-        if name not in reported
-    ]
-    return Fitted(
-        fitted, (*statuses, *copied), stored_normalisation(weights.preprocessing), weights.licence
+    _require_shapes(
+        parameters,
+        expected,
+        f"{weights.source} does not fit {target.name} ({source.name} is there)",
     )
+
+    fitted = {name: parameters[name] for name in expected}
+    reported = {status.name for status in statuses}
+    for name, array in fitted.items():
+        if name not in reported:
+            statuses.append(ArrayStatus.of(name, array, "copied"))
+    normalisation = stored_normalisation(weights.preprocessing)
+    return Fitted(fitted, tuple(statuses), normalisation, weights.licence)
+
+
+def _require_shapes(
+    parameters: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], fault: str
+) -> None:
+    """Raise ValueError unless parameters have the expected names and shapes."""
+    arrays = {name: np.broadcast_to(np.float32(0), shape) for name, shape in expected.items()}
+    if lines := pytree.differences(arrays, parameters):
+        raise ValueError(f"{fault}:{pytree.listed(lines)}")
+
+
+def _fit_head(
+    parameters: dict[str, np.ndarray], expected: Mapping[str, tuple[int, ...]], bias: float
+) -> list[ArrayStatus]:
+    """Replace a head that is not the expected one, in place; return how each of its parameters is used."""
+    names = [name for name in (*parameters, *expected) if name.startswith("head/")]
+    if all(_is_expected(name, parameters, expected) for name in names):
+        return []
+    statuses = []
+    for name in [name for name in parameters if name.startswith("head/")]:
+        if name not in expected or name.startswith(_LAST_LAYER):
+            status = "replaced" if name in expected else "left out"
+            statuses.append(ArrayStatus.of(name, parameters.pop(name), status))
+    for name, shape in expected.items():
+        if name.startswith(_LAST_LAYER):
+            value = bias if name.endswith("bias") else 0
+            parameters[name] = np.full(shape, value, np.float32)
+    return statuses
+
+
+def _is_expected(
+    name: str, parameters: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]
+) -> bool:
+    return name in parameters and expected.get(name) == parameters[name].shape
 
 
 _NORMS = {"encoder/norm/": "pooled_norm/", "pooled_norm/": "encoder/norm/"}
@@ -111,24 +132,22 @@ def _fit_pooling(
 ) -> list[ArrayStatus]:
     """Change attention pooling and the last norm of `parameters`; return how each changed parameter is used."""
     statuses = []
-    for name in [
-        name
-        for name in parameters
-        if name not in expected and name.startswith((*_NORMS, "pooling/"))
-    ]:
+    moving = tuple(_NORMS)
+    old_names = [name for name in parameters if name.startswith((*moving, "pooling/"))]
+    for name in old_names:
+        if name in expected:
+            continue
         array = parameters.pop(name)
         folder = f"{name.rpartition('/')[0]}/"
         moved = name.replace(folder, _NORMS.get(folder, folder))
         if moved in expected:
             parameters[moved] = array
-        statuses.append(
-            ArrayStatus.of(name, array, f"moved to {moved}" if moved in expected else "left out")
-        )
-    for name in [
-        name for name in expected if name not in parameters and name.startswith((*_NORMS,))
-    ]:
-        parameters[name] = np.full(expected[name], name.endswith("scale"), np.float32)
-        statuses.append(ArrayStatus.of(name, parameters[name], "new"))
+        status = f"moved to {moved}" if moved in expected else "left out"
+        statuses.append(ArrayStatus.of(name, array, status))
+    for name, shape in expected.items():
+        if name.startswith(moving) and name not in parameters:
+            parameters[name] = np.full(shape, name.endswith("scale"), np.float32)
+            statuses.append(ArrayStatus.of(name, parameters[name], "new"))
     return statuses
 
 
@@ -140,22 +159,25 @@ def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     """
     a = weights.architecture
     keep_hidden = keep_hidden and not is_reference(a.head)
-    architecture = dataclasses.replace(
-        a, num_classes=0, patch_outputs=0, head=a.head if keep_hidden else "linear"
-    )
-    left_out = ("head/linear/", "head/mask") if keep_hidden else "head/"
-    kept = {
-        name: array for name, array in weights.parameters.items() if not name.startswith(left_out)
-    }
-    shapes = stacked_shapes(architecture)
-    empty = {
-        name: np.zeros(shapes[name], np.float32)
-        for name in shapes
-        if name.startswith("head/linear/")
-    }
+    head = a.head if keep_hidden else "linear"
+    architecture = dataclasses.replace(a, num_classes=0, patch_outputs=0, head=head)
+    left_out = (_LAST_LAYER, "head/mask") if keep_hidden else "head/"
+    parameters = {}
+    for name, array in weights.parameters.items():
+        if not name.startswith(left_out):
+            parameters[name] = array
+    for name, shape in stacked_shapes(architecture).items():
+        if name.startswith(_LAST_LAYER):
+            parameters[name] = np.zeros(shape, np.float32)
     notes = [*weights.notes, _NO_PATCH_HEAD] if a.patch_outputs else weights.notes
-    weights = dataclasses.replace(weights, class_names=None, notes=notes, has_several_labels=False)
-    return dataclasses.replace(weights, architecture=architecture, parameters=kept | empty)
+    return dataclasses.replace(
+        weights,
+        architecture=architecture,
+        parameters=parameters,
+        class_names=None,
+        notes=notes,
+        has_several_labels=False,
+    )
 
 
 def select_classes(weights: Weights, output_L: np.ndarray, class_names: tuple[str, ...]) -> Weights:

@@ -57,9 +57,8 @@ def table(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each array."""
     rows = [_HEADINGS]
     for name, ours, shape, dtype, status in statuses:
-        rows.append(
-            (name, joined_names(ours) or "-", "x".join(map(str, shape)) or "scalar", dtype, status)
-        )
+        size = "x".join(map(str, shape))
+        rows.append((name, joined_names(ours) or "-", size or "scalar", dtype, status))
     return textwrap.indent(columns(rows, "<<<<<"), "  ")
 
 
@@ -67,9 +66,14 @@ def joined_names(names: Sequence[str]) -> str:
     """Return names that differ in one place as one: `attention/{query,key,value}/kernel`, `blocks/{0..11}/scale`."""
     if len(names) < 2:
         return "".join(names)
-    places = list(zip(*(name.split("/") for name in names), strict=True))
-    return "/".join(words[0] if len(set(words)) == 1 else _braces(words) for words in places)
+    parts = [name.split("/") for name in names]
+    return "/".join(map(_join_words, zip(*parts, strict=True)))
 
 
-def _braces(words: Sequence[str]) -> str:
-    return f"{{{','.join(words)}}}" if len(words) < 4 else f"{{{words[0]}..{words[-1]}}}"
+def _join_words(words: Sequence[str]) -> str:
+    """Return the word that names have at one place, or all of them in braces."""
+    if len(set(words)) == 1:
+        return words[0]
+    if len(words) < 4:
+        return f"{{{','.join(words)}}}"
+    return f"{{{words[0]}..{words[-1]}}}"

@@ -101,34 +101,51 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     groups: dict[str, list[str]] = {}
     layouts: dict[str, str] = {}
     nameless = []
-    for name in (name for name, shape in shapes.items() if math.prod(shape)):
-        if foreign := name_of(rules, name):
-            groups.setdefault(foreign, []).append(name)
-            layouts[foreign] = next(
-                rule.layout for rule in rules if re.fullmatch(rule.pattern, name)
-            )
-        else:
+    for name, shape in shapes.items():
+        if not math.prod(shape):
+            continue
+        rule = _find_rule(rules, name)
+        foreign = name_of(rules, name)
+        if rule is None or not foreign:
             nameless.append(stacked_name(name)[0])
+            continue
+        groups.setdefault(foreign, []).append(name)
+        layouts[foreign] = rule.layout
     if nameless:
         raise ValueError(f"it has no name for {', '.join(dict.fromkeys(nameless))}")
-    return [
-        Entry(name, tuple(sorted(ours, key=_place_in_projection)), layouts[name], shapes[ours[0]])
-        for name, ours in groups.items()
-    ]
+
+    entries = []
+    for foreign, names in groups.items():
+        ordered = tuple(sorted(names, key=_place_in_projection))
+        entries.append(Entry(foreign, ordered, layouts[foreign], shapes[names[0]]))
+    return entries
+
+
+def _find_rule(rules: Sequence[Rule], ours: str) -> Rule | None:
+    """Return the first rule that matches a parameter."""
+    for rule in rules:
+        if re.fullmatch(rule.pattern, ours):
+            return rule
+    return None
 
 
 def name_of(rules: Sequence[Rule], ours: str) -> str:
     """Return the name of a parameter by the first rule that matches, layers taken apart; "" if there is none."""
     for rule in rules:
         if match := re.fullmatch(rule.pattern, ours):
-            return match.expand(rule.name) if isinstance(rule.name, str) else rule.name(match)
+            if isinstance(rule.name, str):
+                return match.expand(rule.name)
+            return rule.name(match)
     return ""
 
 
 def _place_in_projection(name: str) -> int:
     """Return a number to sort parts of a projection by: query, key, value; gate, expand; others keep their order."""
     layers = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
-    return next((place for place, layer in enumerate(layers) if layer in name), 0)
+    for place, layer in enumerate(layers):
+        if layer in name:
+            return place
+    return 0
 
 
 @functools.cache
@@ -159,18 +176,27 @@ def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) ->
     """Return rules for layers in PyTorch's layouts, by pattern and name as in `Rule`; layers of one name are joined."""
     rules = []
     for ours, theirs in layers.items():
-        kernel, bias = next(layouts for part, layouts in _PYTORCH.items() if part in ours)
-        for leaf, suffix, layout in (
-            ("(?:kernel|scale)", ".weight", kernel),
-            ("bias", ".bias", bias),
-        ):
-            name = (
-                f"{theirs}{suffix}"
-                if isinstance(theirs, str)
-                else functools.partial(_suffixed, theirs, suffix)
-            )
-            rules.append(Rule(f"{ours}/{leaf}", name, layout))
+        kernel, bias = _find_layouts(ours)
+        rules.append(Rule(f"{ours}/(?:kernel|scale)", _add_suffix(theirs, ".weight"), kernel))
+        rules.append(Rule(f"{ours}/bias", _add_suffix(theirs, ".bias"), bias))
     return rules
+
+
+def _find_layouts(ours: str) -> tuple[str, str]:
+    """Return the layouts of kernel and bias of a layer."""
+    for part, layouts in _PYTORCH.items():
+        if part in ours:
+            return layouts
+    raise AssertionError("the last part is in every name")
+
+
+def _add_suffix(
+    name: str | Callable[[re.Match[str]], str], suffix: str
+) -> str | Callable[[re.Match[str]], str]:
+    """Return a name, or the function of one, with a suffix."""
+    if isinstance(name, str):
+        return f"{name}{suffix}"
+    return functools.partial(_suffixed, name, suffix)
 
 
 def transformer_rules(

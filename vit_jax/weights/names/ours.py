@@ -35,11 +35,12 @@ def stacked_shapes(a: Architecture) -> Mapping[str, Shape]:
 
 def unstacked_shapes(a: Architecture) -> dict[str, Shape]:
     """Return name and shape of every parameter, layers taken apart."""
-    return {
-        apart: _with_heads(name, shape if place is None else shape[1:], a.num_heads)
-        for name, shape in stacked_shapes(a).items()
-        for apart, place in _names_apart(name, shape)
-    }
+    shapes = {}
+    for name, shape in stacked_shapes(a).items():
+        for apart, place in _names_apart(name, shape):
+            layer_shape = shape if place is None else shape[1:]
+            shapes[apart] = _with_heads(name, layer_shape, a.num_heads)
+    return shapes
 
 
 def stacked_name(name: str) -> tuple[str, int | None]:
@@ -50,11 +51,10 @@ def stacked_name(name: str) -> tuple[str, int | None]:
     if match := _BLOCK.fullmatch(name):
         return f"encoder/blocks/{match[2]}", int(match[1])
     if match := _UNIT.fullmatch(name):
-        unit = int(match[2])
-        return (
-            f"{match[1]}/{'first' if unit == 1 else 'rest'}/{match[3]}",
-            None if unit == 1 else unit - 2,
-        )
+        stage, number, rest = match.groups()
+        if number == "1":
+            return f"{stage}/first/{rest}", None
+        return f"{stage}/rest/{rest}", int(number) - 2
     return name, None
 
 
@@ -70,12 +70,12 @@ def stack(apart: Mapping[str, np.ndarray], shapes: Mapping[str, Shape]) -> dict[
 
 def unstack(parameters: Mapping[str, np.ndarray], num_heads: int) -> dict[str, np.ndarray]:
     """Return the model's parameters taken apart; the arrays are views."""
-    return {
-        apart: part.reshape(_with_heads(name, part.shape, num_heads))
-        for name, array in parameters.items()
-        for apart, place in _names_apart(name, array.shape)
-        for part in [array if place is None else array[place]]
-    }
+    parts = {}
+    for name, array in parameters.items():
+        for apart, place in _names_apart(name, array.shape):
+            part = array if place is None else array[place]
+            parts[apart] = part.reshape(_with_heads(name, part.shape, num_heads))
+    return parts
 
 
 def _with_heads(name: str, shape: Shape, num_heads: int) -> Shape:
@@ -88,11 +88,19 @@ def _with_heads(name: str, shape: Shape, num_heads: int) -> Shape:
 
 
 def _names_apart(name: str, shape: Shape) -> Iterator[tuple[str, int | None]]:
-    match = _FIRST_OR_REST.fullmatch(name)
+    """Yield the names of a parameter taken apart, with their places on the layer axis."""
     if name.startswith("encoder/blocks/"):
         rest = name.removeprefix("encoder/blocks/")
-        yield from ((f"encoder/blocks/{place}/{rest}", place) for place in range(shape[0]))
-    elif match and match[2] == "rest":
-        yield from ((f"{match[1]}/unit{place + 2}/{match[3]}", place) for place in range(shape[0]))
-    else:
-        yield (f"{match[1]}/unit1/{match[3]}" if match else name), None
+        for place in range(shape[0]):
+            yield f"encoder/blocks/{place}/{rest}", place
+        return
+    match = _FIRST_OR_REST.fullmatch(name)
+    if match is None:
+        yield name, None
+        return
+    stage, which, rest = match.groups()
+    if which == "first":
+        yield f"{stage}/unit1/{rest}", None
+        return
+    for place in range(shape[0]):
+        yield f"{stage}/unit{place + 2}/{rest}", place
