@@ -80,9 +80,7 @@ class Weights:
     training: TrainingData | None = None  # the data of the run that made them
     format: str = ""  # of a file of other libraries: "released", "bit", "timm", ...
     licence: str = ""  # as the Hub names it; "" if it is not known
-    has_several_labels: bool = (
-        False  # images may have several labels, as their configuration states
-    )
+    has_several_labels: bool = False  # of an image, as their configuration states
 
     def resize_method(self, position_resize: str = "library") -> str:
         """Return how positions are resized: "library" is the method of the library whose names the file has."""
@@ -95,9 +93,8 @@ class Weights:
     @property
     def is_multilabel(self) -> bool:
         """Return True if images may have several labels, by their configuration or the run that made them."""
-        return self.has_several_labels or (
-            self.training is not None and self.training.is_multilabel
-        )
+        trained = self.training is not None and self.training.is_multilabel
+        return self.has_several_labels or trained
 
     def with_network(
         self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any

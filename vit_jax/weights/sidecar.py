@@ -97,21 +97,19 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
     config = _read(folder / CONFIG)
     if not config:
         return Sidecar() if architecture is None else name_sidecar(architecture)
-    if "pretrained_cfg" in config or "architecture" in config:
-        with naming(str(folder / CONFIG)):
-            return _from_timm(
-                config if architecture is None else {**config, "architecture": architecture}
-            )
-
+    is_timm = "pretrained_cfg" in config or "architecture" in config
     if architecture is not None:
-        config = {**config, "model_type": architecture}
+        config["architecture" if is_timm else "model_type"] = architecture
+    if is_timm:
+        with naming(str(folder / CONFIG)):
+            return _from_timm(config)
+
     processor = _read(folder / PREPROCESSOR)
     with naming(str(folder / CONFIG)):
         sidecar = _from_huggingface(config)
     with naming(str(folder / PREPROCESSOR)):
-        preprocessing, notes = of_huggingface(
-            {**config, **read_object(config, "vision_config")}, processor
-        )
+        tower = {**config, **read_object(config, "vision_config")}
+        preprocessing, notes = of_huggingface(tower, processor)
         normalisation = _normalisation(processor, "image_mean", "image_std")
     return sidecar._replace(preprocessing=preprocessing, notes=notes, normalisation=normalisation)
 
@@ -124,10 +122,8 @@ def name_sidecar(architecture: str) -> Sidecar:
     )
     if architecture in architectures.model_types():
         return Sidecar(architectures.huggingface_fields(architecture, {}), notes=(note,))
-    name = architectures.current_name(architecture)
-    return Sidecar(
-        architectures.timm_fields(name, {}), notes=(note,), licence=licence_of(architecture)
-    )
+    fields = architectures.timm_fields(architectures.current_name(architecture), {})
+    return Sidecar(fields, notes=(note,), licence=licence_of(architecture))
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
@@ -331,17 +327,19 @@ def of_timm(pretrained: Mapping[str, object], size: tuple[int, int] | None) -> P
     """Return the preparation that timm's `pretrained_cfg` states."""
     crop = read_positive(pretrained, "crop_pct")
     mode = read_string(pretrained, "crop_mode") or "center"
-    prepared = None
-    if size and crop and 0 < crop <= 1 and (mode == "center" or (mode == "squash" and crop == 1)):
-        resize = "direct" if mode == "squash" else "short_side"
-        prepared = {
-            "image_size": list(size),
-            "resize": resize,
-            "crop_fraction": float(crop),
-            "resize_library": "timm",
-        }
     filter_name = read_string(pretrained, "interpolation") or "bicubic"
-    return _finished(prepared, filter_name, pretrained, ("crop_pct", "crop_mode") if crop else ())
+    stated = ("crop_pct", "crop_mode") if crop else ()
+    is_central = mode == "center" and crop is not None and crop <= 1
+    is_direct = mode == "squash" and crop == 1
+    if not size or not (is_central or is_direct):
+        return _finished(None, filter_name, pretrained, stated)
+    prepared: dict[str, object] = {
+        "image_size": list(size),
+        "resize": "direct" if is_direct else "short_side",
+        "crop_fraction": crop,
+        "resize_library": "timm",
+    }
+    return _finished(prepared, filter_name, pretrained, stated)
 
 
 def _finished(
@@ -353,16 +351,22 @@ def _finished(
     """Add the interpolation, or the closest of ours and a note; without a preparation, note the stated values."""
     if prepared is None:
         stated = ", ".join(f"{name}={values[name]}" for name in names if name in values)
+        if not stated:
+            return None, ()
         note = (
             f"The images of these weights were prepared by {stated}, which ours cannot do, so their preprocessing is "
             "left unknown: resize and crop_fraction can be given where they are used."
         )
-        return None, (note,) if stated else ()
+        return None, (note,)
+
     closest = "bicubic" if filter_name == "lanczos" else "bilinear"
-    ours = filter_name if filter_name in INTERPOLATIONS else closest
-    note = f"Their images were resized with {filter_name} interpolation; ours is {ours}, so logits differ a little."
-    prepared |= {"interpolation": ours, "pixel_range": [-1.0, 1.0]}
-    return prepared, () if ours == filter_name else (note,)
+    is_ours = filter_name in INTERPOLATIONS
+    prepared["interpolation"] = filter_name if is_ours else closest
+    prepared["pixel_range"] = [-1.0, 1.0]
+    if is_ours:
+        return prepared, ()
+    note = f"Their images were resized with {filter_name} interpolation; ours is {closest}, so logits differ a little."
+    return prepared, (note,)
 
 
 def _normalisation(values: Mapping[str, object], mean: str, std: str) -> Normalisation:
@@ -371,14 +375,16 @@ def _normalisation(values: Mapping[str, object], mean: str, std: str) -> Normali
     Raises:
       ValueError: they are not three numbers each, or a value has another type.
     """
-    factor = read_positive(values, "rescale_factor")
-    unit = 1 / 255 if factor is None else factor  # of a step between two grey levels
+    step = read_positive(values, "rescale_factor")  # between two grey levels
+    step = 1 / 255 if step is None else step
     if read_flag(values, "do_rescale") is False:
-        unit = 1.0
+        step = 1.0
     if read_flag(values, "do_normalize") is False:
         stated = Normalisation((0.0,) * 3, (1.0,) * 3)
     elif values.get(mean) is None and values.get(std) is None:
         return OURS
     else:
         stated = parse_normalisation(values.get(mean), values.get(std))
-    return stated if abs(unit * 255 - 1) < 1e-3 else stated.scaled(1 / (255 * unit))
+    if abs(step * 255 - 1) < 1e-3:
+        return stated
+    return stated.scaled(1 / (255 * step))
