@@ -63,8 +63,10 @@ def create_model(
       compute_dtype: "float32" or "bfloat16"; parameters and logits are float32.
       resize: how `preprocess` prepares images: "short_side" or "direct".
       crop_fraction: of the short side that the crop keeps; 1 with "direct".
-      interpolation: "bilinear" or "bicubic", antialiased as in timm; None: as `InputConfig.test_interpolation`.
-      **options: other fields of `config.ModelConfig`, such as depth=6, pool="gap" or block="package.module:name".
+      interpolation: "bilinear" or "bicubic", antialiased as in timm; None: as
+        `InputConfig.test_interpolation`.
+      **options: other fields of `config.ModelConfig`, such as depth=6, pool="gap" or
+        block="package.module:name".
 
     Raises:
       ValueError: an unknown name or option, or numbers that do not fit together.
@@ -103,18 +105,24 @@ def load_model(
     """Load weights of any format as a network that is ready to use.
 
     Args:
-      source: a workdir of a run; a .npz or .safetensors file, or a folder with one; or "hf://owner/name".
-      num_classes: replaces the head, with its hidden layer, by a linear one of zeros; 0 leaves features only.
-      image_size: of the network in pixels, one side of a square or (height, width); learned positions are resized.
+      source: a workdir of a run; a .npz or .safetensors file, or a folder with one; or
+        "hf://owner/name".
+      num_classes: replaces the head, with its hidden layer, by a linear one of zeros; 0 leaves
+        features only.
+      image_size: of the network in pixels, one side of a square or (height, width); learned
+        positions are resized.
       class_names: for a file that does not hold them.
       polyak: use the Polyak average of a workdir if there is one.
-      allow_code: packages whose code the source may name and this program may run, ("mypackage",); (): none.
-      facts: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`: num_heads, gelu, ...
-      **options: as `from_weights`: compute_dtype, resize, crop_fraction, interpolation, exif_orientation,
-        value_range, position_resize.
+      allow_code: packages whose code the source may name and this program may run, ("mypackage",);
+        (): none.
+      facts: values that the file does not state, by the names in `vit_jax.weights.OPTIONS`:
+        num_heads, gelu, ...
+      **options: as `from_weights`: compute_dtype, resize, crop_fraction, interpolation,
+        exif_orientation, value_range, position_resize.
 
     Raises:
-      ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the network.
+      ValueError: an unknown or damaged file, facts that are missing, or values that do not fit the
+        network.
       CodeNotAllowed: a ValueError; the network needs code of a package that is not allowed.
     """
     weights = load_weights(
@@ -147,10 +155,12 @@ def from_weights(
       resize: "short_side" or "direct", for weights that do not state how images are prepared.
       crop_fraction: of the short side that the crop keeps, for the same.
       interpolation: "bilinear" or "bicubic", for weights that do not state an antialiased filter.
-      exif_orientation: turn photographs upright as their Exif data say; None: if the weights state that training did.
-      value_range: values of files of more than 8 bits that become 0 and 255; None: as the weights or the files state.
-      position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`; "library" as timm or
-        Hugging Face if the file has their names.
+      exif_orientation: turn photographs upright as their Exif data say; None: if the weights state
+        that training did.
+      value_range: values of files of more than 8 bits that become 0 and 255; None: as the weights
+        or the files state.
+      position_resize: how learned positions are resized: a value of `AdaptConfig.position_resize`;
+        "library" as timm or Hugging Face if the file has their names.
       sharding: of every parameter; None for the default device.
 
     Raises:
@@ -276,7 +286,8 @@ def stored_transform(
 ) -> EvaluationTransform | None:
     """Return the preparation of images that the weights (`stored`) or the caller state; None if neither does.
 
-    The caller may override the orientation and the range of values of the weights: both depend on how files are stored.
+    The caller may override the orientation and the range of values of the weights: both depend on
+    how files are stored.
 
     Raises:
       ValueError: another value is not allowed, contradicts the weights, or lacks the others.

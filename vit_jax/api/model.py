@@ -78,11 +78,12 @@ class Model:
     """A network ready to use.
 
     Attributes:
-      module: the Flax module, a plain pytree that `jax.jit`, `jax.grad` and optax take. Put a trained one back with
-        `dataclasses.replace(model, module=...)`, and write it with `save`.
+      module: the Flax module, a plain pytree that `jax.jit`, `jax.grad` and optax take. Put a
+        trained one back with `dataclasses.replace(model, module=...)`, and write it with `save`.
       architecture: every number of the network, and the dtype it computes in.
       class_names: in the order of the logits; "0", "1", … if the weights do not name them.
-      transform: from a stored image to the network's pixels; None if the weights do not describe it.
+      transform: from a stored image to the network's pixels; None if the weights do not describe
+        it.
       source: where the parameters come from.
       notes: remarks on the weights.
       training: the data of the run that made them; None if unknown.
@@ -112,7 +113,8 @@ class Model:
         """Write the parameters with classes and preparation of images, for `load_model`, the verbs and other libraries.
 
         Args:
-          destination: a folder, for a checkpoint of ours; a .npz in the released format of the family.
+          destination: a folder, for a checkpoint of ours; a .npz in the released format of the
+            family.
           to: another format, of those that `vit-jax convert` writes: "timm", "huggingface", ...
           overwrite: replace existing files.
 
@@ -120,7 +122,8 @@ class Model:
           A report of the written arrays, and notes.
 
         Raises:
-          ValueError: the destination exists or does not match the format, or the format cannot hold the network.
+          ValueError: the destination exists or does not match the format, or the format cannot hold
+            the network.
         """
         from vit_jax.weights.saving import save
 
@@ -154,15 +157,18 @@ class Model:
         """Run the network on prepared images, on one device; also under `jax.jit`.
 
         Args:
-          images_BHWC: (B, H, W, 3) of the architecture's size, RGB; uint8, 0 to 255, or floating point in [-1, 1].
-          taps: intermediates to return: "blocks" and "attention" of a transformer, "stages" of a ResNet.
+          images_BHWC: (B, H, W, 3) of the architecture's size, RGB; uint8, 0 to 255, or floating
+            point in [-1, 1].
+          taps: intermediates to return: "blocks" and "attention" of a transformer, "stages" of a
+            ResNet.
 
         Returns:
-          Logits, features, tokens and intermediates, see `ModelOutput`; logits_BK is None without classes.
+          Logits, features, tokens and intermediates, see `ModelOutput`; logits_BK is None without
+          classes.
 
         Raises:
-          ValueError: another shape, dtype or range (ranges are not checked while tracing), or an intermediate that the
-            network does not have.
+          ValueError: another shape, dtype or range (ranges are not checked while tracing), or an
+            intermediate that the network does not have.
         """
         taps = (taps,) if isinstance(taps, str) else tuple(taps)
         return _forward(
@@ -173,14 +179,15 @@ class Model:
         """Decode, resize and crop images as in training.
 
         Args:
-          images: a path, an encoded file as bytes, pixels as uint8 (H, W) or (H, W, 1 or 3) of any size, or an image of
-            Pillow; or a list of these; or an array (B, H, W, 3).
+          images: a path, an encoded file as bytes, pixels as uint8 (H, W) or (H, W, 1 or 3) of any
+            size, or an image of Pillow; or a list of these; or an array (B, H, W, 3).
 
         Returns:
           uint8 (B, height, width, 3), RGB.
 
         Raises:
-          ValueError: an image is unreadable, or the weights do not describe the preparation of images.
+          ValueError: an image is unreadable, or the weights do not describe the preparation of
+            images.
         """
         source = Images(images)
         return _stack(_rows(self._read(source, min(BATCH_SIZE, len(source)))), source)
@@ -204,13 +211,15 @@ class Model:
         """Run the network over any number of images on all devices of this process, each image once.
 
         Args:
-          images: an array (N, H, W, 3) of prepared images, as for a call; other images are prepared as by `preprocess`,
-            by threads that read ahead.
+          images: an array (N, H, W, 3) of prepared images, as for a call; other images are prepared
+            as by `preprocess`, by threads that read ahead.
           field: "probabilities", or a field of `ModelOutput` whose first dimension is the batch.
-          batch_size: images at a time over all devices, rounded up to a multiple of them; the last batch is padded.
+          batch_size: images at a time over all devices, rounded up to a multiple of them; the last
+            batch is padded.
 
         Yields:
-          The row of the result of each image in its order, in float32; the error of an unreadable image.
+          The row of the result of each image in its order, in float32; the error of an unreadable
+          image.
 
         Raises:
           ValueError: as a call and `preprocess`, or a field that the network does not return.

@@ -32,7 +32,8 @@ def predict(
     The classes are the first `top`, or all, with a probability of at least `threshold`.
 
     Raises:
-      ValueError: probabilities that are not finite; the model has no classes or states no preparation of images.
+      ValueError: probabilities that are not finite; the model has no classes or states no
+        preparation of images.
     """
     for image, probability_K in zip(images, model.stream(list(images)), strict=True):
         if isinstance(probability_K, UnreadableImage):

@@ -1,7 +1,8 @@
 """Adapters of PEFT: thin factors of LoRA in a folder of their own, merged into their base when it is read.
 
-An adapter names its base in `adapter_config.json`. W + scale * B A is computed in float32 under the names of the base,
-so that any network that is read can be a base. Other methods, and options that change more, are errors with a remedy.
+An adapter names its base in `adapter_config.json`. W + scale * B A is computed in float32 under the
+names of the base, so that any network that is read can be a base. Other methods, and options that
+change more, are errors with a remedy.
 """
 
 import math
@@ -196,7 +197,8 @@ _COVERED: Mapping[str, Callable[[object], bool]] = {  # field → True for value
 def base_address(adapter: Adapter, *, is_local: bool) -> str:
     """Return the base as a source of weights.
 
-    A local adapter names a folder, as peft has it, or a name of the Hub; a downloaded one only the latter.
+    A local adapter names a folder, as peft has it, or a name of the Hub; a downloaded one only the
+    latter.
 
     Raises:
       ValueError: the base is neither.
@@ -217,7 +219,8 @@ def merge_adapter(adapter: Adapter, base: ArrayFile, factors: ArrayFile) -> Merg
     """Return the arrays of a base, merged with an open file of an adapter when they are read.
 
     Raises:
-      ValueError: layers that the base does not have, factors without their pair, or of other shapes.
+      ValueError: layers that the base does not have, factors without their pair, or of other
+        shapes.
     """
     pairs, whole = _sort_arrays(factors.arrays)
     kernels = {layer: f"{layer}.weight" for layer in pairs}

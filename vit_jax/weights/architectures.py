@@ -1,7 +1,8 @@
 """Names of networks in `config.json`: those that are read, facts that only the name states, and reasons for the others.
 
-A name decides more than its arrays show: heads of attention, the place of norms, rotary positions. So a name is read
-only if `tests/weights/reference/compare_registry.py` compared its outputs with ours. `families` holds the names.
+A name decides more than its arrays show: heads of attention, the place of norms, rotary positions.
+So a name is read only if `tests/weights/reference/compare_registry.py` compared its outputs with
+ours. `families` holds the names.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The metadata of weights, in every format that we write and in the checkpoints of runs.
 
-It describes the network, its classes, the preparation of images, and the data that the weights were trained on, so
-that they can later be evaluated on images that they have not seen.
+It describes the network, its classes, the preparation of images, and the data that the weights were
+trained on, so that they can later be evaluated on images that they have not seen.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ def describe(
 ) -> dict[str, object]:
     """Return the metadata that weights carry; None, or "" for the licence, is unknown.
 
-    Class names are in the order of the logits, preprocessing is as from `describe_preparation`, and the licence is that
-    of the pre-trained weights that these were made of. Outputs are single-label unless it is stated that images may
-    have several labels.
+    Class names are in the order of the logits, preprocessing is as from `describe_preparation`, and
+    the licence is that of the pre-trained weights that these were made of. Outputs are single-label
+    unless it is stated that images may have several labels.
     """
     metadata = {
         "format_version": FORMAT_VERSION,

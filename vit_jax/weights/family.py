@@ -1,7 +1,7 @@
 """The description of a family of pre-trained weights: all facts that the mechanics of this folder ask a family for.
 
-Each module of `families` holds one, as `FAMILY`. Every part may be absent: a family whose files have names and a class
-that another family describes has its releases alone.
+Each module of `families` holds one, as `FAMILY`. Every part may be absent: a family whose files
+have names and a class that another family describes has its releases alone.
 """
 
 import dataclasses
@@ -67,15 +67,18 @@ class Family:
 
     Attributes:
       releases: rows of the documentation, with licences.
-      addresses: public weights of networks that this package names: name of the network → addresses.
+      addresses: public weights of networks that this package names: name of the network →
+        addresses.
       models: timm's models whose outputs ours equal, with their sizes; None for a ResNet.
       deprecated: older names of these models → current ones.
       registry_rows: row of the table of compared models → regular expression of timm's names.
-      named_fields: regular expression of timm's names → fields of the architecture that no array shows; the first
-        match counts.
-      doubled_ratio: regular expression of timm's names whose ratio of the MLP counts gate and value as one.
+      named_fields: regular expression of timm's names → fields of the architecture that no array
+        shows; the first match counts.
+      doubled_ratio: regular expression of timm's names whose ratio of the MLP counts gate and value
+        as one.
       note: sentence for the report of timm's models of this family.
-      model_types: model types of transformers that are read → fields of the architecture that no array shows.
+      model_types: model types of transformers that are read → fields of the architecture that no
+        array shows.
       rejected_models: timm's models of this family that are not read.
       rejected_arrays: files of this family that are not read.
       formats: formats that only this family has, by name.

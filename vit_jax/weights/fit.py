@@ -55,16 +55,18 @@ class Fitted:
 def fit(weights: Weights, target: Architecture, *, position_resize: str = "corners") -> Fitted:
     """Fit weights to the network `target`.
 
-    If the target has other classes, or no hidden layer in its head, the head is dropped: the last layer begins at zero
-    (its bias at `target.head_bias_init`), a hidden layer stays if the target has one. For a fresh head with the same
-    classes remove it first (`without_head`). If the target pools otherwise, attention pooling is dropped, and the last
-    norm moves between the tokens and the pooled features; a new norm begins at a scale of 1.
+    If the target has other classes, or no hidden layer in its head, the head is dropped: the last
+    layer begins at zero (its bias at `target.head_bias_init`), a hidden layer stays if the target
+    has one. For a fresh head with the same classes remove it first (`without_head`). If the target
+    pools otherwise, attention pooling is dropped, and the last norm moves between the tokens and
+    the pooled features; a new norm begins at a scale of 1.
 
-    `position_resize`, a value of `PositionResize`, is how learned positions change their grid. Fields without effect on
-    names and shapes, such as the GELU form, are not compared.
+    `position_resize`, a value of `PositionResize`, is how learned positions change their grid.
+    Fields without effect on names and shapes, such as the GELU form, are not compared.
 
     Raises:
-      ValueError: names or shapes of parameters differ in more than image size, pooling, last norm and head.
+      ValueError: names or shapes of parameters differ in more than image size, pooling, last norm
+        and head.
     """
     source = weights.architecture
     expected = stacked_shapes(target)
@@ -154,8 +156,9 @@ def _fit_pooling(
 def without_head(weights: Weights, *, keep_hidden: bool = True) -> Weights:
     """Return the weights without their last layer: `fit` initialises a new one, for any number of classes.
 
-    With `keep_hidden` the hidden layer of the head stays, if there is one; otherwise the network ends in its pooled
-    features. A head of the user's own class is removed as a whole: which of its layers is the last is not known.
+    With `keep_hidden` the hidden layer of the head stays, if there is one; otherwise the network
+    ends in its pooled features. A head of the user's own class is removed as a whole: which of its
+    layers is the last is not known.
     """
     a = weights.architecture
     keep_hidden = keep_hidden and not is_reference(a.head)
@@ -204,7 +207,8 @@ LAYER_POOLS = {"token": "token", "mean": "gap", "token_mean": "token_gap"}
 def ending_in(weights: Weights, layer: str) -> Weights:
     """Return the network without its head, whose feature "pre_logits" is a layer of this one.
 
-    The layer is "pre_logits", which keeps the hidden layer of the head, "pooled" or one of `LAYER_POOLS`.
+    The layer is "pre_logits", which keeps the hidden layer of the head, "pooled" or one of
+    `LAYER_POOLS`.
 
     Raises:
       ValueError: the network has no class token.

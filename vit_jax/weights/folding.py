@@ -1,8 +1,8 @@
 """Mean and standard deviation of pixels, folded into the patch embedding.
 
-Libraries normalise pixels p in [0, 1] to (p - mean) / std; our networks take x = 2 p - 1. Patches do not overlap and
-nothing is padded, so a kernel and a bias with the same output exist. Fine-tuning trains the folded kernel: weight decay
-and learning rate act on it.
+Libraries normalise pixels p in [0, 1] to (p - mean) / std; our networks take x = 2 p - 1. Patches
+do not overlap and nothing is padded, so a kernel and a bias with the same output exist. Fine-tuning
+trains the folded kernel: weight decay and learning rate act on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,8 @@ def unfold(
 ) -> dict[str, np.ndarray]:
     """Return parameters for normalised pixels; the input has those for pixels in [-1, 1]. The inverse of `fold`.
 
-    Without `has_bias` the bias is dropped: it is zero up to rounding if the input of `fold` had none.
+    Without `has_bias` the bias is dropped: it is zero up to rounding if the input of `fold` had
+    none.
 
     Raises:
       ValueError: a bias that is not zero would be dropped.

@@ -48,8 +48,8 @@ def write_library_config(
 ) -> tuple[str, ...]:
     """Write the configuration of a network whose weights are in `folder`; return notes for the report.
 
-    A configuration of other weights is replaced or removed. Unknown preprocessing is not written, so that readers of
-    the folder choose it instead of trusting a guess.
+    A configuration of other weights is replaced or removed. Unknown preprocessing is not written,
+    so that readers of the folder choose it instead of trusting a guess.
     """
     config: dict[str, object] | None
     processor: dict[str, object] | None

@@ -1,6 +1,7 @@
 """Models of timm and classes of transformers for which networks are written, by the parts that they compute.
 
-`families` holds them, and `library_lookup` finds the one for a network; this module has what several share.
+`families` holds them, and `library_lookup` finds the one for a network; this module has what
+several share.
 """
 
 import dataclasses
@@ -31,9 +32,10 @@ class LibraryModel:
     """A model that a library builds from its `config.json`.
 
     Attributes:
-      name: of timm's model, or of the class of transformers without a classifier; "" if there is none.
-      held: field of the architecture → the values that the model computes, or a test. Other parts must be those of the
-        paper's ViT.
+      name: of timm's model, or of the class of transformers without a classifier; "" if there is
+        none.
+      held: field of the architecture → the values that the model computes, or a test. Other parts
+        must be those of the paper's ViT.
       packing: how its files pack parameters.
       has_patch_bias: the patch embedding has a bias.
       preference: among models that lack as many parts, the highest is taken, and then the first.
@@ -81,11 +83,12 @@ class TransformersModel(LibraryModel):
       prefix: of the names of the network, below a classifier.
       keeps_prefix: the names have the prefix without a classifier too.
       names: of its parameters.
-      arguments: fields of `config.json` that not all classes have, for a network and the normalisation of its pixels;
-        "mlp_ratio" replaces the width of the MLP.
+      arguments: fields of `config.json` that not all classes have, for a network and the
+        normalisation of its pixels; "mlp_ratio" replaces the width of the MLP.
       names_silu: the activation of a gated MLP is stated by its name.
       normalises_pixels: images are normalised before the network, not in it.
-      mask_shape: leading axes of the array of a mask token, which no parameter of ours is in; None without one.
+      mask_shape: leading axes of the array of a mask token, which no parameter of ours is in; None
+        without one.
     """
 
     model_type: str

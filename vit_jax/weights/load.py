@@ -1,7 +1,8 @@
 """Weights in memory, and the path into it from every format.
 
-File → arrays by name → recognised format → our names and the architecture → `Weights`. All names and shapes are
-compared before any data is read. Numbers stay as they are; half precision becomes float32.
+File → arrays by name → recognised format → our names and the architecture → `Weights`. All names
+and shapes are compared before any data is read. Numbers stay as they are; half precision becomes
+float32.
 """
 
 import contextlib
@@ -124,18 +125,19 @@ def load_weights(
     """Read weights in any format, from a file, a folder or the Hub; without a head, `num_classes` is 0.
 
     Args:
-      source: a .npz or .safetensors file; a folder with one .safetensors, model.safetensors among several, or shards
-        with their index; a folder with an adapter of PEFT (LoRA), which names its base; a workdir of ours; or
-        "hf://owner/name". All but the last also at gs://..., from where files are downloaded and kept.
+      source: a .npz or .safetensors file; a folder with one .safetensors, model.safetensors among
+        several, or shards with their index; a folder with an adapter of PEFT (LoRA), which names
+        its base; a workdir of ours; or "hf://owner/name". All but the last also at gs://..., from
+        where files are downloaded and kept.
       polyak: of a workdir, take the Polyak average where there is one; False is for workdirs only.
       class_names: of a file that does not state them.
       allow_code: packages whose code the metadata may name and this program may run; (): none.
-      **options: fields that the file does not state, from `vit_jax.weights.OPTIONS`: num_heads, gelu, ...; and
-        image_size: if the file has another, the network is `resized`.
+      **options: fields that the file does not state, from `vit_jax.weights.OPTIONS`: num_heads,
+        gelu, ...; and image_size: if the file has another, the network is `resized`.
 
     Raises:
-      ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or a fact that neither
-        the file nor an option gives.
+      ValueError: an unknown or damaged file, parameters missing or left over (they are listed), or
+        a fact that neither the file nor an option gives.
       CodeNotAllowed: the network needs code of a package that is not allowed.
     """
     if unknown := options.keys() - set(OPTIONS):
@@ -216,8 +218,8 @@ def resized(
 ) -> Weights:
     """Return the same network for images of another size, with a note for each table of positions that is resized.
 
-    `position_resize` is a value of `PositionResize`; "library" also scales the rotary positions of Perception Encoder
-    to the grid of the weights, as timm does.
+    `position_resize` is a value of `PositionResize`; "library" also scales the rotary positions of
+    Perception Encoder to the grid of the weights, as timm does.
 
     Raises:
       ValueError: patches do not divide the image size, or an unknown method.

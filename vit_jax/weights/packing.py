@@ -30,7 +30,8 @@ class Packing:
     Attributes:
       note: sentence for the report of a file that is read.
       fits_any_grid: positions are of no particular grid of patches.
-      pads_class_position: on the way out, a table of patches gets a row of zeros for the class token.
+      pads_class_position: on the way out, a table of patches gets a row of zeros for the class
+        token.
     """
 
     note = ""

@@ -86,8 +86,9 @@ def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
 def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     """Return positions for a grid from those of a large square, as C-RADIO does: float32 (rows * columns, D).
 
-    The square is resized to the longer side of the grid, by PyTorch's bilinear without antialiasing (samples are
-    middles of cells, the border is repeated). Then the rows and columns at its top left corner are taken.
+    The square is resized to the longer side of the grid, by PyTorch's bilinear without antialiasing
+    (samples are middles of cells, the border is repeated). Then the rows and columns at its top
+    left corner are taken.
     """
     side = math.isqrt(len(table_SD))
     longer = max(grid)
@@ -120,8 +121,8 @@ def resize_offsets(
 ) -> np.ndarray:
     """Resize relative positions: rows are offsets in raster order, then a class token's, which stay unchanged.
 
-    Offsets are resized as a grid of rows by columns. If several new offsets are one in raster order, it gets their
-    mean, weighted by the number of pairs of patches.
+    Offsets are resized as a grid of rows by columns. If several new offsets are one in raster
+    order, it gets their mean, weighted by the number of pairs of patches.
     """
     (places_hw, _), (new_places_HW, pairs_HW) = _offsets(old), _offsets(new)
     resized_HWh = resize_grid(table_Rh[places_hw], new_places_HW.shape, method)
@@ -165,7 +166,8 @@ _TABLE = re.compile(
 def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
     """Return the grid of a table of positions on patches of this grid; (0, 0) for any other parameter.
 
-    Tables of rows and of columns are grids one wide, those of attention along rows and along columns one high.
+    Tables of rows and of columns are grids one wide, those of attention along rows and along
+    columns one high.
     """
     rows, columns = grid
     one = {

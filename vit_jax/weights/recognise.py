@@ -1,7 +1,8 @@
 """Detection of the format and the architecture from names, shapes and metadata of a file.
 
-The file decides most fields; a format fixes its defaults (GELU form, epsilons); a configuration beside the file and the
-caller's options give the rest. An unknown value is an error that names the option. No data is read here.
+The file decides most fields; a format fixes its defaults (GELU form, epsilons); a configuration
+beside the file and the caller's options give the rest. An unknown value is an error that names the
+option. No data is read here.
 """
 
 import dataclasses
@@ -55,7 +56,8 @@ class Recognised:
       entries: arrays that the file must have, under the format's own names.
       names: the format's own name → name in the file; everything that must be read.
       ignored: names in the file that are not part of the network.
-      folded_rows: leading rows of the table of positions that belong to class tokens, and are added to these.
+      folded_rows: leading rows of the table of positions that belong to class tokens, and are added
+        to these.
       packing: how the file packs parameters.
       assumptions: a sentence for each value that the file does not state.
     """
@@ -80,11 +82,13 @@ def recognise(
 ) -> Recognised:
     """Find the format and the network of a file.
 
-    Fields of the architecture that the arrays and our metadata do not have are `stated` by a configuration beside the
-    file, or `options` of the caller, from `vit_jax.weights.OPTIONS`, which take precedence.
+    Fields of the architecture that the arrays and our metadata do not have are `stated` by a
+    configuration beside the file, or `options` of the caller, from `vit_jax.weights.OPTIONS`, which
+    take precedence.
 
     Raises:
-      ValueError: an unknown format, a network that ours cannot compute, an option that is missing or contradicts it.
+      ValueError: an unknown format, a network that ours cannot compute, an option that is missing
+        or contradicts it.
     """
     stated = stated or {}
     chosen = validated_options(options or {})
@@ -340,7 +344,8 @@ class _Completion:
     def find_image_size(self) -> tuple[tuple[int, int], int]:
         """Return height and width in pixels, and the number of positions that belong to prefix tokens.
 
-        The size that the caller gives counts if no other is stated, or if the file has positions for it alone.
+        The size that the caller gives counts if no other is stated, or if the file has positions
+        for it alone.
         """
         patch = _find_patch(self.facts)
         given = self.chosen.get("image_size")
@@ -431,7 +436,8 @@ def _require_pooled_tokens(facts: Facts, stated: Stated) -> None:
 def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:
     """Raise ValueError if the configuration beside a file is of another network.
 
-    If it has more layers, the file may be incomplete. Either side may have no head. Poolings without parameters agree.
+    If it has more layers, the file may be incomplete. Either side may have no head. Poolings
+    without parameters agree.
     """
     compared = {*_DECIDED, "pool"}
     if not facts.num_classes or stated.get("num_classes") == 0:

@@ -52,11 +52,12 @@ def save_weights(
 ) -> tuple[list[ArrayStatus], list[str]]:
     """Write weights, completely or not at all, replacing existing ones; return the use of every parameter, and notes.
 
-    A folder for "timm" or "huggingface" also gets their configuration. Without the head the network ends in its
-    features.
+    A folder for "timm" or "huggingface" also gets their configuration. Without the head the network
+    ends in its features.
 
     Raises:
-      ValueError: the format cannot hold this network (the message has all reasons), or the system cannot write.
+      ValueError: the format cannot hold this network (the message has all reasons), or the system
+        cannot write.
     """
     refuse_bucket(str(path), f"path={path}")
     into_folder = names_folder(path)
@@ -350,13 +351,15 @@ def save(
     Args:
       weights: of any network that the format can hold.
       destination: a .npz or .safetensors file, or a folder.
-      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the network's family, a
-        folder is ours. A .safetensors file, and a folder for a library, need it.
+      to: one of `WRITABLE`; None decides by the destination: .npz is the released format of the
+        network's family, a folder is ours. A .safetensors file, and a folder for a library, need
+        it.
       without_head: omit classifier and hidden layer.
       overwrite: replace files at the destination.
 
     Raises:
-      ValueError: the destination exists or does not match the format, or the format cannot hold the network.
+      ValueError: the destination exists or does not match the format, or the format cannot hold the
+        network.
     """
     path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
@@ -379,8 +382,8 @@ def require_destination(destination: str, to: str | None, overwrite: bool) -> pa
     """Return the path of a destination.
 
     Raises:
-      ValueError: the format is not determined or does not fit the kind of destination, files would be overwritten, or
-        the destination is the workdir of a run.
+      ValueError: the format is not determined or does not fit the kind of destination, files would
+        be overwritten, or the destination is the workdir of a run.
     """
     if "://" in destination:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Reading of `config.json` and `preprocessor_config.json` beside weights of timm or Hugging Face.
 
-A value of another type than that of its library is an error, see `typed_values`. Preparation of images that ours
-cannot do is left unknown, with a note.
+A value of another type than that of its library is an error, see `typed_values`. Preparation of
+images that ours cannot do is left unknown, with a note.
 """
 
 import contextlib
@@ -91,8 +91,8 @@ def read_sidecar(folder: pathlib.Path, architecture: str | None = None) -> Sidec
     """Return the facts that the files of a folder state, if any; `architecture` replaces the name of the network.
 
     Raises:
-      ValueError: one is no JSON object, has a value of another type, or names a network or an activation that is not
-        read.
+      ValueError: one is no JSON object, has a value of another type, or names a network or an
+        activation that is not read.
     """
     config = _read(folder / CONFIG)
     if not config:

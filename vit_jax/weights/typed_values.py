@@ -1,6 +1,7 @@
 """Values of the JSON files of other libraries, read with the type that they must have.
 
-A value that is absent or null is None. Any other value has the type that its reader states, or is an error.
+A value that is absent or null is None. Any other value has the type that its reader states, or is
+an error.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Big Transfer: ResNets of pre-activation units, in the authors' files (.npz) and timm's.
 
-In the authors' files a, b and c hold the norm before each convolution. Some end the names of layers in a number and
-some lack the leading `resnet/`; both are read.
+In the authors' files a, b and c hold the norm before each convolution. Some end the names of layers
+in a number and some lack the leading `resnet/`; both are read.
 """
 
 import re

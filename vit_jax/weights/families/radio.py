@@ -60,8 +60,8 @@ _PREFIX_TOKENS = ("class_token", "register_tokens")
 class RadioTokens(Packing):
     """All prefix tokens in one array, positions of a large square, and the normalisation of pixels.
 
-    The output of the network is a choice of its class tokens, which become the class tokens of ours; the others are
-    registers. Prefix tokens have no positions, so their order changes nothing.
+    The output of the network is a choice of its class tokens, which become the class tokens of
+    ours; the others are registers. Prefix tokens have no positions, so their order changes nothing.
     """
 
     note = (

@@ -1,8 +1,8 @@
 """ViT: the networks of the paper, AugReg, SAM and big_vision in the authors' files (.npz), timm's and transformers'.
 
-In the authors' files the original code numbers submodules over all classes (MlpBlock_3), newer Flax over each
-(MlpBlock_0). big_vision keeps positions at the top, without the class token's row, may have all layers in one array,
-and a prefix.
+In the authors' files the original code numbers submodules over all classes (MlpBlock_3), newer Flax
+over each (MlpBlock_0). big_vision keeps positions at the top, without the class token's row, may
+have all layers in one array, and a prefix.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Files of named arrays, `.npz` and `.safetensors`: read without trusting them, written completely or not at all.
 
-Several .safetensors with an index are read as one file. A file is arrays by name and a dictionary of metadata;
-`weights.names` knows their meaning.
+Several .safetensors with an index are read as one file. A file is arrays by name and a dictionary
+of metadata; `weights.names` knows their meaning.
 """
 
 import contextlib
@@ -55,7 +55,8 @@ def open_arrays(
     `allowed` are packages whose code the metadata may name, from `references.allowed_code`.
 
     Raises:
-      ValueError: the file is of another kind (the message names it), damaged, or larger than the physical memory.
+      ValueError: the file is of another kind (the message names it), damaged, or larger than the
+        physical memory.
     """
     path = pathlib.Path(path)
     with contextlib.ExitStack() as resources:

@@ -1,6 +1,7 @@
 """The metadata of a file of arrays as JSON text, and that text as the comment of a ZIP archive.
 
-A comment holds no more than 65,535 bytes, so long texts are compressed. Sizes are bounded on both sides of that.
+A comment holds no more than 65,535 bytes, so long texts are compressed. Sizes are bounded on both
+sides of that.
 """
 
 import base64

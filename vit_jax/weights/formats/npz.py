@@ -1,7 +1,8 @@
 """`.npz` files: a ZIP archive with one `.npy` member for each array; metadata is the archive's comment.
 
-NumPy reads and writes the arrays. Before it does, the directory of the archive and the header of every array are
-compared with the size of the file, so that neither can claim memory; nothing is unpickled.
+NumPy reads and writes the arrays. Before it does, the directory of the archive and the header of
+every array are compared with the size of the file, so that neither can claim memory; nothing is
+unpickled.
 """
 
 import contextlib
@@ -98,7 +99,8 @@ def write_npz(
     bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
 
     Raises:
-      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot write it.
+      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot
+        write it.
     """
     with naming(str(path)):
         comment = metadata_texts.to_comment(metadata or {})

@@ -1,6 +1,7 @@
 """`.safetensors` files, read and written by the library of that name, which checks its headers before it allocates.
 
-The format has no checksums, so files with our metadata carry SHA-256 digests, which are compared when they are read.
+The format has no checksums, so files with our metadata carry SHA-256 digests, which are compared
+when they are read.
 """
 
 import contextlib
@@ -79,10 +80,12 @@ def write_safetensors(
 ) -> None:
     """Write arrays, completely or not at all; equal input gives equal bytes.
 
-    The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt" and the digests.
+    The metadata is one text in the file's own metadata, under "vit_jax", beside "format": "pt" and
+    the digests.
 
     Raises:
-      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot write it.
+      ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot
+        write it.
     """
     with naming(str(path)):
         if _METADATA in arrays:

@@ -1,7 +1,7 @@
 """Names of parameters: ours, and those of other formats.
 
-A format is recognised by names, derives `Facts` from names and shapes, and gives our parameters its names. Writing a
-network that a format cannot hold is an error.
+A format is recognised by names, derives `Facts` from names and shapes, and gives our parameters its
+names. Writing a network that a format cannot hold is an error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

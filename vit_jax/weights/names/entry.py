@@ -1,6 +1,7 @@
 """Rules for names and layouts of a format, and the arrays of a file that follow from them.
 
-Reading and writing both follow from the entries made of the rules, so neither can drift from the other.
+Reading and writing both follow from the entries made of the rules, so neither can drift from the
+other.
 """
 
 import dataclasses
@@ -25,8 +26,9 @@ class Rule(NamedTuple):
     Attributes:
       pattern: regular expression over names with layers taken apart.
       name: with \1, \2 for the groups of the pattern, or a function of the match.
-      layout: our axes, an arrow, the file's axes: "DTh->(Th)D" merges two axes and moves the first to the end, 1 is a
-        new axis of that length. Empty: the same. Parameters with the same foreign name are joined along its first axis.
+      layout: our axes, an arrow, the file's axes: "DTh->(Th)D" merges two axes and moves the first
+        to the end, 1 is a new axis of that length. Empty: the same. Parameters with the same
+        foreign name are joined along its first axis.
     """
 
     pattern: str
@@ -208,9 +210,9 @@ def transformer_rules(
 ) -> list[Rule]:
     """Return rules for a transformer in PyTorch's layouts.
 
-    `block` begins the names of a block, before its number. `layers` and single `arrays` map our names, regular
-    expressions, to the file's, without `prefix`; a name that begins with a dot is in a block. `layouts` are those of
-    single arrays.
+    `block` begins the names of a block, before its number. `layers` and single `arrays` map our
+    names, regular expressions, to the file's, without `prefix`; a name that begins with a dot is in
+    a block. `layouts` are those of single arrays.
     """
 
     def ours(name: str) -> str:

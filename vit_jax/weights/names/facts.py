@@ -17,7 +17,8 @@ class Facts:
       position_rows: length of the table of positions; None where there is none.
       fixed_positions: the positions of files without a table.
       prefix_rows: possible numbers of rows of prefix tokens; None: any number.
-      defaults: fields of the architecture that the format fixes but no file states: GELU form, epsilons.
+      defaults: fields of the architecture that the format fixes but no file states: GELU form,
+        epsilons.
       modern_options: fields of the architecture that the arrays decide: registers, biases, norms.
       needs_rope: the network has rotary positions, whose form is not in the file.
       absent: parameters of ours that are zeros and not in the file.

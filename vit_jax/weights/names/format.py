@@ -32,17 +32,18 @@ class Format:
 
     Attributes:
       suffix: of a file.
-      canonical: names in a file → canonical names, as in the rules, with their names in the file; None for another
-        format.
+      canonical: names in a file → canonical names, as in the rules, with their names in the file;
+        None for another format.
       facts: shapes by canonical names → facts about the network.
-      rules: for a network, in the style of the file with these shapes by canonical names; no shapes to write.
+      rules: for a network, in the style of the file with these shapes by canonical names; no shapes
+        to write.
       added: arrays that readers demand and that hold no parameter of ours.
       find_lacking: the parts of a network that the format does not hold, by field.
       families: families of networks that the format holds.
       other_families: sentence about the others.
       holds_hidden_layer: True for a network whose head may have a hidden layer.
-      name_style: the name of a file's style in reports, from shapes by canonical names and names in the file; "" for
-        the name of the format.
+      name_style: the name of a file's style in reports, from shapes by canonical names and names in
+        the file; "" for the name of the format.
     """
 
     suffix: str

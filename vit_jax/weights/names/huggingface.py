@@ -1,7 +1,7 @@
 """Names of Hugging Face's vision transformers (.safetensors), by class of the library; `families` holds them.
 
-Files carry the classic names; newer versions of the library use shorter ones in memory, which are read too. Text
-towers, decoders of pre-training and mask tokens are ignored.
+Files carry the classic names; newer versions of the library use shorter ones in memory, which are
+read too. Text towers, decoders of pre-training and mask tokens are ignored.
 """
 
 import dataclasses

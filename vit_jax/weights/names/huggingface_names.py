@@ -39,7 +39,8 @@ class HuggingFaceNames:
 
     Attributes:
       prefixes: of the network in a file; the first is used in canonical names.
-      patches: name of the patch embedding. Files are recognised by it and by the first norm of a block.
+      patches: name of the patch embedding. Files are recognised by it and by the first norm of a
+        block.
       marks: names of further arrays by which files are recognised, in full.
       block: beginning of the names of a block, before its number.
       layers: our names → theirs; names that begin with a dot are in a block.

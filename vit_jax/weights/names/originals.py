@@ -1,6 +1,7 @@
 """Names in the authors' own files, renamed to timm's names; `families` holds them.
 
-Layouts stay as they are in the file: `timm.Style` has them. Text towers and arrays of pre-training are ignored.
+Layouts stay as they are in the file: `timm.Style` has them. Text towers and arrays of pre-training
+are ignored.
 """
 
 import re

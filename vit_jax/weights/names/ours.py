@@ -1,7 +1,8 @@
 """The names and shapes of our parameters, with layers stacked on an axis, as the models have them, and taken apart.
 
-Taken apart, a layer has a number in its name: `encoder/blocks/3/...`, `body/stage2/unit1/...`, and the heads of an
-attention have a separate axis, (D, T, h) for (D, T h). The tables of names use this form, as other formats do.
+Taken apart, a layer has a number in its name: `encoder/blocks/3/...`, `body/stage2/unit1/...`, and
+the heads of an attention have a separate axis, (D, T, h) for (D, T h). The tables of names use this
+form, as other formats do.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """Names of timm's models (.safetensors): VisionTransformer, its hybrids, Eva, and ResNetV2 as Big Transfer's.
 
-The original DINOv2, Franca and TIPSv2 have nearly the same names. VisionTransformer keeps query, key and value in one
-array, Eva (DINOv3, EVA-02, PE) sometimes apart. Parts that timm has and our networks do not compute are listed, so that
-a file with them is rejected in plain words.
+VisionTransformer keeps query, key and value in one array, Eva (DINOv3, EVA-02, PE) sometimes apart.
+Names in the authors' own files are renamed to these first.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Prefixes that wrappers and checkpoints of training put before the names of a network, and the parts beside it.
 
-`module.` is of data parallelism, `_orig_mod.` of torch.compile, `student.` and `teacher.` of DINO, `state_dict.` and
-`state_dict_ema.` of timm's checkpoints. Only listed words are prefixes, so a network that is not known stays unknown.
+`module.` is of data parallelism, `_orig_mod.` of torch.compile, `student.` and `teacher.` of DINO,
+`state_dict.` and `state_dict_ema.` of timm's checkpoints. Only listed words are prefixes, so a
+network that is not known stays unknown.
 """
 
 import collections
@@ -150,10 +151,12 @@ class Wrapping:
 def find_wrapping(names: Collection[str], is_network: Callable[[Iterable[str]], bool]) -> Wrapping:
     """Return the network among the arrays of a file, whose names `is_network` recognises.
 
-    Without such a network, a prefix of all names is removed, so that an error describes the network below it.
+    Without such a network, a prefix of all names is removed, so that an error describes the network
+    below it.
 
     Raises:
-      ValueError: several networks of equal standing, or arrays of unknown parts beside the network; they are listed.
+      ValueError: several networks of equal standing, or arrays of unknown parts beside the network;
+        they are listed.
     """
     plain = {name: _INNER.sub("", name) for name in names}
     if len(set(plain.values())) < len(plain):
