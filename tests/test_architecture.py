@@ -53,7 +53,11 @@ NOT_IN_CONFIG = {
     "tensorflow",
 }  # recipes load on any machine
 DISPATCH = "vit_jax/kernels/dispatch.py"  # the forms that computations have on devices
-CLOSURES = {"vit_jax.models.vit": 25, "vit_jax.train.loop": 90}  # files that an import loads
+CLOSURES = {  # files that an import loads
+    "vit_jax.models.vit": 25,
+    "vit_jax.train.loop": 90,
+    "vit_jax.api.model": 70,
+}
 CONFIG_OF_MODELS = {
     "vit_jax.config",
     "vit_jax.config.architecture",
