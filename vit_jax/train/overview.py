@@ -125,7 +125,14 @@ def start_of(config: RunConfig, data: Datasets, parameters: Mapping[str, np.ndar
 
 
 def opening(run: Assembly, data: Datasets, folder: pathlib.Path, *, split: str) -> str:
-    """Return the opening lines: network, data and workdir; `split` is the name of `data.test`."""
+    """Return the opening lines: network, data and workdir.
+
+    Args:
+      run: the parts of the run.
+      data: its splits.
+      folder: the workdir.
+      split: name of `data.test`, "test" or "validation".
+    """
     lines = [
         *_describe_network(run),
         *_describe_data(run.config, data, split),
@@ -301,7 +308,13 @@ def summary(
 ) -> JsonObject:
     """Return the content of `summary.json`; the loop adds values that depend on the end of the run.
 
-    `num_missing` images of the split that `results` are of could not be read.
+    Args:
+      run: the parts of the run.
+      state: the state that was evaluated last.
+      last_step: the last step of the run.
+      train_metrics: metrics of the last logged step.
+      results: of the last evaluation.
+      num_missing: images of the evaluated split that could not be read.
     """
     values: JsonObject = dict(results)
     if "train_loss" in train_metrics:

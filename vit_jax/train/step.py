@@ -145,6 +145,7 @@ def mix_batch(
     """
     images = normalise(batch.image_BHWC, compute_dtype)
     label_BK = batch.label_BK(num_classes)
+
     if config.mixup_alpha > 0 or config.cutmix_alpha > 0:
         images, label_BK = mix(key, images, label_BK, batch.mask_B, config)
     return images, label_BK

@@ -64,7 +64,10 @@ class StepCompiler:
         return jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
 
     def place(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return a function for the mesh: activations get their layouts when it is traced."""
+        """Return a function for the mesh.
+
+        Activations get their layouts, and kernels learn the platform, when it is traced.
+        """
         return placed_by(Placement(self.mesh))(function)
 
     def jit_build(self, build: Callable[..., TrainState]) -> Callable[..., TrainState]:
@@ -76,7 +79,10 @@ class StepCompiler:
         return self._jit_training(self.place(step), self.state_shardings)
 
     def jit_train_step_of_leaves(self, step: TrainStep) -> JittedLeavesStep:
-        """Jit a training step that takes and returns the leaves of a state by name."""
+        """Jit a training step that takes and returns the leaves of a state by name.
+
+        A dictionary takes Python less time to hand over than a module.
+        """
         placed_step = self.place(step)
 
         def train_step_of_leaves(leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
@@ -88,7 +94,10 @@ class StepCompiler:
         return self._jit_training(train_step_of_leaves, leaf_shardings)
 
     def jit_observation(self, step: Callable[[TrainState, Batch], R]) -> JittedStep[TrainState, R]:
-        """Jit a step that does not change the state."""
+        """Jit a step that does not change the state.
+
+        Its results are complete on each device.
+        """
         return jax.jit(
             self.place(step),
             in_shardings=(self.state_shardings, batch_sharding(self.mesh)),

@@ -96,7 +96,14 @@ class Examination:
         targets: Targets,
         key: jax.Array,
     ) -> Figures:
-        """Return losses of examples and figures of layers, from one more forward pass."""
+        """Return losses of examples and figures of layers, from one more forward pass.
+
+        Args:
+          model: the parameters before the step.
+          images: of the whole batch.
+          targets: of the whole batch.
+          key: of dropout in this step, so that the pass equals the one of the step.
+        """
         num_micro_batches = self.parts.num_micro_batches
         observe = functools.partial(self.observe_micro_batch, model)
         if num_micro_batches == 1:
@@ -141,8 +148,18 @@ def list_intermediates(architecture: Architecture) -> tuple[str, ...]:
     return tuple(names)
 
 
-def measure_output(objective: Objective, output: ModelOutput, targets: Targets) -> Figures:
-    """Return the losses of examples; mean squares and largest values of layers' outputs."""
+def measure_output(
+    objective: Objective,
+    output: ModelOutput,
+    targets: Targets,
+) -> Figures:
+    """Return the losses of examples; mean squares and largest values of layers' outputs.
+
+    Args:
+      objective: the loss of the step.
+      output: of one micro-batch, with intermediates.
+      targets: of one micro-batch.
+    """
 
     def compute_loss(output: ModelOutput, targets: Targets) -> jax.Array:
         one_example = jax.tree.map(lambda x: x[None], (output, targets))

@@ -96,7 +96,10 @@ class Replay:
         }
 
     def _list_layers(self) -> dict[str, dict[str, float]]:
-        """Return the figures of each layer."""
+        """Return the figures of each layer.
+
+        A layer without parameters, such as the pooling, has no norms of these.
+        """
         layers: dict[str, dict[str, float]] = {}
         for layer in in_forward_order(self.figures):
             layers[layer] = {}
