@@ -198,3 +198,12 @@ def test_a_long_value_is_not_printed_whole(field):
             dataclasses.asdict(named_architecture("ViT-mu/16")) | {field: "x" * 10**5}
         )
     assert len(str(error.value)) < 1000
+
+
+def test_a_command_line_builds_no_flags_for_its_overrides(monkeypatch):
+    from absl import flags
+
+    monkeypatch.setattr(flags, "FlagValues", lambda: pytest.fail("flags were built"))
+    config = load("seed=0x10", "schedule.learning_rate=1e-3", "input.flip=f", "input.image_size=9")
+    assert (config.seed, config.schedule.learning_rate) == (16, 1e-3)
+    assert (config.input.flip, config.input.image_size) == (False, (9, 9))

@@ -21,8 +21,9 @@ from vit_jax.cli.options import (
     plain_type,
 )
 from vit_jax.config import data_kinds
-from vit_jax.config.parsing import check_value, parse_text
+from vit_jax.config.parsing import check_value
 from vit_jax.config.rules import Range, rules_in
+from vit_jax.config.value_text import parse_text
 from vit_jax.storage.files import refuse_bucket
 from vit_jax.text.nearest import closest
 

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from typing import Any
 
-from vit_jax.config.parsing import check_value, parse_text
+from vit_jax.config.parsing import check_value
+from vit_jax.config.value_text import parse_text
 from vit_jax.config.variants import parse_name
 from vit_jax.text.nearest import did_you_mean
 
