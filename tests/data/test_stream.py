@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data import stream
+from vit_jax.data import order
 from vit_jax.data.decoding import images
 from vit_jax.data.kinds.in_memory import MemorySource
-from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream, record_at
+from vit_jax.data.order import pick_record
+from vit_jax.data.stream import EvaluationStream, HostBatch, TrainStream
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
 
 CONFIG = InputConfig(
@@ -115,9 +116,9 @@ def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
 def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, size, monkeypatch):
     """grain's `index_shuffle`, which is slow for few elements, shuffles many elements only."""
     shuffled = []
-    shuffle = stream.index_shuffle
+    shuffle = order.index_shuffle
     monkeypatch.setattr(
-        stream,
+        order,
         "index_shuffle",
         lambda *a, **options: shuffled.append(options) or shuffle(*a, **options),
     )
@@ -151,17 +152,17 @@ def test_balanced_orders_of_classes_and_of_the_first_class_differ():
 @given(num_records=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
 def test_orders_are_permutations(num_records, seed):
     which = ((seed, 0), (seed, 1), (seed + 1, 0))  # seed + epoch would make the last two equal
-    orders = [[record_at(*one, i, num_records) for i in range(num_records)] for one in which]
+    orders = [[pick_record(*one, i, num_records) for i in range(num_records)] for one in which]
     assert [sorted(order) for order in orders] == [list(range(num_records))] * 3
     assert num_records < 10 or len({*map(tuple, orders)}) == 3
 
 
 def test_an_order_that_grain_gets_wrong():
     """grain 0.2.18 repeats a record where the last index is 65,536. So many records have no stored order."""
-    order = [record_at(3, 1, offset, 65_537) for offset in range(65_537)]
+    order = [pick_record(3, 1, offset, 65_537) for offset in range(65_537)]
     assert sorted(order) == list(range(65_537))
     others = [
-        [record_at(*which, offset, 65_537) for offset in range(9)] for which in ((3, 0), (4, 0))
+        [pick_record(*which, offset, 65_537) for offset in range(9)] for which in ((3, 0), (4, 0))
     ]
     assert len({*map(tuple, (order[:9], *others))}) == 3
 
@@ -233,7 +234,7 @@ def test_repeated_augmentation(is_balanced):
 def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
     """Three batches of 4 hold four records three times; any row alone is the same."""
     stream = TrainStream(SOURCE, TRAIN, 7, 4, np.arange(4), 0, STEPS, repeats=3)
-    order = [record_at(7, 0, offset, len(SOURCE)) for offset in range(4)]
+    order = [pick_record(7, 0, offset, len(SOURCE)) for offset in range(4)]
     a, b, c, d = order
     assert [batch.record_index.tolist() for batch in (stream[0], stream[1], stream[2])] == [
         [a, b, a, a],

@@ -2,7 +2,7 @@
 
 A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
 Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
-epoch; or, balanced, of the classes, each with the next record of its permutation. So the content depends on
+epoch; or, balanced, of the classes, each with the next record of its permutation (`order`). So the content depends on
 (seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which a run was resumed.
 """
 
@@ -13,22 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from grain.experimental import index_shuffle
 
 from vit_jax.data.decoding.images import UnreadableImage
+from vit_jax.data.order import augmentation_rng, pick_balanced, pick_record
 from vit_jax.data.records import Record, Source
 from vit_jax.data.transforms import EvaluationTransform, TrainTransform
-
-_ORDER = 0
-_AUGMENTATION = 1  # the purpose of random numbers; keeps their seeds apart
-_SHUFFLE_ROUNDS = 4  # grain's own choice for its global shuffle
-_FEW_RECORDS = (
-    2**16
-)  # up to here an epoch's order is stored: looking it up is faster than computing it
-_FEW_TO_SHUFFLE = 512  # below, grain's `index_shuffle` is slow: 16 ms divided by the number of elements, for each call
-_NUM_CACHED = (
-    4096  # orders, up to 8 MiB, and keys; where classes are more, an order is made in about 30 us
-)
 
 
 class HostBatch(NamedTuple):
@@ -75,22 +64,28 @@ class Stream:
 
     def records(self, i: int) -> np.ndarray:
         """Return the record in each row of batch `i`, int64 (R,), without reading any; -1 for padding."""
-        examples = (self._example(i, row) for row in range(len(self.rows)))
-        return np.array([-1 if example is None else example[0] for example in examples], np.int64)
+        records = np.full(len(self.rows), -1, np.int64)
+        for row in range(len(self.rows)):
+            example = self._example(i, row)
+            if example is not None:
+                records[row], _ = example
+        return records
 
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
         """Fill some rows of batch `i`, which is empty; its images may hold any values."""
-        # All is read and chosen before the first is decoded: a decoder leaves little of the interpreter in the caches
-        # of the processor, and in turns Python takes four times as long.
+        # Read every record before decoding the first image. A decoder leaves little of the interpreter in the caches
+        # of the processor: with reading and decoding in turns, Python takes four times as long.
         planned = []
         for row in part:
-            if (example := self._example(i, row)) is None:
+            example = self._example(i, row)
+            if example is None:
                 continue
-            batch.record_index[row], plan = example
+            index, plan = example
+            batch.record_index[row] = index
             with contextlib.suppress(
                 UnreadableImage
-            ):  # zeros with mask 0: the run goes on, and `UnreadableLog` counts
-                record = self.source[example[0]]
+            ):  # the mask stays 0, and `UnreadableLog` counts
+                record = self.source[index]
                 batch.label[row] = record.label
                 planned.append((row, plan(record, batch.image[row])))
         for row, decode in planned:
@@ -144,51 +139,59 @@ class TrainStream(Stream):
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_step <= self.num_steps:
+            steps = self.num_steps
             raise ValueError(
-                f"start_step is {self.start_step} of {self.num_steps} steps; give 0 to {self.num_steps}."
+                f"start_step is {self.start_step} of {steps} steps; give 0 to {steps}."
             )
 
     def __len__(self) -> int:
         return self.num_steps - self.start_step
 
     def _example(self, i: int, row: int) -> tuple[int, Plan]:
-        first = (
-            self.start_step * self.global_batch if self.first_image is None else self.first_image
-        )
-        position, copy = divmod(
-            first + i * self.global_batch + int(self._places[row]), self.repeats
-        )
-        epoch, index = self._record_of(position)
+        first = self.first_image
+        if first is None:
+            first = self.start_step * self.global_batch
+        image = first + i * self.global_batch + int(self._places[row])
+        position, copy = divmod(image, self.repeats)
+        epoch, index = self._pick_record(position)
         rng = augmentation_rng(self.seed, epoch * self.repeats + copy, index)
         return index, lambda record, out: self.transform.plan(record, rng, out)
 
-    def _record_of(self, position: int) -> tuple[int, int]:
+    def _pick_record(self, position: int) -> tuple[int, int]:
         """Return the number of earlier epochs of a record, and its number."""
-        if not self.is_balanced:
-            epoch, offset = divmod(position, len(self.source))
-            return epoch, record_at(self.seed, epoch, offset, len(self.source))
-        turn, place = divmod(position, len(self._members))
-        members = self._members[_balanced_at(self.seed, turn, place, len(self._members))]
+        if self.is_balanced:
+            return self._pick_from_classes(position)
+        epoch, offset = divmod(position, len(self.source))
+        return epoch, pick_record(self.seed, epoch, offset, len(self.source))
+
+    def _pick_from_classes(self, position: int) -> tuple[int, int]:
+        """Return the number of earlier passes over a class, and the number of its record.
+
+        Each turn visits every class once, in a new order. In turn t a class gives the next record of its permutation.
+        """
+        num_classes = len(self._members)
+        turn, place = divmod(position, num_classes)
+        members = self._members[pick_balanced(self.seed, turn, place, num_classes)]
         epoch, offset = divmod(turn, len(members))
-        # One more than its first record identifies the class: SeedSequence does not tell a trailing 0 from none.
-        return epoch, int(
-            members[_balanced_at(self.seed, epoch, offset, len(members), int(members[0]) + 1)]
-        )
+        # The key of a class is one more than its first record: SeedSequence does not tell a trailing 0 from none.
+        class_key = int(members[0]) + 1
+        member = pick_balanced(self.seed, epoch, offset, len(members), class_key)
+        return epoch, int(members[member])
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
         """The place of each row among the images of a batch, where copies of one record are neighbours."""
         places = np.arange(self.global_batch)
-        return np.concatenate([places[copy :: self.repeats] for copy in range(self.repeats)])[
-            self.rows
-        ]
+        copies = [places[copy :: self.repeats] for copy in range(self.repeats)]
+        return np.concatenate(copies)[self.rows]
 
     @functools.cached_property
     def _members(self) -> list[np.ndarray]:
         """The records of each class that has any."""
         labels = self.source.labels
         by_class = np.argsort(labels, kind="stable")
-        return np.split(by_class, np.flatnonzero(np.diff(labels[by_class])) + 1)
+        first_of_class = np.flatnonzero(np.diff(labels[by_class])) + 1
+        return np.split(by_class, first_of_class)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,67 +208,9 @@ class EvaluationStream(Stream):
 
     def _example(self, i: int, row: int) -> tuple[int, Plan] | None:
         index = i * self.global_batch + int(self.rows[row])
-        return (index, self._plan) if index < len(self.source) else None
+        if index >= len(self.source):
+            return None
+        return index, self._plan
 
     def _plan(self, record: Record, out: np.ndarray) -> Callable[[], np.ndarray]:
         return functools.partial(self.transform, record)
-
-
-def record_at(seed: int, epoch: int, offset: int, num_records: int) -> int:
-    """Return the record at a place of an epoch's permutation; for many records the permutation is not stored."""
-    key = _epoch_key(seed, epoch)
-    if num_records <= _FEW_RECORDS:
-        return int(_stored_order(key, num_records)[offset])
-    return _shuffled(offset, key, num_records)
-
-
-def augmentation_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the random generator of one record in one epoch."""
-    entropy = np.array(
-        (seed, epoch, index, _AUGMENTATION), np.uint32
-    )  # the same as the tuple, and faster
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
-
-
-def _balanced_at(seed: int, epoch: int, offset: int, size: int, *class_key: int) -> int:
-    """Return an element of a permutation of the classes or, with `class_key`, of the records of one class."""
-    if size < _FEW_TO_SHUFFLE:
-        return int(_short_order(size, seed, epoch, *class_key)[offset])
-    return _shuffled(offset, _epoch_key(seed, epoch, *class_key), size)
-
-
-@functools.lru_cache(maxsize=_NUM_CACHED)
-def _short_order(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray:
-    """Permute 0 to size - 1 by sorting random words, whose values NumPy guarantees for all versions."""
-    words = np.random.PCG64(np.random.SeedSequence((seed, epoch, _ORDER, *class_key))).random_raw(
-        size
-    )
-    return np.argsort(words, kind="stable").astype(np.int16)
-
-
-@functools.lru_cache(
-    maxsize=64
-)  # the batches that are prepared at a time may be of many epochs of few records
-def _stored_order(key: int, num_records: int) -> np.ndarray:
-    return np.array(
-        [_shuffled(offset, key, num_records) for offset in range(num_records)], np.int32
-    )
-
-
-def _shuffled(offset: int, key: int, num_records: int) -> int:
-    """Return one element of a permutation of 0 to num_records - 1."""
-    last = num_records - 1
-    shuffle = functools.partial(index_shuffle, seed=key, rounds=_SHUFFLE_ROUNDS)
-    if last & (last - 1):
-        return shuffle(offset, max_index=last)
-    # For some powers of two grain 0.2.18 repeats one record and drops another. So permute one number more, and
-    # replace that number, where it comes out, by its own image.
-    place = shuffle(offset, max_index=num_records)
-    return place if place < num_records else shuffle(place, max_index=num_records)
-
-
-@functools.lru_cache(maxsize=_NUM_CACHED)
-def _epoch_key(seed: int, epoch: int, *class_key: int) -> int:
-    """Return the random seed of the order of all records, of the classes, or of the records of one class."""
-    # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
-    return int(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)).generate_state(1)[0])

@@ -16,7 +16,7 @@ from vit_jax.checkpoint import CheckpointStore
 from vit_jax.checkpoint.damage import METADATA
 from vit_jax.checkpoint.reader import DIGESTS
 from vit_jax.config import load_recipe
-from vit_jax.data.stream import record_at
+from vit_jax.data.order import pick_record
 from vit_jax.tools.inspection import replay as replays
 from vit_jax.tools.inspection.examination import KINDS, compute_norms, in_forward_order
 from vit_jax.tools.inspection.replay import replay
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.usefixtures("compiled_once"), pytest.mark.xdist_group(
 def order(num_steps):
     """The records of each step, by the permutation of each epoch alone."""
     places = (divmod(position, COUNT) for position in range(num_steps * BATCH))
-    return np.array([record_at(0, epoch, offset, COUNT) for epoch, offset in places]).reshape(
+    return np.array([pick_record(0, epoch, offset, COUNT) for epoch, offset in places]).reshape(
         num_steps, BATCH
     )
 
