@@ -12,8 +12,9 @@ from vit_jax.config.networks import named_architecture, read_compute_options
 from vit_jax.config.schema import AdaptConfig
 
 FINETUNE_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
-"""Dropout of vision_transformer, configs/models.py. It is 0 for other networks, and for weights without a hidden layer
-in the head: AugReg's, whose config (configs/augreg.py) sets it to 0, and fine-tuned ones."""
+"""Dropout of vision_transformer, configs/models.py. It is 0 for other networks, and for weights
+without a hidden layer in the head: AugReg's, whose config (configs/augreg.py) sets it to 0, and
+fine-tuned ones."""
 
 _COMPARED_FIELDS = (
     "family",
@@ -33,8 +34,8 @@ def adapt_architecture(
     """Return the network that fine-tunes weights of `a` on images of this height and width.
 
     Raises:
-      ValueError: `a` is not the network that `config.name` names (every difference is listed), or does not fit the
-        image size, or an option has no effect on it.
+      ValueError: `a` is not the network that `config.name` names (every difference is listed), or
+        does not fit the image size, or an option has no effect on it.
     """
     if config.name is not None:
         _require_network(a, config.name)
@@ -72,8 +73,8 @@ def set_image_size(
 ) -> Architecture:
     """Return the same network for images of another height and width in pixels.
 
-    `rope_rescale` scales rotary positions that count patches to the grid of `a`; `drops_border` ignores pixels that no
-    patch covers.
+    `rope_rescale` scales rotary positions that count patches to the grid of `a`; `drops_border`
+    ignores pixels that no patch covers.
 
     Raises:
       ValueError: patches do not divide the image size.

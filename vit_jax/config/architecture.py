@@ -1,6 +1,7 @@
 """A network with every number filled in: `models` builds it, `sharding` estimates its memory, checkpoints store it.
 
-`networks` makes an architecture from a config and `adaptation` one for fine-tuning; `architecture_rules` checks both.
+`networks` makes an architecture from a config and `adaptation` one for fine-tuning;
+`architecture_rules` checks both.
 """
 
 import dataclasses
@@ -56,7 +57,8 @@ class Architecture(options.NetworkOptions):
     mlp_dim: Transformer[Count]
     num_heads: Transformer[Count]
     units: tuple[int, ...] = ()
-    """Residual units of each stage; () for a ViT, and for a hybrid whose ResNet is the root alone."""
+    """Residual units of each stage; () for a ViT, and for a hybrid whose ResNet is the root
+    alone."""
     width_factor: float = 1.0
     """Factor on all channels of the ResNet."""
     pool: options.Pool | Reference = "token"
@@ -98,8 +100,8 @@ class Architecture(options.NetworkOptions):
     def scan_unroll_on_accelerators(self) -> int:
         """Number of blocks per iteration on TPUs and GPUs, where a loop copies all activations that it keeps.
 
-        The copies cost a quarter of a step. Policies that keep few activations use a loop, because XLA does not
-        recompute the others without one.
+        The copies cost a quarter of a step. Policies that keep few activations use a loop, because
+        XLA does not recompute the others without one.
         """
         if self.scan_unroll is not None:
             return self.scan_unroll
@@ -178,7 +180,8 @@ class Architecture(options.NetworkOptions):
     def block_attention(self) -> options.AttentionForm:
         """Requested form of attention in blocks.
 
-        No kernel computes relative positions. Kernels are for longer sequences than those of axial blocks.
+        No kernel computes relative positions. Kernels are for longer sequences than those of axial
+        blocks.
         """
         if self.position_embedding == "relative":
             return "xla"

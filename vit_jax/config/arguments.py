@@ -43,7 +43,8 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
 def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, int]:
     """Return the row of a paper's table that "ViT-L/16,epochs=14" names.
 
-    A row is a model, by any of its names, and epochs, which a model with several rows needs; "" is the first row.
+    A row is a model, by any of its names, and epochs, which a model with several rows needs; "" is
+    the first row.
 
     Raises:
       ValueError: the table has no such row, or several.

@@ -1,7 +1,7 @@
 """Checks of a config. `lengths` converts its durations to steps. `architecture_rules` has the checks of the network.
 
-`validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit` the network,
-`require_labels` the kind of labels.
+`validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit`
+the network, `require_labels` the kind of labels.
 """
 
 import itertools
@@ -72,7 +72,8 @@ def resolve(config: RunConfig, *, num_examples: int, num_devices: int) -> RunSte
     """Convert durations to steps, for a training split of `num_examples` and the devices of all processes.
 
     Raises:
-      ValueError: a value that does not suit the dataset or the devices, with what would. `validate` checks the others.
+      ValueError: a value that does not suit the dataset or the devices, with what would. `validate`
+        checks the others.
     """
     reject(_of_devices(config, num_devices))
     return convert_lengths(config, num_examples)
@@ -90,7 +91,8 @@ def require_fit(config: RunConfig, a: Architecture, platform: str) -> None:
 def require_labels(config: RunConfig, *, is_multilabel: bool, frozen: Mapping[str, bool]) -> None:
     """Check values that are for single-label or for multi-label data alone.
 
-    `is_multilabel` is of the training split, `frozen` of the data of each evaluator on frozen features, by its name.
+    `is_multilabel` is of the training split, `frozen` of the data of each evaluator on frozen
+    features, by its name.
 
     Raises:
       ValueError: a value does not suit the data.

@@ -1,6 +1,7 @@
 """The kinds of data that `config.data` names, such as "folder:PATH", one row each.
 
-A new kind is a module in `data/kinds/` and a row of `KINDS`. Messages, help texts and documentation list the rows.
+A new kind is a module in `data/kinds/` and a row of `KINDS`. Messages, help texts and documentation
+list the rows.
 """
 
 import dataclasses
@@ -14,9 +15,9 @@ class DataKind:
       form: the text that names the data, with words in capitals for its parts.
       description: a noun phrase for messages.
       example: text that names data of this kind.
-      opener: module in `data/kinds/` and name in it, looked up when data of this kind are opened. It is a class of
-        `Listing`, called with the path, if `is_listing`; or a function of (name, split, data_dir) that returns a
-        `Source`.
+      opener: module in `data/kinds/` and name in it, looked up when data of this kind are opened.
+        It is a class of `Listing`, called with the path, if `is_listing`; or a function of (name,
+        split, data_dir) that returns a `Source`.
       is_listing: the text after the prefix is a path to a list of images.
     """
 

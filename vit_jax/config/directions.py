@@ -1,8 +1,9 @@
 """The direction of a result: whether higher or lower values are better.
 
-`metric_names.METRICS` has the directions of built-in metrics. A custom evaluator states those of its results in the
-attribute `directions` of the class or function that `evaluation.evaluators.NAME.kind` names. A custom metric states its
-own in the attribute `direction` of the object that `evaluation.metrics` names.
+`metric_names.METRICS` has the directions of built-in metrics. A custom evaluator states those of
+its results in the attribute `directions` of the class or function that
+`evaluation.evaluators.NAME.kind` names. A custom metric states its own in the attribute `direction`
+of the object that `evaluation.metrics` names.
 """
 
 from collections.abc import Mapping
@@ -56,8 +57,8 @@ def stated_direction(metric: object, place: str) -> Mode | None:
 def find_direction(config: RunConfig, result: str) -> Direction | None:
     """Return the direction of a result of a run; None if nothing states it.
 
-    The statement of a custom evaluator or metric comes first, then `checkpoint.best_mode` for `checkpoint.best_metric`,
-    then the metric that ends the name of the result.
+    The statement of a custom evaluator or metric comes first, then `checkpoint.best_mode` for
+    `checkpoint.best_metric`, then the metric that ends the name of the result.
 
     Raises:
       ValueError: as `stated_directions` and `stated_direction`.

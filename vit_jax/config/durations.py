@@ -10,7 +10,8 @@ def parse_duration(text: str) -> tuple[float, str]:
     """Split "300 epochs" into (300.0, "epochs").
 
     Raises:
-      ValueError: the text is not a number followed by one of `DURATION_UNITS`, or the number is negative.
+      ValueError: the text is not a number followed by one of `DURATION_UNITS`, or the number is
+        negative.
     """
     number, _, unit = text.strip().partition(" ")
     unit = unit.strip()

@@ -1,6 +1,7 @@
 """Lengths of a run in steps, converted from durations such as "300 epochs".
 
-`ScheduleSteps` and `RunSteps` are the one list of lengths: a field states the duration that it is converted from.
+`ScheduleSteps` and `RunSteps` are the one list of lengths: a field states the duration that it is
+converted from.
 """
 
 import dataclasses
@@ -16,8 +17,8 @@ from vit_jax.config.schema import PhaseConfig, PretrainConfig, RunConfig
 def _length(field: str, *, is_point: bool = False) -> Any:
     """Return a dataclass field that is converted from a field of the config.
 
-    `is_point` marks a point in time, which counts the examples of earlier phases. Periods, and lengths at the end of a
-    run, have the batch of the last phase.
+    `is_point` marks a point in time, which counts the examples of earlier phases. Periods, and
+    lengths at the end of a run, have the batch of the last phase.
     """
     return dataclasses.field(metadata={"config_field": field, "is_point": is_point})
 

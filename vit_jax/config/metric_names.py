@@ -1,8 +1,9 @@
 """The metrics of vit_jax: names, better values, form as text, and the functions that compute them.
 
-The training loop, `vit-jax evaluate`, sweeps, figures and pages take names and directions from `METRICS`. A result is
-named after its metric: "test_accuracy" is the accuracy on the test split. Metrics of the user are objects that the
-config names by references (`evals.metric_functions.CustomMetric`).
+The training loop, `vit-jax evaluate`, sweeps, figures and pages take names and directions from
+`METRICS`. A result is named after its metric: "test_accuracy" is the accuracy on the test split.
+Metrics of the user are objects that the config names by references
+(`evals.metric_functions.CustomMetric`).
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ class Metric(NamedTuple):
     Attributes:
       mode: "max" if higher is better, "min" if lower is better.
       is_share: printed in percent.
-      function: reference to the function that computes it from counts of predictions; "" if it is not computed so.
+      function: reference to the function that computes it from counts of predictions; "" if it is
+        not computed so.
       labels: numbers of labels of an image for which `function` is defined.
     """
 
@@ -54,7 +56,8 @@ METRICS: Mapping[str, Metric] = {
 }
 """Metrics by name, in the order in which they are printed.
 
-`directions` has the direction of any result of a run, also of those that custom evaluators and metrics state.
+`directions` has the direction of any result of a run, also of those that custom evaluators and
+metrics state.
 """
 
 USUAL_METRICS: Mapping[Labels, tuple[str, ...]] = {

@@ -24,8 +24,8 @@ def build_architecture(
     """Fill in the numbers that the name stands for.
 
     Raises:
-      ValueError: unknown name, an option that this family has no use for, or numbers that do not fit together
-        (patch and image, width and heads).
+      ValueError: unknown name, an option that this family has no use for, or numbers that do not
+        fit together (patch and image, width and heads).
     """
     name = parse_name(config.name)
     family = _find_family(name)
@@ -119,9 +119,10 @@ def _default_sizes(name: ModelName, units: tuple[int, ...]) -> dict[str, Any]:
 def _split_downsampling(text: str, name: ModelName) -> tuple[tuple[int, ...], tuple[int, int]]:
     """Return stages and patch of a hybrid, whose number is the total downsampling.
 
-    A full ResNet of four stages divides by 32. For less, the units of removed stages join the last remaining
-    one (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone is counted as dividing by 2,
-    as the name R+Ti/16 does, though its convolution and its pooling divide by 4.
+    A full ResNet of four stages divides by 32. For less, the units of removed stages join the last
+    remaining one (ViT, sec. 4.1, option ii: R50+ViT-B/16 has stages of 3, 4 and 9). The root alone
+    is counted as dividing by 2, as the name R+Ti/16 does, though its convolution and its pooling
+    divide by 4.
     """
     units = name.units
     height, width = name.patch

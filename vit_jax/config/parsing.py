@@ -1,7 +1,7 @@
 """Parsing of recipe files and command-line overrides into a frozen config, and its text form.
 
-A recipe returns one of the dataclasses of the schema. The type of a field checks values of the command line, of Python
-and of JSON; `value_text` reads those of the command line.
+A recipe returns one of the dataclasses of the schema. The type of a field checks values of the
+command line, of Python and of JSON; `value_text` reads those of the command line.
 """
 
 import dataclasses
@@ -32,8 +32,9 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64"; later ones win.
 
     Args:
-      specification: path of a Python file that defines `get_config(argument: str)`, relative to the working directory
-        or the project, or the name of an installed recipe ("digits"); after a colon, the recipe's argument.
+      specification: path of a Python file that defines `get_config(argument: str)`, relative to the
+        working directory or the project, or the name of an installed recipe ("digits"); after a
+        colon, the recipe's argument.
       overrides: `--config.section.field=value`.
 
     Returns:
@@ -202,7 +203,8 @@ def _describe_unknown(name: str, known: list[str]) -> str:
 def check_value(name: str, value: Any, hint: object) -> Any:
     """Return a value in the type of its field, converting int to float, list to tuple, one size to height and width.
 
-    `value` is as Python, JSON or `parse_text` have it; `name` is for the error: "config.seed", "--steps".
+    `value` is as Python, JSON or `parse_text` have it; `name` is for the error: "config.seed",
+    "--steps".
 
     Raises:
       ValueError: the value is not of this type.

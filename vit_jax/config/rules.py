@@ -1,6 +1,7 @@
 """Rules of single values, which annotations of fields state: ranges, and the options that make a field effective.
 
-The fields of `schema` and the options of verbs are annotated with them. `field_checks` and `cli` apply them.
+The fields of `schema` and the options of verbs are annotated with them. `field_checks` and `cli`
+apply them.
 """
 
 import dataclasses
@@ -48,7 +49,8 @@ class When:
     """A condition: the field has an effect only if another one is set, or has one of these values.
 
     Args:
-      field: a path from the config's root such as "schedule.decay"; without a dot, a field of the same section.
+      field: a path from the config's root such as "schedule.decay"; without a dot, a field of the
+        same section.
       values: `Reference` stands for every reference; none: anything but None, 0, False and empty.
     """
 

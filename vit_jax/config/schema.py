@@ -1,10 +1,11 @@
 """Every option of a run, declared once.
 
-A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single fields
-(`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in its value. The
-annotation of a field states its type, its range and which other field makes it effective (`rules`); `check` applies it.
-The string below a field describes it in editors, in the documentation and in `vit-jax show --help` (`descriptions`,
-which puts the forms of `data_kinds` in the place of KINDS_OF_DATA).
+A recipe in `configs/` returns one of these frozen dataclasses; the command line overrides single
+fields (`--config.section.field=value`). The unit is in the name of a field or, for a `Duration`, in
+its value. The annotation of a field states its type, its range and which other field makes it
+effective (`rules`); `check` applies it. The string below a field describes it in editors, in the
+documentation and in `vit-jax show --help` (`descriptions`, which puts the forms of `data_kinds` in
+the place of KINDS_OF_DATA).
 """
 
 import dataclasses
@@ -55,7 +56,8 @@ from vit_jax.config.rules import (
 from vit_jax.config.variants import parse_name
 
 Duration = NewType("Duration", str)
-"""A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1 fraction"."""
+"""A length of training with its unit: "300 epochs", "500 steps", "1e6 examples" or "0.1
+fraction"."""
 
 PositionResize = Literal[
     "library", "corners", "bilinear", "bicubic", "lanczos3", "huggingface", "dinov2"
@@ -78,13 +80,14 @@ class ModelConfig(NetworkOptions):
     name: str
     """The network, such as "ViT-B/16", "R50x1" or "R50+ViT-B/16"; `vit-jax models` lists names."""
     pool: Pool | Reference | None = None
-    """How tokens become one feature vector: class token, mean over patches (gap), both side by side (token_gap), or
-    attention pooling (map); a reference is a class that replaces `models.heads.AttentionPooling` of a transformer.
-    None: token for transformers, gap for ResNets and axial blocks."""
+    """How tokens become one feature vector: class token, mean over patches (gap), both side by side
+    (token_gap), or attention pooling (map); a reference is a class that replaces
+    `models.heads.AttentionPooling` of a transformer. None: token for transformers, gap for ResNets
+    and axial blocks."""
     head: HeadForm | Reference | None = None
-    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1); linear has none; a
-    reference is a class that replaces `models.heads.Head`. None: mlp for transformers, linear for ResNets and masked
-    patches."""
+    """The classifier: mlp has one hidden layer of the model's width, then tanh (ViT, sec. 3.1);
+    linear has none; a reference is a class that replaces `models.heads.Head`. None: mlp for
+    transformers, linear for ResNets and masked patches."""
     width: Transformer[Count | None] = None
     """Length D of each token. None: that of the name."""
     depth: Transformer[Count | None] = None
@@ -94,13 +97,15 @@ class ModelConfig(NetworkOptions):
     num_heads: Transformer[Count | None] = None
     """Attention heads of each block; must divide width. None: that of the name."""
     residual_unit: ResNet[UnitForm | None] = None
-    """Form of the residual unit. None: preactivation (BiT) for a ResNet, postactivation (ViT, 4.1) for a hybrid."""
+    """Form of the residual unit. None: preactivation (BiT) for a ResNet, postactivation (ViT, 4.1)
+    for a hybrid."""
     group_norm_epsilon: ResNet[Positive | None] = None
     """Added to the variance in each group norm. None: that of the residual unit, 1e-5 or 1e-6."""
     standardization_epsilon: ResNet[Positive | None] = None
     """Added in weight standardisation. None: that of the residual unit, 1e-10 or 1e-5."""
     standardization_epsilon_added_to: ResNet[AddedTo | None] = None
-    """Statistic to which standardization_epsilon is added. None: variance for preactivation, else std."""
+    """Statistic to which standardization_epsilon is added. None: variance for preactivation, else
+    std."""
 
     def __post_init__(self) -> None:
         parse_name(self.name)  # rejects an unknown one wherever a config is made
@@ -113,31 +118,40 @@ class AdaptConfig(ComputeOptions):
     name: str | None = None
     """The network that init_from must hold, such as "ViT-B/16". None: any."""
     head: Literal["zero", "zero_keep_hidden", "keep", "select"] = "zero"
-    """The last layer: zero replaces it by zeros and removes a hidden layer (ViT, sec. 3.2), zero_keep_hidden keeps the
-    hidden layer, keep changes nothing, select keeps the outputs of the data's classes, found by name (DeiT III)."""
+    """The last layer: zero replaces it by zeros and removes a hidden layer (ViT, sec. 3.2),
+    zero_keep_hidden keeps the hidden layer, keep changes nothing, select keeps the outputs of the
+    data's classes, found by name (DeiT III)."""
     head_stddev: Annotated[NotNegative, When("head", "zero", "zero_keep_hidden")] = 0.0
     """Standard deviation of a new last layer, from a truncated normal (MAE: 2e-5). 0: zeros."""
     position_resize: PositionResize = "corners"
-    """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the released code;
-    bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic without antialiasing, as Hugging
-    Face; dinov2: the same with DINOv2's offset of 0.1; library: as the library whose names the weights have."""
+    """Interpolation of learned positions for another image size (ViT, sec. 3.2). corners: as the
+    released code; bilinear, bicubic, lanczos3: antialiased, bicubic as timm; huggingface: bicubic
+    without antialiasing, as Hugging Face; dinov2: the same with DINOv2's offset of 0.1; library: as
+    the library whose names the weights have."""
     rope_rescale: bool = False
-    """For another image size with model.rope=index (Perception Encoder): scale the places of patches to the grid of the
-    weights, as timm, instead of counting on beyond it, as the authors."""
+    """For another image size with model.rope=index (Perception Encoder): scale the places of
+    patches to the grid of the weights, as timm, instead of counting on beyond it, as the
+    authors."""
     pool: Pool | None = None
-    """Change the pooling: token, gap or token_gap; attention pooling is then dropped. None: as in the weights."""
+    """Change the pooling: token, gap or token_gap; attention pooling is then dropped. None: as in
+    the weights."""
     final_norm: FinalNorm | None = None
-    """Change the norm after the last block: tokens, pooled (as MAE) or none. None: as in the weights."""
+    """Change the norm after the last block: tokens, pooled (as MAE) or none. None: as in the
+    weights."""
     uncovered_border: Literal["refuse", "drop"] = "refuse"
-    """For an image size that patches do not divide: refuse, or drop the border, as the released code."""
+    """For an image size that patches do not divide: refuse, or drop the border, as the released
+    code."""
     dropout_fraction: Fraction | None = None
-    """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these weights, 0 or 0.1."""
+    """Fraction of activations that dropout sets to 0. None: as the authors fine-tuned these
+    weights, 0 or 0.1."""
     stochastic_depth_fraction: Fraction = 0.0
-    """Fraction of images that skip the last block, by stochastic_depth_form the other blocks too."""
+    """Fraction of images that skip the last block, by stochastic_depth_form the other blocks
+    too."""
     stochastic_depth_form: Annotated[StochasticDepthForm, When("stochastic_depth_fraction")] = (
         "linear"
     )
-    """Fraction of images that skip each block: rises linearly from 0 at the first block, or is constant (DeiT III)."""
+    """Fraction of images that skip each block: rises linearly from 0 at the first block, or is
+    constant (DeiT III)."""
 
     def __post_init__(self) -> None:
         if self.name is not None:
@@ -155,25 +169,30 @@ class InputConfig:
     data_dir: str | None = None
     """Folder of prepared TFDS datasets. None: the default of TFDS, ~/tensorflow_datasets."""
     holdout_fraction: Fraction = 0.1
-    """Fraction of each class that is held out as test split; only for images in files without splits."""
+    """Fraction of each class that is held out as test split; only for images in files without
+    splits."""
     image_size: tuple[Count, Count]
     """Height and width in pixels; one number sets both."""
     exclude: str | None = None
-    """File with the ids of records that are not trained on, from vit-jax duplicates --write. None: train on all."""
+    """File with the ids of records that are not trained on, from vit-jax duplicates --write. None:
+    train on all."""
     classes: tuple[str, ...] = ()
     """Names of the classes to use, numbered in this order. (): all classes of the dataset."""
     sampling: Literal["uniform", "balanced"] = "uniform"
-    """In training, uniform takes each image equally often, balanced takes each class equally often."""
+    """In training, uniform takes each image equally often, balanced takes each class equally
+    often."""
     train_examples: Count | None = None
-    """Number of training images, chosen by the seed; a larger choice contains the smaller ones. None: all."""
+    """Number of training images, chosen by the seed; a larger choice contains the smaller ones.
+    None: all."""
     train_examples_per_class: Count | None = None
     """Number of training images of each class, chosen by the seed. None: all."""
     train_crop: Literal["inception", "resize", "resize_short_side", "simple", "shift", "none"] = (
         "inception"
     )
-    """Crop in training: a random area (inception); resize both sides or the short side to train_resize_pixels, then a
-    random crop; resize the short side to image_size, mirror 4 pixels at each border, then a random crop (simple, DeiT
-    III); resize to image_size, then a random shift; or only resize to image_size (none)."""
+    """Crop in training: a random area (inception); resize both sides or the short side to
+    train_resize_pixels, then a random crop; resize the short side to image_size, mirror 4 pixels at
+    each border, then a random crop (simple, DeiT III); resize to image_size, then a random shift;
+    or only resize to image_size (none)."""
     train_resize_pixels: Annotated[
         Count | None, When("train_crop", "resize", "resize_short_side")
     ] = None
@@ -186,10 +205,11 @@ class InputConfig:
     crop_distribution: Annotated[Literal["tf", "torchvision"], When("train_crop", "inception")] = (
         "tf"
     )
-    """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as torchvision."""
+    """Inception crop uniform in height, as TensorFlow (used for ViT), or in area, as
+    torchvision."""
     train_interpolation: Interpolation | None = None
-    """Antialiased filter of resizing in training, as Pillow and torchvision (DeiT III, MAE: bicubic). None: sample
-    without antialiasing; average areas where the short side is resized."""
+    """Antialiased filter of resizing in training, as Pillow and torchvision (DeiT III, MAE:
+    bicubic). None: sample without antialiasing; average areas where the short side is resized."""
     shift_pixels: Annotated[Number, When("train_crop", "shift")] = 0
     """Largest shift in pixels in each direction."""
     flip: bool = True
@@ -201,44 +221,56 @@ class InputConfig:
     randaugment_arithmetic: Annotated[
         Literal["wrapping", "saturating"], When("randaugment_layers")
     ] = "wrapping"
-    """For magnitudes from 10: wrapping overflows bytes, as the released code; saturating stops at the limits."""
+    """For magnitudes from 10: wrapping overflows bytes, as the released code; saturating stops at
+    the limits."""
     three_augment: bool = False
-    """Apply one of grayscale, solarize and Gaussian blur to each training image (ThreeAugment, DeiT III)."""
+    """Apply one of grayscale, solarize and Gaussian blur to each training image (ThreeAugment, DeiT
+    III)."""
     color_jitter: Share = 0.0
-    """Largest change of brightness, contrast and saturation, in random order (DeiT III: 0.3). 0: off."""
+    """Largest change of brightness, contrast and saturation, in random order (DeiT III: 0.3). 0:
+    off."""
     augmentations: tuple[Reference, ...] = ()
-    """User-defined augmentations after those above: each a function of (image uint8 HWC, numpy generator)."""
+    """User-defined augmentations after those above: each a function of (image uint8 HWC, numpy
+    generator)."""
     mixup_alpha: Annotated[NotNegative, CLASSIFYING] = 0.0
-    """Both parameters of mixup's beta distribution of two images' shares (AugReg: 0, 0.2, 0.5, 0.8). 0: off."""
+    """Both parameters of mixup's beta distribution of two images' shares (AugReg: 0, 0.2, 0.5,
+    0.8). 0: off."""
     cutmix_alpha: Annotated[NotNegative, CLASSIFYING] = 0.0
-    """Both parameters of the beta distribution of the area of another image (DeiT III: 1). 0: off."""
+    """Both parameters of the beta distribution of the area of another image (DeiT III: 1). 0:
+    off."""
     cutmix_fraction: Annotated[Share, When("mixup_alpha"), When("cutmix_alpha")] = 0.5
     """Fraction of steps with CutMix instead of mixup."""
     erasing_fraction: Share = 0.0
-    """Fraction of training images of which a random rectangle becomes noise (random erasing). 0: off."""
+    """Fraction of training images of which a random rectangle becomes noise (random erasing). 0:
+    off."""
     test_resize: Literal["short_side", "direct"] = "short_side"
-    """Resize in evaluation: the short side, then a central crop; or both sides directly, without a crop."""
+    """Resize in evaluation: the short side, then a central crop; or both sides directly, without a
+    crop."""
     test_crop_fraction: Annotated[float, Range("(0, 1]"), When("test_resize", "short_side")] = 0.875
     """Fraction of the resized sides that the central crop keeps: 224 of 256 pixels."""
     test_interpolation: Interpolation | None = None
-    """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for test_resize="short_side",
-    sample without antialiasing for "direct", as the released code."""
+    """Antialiased filter in evaluation, as in timm and Hugging Face. None: average areas for
+    test_resize="short_side", sample without antialiasing for "direct", as the released code."""
     repeats: Count = 1
-    """Number of augmented copies of each chosen image (repeated augmentation, DeiT: 3); a batch then holds about
-    global_batch / repeats images. An epoch counts copies."""
+    """Number of augmented copies of each chosen image (repeated augmentation, DeiT: 3); a batch
+    then holds about global_batch / repeats images. An epoch counts copies."""
     cache_records: bool = False
     """Keep encoded images in memory; for datasets that fit."""
     exif_orientation: bool = False
-    """Rotate photographs upright by their EXIF orientation, in training and wherever the weights are used."""
+    """Rotate photographs upright by their EXIF orientation, in training and wherever the weights
+    are used."""
     value_range: tuple[float, float] | None = None
-    """Values that become 0 and 255 beyond 8 bits: (0.0, 4095.0) for 12 bits. None: as a file states, else 16 bits."""
+    """Values that become 0 and 255 beyond 8 bits: (0.0, 4095.0) for 12 bits. None: as a file
+    states, else 16 bits."""
     max_image_megapixels: Positive = 180.0
     """Largest image in millions of pixels; a larger one counts as unreadable."""
     max_unreadable: Number | None = None
-    """Number of unreadable images of a split that each process skips before the run stops. None: 100, or a tenth of
-    the images if that is fewer. A split without a readable image always stops the run."""
+    """Number of unreadable images of a split that each process skips before the run stops. None:
+    100, or a tenth of the images if that is fewer. A split without a readable image always stops
+    the run."""
     num_workers: Number | None = None
-    """Processes that decode images; 0 decodes in the main process. None: chosen by the number of cores."""
+    """Processes that decode images; 0 decodes in the main process. None: chosen by the number of
+    cores."""
     num_threads: Count | None = None
     """Decoding threads of each process. None: chosen by the number of cores."""
 
@@ -250,21 +282,24 @@ class ObjectiveConfig:
     kind: Literal["classification", "masked_patch"] = "classification"
     """Learn class labels, or predict hidden patches without labels (ViT, sec. 4.6)."""
     loss: Literal["softmax", "sigmoid", "bce"] | Reference
-    """Loss of class labels; sigmoid treats classes independently and sums over them; bce takes every class with a share
-    in a mixed label for present and averages over classes (DeiT III). A reference is called with (logits_BK, label_BK)
-    and returns loss_B."""
+    """Loss of class labels; sigmoid treats classes independently and sums over them; bce takes
+    every class with a share in a mixed label for present and averages over classes (DeiT III). A
+    reference is called with (logits_BK, label_BK) and returns loss_B."""
     label_smoothing_fraction: Annotated[Fraction, CLASSIFYING] = 0.0
     """Fraction of each label that is spread evenly over all classes. 0: off."""
     class_weights: Annotated[tuple[Positive, ...], CLASSIFYING] = ()
-    """Relative weight of each class in the training loss, in the order of the classes. (): equal weights."""
+    """Relative weight of each class in the training loss, in the order of the classes. (): equal
+    weights."""
     corrupted_fraction: Annotated[float, Range("(0, 1]"), PREDICTING_PATCHES] = 0.5
     """Fraction of patches that are corrupted (ViT, App. B.1.2)."""
     corruption_shares: Annotated[
         tuple[NotNegative, NotNegative, NotNegative], PREDICTING_PATCHES
     ] = (0.8, 0.1, 0.1)
-    """Shares of corrupted patches that become [mask], become another patch, or stay unchanged (ViT, App. B.1.2)."""
+    """Shares of corrupted patches that become [mask], become another patch, or stay unchanged (ViT,
+    App. B.1.2)."""
     patch_target: Annotated[PatchTarget, PREDICTING_PATCHES] = "mean_colour"
-    """Predict mean colours (512 classes), those of 4 x 4 cells, or all pixels (L2 loss; ViT, App. B.1.2)."""
+    """Predict mean colours (512 classes), those of 4 x 4 cells, or all pixels (L2 loss; ViT, App.
+    B.1.2)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -272,9 +307,10 @@ class OptimizerConfig:
     """The optimiser, the transformations of gradients before it, and the trained parameters."""
 
     name: Literal["adam", "lamb", "sgd"] | Reference = "adam"
-    """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the kernel), sgd with
-    momentum, or a reference such as "optax:lion". A parameter that begins at zero has the steps of one with a standard
-    deviation of 0.02 under lamb, optax:lamb, optax:lars, optax:fromage and optax:adafactor."""
+    """adam (with weight_decay: AdamW), lamb (AdamW whose update of each kernel has the norm of the
+    kernel), sgd with momentum, or a reference such as "optax:lion". A parameter that begins at zero
+    has the steps of one with a standard deviation of 0.02 under lamb, optax:lamb, optax:lars,
+    optax:fromage and optax:adafactor."""
     arguments: Annotated[Mapping[str, Any], When("name", Reference)] = dataclasses.field(
         default_factory=dict
     )
@@ -288,34 +324,42 @@ class OptimizerConfig:
     epsilon: Annotated[Positive, ADAPTIVE] = 1e-8
     """Added to the root of the second moment."""
     first_moment_dtype: Annotated[Literal["float32", "bfloat16"], BUILT_IN] = "float32"
-    """Dtype of the stored first moment or momentum. bfloat16 saves memory and rounds Adam's beta1=0.9 to 0.8984."""
+    """Dtype of the stored first moment or momentum. bfloat16 saves memory and rounds Adam's
+    beta1=0.9 to 0.8984."""
     weight_decay: Annotated[NotNegative, BUILT_IN] = 0.0
-    """Decoupled weight decay (ViT, Table 3: 0.1, 0.03 or 0.3), as weight_decay_meaning defines it. 0: off."""
+    """Decoupled weight decay (ViT, Table 3: 0.1, 0.03 or 0.3), as weight_decay_meaning defines it.
+    0: off."""
     weight_decay_meaning: Literal["paper", "paper_kernels", "big_vision"] = "paper"
-    """paper: learning rate times decay, for all parameters; paper_kernels: for kernels and factors of
-    LoRA only; big_vision: for these, relative to the peak learning rate, so that its 1e-4 is the paper's 0.1 at a peak
-    of 1e-3."""
+    """paper: learning rate times decay, for all parameters; paper_kernels: for kernels and factors
+    of LoRA only; big_vision: for these, relative to the peak learning rate, so that its 1e-4 is the
+    paper's 0.1 at a peak of 1e-3."""
     clip_global_norm: Positive | None = None
-    """Largest global norm of the gradient; a larger gradient is scaled down (ViT, Table 3: 1). None: off."""
+    """Largest global norm of the gradient; a larger gradient is scaled down (ViT, Table 3: 1).
+    None: off."""
     accumulation_steps: Count | None = None
-    """Micro-batches of a global batch; more use less memory. None: as few as fit, chosen together with model.remat."""
+    """Micro-batches of a global batch; more use less memory. None: as few as fit, chosen together
+    with model.remat."""
     layer_decay: Annotated[float, Range("(0, 1]"), TRAINING_ALL] = 1.0
     """Factor on the learning rate for each layer further from the head. 1: off."""
     learning_rate_multipliers: Mapping[
         str, Annotated[float, Range("(0, inf)", "Use config.optimizer.frozen to keep parameters.")]
     ] = dataclasses.field(default_factory=dict)
-    """Factors on the learning rate by pattern of parameter names, such as "embedding/*"; the first match counts."""
+    """Factors on the learning rate by pattern of parameter names, such as "embedding/*"; the first
+    match counts."""
     trained: Literal["all", "head"] = "all"
     """Train all parameters, or only the head: a linear probe on frozen features."""
     frozen: Annotated[tuple[str, ...], TRAINING_ALL] = ()
-    """Patterns of names of parameters that are not trained, such as "embedding/*" or "encoder/*/bias"."""
+    """Patterns of names of parameters that are not trained, such as "embedding/*" or
+    "encoder/*/bias"."""
     lora_rank: Annotated[Count | None, TRAINING_ALL] = None
-    """LoRA (Hu et al., 2021) in fine-tuning: train the head and, beside each kernel of lora_layers, two factors of this
-    rank; all other parameters are frozen. None: off."""
+    """LoRA (Hu et al., 2021) in fine-tuning: train the head and, beside each kernel of lora_layers,
+    two factors of this rank; all other parameters are frozen. None: off."""
     lora_alpha: Annotated[Positive | None, When("lora_rank")] = None
-    """A kernel gains lora_alpha / lora_rank times the product of its factors. None: lora_rank, a scale of 1."""
+    """A kernel gains lora_alpha / lora_rank times the product of its factors. None: lora_rank, a
+    scale of 1."""
     lora_layers: Annotated[tuple[LoraLayer, ...], When("lora_rank")] = ()
-    """Layers of each block with factors: query, key, value, out; expand, gate, contract of the MLP. (): all."""
+    """Layers of each block with factors: query, key, value, out; expand, gate, contract of the MLP.
+    (): all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,8 +371,9 @@ class ScheduleConfig:
     warmup: Duration
     """Length of the linear warm-up from 0 (ViT, Table 3: 10,000 steps)."""
     decay: Literal["linear", "cosine", "rsqrt", "constant", "staircase", "wsd"] | Reference
-    """Form of the decay; wsd (warm-up, stable, decay) is constant until the cooldown. A reference is called with
-    (learning_rate, warmup_steps, total_steps) and returns the complete schedule from step to learning rate."""
+    """Form of the decay; wsd (warm-up, stable, decay) is constant until the cooldown. A reference
+    is called with (learning_rate, warmup_steps, total_steps) and returns the complete schedule from
+    step to learning rate."""
     end_learning_rate: Annotated[NotNegative, When("decay", "linear", "cosine", "wsd")] = 0.0
     """Learning rate at the end of a linear or cosine decay, or of a cooldown."""
     cooldown: Annotated[Duration, When("decay", "wsd")] = Duration("0.2 fraction")
@@ -346,28 +391,33 @@ class PolyakConfig:
     """Exponential moving average of the parameters; when on, evaluation uses the average."""
 
     factor: Annotated[float, Range("(0, 1)", "Use 0.9999, or None for off.")] | None = None
-    """Weight of the previous average at each step (ViT, sec. 4.1: 0.9999, about 10,000 steps). None: off."""
+    """Weight of the previous average at each step (ViT, sec. 4.1: 0.9999, about 10,000 steps).
+    None: off."""
     start: Annotated[Duration, When("factor")] = Duration("0 steps")
     """Time at which averaging starts."""
     bias_correction: Annotated[bool, When("factor")] = True
     """Remove the weight of the parameters before the start, as Adam does for its moments."""
     warmup: Annotated[Literal["ratio", "power"] | None, When("factor")] = None
-    """Rising weight of the previous average, up to factor, in place of bias_correction: (1 + n) / (10 + n) (ratio,
-    TensorFlow) or 1 - (1 + n) ** (-2 / 3) (power, timm) after n averaged steps. None: factor from the start."""
+    """Rising weight of the previous average, up to factor, in place of bias_correction: (1 + n) /
+    (10 + n) (ratio, TensorFlow) or 1 - (1 + n) ** (-2 / 3) (power, timm) after n averaged steps.
+    None: factor from the start."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardingConfig:
     """Layout of arrays over the devices: a mesh of replicas x data x model shards.
 
-    The data axis has the devices that the other two axes leave. A batch is split over replicas and data.
+    The data axis has the devices that the other two axes leave. A batch is split over replicas and
+    data.
     """
 
     parameters: Literal["auto", "replicated", "fsdp"] = "auto"
-    """Keep parameters, optimiser state and average complete on each device, or split them over the data axis (fsdp).
-    auto: the layout that fits the memory of the devices, with num_replicas if that is None."""
+    """Keep parameters, optimiser state and average complete on each device, or split them over the
+    data axis (fsdp). auto: the layout that fits the memory of the devices, with num_replicas if
+    that is None."""
     num_replicas: Count | None = None
-    """Groups of devices that each hold all parameters. None: by parameters=auto, else one per TPU slice or node."""
+    """Groups of devices that each hold all parameters. None: by parameters=auto, else one per TPU
+    slice or node."""
     num_model_shards: Count = 1
     """Tensor parallelism: devices that share the heads and hidden units of each layer. 1: off."""
 
@@ -377,8 +427,8 @@ class EvaluatorConfig:
     """A further evaluation beside that of the test split; its name is the prefix of its results."""
 
     kind: Literal["classification", FrozenKind] | Reference = "classification"
-    """classification of another split; fewshot or knn on frozen features of train_split; a reference is called with
-    (split, run, **arguments)."""
+    """classification of another split; fewshot or knn on frozen features of train_split; a
+    reference is called with (split, run, **arguments)."""
     data: str | None = None
     """Dataset, written as config.data. None: that of the run."""
     split: str | None = None
@@ -390,7 +440,8 @@ class EvaluatorConfig:
     arguments: Annotated[Mapping[str, Any], When("kind", *FROZEN_EVALUATORS, Reference)] = (
         dataclasses.field(default_factory=dict)
     )
-    """By name: shots, seeds, l2, sampling, layer (fewshot); neighbours, temperature, layer (knn); any (reference)."""
+    """By name: shots, seeds, l2, sampling, layer (fewshot); neighbours, temperature, layer (knn);
+    any (reference)."""
 
     @property
     def frozen(self) -> FrozenEvaluatorSpec | None:
@@ -421,7 +472,8 @@ class EvaluationConfig:
     global_batch: Count | None = None
     """Images per evaluation step on all devices. None: config.global_batch."""
     metrics: Annotated[tuple[str | Reference, ...], CLASSIFYING] = ()
-    """Further metrics of classification, such as top5_accuracy, calibration_error, f1_macro or user-defined ones."""
+    """Further metrics of classification, such as top5_accuracy, calibration_error, f1_macro or
+    user-defined ones."""
     evaluators: Mapping[str, EvaluatorConfig] = dataclasses.field(default_factory=dict)
     """Further evaluations by name: --config.evaluation.evaluators.NAME.kind=knn."""
 
@@ -437,11 +489,11 @@ class CheckpointConfig:
     keep_best: Number = 1
     """Number of best checkpoints by best_metric to keep besides. 0: none."""
     best_metric: str = "test_accuracy"
-    """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy means the mean average
-    precision."""
+    """Metric of any evaluator that defines the best checkpoint. For multi-label data an accuracy
+    means the mean average precision."""
     best_mode: BestMode = "auto"
-    """Better values of best_metric. auto: as its evaluator states, the lower of losses, errors and costs, the higher of
-    other built-in metrics; any other result needs max or min."""
+    """Better values of best_metric. auto: as its evaluator states, the lower of losses, errors and
+    costs, the higher of other built-in metrics; any other result needs max or min."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -476,7 +528,8 @@ class LoggingConfig:
     compilation_cache: bool = True
     """Keep compiled programs on disk, so that the next start is faster."""
     hang_seconds: Positive | None = 600.0
-    """Seconds without a step after which the run warns; after twice as many it ends. None: never."""
+    """Seconds without a step after which the run warns; after twice as many it ends. None:
+    never."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -492,7 +545,8 @@ class _AnyRun:
     global_batch: Count
     """Images per step on all devices together."""
     init_from: str | None = None
-    """Weights to start from at step 0: a workdir, .npz, .safetensors or hf://owner/name. None: random weights."""
+    """Weights to start from at step 0: a workdir, .npz, .safetensors or hf://owner/name. None:
+    random weights."""
     allow_code: tuple[str, ...] = ()
     """Python packages whose code the weights of init_from may run. (): none."""
     model: ModelConfig | AdaptConfig
@@ -523,11 +577,13 @@ class _AnyRun:
 class PhaseConfig:
     """The first phase of a run, or the next one, with images of another size or another batch (progressive resizing).
 
-    Evaluations have the size of the run, and networks keep its shapes: learned positions are resized in each step.
+    Evaluations have the size of the run, and networks keep its shapes: learned positions are
+    resized in each step.
     """
 
     until: Duration
-    """Time at which the phase ends; "fraction" is of `total`, in the unit of it. Later phases end later."""
+    """Time at which the phase ends; "fraction" is of `total`, in the unit of it. Later phases end
+    later."""
     image_size: tuple[Count, Count] | None = None
     """Height and width in pixels; one number sets both. None: input.image_size."""
     global_batch: Count | None = None
@@ -541,11 +597,14 @@ class PretrainConfig(_AnyRun):
     model: ModelConfig
     """The network to train."""
     resume_from: str | None = None
-    """Workdir of another run whose complete state (step, parameters, optimiser) this run continues. None: off."""
+    """Workdir of another run whose complete state (step, parameters, optimiser) this run continues.
+    None: off."""
     phases: Mapping[str, PhaseConfig] = dataclasses.field(default_factory=dict)
-    """Earlier phases by name, in order: --config.phases.NAME.until="0.5 fraction". The last has the run's sizes."""
+    """Earlier phases by name, in order: --config.phases.NAME.until="0.5 fraction". The last has the
+    run's sizes."""
     resume_step: Annotated[int | None, When("resume_from")] = None
-    """Step of resume_from's checkpoint. None: the newest; with decay=wsd the newest with this run's learning rate."""
+    """Step of resume_from's checkpoint. None: the newest; with decay=wsd the newest with this run's
+    learning rate."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -587,7 +646,8 @@ RUNTIME_FIELDS = (
     "input.cache_records",
     "input.max_unreadable",
 )
-"""Sections and fields that say how a run is carried out, not what it computes: a continued run may change them.
+"""Sections and fields that say how a run is carried out, not what it computes: a continued run may
+change them.
 
 So it may resume with fewer devices and less memory. Other micro-batches have other dropout masks.
 """

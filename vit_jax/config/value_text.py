@@ -15,7 +15,8 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 def parse_text(text: str, hint: object) -> object:
     """Return a word of the command line in a type, or unchanged where `check_value` rejects it.
 
-    "None" unsets a field that may be unset. A value of any type is written as in Python; all other words are text.
+    "None" unsets a field that may be unset. A value of any type is written as in Python; all other
+    words are text.
     """
     if text == "None" and allows_none(hint):
         return None

@@ -33,7 +33,8 @@ MODEL_NAMES = (
     *("R200x1", "R200x3", "R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32"),
     *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
 )
-"""The usual networks. `parse_name` reads every other patch size, width factor and combination, too."""
+"""The usual networks. `parse_name` reads every other patch size, width factor and combination,
+too."""
 
 
 def list_models(pattern: str = "") -> list[str]:

@@ -41,7 +41,8 @@ def to_grey(image: np.ndarray) -> np.ndarray:
 def color_jitter(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Blend with black, with the image's mean luma and with grey, in random order, as torchvision's `ColorJitter`.
 
-    Each blend is factor * image + (1 - factor) * other, with the factor uniform in [1 - strength, 1 + strength].
+    Each blend is factor * image + (1 - factor) * other, with the factor uniform in [1 - strength, 1
+    + strength].
     """
     for operation in rng.permutation(3):
         factor = rng.uniform(1 - strength, 1 + strength)

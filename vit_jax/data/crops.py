@@ -1,7 +1,8 @@
 """Random crops of training images: boxes, drawn by a random generator.
 
-TensorFlow draws the *height* of an inception crop uniformly and torchvision its *area*; the first makes
-smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and ViT was trained with them.
+TensorFlow draws the *height* of an inception crop uniformly and torchvision its *area*; the first
+makes smaller crops (mean area 0.34 instead of 0.42 of a 500 x 375 photograph), and ViT was trained
+with them.
 """
 
 import math
@@ -39,8 +40,9 @@ def sample_inception_box(
 ) -> Box:
     """Draw a box with an aspect ratio of 3/4 to 4/3 and a fraction of the image's area between two limits.
 
-    The distribution is that of TensorFlow's `sample_distorted_bounding_box`, "tf", where 100 failed attempts give the
-    full image, or of `RandomResizedCrop`, "torchvision", where 10 failed attempts give a central part.
+    The distribution is that of TensorFlow's `sample_distorted_bounding_box`, "tf", where 100 failed
+    attempts give the full image, or of `RandomResizedCrop`, "torchvision", where 10 failed attempts
+    give a central part.
     """
     areas = (area_fraction[0] * height * width, area_fraction[1] * height * width)
     if distribution == "torchvision":

@@ -27,7 +27,8 @@ def open_custom_source(
     """Call a user's opener with (split, config, seed) and check the source that it returns.
 
     Raises:
-      ValueError: the object is no function, or the source has no valid members, class names or labels.
+      ValueError: the object is no function, or the source has no valid members, class names or
+        labels.
     """
     if not callable(opener):
         kind = type(opener).__name__

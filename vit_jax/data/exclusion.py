@@ -38,8 +38,8 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
     """Return a source without the records that a file names.
 
     Raises:
-      ValueError: the file cannot be read, names no record of the source, or names records by their place in another
-        split or in other data.
+      ValueError: the file cannot be read, names no record of the source, or names records by their
+        place in another split or in other data.
     """
     try:
         stated = read_json(expanded(file), MAX_BYTES)

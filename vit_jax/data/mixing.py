@@ -1,6 +1,7 @@
 """Mixup and CutMix on the device, inside the jitted train step.
 
-Every example is mixed with the one before it, all with one weight per pixel. The label has the mean of that weight.
+Every example is mixed with the one before it, all with one weight per pixel. The label has the mean
+of that weight.
 
 Legend: B batch, H W height and width, C channels, K classes.
 """
@@ -20,8 +21,8 @@ def mix(
 ) -> tuple[jax.Array, jax.Array]:
     """Mix images and labels by mixup, CutMix, or one of them at random in each step.
 
-    An example whose mask or whose partner's mask is 0 is left unmixed: the zeros of an unreadable image
-    would otherwise darken a good one and give it a label of an invisible image.
+    An example whose mask or whose partner's mask is 0 is left unmixed: the zeros of an unreadable
+    image would otherwise darken a good one and give it a label of an invisible image.
 
     Args:
       key: of this step.
@@ -48,7 +49,8 @@ def mix(
 def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
     """Return one weight a ~ Beta(alpha, alpha), a >= 1/2, float32 ().
 
-    Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here one a step.
+    Source: AugReg (2106.10270), `get_mixup` of its released code; there one weight a device, here
+    one a step.
     """
     weight = jax.random.beta(key, alpha, alpha, dtype=jnp.float32)
     return jnp.maximum(weight, 1 - weight)
@@ -57,8 +59,8 @@ def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
 def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
-    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down; an odd side keeps its
-    last pixel. Its centre is uniform over the image,
+    The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down; an
+    odd side keeps its last pixel. Its centre is uniform over the image,
     and parts outside the image are cut off.
 
     Source: CutMix (1905.04899), Algorithm 1; odd sides as in timm 1.0.

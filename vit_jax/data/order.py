@@ -1,8 +1,8 @@
 """Permutations: the record at a place of an epoch, and the seeds that they are made from.
 
-`index_shuffle` of grain returns one element of a permutation without making the others, so that an epoch of any
-length needs no memory. Three additions make it fast. Each depends on the number of elements alone, so that a resumed
-run has the same order.
+`index_shuffle` of grain returns one element of a permutation without making the others, so that an
+epoch of any length needs no memory. Three additions make it fast. Each depends on the number of
+elements alone, so that a resumed run has the same order.
 
 | elements | records of an epoch | classes, or records of a class (balanced) |
 |---|---|---|
@@ -11,9 +11,11 @@ run has the same order.
 | more | one element of `index_shuffle` | one element of `index_shuffle` |
 
 * An epoch of few records is stored, because looking up an element is faster than computing it.
-* Balanced sampling has a permutation for each class and pass, too many to store where they are long. Below 512
-  elements `index_shuffle` is slow (16 ms divided by the number of elements, for each call), and sorting is not.
-* For some powers of two `index_shuffle` is no permutation; `_shuffle_index` describes the way around it.
+* Balanced sampling has a permutation for each class and pass, too many to store where they are
+  long. Below 512 elements `index_shuffle` is slow (16 ms divided by the number of elements, for
+  each call), and sorting is not.
+* For some powers of two `index_shuffle` is no permutation; `_shuffle_index` describes the way
+  around it.
 """
 
 import functools
@@ -27,7 +29,8 @@ _SHUFFLE_ROUNDS = 4  # as in grain's global shuffle
 _MOST_STORED = 2**16
 _FEWEST_TO_SHUFFLE = 512
 _NUM_CACHED = 4096
-"""Number of keys, and of short orders (up to 8 MiB), in caches. An order that is no longer there takes about 30 us."""
+"""Number of keys, and of short orders (up to 8 MiB), in caches. An order that is no longer there
+takes about 30 us."""
 
 
 def pick_record(seed: int, epoch: int, offset: int, num_records: int) -> int:
@@ -69,8 +72,9 @@ def _sort_words(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray
 def _shuffle_index(offset: int, key: int, num_records: int) -> int:
     """Return one element of a permutation of 0 to num_records - 1.
 
-    For a last element that is a power of two, grain 0.2.18 may repeat one record and drop another. A permutation of one
-    number more is right. Where it gives that number, which is no record, the element at its place is taken instead.
+    For a last element that is a power of two, grain 0.2.18 may repeat one record and drop another.
+    A permutation of one number more is right. Where it gives that number, which is no record, the
+    element at its place is taken instead.
     """
     last = num_records - 1
     is_power_of_two = last & (last - 1) == 0

@@ -1,6 +1,7 @@
 """Place the rows that each process prepares as global arrays on the devices, a few batches ahead.
 
-The sharding comes from the caller, so nothing here knows meshes; it shards the batch dimension only.
+The sharding comes from the caller, so nothing here knows meshes; it shards the batch dimension
+only.
 """
 
 import collections
@@ -66,7 +67,8 @@ def open_placed(
 ) -> Iterator[Iterator[Batch]]:
     """Yield the global batches of a stream; threads and workers, of `choose_parallelism`, end with the context.
 
-    The stream's rows are the `local_rows` of this sharding of the batch dimension; the log counts unreadable images.
+    The stream's rows are the `local_rows` of this sharding of the batch dimension; the log counts
+    unreadable images.
 
     Raises:
       ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.

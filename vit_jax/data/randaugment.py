@@ -1,9 +1,10 @@
 """RandAugment as AugReg used it: 16 operations on uint8 (H, W, 3), fast through OpenCV and lookup tables.
 
-Source: "How to train your ViT" (2106.10270) and its released code. The quirks of the TF original are kept:
-Posterize and Solarize weaken as the magnitude grows, magnitude 0 is not "off", and Contrast takes the number
-of pixels / 256 for the mean grey. In "wrapping" arithmetic, Solarize's threshold and Posterize's shift are bytes as
-they were there, so that from magnitude 10 on Solarize begins anew at 0. Unlike it, blends round to the nearest level.
+Source: "How to train your ViT" (2106.10270) and its released code. The quirks of the TF original
+are kept: Posterize and Solarize weaken as the magnitude grows, magnitude 0 is not "off", and
+Contrast takes the number of pixels / 256 for the mean grey. In "wrapping" arithmetic, Solarize's
+threshold and Posterize's shift are bytes as they were there, so that from magnitude 10 on Solarize
+begins anew at 0. Unlike it, blends round to the nearest level.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,8 @@ GREY = (128, 128, 128)
 LEVELS = np.arange(256)
 
 Operation = Callable[[np.random.Generator, np.ndarray, float], np.ndarray]
-"""Takes random numbers, an image uint8 (H, W, 3) and magnitude / 10; returns an image of the same shape."""
+"""Takes random numbers, an image uint8 (H, W, 3) and magnitude / 10; returns an image of the same
+shape."""
 
 
 def randaugment(
@@ -29,7 +31,8 @@ def randaugment(
 ) -> np.ndarray:
     """Apply `layers` operations of a magnitude, 0 to 10 or more, each drawn uniformly from all of them.
 
-    `arithmetic` is "wrapping" or "saturating". Takes and returns uint8 (H, W, 3), RGB; the image is not modified.
+    `arithmetic` is "wrapping" or "saturating". Takes and returns uint8 (H, W, 3), RGB; the image is
+    not modified.
     """
     for choice in rng.integers(len(OPERATIONS), size=layers):
         operation = OPERATIONS[choice]

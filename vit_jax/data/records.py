@@ -20,7 +20,8 @@ class Record(NamedTuple):
     """One stored example.
 
     Attributes:
-      image: an encoded file (JPEG, PNG, ...) as bytes, or pixels as uint8 (H, W), (H, W, 1) or (H, W, 3) in RGB.
+      image: an encoded file (JPEG, PNG, ...) as bytes, or pixels as uint8 (H, W), (H, W, 1) or (H,
+        W, 3) in RGB.
       label: class number, 0 to num_classes - 1; multi-label: 0 or 1 for each class, (K,).
     """
 
@@ -35,7 +36,8 @@ class Source:
 
     Attributes:
       class_names: one for each class.
-      labels: integers (N,), 0 to num_classes - 1, or multi-label (N, K) of 0 and 1; available without decoding images.
+      labels: integers (N,), 0 to num_classes - 1, or multi-label (N, K) of 0 and 1; available
+        without decoding images.
       is_multilabel: an image has any number of labels, not exactly one.
     """
 
@@ -106,7 +108,8 @@ def require_same_classes(
 def read_file_state(file: str) -> tuple[int, ...]:
     """Return numbers that change whenever a file may have changed: size and times, or in a bucket the generation.
 
-    The second time changes too when another file of the same size and time of change takes the name.
+    The second time changes too when another file of the same size and time of change takes the
+    name.
 
     Raises:
       OSError: the system refuses.

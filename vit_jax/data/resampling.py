@@ -16,7 +16,8 @@ _RADIUS = {"bilinear": 1, "bicubic": 2}
 _BAND = 128  # columns in float32 at a time: little memory, also of large photographs
 
 Library = Literal["huggingface", "timm"]
-"""Whose order of passes and rounding of crops to use: torchvision's on tensors, or Pillow's and torchvision's."""
+"""Whose order of passes and rounding of crops to use: torchvision's on tensors, or Pillow's and
+torchvision's."""
 
 
 def resize(
@@ -46,8 +47,8 @@ def resize(
 def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, int]:
     """Return the size of the smallest image of the shape of `old` that covers `least`, rounded as other libraries do.
 
-    For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For other rectangles
-    it is timm's, which rounds both sides to the nearest.
+    For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For
+    other rectangles it is timm's, which rounds both sides to the nearest.
     """
     (height, width), side = old, least[0]
     if least[0] != least[1]:

@@ -47,19 +47,22 @@ def open_source(
     """Open one split of a dataset.
 
     Args:
-      data: text of one of the forms in `config.data_kinds.KINDS` (also "tfds:NAME/CONFIG", "tfds:NAME:VERSION"), or
-        "package.module:name", which is called with (split, config, seed) and returns a `Source`.
-      split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for VTAB train800, val200,
-        train800val200 or test.
-      config: has the folder of TFDS data, classes and training examples to take or exclude, and the cache.
+      data: text of one of the forms in `config.data_kinds.KINDS` (also "tfds:NAME/CONFIG",
+        "tfds:NAME:VERSION"), or "package.module:name", which is called with (split, config, seed)
+        and returns a `Source`.
+      split: any split of the dataset; for TFDS and digits also a part of one, "train[:98%]"; for
+        VTAB train800, val200, train800val200 or test.
+      config: has the folder of TFDS data, classes and training examples to take or exclude, and the
+        cache.
       seed: chooses the hold-out of files without splits, and the training examples.
       held_then: `subset.held_up_to` of such files when weights were trained on them.
       range_option: the option that warnings about files of more than 8 bits name.
-      is_classified: False for files without a classifier, which may have one class and no training split.
+      is_classified: False for files without a classifier, which may have one class and no training
+        split.
 
     Raises:
-      ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained on; the classes
-        or examples that the config chooses do not exist; a reference is no source.
+      ValueError: the data does not exist, is not prepared, has no such split, or cannot be trained
+        on; the classes or examples that the config chooses do not exist; a reference is no source.
     """
     kind = find_kind(data)
     if kind is None:

@@ -1,9 +1,10 @@
 """The order of examples: the record and its random numbers in each row of each step.
 
-A stream is a random-access sequence of host batches, whose rows are filled in any order and by any number of threads.
-Row r of step t is position t x global_batch + r of one endless sequence, a fresh permutation of the records for each
-epoch; or, balanced, of the classes, each with the next record of its permutation (`order`). So the content depends on
-(seed, step, global_batch) alone: not on workers, threads, hosts, or the step at which a run was resumed.
+A stream is a random-access sequence of host batches, whose rows are filled in any order and by any
+number of threads. Row r of step t is position t x global_batch + r of one endless sequence, a fresh
+permutation of the records for each epoch; or, balanced, of the classes, each with the next record
+of its permutation (`order`). So the content depends on (seed, step, global_batch) alone: not on
+workers, threads, hosts, or the step at which a run was resumed.
 """
 
 import contextlib
@@ -26,7 +27,8 @@ class HostBatch(NamedTuple):
     Attributes:
       image: uint8 (R, H, W, 3), RGB; zeros where mask is 0.
       label: int32 (R,), or (R, K) where an image may have several.
-      mask: float32 (R,), 1 for an example that counts, 0 for padding and for an image that could not be read.
+      mask: float32 (R,), 1 for an example that counts, 0 for padding and for an image that could
+        not be read.
       record_index: int64 (R,), the record in its source; -1 for padding.
     """
 
@@ -37,7 +39,8 @@ class HostBatch(NamedTuple):
 
 
 Plan = Callable[[Record, np.ndarray], Callable[[], np.ndarray]]
-"""Takes a record and memory for its image; returns a function that decodes it to uint8 (H, W, 3)."""
+"""Takes a record and memory for its image; returns a function that decodes it to uint8 (H, W,
+3)."""
 
 
 class Stream:
@@ -73,8 +76,9 @@ class Stream:
 
     def fill(self, batch: HostBatch, i: int, part: range) -> None:
         """Fill some rows of batch `i`, which is empty; its images may hold any values."""
-        # Read every record before decoding the first image. A decoder leaves little of the interpreter in the caches
-        # of the processor: with reading and decoding in turns, Python takes four times as long.
+        # Read every record before decoding the first image. A decoder leaves little of the
+        # interpreter in the caches of the processor: with reading and decoding in turns, Python
+        # takes four times as long.
         planned = []
         for row in part:
             example = self._example(i, row)
@@ -121,9 +125,10 @@ class TrainStream(Stream):
       start_step: the step that is due.
       num_steps: of the complete run.
       is_balanced: every class as often as any other, not every record.
-      repeats: augmented copies of each chosen record, as far apart in a batch as they can be. Where it does not divide
-        `global_batch`, the copies of the last record go on in the next batch.
-      first_image: images, copies included, that came before step `start_step`. None: as many as of steps like these.
+      repeats: augmented copies of each chosen record, as far apart in a batch as they can be. Where
+        it does not divide `global_batch`, the copies of the last record go on in the next batch.
+      first_image: images, copies included, that came before step `start_step`. None: as many as of
+        steps like these.
     """
 
     source: Source
@@ -167,13 +172,15 @@ class TrainStream(Stream):
     def _pick_from_classes(self, position: int) -> tuple[int, int]:
         """Return the number of earlier passes over a class, and the number of its record.
 
-        Each turn visits every class once, in a new order. In turn t a class gives the next record of its permutation.
+        Each turn visits every class once, in a new order. In turn t a class gives the next record
+        of its permutation.
         """
         num_classes = len(self._members)
         turn, place = divmod(position, num_classes)
         members = self._members[pick_balanced(self.seed, turn, place, num_classes)]
         epoch, offset = divmod(turn, len(members))
-        # The key of a class is one more than its first record: SeedSequence does not tell a trailing 0 from none.
+        # The key of a class is one more than its first record: SeedSequence does not tell a
+        # trailing 0 from none.
         class_key = int(members[0]) + 1
         member = pick_balanced(self.seed, epoch, offset, len(members), class_key)
         return epoch, int(members[member])

@@ -1,8 +1,9 @@
 """Parts of a source: the selection of a config, and hold-outs.
 
-The choice depends on the seed and on the key of each record (`Source.key_of`), not on its neighbours: adding a record
-keeps the order of the others, and the first ten of a class are among its first twenty. Choices class by class are made
-of all multi-label records alike, because no class has a record to itself.
+The choice depends on the seed and on the key of each record (`Source.key_of`), not on its
+neighbours: adding a record keeps the order of the others, and the first ten of a class are among
+its first twenty. Choices class by class are made of all multi-label records alike, because no class
+has a record to itself.
 """
 
 import collections
@@ -60,8 +61,8 @@ class SubsetSource(WrappedSource):
     ) -> None:
         """Take the numbers of records (N,) in `source`.
 
-        `class_names` are of the subset; `relabel` has for each class of `source` its number among them, -1 for a class
-        without chosen records. None: unchanged.
+        `class_names` are of the subset; `relabel` has for each class of `source` its number among
+        them, -1 for a class without chosen records. None: unchanged.
         """
         super().__init__(source)
         self.class_names = source.class_names if class_names is None else tuple(class_names)
@@ -110,8 +111,8 @@ def hold_out(
 ) -> tuple[SubsetSource, SubsetSource]:
     """Split a source, class by class, into the rest and a held-out fraction, each in the order of the source.
 
-    A class with two examples or more has at least one on either side; the only example of a class stays in the rest.
-    Another `purpose` chooses others with the same seed.
+    A class with two examples or more has at least one on either side; the only example of a class
+    stays in the rest. Another `purpose` chooses others with the same seed.
 
     Raises:
       ValueError: no class has two examples.
@@ -224,8 +225,8 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     Every multi-label image stays, with its labels among the chosen classes.
 
     Raises:
-      ValueError: a class that the data does not have, that is named twice or is the only one; no examples, or too few
-        for training, in all or of a class.
+      ValueError: a class that the data does not have, that is named twice or is the only one; no
+        examples, or too few for training, in all or of a class.
     """
     per_class, in_all = (
         (config.train_examples_per_class, config.train_examples) if training else (None, None)

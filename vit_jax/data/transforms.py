@@ -1,6 +1,7 @@
 """The transforms of one record for training and evaluation: from stored bytes to uint8 pixels of the model's size.
 
-Both can be pickled, and are pure: random numbers come from the generator given. The train step scales and mixes.
+Both can be pickled, and are pure: random numbers come from the generator given. The train step
+scales and mixes.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ from vit_jax.imports.references import called, resolve
 _UNREDUCED = (2**31, 2**31)  # a wanted size with which no JPEG is decoded at a fraction of its size
 
 Augmentation = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""Takes an image uint8 (H, W, 3), which it may write into; returns one of the same shape and dtype."""
+"""Takes an image uint8 (H, W, 3), which it may write into; returns one of the same shape and
+dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +58,9 @@ class TrainTransform:
         """Choose the crop by the header of a file; decode nothing yet.
 
         Returns:
-          A function that returns uint8 (height, width, 3), RGB: a new array, or `out`, which may also hold intermediate
-          results. It raises `UnreadableImage`, and ValueError if an augmentation returns another shape or dtype.
+          A function that returns uint8 (height, width, 3), RGB: a new array, or `out`, which may
+          also hold intermediate results. It raises `UnreadableImage`, and ValueError if an
+          augmentation returns another shape or dtype.
 
         Raises:
           UnreadableImage: the record cannot be decoded.
@@ -140,8 +143,8 @@ class TrainTransform:
 class EvaluationTransform:
     """Decode and resize, the same for every pass; fields as in `InputConfig`.
 
-    With "direct_crop" both sides are resized, as with "direct", to a larger image, of which the middle is kept.
-    With `interpolation` the filter and the arithmetic are those of `library`.
+    With "direct_crop" both sides are resized, as with "direct", to a larger image, of which the
+    middle is kept. With `interpolation` the filter and the arithmetic are those of `library`.
     """
 
     image_size: tuple[int, int]

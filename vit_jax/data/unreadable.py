@@ -13,7 +13,8 @@ from vit_jax.data.stream import HostBatch
 from vit_jax.text.printable import printable
 
 MOST = 100
-"""Unreadable images that are skipped by default, or a tenth of a split if that is fewer; one always is."""
+"""Unreadable images that are skipped by default, or a tenth of a split if that is fewer; one always
+is."""
 OPTION = "config.input.max_unreadable"
 _SHOWN = 3  # files that an error names, each with its reason
 _GOLDEN_RATIO = 0.618
@@ -28,7 +29,8 @@ class UnreadableLog:
 
     Attributes:
       met: the batch, from 1, that held an unreadable record first, by record; in this process.
-      problem: the error of too many unreadable records, after `defer_errors`; "" before there are too many.
+      problem: the error of too many unreadable records, after `defer_errors`; "" before there are
+        too many.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class UnreadableLog:
     def resume(self, step: int, records: Iterable[int]) -> None:
         """Continue after the batch of a step with the unreadable records so far, which are not named again.
 
-        If they are too many, those are forgotten that can be read now: their files may have been replaced.
+        If they are too many, those are forgotten that can be read now: their files may have been
+        replaced.
         """
         self._batches = step
         self.met = dict.fromkeys(records, step)
@@ -160,7 +163,8 @@ def require_readable(
     `place` is the name of the split.
 
     Raises:
-      TooManyUnreadable: more images than `max_unreadable`, and at least 100, or all cannot be read; it names the first.
+      TooManyUnreadable: more images than `max_unreadable`, and at least 100, or all cannot be read;
+        it names the first.
     """
     reasons: dict[int, str] = {}
     most = max(MOST, largest_number(len(source), max_unreadable))

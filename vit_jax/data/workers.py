@@ -1,7 +1,7 @@
 """Threads and processes that prepare batches: their numbers, and start and end of the processes.
 
-Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for any reason. What
-they leave in shared memory when all are killed at once, the next run removes.
+Worker processes use no device, ignore Ctrl-C, and end when the run that started them has ended, for
+any reason. What they leave in shared memory when all are killed at once, the next run removes.
 """
 
 import concurrent.futures
@@ -66,7 +66,8 @@ def choose_parallelism(
     """Return the numbers; None is replaced by a choice for the cores of this process.
 
     Raises:
-      ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches of `batch_bytes`.
+      ValueError: `folder`, that of shared memory, exists and is too small for the workers' batches
+        of `batch_bytes`.
     """
     cores = available_cores()
     if num_workers is None:
@@ -106,8 +107,9 @@ def in_threads(
 def start_workers(batches: object) -> None:
     """Start the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves.
 
-    They and Python's resource tracker import nothing from the working directory, which may be somebody else's folder.
-    Python's path of this process is passed on to the workers, so that they find its modules.
+    They and Python's resource tracker import nothing from the working directory, which may be
+    somebody else's folder. Python's path of this process is passed on to the workers, so that they
+    find its modules.
     """
     if (starter := getattr(batches, _STARTER, None)) is None:
         return
@@ -118,7 +120,8 @@ def start_workers(batches: object) -> None:
     _start_tracker()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        # Grain starts a worker in a thread of a thread; all of them and the worker inherit the blocked signals.
+        # Grain starts a worker in a thread of a thread; all of them and the worker inherit the
+        # blocked signals.
         starter.start_prefetch()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -160,7 +163,8 @@ def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) 
 
 
 def _end_with_parent() -> None:
-    # Not PR_SET_PDEATHSIG: it fires when the *thread* that started this process ends, and grain uses one.
+    # Not PR_SET_PDEATHSIG: it fires when the *thread* that started this process ends, and grain
+    # uses one.
     parent = multiprocessing.parent_process()
     while parent is not None and os.getppid() == parent.pid:
         time.sleep(PARENT_POLL_SECONDS)

@@ -1,7 +1,7 @@
 """Decode bitmaps whose bands are bit fields: BMP of 16 or 32 bits with masks, PAM, Sun raster.
 
-OpenCV 5.0.0 ignores the masks of a BMP of 32 bits, halves the range of one of 16, mixes up the bands of a PAM, and
-exchanges red and blue in the colour map of a Sun raster.
+OpenCV 5.0.0 ignores the masks of a BMP of 32 bits, halves the range of one of 16, mixes up the
+bands of a PAM, and exchanges red and blue in the colour map of a Sun raster.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Values of more than 8 bits: the range that a file states, their conversion to uint8, and warnings about losses.
 
-A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or SMaxSampleValue, and by the
-largest value of PGM, PPM and PAM.
+A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or
+SMaxSampleValue, and by the largest value of PGM, PPM and PAM.
 """
 
 import functools
@@ -134,8 +134,8 @@ def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.
 def contradicts(values: np.ndarray, depth: Depth) -> bool:
     """Return True if 16-bit integers contradict the range that the file states: they are larger, or scaled up.
 
-    The PNG specification wants values scaled to all 16 bits, with sBIT for the bits before. Some programs write
-    sBIT and do not scale.
+    The PNG specification wants values scaled to all 16 bits, with sBIT for the bits before. Some
+    programs write sBIT and do not scale.
     """
     if depth.stated is None or depth.bits != 16 or depth.is_float:
         return False
@@ -182,13 +182,15 @@ def survey(
 ) -> list[str]:
     """Return warnings about values, bands and pages that are lost when files are read, with counts.
 
-    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of these formats.
+    Reads a few KiB of at most `MOST_FILES` files, evenly spaced, whose names have an extension of
+    these formats.
 
     Args:
       paths: of all files.
       value_range: the range that the user gives; with it no values are lost.
       option: the name of its option in messages, "--images.value_range".
-      open_file: opens a file by a path that the file system does not know; all such files may be checked.
+      open_file: opens a file by a path that the file system does not know; all such files may be
+        checked.
     """
     paths = [path for path in paths if open_file is not None or path.lower().endswith(SURVEYED)]
     count = min(len(paths), MOST_FILES)

@@ -1,8 +1,8 @@
 """Read headers of image files without decoding: the number of pixels, the directories of a TIFF.
 
-Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF, JPEG 2000, PBM to
-PAM, Sun raster; and of those that a TIFF may contain: JPEG XL, JPEG XR, LERC. Pillow 13 takes 6 to 10 times as long
-for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
+Sizes are read of every format that we decode: JPEG, PNG, GIF, BMP, TIFF (also BigTIFF), WebP, AVIF,
+JPEG 2000, PBM to PAM, Sun raster; and of those that a TIFF may contain: JPEG XL, JPEG XR, LERC.
+Pillow 13 takes 6 to 10 times as long for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
 """
 
 import math
@@ -26,7 +26,8 @@ JPEG_SCAN = 0xDA
 _JPEG_END = 0xD9
 _JPEG_SEQUENTIAL = (0xC0, 0xC1)
 MAX_JPEG_SCANS = 128
-"""A progressive JPEG has about 10 scans, an optimised one up to 64. Each costs a pass over the image."""
+"""A progressive JPEG has about 10 scans, an optimised one up to 64. Each costs a pass over the
+image."""
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 _TIFF_NUMBERS = {
     1: "B",
@@ -80,7 +81,8 @@ def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
 def jpeg_scans(file: bytes) -> int:
     """Return the number of scans that a decoder of a JPEG reads; 0 for any other file.
 
-    No scan can hold the bytes that start one. A sequential JPEG whose first scan has all colours ends with it.
+    No scan can hold the bytes that start one. A sequential JPEG whose first scan has all colours
+    ends with it.
     """
     if not file.startswith(b"\xff\xd8\xff"):
         return 0

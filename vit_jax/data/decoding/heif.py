@@ -15,8 +15,8 @@ _HIGH_BITS = 0x40
 _TWELVE_BITS = 0x20
 _MONOCHROME = 0x10
 
-# Orientation of Exif by the quarter turns to the left, and the axis of a mirror after them: 0 swaps top and bottom, 1
-# left and right.
+# Orientation of Exif by the quarter turns to the left, and the axis of a mirror after them: 0 swaps
+# top and bottom, 1 left and right.
 _ORIENTATIONS = {
     (0, None): 1,
     (1, None): 8,

@@ -27,7 +27,8 @@ from vit_jax.data.decoding.headers import (
 )
 from vit_jax.data.decoding.orientation import is_transposed, orientation_of, turn, turn_back
 
-# Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with them.
+# Parallelism comes from grain's threads and processes; threads of OpenCV's own would fight with
+# them.
 cv2.setNumThreads(0)
 # It would log files that we count and name ourselves.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
@@ -35,8 +36,9 @@ cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 RANGE_OPTION = "--config.input.value_range"
 """The option of recipes that maps values of more than 8 bits to 0 to 255."""
 
-# By default an orientation is ignored, as TensorFlow and the published data sets do: annotations refer to stored
-# pixels. Where it is not, `orientation` reads it, alike for all formats and for crops.
+# By default an orientation is ignored, as TensorFlow and the published data sets do: annotations
+# refer to stored pixels. Where it is not, `orientation` reads it, alike for all formats and for
+# crops.
 
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
@@ -80,20 +82,23 @@ def decode(
     """Decode a file or complete an array to three channels.
 
     Args:
-      image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is dropped.
+      image: an encoded file, or uint8 (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), whose alpha is
+        dropped.
       max_image_megapixels: a file whose header states more is not decoded.
       exif_orientation: turn it upright as its Exif data say.
-      value_range: values of a file of more than 8 bits that become 0 and 255, whatever the file states.
+      value_range: values of a file of more than 8 bits that become 0 and 255, whatever the file
+        states.
 
     Returns:
-      uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range that the file states
-      (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they are rounded). Of an animation or several
-      pages this is the first. CMYK becomes RGB by (1 - ink) x (1 - black), without colour profiles. Alpha and any other
-      fourth band are dropped; colours stay as they are stored. Two bands are grey and one that is dropped.
+      uint8 (H, W, 3), RGB. Values of more than 8 bits are mapped from `value_range` or the range
+      that the file states (see `depth`); else 16 bits lose their low 8 (of a TIFF in colour they
+      are rounded). Of an animation or several pages this is the first. CMYK becomes RGB by (1 -
+      ink) x (1 - black), without colour profiles. Alpha and any other fourth band are dropped;
+      colours stay as they are stored. Two bands are grey and one that is dropped.
 
     Raises:
-      UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a range of values, or
-        their colours are ambiguous; the message says which.
+      UnreadableImage: the bytes cannot be decoded, are too large, have five or more bands, lack a
+        range of values, or their colours are ambiguous; the message says which.
     """
     if isinstance(image, np.ndarray):
         return _to_rgb(image)
@@ -129,9 +134,10 @@ def plan_crop(
 
     Args:
       image: as for `decode`.
-      choose: returns the part for a height and width; called once, at once for a JPEG, else by the returned function.
-      size: height and width that the caller wants. A JPEG may be decoded at a half, a quarter or an eighth of its size,
-        averaged, if the part is still as large as this.
+      choose: returns the part for a height and width; called once, at once for a JPEG, else by the
+        returned function.
+      size: height and width that the caller wants. A JPEG may be decoded at a half, a quarter or an
+        eighth of its size, averaged, if the part is still as large as this.
       max_image_megapixels: as for `decode`.
       exif_orientation: as for `decode`; `choose` takes the sides of the upright image.
       value_range: as for `decode`.
@@ -140,7 +146,8 @@ def plan_crop(
       A function that decodes the part to uint8 (H, W, 3), RGB.
 
     Raises:
-      UnreadableImage: as for `decode`, here or in the returned function; damage outside the part may stay unnoticed.
+      UnreadableImage: as for `decode`, here or in the returned function; damage outside the part
+        may stay unnoticed.
     """
 
     def decode_and_cut() -> np.ndarray:
@@ -286,7 +293,8 @@ def resize_bilinear(
 def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resize to the smallest image of the same shape that covers `size` (height, width).
 
-    Each new pixel is the average over its area, also where it is smaller than an old one: TF's "area".
+    Each new pixel is the average over its area, also where it is smaller than an old one: TF's
+    "area".
     """
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
@@ -299,7 +307,8 @@ def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
     """Average over areas along one side, each of which lies in one old pixel or in two.
 
-    In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds across a pixel's.
+    In whole numbers: cv2's INTER_AREA takes a neighbour's value where the border of an area rounds
+    across a pixel's.
     """
     old = image.shape[axis]
     place = np.arange(size)
@@ -318,7 +327,8 @@ def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
 def central_crop(image: np.ndarray, size: tuple[int, int], to_even: bool = False) -> np.ndarray:
     """Return the middle of an image that is at least `size` (height, width).
 
-    Half of an odd difference is rounded down, as in Hugging Face, or to an even number, as in torchvision and timm.
+    Half of an odd difference is rounded down, as in Hugging Face, or to an even number, as in
+    torchvision and timm.
     """
     rest = image.shape[0] - size[0], image.shape[1] - size[1]
     top, left = (round(pixels / 2) if to_even else pixels // 2 for pixels in rest)

@@ -1,9 +1,10 @@
 """Crops of JPEG files, decoded without the rest of the file if possible.
 
-A decoder has to read a JPEG from its first pixel. Where the file has a restart marker after every row of blocks, the
-rows above and below the crop are removed before; else a smaller height is written into the header, and decoding ends
-below the crop. Both give the very pixels of the complete image. A crop of at least twice the wanted size is decoded at
-a half, a quarter or an eighth of its size, which averages where a later bilinear resize would skip pixels.
+A decoder has to read a JPEG from its first pixel. Where the file has a restart marker after every
+row of blocks, the rows above and below the crop are removed before; else a smaller height is
+written into the header, and decoding ends below the crop. Both give the very pixels of the complete
+image. A crop of at least twice the wanted size is decoded at a half, a quarter or an eighth of its
+size, which averages where a later bilinear resize would skip pixels.
 """
 
 import functools
@@ -26,7 +27,8 @@ except (
     simplejpeg = None
 
 DECODER = "OpenCV" if simplejpeg is None else "simplejpeg"
-# The part of a side, by OpenCV's flag for it, which says nothing of colours where a flag for these stands beside it.
+# The part of a side, by OpenCV's flag for it, which says nothing of colours where a flag for these
+# stands beside it.
 REDUCTIONS = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
     4: cv2.IMREAD_REDUCED_GRAYSCALE_4,
@@ -50,7 +52,8 @@ class Layout(NamedTuple):
       height, width: in pixels.
       size_at: offset of both in the file.
       unit: height and width of the blocks that are coded together.
-      interval: blocks from one restart marker to the next, from left to right and row by row; 0: no markers.
+      interval: blocks from one restart marker to the next, from left to right and row by row; 0: no
+        markers.
       data_at: offset of the coded blocks; 0: they are in several scans, and all are needed.
     """
 
@@ -98,8 +101,9 @@ def plan_crop(
     """Remove the data of a JPEG that a part of it does not need; decode nothing yet.
 
     Returns:
-      A function that decodes the part to uint8 (H, W, 3), RGB, or to None if the file is damaged. The shape is that of
-      `box` divided by 1, 2, 4 or 8 and not smaller than `size` (height, width); borders are rounded to these pixels.
+      A function that decodes the part to uint8 (H, W, 3), RGB, or to None if the file is damaged.
+      The shape is that of `box` divided by 1, 2, 4 or 8 and not smaller than `size` (height,
+      width); borders are rounded to these pixels.
     """
     reduction = next(
         n for n in REDUCTIONS if n == 1 or (box.height >= n * size[0] and box.width >= n * size[1])

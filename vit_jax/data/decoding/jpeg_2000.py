@@ -52,7 +52,8 @@ def decode_stored_values(file: bytes) -> np.ndarray:
     """Return the values as stored, (H, W, 3), uint8 or uint16; YCbCr becomes RGB.
 
     Raises:
-      UndecodableRaster: the layout is not supported, or the file is damaged; the message says which.
+      UndecodableRaster: the layout is not supported, or the file is damaged; the message says
+        which.
     """
     values, _ = _decode(file)
     return values

@@ -1,8 +1,8 @@
 """Turn photographs upright by the orientation that their file states.
 
-Exif data state it in JPEG, PNG, WebP, TIFF, AVIF and JPEG 2000; where they do not, XMP data in these formats and GIF.
-The properties irot and imir of an AVIF come first. Pillow 13 takes 4 to 10 times as long for a JPEG, and may decode a
-PNG for it.
+Exif data state it in JPEG, PNG, WebP, TIFF, AVIF and JPEG 2000; where they do not, XMP data in
+these formats and GIF. The properties irot and imir of an AVIF come first. Pillow 13 takes 4 to 10
+times as long for a JPEG, and may decode a PNG for it.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Decode all formats but TIFF, by OpenCV, and by other means what it reads wrongly.
 
-OpenCV 5.0.0 exchanges red and blue of an AVIF with alpha, leaves grey AVIF at the range of video and reads none with
-alpha, takes the second image of some animated PNGs, and draws the background where a GIF is transparent or empty.
+OpenCV 5.0.0 exchanges red and blue of an AVIF with alpha, leaves grey AVIF at the range of video
+and reads none with alpha, takes the second image of some animated PNGs, and draws the background
+where a GIF is transparent or empty.
 """
 
 import struct
@@ -107,7 +108,8 @@ def _without_animation(file: bytes) -> bytes:
 def _without_transparency(file: bytes) -> bytes:
     """Clear the flag by which the first frame of a GIF has a transparent colour.
 
-    Pixels outside of the frame show this colour, or else colour 0, as in Pillow; not the background.
+    Pixels outside of the frame show this colour, or else colour 0, as in Pillow; not the
+    background.
     """
     if len(file) < 13:
         return file

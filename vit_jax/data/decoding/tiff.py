@@ -1,7 +1,8 @@
 """Decode the first page of a TIFF: its stored values, or uint8 in RGB.
 
-tifffile and imagecodecs decode strips and tiles. They never see the directory of the file: this module reads the few
-tags that matter, within limits, and describes the page to tifffile in a directory of its own. The file may be hostile.
+tifffile and imagecodecs decode strips and tiles. They never see the directory of the file: this
+module reads the few tags that matter, within limits, and describes the page to tifffile in a
+directory of its own. The file may be hostile.
 """
 
 import contextlib
@@ -68,7 +69,8 @@ _SMALL_TAGS = frozenset(
 )
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
 
-# Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be larger than the page.
+# Pixels that strips or tiles may decode to, beyond twice those of the page: a single tile may be
+# larger than the page.
 _SPARE_PIXELS = 2**24
 _LARGEST_TABLES = 2**16  # bytes of JPEG tables
 
@@ -319,7 +321,8 @@ def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
         values = np.empty(page.shaped, page.dtype)
         for index, data in enumerate(_read_segments(file, count)):
             if index == 0:
-                # Then the file's own marks tell the colours, whatever the tags say; a plane is grey.
+                # Then the file's own marks tell the colours, whatever the tags say; a plane is
+                # grey.
                 page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
             if layout.compression == LERC:
                 data = _unwrap_lerc(

@@ -1,8 +1,9 @@
 """ArrayRecord files that lie in a bucket, read in ranges: the library `array_record` opens files of this machine only.
 
-A file is a sequence of chunks in blocks of 64 KiB (the format of Riegeli). Each block begins with a header of 24 bytes,
-wherever in a chunk that is. The last block has the offset of the footer, a chunk that lists the offsets of all others.
-TFDS writes one record to a chunk. Chunks with transposed records, which nobody writes for images, are rejected.
+A file is a sequence of chunks in blocks of 64 KiB (the format of Riegeli). Each block begins with a
+header of 24 bytes, wherever in a chunk that is. The last block has the offset of the footer, a
+chunk that lists the offsets of all others. TFDS writes one record to a chunk. Chunks with
+transposed records, which nobody writes for images, are rejected.
 """
 
 import functools
@@ -41,7 +42,8 @@ class _Index(NamedTuple):
 class BucketRecords:
     """Serialised records of parts of ArrayRecord files, by index; can be pickled and read by many threads.
 
-    Reading raises RuntimeError for a damaged record, as `array_record` does, and OSError if the bucket does not answer.
+    Reading raises RuntimeError for a damaged record, as `array_record` does, and OSError if the
+    bucket does not answer.
     """
 
     def __init__(self, parts: Sequence[tuple[str, int, int]]):

@@ -54,7 +54,8 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
 def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Train and test indices: ordered by class and, inside a class, by a hash of the index, every fifth is for testing.
 
-    The hash puts every writer, whose digits are neighbours in the file, on both sides; it never changes.
+    The hash puts every writer, whose digits are neighbours in the file, on both sides; it never
+    changes.
     """
 
     def rank(index: int) -> tuple[int, bytes]:
@@ -79,7 +80,8 @@ def prepare(data_dir: str | None = None) -> Path:
         try:
             builder.download_and_prepare()
         except Exception as error:
-            # TFDS writes beside the folder and then renames; the second process cannot, and need not.
+            # TFDS writes beside the folder and then renames; the second process cannot, and need
+            # not.
             if _is_prepared(path):
                 return path
             if not isinstance(error, OSError) or error.filename is None:

@@ -30,7 +30,8 @@ class Description(TypedDict):
 class Folder(Listing):
     """An image folder.
 
-    Its splits are sub-folders named like one, or as asked for, with class folders and no images directly inside.
+    Its splits are sub-folders named like one, or as asked for, with class folders and no images
+    directly inside.
     """
 
     kind = "folder"

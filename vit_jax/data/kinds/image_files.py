@@ -1,7 +1,8 @@
 """Find image files: by their names, in folders, and by the arguments of a command line.
 
-Files and folders whose names start with a dot are skipped, and so are pipes, sockets and devices. Links are followed,
-but no folder is walked twice and none that contains the start, so the walk ends where links form a circle.
+Files and folders whose names start with a dot are skipped, and so are pipes, sockets and devices.
+Links are followed, but no folder is walked twice and none that contains the start, so the walk ends
+where links form a circle.
 """
 
 import collections
@@ -195,8 +196,8 @@ def read_file(path: str) -> bytes:
     """Return the bytes of an image file.
 
     Raises:
-      UnreadableImage: the file was removed since it was listed, may not be read, is a pipe or a device, or is larger
-        than `MAX_IMAGE_BYTES`.
+      UnreadableImage: the file was removed since it was listed, may not be read, is a pipe or a
+        device, or is larger than `MAX_IMAGE_BYTES`.
       NoAnswer: the file is in a bucket that does not answer.
     """
     try:
@@ -212,13 +213,14 @@ def read_file(path: str) -> bytes:
 def list_images(arguments: Sequence[str]) -> list[str]:
     """Return the image files that the arguments of a command line name, in their order, none twice.
 
-    "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file is used whatever its name. A
-    folder stands for the image files below it. A pattern (`*`, `?`, `[…]`, `**` for folders at any depth) stands for
-    the image files and folders that match it, sorted, unless a file has the name of the pattern itself.
+    "-" stands for names on standard input, one a line of at most `MAX_NAME_BYTES`. A file is used
+    whatever its name. A folder stands for the image files below it. A pattern (`*`, `?`, `[…]`,
+    `**` for folders at any depth) stands for the image files and folders that match it, sorted,
+    unless a file has the name of the pattern itself.
 
     Raises:
-      ValueError: no arguments, an argument without an image, a folder that cannot be read, or a line of standard input
-        that is too long.
+      ValueError: no arguments, an argument without an image, a folder that cannot be read, or a
+        line of standard input that is too long.
     """
     paths: dict[str, str] = {}
     for argument in arguments:

@@ -1,6 +1,7 @@
 """Lists of images with labels, with or without splits: common to folders, tables and packed files.
 
-Without splits a fixed part of every class is held out for testing. Any split can be opened in parts.
+Without splits a fixed part of every class is held out for testing. Any split can be opened in
+parts.
 """
 
 import abc
@@ -134,20 +135,22 @@ def open_listing(
 ) -> Source:
     """Open one split.
 
-    Splits are named train, training, test, val, validation, valid, or as in the config; the classes are those of
-    `config.train_split`. A missing split is replaced by another of the same meaning, "test" also by "val". "NAME[:99%]"
-    and "NAME[99%:]" are parts of a split, class by class, chosen as the hold-out is.
-    Without splits, `config.test_split` is `config.holdout_fraction` of every class, chosen by (seed, class, file name),
-    `config.train_split` is the rest, and "all" is both. With `held_then`, from `subset.held_up_to`, they are those of
-    an earlier state of the list, and new images are on either side by their names.
+    Splits are named train, training, test, val, validation, valid, or as in the config; the classes
+    are those of `config.train_split`. A missing split is replaced by another of the same meaning,
+    "test" also by "val". "NAME[:99%]" and "NAME[99%:]" are parts of a split, class by class, chosen
+    as the hold-out is. Without splits, `config.test_split` is `config.holdout_fraction` of every
+    class, chosen by (seed, class, file name), `config.train_split` is the rest, and "all" is both.
+    With `held_then`, from `subset.held_up_to`, they are those of an earlier state of the list, and
+    new images are on either side by their names.
 
-    With `is_classified=False`, for images without a classifier, one class is enough, there need be no training split,
-    and classes without training images have the last numbers.
+    With `is_classified=False`, for images without a classifier, one class is enough, there need be
+    no training split, and classes without training images have the last numbers.
 
     Raises:
-      ValueError: there is no such list or split; it cannot be read; no images; fewer than two classes; a class without
-        training images; two classes whose names differ in case or Unicode normal form alone; a hold-out that leaves a
-        class without training or test images; otherwise as `Listing.read`.
+      ValueError: there is no such list or split; it cannot be read; no images; fewer than two
+        classes; a class without training images; two classes whose names differ in case or Unicode
+        normal form alone; a hold-out that leaves a class without training or test images; otherwise
+        as `Listing.read`.
     """
     listing.require()
     whole, low, high = part_of_split(split)

@@ -1,7 +1,7 @@
 """Datasets packed in a few large files: their files, splits and class numbers.
 
-A file belongs to the split whose name is in the file's name or else in that of its folder: train/0000.tar,
-imagenet-train-0000.tar, train-00000-of-00005.parquet.
+A file belongs to the split whose name is in the file's name or else in that of its folder:
+train/0000.tar, imagenet-train-0000.tar, train-00000-of-00005.parquet.
 """
 
 import collections
@@ -31,7 +31,8 @@ def read_class_names(path: str) -> tuple[str, ...]:
     """Return the names in a text file, one a line, in the order of the numbers of classes.
 
     Raises:
-      ValueError: the file cannot be read as text, or has an empty line or a name twice; the message begins with `path`.
+      ValueError: the file cannot be read as text, or has an empty line or a name twice; the message
+        begins with `path`.
     """
     try:
         text = io.StringIO(

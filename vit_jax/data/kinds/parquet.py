@@ -1,7 +1,8 @@
 """Hugging Face image datasets in parquet files ("parquet:PATH"), such as a local copy of a repository of the Hub.
 
-Parquet compresses the images of a row group together, so that one image costs reading its group. Groups are kept in
-memory up to `CACHE_BYTES`: images in order are read once, images in random order a group at a time.
+Parquet compresses the images of a row group together, so that one image costs reading its group.
+Groups are kept in memory up to `CACHE_BYTES`: images in order are read once, images in random order
+a group at a time.
 """
 
 import base64
@@ -33,7 +34,8 @@ from vit_jax.storage.gcs_client import NoAnswer
 from vit_jax.text.printable import first_line, printable
 
 CACHE_BYTES = 2**28
-"""Images in memory, uncompressed, of all sources of a process; beside them each thread may read one group."""
+"""Images in memory, uncompressed, of all sources of a process; beside them each thread may read one
+group."""
 MAX_GROUP_BYTES = 2**30
 """Limit of the images of one row group. The Hub writes groups of 100 images."""
 _LABELS = ("label", "labels", "fine_label")  # the first that there is
@@ -154,7 +156,8 @@ class _Description(NamedTuple):
     """The footer of a file.
 
     Attributes:
-      metadata: for the library. Its row groups have no `column`: that method ends the process for damaged files.
+      metadata: for the library. Its row groups have no `column`: that method ends the process for
+        damaged files.
       layout: sizes.
     """
 
@@ -192,7 +195,8 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
     """Return the images of a row group.
 
     Raises:
-      ValueError: they are larger than `MAX_GROUP_BYTES`, whatever the footer states, or more or fewer than it states.
+      ValueError: they are larger than `MAX_GROUP_BYTES`, whatever the footer states, or more or
+        fewer than it states.
     """
     metadata, layout = _describe(file)
     measure_pages(file.path, _chunk(file, group, column), MAX_GROUP_BYTES)
@@ -284,7 +288,8 @@ class ParquetSource(PackedSource):
 class Parquet(Packed):
     """Parquet files with a column of images and one of labels, named in the metadata that Hugging Face writes.
 
-    Without it the columns are `image` and `label`, and classes are numbers or the texts of the labels.
+    Without it the columns are `image` and `label`, and classes are numbers or the texts of the
+    labels.
     """
 
     kind = "parquet"

@@ -1,7 +1,8 @@
 """The layout of parquet files: sizes in their footers and page headers, read without the library.
 
-The library trusts these numbers: it allocates as much memory as a page states, and ends the process for some damaged
-footers. Both are structs of Thrift's compact protocol, whose fields have numbers instead of names.
+The library trusts these numbers: it allocates as much memory as a page states, and ends the process
+for some damaged footers. Both are structs of Thrift's compact protocol, whose fields have numbers
+instead of names.
 """
 
 from typing import Any, NamedTuple

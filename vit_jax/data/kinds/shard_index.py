@@ -1,7 +1,8 @@
 """Indices of tar shards: the images of each shard with their places and labels.
 
-An index is a file beside its shard, or in the user's cache folder. It is used while its digest is right, the shard has
-the size and times of the index (in a bucket: the generation), and a sample of members has the recorded bytes.
+An index is a file beside its shard, or in the user's cache folder. It is used while its digest is
+right, the shard has the size and times of the index (in a bucket: the generation), and a sample of
+members has the recorded bytes.
 """
 
 import collections
@@ -60,7 +61,8 @@ class Selection(NamedTuple):
 
     Attributes:
       key: of `.json`, whose value is the label; "": as `tar.label_of`.
-      suffixes: of images, without the first dot; the first that a sample has is read. (): as `tar.image_order`.
+      suffixes: of images, without the first dot; the first that a sample has is read. (): as
+        `tar.image_order`.
     """
 
     key: str = ""
@@ -311,7 +313,8 @@ def read_index(file: str, selection: Selection) -> tuple[Index, Checks]:
 
     Raises:
       OSError: the system refuses.
-      ValueError: it is damaged or cut off; an image has no label, is no plain member, or has the name of another.
+      ValueError: it is damaged or cut off; an image has no label, is no plain member, or has the
+        name of another.
     """
     with open_regular(file) as opened:
         groups = _group_members(Stream(opened, file, size_of(opened)), selection)
@@ -387,8 +390,8 @@ def _choose_all(groups: Collection[_Group], selection: Selection) -> tuple[list[
     """Return the image and the label of each sample.
 
     Raises:
-      ValueError: there are no images; an image has no label, or several; two images have one name; a suffix is
-        read in one sample and skipped in another.
+      ValueError: there are no images; an image has no label, or several; two images have one name;
+        a suffix is read in one sample and skipped in another.
     """
     kinds = ("json",) if selection.key else LABEL_EXTENSIONS
     chosen = list[_Chosen]()

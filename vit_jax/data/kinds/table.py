@@ -1,7 +1,8 @@
 """Tables of images ("csv:FILE"): a line for each image, with its file, its label or labels, and perhaps its split.
 
-Labels of a multi-label image stand in one cell, so that lines stay readable with a thousand classes, or are columns of
-0 and 1. "csv:FILE#comma" names another separator of the labels in a cell.
+Labels of a multi-label image stand in one cell, so that lines stay readable with a thousand
+classes, or are columns of 0 and 1. "csv:FILE#comma" names another separator of the labels in a
+cell.
 """
 
 import collections
@@ -71,9 +72,9 @@ class _Content(NamedTuple):
 class Table(Listing):
     """A CSV file with a header: columns `image` and `label`, and perhaps `split`; others are ignored.
 
-    The column `labels` in place of `label` makes it multi-label: an image has any number of them, also none. So do
-    columns of 0 and 1 in the place of both. Paths are relative to the folder of the file, or absolute, and may lead
-    anywhere.
+    The column `labels` in place of `label` makes it multi-label: an image has any number of them,
+    also none. So do columns of 0 and 1 in the place of both. Paths are relative to the folder of
+    the file, or absolute, and may lead anywhere.
     """
 
     kind = "csv"
@@ -141,8 +142,8 @@ class Table(Listing):
         """The content of the file.
 
         Raises:
-          ValueError: the file cannot be read, lacks a column or has one twice; cells are missing, empty or too many;
-            an image is listed twice.
+          ValueError: the file cannot be read, lacks a column or has one twice; cells are missing,
+            empty or too many; an image is listed twice.
         """
         header, lines = _read(self.path)
         self._require_cells(header, lines)
@@ -233,7 +234,8 @@ class Table(Listing):
         """Return the separator of labels in cells: the named one, or "|" if nothing speaks for another one.
 
         Raises:
-          ValueError: its name is unknown; the cells are lists in brackets; another separator is likely.
+          ValueError: its name is unknown; the cells are lists in brackets; another separator is
+            likely.
         """
         filled = collections.Counter(filter(None, cells))
         total = filled.total()
@@ -268,7 +270,8 @@ class Table(Listing):
         """Return whether columns of 0 and 1 stand for classes.
 
         Raises:
-          ValueError: only some of the columns are such, two have one name, or one has none; a separator is named.
+          ValueError: only some of the columns are such, two have one name, or one has none; a
+            separator is named.
         """
         flags = list[str]()
         others = list[str]()
@@ -322,8 +325,9 @@ def split_labels(cell: str, separator: str) -> tuple[str, ...]:
 def find_likely_separator(cells: collections.Counter[str]) -> str:
     """Return the name of the separator that cells seem to hold in the place of "|"; "" without one.
 
-    It is in more than half of the cells, or all labels that it separates are also cells by themselves. Many names of
-    classes have a space; it counts only if it separates fewer labels than there are different cells.
+    It is in more than half of the cells, or all labels that it separates are also cells by
+    themselves. Many names of classes have a space; it counts only if it separates fewer labels than
+    there are different cells.
 
     Args:
       cells: those that are not empty, with their numbers.

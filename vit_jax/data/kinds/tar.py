@@ -1,7 +1,8 @@
 """Tar archives that others made, read forwards once: their members, and the labelled images among them.
 
-Nothing is written by a member's name. Damage ends in one error: Python's `tarfile` takes a damaged header in the middle
-of an archive for its end, and reads extended headers of any size into memory; so only its parser of a header is used.
+Nothing is written by a member's name. Damage ends in one error: Python's `tarfile` takes a damaged
+header in the middle of an archive for its end, and reads extended headers of any size into memory;
+so only its parser of a header is used.
 """
 
 import collections
@@ -177,7 +178,8 @@ class Member(NamedTuple):
       name: its path, with "/" between folders; bytes that are not UTF-8 are escaped.
       offset: of its content in the archive, without compression.
       size: of its content, in bytes.
-      problem: why it must not be read; "" for a regular file with a path below the archive's own folder.
+      problem: why it must not be read; "" for a regular file with a path below the archive's own
+        folder.
     """
 
     name: str
@@ -189,11 +191,12 @@ class Member(NamedTuple):
 def members(stream: Stream) -> Iterator[Member]:
     """Yield the members of an archive in their order, without folders.
 
-    The stream is at the content of a member when it is yielded: `stream.read(member.size)` returns it, and
-    the rest of it is skipped.
+    The stream is at the content of a member when it is yielded: `stream.read(member.size)` returns
+    it, and the rest of it is skipped.
 
     Raises:
-      TarError: the archive is damaged or cut off, has a header of more than 1 MiB, or other data behind its end.
+      TarError: the archive is damaged or cut off, has a header of more than 1 MiB, or other data
+        behind its end.
     """
     extended: dict[str, bytes] = {}
     while (header := _next_header(stream)) is not None:
@@ -283,7 +286,8 @@ def _problem(name: str, header: tarfile.TarInfo) -> str:
     return "" if name and "\0" not in name else "has no proper name"
 
 
-# Labelled images: a WebDataset sample is the neighbours whose names are equal up to the first dot of the last part.
+# Labelled images: a WebDataset sample is the neighbours whose names are equal up to the first dot
+# of the last part.
 
 
 class Sample(NamedTuple, Generic[T]):
@@ -292,7 +296,8 @@ class Sample(NamedTuple, Generic[T]):
     Attributes:
       name: of the image.
       image: its content, or any value in place of it.
-      labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or archive.
+      labels: by extension, "cls" and "json"; empty for an image that has its class by its folder or
+        archive.
       skipped: names and contents of the sample's other images.
     """
 
@@ -321,7 +326,8 @@ def suffix_of(name: str) -> str:
 def image_order(name: str) -> tuple[int, int, str]:
     """Return the place of an image among those of its sample; the lowest is the sample's image.
 
-    Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before `.seg.jpg`.
+    Suffixes of one extension come first, as in `IMAGE_EXTENSIONS`: `.jpg` before `.png` before
+    `.seg.jpg`.
     """
     suffix = suffix_of(name)
     kind = extension(name)
@@ -377,12 +383,14 @@ def samples(
 ) -> Iterator[Sample[T]]:
     """Yield the images of an archive with their labels, from names and contents in the order of the archive.
 
-    Other files are skipped. The files of a sample follow each other, in any order. Of several images in a sample with
-    labels the first by `image_order` is yielded, and the others are in its `skipped`; without labels, each is yielded.
+    Other files are skipped. The files of a sample follow each other, in any order. Of several
+    images in a sample with labels the first by `image_order` is yielded, and the others are in its
+    `skipped`; without labels, each is yielded.
 
     Args:
       entries: of the archive.
-      size_of: bytes of a content. Images without a label are yielded when they have `_MOST_WAITING_BYTES`.
+      size_of: bytes of a content. Images without a label are yielded when they have
+        `_MOST_WAITING_BYTES`.
 
     Raises:
       TarError: a label follows images of its sample that were yielded before.
@@ -431,7 +439,8 @@ def _complete(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sam
 def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) -> int | str:
     """Return the class that the files of a sample state: a number, or a name.
 
-    A ".cls" file holds it as text. Without one it is the value of the first of these keys in a ".json" file.
+    A ".cls" file holds it as text. Without one it is the value of the first of these keys in a
+    ".json" file.
 
     Raises:
       ValueError: they state none.

@@ -59,8 +59,8 @@ class TfdsSource(Source):
         """Open a split of a TFDS builder.
 
         Raises:
-          ValueError: the data is missing or in a format without random access, there is no such split, a file of it is
-            damaged, or the dataset has no image or no class label.
+          ValueError: the data is missing or in a format without random access, there is no such
+            split, a file of it is damaged, or the dataset has no image or no class label.
         """
         _require_prepared(builder)
         _require_split(builder, split)
@@ -149,8 +149,8 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
 
     Raises:
       NotPrepared: it is of the catalogue, and is not there.
-      ValueError: it is no name, TFDS knows no such dataset or version, or would download its code; otherwise as
-        `TfdsSource`.
+      ValueError: it is no name, TFDS knows no such dataset or version, or would download its code;
+        otherwise as `TfdsSource`.
     """
     if not _NAME.fullmatch(
         name
@@ -186,8 +186,8 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     """Open a split of a task of VTAB: train800, val200, train800val200 or test.
 
     Raises:
-      ValueError: there is no such task or split, or its dataset is not prepared in a version that the splits hold for;
-        otherwise as `TfdsSource`.
+      ValueError: there is no such task or split, or its dataset is not prepared in a version that
+        the splits hold for; otherwise as `TfdsSource`.
     """
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
@@ -225,7 +225,8 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
       manual_dir: of archives that must be downloaded by hand (ImageNet's two tar files).
 
     Raises:
-      ValueError: unknown name, or TensorFlow, which the catalogue's own builders need, is not installed.
+      ValueError: unknown name, or TensorFlow, which the catalogue's own builders need, is not
+        installed.
     """
     if name == "digits":
         return str(digits.prepare(data_dir))

@@ -1,8 +1,8 @@
 """The 19 tasks of VTAB-1k ("vtab:NAME"): dataset, version, labels, splits and augmentations of each.
 
-Splits and labels are those of VTAB's public code (task_adaptation, data/clevr.py, kitti.py, dsprites.py) and of the
-configs that the paper's authors published afterwards; the exceptions of augmentation are Big Transfer's (App. F).
-`tfds_source` opens the tasks.
+Splits and labels are those of VTAB's public code (task_adaptation, data/clevr.py, kitti.py,
+dsprites.py) and of the configs that the paper's authors published afterwards; the exceptions of
+augmentation are Big Transfer's (App. F). `tfds_source` opens the tasks.
 """
 
 import dataclasses
@@ -110,9 +110,11 @@ class VtabTask:
       name: as in "vtab:NAME".
       group: over whose tasks a mean is taken.
       dataset: TFDS name, with a config if there are several.
-      version: pattern of versions that the splits hold for; more after commas. The first is the one to prepare.
+      version: pattern of versions that the splits hold for; more after commas. The first is the one
+        to prepare.
       num_classes: number of labels.
-      val200: the 200 examples on which settings are compared. The 800 to train on are always the first of train.
+      val200: the 200 examples on which settings are compared. The 800 to train on are always the
+        first of train.
       test: all test images.
       labels: how a record is labelled.
       flip, crop: augmentations that training may use.
@@ -160,8 +162,8 @@ _CLEVR = ("train[63000:63200]", "validation")
 _SPRITES = ("train[589824:590024]", "train[663552:]")
 _NORB = ("test[:200]", "test[50%:]")
 
-# VTAB uses 3.*.* of Pets, which today's TFDS cannot prepare. In 4.0.0 the lists of images and their keys, by which TFDS
-# orders them, are the same; a few damaged files were encoded anew.
+# VTAB uses 3.*.* of Pets, which today's TFDS cannot prepare. In 4.0.0 the lists of images and their
+# keys, by which TFDS orders them, are the same; a few damaged files were encoded anew.
 TASKS = (
     VtabTask("caltech101", "natural", "caltech101", "3.*.*", 102, "train[2754:2954]"),
     VtabTask("cifar100", "natural", "cifar100", "3.*.*", 100, "train[45000:45200]"),
