@@ -24,10 +24,10 @@ from vit_jax.data.workers import (
 )
 
 _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
-_ROWS_AT_ONCE = 16  # that a thread takes at least
-_BYTES_AT_ONCE = (
-    2**20
-)  # of images: a thread takes more rows of small ones, whose handover would cost more
+_ROWS_AT_ONCE = 16
+"""Smallest number of rows that a thread takes."""
+_BYTES_AT_ONCE = 2**20
+"""Bytes of images that a thread takes: of small images more rows, because handing over each row costs time."""
 _LOST_WORKER = (
     "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
     "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
@@ -58,12 +58,12 @@ def open_batches(
     shared = _SharedRows(stream, parallelism.num_threads)
     with (
         contextlib.closing(shared),
-        contextlib.closing(_prefetching(shared, parallelism)) as batches,
+        contextlib.closing(_prefetch_batches(shared, parallelism)) as batches,
     ):
-        yield _promised(batches, len(stream))
+        yield _take_all(batches, len(stream))
 
 
-def _promised(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
+def _take_all(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
     """Yield exactly `count` batches, or raise the first error: batches that grain yields after it are others."""
     for remaining in range(count, 0, -1):
         try:
@@ -94,10 +94,11 @@ class _SharedRows:
         num_rows = len(batch.label)
         even_share = -(-num_rows // self._num_threads)
         at_once = max(_ROWS_AT_ONCE, min(even_share, _BYTES_AT_ONCE // batch.image[0].nbytes))
-        blocks = [
-            range(start, min(start + at_once, num_rows)) for start in range(0, num_rows, at_once)
-        ]
-        for filled in [self._threads.submit(self._stream.fill, batch, i, rows) for rows in blocks]:
+        pending = []
+        for start in range(0, num_rows, at_once):
+            rows = range(start, min(start + at_once, num_rows))
+            pending.append(self._threads.submit(self._stream.fill, batch, i, rows))
+        for filled in pending:
             filled.result()
         return batch
 
@@ -120,7 +121,7 @@ class _SharedRows:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _prefetching(
+def _prefetch_batches(
     batches: _SharedRows, parallelism: Parallelism
 ) -> "grain.DatasetIterator[HostBatch]":
     """Return grain's iterator over batches, in order; each begins before the one before it is complete."""

@@ -35,9 +35,8 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
             sharding, local, (global_batch, *local.shape[1:])
         )
 
-    with jax.transfer_guard_host_to_device(
-        "allow"
-    ):  # with several processes JAX takes it for an implicit transfer
+    # With several processes JAX takes this for an implicit transfer.
+    with jax.transfer_guard_host_to_device("allow"):
         return Batch(
             image_BHWC=globalize(batch.image),
             label_B=globalize(batch.label),
@@ -74,10 +73,11 @@ def open_placed(
       ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.
     """
     height, width = stream.transform.image_size
-    parallelism = choose_parallelism(
-        num_workers, num_threads, batch_bytes=len(stream.rows) * height * width * 3
-    )
+    batch_bytes = len(stream.rows) * height * width * 3
+    parallelism = choose_parallelism(num_workers, num_threads, batch_bytes=batch_bytes)
+
+    def place_batch(batch: HostBatch) -> Batch:
+        return place(batch, sharding, stream.global_batch)
+
     with open_batches(stream, parallelism) as batches:
-        yield prefetch(
-            log.watch(batches), lambda batch: place(batch, sharding, stream.global_batch)
-        )
+        yield prefetch(log.watch(batches), place_batch)

@@ -11,9 +11,8 @@ import numpy as np
 from vit_jax.storage.files import is_mirrored
 from vit_jax.text.printable import printable
 
-MAX_CLASSES = (
-    2**20
-)  # of numbered ones: a larger number is an error of the data, and would make as many names
+MAX_CLASSES = 2**20
+"""Largest number of numbered classes. A larger number is an error of the data, and would make as many names."""
 
 
 class Record(NamedTuple):
@@ -115,9 +114,7 @@ def read_file_state(file: str) -> tuple[int, ...]:
       OSError: the system refuses.
     """
     status = os.stat(file)
-    if is_mirrored(
-        file
-    ):  # a placeholder's first time is the generation, its second the time of its download
+    if is_mirrored(file):  # the time of a placeholder is the generation
         return status.st_size, status.st_mtime_ns
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -175,23 +172,27 @@ def checked_labels(source: Source) -> np.ndarray:
     """
     labels = source.labels
     highest = 1 if source.is_multilabel else source.num_classes - 1
-    is_wrong = (labels < 0) | (labels > highest)
-    if len(wrong := np.flatnonzero(is_wrong.any(axis=1) if labels.ndim == 2 else is_wrong)):
-        allowed = "each is 0 or 1" if source.is_multilabel else f"classes are 0 to {highest}"
-        raise ValueError(
-            f"{printable(source.name_of(int(wrong[0])))} has the label {labels[wrong[0]]}, but {allowed}: choose a "
-            "split with labels, or correct them."
-        )
-    return labels
+    wrong = np.argwhere((labels < 0) | (labels > highest))
+    if not len(wrong):
+        return labels
+    first = int(wrong[0, 0])
+    name = printable(source.name_of(first))
+    allowed = "each is 0 or 1" if source.is_multilabel else f"classes are 0 to {highest}"
+    raise ValueError(
+        f"{name} has the label {labels[first]}, but {allowed}: choose a split with labels, or correct them."
+    )
 
 
 def class_sizes(labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Return the number of labels, (N,) or (N, K), of each class, (K,)."""
-    return labels.sum(axis=0) if labels.ndim == 2 else np.bincount(labels, minlength=num_classes)
+    if labels.ndim == 2:
+        return labels.sum(axis=0)
+    return np.bincount(labels, minlength=num_classes)
 
 
 def few(names: Sequence[str], shown: Callable[[str], str] = printable) -> str:
     """Return the first ten names, and the number of the others."""
-    return ", ".join(map(shown, names[:10])) + (
-        f" and {len(names) - 10} more" if len(names) > 10 else ""
-    )
+    first_ten = ", ".join(map(shown, names[:10]))
+    if len(names) <= 10:
+        return first_ten
+    return f"{first_ten} and {len(names) - 10} more"

@@ -6,7 +6,6 @@ its first twenty. Choices class by class are made of all multi-label records ali
 has a record to itself.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -65,11 +64,12 @@ class SubsetSource(WrappedSource):
         them, -1 for a class without chosen records. None: unchanged.
         """
         super().__init__(source)
-        self.class_names = source.class_names if class_names is None else tuple(class_names)
+        if class_names is not None:
+            self.class_names = tuple(class_names)
+        if relabel is None:
+            relabel = np.arange(source.num_classes)
+        self._relabel = np.asarray(relabel, np.int64)
         self._indices = np.asarray(indices, np.int64).reshape(-1)
-        self._relabel = (
-            np.arange(source.num_classes) if relabel is None else np.asarray(relabel, np.int64)
-        )
         assert len(self._relabel) == source.num_classes, "one new number for each class"
         assert np.all((self._indices >= 0) & (self._indices < len(source))), "numbers of records"
 
@@ -118,30 +118,29 @@ def hold_out(
       ValueError: no class has two examples.
     """
     assert 0.0 < fraction < 1.0, fraction
-    _, labels, sizes = _groups(source)
-    counts = np.where(sizes < 2, 0, np.clip(np.rint(fraction * sizes), 1, sizes - 1)).astype(
-        np.int64
-    )
+    _, labels, sizes = _read_groups(source)
+    at_least_one_on_either_side = np.clip(np.rint(fraction * sizes), 1, sizes - 1)
+    counts = np.where(sizes < 2, 0, at_least_one_on_either_side).astype(np.int64)
     if not counts.any():
         raise ValueError(
             "Nothing can be held out: no class has two examples. Add some, or choose without a hold-out."
         )
-    return _split(
-        source,
-        _first_by_hash(source, np.arange(len(source)), labels, counts, b"%d/%s" % (seed, purpose)),
-    )
+    salt = b"%d/%s" % (seed, purpose)
+    is_held = _find_first_by_hash(source, np.arange(len(source)), labels, counts, salt)
+    return _split(source, is_held)
 
 
 def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
     """Return the records of each class between two fractions, in the order of their hashes, as in `hold_out`."""
-    (_, labels, sizes), everything = _groups(source), np.arange(len(source))
-    below, up_to = (
-        _first_by_hash(
-            source, everything, labels, np.rint(fraction * sizes).astype(np.int64), b"%d/" % seed
-        )
-        for fraction in (low, high)
-    )
-    return SubsetSource(source, np.flatnonzero(up_to & ~below))
+    _, labels, sizes = _read_groups(source)
+
+    def find_first(fraction: float) -> np.ndarray:
+        counts = np.rint(fraction * sizes).astype(np.int64)
+        everything = np.arange(len(source))
+        return _find_first_by_hash(source, everything, labels, counts, b"%d/" % seed)
+
+    is_in_part = find_first(high) & ~find_first(low)
+    return SubsetSource(source, np.flatnonzero(is_in_part))
 
 
 def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
@@ -149,11 +148,12 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
 
     After the source has changed, the records up to this hash are those that were held out.
     """
-    last = collections.defaultdict[str, str](str)
-    names, labels, _ = _groups(held_out)
+    last: dict[str, str] = {}
+    names, labels, _ = _read_groups(held_out)
     for index, label in enumerate(labels.tolist()):
-        last[names[label]] = max(last[names[label]], _short_hash(held_out, index, seed))
-    return dict(last)
+        name = names[label]
+        last[name] = max(last.get(name, ""), _short_hash(held_out, index, seed))
+    return last
 
 
 def hold_out_as_then(
@@ -163,25 +163,25 @@ def hold_out_as_then(
 
     Hold out all records of unknown classes.
     """
-    names, labels, _ = _groups(source)
-    is_held = [
-        names[label] not in last or _short_hash(source, index, seed) <= last[names[label]]
-        for index, label in enumerate(labels.tolist())
-    ]
-    return _split(source, np.array(is_held, bool))
+    names, labels, _ = _read_groups(source)
+    is_held = np.zeros(len(source), bool)
+    for index, label in enumerate(labels.tolist()):
+        last_held = last.get(names[label])
+        is_held[index] = last_held is None or _short_hash(source, index, seed) <= last_held
+    return _split(source, is_held)
 
 
 def _split(source: Source, is_held: np.ndarray) -> tuple[SubsetSource, SubsetSource]:
-    return SubsetSource(source, np.flatnonzero(~is_held)), SubsetSource(
-        source, np.flatnonzero(is_held)
-    )
+    rest = SubsetSource(source, np.flatnonzero(~is_held))
+    held_out = SubsetSource(source, np.flatnonzero(is_held))
+    return rest, held_out
 
 
 def _short_hash(source: Source, index: int, seed: int) -> str:
     return hashlib.sha256(b"%d/%b" % (seed, source.key_of(index))).hexdigest()[:16]
 
 
-def _groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+def _read_groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
     """Return names of groups, the group of each record (N,), and sizes: classes, or one group if multi-label."""
     if source.is_multilabel:
         return ("",), np.zeros(len(source), np.int64), np.array([len(source)])
@@ -195,7 +195,7 @@ def classes_without_examples(source: Source) -> list[str]:
     return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
 
 
-def _first_by_hash(
+def _find_first_by_hash(
     source: Source, indices: np.ndarray, labels: np.ndarray, counts: np.ndarray, salt: bytes
 ) -> np.ndarray:
     """Return which of some records, bool (N,), are the first `counts[label]` of their class by their hash.
@@ -228,67 +228,73 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
       ValueError: a class that the data does not have, that is named twice or is the only one; no
         examples, or too few for training, in all or of a class.
     """
-    per_class, in_all = (
-        (config.train_examples_per_class, config.train_examples) if training else (None, None)
-    )
+    per_class = config.train_examples_per_class if training else None
+    in_all = config.train_examples if training else None
     if not config.classes and per_class is None and in_all is None:
         return source
-    class_names = tuple(config.classes) or source.class_names
     if per_class is not None and source.is_multilabel:
         raise ValueError(
             f"config.input.train_examples_per_class={per_class}: an image of these data may have several labels, so "
             "that no class has images to itself. Use config.input.train_examples, of all images."
         )
-    relabel = (
-        _numbering(source.class_names, class_names)
-        if config.classes
-        else np.arange(source.num_classes)
-    )
+
+    class_names = source.class_names
+    relabel = np.arange(source.num_classes)
+    if config.classes:
+        class_names = tuple(config.classes)
+        relabel = _number_classes(source.class_names, class_names)
     labels = SubsetSource(source, np.arange(len(source)), class_names, relabel).labels
-    indices = np.arange(len(source)) if source.is_multilabel else np.flatnonzero(labels >= 0)
-    sizes = class_sizes(labels[indices], len(class_names)).tolist()
-    needed = per_class or 1
-    short = [
-        f"{name!r} has {size}"
-        for name, size in zip(class_names, sizes, strict=True)
-        if size < needed
-    ]
-    if training and short:
+    indices = np.arange(len(source))
+    if not source.is_multilabel:
+        indices = np.flatnonzero(labels >= 0)
+    if training:
+        _require_examples(class_names, labels[indices], per_class or 1)
+    if not len(indices):
+        classes = ",".join(class_names)
+        raise ValueError(f"config.input.classes={classes}: this split has no image of them.")
+
+    if per_class is not None:
+        counts = np.full(len(class_names), per_class)
+        salt = b"%d/examples/" % seed
+        indices = indices[_find_first_by_hash(source, indices, labels[indices], counts, salt)]
+    if in_all is not None:
+        indices = _choose_in_all(source, indices, in_all, seed)
+    return SubsetSource(source, indices, class_names, relabel)
+
+
+def _choose_in_all(source: Source, indices: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Choose a number of records; the number of each class is left to chance."""
+    if len(indices) < count:
+        rule = f"must be at most {len(indices)}"
+        raise ValueError(f"config.input.train_examples={count}: {rule}.")
+    one_group = np.zeros(len(indices), np.int64)
+    salt = b"%d/subset/" % seed
+    return indices[_find_first_by_hash(source, indices, one_group, np.array([count]), salt)]
+
+
+def _require_examples(class_names: tuple[str, ...], labels: np.ndarray, needed: int) -> None:
+    """Raise ValueError unless each class has enough examples to train on."""
+    sizes = class_sizes(labels, len(class_names)).tolist()
+    short = []
+    for name, size in zip(class_names, sizes, strict=True):
+        if size < needed:
+            short.append(f"{name!r} has {size}")
+    if short:
         raise ValueError(
             f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
             "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
         )
-    if not len(indices):
-        raise ValueError(
-            f"config.input.classes={','.join(class_names)}: this split has no image of them."
-        )
-    if per_class is not None:
-        counts = np.full(len(class_names), per_class)
-        indices = indices[
-            _first_by_hash(source, indices, labels[indices], counts, b"%d/examples/" % seed)
-        ]
-    if in_all is not None:
-        if len(indices) < in_all:
-            raise ValueError(
-                f"config.input.train_examples={in_all}: must be at most {len(indices)}."
-            )
-        together = np.zeros(
-            len(indices), np.int64
-        )  # classes do not count: as many of each as chance will have
-        indices = indices[
-            _first_by_hash(source, indices, together, np.array([in_all]), b"%d/subset/" % seed)
-        ]
-    return SubsetSource(source, indices, class_names, relabel)
 
 
-def _numbering(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
+def _number_classes(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
     """Return for each known class its number among the chosen ones, or -1."""
+    option = f"config.input.classes={','.join(chosen)}"
+    for name in chosen:
+        if name not in known:
+            near = closest(name, known, 3)
+            hint = f"Nearest: {few(near, repr)}" if near else f"It has {few(known, repr)}"
+            raise ValueError(f"{option}: the data have no class {name!r}. {hint}.")
     numbers = {name: number for number, name in enumerate(chosen)}
-    problem = "" if 1 < len(numbers) == len(chosen) else "must be at least two different classes"
-    if (unknown := next((name for name in chosen if name not in known), None)) is not None:
-        near = closest(unknown, known, 3)
-        hint = f"Nearest: {few(near, repr)}" if near else f"It has {few(known, repr)}"
-        problem = f"the data have no class {unknown!r}. {hint}"
-    if problem:
-        raise ValueError(f"config.input.classes={','.join(chosen)}: {problem}.")
+    if len(chosen) < 2 or len(numbers) < len(chosen):
+        raise ValueError(f"{option}: must be at least two different classes.")
     return np.array([numbers.get(name, -1) for name in known])

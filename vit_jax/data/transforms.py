@@ -42,7 +42,7 @@ class TrainTransform:
 
     def __post_init__(self) -> None:
         for reference in self.config.augmentations:
-            _resolved(reference)
+            _import_augmentation(reference)
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -70,23 +70,29 @@ class TrainTransform:
     def _finish(
         self, crop: Callable[[], np.ndarray], rng: np.random.Generator, out: np.ndarray | None
     ) -> np.ndarray:
+        """Crop, flip and augment an image. The order of random numbers is part of a run's reproducibility."""
+        config = self.config
         image = crop()
-        if self.config.flip and rng.random() < 0.5:
+        if config.flip and rng.random() < 0.5:
             image = cv2.flip(image, 1, dst=image if image is out else None)
-        if layers := self.config.randaugment_layers:
-            magnitude = self.config.randaugment_magnitude
-            arithmetic = self.config.randaugment_arithmetic
-            image = randaugment.randaugment(rng, image, layers, magnitude, arithmetic)
-        if self.config.three_augment:
+        if config.randaugment_layers:
+            image = randaugment.randaugment(
+                rng,
+                image,
+                config.randaugment_layers,
+                config.randaugment_magnitude,
+                config.randaugment_arithmetic,
+            )
+        if config.three_augment:
             image = augment.three_augment(rng, image)
-        if self.config.color_jitter:
-            image = augment.color_jitter(rng, image, self.config.color_jitter)
-        for reference in self.config.augmentations:
-            image = _augmented(reference, image, rng)
-        if self.config.erasing_fraction and rng.random() < self.config.erasing_fraction:
-            image = augment.erase(
-                rng, image if image is out else image.copy()
-            )  # it may be the stored record
+        if config.color_jitter:
+            image = augment.color_jitter(rng, image, config.color_jitter)
+        for reference in config.augmentations:
+            image = _apply_custom(reference, image, rng)
+        if config.erasing_fraction and rng.random() < config.erasing_fraction:
+            if image is not out:
+                image = image.copy()  # it may be the stored record
+            image = augment.erase(rng, image)
         return image
 
     def _plan_crop(
@@ -112,8 +118,8 @@ class TrainTransform:
 
     def _crop(self, stored: bytes | np.ndarray, rng: np.random.Generator) -> np.ndarray:
         config = self.config
-        crop = self.config.train_crop
-        pixels = self.config.train_resize_pixels
+        crop = config.train_crop
+        pixels = config.train_resize_pixels
         image = images.decode(
             stored, config.max_image_megapixels, config.exif_orientation, config.value_range
         )
@@ -123,7 +129,9 @@ class TrainTransform:
         if crop == "simple":
             return crops.simple_crop(rng, self._cover(image, config.image_size), config.image_size)
         image = self._resize(image, config.image_size)
-        return crops.random_shift(rng, image, config.shift_pixels) if crop == "shift" else image
+        if crop == "shift":
+            return crops.random_shift(rng, image, config.shift_pixels)
+        return image
 
     def _resize(self, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
         """Return the image with this height and width."""
@@ -166,18 +174,19 @@ class EvaluationTransform:
             record.image, self.max_image_megapixels, self.exif_orientation, self.value_range
         )
         if self.interpolation is not None:
-            resized = resampling.resize(
-                image, self._antialiased_size(image), self.interpolation, self.library
-            )
+            size = self._antialiased_size(image)
+            resized = resampling.resize(image, size, self.interpolation, self.library)
             return images.central_crop(resized, self.image_size, to_even=self.library == "timm")
-        if (
-            self.resize == "direct"
-        ):  # as the released code does: a sample for each pixel, not an average
+        if self.resize == "direct":  # a sample for each pixel, not an average, as the released code
             return images.resize_bilinear(image, self.image_size)
+
         height, width = self.image_size
         covered = (round(height / self.crop_fraction), round(width / self.crop_fraction))
-        resize = images.resize_to_cover if self.resize == "short_side" else images.resize_bilinear
-        return images.central_crop(resize(image, covered), self.image_size)
+        if self.resize == "short_side":
+            resized = images.resize_to_cover(image, covered)
+        else:
+            resized = images.resize_bilinear(image, covered)
+        return images.central_crop(resized, self.image_size)
 
     def _antialiased_size(self, image: np.ndarray) -> tuple[int, int]:
         """Return the size before the crop."""
@@ -185,11 +194,9 @@ class EvaluationTransform:
             return self.image_size
         height, width = self.image_size
         covered = (math.floor(height / self.crop_fraction), math.floor(width / self.crop_fraction))
-        return (
-            resampling.covering_size(image.shape[:2], covered)
-            if self.resize == "short_side"
-            else covered
-        )
+        if self.resize == "direct_crop":
+            return covered
+        return resampling.covering_size(image.shape[:2], covered)
 
 
 def build_evaluation_transform(config: InputConfig) -> EvaluationTransform:
@@ -218,7 +225,7 @@ def build_fewshot_transform(
 
 
 @functools.cache
-def _resolved(reference: str) -> Augmentation:
+def _import_augmentation(reference: str) -> Augmentation:
     augmentation = resolve(reference, "config.input.augmentations")
     if not callable(augmentation):
         kind = type(augmentation).__name__
@@ -240,14 +247,12 @@ def check_augmentations(config: InputConfig, record: Record) -> None:
             TrainTransform(config)(record, np.random.default_rng(0))
 
 
-def _augmented(reference: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    result = _resolved(reference)(
-        image.copy(), rng
-    )  # a copy, because the image may be part of the stored record
-    is_array = isinstance(result, np.ndarray)
-    if not is_array or (result.dtype, result.shape) != (image.dtype, image.shape):
-        kind = f"{result.dtype} {result.shape}" if is_array else type(result).__name__
-        raise ValueError(
-            f"The augmentation {reference} returned {kind}; return uint8 {image.shape}."
-        )
-    return result
+def _apply_custom(reference: str, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Apply a user's function to a copy, because the image may be part of the stored record."""
+    result = _import_augmentation(reference)(image.copy(), rng)
+    kind = type(result).__name__
+    if isinstance(result, np.ndarray):
+        if result.dtype == image.dtype and result.shape == image.shape:
+            return result
+        kind = f"{result.dtype} {result.shape}"
+    raise ValueError(f"The augmentation {reference} returned {kind}; return uint8 {image.shape}.")
