@@ -41,7 +41,6 @@ from vit_jax.train.inputs import open_evaluation_batches as open_evaluation_batc
 from vit_jax.train.inputs import open_train_batches as open_train_batches
 from vit_jax.train.layout import resolve_layout
 from vit_jax.train.phases import apply_phase, resize_architecture
-from vit_jax.train.resizing import make_resize, resize_loss
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import make_prepare_batch
 from vit_jax.train.step_compiler import StepCompiler, set_shardings
@@ -259,6 +258,8 @@ def build_phase(
 
     The state, and so its evaluation, are those of the run.
     """
+    from vit_jax.train.resizing import make_resize, resize_loss
+
     config = apply_phase(run.config, phase)
     architecture = resize_architecture(run.architecture, phase)
     model = trainable.shape_state(architecture).model

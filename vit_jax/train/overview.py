@@ -5,7 +5,7 @@ import dataclasses
 import importlib.metadata
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -32,8 +32,10 @@ from vit_jax.train.inputs import Datasets
 from vit_jax.train.progress import duration_text
 from vit_jax.train.state import TrainState
 from vit_jax.weights.description import TrainingData, describe, describe_preparation
-from vit_jax.weights.fit import Fitted
 from vit_jax.weights.folding import OURS
+
+if TYPE_CHECKING:
+    from vit_jax.weights.fit import Fitted
 
 PACKAGES = (
     "jax",
@@ -242,7 +244,9 @@ def _describe_layout(run: Assembly) -> str:
     return f"{text}, remat {run.architecture.remat}"
 
 
-def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = None) -> JsonObject:
+def checkpoint_metadata(
+    run: Assembly, data: Datasets, fitted: "Fitted | None" = None
+) -> JsonObject:
     """Return metadata of weights: model, classes, preprocessing, and the needs of exact resuming."""
     config = run.config
     metadata = _describe_weights(run, data, fitted)
@@ -261,7 +265,7 @@ def checkpoint_metadata(run: Assembly, data: Datasets, fitted: Fitted | None = N
     return metadata
 
 
-def _describe_weights(run: Assembly, data: Datasets, fitted: Fitted | None) -> JsonObject:
+def _describe_weights(run: Assembly, data: Datasets, fitted: "Fitted | None") -> JsonObject:
     """Return the metadata that weights carry; a fine-tuning run starts with `fitted`."""
     architecture = run.architecture
     transform = build_evaluation_transform(run.config.input)

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,11 @@ from vit_jax.optim.schedules import build_schedule
 from vit_jax.storage.files import JsonObject, expanded
 from vit_jax.text.printable import shortened
 from vit_jax.train.assembly import Assembly
-from vit_jax.train.starting_weights import initial_weights
 from vit_jax.train.state import TrainState, items_of
-from vit_jax.weights import Weights
-from vit_jax.weights.fit import Fitted
+
+if TYPE_CHECKING:
+    from vit_jax.weights import Weights
+    from vit_jax.weights.fit import Fitted
 
 DAMAGED = "damaged_checkpoints"
 """Sub-folder of a workdir for checkpoints that cannot be restored."""
@@ -51,7 +53,7 @@ MEANING = (
 
 def start_state(
     assembly: Assembly,
-    fitted: Fitted | None,
+    fitted: "Fitted | None",
     own: CheckpointReader,
     metadata: JsonObject,
 ) -> tuple[TrainState, str]:
@@ -74,7 +76,7 @@ def start_state(
 
 def given_state(
     assembly: Assembly,
-    fitted: Fitted | None,
+    fitted: "Fitted | None",
     metadata: JsonObject,
 ) -> tuple[TrainState, str]:
     """Return the state that a run in an empty workdir begins with; arguments as `start_state`."""
@@ -159,12 +161,14 @@ def first_state(assembly: Assembly) -> tuple[TrainState, str]:
     return assembly.init_state(), f"starting from scratch with seed {config.seed}"
 
 
-def fitting_weights(assembly: Assembly) -> Weights:
+def fitting_weights(assembly: Assembly) -> "Weights":
     """Return the weights of `config.init_from`, which are of the run's network.
 
     Raises:
       ValueError: they do not exist, cannot be read, or do not fit; differences are listed.
     """
+    from vit_jax.train.starting_weights import initial_weights
+
     weights = initial_weights(assembly.config)
     _require_same_network(assembly, dataclasses.asdict(weights.architecture), weights.source)
     _require_same_parameters(assembly, weights.parameters, weights.source)

@@ -30,7 +30,6 @@ from vit_jax.train.run_files import (
     read_start,
     write_error,
 )
-from vit_jax.weights.hub import is_hub_address
 
 PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE}
 """Errors that may be over when the command is started again."""
@@ -184,7 +183,11 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
 
 def refuse_as_source(init_from: str | None, workdir: str) -> None:
     """Raise ValueError where the run would write into the folder that its weights come from."""
-    if init_from is None or is_hub_address(init_from):
+    if init_from is None:
+        return
+    from vit_jax.weights.hub import is_hub_address
+
+    if is_hub_address(init_from):
         return
     source, target = map(resolved, (init_from, workdir))
     if source == target or target in source.parents or source in target.parents:
