@@ -1,6 +1,5 @@
 """Predictions for image files, as records, JSON, CSV and text."""
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Required, TypedDict
@@ -41,46 +40,42 @@ def predict(
             continue
         require_finite(probability_K[None], model.source, [image].__getitem__)
         order = np.argsort(-probability_K, kind="stable")[:top]  # of equals the lower number first
-        likely = order[probability_K[order] >= threshold]
-        classes: list[Likely] = [
-            {"class": model.class_names[k], "probability": float(probability_K[k])} for k in likely
-        ]
-        yield {"image": image, "predictions": classes}
+        likely: list[Likely] = []
+        for k in order[probability_K[order] >= threshold]:
+            likely.append({"class": model.class_names[k], "probability": float(probability_K[k])})
+        yield {"image": image, "predictions": likely}
 
 
 def to_json(records: Sequence[Record]) -> str:
     """Return a JSON array with one image a line, in ASCII, which every terminal and every file name allows."""
-    return "[\n" + ",\n".join(json.dumps(record, allow_nan=False) for record in records) + "\n]"
+    lines = [json.dumps(record, allow_nan=False) for record in records]
+    return "[\n" + ",\n".join(lines) + "\n]"
 
 
 def to_csv(records: Sequence[Record]) -> str:
     """Return CSV with a line for each image: name, why it is unreadable, classes, the most probable first."""
     most = max(len(record.get("predictions", ())) for record in records)
-    rows = [
-        [
-            "image",
-            "error",
-            *(f"{word}_{n}" for n in range(1, most + 1) for word in ("class", "probability")),
-        ]
-    ]
+    head = ["image", "error"]
+    for number in range(1, most + 1):
+        head += [f"class_{number}", f"probability_{number}"]
+    rows = [head]
     for record in records:
-        classes = [
-            (one["class"], f"{one['probability']:.6f}") for one in record.get("predictions", ())
-        ]
-        empty = [("", "")] * (most - len(classes))
-        rows.append([record["image"], record.get("error", ""), *itertools.chain(*classes, *empty)])
+        row = [record["image"], record.get("error", "")]
+        for likely in record.get("predictions", ()):
+            row += [likely["class"], f"{likely['probability']:.6f}"]
+        empty_cells = [""] * (len(head) - len(row))
+        rows.append(row + empty_cells)
     return rows_to_csv(rows)
 
 
 def to_table(records: Sequence[Record]) -> str:
     """Return a line for each image: its classes, the most probable first."""
+    rows = [(record["image"], _describe(record)) for record in records]
+    return columns(rows, "<<", gap="   ")
 
-    def classes(record: Record) -> str:
-        if "error" in record:
-            return f"cannot be read: {record['error']}"
-        return (
-            "   ".join(f"{one['class']} {one['probability']:.1%}" for one in record["predictions"])
-            or "none"
-        )
 
-    return columns([(record["image"], classes(record)) for record in records], "<<", gap="   ")
+def _describe(record: Record) -> str:
+    if "error" in record:
+        return f"cannot be read: {record['error']}"
+    likely = [f"{one['class']} {one['probability']:.1%}" for one in record["predictions"]]
+    return "   ".join(likely) or "none"
