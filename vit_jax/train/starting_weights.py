@@ -57,8 +57,8 @@ def adapt(config: FinetuneConfig, train: Source) -> tuple[Architecture, Fitted, 
     fitted = fit(kept, architecture, position_resize=config.model.position_resize)
     if config.model.head_stddev:
         fitted = _draw_last_layer(fitted, config.model.head_stddev, config.seed)
-    lines = [f"weights  {weights.source}", f"         {fitted.summary()}"]
-    for note in weights.notes:
+    lines = [f"weights  {kept.source}", f"         {fitted.summary()}"]
+    for note in kept.notes:
         lines.append(f"note     {note}")
     return architecture, fitted, "\n".join(map(printable, lines))
 
