@@ -199,8 +199,11 @@ class Composition:
             steps=self.steps,
             measures_all_updates=measures_all_updates,
         )
-        metrics = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
-        evaluation_step = make_evaluation_step(architecture, objective, make_measure(metrics))
+        measure = None
+        if evaluation.metrics:  # only a classifier has them: a network may predict patches alone
+            metrics = choose_metrics(evaluation.metrics, "config.evaluation.metrics")
+            measure = make_measure(metrics)
+        evaluation_step = make_evaluation_step(architecture, objective, measure)
         return Programs(
             step_parts=parts,
             train_step=compiler.jit_train_step(parts.train_step),
