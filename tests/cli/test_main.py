@@ -55,6 +55,27 @@ def test_a_limit_has_one_default():
         assert len({" ".join(line.split()) for line in lines}) == 1
 
 
+def test_verbs_have_the_names_of_their_classes():
+    assert {name: verb.name for name, verb in cli.VERBS.items()} == {
+        name: name for name in cli.VERBS
+    }
+
+
+def test_a_verb_imports_no_other_verbs():
+    program = """
+import sys
+from vit_jax import cli
+cli.VERBS["recipes"].help()
+print(*(name for name in sys.modules if name.startswith("vit_jax.cli.")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    loaded = {name.removeprefix("vit_jax.cli.") for name in done.stdout.split()}
+    assert "lists" in loaded
+    assert loaded.isdisjoint({"analysis", "frozen", "planning", "sweeps", "training", "weights"})
+
+
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(verb):
     text = shown(verb, "--help")

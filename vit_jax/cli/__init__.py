@@ -1,5 +1,7 @@
 """The command line: one subcommand is one verb. Verbs import what they need; help is fast."""
 
+import collections
+import importlib
 import importlib.metadata
 import io
 import os
@@ -11,55 +13,58 @@ from collections.abc import Sequence
 from typing import Any
 
 from vit_jax import __version__
-from vit_jax.cli import (
-    analysis,
-    frozen,
-    lists,
-    planning,
-    preparation,
-    run_reports,
-    stop,
-    sweeps,
-    training,
-    weights,
-)
+from vit_jax.cli import stop
 from vit_jax.cli.outputs import describe_system_error, fail
 from vit_jax.cli.verbs import Verb
 from vit_jax.imports.backend import BackendError, default_platforms, explained_backend, hide_cuda
 from vit_jax.text.nearest import did_you_mean
 
-_ALL: Any = (  # in the order of the help
-    training.Pretrain,
-    training.Finetune,
-    training.Replay,
-    training.LrRange,
-    sweeps.Sweep,
-    weights.Evaluate,
-    weights.Predict,
-    weights.Export,
-    weights.Convert,
-    frozen.Fewshot,
-    frozen.Probe,
-    frozen.Knn,
-    frozen.Features,
-    frozen.Duplicates,
-    sweeps.Vtab,
-    sweeps.Study,
-    run_reports.Status,
-    run_reports.Plot,
-    run_reports.Report,
-    analysis.Inspect,
-    analysis.InspectData,
-    lists.Models,
-    lists.Weights,
-    lists.Recipes,
-    lists.Show,
-    planning.Plan,
-    preparation.Prepare,
-    training.Bench,
-    training.Doctor,
+
+class Verbs(collections.UserDict[str, Any]):
+    """Verbs by name, in the order of the help; the module of a verb is imported when it is used."""
+
+    def __getitem__(self, name: str) -> Any:
+        verb = self.data[name]
+        if isinstance(verb, str):
+            module, _, kind = verb.partition(".")
+            verb = getattr(importlib.import_module(f"vit_jax.cli.{module}"), kind)
+            self.data[name] = verb
+        return verb
+
+
+VERBS = Verbs(
+    {
+        "pretrain": "training.Pretrain",
+        "finetune": "training.Finetune",
+        "replay": "training.Replay",
+        "lr-range": "training.LrRange",
+        "sweep": "sweeps.Sweep",
+        "evaluate": "weights.Evaluate",
+        "predict": "weights.Predict",
+        "export": "weights.Export",
+        "convert": "weights.Convert",
+        "fewshot": "frozen.Fewshot",
+        "probe": "frozen.Probe",
+        "knn": "frozen.Knn",
+        "features": "frozen.Features",
+        "duplicates": "frozen.Duplicates",
+        "vtab": "sweeps.Vtab",
+        "study": "sweeps.Study",
+        "status": "run_reports.Status",
+        "plot": "run_reports.Plot",
+        "report": "run_reports.Report",
+        "inspect": "analysis.Inspect",
+        "inspect-data": "analysis.InspectData",
+        "models": "lists.Models",
+        "weights": "lists.Weights",
+        "recipes": "lists.Recipes",
+        "show": "lists.Show",
+        "plan": "planning.Plan",
+        "prepare": "preparation.Prepare",
+        "bench": "training.Bench",
+        "doctor": "training.Doctor",
+    }
 )
-VERBS: dict[str, Verb] = {verb.name: verb for verb in _ALL}
 _HELP = ("help", "--help", "-h")
 
 
@@ -161,4 +166,5 @@ def _find(name: str) -> Verb:
     if name not in VERBS:
         hint = did_you_mean(name, VERBS)
         fail(f"There is no verb {name!r}.{hint} Verbs: {', '.join(VERBS)}.", 2)
-    return VERBS[name]
+    verb: Verb = VERBS[name]
+    return verb
