@@ -17,6 +17,7 @@ MOVED = {
     "vit_jax.models.activations": "vit_jax.kernels.devices",
     "vit_jax.models.embed": "vit_jax.models.embedding",
     "vit_jax.models.head": "vit_jax.models.heads",
+    "vit_jax.models.position_tables": "vit_jax.models.positions",
     "vit_jax.models.transformer": "vit_jax.models.encoder",
     "vit_jax.plan": "vit_jax.tools.plan",
     "vit_jax.sweeps": "vit_jax.tools.sweeps",

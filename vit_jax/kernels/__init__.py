@@ -1,4 +1,6 @@
-"""Forms of computations for one kind of device, chosen by `dispatch`; `models/` has the reference of each in plain JAX.
+"""Forms of computations for one kind of device, chosen by `dispatch`.
+
+`models/` has the reference of each in plain JAX.
 
 The constants name intermediates that rematerialisation may keep.
 """

@@ -1,7 +1,8 @@
-"""Self-attention by cuDNN's flash attention, forwards and backwards, as calls that XLA for GPUs knows.
+"""Self-attention by cuDNN's flash attention and its gradient, as calls that XLA for GPUs knows.
 
-Not by `jax.nn.dot_product_attention`, whose gradient rejects odd lengths (JAX 0.10 to 0.12): it takes an absent bias
-for a bias, and only with a bias must lengths be even. Every class token makes a length odd.
+Not by `jax.nn.dot_product_attention`, whose gradient rejects odd lengths (JAX 0.10 to 0.12): it
+takes an absent bias for a bias, and only with a bias must lengths be even. Every class token makes
+a length odd.
 
 Legend: B batch, S sequence length, T heads, h head dimension, E = T h.
 """
@@ -42,7 +43,7 @@ _BACKWARD_PRODUCTS: Products = {
 def attention(
     query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int
 ) -> jax.Array:
-    """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E). The operands include their biases."""
+    """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E); operands include biases."""
     head_dim = query_BSE.shape[-1] // num_heads
     run = functools.partial(_run, head_dim=head_dim)
     run = on_shards(run, ("heads_BSE", "heads_BSE", "heads_BSE"), ("heads_BSE",))
@@ -85,7 +86,7 @@ def _attend(query_BSTh: jax.Array, key_BSTh: jax.Array, value_BSTh: jax.Array) -
 
 
 def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Name the output and the logarithms of the sums for rematerialisation, as the kernel for TPUs does."""
+    """Name output and log-sums for rematerialisation, as the kernel for TPUs does."""
     output_BSTh, log_sums_BTS = _call(
         _FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True
     )
@@ -111,7 +112,7 @@ def _call(
     num_outputs: int,
     has_log_sums: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Return the outputs (B, S, T, h) of a call of cuDNN, and behind them the log of the sums (B, T, S)."""
+    """Return the outputs (B, S, T, h) of a call of cuDNN, then the log-sums (B, T, S) if any."""
     batch, length, heads, head_dim = operands[0].shape
     output = jax.ShapeDtypeStruct((batch, heads, length, head_dim), operands[0].dtype)
     log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)

@@ -1,20 +1,23 @@
 """Self-attention for TPUs whose scores never leave the chip: a Pallas kernel and its gradient.
 
-One program computes a few heads of one image, for one block of its queries. It adds the biases and the scale and
-returns their gradients, and computes the scores again in the backward pass. Its operands and results are (B, S, E), as
-flat projections write and read them. On a v5e:
+One program computes a few heads of one image, for one block of its queries. It adds the biases and
+the scale and returns their gradients, and computes the scores again in the backward pass. Its
+operands and results are (B, S, E), as flat projections write and read them. On a v5e:
 
 * Keys lie along sublanes, since a softmax over sublanes is cheaper than over lanes.
-* A complete row of scores fits on the chip at the lengths of images: no running maximum, unlike FlashAttention (Dao et
-  al., 2022), from which the kept logarithm of the sums is.
-* Two heads of 64 share a tile of 128 lanes: queries are zeroed outside of their head, which costs less than a shift.
+* A complete row of scores fits on the chip at the lengths of images: no running maximum, unlike
+  FlashAttention (Dao et al., 2022), from which the kept logarithm of the sums is.
+* Two heads of 64 share a tile of 128 lanes: queries are zeroed outside of their head, which costs
+  less than a shift.
 * Only arrays as small as the operands are transposed, never scores.
 
-Legend: B batch, S sequence length, T heads, h head dimension, E = T h; of one program Q queries and G heads.
+Legend: B batch, S sequence length, T heads, h head dimension, E = T h; of one program Q queries and
+G heads.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +29,7 @@ from jax.experimental.pallas import tpu as pltpu
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
 from vit_jax.kernels.devices import on_shards
 
-# Queries of one program: three (S, Q) arrays of float32 and the operands stay below a chip's 16 MiB.
+# Queries of one program: three (S, Q) arrays of float32 and the operands stay below 16 MiB.
 MAX_QUERIES = 640
 # Numbers of one operand of a program, which holds about ten operands. Both were found by compiling.
 GOOD_BLOCK = 210_000
@@ -94,8 +97,8 @@ attention.defvjp(_save, _differentiate)
 def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int | None:
     """Return G, the heads of one program: as many as fit on the chip.
 
-    The lanes of G heads are complete tiles or all there are. The more heads, the less the fixed costs of a program
-    count. None where not even the fewest fit.
+    The lanes of G heads are complete tiles or all there are. The more heads, the less the fixed
+    costs of a program count. None where not even the fewest fit.
     """
     fewest = LANES // math.gcd(LANES, head_dim)
     groups = [group for group in range(fewest, num_heads, fewest) if num_heads % group == 0]
@@ -207,7 +210,10 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
 def _forward(
     query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int
 ) -> None:
-    """Compute some heads; queries past the end of the sequence, in its last block, give rows that are not written."""
+    """Compute some heads, for one block of queries.
+
+    Queries past the end of the sequence, in its last block, give rows that are not written.
+    """
     q_QE, k_SE, v_SE = _add_biases(query, key, value, bias, head_dim)
     v_ES = v_SE.T
     dtype = v_SE.dtype
@@ -247,13 +253,10 @@ def _backward(
     gradient_QE = gradient[0].astype(jnp.float32)
     is_query_1Q = None
     if num_blocks > 1:  # values past the last query are undefined
-        num_queries = q_QE.shape[0]
-        query_QE = jax.lax.broadcasted_iota(jnp.int32, q_QE.shape, 0)
-        is_query_QE = query_QE < length - block * num_queries
+        is_query_QE = _is_query(q_QE.shape, 0, block, length)
         q_QE = jnp.where(is_query_QE, q_QE, 0.0)
         gradient_QE = jnp.where(is_query_QE, gradient_QE, 0.0)
-        query_1Q = jax.lax.broadcasted_iota(jnp.int32, (1, num_queries), 1)
-        is_query_1Q = query_1Q < length - block * num_queries
+        is_query_1Q = _is_query((1, q_QE.shape[0]), 1, block, length)
 
     k_ES = k_SE.T
     dtype = k_SE.dtype
@@ -267,12 +270,10 @@ def _backward(
         log_sums_1Q = log_sums[0, 0, head : head + 1, :]
         if is_query_1Q is not None:
             log_sums_1Q = jnp.where(is_query_1Q, log_sums_1Q, 0.0)
-
         scores_SQ = _multiply(k_SE[:, tile], q_Qh, _SECOND_TRANSPOSED)
         weights_SQ = jnp.exp2(scores_SQ - log_sums_1Q)
         dweights_SQ = _multiply(v_SE[:, tile], gradient_Qh, _SECOND_TRANSPOSED)
-        mean_1Q = (weights_SQ * dweights_SQ).sum(0, keepdims=True)
-        dscores_SQ = (weights_SQ * (dweights_SQ - mean_1Q)).astype(dtype)
+        dscores_SQ = _differentiate_softmax(weights_SQ, dweights_SQ).astype(dtype)
 
         dvalues.add(tile, _multiply(weights_SQ.astype(dtype), gradient_Qh))
         dqueries_hQ.append(_multiply(k_ES[lanes], dscores_SQ))
@@ -285,11 +286,30 @@ def _backward(
     dquery[0] = dq_QE.astype(dquery.dtype)
 
     collect = functools.partial(_collect, is_first=block == 0, num_blocks=num_blocks)
-    dbias[0, 0:1, :] = collect(dq_QE.sum(0, keepdims=True), dbias, (0, slice(0, 1)))
-    dbias[0, 1:2, :] = collect(dk_SE.sum(0, keepdims=True), dbias, (0, slice(1, 2)))
+    _store_bias_gradient(dbias, 0, dq_QE, collect)
+    _store_bias_gradient(dbias, 1, dk_SE, collect)
     dkey[0] = collect(dk_SE, dkey, 0).astype(dkey.dtype)
-    dbias[0, 2:3, :] = collect(dv_SE.sum(0, keepdims=True), dbias, (0, slice(2, 3)))
+    _store_bias_gradient(dbias, 2, dv_SE, collect)
     dvalue[0] = collect(dv_SE, dvalue, 0).astype(dvalue.dtype)
+
+
+def _differentiate_softmax(weights_SQ: jax.Array, dweights_SQ: jax.Array) -> jax.Array:
+    mean_1Q = (weights_SQ * dweights_SQ).sum(0, keepdims=True)
+    return weights_SQ * (dweights_SQ - mean_1Q)
+
+
+def _store_bias_gradient(
+    dbias: Ref, row: int, x_NE: jax.Array, collect: Callable[..., jax.Array]
+) -> None:
+    """Store the sum of a projection's gradient over tokens as the gradient of its bias."""
+    rows = slice(row, row + 1)
+    dbias[0, rows, :] = collect(x_NE.sum(0, keepdims=True), dbias, (0, rows))
+
+
+def _is_query(shape: tuple[int, ...], axis: int, block: jax.Array, length: int) -> jax.Array:
+    """Return for a block of queries along an axis which of them the sequence has."""
+    query = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return query < length - block * shape[axis]
 
 
 def _collect(
@@ -318,7 +338,7 @@ def _slice_heads(width: int, head_dim: int) -> list[slice]:
 
 
 def _find_tile(lanes: slice, num_lanes: int) -> slice:
-    """Return the lanes of the tile that a head shares with others, or of the head itself if it would need two."""
+    """Return the lanes of the tile that a head shares, or of the head if it spans two tiles."""
     head_dim = lanes.stop - lanes.start
     if LANES % head_dim:  # two tiles cost as much as moving the head
         return lanes

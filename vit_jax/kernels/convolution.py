@@ -35,9 +35,10 @@ def convolve_on_cpu(
 ) -> jax.Array:
     """Return the result of `convolve`, up to rounding.
 
-    XLA for CPUs (jaxlib 0.10.2) has fast code for convolutions of (B, H, W, I) with (H, W, I, O) alone. The gradients
-    that JAX derives have other orders of dimensions; outside of loops XLA transposes them first, but inside they run
-    forty times as long. And the kernel's gradient of a 1x1 convolution is five times as fast as a matrix product.
+    XLA for CPUs (jaxlib 0.10.2) has fast code for convolutions of (B, H, W, I) with (H, W, I, O)
+    alone. The gradients that JAX derives have other orders of dimensions; outside of loops XLA
+    transposes them first, but inside they run forty times as long. And the kernel's gradient of a
+    1x1 convolution is five times as fast as a matrix product.
     """
     size = kernel_HWIO.shape[:2]
     if size == (1, 1):
@@ -62,7 +63,7 @@ def _convolve_and_save(
 def _differentiate(
     stride: int, padding: Border, saved: tuple[jax.Array, jax.Array], dy_BHWO: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the gradients of input and kernel: convolutions, whose dimensions have the same order."""
+    """Return the gradients of input and kernel, by convolutions with the same orders."""
     x_BHWI, kernel_HWIO = saved
     border_of_dy = []
     border_of_x = []

@@ -1,7 +1,7 @@
-"""The devices that a program is traced for, and the layout of the activations that decide memory and communication.
+"""The devices that a program is traced for, and the layout of large activations on them.
 
-A model names an activation (`constrain(tokens, "tokens_BSD")`) and knows no mesh; `placed_by` gives the names a layout
-while a step for several devices is traced. Without it a name changes nothing.
+A model names an activation (`constrain(tokens, "tokens_BSD")`) and knows no mesh; `placed_by` gives
+the names a layout while a step for several devices is traced. Without it a name changes nothing.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ def constrain(activation: jax.Array, name: str) -> jax.Array:
 
 
 def on_shards(function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
-    """Return `Place.on_shards`; outside of `placed_by` the function itself, which then has complete arrays."""
+    """Return `Place.on_shards`; outside of `placed_by` the function itself."""
     place = _place.get()
     if place is None:
         return function
@@ -72,7 +72,7 @@ def is_placed() -> bool:
 
 
 def platform() -> str:
-    """Return the platform that the program is traced for; outside of `placed_by` the platform of JAX's devices.
+    """Return the platform of the traced program; outside of `placed_by` that of JAX's devices.
 
     `dispatch` alone calls this: there a computation has a form for each platform.
     """
@@ -100,7 +100,7 @@ def compute_capability() -> tuple[int, ...] | None:
 
 @contextlib.contextmanager
 def placed_by(place: Place) -> Iterator[None]:
-    """Trace a step for the devices of `place`, which has a layout for every name. A context, or a decorator."""
+    """Trace a step for the devices of `place` (a context or a decorator)."""
     token = _place.set(place)
     try:
         yield

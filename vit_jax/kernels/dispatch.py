@@ -1,10 +1,12 @@
 """Choice of the form that a computation has on the devices that a program is traced for.
 
-The reference of a computation is plain JAX, which XLA compiles for every device. Other forms are here where they are
-faster, each in a module that is imported when a program uses it. Nothing else in the package asks for the platform.
+The reference of a computation is plain JAX, which XLA compiles for every device. Other forms are
+here where they are faster, each in a module that is imported when a program uses it. Nothing else
+in the package asks for the platform.
 
-Legend: B batch, S sequence length, D width, T heads, h head dimension, E = T h, H W height and width of a map, I O
-channels of a kernel's input and output; other dimensions of an activation do not matter in a product.
+Legend: B batch, S sequence length, D width, T heads, h head dimension, E = T h, H W height and
+width of a map, I O channels of a kernel's input and output; other dimensions of an activation do
+not matter in a product.
 """
 
 from collections.abc import Sequence
@@ -46,7 +48,7 @@ def multiply_each(x_I: jax.Array, kernels_IO: Sequence[jax.Array]) -> list[jax.A
 def dot_general(
     x_I: jax.Array, kernel_IO: jax.Array, dimension_numbers: Any, **options: Any
 ) -> jax.Array:
-    """`multiply`, as `nnx.Linear` calls it: over the last dimension of an activation and the first of a kernel."""
+    """Return `multiply`, as `nnx.Linear` calls it: over the dimension I."""
     assert dimension_numbers == (((x_I.ndim - 1,), (0,)), ((), ())), dimension_numbers
     assert all(option is None for option in options.values()), options
     return multiply(x_I, kernel_IO)
@@ -76,10 +78,11 @@ def convolve(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Pa
 def choose_attention(
     form: str, *, length: int, num_heads: int, head_dim: int, dtype: jnp.dtype
 ) -> str:
-    """Return "xla", "pallas" or "cudnn": the form that self-attention of `form` has on the devices of `placed_by`.
+    """Return the form of self-attention, "xla", "pallas" or "cudnn", that a config's `form` means.
 
-    "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in bfloat16, cuDNN on GPUs.
-    Outside of `placed_by` the program may run on any device, so "auto" is "xla" there.
+    "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in
+    bfloat16, cuDNN on GPUs. Outside of `placed_by` the program may run on any device, so "auto" is
+    "xla" there.
 
     Raises:
       ValueError: the form is "cudnn", and cuDNN does not compute this attention.
@@ -95,11 +98,10 @@ def choose_attention(
     if platform() == "tpu" and dtype == jnp.bfloat16:
         from vit_jax.kernels.attention_pallas import count_heads_per_program
 
-        fits = count_heads_per_program(num_heads, head_dim, length) is not None
-        return "pallas" if fits else "xla"
-    if platform() == "gpu":
-        is_supported = _find_cudnn_problem(head_dim, dtype) is None
-        return "cudnn" if is_supported else "xla"
+        if count_heads_per_program(num_heads, head_dim, length) is not None:
+            return "pallas"
+    if platform() == "gpu" and _find_cudnn_problem(head_dim, dtype) is None:
+        return "cudnn"
     return "xla"
 
 
@@ -150,7 +152,7 @@ def compute_attention(
 def has_unit_kernel(
     shape_HWI: tuple[int, ...], inner: int, outputs: int, stride: int, dtype: jnp.dtype
 ) -> bool:
-    """Return whether a kernel computes a residual unit on the devices of `placed_by`, faster than XLA does.
+    """Return whether a kernel computes a residual unit faster than XLA on these devices.
 
     Args:
       shape_HWI: of the input.
@@ -176,13 +178,16 @@ def compute_unit(
     epsilon: float,
     is_preactivated: bool,
 ) -> jax.Array:
-    """Return the output of a residual unit by the kernel for TPUs, elsewhere interpreted: (B, H / s, W / s, O).
+    """Return the output (B, H / s, W / s, O) of a residual unit by the kernel for TPUs.
+
+    Elsewhere the kernel is interpreted.
 
     Args:
       x_BHWI: maps; for a stride s of 2, with even lines and columns.
       parameters: of the unit, in float32.
       stride: of the 3x3 convolution and the shortcut.
-      first_tap: line and column of the first tap of the 3x3 kernel, from the output's position in the input.
+      first_tap: line and column of the first tap of the 3x3 kernel, from the output's position in
+        the input.
       epsilon: of the group norms.
       is_preactivated: norms come before convolutions, not after.
     """
@@ -201,10 +206,10 @@ def compute_unit(
 
 
 def flatten_tokens(x_BSD: jax.Array) -> jax.Array:
-    """Return (B S, D) on GPUs, and elsewhere the array as it is: the shape of tokens within a block.
+    """Return tokens in the shape that they have within a block: (B S, D) on GPUs.
 
-    Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed copies in float32,
-    but not if it is one dimension. XLA for TPUs is faster with two dimensions.
+    Gradients of norms and biases are sums over B and S. XLA for GPUs computes them from transposed
+    copies in float32, but not if it is one dimension. XLA for TPUs is faster with two dimensions.
     """
     if platform() == "gpu":
         return x_BSD.reshape(-1, x_BSD.shape[-1])
@@ -219,8 +224,8 @@ def choose_block_unroll(on_cpu: int, on_accelerators: int) -> int:
 def unrolls_units(keeps_activations: bool) -> bool:
     """Return whether the units of a stage run one by one and not in a loop.
 
-    A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more on a TPU if it
-    keeps the activations of all units.
+    A loop copies what is kept for the backward pass: a seventh more time on a CPU, a quarter more
+    on a TPU if it keeps the activations of all units.
     """
     if platform() == "tpu":
         return keeps_activations

@@ -1,7 +1,7 @@
 """GELU whose gradient is computed from the input alone, for GPUs.
 
-JAX keeps the derivative for the backward pass. XLA for GPUs writes and reads it beside the input; XLA for TPUs computes
-it again.
+JAX keeps the derivative for the backward pass. XLA for GPUs writes and reads it beside the input;
+XLA for TPUs computes it again.
 """
 
 import functools

@@ -1,6 +1,7 @@
-"""Products of activations with kernels whose gradients have the order that XLA is fast in, for CPUs and for GPUs.
+"""Products of activations with kernels whose gradients are fast on CPUs or on GPUs.
 
-Legend: I O channels of a kernel's input and output; other dimensions of an activation do not matter here.
+Legend: I O channels of a kernel's input and output; other dimensions of an activation do not matter
+here.
 """
 
 import jax
@@ -10,11 +11,12 @@ Kernels = tuple[jax.Array, ...]
 
 @jax.custom_vjp
 def multiply_on_cpu(x_I: jax.Array, kernel_IO: jax.Array) -> jax.Array:
-    """Return `x_I @ kernel_IO`. The gradient of the kernel is the input's transpose times that of the output.
+    """Return `x_I @ kernel_IO`, whose kernel gradient is the input's transpose times a gradient.
 
-    JAX transposes the product of the output's gradient and the input instead. XLA for CPUs (jaxlib 0.10.2) has to
-    transpose the first operand, and computes all elementwise operations that lead to it again while it does. They
-    are many for the gradient of an output, through residuals and norms, and few for an input.
+    JAX transposes the product of the output's gradient and the input instead. XLA for CPUs (jaxlib
+    0.10.2) has to transpose the first operand, and computes all elementwise operations that lead to
+    it again while it does. They are many for the gradient of an output, through residuals and
+    norms, and few for an input.
     """
     return x_I @ kernel_IO
 
@@ -33,7 +35,7 @@ def _differentiate(
 
 
 def _kernel_gradient(x_I: jax.Array, gradient_O: jax.Array) -> jax.Array:
-    """Return the sum over all positions of the outer product of input and output gradient, (I, O)."""
+    """Return the sum over positions of the outer product of input and gradient, (I, O)."""
     batch = tuple(range(x_I.ndim - 1))
     return jax.lax.dot_general(x_I, gradient_O, ((batch, batch), ((), ())))
 
@@ -45,8 +47,8 @@ multiply_on_cpu.defvjp(_multiply_and_save, _differentiate)
 def multiply_each_on_gpu(x_I: jax.Array, kernels_IO: Kernels) -> tuple[jax.Array, ...]:
     """Return the products of one activation with several kernels.
 
-    The gradient of the activation adds each product to the sum of the others. XLA for GPUs lets cuBLAS add, if the
-    product is the first operand of the sum. JAX makes it the second.
+    The gradient of the activation adds each product to the sum of the others. XLA for GPUs lets
+    cuBLAS add, if the product is the first operand of the sum. JAX makes it the second.
     """
     return tuple(x_I @ kernel_IO for kernel_IO in kernels_IO)
 
@@ -59,11 +61,17 @@ def _differentiate_each(
     saved: tuple[jax.Array, Kernels], gradients_O: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, Kernels]:
     x_I, kernels_IO = saved
-    pairs = zip(gradients_O, kernels_IO, strict=True)
-    total_I, *products_I = [gradient_O @ kernel_IO.T for gradient_O, kernel_IO in pairs]
-    for product_I in products_I:
+    products_I = []
+    for gradient_O, kernel_IO in zip(gradients_O, kernels_IO, strict=True):
+        products_I.append(gradient_O @ kernel_IO.T)
+    total_I = products_I[0]
+    for product_I in products_I[1:]:
         total_I = product_I + total_I
-    return total_I, tuple(_kernel_gradient(x_I, gradient_O) for gradient_O in gradients_O)
+
+    kernel_gradients_IO = []
+    for gradient_O in gradients_O:
+        kernel_gradients_IO.append(_kernel_gradient(x_I, gradient_O))
+    return total_I, tuple(kernel_gradients_IO)
 
 
 multiply_each_on_gpu.defvjp(_multiply_each_and_save, _differentiate_each)

@@ -1,8 +1,8 @@
 """The backward program of the kernel for residual units: one image.
 
-`refs` has a reference by name for each array of `unit_pallas`; gradients of parameters begin with "of_". y1, y2 and y3
-are the outputs of the three convolutions, dy1, dy2 and dy3 their gradients. A norm is a y + b; with the gradient g of
-its output, the gradient of y is a g + c y + d.
+`refs` has a reference by name for each array of `unit_pallas`; gradients of parameters begin with
+"of_". y1, y2 and y3 are the outputs of the three convolutions, dy1, dy2 and dy3 their gradients. A
+norm is a y + b; with the gradient g of its output, the gradient of y is a g + c y + d.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,10 @@ def _store_second_convolution_input(refs: Any, u: Sizes, norm1: Norm) -> None:
         for rows in u.slices:
             refs.y1[rows] = load_kept1(refs, rows, u)
     for piece in u.pieces:
-        y1 = refs.y1[piece.in_map] if u.is_strided else load_kept1(refs, piece.in_map, u)
+        if u.is_strided:
+            y1 = refs.y1[piece.in_map]
+        else:
+            y1 = load_kept1(refs, piece.in_map, u)
         z = normalise_and_relu(y1, norm1.a, norm1.b)
         store_shifted(refs.z, piece.plane, piece.rows, z, refs.inside, u.taps, u)
 
@@ -135,7 +138,7 @@ def _differentiate_second_convolution(refs: Any, u: Sizes, norm1: Norm) -> Facto
 
 
 def _join_planes(refs: Any, u: Sizes) -> None:
-    """Compute the gradient of each plane of a strided convolution's input, and store it in the complete map."""
+    """Store the gradient of the planes of a strided convolution's input in the complete map."""
     for plane, taps in enumerate(u.turned_taps):
         for rows in u.out_slices:
             refs.plane[rows] = convolve_taps(refs.dy2, rows, refs.middle, taps, u)
@@ -189,7 +192,10 @@ def _end_preactivated(refs: Any, u: Sizes, dy1_factors: Factors) -> None:
 
 
 def _begin_postactivated(refs: Any, u: Sizes) -> tuple[ReadRows, ReadRows]:
-    """Go through the last ReLU; return functions of rows: the gradients of y3 and of the shortcut's convolution."""
+    """Go through the last ReLU and its norms.
+
+    Return functions of rows: the gradients of y3 and of the shortcut's convolution.
+    """
     norm2 = Norm(refs, INNER_2, u)
     norm = Norm(refs, OUTER, u)
     shortcut_norm = Norm(refs, SHORTCUT, u) if u.has_shortcut else None
@@ -257,7 +263,7 @@ def _end_postactivated(refs: Any, u: Sizes, dy1_factors: Factors, read_dshortcut
 
 
 def _differentiate_strided_shortcut(refs: Any, read_dshortcut: ReadRows, u: Sizes) -> None:
-    """Go from the gradient of a strided shortcut's output to the gradient of its input, in the complete map."""
+    """Store the gradient of a strided shortcut's input in the complete map."""
     shortcut_sums = Sums()
     for rows in u.out_slices:
         dy = read_dshortcut(rows)

@@ -1,7 +1,7 @@
 """The forward program of the kernel for residual units: one image.
 
-`refs` has a reference by name for each array of `unit_pallas`; y1, y2 and y3 are the outputs of the three convolutions.
-A norm is a x + b.
+`refs` has a reference by name for each array of `unit_pallas`; y1, y2 and y3 are the outputs of the
+three convolutions. A norm is a x + b.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,10 @@ def run_forward(refs: Any, u: Sizes) -> None:
 
 
 def _make_read_input(refs: Any, u: Sizes) -> ReadRows:
-    """Return a function that reads rows of the first convolution's input: the image's map, or its norm and ReLU."""
+    """Return a function that reads rows of the input of the first convolution.
+
+    A pre-activated unit norms its map first.
+    """
     if not u.is_preactivated:
         return lambda rows: refs.x[rows]
     sums = Sums()

@@ -1,4 +1,4 @@
-"""Maps in the kernel for residual units: shifted loads and stores, products of taps, maps kept for the gradient.
+"""Maps in the kernel for residual units: shifted copies, products of taps, kept maps.
 
 Legend: R positions of a map, line after line, L lanes, T rows of the tiles of a 3x3 kernel.
 """
@@ -36,9 +36,12 @@ def store_shifted(
     """Store rows of a plane once for each column of its taps, with zeros where a line ends."""
     columns = {tap.column for tap in taps if tap.plane == plane}
     inside_rows = {-1: 1, 1: 0}
+    stored = slice(rows.start + u.border, rows.stop + u.border)
     for column in sorted(columns):
-        copy_RL = x_RL if column == 0 else x_RL * inside[inside_rows[column], rows]
-        ref[plane, column + 1, rows.start + u.border : rows.stop + u.border] = copy_RL
+        copy_RL = x_RL
+        if column != 0:
+            copy_RL = x_RL * inside[inside_rows[column], rows]
+        ref[plane, column + 1, stored] = copy_RL
 
 
 def clear_border(ref: Any, u: Sizes) -> None:
@@ -51,14 +54,17 @@ def clear_border(ref: Any, u: Sizes) -> None:
 def load_shifted(ref: Any, rows: slice, tap: Tap, u: Sizes) -> Any:
     """Return the values that a tap reads for these rows of the output."""
     offset = u.border + tap.line * u.out_width + tap.column
-    return ref[tap.plane, tap.column + 1, rows.start + offset : rows.stop + offset]
+    loaded = slice(rows.start + offset, rows.stop + offset)
+    return ref[tap.plane, tap.column + 1, loaded]
 
 
 def load_tile(ref: Any, rows: slice, taps: Sequence[Tap], u: Sizes) -> Any:
     """Return the channels of one tap, or of two beside each other."""
     maps = [load_shifted(ref, rows, tap, u) for tap in taps]
-    tile = maps[0] if len(maps) == 1 else join_halves(maps[0], maps[1], u)
-    return tile.astype(u.dtype)
+    if len(maps) == 1:
+        return maps[0].astype(u.dtype)
+    left, right = maps
+    return join_halves(left, right, u).astype(u.dtype)
 
 
 def convolve_taps(ref: Any, rows: slice, kernel: Any, taps: Sequence[Tap], u: Sizes) -> Any:
@@ -82,7 +88,7 @@ def join_halves(left_RL: Any, right_RL: Any, u: Sizes) -> Any:
 
 
 def keep_inner_maps(refs: Any, u: Sizes) -> None:
-    """Store the outputs of the first two convolutions: beside each other where both fit in one tile."""
+    """Store the outputs of two convolutions, beside each other if both fit in one tile."""
     if u.copies > 1:
         for rows in u.slices:
             both = join_halves(refs.y1[rows], refs.y2[rows], u)

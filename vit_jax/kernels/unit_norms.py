@@ -1,4 +1,4 @@
-"""Group norms in the kernel for residual units: sums over the rows of a map, and norms a x + b made from them.
+"""Group norms in the kernel for residual units: sums over rows, and norms a x + b.
 
 Legend: L lanes.
 """
@@ -36,7 +36,7 @@ class Sums:
         self.add_rows(x, x * x)
 
     def normalise(self, refs: Any, slot: NormSlot, u: Sizes) -> tuple[Any, Any]:
-        """Store mean and 1 / deviation of the map given to `add_squares`; return a and b of its norm a x + b."""
+        """Store mean and 1 / deviation of the map of `add_squares`; return its norm's a and b."""
         statistics = getattr(refs, f"{slot.place}_statistics")
         affine = getattr(refs, f"{slot.place}_norms")
         scale_row = slice(slot.first, slot.first + 1)
@@ -73,7 +73,7 @@ class Norm:
         self.unit = u
 
     def differentiate(self, sum_g: Any, sum_gx: Any) -> tuple[Any, Any, Any]:
-        """Add to the gradients of scale and bias; return a, c and d of the input's gradient a g + c x + d.
+        """Add to the gradients of scale and bias; return a, c, d of the gradient a g + c x + d.
 
         Arguments are the sums of g and g x over positions, where g is the gradient of the output.
         """
@@ -90,7 +90,7 @@ class Norm:
 
 
 def average_groups(sums_1L: Any, slot: NormSlot, u: Sizes) -> Any:
-    """Return the mean of each channel's group, from sums over the rows of the map that a norm is of."""
+    """Return the mean of each channel's group, from sums over the rows of a norm's map."""
     group_size = u.normed_channels(slot) // NUM_GROUPS
     count = group_size * u.normed_rows(slot)
     num_lanes = sums_1L.shape[1]
@@ -101,7 +101,7 @@ def average_groups(sums_1L: Any, slot: NormSlot, u: Sizes) -> Any:
 
 
 def _sum_groups(sums_1L: Any, group_size: int, count: int) -> Any:
-    """Return the sum over each channel's group divided by `count`: neighbours at growing distances are added."""
+    """Return each group's sum divided by `count`; neighbours at growing distances are added."""
     num_lanes = sums_1L.shape[1]
     lane = jax.lax.broadcasted_iota(jnp.int32, sums_1L.shape, 1)
     distance = 1

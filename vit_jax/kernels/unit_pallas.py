@@ -1,18 +1,23 @@
-"""Bottleneck units of ResNets for TPUs, whose maps stay on the chip: a Pallas kernel and its gradient.
+"""Residual units for TPUs, whose maps stay on the chip: a Pallas kernel and its gradient.
 
-One program computes a complete unit of one image: group norms, ReLUs, convolutions and the sum. A group norm needs the
-complete map of one image and nothing else, so each map is read once and written once. XLA reads and writes every map
-several times, and maps of 64 channels take the memory and the time of 128. The form on a v5e:
+One program computes a complete unit of one image: group norms, ReLUs, convolutions and the sum. A
+group norm needs the complete map of one image and nothing else, so each map is read once and
+written once. XLA reads and writes every map several times, and maps of 64 channels take the memory
+and the time of 128. The form on a v5e:
 
-* A map is (R, C), its rows are positions. A 3x3 convolution is a product with nine shifted copies of the map, which are
-  loads from an unaligned row on. The copies for the left and right columns are zero where a line of the image ends.
-* With 64 channels both halves of the 128 lanes hold the same map: kernels are concatenated with themselves, which costs
-  nothing. A selection of lanes then makes one tile of two taps of a 3x3 convolution.
-* The gradient reads what the first two convolutions returned, and the statistics of the group norms.
-* Gradients of kernels are summed over images on the chip, transposed: so the narrow operand is the one to transpose.
+* A map is (R, C), its rows are positions. A 3x3 convolution is a product with nine shifted copies
+  of the map, which are loads from an unaligned row on. The copies for the left and right columns
+  are zero where a line of the image ends.
+* With 64 channels both halves of the 128 lanes hold the same map: kernels are concatenated with
+  themselves, which costs nothing. A selection of lanes then makes one tile of two taps of a 3x3
+  convolution.
+* The gradient reads what the first two convolutions returned, and the statistics of the group
+  norms.
+* Gradients of kernels are summed over images on the chip, transposed: so the narrow operand is the
+  one to transpose.
 
-Legend: B batch, R positions of a map, I E C input, output and inner channels, L max(C, 128), T rows of the tiles of a
-3x3 kernel, N any number.
+Legend: B batch, R positions of a map, I E C input, output and inner channels, L max(C, 128), T rows
+of the tiles of a 3x3 kernel, N any number.
 """
 
 import functools
@@ -121,9 +126,9 @@ class _UnitCall(Sizes):
         else:
             shapes["kept1"] = (rows, inner)
             shapes["kept2"] = (self.out_rows, inner)
-        self.results = {
-            name: jax.ShapeDtypeStruct(shape, self.dtype) for name, shape in shapes.items()
-        }
+        self.results = {}
+        for name, shape in shapes.items():
+            self.results[name] = jax.ShapeDtypeStruct(shape, self.dtype)
         self.results["outer_statistics"] = _float32((self.num_outer, self.outer))
         self.results["inner_statistics"] = _float32((4, self.lanes))
 
@@ -150,7 +155,7 @@ class _UnitCall(Sizes):
     def call_backward(
         self, x_BRI: jax.Array, p: UnitParameters, others: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Arrays]:
-        """Return the gradient of the input and, by name, sums that `collect` makes gradients of parameters from."""
+        """Return the gradient of the input, and the sums by name that `collect` reads."""
         sums = {
             "of_outer_norms": (self.num_outer, self.outer),
             "of_inner_norms": (4, self.lanes),
@@ -231,7 +236,7 @@ class _UnitCall(Sizes):
         )
 
     def _lay_out_norms(self, p: UnitParameters) -> Arrays:
-        """Return the norms, and masks that are 0 in the first and, apart, in the last column of the output, else 1."""
+        """Return the norms, and two masks: without the first and without the last output column."""
         column_R = jnp.arange(self.out_rows) % self.out_width
         is_inside = [column_R != 0, column_R != self.out_width - 1]
         inside_2R = jnp.stack(is_inside).astype(jnp.float32)
@@ -245,7 +250,7 @@ class _UnitCall(Sizes):
     def _lay_out_kernels(
         self, inward: jax.Array, middle: jax.Array, outward: jax.Array, shortcut: jax.Array | None
     ) -> Arrays:
-        """Return the kernels to the inner channels, between them and from them, for both halves of the lanes."""
+        """Return the kernels to, between and from inner channels, for both halves of the lanes."""
         middle_TC = middle.reshape(-1, self.inner)
         missing_rows = self.rows_of_kernel - len(middle_TC)
         middle_TC = jnp.pad(middle_TC, ((0, missing_rows), (0, 0)))
@@ -282,37 +287,29 @@ class _UnitCall(Sizes):
           sums: shapes of sums over images, in float32.
           scratch: arrays in the memory of the chip.
         """
-        images_per_core = self.batch // self.cores
         names = (*maps, *constants, *results, *sums, *scratch)
-
-        def block_of_image(shape: tuple[int, ...]) -> pl.BlockSpec:
-            return pl.BlockSpec(
-                (None, *shape), lambda core, image: (core * images_per_core + image, 0, 0)
-            )
-
-        def block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
-            return pl.BlockSpec((None, *shape), lambda core, image: (core, 0, 0))
-
-        def complete_block(x: jax.Array) -> pl.BlockSpec:
-            return pl.BlockSpec(x.shape, lambda core, image: (0,) * x.ndim)
 
         def run(*references: Any) -> None:
             named_references = {}
             for name, ref in zip(names, references, strict=True):
-                named_references[name] = ScratchMap(ref) if isinstance(ref, list) else ref
+                if isinstance(ref, list):
+                    ref = ScratchMap(ref)
+                named_references[name] = ref
             body(SimpleNamespace(**named_references), self)
 
-        in_specs = [block_of_image(x.shape[1:]) for x in maps.values()]
-        in_specs += [complete_block(x) for x in constants.values()]
-        out_specs = [block_of_image(x.shape) for x in results.values()]
-        out_specs += [block_of_core(shape) for shape in sums.values()]
-        out_shape = [
-            jax.ShapeDtypeStruct((self.batch, *x.shape), x.dtype) for x in results.values()
-        ]
-        out_shape += [_float32((self.cores, *shape)) for shape in sums.values()]
+        in_specs = [self._block_of_image(x.shape[1:]) for x in maps.values()]
+        in_specs += [_complete_block(x) for x in constants.values()]
+        out_specs = []
+        out_shape = []
+        for result in results.values():
+            out_specs.append(self._block_of_image(result.shape))
+            out_shape.append(jax.ShapeDtypeStruct((self.batch, *result.shape), result.dtype))
+        for shape in sums.values():
+            out_specs.append(_block_of_core(shape))
+            out_shape.append(_float32((self.cores, *shape)))
         call = pl.pallas_call(
             run,
-            grid=(self.cores, images_per_core),
+            grid=(self.cores, self.batch // self.cores),
             in_specs=in_specs,
             out_specs=out_specs,
             out_shape=out_shape,
@@ -325,3 +322,19 @@ class _UnitCall(Sizes):
             metadata={"programs": str(self.batch)},  # `plan` counts their cycles by it
         )
         return list(call(*maps.values(), *constants.values()))
+
+    def _block_of_image(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        images_per_core = self.batch // self.cores
+
+        def find_image(core: Any, image: Any) -> tuple:
+            return core * images_per_core + image, 0, 0
+
+        return pl.BlockSpec((None, *shape), find_image)
+
+
+def _block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
+    return pl.BlockSpec((None, *shape), lambda core, image: (core, 0, 0))
+
+
+def _complete_block(x: jax.Array) -> pl.BlockSpec:
+    return pl.BlockSpec(x.shape, lambda core, image: (0,) * x.ndim)

@@ -11,8 +11,8 @@ import jax
 class UnitParameters(NamedTuple):
     """Parameters of a unit in float32: kernels are standardised, a norm is its scale and its bias.
 
-    The outer norm is the first one of a pre-activated unit (N = I), and the last one of a post-activated unit (N = E),
-    whose shortcut has a norm too.
+    The outer norm is the first one of a pre-activated unit (N = I), and the last one of a
+    post-activated unit (N = E), whose shortcut has a norm too.
     """
 
     outer_norms_2N: jax.Array  # (4, E) with the norm of the shortcut

@@ -1,9 +1,10 @@
-"""Sizes of a residual unit in the kernel for TPUs, and the order in which its programs go through the maps.
+"""Sizes of a residual unit in the kernel for TPUs, and the order of its programs.
 
-A unit with a stride splits the map between its first two convolutions into four planes: even and odd lines, even and
-odd columns. A tap of its 3x3 convolution is then a shifted load from one plane, as it is from the complete map without
-a stride. Its shortcut reads even columns of even lines. Splitting and joining are loads and stores with a stride in
-scratch memory, so the maps of all units have the same order outside.
+A unit with a stride splits the map between its first two convolutions into four planes: even and
+odd lines, even and odd columns. A tap of its 3x3 convolution is then a shifted load from one plane,
+as it is from the complete map without a stride. Its shortcut reads even columns of even lines.
+Splitting and joining are loads and stores with a stride in scratch memory, so the maps of all units
+have the same order outside.
 
 Legend: R positions of a map, line after line, L lanes, N any number.
 """
@@ -95,7 +96,7 @@ class Sizes:
         self.slices = slice_rows(rows)
         self.out_slices = slice_rows(self.out_rows)
         self.taps = [self._make_tap(place, form.first_tap) for place in range(NUM_TAPS)]
-        self.turned_taps = [self._turn_taps(plane) for plane in range(self.num_planes)]
+        self.turned_taps = list(map(self._turn_taps, range(self.num_planes)))
         self.pieces = list(self._make_pieces())
 
     def _make_tap(self, place: int, first: int) -> Tap:
@@ -105,7 +106,7 @@ class Sizes:
         return Tap(place, line_plane * self.stride + column_plane, line, column)
 
     def _turn_taps(self, plane: int) -> list[Tap]:
-        """Return the taps of the turned kernel, from the output's gradient to the gradient of a plane."""
+        """Return the taps of the turned kernel, from the output's gradient to a plane's."""
         turned = []
         for tap in reversed(self.taps):
             if tap.plane == plane:
@@ -137,20 +138,28 @@ class Sizes:
         """Return the rows of the map that a norm is of."""
         if slot.place == "outer":
             return self.outer_rows
-        return self.rows if slot == INNER_1 else self.out_rows
+        if slot == INNER_1:
+            return self.rows
+        return self.out_rows
 
     def tiles(self, taps: Sequence[Tap]) -> list[Sequence[Tap]]:
         """Return the taps that lie beside each other in one tile, for each tile."""
-        return [taps[start : start + self.copies] for start in range(0, len(taps), self.copies)]
+        tiles = []
+        for start in range(0, len(taps), self.copies):
+            tiles.append(taps[start : start + self.copies])
+        return tiles
 
 
 def slice_rows(size: int) -> list[slice]:
     """Return slices of the rows of a map, each for one product."""
-    return [slice(start, min(start + ROWS, size)) for start in range(0, size, ROWS)]
+    slices = []
+    for start in range(0, size, ROWS):
+        slices.append(slice(start, min(start + ROWS, size)))
+    return slices
 
 
 class ScratchMap:
-    """A float32 map in scratch memory, in arrays of 128 lanes, since loads with a stride have no more."""
+    """A float32 map in scratch memory, in arrays of 128 lanes for loads with a stride."""
 
     def __init__(self, tiles: Sequence[Any]):
         self.tiles = tiles

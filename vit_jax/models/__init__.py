@@ -1,4 +1,4 @@
-"""The networks. They take images in [-1, 1] and know nothing of data, losses, meshes or training."""
+"""Networks, which take images in [-1, 1] and know no data, losses, meshes or training."""
 
 from typing import TYPE_CHECKING
 
@@ -21,8 +21,8 @@ _REDRAWING = 2**31 - 1  # number of a stream of random numbers beside those of t
 def build_model(architecture: Architecture, key: jax.Array) -> nnx.Module:
     """Build and initialise the network that `architecture` describes; parameters are float32.
 
-    A user-defined `network` is called with (architecture, key) and returns a module, which is called with images
-    (B, H, W, 3) in [-1, 1] and `dropout_key=`, and returns a `ModelOutput`.
+    A user-defined `network` is called with (architecture, key) and returns a module, which is
+    called with images (B, H, W, 3) in [-1, 1] and `dropout_key=`, and returns a `ModelOutput`.
 
     Raises:
       ValueError: a user-defined component cannot be imported.

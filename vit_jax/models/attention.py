@@ -1,6 +1,7 @@
 """Multi-head attention (ViT, App. A): of all tokens, or of the tokens of a row or column.
 
-Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h; l lines of s tokens.
+Legend: B batch, Q queries, S sequence length, D width, T heads, h head dimension, E = T h; l lines
+of s tokens.
 """
 
 import functools
@@ -28,17 +29,20 @@ class Projections(NamedTuple):
     bias_3E: jax.Array  # of queries, keys and values
     offset_key_QSh: jax.Array | None = None  # of relative positions, the same for all heads
 
+    def add_biases(self) -> list[jax.Array]:
+        """Return queries, keys and values with their biases, (B, Q or S, E)."""
+        return [x + bias_E for x, bias_E in zip(self[:3], self.bias_3E, strict=True)]
+
     def split_heads(self, num_heads: int) -> list[jax.Array]:
         """Return queries, keys and values with their biases, (B, Q or S, T, h)."""
-        biased = [x + bias_E for x, bias_E in zip(self[:3], self.bias_3E, strict=True)]
-        return [x.reshape(*x.shape[:2], num_heads, -1) for x in biased]
+        return [x.reshape(*x.shape[:2], num_heads, -1) for x in self.add_biases()]
 
 
 class Attention(nnx.Module):
     """Multi-head attention with separate projections; softmax in float32.
 
-    `rotary` turns queries and keys by the position of their patch; a `norm` precedes the last projection. `biases` are
-    the projections that have one.
+    `rotary` turns queries and keys by the position of their patch; a `norm` precedes the last
+    projection. `biases` are the projections that have one.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class Attention(nnx.Module):
             key_bias_E = jnp.zeros_like(key_bias_E)
 
         bias_3E = jnp.stack([query_bias_E, key_bias_E, value_bias_E])
-        offset_key_QSh = self.positions() if self.positions is not None else None
+        offset_key_QSh = None if self.positions is None else self.positions()
         return Projections(query_BQE, key_BSE, value_BSE, bias_3E, offset_key_QSh)
 
     def _read_bias(self, layer: nnx.Linear) -> jax.Array:
@@ -124,7 +128,7 @@ class Attention(nnx.Module):
         return layer.bias[...].astype(self.dtype)
 
     def _choose_form(self, projections: Projections) -> str:
-        """Return the form of the attention. Kernels need as many queries as tokens; a pooling's probe is one."""
+        """Return the form of the attention; kernels need as many queries as tokens."""
         tokens = projections.key_BSE
         if projections.query_BQE.shape != tokens.shape or projections.offset_key_QSh is not None:
             return "xla"
@@ -149,7 +153,7 @@ def _name_heads(product_BSE: jax.Array, name: str) -> jax.Array:
 
 
 def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
-    """Return the attention output (B, Q, E), in the form that `dispatch.choose_attention` returns."""
+    """Return the attention output (B, Q, E) in a form of `dispatch.choose_attention`."""
     if form == "xla":
         output_BQE, _ = attend_with_weights(projections, num_heads)
         return output_BQE
@@ -157,7 +161,10 @@ def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
 
 
 def attend_with_weights(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
-    """Return softmax(q k^T / sqrt(h)) v of every head, (B, Q, E), and the softmax (B, T, Q, S) (ViT, eq. 5 to 7)."""
+    """Return softmax(q k^T / sqrt(h)) v of every head (ViT, eq. 5 to 7), and the softmax.
+
+    Their shapes are (B, Q, E) and (B, T, Q, S).
+    """
     query_BQTh, key_BSTh, value_BSTh = projections.split_heads(num_heads)
     head_dim = query_BQTh.shape[-1]
     query_BQTh = query_BQTh * jnp.asarray(head_dim**-0.5, query_BQTh.dtype)
@@ -175,7 +182,7 @@ def attend_with_weights(projections: Projections, num_heads: int) -> tuple[jax.A
 
 
 class LineAttention(Attention):
-    """Attention within lines: each token attends to the `length` tokens of its row or column of the grid."""
+    """Attention within lines: of each token to the `length` tokens of its row or column."""
 
     def __init__(self, *arguments: Any, length: int, **options: Any):
         super().__init__(*arguments, **options)
@@ -189,7 +196,7 @@ class LineAttention(Attention):
     def with_weights(
         self, queries_BSD: jax.Array, tokens_BSD: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the output and weights, as `Attention`; the weights (B, T, S, S) are 0 outside of lines."""
+        """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
         batch, length, _ = tokens_BSD.shape
         num_lines = length // self.length
         output, weights = super().with_weights(

@@ -1,4 +1,4 @@
-"""Pre-norm blocks of attention and MLP: the ordinary one, and the axial one, which is two along rows and columns.
+"""Pre-norm blocks of attention and MLP: the standard block, and the axial block.
 
 Legend: B batch, S sequence length, R = B S, D width, T heads, M MLP dimension.
 """
@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels import dispatch
 from vit_jax.models.attention import Attention, LineAttention
-from vit_jax.models.dropout import Site, drop_examples, dropout
+from vit_jax.models.dropout import Site, drop_examples, dropout, split_key
 from vit_jax.models.mlp import Mlp as Mlp
 from vit_jax.models.mlp import build_mlp
 from vit_jax.models.norm import LayerNorm as LayerNorm
@@ -32,8 +32,8 @@ QKV_BIASES: dict[str, tuple[str, ...]] = {
 class Block(nnx.Module):
     """One layer of the encoder (ViT, eq. 2 and 3).
 
-    With LayerScale (Touvron et al., 2021) a learned vector multiplies each branch. With a `length`, attention is within
-    lines of this number of tokens.
+    With LayerScale (Touvron et al., 2021) a learned vector multiplies each branch. With a `length`,
+    attention is within lines of this number of tokens.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs, length: int | None = None):
@@ -102,7 +102,7 @@ class Block(nnx.Module):
 
 
 class AxialBlock(nnx.Module):
-    """Two blocks in the place of one: the first has attention along rows, the second along columns (ViT, App. D.6)."""
+    """Two blocks in the place of one: attention along rows, then along columns (ViT, App. D.6)."""
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         self.grid = a.grid
@@ -114,7 +114,7 @@ class AxialBlock(nnx.Module):
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> jax.Array:
         """Return (B, S, D), as `Block`; the tokens are patches in raster order."""
-        row_key, column_key = _split_key(key)
+        row_key, column_key = split_key(key)
         x_BSD = self.rows(x_BSD, drop_fraction, row_key)
 
         by_column_BSD = _transpose_grid(x_BSD, self.grid)
@@ -124,8 +124,11 @@ class AxialBlock(nnx.Module):
     def with_attention(
         self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """Return the output and the weights (2, B, T, S, S) of both attentions, 0 outside of rows and of columns."""
-        row_key, column_key = _split_key(key)
+        """Return the output and the weights (2, B, T, S, S) of both attentions.
+
+        Weights are 0 outside of rows, and outside of columns.
+        """
+        row_key, column_key = split_key(key)
         x_BSD, row_weights_BTSS = self.rows.with_attention(x_BSD, drop_fraction, row_key)
 
         by_column_BSD = _transpose_grid(x_BSD, self.grid)
@@ -139,13 +142,6 @@ class AxialBlock(nnx.Module):
         return _transpose_grid(by_column_BSD, self.grid[::-1]), both_2BTSS
 
 
-def _split_key(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
-    if key is None:
-        return None, None
-    first, second = jax.random.split(key)
-    return first, second
-
-
 def _transpose_grid(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """Return the tokens of a grid, which are in raster order, one column after the other."""
     batch, length, width = x_BSD.shape
@@ -153,7 +149,7 @@ def _transpose_grid(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
 
 
 def _index_by_column(grid: tuple[int, int]) -> np.ndarray:
-    """Return for each token in raster order its index where one column follows the other, int (S,)."""
+    """Return for each token in raster order its index in the order by columns, int (S,)."""
     num_rows, num_columns = grid
     row_S, column_S = np.divmod(np.arange(num_rows * num_columns), num_columns)
     index_S: np.ndarray = column_S * num_rows + row_S

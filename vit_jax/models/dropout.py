@@ -1,8 +1,9 @@
-"""Dropout whose mask is a hash of a key and of the position of each element, computed again rather than kept.
+"""Dropout whose mask is a hash of a key and of each position, computed again rather than kept.
 
-With JAX's generator (threefry) a TPU spends more on dropout than on attention. Here a word for every row and one for
-every column, each a hash of its index, are mixed by eight operations, within whatever reads the mask. The mask depends
-on neither backend nor mesh. One key serves several sites, each with its number: splitting keys takes long to compile.
+With JAX's generator (threefry) a TPU spends more on dropout than on attention. Here a word for
+every row and one for every column, each a hash of its index, are mixed by eight operations, within
+whatever reads the mask. The mask depends on neither backend nor mesh. One key serves several sites,
+each with its number: splitting keys takes long to compile.
 """
 
 import enum
@@ -37,7 +38,7 @@ class Site(enum.IntEnum):
 def dropout(
     x: jax.Array, fraction: float, key: jax.Array | None, site: int = Site.ONLY
 ) -> jax.Array:
-    """Zero a fraction of `x` and scale the rest up; the identity outside training, where there is no key.
+    """Zero a fraction of `x` and scale the rest up; without a key, outside training, return `x`.
 
     Args:
       x: (..., C); elements of all its rows are dropped independently.
@@ -55,7 +56,7 @@ def dropout(
 def drop_examples(
     x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = Site.ONLY
 ) -> jax.Array:
-    """Zero a fraction of the examples of `x` (B, ...) and scale the rest up (stochastic depth), as `dropout`."""
+    """Zero a fraction of the examples of `x` (B, ...), as `dropout` (stochastic depth)."""
     if key is None:
         return x
     row_words, column_words = _hash_rows_and_columns(key, site, (x.shape[0], 1))
@@ -63,6 +64,14 @@ def drop_examples(
     ones = (1,) * (x.ndim - 1)
     is_kept = (uniform >= fraction).reshape(-1, *ones)
     return _scale_kept(x, is_kept, fraction)
+
+
+def split_key(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None]:
+    """Return two keys; None of None."""
+    if key is None:
+        return None, None
+    first, second = jax.random.split(key)
+    return first, second
 
 
 def _scale_kept(x: jax.Array, is_kept: jax.Array, fraction: jax.Array | float) -> jax.Array:
@@ -108,7 +117,7 @@ def _hash_rows_and_columns(key: jax.Array, site: int, shape: tuple[int, ...]) ->
 
 
 def _hash(words: jax.Array) -> jax.Array:
-    """Return a bijection of 32 bits: every bit of the input changes about half of the bits of the output."""
+    """Return a bijection of 32 bits: each input bit changes about half of the output bits."""
     for shift, multiplier in _ROUNDS:
         words = (words ^ (words >> shift)) * jnp.uint32(multiplier)
     return words ^ (words >> _LAST_SHIFT)

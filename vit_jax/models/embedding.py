@@ -14,17 +14,24 @@ LECUN_NORMAL = nnx.initializers.lecun_normal()
 
 
 class PatchEmbedding(nnx.Module):
-    """Linear map of every patch. Equal to a convolution whose kernel and stride are the patch (ViT, eq. 1)."""
+    """Linear map of every patch (ViT, eq. 1).
+
+    It equals a convolution whose kernel and stride are the patch.
+    """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         shape_hwCD = (*a.patch_size, a.map_channels, a.width)
         self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), shape_hwCD, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32)) if a.patch_bias else None
+        self.bias: nnx.Param | None
+        if a.patch_bias:
+            self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32))
+        else:
+            self.bias = None
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("embedding")
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
-        """Return tokens_BND in raster order. Pixels below and right of the last complete patch are ignored."""
+        """Return tokens_BND in raster order. Pixels beyond the last complete patch are ignored."""
         patch_height, patch_width, channels, width = self.kernel.shape
         batch, height, image_width, _ = image_BHWC.shape
         rows = height // patch_height

@@ -1,4 +1,4 @@
-"""The encoder: L blocks, whose parameters are stacked and which a scan runs in turn, and the final norm.
+"""The encoder: L blocks with stacked parameters, which a scan runs in turn, and the final norm.
 
 Legend: B batch, S sequence length, D width, T heads, L depth.
 """
@@ -40,10 +40,10 @@ class LayerInputs(NamedTuple):
 class Encoder(nnx.Module):
     """L blocks and the final norm.
 
-    `blocks` is one block, each of whose parameters has a leading axis of L. `remat` chooses what the backward pass
-    computes again, `scan_unroll` the number of blocks in one iteration of the loop: one compiles fast, all copy
-    nothing. A user-defined block (`a.block`) is a class with the constructor and call of `Block`; one with a
-    `with_attention` also gives attention weights.
+    `blocks` is one block, each of whose parameters has a leading axis of L. `remat` chooses what
+    the backward pass computes again, `scan_unroll` the number of blocks in one iteration of the
+    loop: one compiles fast, all copy nothing. A user-defined block (`a.block`) is a class with the
+    constructor and call of `Block`; one with a `with_attention` also gives attention weights.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
@@ -83,7 +83,8 @@ class Encoder(nnx.Module):
           positions: added to the input of every block, where all add the same.
 
         Returns:
-          Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L, B, T, S, S).
+          Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L,
+          B, T, S, S).
         """
         needs_attention = "attention" in taps
         if needs_attention and not hasattr(self.blocks, "with_attention"):
@@ -95,8 +96,9 @@ class Encoder(nnx.Module):
             x_BSD, weights_BTSS = self._run_block(
                 block, x_BSD, inputs, positions, needs_attention=needs_attention
             )
-            block_BSD = x_BSD if "blocks" in taps else None
-            return x_BSD, (block_BSD, weights_BTSS)
+            if "blocks" in taps:
+                return x_BSD, (x_BSD, weights_BTSS)
+            return x_BSD, (None, weights_BTSS)
 
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
@@ -113,14 +115,20 @@ class Encoder(nnx.Module):
         return x_BSD, blocks_LBSD, attention_LBTSS
 
     def _build_layer_inputs(self, key: jax.Array | None) -> LayerInputs:
-        """Return the fractions of stochastic depth, which grow linearly or are constant, and a key for each block."""
+        """Return for each block its fraction of stochastic depth and its key.
+
+        Fractions grow linearly with depth, or are constant.
+        """
         last_fraction = self.stochastic_depth_fraction
-        first_fraction = last_fraction if self.has_constant_depth_form else 0.0
+        first_fraction = 0.0
+        if self.has_constant_depth_form:
+            first_fraction = last_fraction
         fractions_L = jnp.linspace(first_fraction, last_fraction, self.depth)
 
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
-        keys_L = jax.random.split(key, self.depth) if is_random and key is not None else None
-        return LayerInputs(fractions_L, keys_L)
+        if key is None or not is_random:
+            return LayerInputs(fractions_L, None)
+        return LayerInputs(fractions_L, jax.random.split(key, self.depth))
 
     def _run_block(
         self,
@@ -150,7 +158,7 @@ class Encoder(nnx.Module):
 
 
 def find_block_class(a: Architecture) -> Callable[..., Any]:
-    """Return the class of an architecture's blocks: built in, or the class that `a.block` refers to."""
+    """Return the class of the blocks: built in, or the class that `a.block` refers to."""
     if a.block in BLOCKS:
         return BLOCKS[a.block]
 

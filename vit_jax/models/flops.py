@@ -1,7 +1,7 @@
 """FLOPs of a network, counted in its program.
 
-Matrix products and convolutions count, as in papers. Norms, weight standardisation, softmax, GELU, pooling and biases
-do not.
+Matrix products and convolutions count, as in papers. Norms, weight standardisation, softmax, GELU,
+pooling and biases do not.
 """
 
 import dataclasses
@@ -26,12 +26,15 @@ FORWARDS_PER_TRAINING_STEP = 3
 def forward_macs(
     architecture: Architecture, network: Any = None, *, count_padding: bool = True
 ) -> int:
-    """Return the multiply-adds of one image's forward pass; divided by 1e9, the "GFLOPs" of many tables.
+    """Return the multiply-adds of one image's forward pass.
+
+    Divided by 1e9 they are the "GFLOPs" of many tables.
 
     Args:
       architecture: the network; `image_size` and `compute_dtype` describe its input.
       network: a network that `architecture` does not describe, of arrays or abstract shapes.
-      count_padding: as in tables, count multiplications with the zeros around a map; XLA's cost analysis does not.
+      count_padding: as in tables, count multiplications with the zeros around a map; XLA's cost
+        analysis does not.
 
     Raises:
       ValueError: as `count_macs`.
@@ -72,8 +75,8 @@ def count_parameters(architecture: Architecture) -> int:
 def count_macs(function: Callable[..., Any], *arguments: Any, count_padding: bool = True) -> int:
     """Trace a function and return the multiply-adds of its matrix products and convolutions.
 
-    The body of a scan counts as often as it runs, and the most expensive branch of a conditional. Kernels for one kind
-    of device (Pallas, custom calls) do not count.
+    The body of a scan counts as often as it runs, and the most expensive branch of a conditional.
+    Kernels for one kind of device (Pallas, custom calls) do not count.
 
     Raises:
       ValueError: a while loop, whose length is not known, holds such operations.
@@ -126,8 +129,10 @@ def _count_product(equation: Any) -> int:
     left_shape = equation.invars[0].aval.shape
     output_shape = equation.outvars[0].aval.shape
     contracted_dims = equation.params["dimension_numbers"][0][0]
-    contracted = math.prod(left_shape[dim] for dim in contracted_dims)
-    return math.prod(output_shape) * contracted
+    macs = math.prod(output_shape)
+    for dim in contracted_dims:
+        macs *= left_shape[dim]
+    return macs
 
 
 def _count_convolution(equation: Any, count_padding: bool) -> int:
@@ -166,7 +171,7 @@ def _count_taps(
     pad_before: int,
     count_padding: bool,
 ) -> int:
-    """Return along one axis the pairs of an output and a tap; without padding, those that read the image."""
+    """Return the pairs of an output and a tap along one axis, with or without the padding."""
     if count_padding:
         return output_size * kernel_size
     output = np.arange(output_size)[:, None]

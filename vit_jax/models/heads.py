@@ -47,10 +47,10 @@ class AttentionPooling(nnx.Module):
 
 
 class Head(nnx.Module):
-    """Zero-initialised linear classifier, behind a tanh layer of width D where the architecture says "mlp".
+    """Zero-initialised linear classifier, behind a tanh layer of width D if the head is "mlp".
 
-    The paper pre-trains with the hidden layer and fine-tunes without (ViT, sec. 3.2). Computes in float32. A network
-    of 0 classes ends in its features and has no logits.
+    The paper pre-trains with the hidden layer and fine-tunes without (ViT, sec. 3.2). Computes in
+    float32. A network of 0 classes ends in its features and has no logits.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
@@ -88,7 +88,7 @@ class PatchHead(nnx.Module):
 
     @jax.named_scope("embedding")
     def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
-        """Return the embeddings of patches with some of them replaced, before positions are added."""
+        """Return the embeddings of patches, before positions are added, with some replaced."""
         source_BN1 = corruption.source_BN[..., None]
         moved_BND = jnp.take_along_axis(tokens_BND, source_BN1, axis=1)
         is_masked_BN1 = corruption.is_masked_BN[..., None]
@@ -103,7 +103,7 @@ class PatchHead(nnx.Module):
 
 
 def build_pooling(a: Architecture, *, rngs: nnx.Rngs) -> Pooling | None:
-    """Return the module that pools tokens; None for class tokens and for the mean, which have no parameters."""
+    """Return the module that pools tokens; None for class tokens and the mean."""
     if is_reference(a.pool):
         return _build_custom(a.pool, "config.model.pool", a, rngs)
     if a.pool == "map":
@@ -155,8 +155,11 @@ def apply_head(
     output = head(pooled_BD)
     expected = (pooled_BD.shape[0], num_classes)
     if not _is_head_output(output, expected):
-        is_tuple = isinstance(output, tuple)
-        returned = tuple(map(jnp.shape, output)) if is_tuple else jnp.shape(output)
+        returned: tuple
+        if isinstance(output, tuple):
+            returned = tuple(map(jnp.shape, output))
+        else:
+            returned = jnp.shape(output)
         raise ValueError(
             f"config.model.head: {type(head).__name__} returns shape {returned}: must be logits "
             f"{expected} and features. Return (logits_BK, features_BD)."

@@ -1,4 +1,4 @@
-"""Initial values that replace those of the layers: every kernel, token and position from a truncated normal.
+"""Initial values from a truncated normal: of every kernel, token and position.
 
 Sources: DeiT III (2204.07118) and its JAX reproduction, with a standard deviation of 0.02.
 """
@@ -22,11 +22,11 @@ M = TypeVar("M", bound=nnx.Module)
 def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
     """Return the network with new kernels, tokens and learned positions, and biases of zero.
 
-    Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches, norms and LayerScale
-    stay as they are.
+    Positions have `a.position_stddev`, the last layer keeps its bias. A ResNet before the patches,
+    norms and LayerScale stay as they are.
     """
     leaves = pytree.named_leaves(model)
-    stream_of = {name: number for number, name in enumerate(sorted(leaves))}
+    names = sorted(leaves)
 
     def redraw(name: str, leaf: jax.Array) -> jax.Array:
         kind = name.rpartition("/")[2]
@@ -40,13 +40,13 @@ def redraw_truncated_normal(model: M, a: Architecture, key: jax.Array) -> M:
             stddev = a.position_stddev
         else:
             return leaf
-        leaf_key = jax.random.fold_in(key, stream_of[name])
+        leaf_key = jax.random.fold_in(key, names.index(name))
         return truncated_normal(leaf_key, leaf.shape, stddev)
 
     return pytree.map_with_names(redraw, model)
 
 
 def truncated_normal(key: jax.Array, shape: tuple[int, ...], stddev: float) -> jax.Array:
-    """Return float32 with this standard deviation, from a normal without values beyond two of its deviations."""
+    """Return float32 values of a normal truncated at two deviations, with this deviation."""
     values = jax.random.truncated_normal(key, -_LIMIT, _LIMIT, shape)
     return values * (stddev / _STDDEV_WITHIN_LIMIT)

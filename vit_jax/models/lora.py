@@ -1,6 +1,7 @@
-"""LoRA (Hu et al., 2021): beside each kernel W of a block two thin factors, so that it computes as W + scale * A B.
+"""LoRA (Hu et al., 2021): a kernel W of a block becomes W + scale * A B with thin factors.
 
-The factors are parameters of the linear layers, "encoder/blocks/mlp/expand/lora_a" beside ".../kernel".
+The factors are parameters of the linear layers, "encoder/blocks/mlp/expand/lora_a" beside
+".../kernel".
 
 Legend: L layers, I O channels of a kernel's input and output, r rank.
 """
@@ -50,7 +51,10 @@ def lora_of(config: "OptimizerConfig") -> Lora | None:
 
 
 def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
-    """Raise ValueError unless the blocks of a network are built in; `is_standard`: `a` describes the network."""
+    """Raise ValueError unless the blocks of a network are built in.
+
+    Without `is_standard`, `a` does not describe the network.
+    """
     if is_standard and a.network is None and not is_reference(a.block) and a.has_transformer:
         return
     rule = f"must be None for {a.name}, which has no built-in blocks of attention and MLP"
@@ -60,7 +64,7 @@ def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
 
 
 def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
-    """Return the shapes of the factors, (L, I, r) and (L, r, O), by name, for parameters of these shapes.
+    """Return the shapes of the factors by name, (L, I, r) and (L, r, O), for these parameters.
 
     Raises:
       ValueError: the rank is larger than a side of a kernel, or the blocks have no such layer.
@@ -89,12 +93,14 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
 
 
 def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
-    """Return the initial value of each factor: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
+    """Return initial values: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
     keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(shapes))
     factors = {}
     for name, factor_key in zip(sorted(shapes), keys, strict=True):
         shape = shapes[name]
-        bound = 1 / math.sqrt(shape[-2]) if name.endswith(A) else 0.0
+        bound = 0.0
+        if name.endswith(A):
+            bound = 1 / math.sqrt(shape[-2])
         factors[name] = jax.random.uniform(factor_key, shape, minval=-bound, maxval=bound)
     return factors
 
@@ -131,7 +137,7 @@ def _find_layer(module: Any, name: str) -> Any:
 
 
 def merge(parameters: Mapping[str, np.ndarray], lora: Lora) -> dict[str, np.ndarray]:
-    """Return the parameters of the plain network that computes the same, W + scale * A B in float32."""
+    """Return the parameters of an equal network without factors: W + scale * A B in float32."""
     merged = {}
     for name, array in parameters.items():
         if name.endswith((f"/{A}", f"/{B}")):

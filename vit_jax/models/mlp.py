@@ -71,7 +71,10 @@ class Mlp(nnx.Module):
     def __call__(
         self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None
     ) -> jax.Array:
-        """Return an array of the shape of `x`, (B, S, D) or (R, D); `fraction` and `key` are of dropout."""
+        """Return an array of the shape of `x`, (B, S, D) or (R, D).
+
+        `fraction` and `key` are of dropout.
+        """
         hidden = self._project_hidden(self.expand, x)
         if self.gate is None:
             hidden = GELUS[self.form](hidden)
@@ -85,12 +88,15 @@ class Mlp(nnx.Module):
 
     def _project_hidden(self, layer: nnx.Linear, x: jax.Array) -> jax.Array:
         """Return a layer's hidden units, with a sharding and a name for rematerialisation."""
-        dimensions = "hidden_BSM" if x.ndim == 3 else "hidden_RM"
+        dimensions = {3: "hidden_BSM", 2: "hidden_RM"}[x.ndim]
         return checkpoint_name(constrain(layer(x), dimensions), "hidden")
 
 
 def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:
     """Return the MLP of a block."""
+    norm = None
+    if a.mlp == "swiglu_norm":
+        norm = build_norm(a, a.mlp_dim)
     return Mlp(
         a.width,
         a.mlp_dim,
@@ -98,6 +104,6 @@ def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:
         dtype=jnp.dtype(a.compute_dtype),
         rngs=rngs,
         is_gated=a.mlp != "gelu",
-        norm=build_norm(a, a.mlp_dim) if a.mlp == "swiglu_norm" else None,
+        norm=norm,
         use_bias=a.linear_bias,
     )

@@ -1,4 +1,4 @@
-"""Norms over the width of tokens: layer norm, and root mean square norm without bias (Zhang & Sennrich, 2019).
+"""Norms over the width of tokens: layer norm and RMS norm (Zhang & Sennrich, 2019).
 
 Legend: D width of the normalised axis; other dimensions do not matter here.
 """

@@ -1,7 +1,8 @@
 """Position embeddings: added to the tokens, or within attention.
 
-Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (prefix tokens and patches), D
-width, E width of all heads, T heads, h also head dimension, p pairs of values of a head.
+Legend: B batch, h w rows and columns of patches, N = h w patches, S sequence length (prefix tokens
+and patches), D width, E width of all heads, T heads, h also head dimension, p pairs of values of a
+head.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ class LearnedPositions1D(nnx.Module):
 
 
 class LearnedPositions2D(nnx.Module):
-    """A learned half-width row for each row and each column of patches, concatenated (ViT, App. D.4)."""
+    """A learned vector of D / 2 for each row and column of patches (ViT, App. D.4)."""
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         a = architecture
@@ -68,7 +69,8 @@ class LearnedPositions2D(nnx.Module):
 class FixedPositions(nnx.Module):
     """Sine-cosine positions, or none: no parameters, and nothing added to a class token.
 
-    `reference_grid` is set for images of another size than the network's, whose patches then have the same coordinates.
+    `reference_grid` is set for images of another size than the network's, whose patches then have
+    the same coordinates.
     """
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
@@ -101,7 +103,8 @@ def fixed_positions(
 ) -> np.ndarray:
     """Return the table of "sincos2d" or "none", float32 (1, S, D).
 
-    It has zeros for the `prefix_length` tokens before the patches; the other arguments are those of `sincos2d`.
+    It has zeros for the `prefix_length` tokens before the patches; the other arguments are those of
+    `sincos2d`.
     """
     if kind == "sincos2d":
         table_ND = sincos2d(grid, width, reference_grid)
@@ -114,8 +117,9 @@ def fixed_positions(
 def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.ndarray:
     """Return sine-cosine positions in MoCo v3's form, float32 (N, D).
 
-    A quarter each of `width`, which 4 divides, is sin(x w), cos(x w), sin(y w), cos(y w); frequencies w fall from 1 to
-    1/10000. The middles of patches are counted on `reference_grid`; None: `grid`.
+    A quarter each of `width`, which 4 divides, is sin(x w), cos(x w), sin(y w), cos(y w);
+    frequencies w fall from 1 to 1/10000. The middles of patches are counted on `reference_grid`;
+    None: `grid`.
     """
     quarter = width // 4
     frequencies = 10000.0 ** (-np.arange(quarter) / max(quarter - 1, 1))
@@ -132,7 +136,7 @@ def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.n
 
 
 def count_patches(num_patches: int, num_reference: int) -> np.ndarray:
-    """Return the middles of patches along a side, where `num_reference` patches are counted from 0."""
+    """Return the middles of patches along a side, counted from 0 in `num_reference` patches."""
     index = np.arange(num_patches)
     if num_patches == num_reference:
         return index
@@ -144,10 +148,11 @@ def count_patches(num_patches: int, num_reference: int) -> np.ndarray:
 
 
 class RelativePositions(nnx.Module):
-    """A learned key for each offset between a query and a key in raster order (ViT, App. D.4; Shaw et al., 2018).
+    """A learned key for each offset of a query from a key (ViT, App. D.4; Shaw et al., 2018).
 
-    A query's product with it is added to the logits of attention. A class token has three keys (as query, as key, as
-    both), all heads have the same keys, no offset is clipped, and every block has its table: the paper does not say.
+    A query's product with it is added to the logits of attention. A class token has three keys (as
+    query, as key, as both), all heads have the same keys, no offset is clipped, and every block has
+    its table: the paper does not say.
     """
 
     def __init__(self, a: Architecture, num_patches: int, *, rngs: nnx.Rngs):
@@ -165,10 +170,10 @@ class RelativePositions(nnx.Module):
 
 
 def index_offsets(num_patches: int, *, has_class_token: bool) -> np.ndarray:
-    """Return int (S, S), queries by keys: indices of the offsets between tokens in a table of relative positions.
+    """Return the index of each query's and key's offset in a table of relative positions, (S, S).
 
-    The table has the offsets 1 - N to N - 1 of a query from a key in raster order. With a class token, the entries for
-    the token as query, as key, and as both follow.
+    The table has the offsets 1 - N to N - 1 of a query from a key in raster order. With a class
+    token, the entries for the token as query, as key, and as both follow.
     """
     order = np.arange(num_patches)
     index_SS: np.ndarray = order[:, None] - order + num_patches - 1
@@ -181,9 +186,10 @@ def index_offsets(num_patches: int, *, has_class_token: bool) -> np.ndarray:
 
 
 class RotaryPositions(nnx.Module):
-    """Rotary positions (Su et al., 2021) of patches in two dimensions; prefix tokens are not turned.
+    """Rotary positions (Su et al., 2021) of patches in two dimensions, not of prefix tokens.
 
-    "centred" pairs the values of a head with those half a head away, the other kinds with their neighbours.
+    "centred" pairs the values of a head with those half a head away, the other kinds with their
+    neighbours.
     """
 
     def __init__(self, architecture: Architecture):
@@ -195,7 +201,7 @@ class RotaryPositions(nnx.Module):
         self.reference_grid = a.rope_grid
 
     def __call__(self, x_BSE: jax.Array, num_heads: int) -> jax.Array:
-        """Return queries or keys, turned by the position of their patch, in their dtype; computes in float32."""
+        """Return queries or keys, turned in float32 by the position of their patch."""
         batch, length, width = x_BSE.shape
         assert self.kind is not None
         angles_Np = rotary_angles(
@@ -235,12 +241,13 @@ def rotary_angles(
 ) -> np.ndarray:
     """Return the angles that turn the pairs of a head's values, float32 (N, h / 2).
 
-    The first half is one coordinate times frequencies that fall geometrically from 1, the second half the other.
+    The first half is one coordinate times frequencies that fall geometrically from 1, the second
+    half the other.
 
     Args:
-      kind: "centred" has coordinates from -1 to 1, rows first, and frequencies 2 pi / 100**k (DINOv3); "grid" scales
-        rows and columns to 16, rows first (EVA-02); "index" counts columns first, from 1 if there is a class token
-        (Perception Encoder); both with 1 / 10000**k.
+      kind: "centred" has coordinates from -1 to 1, rows first, and frequencies 2 pi / 100**k
+        (DINOv3); "grid" scales rows and columns to 16, rows first (EVA-02); "index" counts columns
+        first, from 1 if there is a class token (Perception Encoder); both with 1 / 10000**k.
       grid: rows and columns of patches.
       head_dim: divisible by 4.
       has_class_token: the class token itself is not turned.
@@ -289,7 +296,10 @@ def build_table(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
 
 
 def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
-    """Return the position embedding: built in, or a class with the constructor and call of `LearnedPositions1D`."""
+    """Return the position embedding, which is built in or a user's.
+
+    A user's class has the constructor and call of `LearnedPositions1D`.
+    """
     kind = a.position_embedding
     if kind in POSITIONS:
         return POSITIONS[kind](a, rngs=rngs)

@@ -1,11 +1,11 @@
-"""ResNets with group norm and standardised convolutions, in the two forms that the paper's releases have.
+"""ResNets with group norm and standardised convolutions, in the forms of the paper's releases.
 
-Pre-activation (v2) is Big Transfer's network (BiT, bit_jax/models.py). Post-activation (v1) is the stem of the
-hybrids (vision_transformer, models_resnet.py); it can stand alone too, since the paper does not say which of the
-two its ResNets were.
+Pre-activation (v2) is Big Transfer's network (BiT, bit_jax/models.py). Post-activation (v1) is the
+stem of the hybrids (vision_transformer, models_resnet.py); it can stand alone too, since the paper
+does not say which of the two its ResNets were.
 
-Legend: B batch, H W height and width, C channels, G groups, D features, I O channels of a kernel's input and output, K
-classes.
+Legend: B batch, H W height and width, C channels, G groups, D features, I O channels of a kernel's
+input and output, K classes.
 """
 
 from collections.abc import Collection
@@ -35,10 +35,11 @@ REMAT_POLICIES = {
 
 
 class StandardizedConv(nnx.Module):
-    """A convolution without bias whose kernel has mean 0 and variance 1 in every output channel, at every use.
+    """A convolution without bias, whose kernel is standardised in every output channel at each use.
 
-    The two releases guard the division differently (BiT adds to the variance, ViT's hybrids to its root), so the
-    architecture says which. BiT pads as much before the map as after it, the hybrids as little as they need.
+    The two releases guard the division differently (BiT adds to the variance, ViT's hybrids to its
+    root), so the architecture says which. BiT pads as much before the map as after it, the hybrids
+    as little as they need.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class StandardizedConv(nnx.Module):
 def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -> jax.Array:
     """Subtract the mean of every output channel and divide by its standard deviation, in float32.
 
-    `epsilon`, which guards the division, is added to the "variance", before the root, or to the "std", after it.
+    `epsilon`, which guards the division, is added to the "variance", before the root, or to the
+    "std", after it.
     """
     axes = (0, 1, 2)
     kernel_HWIO = kernel_HWIO.astype(jnp.float32)
@@ -88,9 +90,11 @@ def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -
 class GroupNorm(nnx.Module):
     """Normalises over H, W and the channels of a group.
 
-    Sums over a map are of channels, from which sums of groups are made afterwards. In bfloat16 the squares are not
-    centred: on TPUs such sums cost no pass of their own where a convolution writes the map. In float32 they would lose
-    small differences on a large mean, which bfloat16 does not hold in the first place.
+    Sums over a map are of channels, from which sums of groups are made afterwards. In bfloat16 the
+    squares are not
+    centred: on TPUs such sums cost no pass of their own where a convolution writes the map. In
+    float32 they would lose small differences on a large mean, which bfloat16 does not hold in the
+    first place.
     """
 
     def __init__(self, channels: int, a: Architecture, *, initial_scale: float = 1.0):
@@ -121,12 +125,22 @@ def _group_means(x_BHWC: jax.Array) -> jax.Array:
     return checkpoint_name(group_means_BC[:, None, None], STATISTICS)
 
 
+def build_norm_after(channels: int, a: Architecture) -> GroupNorm | None:
+    """Return the norm that follows a convolution; None in the pre-activation form."""
+    if a.residual_unit == "preactivation":
+        return None
+    return GroupNorm(channels, a)
+
+
 class Shortcut(nnx.Module):
-    """The shortcut of a unit that changes channels or stride: a 1x1 convolution, normed in the post-activation form."""
+    """The shortcut of a unit that changes shape: a 1x1 convolution.
+
+    The post-activation form norms its output.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
         self.conv = StandardizedConv(1, inputs, outputs, a, stride=stride, rngs=rngs)
-        self.norm = GroupNorm(outputs, a) if a.residual_unit == "postactivation" else None
+        self.norm = build_norm_after(outputs, a)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         x_BHWC = self.conv(x_BHWC)
@@ -135,11 +149,20 @@ class Shortcut(nnx.Module):
         return self.norm(x_BHWC)
 
 
+def build_shortcut(
+    inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs
+) -> Shortcut | None:
+    """Return the shortcut of a unit; None where the unit keeps the shape."""
+    if inputs == outputs and stride == 1:
+        return None
+    return Shortcut(inputs, outputs, stride, a, rngs=rngs)
+
+
 class Unit(nnx.Module):
     """A bottleneck: 1x1, 3x3 (with the stride) and 1x1 convolution beside a shortcut.
 
-    The pre-activation form norms the input of each convolution and adds at the end. The post-activation form norms the
-    output of each convolution, and the sum goes through a ReLU.
+    The pre-activation form norms the input of each convolution and adds at the end. The
+    post-activation form norms the output of each convolution, and the sum goes through a ReLU.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
@@ -156,8 +179,7 @@ class Unit(nnx.Module):
             self.norm1 = GroupNorm(inner, a)
             self.norm2 = GroupNorm(inner, a)
             self.norm3 = GroupNorm(outputs, a, initial_scale=0.0)
-        changes_shape = inputs != outputs or stride != 1
-        self.shortcut = Shortcut(inputs, outputs, stride, a, rngs=rngs) if changes_shape else None
+        self.shortcut = build_shortcut(inputs, outputs, stride, a, rngs=rngs)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         inner, outputs = self.conv3.kernel.shape[2:]
@@ -171,21 +193,28 @@ class Unit(nnx.Module):
 
     def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
         y_BHWC = nnx.relu(self.norm1(x_BHWC))
-        residual_BHWC = x_BHWC if self.shortcut is None else self.shortcut(y_BHWC)
+        residual_BHWC = x_BHWC
+        if self.shortcut is not None:
+            residual_BHWC = self.shortcut(y_BHWC)
         y_BHWC = self.conv1(y_BHWC)
         y_BHWC = self.conv2(nnx.relu(self.norm2(y_BHWC)))
         y_BHWC = self.conv3(nnx.relu(self.norm3(y_BHWC)))
         return residual_BHWC + y_BHWC
 
     def _postactivated(self, x_BHWC: jax.Array) -> jax.Array:
-        residual_BHWC = x_BHWC if self.shortcut is None else self.shortcut(x_BHWC)
+        residual_BHWC = x_BHWC
+        if self.shortcut is not None:
+            residual_BHWC = self.shortcut(x_BHWC)
         y_BHWC = nnx.relu(self.norm1(self.conv1(x_BHWC)))
         y_BHWC = nnx.relu(self.norm2(self.conv2(y_BHWC)))
         y_BHWC = self.norm3(self.conv3(y_BHWC))
         return nnx.relu(residual_BHWC + y_BHWC)
 
     def compute_by_kernel(self, x_BHWC: jax.Array) -> jax.Array:
-        """Return the output by the kernel for TPUs, interpreted elsewhere. A stride needs even lines and columns."""
+        """Return the output by the kernel for TPUs, which is interpreted elsewhere.
+
+        With a stride, maps have even lines and columns.
+        """
         if self.is_preactivated:
             outer_norms = [self.norm1]
             inner_norms = [self.norm2, self.norm3]
@@ -213,12 +242,14 @@ class Unit(nnx.Module):
         )
 
         stride = self.conv2.stride
-        pads_before = stride == 1 or self.conv2.padding != "SAME"
+        first_tap = -1
+        if stride == 2 and self.conv2.padding == "SAME":  # all other paddings are symmetric
+            first_tap = 0
         return dispatch.compute_unit(
             x_BHWC.astype(self.norm1.dtype),
             parameters,
             stride=stride,
-            first_tap=-1 if pads_before else 0,
+            first_tap=first_tap,
             epsilon=self.norm1.epsilon,
             is_preactivated=self.is_preactivated,
         )
@@ -233,7 +264,7 @@ def stack_norms(norms: Collection[GroupNorm]) -> jax.Array:
 
 
 class Stage(nnx.Module):
-    """The first unit, which changes shape, and the others, which are alike: stacked into one and run by a scan."""
+    """The first unit, which changes shape, and the others, stacked into one and run by a scan."""
 
     def __init__(
         self,
@@ -271,13 +302,13 @@ class Stage(nnx.Module):
 class Root(nnx.Module):
     """A 7x7 convolution and a maximum, each halving the image.
 
-    BiT pads with zeros before the maximum and has no norm; its values may be negative, so padding with nothing
-    would change the border.
+    BiT pads with zeros before the maximum and has no norm; its values may be negative, so padding
+    with nothing would change the border.
     """
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         self.conv = StandardizedConv(7, 3, a.root_channels, a, stride=2, rngs=rngs)
-        self.norm = GroupNorm(a.root_channels, a) if a.residual_unit == "postactivation" else None
+        self.norm = build_norm_after(a.root_channels, a)
 
     def __call__(self, image_BHWC: jax.Array) -> jax.Array:
         """Return (B, H / 4, W / 4, C), rounded up."""
@@ -288,9 +319,10 @@ class Root(nnx.Module):
 
 
 def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
-    """Return the maximum of 3x3 values, at every second line and column, of the map with zeros around it.
+    """Return maxima of 3x3 values, every second line and column, of a map with zeros around it.
 
-    No padded map is written: where a window reaches over the border, a negative maximum becomes zero.
+    No padded map is written: where a window reaches over the border, a negative maximum becomes
+    zero.
     """
     pooled_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
     _, height, width, _ = x_BHWC.shape
@@ -301,7 +333,7 @@ def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
 
 
 def _reaches_border(size: int, num_windows: int) -> np.ndarray:
-    """Return for windows of 3, two apart, whether they reach over a border of a side of this size."""
+    """Return for windows of 3, two apart, if they reach over a border of a side of this size."""
     window = np.arange(num_windows)
     is_reaching: np.ndarray = (window == 0) | (2 * window + 1 == size)
     return is_reaching
@@ -333,12 +365,13 @@ class ResNetBody(nnx.Module):
         maps = [constrain(self.root(image_BHWC), "map_BHWC")]
         for stage in range(1, self.num_stages + 1):
             maps.append(getattr(self, f"stage{stage}")(maps[-1]))
-        stages_BHWC = tuple(maps[1:]) if "stages" in taps else None
-        return maps[-1], stages_BHWC
+        if "stages" in taps:
+            return maps[-1], tuple(maps[1:])
+        return maps[-1], None
 
 
 class ResNet(nnx.Module):
-    """Root, stages, the average over positions and a head. A plain pytree, as `VisionTransformer`."""
+    """Root, stages, the mean over positions and a head; a pytree as `VisionTransformer`."""
 
     def __init__(self, a: Architecture, key: jax.Array):
         body_key, head_key = jax.random.split(key)

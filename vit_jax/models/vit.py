@@ -1,6 +1,7 @@
-"""The Vision Transformer, in the order of the paper's equations 1 to 4, and its hybrids with a ResNet.
+"""The Vision Transformer, in the order of equations 1 to 4, and its hybrids with a ResNet.
 
-Legend: B batch, H W image height and width, C channels, N patches, P prefix tokens, S = P + N, D width, K classes.
+Legend: B batch, H W image height and width, C channels, N patches, P prefix tokens, S = P + N, D
+width, K classes.
 """
 
 from collections.abc import Collection
@@ -12,20 +13,28 @@ from flax import nnx
 from vit_jax.arrays import Corruption, ModelOutput, validate_taps
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels.devices import constrain
-from vit_jax.models.dropout import dropout
+from vit_jax.models.dropout import dropout, split_key
 from vit_jax.models.embedding import PatchEmbedding
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.heads import PatchHead, apply_head, apply_pooling, build_head, build_pooling
+from vit_jax.models.heads import (
+    Classifier,
+    PatchHead,
+    apply_head,
+    apply_pooling,
+    build_head,
+    build_pooling,
+)
 from vit_jax.models.norm import build_norm
 from vit_jax.models.positions import add_positions, build_positions
 
 
 class VisionTransformer(nnx.Module):
-    """Patches, optional prefix tokens (class tokens and registers), positions, the encoder, a pooling and a head.
+    """Patches, optional class tokens and registers, positions, the encoder, a pooling and a head.
 
     The patches of a hybrid are cut from the map that a ResNet makes of the image.
 
-    A plain pytree: `jax.jit`, `jax.grad` and optax take the module itself; parameters are its leaves.
+    A plain pytree: `jax.jit`, `jax.grad` and optax take the module itself; parameters are its
+    leaves.
     """
 
     def __init__(self, a: Architecture, key: jax.Array):
@@ -48,8 +57,11 @@ class VisionTransformer(nnx.Module):
         self.pool = a.pool
         self.pooling = build_pooling(a, rngs=head_rngs)
         self.pooled_norm = build_norm(a) if a.final_norm == "pooled" else None
-        build = PatchHead if a.patch_outputs else build_head
-        self.head = build(a, rngs=head_rngs)
+        self.head: PatchHead | Classifier
+        if a.patch_outputs:
+            self.head = PatchHead(a, rngs=head_rngs)
+        else:
+            self.head = build_head(a, rngs=head_rngs)
         self.dropout_fraction = a.dropout_fraction
         self.num_classes = a.num_classes
 
@@ -66,17 +78,12 @@ class VisionTransformer(nnx.Module):
         Args:
           image_BHWC: float, in [-1, 1], of the architecture's image size.
           dropout_key: in training only; without it nothing is dropped.
-          taps: intermediates to return: "blocks", "attention", of a hybrid "stages"; see `ModelOutput`.
+          taps: intermediates to return: "blocks", "attention", of a hybrid "stages"; see
+            `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
         """
-        allowed_taps = ["blocks", "attention"]
-        if self.stem is not None:
-            allowed_taps.append("stages")
-        validate_taps(taps, allowed_taps)
-        embedding_key = None
-        encoder_key = None
-        if dropout_key is not None:
-            embedding_key, encoder_key = jax.random.split(dropout_key)
+        validate_taps(taps, self.allowed_taps)
+        embedding_key, encoder_key = split_key(dropout_key)
 
         map_BHWC = image_BHWC
         stages_BHWC = None
@@ -89,9 +96,8 @@ class VisionTransformer(nnx.Module):
         tokens_BSD = dropout(tokens_BSD, self.dropout_fraction, embedding_key)
 
         # Equations 2 and 3, L times, and the final norm.
-        shared_positions = self.positions if self.position_layers == "shared" else None
         tokens_BSD, blocks_LBSD, attention_LBTSS = self.encoder(
-            tokens_BSD, encoder_key, taps, shared_positions
+            tokens_BSD, encoder_key, taps, self.shared_positions
         )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
@@ -115,6 +121,20 @@ class VisionTransformer(nnx.Module):
             attention_LBTQS=attention_LBTSS,
             stages_BHWC=stages_BHWC,
         )
+
+    @property
+    def allowed_taps(self) -> tuple[str, ...]:
+        """The intermediates that a call can return."""
+        if self.stem is None:
+            return ("blocks", "attention")
+        return ("blocks", "attention", "stages")
+
+    @property
+    def shared_positions(self) -> nnx.Module | None:
+        """The positions that all blocks add to their input."""
+        if self.position_layers == "shared":
+            return self.positions
+        return None
 
     def _embed(self, map_BHWC: jax.Array, corruption: Corruption | None) -> jax.Array:
         """Return the tokens that enter the encoder, (B, S, D)."""
@@ -157,7 +177,9 @@ class VisionTransformer(nnx.Module):
             tokens_BND = tokens_BSD[:, self.prefix_length :]
             mean_BD = tokens_BND.astype(jnp.float32).mean(axis=1)
             pooled.append(mean_BD.astype(tokens_BSD.dtype))
-        pooled_BD = jnp.concatenate(pooled, axis=-1) if len(pooled) > 1 else pooled[0]
+        pooled_BD = pooled[0]
+        if len(pooled) > 1:
+            pooled_BD = jnp.concatenate(pooled, axis=-1)
         if self.pooled_norm is None:
             return pooled_BD
         return self.pooled_norm(pooled_BD)

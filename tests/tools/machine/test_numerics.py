@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from vit_jax.kernels import attention_cudnn
 from vit_jax.models import attention, block, resnet
 from vit_jax.sharding import build_mesh
 from vit_jax.tools.machine import numerics
@@ -30,7 +31,7 @@ def scaled(projections, num_heads):
 
 def padded(projections, num_heads):
     """A token of padding that takes part."""
-    tokens = [jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in projections.biased()]
+    tokens = [jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in projections.add_biases()]
     return XLA(attention.Projections(*tokens, jnp.zeros_like(projections.bias_3E)), num_heads)[
         :, :-1
     ]
@@ -81,7 +82,7 @@ def test_a_norm_with_an_error(monkeypatch, layer, check):
 def test_forms_of_other_devices_and_a_form_that_is_rejected(monkeypatch):
     assert numerics.attention("cudnn", 2).found == "not available: it is for NVIDIA GPUs"
     monkeypatch.setattr(numerics, "_ELSEWHERE", {})
-    monkeypatch.setattr(attention.attention_cudnn, "find_problem", lambda *_: "it is missing")
+    monkeypatch.setattr(attention_cudnn, "find_problem", lambda *_: "it is missing")
     finding = numerics.attention("cudnn", 2)
     assert finding.found.startswith(
         "not available: bfloat16 5: cuDNN rejects this attention: it is missing."
