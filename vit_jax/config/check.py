@@ -285,32 +285,44 @@ def _wrong_evaluations(config: RunConfig) -> Iterator[str]:
     for name, evaluator in config.evaluation.evaluators.items():
         field = f"evaluation.evaluators.{name}"
         if not name.isidentifier() or name in ("test", "validation", "train"):
-            yield f"{field}: must be a prefix of results: letters, digits and _, but not test, validation or train."
+            rule = "must be a prefix of results: letters, digits and _, but not test, validation or train"
+            yield f"{field}: {rule}."
         if evaluator.frozen:
-            yield from _wrong_arguments(
-                field, evaluator, (evaluator.frozen.number_argument, *evaluator.frozen.arguments)
-            )
-            train = evaluator.train_split or config.input.train_split
-            test = evaluator.split or config.input.test_split
-            if train == test:
-                yield f"{field}: split and train_split must differ, and are both {test!r}."
+            yield from _wrong_frozen(config, field, evaluator)
         if is_reference(evaluator.kind):
             place = f"config.{field}.kind={evaluator.kind!r}"
             stated_directions(import_reference(evaluator.kind, f"config.{field}.kind"), place)
-    if not config.checkpoint.keep_best:
-        return
+    if config.checkpoint.keep_best:
+        yield from _wrong_best_metric(config)
+
+
+def _wrong_frozen(config: RunConfig, field: str, evaluator: EvaluatorConfig) -> Iterator[str]:
+    """Check an evaluator on frozen features."""
+    frozen = evaluator.frozen
+    assert frozen is not None, field
+    yield from _wrong_arguments(field, evaluator, (frozen.number_argument, *frozen.arguments))
+    train = evaluator.train_split or config.input.train_split
+    test = evaluator.split or config.input.test_split
+    if train == test:
+        yield f"{field}: split and train_split must differ, and are both {test!r}."
+
+
+def _wrong_best_metric(config: RunConfig) -> Iterator[str]:
+    """Check the metric of the best checkpoint, and whether its direction is known."""
     metric = config.checkpoint.best_metric
-    (known, own) = result_names(config)
-    if metric not in known and not metric.startswith(own):
-        results = ", ".join([*known, *(f"{prefix}..." for prefix in own)])
-        yield f"checkpoint.best_metric={metric!r}: must be a result of an evaluator. Use one of {results}."
+    known, prefixes = result_names(config)
+    if metric not in known and not metric.startswith(prefixes):
+        results = ", ".join([*known, *(f"{prefix}..." for prefix in prefixes)])
+        rule = f"must be a result of an evaluator. Use one of {results}"
+        yield f"checkpoint.best_metric={metric!r}: {rule}."
         return
     mode = config.checkpoint.best_mode
-    stated = find_stated_direction(config, metric)
-    if mode != "auto" and stated is not None:
-        yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}: {stated}. Use auto."
-    elif mode != "auto" and metric in known and find_metric(metric) is not None:
-        yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}. Use auto."
+    if mode != "auto":
+        stated = find_stated_direction(config, metric)
+        if stated is not None:
+            yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}: {stated}. Use auto."
+        elif metric in known and find_metric(metric) is not None:
+            yield f"checkpoint.best_mode={mode!r}: has no effect on {metric}. Use auto."
     require_direction(config, metric)
 
 

@@ -14,40 +14,47 @@ def out_of_range(
 
     Rules are those of the annotations, or of `rules_by_field`.
     """
-    for name, rules in (rules_by_field or rules_of(type(section))).items():
-        for path, value in _leaves(getattr(section, name), f"{prefix}{name}"):
+    if rules_by_field is None:
+        rules_by_field = rules_of(type(section))
+    for name, rules in rules_by_field.items():
+        given = getattr(section, name)
+        for path, value in _find_leaves(given, f"{prefix}{name}"):
             if dataclasses.is_dataclass(value):
                 yield from out_of_range(value, f"{path}.")
-            for rule in rules if type(value) in (int, float) else ():
+            if type(value) not in (int, float):
+                continue
+            shown = given if isinstance(given, tuple) else value
+            for rule in rules:
                 if isinstance(rule, Range) and not rule.allows(value):
-                    shown = (
-                        getattr(section, name)
-                        if isinstance(getattr(section, name), tuple)
-                        else value
-                    )
                     yield f"{path}={shown}: {rule.rule}.{rule.fix and ' '}{rule.fix}"
 
 
 def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
     """Yield every field that is not at its default and that another field makes ineffective."""
+    rules_by_field = rules_of(type(section))
     for field in dataclasses.fields(section):
-        name = field.name
         value = getattr(section, field.name)
-        default = default_of_field(field)
-        for path, inner in _leaves(value, f"{prefix}{name}"):
+        path = f"{prefix}{field.name}"
+        for inner_path, inner in _find_leaves(value, path):
             if dataclasses.is_dataclass(inner):
-                yield from without_effect(inner, root, f"{path}.")
-        for rule in rules_of(type(section))[name] if value != default else ():
-            if isinstance(rule, When) and (reason := rule.problem(section, root, prefix)):
-                is_plain = default is None or isinstance(default, str | int | float)
-                other = (
-                    f"--config.{prefix}{name}={default}"
-                    if is_plain
-                    else f"{prefix}{name}={default!r}"
-                )
-                yield (
-                    f"{prefix}{name}={value!r}: has no effect with {reason}. Set {rule.needed(prefix)}, or add {other}."
-                )
+                yield from without_effect(inner, root, f"{inner_path}.")
+        default = default_of_field(field)
+        if value == default:
+            continue
+        for rule in rules_by_field[field.name]:
+            if not isinstance(rule, When):
+                continue
+            reason = rule.problem(section, root, prefix)
+            if reason is not None:
+                fix = f"Set {rule.needed(prefix)}, or add {_spell_default(path, default)}"
+                yield f"{path}={value!r}: has no effect with {reason}. {fix}."
+
+
+def _spell_default(path: str, default: object) -> str:
+    """Return an override that sets a field to its default, or a description of it."""
+    if default is None or isinstance(default, str | int | float):
+        return f"--config.{path}={default}"
+    return f"{path}={default!r}"
 
 
 def reject(problems: Iterable[str], prefix: str = "config.") -> None:
@@ -56,10 +63,13 @@ def reject(problems: Iterable[str], prefix: str = "config.") -> None:
         raise ValueError(prefix + problem)
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _find_leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield a value, or those of a mapping or a tuple, each with its path."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield f"{path}.{key}", inner
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield path, inner
     else:
-        yield from ((path, inner) for inner in (value if isinstance(value, tuple) else (value,)))
+        yield path, value

@@ -75,24 +75,27 @@ def parse_name(name: str) -> ModelName:
       ValueError: no such model; the nearest names are offered.
     """
     match = _NAME.fullmatch(name)
-    if (
-        not match
-        or not (match["size"] or match["resnet"])
-        or (match["size"] and match["size"] not in VIT_SIZES)
-    ):
+    if not match or not (match["size"] or match["resnet"]):
         raise _unknown_name(name)
+    size = match["size"]
+    if size and size not in VIT_SIZES:
+        raise _unknown_name(name)
+
     units = None
     factor = 1.0
     if match["resnet"]:
         depth = int(match["depth"] or 0)
         factor = float(match["factor"] or 1)
-        if not factor or (depth not in RESNET_UNITS and (depth or not match["size"])):
+        is_known_depth = depth in RESNET_UNITS
+        is_root_of_hybrid = depth == 0 and size is not None
+        if factor == 0 or not (is_known_depth or is_root_of_hybrid):
             raise _unknown_name(name)
-        units = RESNET_UNITS[depth] if depth else ()
-    if not match["size"]:
+        units = RESNET_UNITS.get(depth, ())
+    if not size:
         return ModelName(units=units, width_factor=factor)
     height = int(match["height"])
-    return ModelName(match["size"], (height, int(match["width"] or height)), units, factor)
+    width = int(match["width"] or height)
+    return ModelName(size, (height, width), units, factor)
 
 
 _SIZES_ELSEWHERE = {
@@ -108,27 +111,35 @@ _SIZES_ELSEWHERE |= {size.lower(): size for size in ("Ti", "S", "B", "L", "H")}
 
 
 def _unknown_name(name: str) -> ValueError:
-    vits = [f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in (32, 16, 14)]
+    """Return the error for a name that is none, with the nearest names."""
+    vits = []
+    hybrids = []
+    for size in VIT_SIZES:
+        vits += [f"ViT-{size}/{patch}" for patch in (32, 16, 14)]
+    for depth in RESNET_UNITS:
+        hybrids += [f"R{depth}+{vit}" for vit in vits if not vit.endswith("14")]
     resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
-    hybrids = [
-        f"R{depth}+{vit}" for depth in RESNET_UNITS for vit in vits if not vit.endswith("14")
-    ] + ["R+ViT-Ti/16"]
-    meant = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
-    meant = re.sub(r"^(R\d+)$", r"\1x1", meant)
-    meant = re.sub(r"\+(?!ViT-)", "+ViT-", meant) if meant.startswith("R") else meant
-    meant = meant if re.match(r"ViT-|R\d", meant) else f"ViT-{meant}"
-    elsewhere = re.search(
-        r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower()
-    )  # timm's and Hugging Face's
-    if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
-        meant = f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
-    nearest = closest(meant, vits + resnets + hybrids, 3, cutoff=0.3)
+    known = [*vits, *resnets, *hybrids, "R+ViT-Ti/16"]
+    nearest = closest(_guess_name(name), known, 3, cutoff=0.3)
     sizes = ", ".join(VIT_SIZES)
     depths = ", ".join(map(str, RESNET_UNITS))
     forms = (
         f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; "
         "or both, as in R50+B/16"
     )
-    return ValueError(
-        f"model.name={name!r}: must be a model. Nearest: {', '.join(nearest) or 'none'}. Forms: {forms}."
-    )
+    near = ", ".join(nearest) or "none"
+    return ValueError(f"model.name={name!r}: must be a model. Nearest: {near}. Forms: {forms}.")
+
+
+def _guess_name(name: str) -> str:
+    """Return the form that a name would have here, as of "resnet50" or "vit_base_patch16_224"."""
+    elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())
+    if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
+        return f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
+    guess = re.sub(r"^(ResNet-?|r)(?=\d)", "R", name.strip())
+    guess = re.sub(r"^(R\d+)$", r"\1x1", guess)
+    if guess.startswith("R"):
+        guess = re.sub(r"\+(?!ViT-)", "+ViT-", guess)
+    if re.match(r"ViT-|R\d", guess):
+        return guess
+    return f"ViT-{guess}"
