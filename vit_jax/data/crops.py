@@ -70,11 +70,9 @@ def _sample_uniform_height(
         crop_height -= 1
     crop_width = round(crop_height * aspect)
     fits = 0 < crop_height <= height and 0 < crop_width <= width
-    return (
-        (crop_height, crop_width)
-        if fits and areas[0] <= crop_height * crop_width <= areas[1]
-        else None
-    )
+    if not fits or not areas[0] <= crop_height * crop_width <= areas[1]:
+        return None
+    return crop_height, crop_width
 
 
 def _sample_uniform_area(
@@ -114,18 +112,17 @@ def simple_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, in
 
     Source: DeiT III (2204.07118), "simple random crop".
     """
-    border = SIMPLE_BORDER
-    return random_crop(rng, cv2.copyMakeBorder(image, *(border,) * 4, cv2.BORDER_REFLECT_101), size)
+    borders = (SIMPLE_BORDER,) * 4
+    mirrored = cv2.copyMakeBorder(image, *borders, cv2.BORDER_REFLECT_101)
+    return random_crop(rng, mirrored, size)
 
 
 def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
     """Move an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0, the background of digits."""
     height, width = image.shape[:2]
-    top, left = (
-        int(rng.integers(2 * pixels + 1)),
-        int(rng.integers(2 * pixels + 1)),
-    )  # faster than an array of two
-    padded = cv2.copyMakeBorder(
-        image, pixels, pixels, pixels, pixels, cv2.BORDER_CONSTANT, value=(0, 0, 0)
-    )
+    # One after the other, which is faster than an array of both.
+    top = int(rng.integers(2 * pixels + 1))
+    left = int(rng.integers(2 * pixels + 1))
+    borders = (pixels,) * 4
+    padded = cv2.copyMakeBorder(image, *borders, cv2.BORDER_CONSTANT, value=(0, 0, 0))
     return cut(padded, Box(top, left, height, width))

@@ -34,14 +34,17 @@ def resize(
       interpolation: the filter; where an image shrinks, it widens with the scale (antialiasing).
       library: timm resizes rows first if an image loses more than twice as many rows as columns.
     """
-    (height, width), (new_height, new_width) = image.shape[:2], size
+    height, width = image.shape[:2]
+    new_height, new_width = size
     if (height, width) == tuple(size):
         return image
-    if library == "timm" and new_height < height and height - new_height > 2 * (width - new_width):
-        return _resize_columns(
-            _resize_rows(image, new_height, interpolation), new_width, interpolation
-        )
-    return _resize_rows(_resize_columns(image, new_width, interpolation), new_height, interpolation)
+    lost_rows = height - new_height
+    lost_columns = width - new_width
+    if library == "timm" and lost_rows > 0 and lost_rows > 2 * lost_columns:
+        with_new_rows = _resize_rows(image, new_height, interpolation)
+        return _resize_columns(with_new_rows, new_width, interpolation)
+    with_new_columns = _resize_columns(image, new_width, interpolation)
+    return _resize_rows(with_new_columns, new_height, interpolation)
 
 
 def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, int]:
@@ -50,15 +53,15 @@ def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, in
     For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For
     other rectangles it is timm's, which rounds both sides to the nearest.
     """
-    (height, width), side = old, least[0]
-    if least[0] != least[1]:
-        ratio = min(height / least[0], width / least[1])
+    height, width = old
+    least_height, least_width = least
+    if least_height != least_width:
+        ratio = min(height / least_height, width / least_width)
         return round(height / ratio), round(width / ratio)
-    return (
-        (side, int(side * width / height))
-        if height <= width
-        else (int(side * height / width), side)
-    )
+    side = least_height
+    if height <= width:
+        return side, int(side * width / height)
+    return int(side * height / width), side
 
 
 def _resize_columns(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
@@ -67,20 +70,19 @@ def _resize_columns(image: np.ndarray, new: int, interpolation: Interpolation) -
 
 def _resize_rows(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
     height, width, channels = image.shape
-    weights = _weights(height, new, interpolation)
+    weights = _make_weights(height, new, interpolation)
     resized = np.empty((new, width, channels), np.uint8)
     for left in range(0, width, _BAND):
         band = image[:, left : left + _BAND]
         pixels = weights @ band.reshape(height, -1).astype(np.float32)
         pixels += 0.5  # halves are rounded up
-        resized[:, left : left + _BAND] = np.clip(pixels, 0, 255, out=pixels).reshape(
-            new, -1, channels
-        )
+        np.clip(pixels, 0, 255, out=pixels)
+        resized[:, left : left + _BAND] = pixels.reshape(new, -1, channels)
     return resized
 
 
 @functools.lru_cache(maxsize=64)
-def _weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.csr_array:
+def _make_weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.csr_array:
     """Return the weights (new, old) of the old pixels in the new ones."""
     stretch = max(old / new, 1.0)
     centre_H = (np.arange(new) + 0.5) * (old / new)
@@ -88,14 +90,14 @@ def _weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.c
     first_H = np.maximum((centre_H - reach + 0.5).astype(int), 0)
     end_H = np.minimum((centre_H + reach + 0.5).astype(int), old)
     place_HK = first_H[:, None] + np.arange((end_H - first_H).max())
-    weight_HK = _filter(np.abs(place_HK + 0.5 - centre_H[:, None]) / stretch, interpolation)
+    distance_HK = np.abs(place_HK + 0.5 - centre_H[:, None]) / stretch
+    weight_HK = _filter(distance_HK, interpolation)
     weight_HK[place_HK >= end_H[:, None]] = 0.0
     weight_HK /= weight_HK.sum(axis=1, keepdims=True)
     starts = np.arange(0, weight_HK.size + 1, weight_HK.shape[1])
     columns = np.minimum(place_HK, old - 1).ravel()
-    return scipy.sparse.csr_array(
-        (weight_HK.ravel().astype(np.float32), columns, starts), shape=(new, old)
-    )
+    weights = weight_HK.ravel().astype(np.float32)
+    return scipy.sparse.csr_array((weights, columns, starts), shape=(new, old))
 
 
 def _filter(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:
@@ -104,4 +106,5 @@ def _filter(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:
         return np.maximum(1.0 - distance, 0.0)
     inner = (1.5 * distance - 2.5) * distance**2 + 1.0
     outer = ((2.5 - 0.5 * distance) * distance - 4.0) * distance + 2.0
-    return np.where(distance < 1.0, inner, np.where(distance < 2.0, outer, 0.0))
+    beyond_one = np.where(distance < 2.0, outer, 0.0)
+    return np.where(distance < 1.0, inner, beyond_one)
