@@ -6,7 +6,7 @@ Patterns are those of file names, as in "encoder/*/bias"; "*" also matches "/".
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -29,30 +29,31 @@ def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
         return None
 
     def is_trained(name: str) -> bool:
-        is_adapted = (
-            config.lora_rank is None or name.startswith("head/") or name.endswith(LORA_FACTORS)
-        )
-        return is_adapted and not any(fnmatchcase(name, pattern) for pattern in config.frozen)
+        if any(fnmatchcase(name, pattern) for pattern in config.frozen):
+            return False
+        return config.lora_rank is None or name.startswith("head/") or name.endswith(LORA_FACTORS)
 
     return is_trained
 
 
 def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[str, Any]:
-    """Return the leaves of a network's tree that change in training, by name; all if `is_trained` is None."""
-    return {
-        name: leaf
-        for name, leaf in pytree.named_leaves(tree).items()
-        if is_trained is None or is_trained(name)
-    }
+    """Return the leaves of a network's tree that change in training, by name.
+
+    All if `is_trained` is None.
+    """
+    leaves = pytree.named_leaves(tree)
+    if is_trained is None:
+        return leaves
+    return {name: leaf for name, leaf in leaves.items() if is_trained(name)}
 
 
 def train_only(
     optimizer: optax.GradientTransformation, is_trained: Callable[[str], bool]
 ) -> optax.GradientTransformation:
-    """Run an optimiser on some parameters and leave every other as it is, to the bit (subnormal numbers may become 0).
+    """Run an optimiser on some parameters and leave every other as it is, to the bit.
 
-    The optimiser sees a dictionary of the trained parameters by name: it keeps no moments of frozen ones, and clips by
-    the norm of the trained ones.
+    Subnormal numbers may become 0. The optimiser sees a dictionary of the trained parameters by
+    name: it keeps no moments of frozen ones, and clips by the norm of the trained ones.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -60,18 +61,17 @@ def train_only(
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple:
-        trained, state = optimizer.update(
-            trained_leaves(updates, is_trained),
-            state,
-            None if params is None else trained_leaves(params, is_trained),
-        )
+    ) -> tuple[optax.Updates, optax.OptState]:
+        trained_gradients = trained_leaves(updates, is_trained)
+        trained_params = None if params is None else trained_leaves(params, is_trained)
+        trained_updates, state = optimizer.update(trained_gradients, state, trained_params)
 
-        def leaf(name: str, gradient: jax.Array) -> jax.Array:
-            # -0.0 is what changes nothing when added: -0.0 + 0.0 is 0.0.
-            return trained[name] if name in trained else jnp.full_like(gradient, -0.0)
+        def choose_update(name: str, gradient: jax.Array) -> jax.Array:
+            if name in trained_updates:
+                return trained_updates[name]
+            return jnp.full_like(gradient, -0.0)  # adding it changes nothing: -0.0 + 0.0 is 0.0
 
-        return pytree.map_with_names(leaf, updates), state
+        return pytree.map_with_names(choose_update, updates), state
 
     return optax.GradientTransformation(init, update)
 
@@ -79,33 +79,43 @@ def train_only(
 def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransformation:
     """Multiply every update by the factor of the first pattern that matches its name."""
 
-    def factor(name: str) -> float:
-        return next(
-            (factor for pattern, factor in multipliers.items() if fnmatchcase(name, pattern)), 1.0
-        )
+    def find_factor(name: str) -> float:
+        for pattern, factor in multipliers.items():
+            if fnmatchcase(name, pattern):
+                return factor
+        return 1.0
 
-    return _scale(lambda updates: {name: factor(name) for name in pytree.named_leaves(updates)})
+    def find_factors(updates: optax.Updates) -> dict[str, float]:
+        return {name: find_factor(name) for name in pytree.named_leaves(updates)}
+
+    return _scale(find_factors)
 
 
 def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
-    """Multiply every update by `layer_decay ** layers_to_head` (BEiT, MAE): fine-tuning changes late layers most.
+    """Multiply every update by `layer_decay ** layers_to_head` (BEiT, MAE).
 
     Last in a chain it scales the complete step, weight decay included.
     """
-    return _scale(
-        lambda updates: {
-            name: layer_decay**layers for name, layers in layers_to_head(updates).items()
-        }
-    )
+
+    def compute_factors(updates: optax.Updates) -> dict[str, Any]:
+        return {name: layer_decay**layers for name, layers in layers_to_head(updates).items()}
+
+    return _scale(compute_factors)
 
 
-def _scale(factors_of: Callable[[Any], Mapping[str, Any]]) -> optax.GradientTransformation:
+def _scale(
+    find_factors: Callable[[optax.Updates], Mapping[str, Any]],
+) -> optax.GradientTransformation:
+    """Multiply every update by a factor, which `find_factors` returns by name."""
+
     def scale(updates: optax.Updates, params: optax.Params | None) -> optax.Updates:
         del params
-        factors = factors_of(updates)
-        return pytree.map_with_names(
-            lambda name, x: x * jnp.asarray(factors[name], x.dtype), updates
-        )
+        factors = find_factors(updates)
+
+        def multiply(name: str, update: jax.Array) -> jax.Array:
+            return update * jnp.asarray(factors[name], update.dtype)
+
+        return pytree.map_with_names(multiply, updates)
 
     return optax.stateless(scale)
 
@@ -113,8 +123,9 @@ def _scale(factors_of: Callable[[Any], Mapping[str, Any]]) -> optax.GradientTran
 def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     """Return the number of layers between each parameter and the head, by name.
 
-    0 for the head, the pooling and their norms; L - i for block i of L, counted from 0; L + 1 for what comes before the
-    blocks. S - s + 1 for stage s of a ResNet with S stages, counted from 1; S + 1 for its root.
+    * 0 for the head, the pooling and their norms;
+    * L - i for block i of L, counted from 0; L + 1 for parameters before the blocks;
+    * S - s + 1 for stage s of a ResNet with S stages, counted from 1; S + 1 for its root.
 
     Returns:
       Integers that broadcast against the leaf: a scalar, or (L, 1, ...) where blocks are stacked.
@@ -123,66 +134,74 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
       ValueError: a parameter whose place in the network is not known.
     """
     leaves = pytree.named_leaves(parameters)
-    num_blocks = max(
-        (leaf.shape[0] for name, leaf in leaves.items() if name.startswith("encoder/blocks/")),
-        default=0,
-    )
-    num_stages = max(
-        (int(match[1]) for name in leaves if (match := re.match(r"body/stage(\d+)/", name))),
-        default=0,
-    )
-    rules = (
-        (r"(head|pooling|pooled_norm|encoder/norm|norm)/.*", np.zeros((), int)),
-        (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
-        (
-            r"(embedding|embedding_norm|class_token|register_tokens|positions|stem)(/.*)?",
-            np.asarray(num_blocks + 1),
-        ),
-        *(
-            (rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1))
-            for stage in range(1, num_stages + 1)
-        ),
-        (r"body/root/.*", np.asarray(num_stages + 1)),
-    )
-
-    def distance(name: str, leaf: Any) -> np.ndarray:
+    rules = _list_distances(leaves)
+    distances = {}
+    for name, leaf in leaves.items():
         layers = pytree.first_match(rules, name)
-        return layers.reshape(layers.shape + (1,) * (leaf.ndim - 1)) if layers.ndim else layers
+        if layers.ndim:
+            layers = layers.reshape(layers.shape + (1,) * (leaf.ndim - 1))
+        distances[name] = layers
+    return distances
 
-    return {name: distance(name, leaf) for name, leaf in leaves.items()}
+
+def _list_distances(leaves: Mapping[str, Any]) -> list[tuple[str, np.ndarray]]:
+    """Return regular expressions of names, and layers to the head."""
+    num_blocks = 0
+    num_stages = 0
+    for name, leaf in leaves.items():
+        if name.startswith("encoder/blocks/"):
+            num_blocks = max(num_blocks, leaf.shape[0])
+        if match := re.match(r"body/stage(\d+)/", name):
+            num_stages = max(num_stages, int(match[1]))
+
+    before_blocks = r"(embedding|embedding_norm|class_token|register_tokens|positions|stem)(/.*)?"
+    rules = [
+        (r"(head|pooling|pooled_norm|encoder/norm|norm)/.*", np.asarray(0)),
+        (r"encoder/blocks/.*", num_blocks - np.arange(num_blocks)),
+        (before_blocks, np.asarray(num_blocks + 1)),
+        (r"body/root/.*", np.asarray(num_stages + 1)),
+    ]
+    for stage in range(1, num_stages + 1):
+        rules.append((rf"body/stage{stage}/.*", np.asarray(num_stages - stage + 1)))
+    return rules
 
 
 def check_patterns(config: OptimizerConfig, parameters: Any) -> None:
-    """Check that every pattern matches a parameter, with LoRA a trained one, and that some parameters are trained.
+    """Check that every pattern matches a parameter, and that some parameters are trained.
+
+    With LoRA, patterns must match trained parameters.
 
     Raises:
       ValueError: a pattern matches none, or nothing is trained.
     """
     names = list(pytree.named_leaves(parameters))
     if config.lora_rank is not None:
-        names = [
-            *trained_leaves(parameters, make_is_trained(dataclasses.replace(config, frozen=())))
-        ]
-    fields = {
-        "frozen": config.frozen,
-        "learning_rate_multipliers": tuple(config.learning_rate_multipliers),
-    }
-    for field, patterns in fields.items():
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in names):
-                folders = {
-                    f"{parent}/*"
-                    for name in names
-                    for parent in pathlib.PurePosixPath(name).parents
-                }
-                near = closest(pattern, sorted({*names, *folders} - {"./*"}), 3)
-                nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
-                reason = (
-                    f"no parameter matches {pattern!r}.{nearest} The names: {', '.join(names)}."
-                )
-                raise ValueError(f"config.optimizer.{field}: {reason}")
+        without_frozen = dataclasses.replace(config, frozen=())
+        names = list(trained_leaves(parameters, make_is_trained(without_frozen)))
+    for pattern in config.frozen:
+        _require_match("frozen", pattern, names)
+    for pattern in config.learning_rate_multipliers:
+        _require_match("learning_rate_multipliers", pattern, names)
+
     is_trained = make_is_trained(config)
     if is_trained is not None and not any(map(is_trained, names)):
-        rank = "" if config.lora_rank is None else f", lora_rank={config.lora_rank}"
-        options = f"trained={config.trained!r}, frozen={config.frozen}{rank}"
+        options = f"trained={config.trained!r}, frozen={config.frozen}"
+        if config.lora_rank is not None:
+            options += f", lora_rank={config.lora_rank}"
         raise ValueError(f"config.optimizer: {options} leaves no parameter of this model to train.")
+
+
+def _require_match(field: str, pattern: str, names: Sequence[str]) -> None:
+    """Raise ValueError, with the nearest names and folders, if a pattern matches no parameter."""
+    if any(fnmatchcase(name, pattern) for name in names):
+        return
+    candidates = set(names)
+    for name in names:
+        parents = pathlib.PurePosixPath(name).parents
+        candidates.update(f"{parent}/*" for parent in parents)
+    near = closest(pattern, sorted(candidates - {"./*"}), 3)
+    nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
+    raise ValueError(
+        f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} The names: "
+        f"{', '.join(names)}."
+    )

@@ -1,6 +1,7 @@
-"""Optimisers that see the arrays of each layer, although a network stacks those of alike layers on a leading axis.
+"""Optimisers that see the arrays of each layer, although a network stacks alike layers.
 
-Optimisers that use shapes or norms (Muon, LAMB, Adafactor) must not see that axis. Their state is stored stacked.
+Optimisers that use shapes or norms (Muon, LAMB, Adafactor) must not see that axis. Their state is
+stored stacked.
 """
 
 import operator
@@ -18,10 +19,10 @@ _LAYER = re.compile(rf"({_STACKED.pattern})(\d+)/")
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return a transformation of parameters by name that shows `optimizer` one array per layer, and stacks its updates.
+    """Return a transformation of parameters by name that shows `optimizer` one array per layer.
 
-    `optimizer` sees "encoder/blocks/3/mlp/expand/kernel" (D, M) instead of "encoder/blocks/mlp/expand/kernel" (L, D,
-    M).
+    `optimizer` sees "encoder/blocks/3/mlp/expand/kernel" (D, M) instead of
+    "encoder/blocks/mlp/expand/kernel" (L, D, M). Its updates and its state are stacked again.
     """
 
     def init(params: optax.Params) -> optax.OptState:
@@ -29,35 +30,31 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
-    ) -> tuple:
-        layers = {name: len(update) for name, update in updates.items() if is_stacked(name)}
-        state = jax.tree.map(
-            lambda node: _split(node, layers) if isinstance(node, dict) else node,
-            state,
-            is_leaf=lambda node: isinstance(node, dict) and not layers.keys().isdisjoint(node),
-        )
-        updates, state = optimizer.update(
-            _unstack(updates), state, None if params is None else _unstack(params)
-        )
-        return _stack(updates), _stack(state)
+    ) -> tuple[optax.Updates, optax.OptState]:
+        layer_state = _unstack_state(state, _count_layers(updates))
+        layer_params = None if params is None else _unstack(params)
+        layer_updates, layer_state = optimizer.update(_unstack(updates), layer_state, layer_params)
+        return _stack(layer_updates), _stack(layer_state)
 
     return optax.GradientTransformation(init, update)
 
 
 def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensionNumbers | None]:
-    """Return the dimensions that make each kernel a matrix for Muon, by name; None for other parameters.
+    """Return the dimensions that make each kernel a matrix for Muon, by name.
 
-    The last dimension is the output: (patch height x patch width x C, D) for the embedding. Muon trains all kernels, as
-    optax does with arrays of two dimensions, and Adam the biases, norms, tokens and positions.
+    Return None for other parameters.
+
+    The last dimension is the output: (patch height x patch width x C, D) for the embedding. Muon
+    trains all kernels, as optax does with arrays of two dimensions, and Adam the biases, norms,
+    tokens and positions.
     """
-
-    def matrix(name: str, leaf: jax.Array) -> MuonDimensionNumbers | None:
-        is_kernel = name.endswith("kernel") and leaf.ndim > 1
-        return (
-            MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1) if is_kernel else None
-        )
-
-    return {name: matrix(name, leaf) for name, leaf in params.items()}
+    matrices: dict[str, MuonDimensionNumbers | None] = {}
+    for name, leaf in params.items():
+        matrices[name] = None
+        if name.endswith("kernel") and leaf.ndim > 1:
+            last = leaf.ndim - 1
+            matrices[name] = MuonDimensionNumbers(tuple(range(last)), last)
+    return matrices
 
 
 def is_stacked(name: str) -> bool:
@@ -65,61 +62,88 @@ def is_stacked(name: str) -> bool:
     return _STACKED.match(name) is not None
 
 
+def _count_layers(leaves: Mapping[str, jax.Array]) -> dict[str, int]:
+    """Return the number of layers of each stacked array."""
+    return {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)}
+
+
 def _unstack(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Return the arrays by name, one per layer."""
-    return _split(leaves, {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)})
+    return _split(leaves, _count_layers(leaves))
+
+
+def _unstack_state(state: optax.OptState, layers: Mapping[str, int]) -> optax.OptState:
+    """Return the state with one entry per layer, in every dictionary by parameter name."""
+
+    def has_stacked_entries(node: Any) -> bool:
+        return isinstance(node, dict) and not layers.keys().isdisjoint(node)
+
+    def split_if_dictionary(node: Any) -> Any:
+        return _split(node, layers) if isinstance(node, dict) else node
+
+    return jax.tree.map(split_if_dictionary, state, is_leaf=has_stacked_entries)
 
 
 def _split(entries: Mapping[str, Any], layers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the entries, those named in `layers` (number of layers by name) split into one per layer."""
+    """Return the entries; those named in `layers` are split into that many."""
     split: dict[str, Any] = {}
     for name, entry in entries.items():
         if name not in layers:
             split[name] = entry
             continue
-        prefix = name[: _STACKED.match(name).end()]  # type: ignore[union-attr]
+        match = _STACKED.match(name)
+        assert match is not None
+        rest = name[match.end() :]
         for i in range(layers[name]):
-            split[f"{prefix}{i}/{name.removeprefix(prefix)}"] = jax.tree.map(
-                operator.itemgetter(i), entry
-            )
+            split[f"{match[0]}{i}/{rest}"] = jax.tree.map(operator.itemgetter(i), entry)
     return split
 
 
 def _stack(state: Any) -> Any:
-    """Return the state with the entries of alike layers stacked, in every dictionary by parameter name.
+    """Return the state with stacked entries of alike layers in dictionaries by parameter.
 
     Entries that differ in structure, shape or dtype between layers stay as they are.
     """
 
-    def stack(node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        stacked: dict[str, Any] = {}
-        stacks: dict[str, list[tuple[int, str]]] = {}
-        for name, entry in node.items():
-            if layer := _LAYER.match(name) if isinstance(name, str) else None:
-                stacks.setdefault(layer[1] + name[layer.end() :], []).append((int(layer[2]), name))
-            else:
-                stacked[name] = entry
-        for name, layers in stacks.items():
-            entries = [node[layer] for _, layer in sorted(layers)]
-            if _are_alike(entries):
-                stacked[name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *entries)
-            else:
-                stacked |= {layer: node[layer] for _, layer in layers}
-        return stacked
+    def stack_if_dictionary(node: Any) -> Any:
+        return _stack_entries(node) if isinstance(node, dict) else node
 
     def has_layers(node: Any) -> bool:
-        return isinstance(node, dict) and any(
-            isinstance(name, str) and _LAYER.match(name) for name in node
-        )
+        return isinstance(node, dict) and any(_match_layer(name) for name in node)
 
-    return jax.tree.map(stack, state, is_leaf=has_layers)
+    return jax.tree.map(stack_if_dictionary, state, is_leaf=has_layers)
+
+
+def _stack_entries(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    stacked: dict[Any, Any] = {}
+    layers_by_name: dict[str, dict[int, str]] = {}  # of the stacked entry: number and name of each
+    for name, entry in entries.items():
+        if match := _match_layer(name):
+            stacked_name = match[1] + name[match.end() :]
+            layers_by_name.setdefault(stacked_name, {})[int(match[2])] = name
+        else:
+            stacked[name] = entry
+
+    for stacked_name, names_by_number in layers_by_name.items():
+        names = [names_by_number[number] for number in sorted(names_by_number)]
+        layers = [entries[name] for name in names]
+        if _are_alike(layers):
+            stacked[stacked_name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+        else:
+            stacked.update(zip(names, layers, strict=True))
+    return stacked
+
+
+def _match_layer(name: Any) -> re.Match[str] | None:
+    """Return the match of the name of an entry of one layer; None for any other key."""
+    return _LAYER.match(name) if isinstance(name, str) else None
 
 
 def _are_alike(entries: Sequence[Any]) -> bool:
-    kinds = [
-        jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.result_type(leaf)), entry)
-        for entry in entries
-    ]
-    return all(kind == kinds[0] for kind in kinds)
+    """Return whether all entries have the same structure, shapes and dtypes."""
+
+    def describe(leaf: Any) -> tuple[tuple[int, ...], Any]:
+        return jnp.shape(leaf), jnp.result_type(leaf)
+
+    first, *others = [jax.tree.map(describe, entry) for entry in entries]
+    return all(other == first for other in others)

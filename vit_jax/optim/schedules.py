@@ -1,6 +1,7 @@
 """The learning rate as a function of the step; lengths arrive here already converted to steps.
 
-Every schedule of ours is a decay times a linear warm-up from 0 (ViT, App. B.1, and its released code).
+Every schedule of ours is a decay times a linear warm-up from 0 (ViT, App. B.1, and its released
+code).
 """
 
 import math
@@ -15,24 +16,27 @@ from vit_jax.config.schema import ScheduleConfig
 from vit_jax.imports.references import called, is_reference, resolve
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
-"""From steps already taken (int32, traced or not) to the learning rate of the next one (float32 scalar)."""
+"""From steps taken (int32, traced or not) to the learning rate of the next one (float32)."""
 
 
 def build_schedule(config: ScheduleConfig, steps: ScheduleSteps) -> Schedule:
     """Build the schedule of a config, with its durations as numbers of steps.
 
-    The rate is a decay times `min(1, step / warmup)`. With `p` from 0 at the end of the warm-up to 1 at the end
-    of the run, the decays are
+    The rate is a decay times `min(1, step / warmup)`. With `p` from 0 at the end of the warm-up to
+    1 at the end of the run, the decays are
 
-    * linear: `end + (base - end) * (1 - p)`; cosine: `end + (base - end) * (1 + cos(pi * p)) / 2`; constant: `base`;
-    * rsqrt: `base / sqrt(1 + steps since the warm-up / timescale)`, which is `base` after the warm-up, unlike that of
-      Scaling Vision Transformers;
-    * staircase: `base` divided by 10 at each fraction of the complete run in `drop_at_fraction`, at the nearest step
-      (BiT-HyperRule; its code is one step later);
-    * wsd: `base` until the last `cooldown` steps, then linear or `end + (base - end) * (1 - sqrt(q))` with `q` from 0
-      to 1 (Haegele et al., 2024). Before the cooldown runs of all lengths have the same rate.
+    * linear: `end + (base - end) * (1 - p)`; cosine: `end + (base - end) * (1 + cos(pi * p)) / 2`;
+      constant: `base`;
+    * rsqrt: `base / sqrt(1 + steps since the warm-up / timescale)`, which is `base` after the
+      warm-up, unlike that of Scaling Vision Transformers;
+    * staircase: `base` divided by 10 at each fraction of the complete run in `drop_at_fraction`, at
+      the nearest step (BiT-HyperRule; its code is one step later);
+    * wsd: `base` until the last `cooldown` steps, then linear or `end + (base - end) * (1 -
+      sqrt(q))` with `q` from 0 to 1 (Haegele et al., 2024). Before the cooldown runs of all lengths
+      have the same rate.
 
-    A reference is called with `learning_rate`, `warmup_steps` and `total_steps`, and returns the complete schedule.
+    A reference is called with `learning_rate`, `warmup_steps` and `total_steps`, and returns the
+    complete schedule.
 
     Raises:
       ValueError: a reference that cannot be called so.
@@ -63,7 +67,8 @@ def _make_decay(config: ScheduleConfig, steps: ScheduleSteps) -> Callable[[jax.A
     match config.decay:
         case "linear":
             return lambda step: end + (base - end) * remaining(step)
-        case "cosine":  # 1 + cos(pi * progress), without the cancellation that costs optax's four digits at the end
+        case "cosine":
+            # 1 + cos(pi * progress) would lose four digits at the end.
             return lambda step: (
                 end + (base - end) * 0.5 * (1.0 - jnp.cos(math.pi * remaining(step)))
             )

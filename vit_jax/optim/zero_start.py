@@ -1,7 +1,8 @@
-"""Parameters that begin at zero, under optimisers whose step is proportional to the norm of the parameter.
+"""Parameters that begin at zero, under optimisers with steps in proportion to norms.
 
-Such an optimiser (LAMB, LARS, Fromage, Adafactor with its parameter scale) moves a parameter by at most the learning
-rate times its norm. A parameter that begins at zero then hardly leaves it: the last layer, B of LoRA, biases.
+Such an optimiser (LAMB, LARS, Fromage, Adafactor with its parameter scale) moves a parameter by at
+most the learning rate times its norm. A parameter that begins at zero then hardly leaves it: the
+last layer, B of LoRA, biases.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import optax
 from vit_jax.config.network_options import LORA_FACTORS
 
 STAND_IN_STDDEV = 0.02
-"""Standard deviation that counts as the least of a parameter that begins at zero: the usual one of kernels."""
+"""Least standard deviation of a parameter that begins at zero: the usual one of kernels."""
 _ZERO_KERNELS = ("head/linear/kernel", LORA_FACTORS[1])
 _ZERO_VECTORS = ("bias", "class_token", "register_tokens")
 _NORM_SCALED = (optax.lamb, optax.lars, optax.fromage)
@@ -28,17 +29,18 @@ def may_start_at_zero(name: str) -> bool:
 
 
 def scales_by_norm(build: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-    """Return whether this function of optax builds an optimiser with steps proportional to the parameter's norm."""
+    """Return whether this function of optax builds steps in proportion to norms."""
     if build is optax.adafactor:
         return bool(arguments.get("multiply_by_parameter_scale", True))
     return any(build is known for known in _NORM_SCALED)
 
 
 def lift_zeros(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return `optimizer`, which sees a larger stand-in of each parameter by name that is still close to zero.
+    """Return `optimizer`, which sees larger stand-ins of parameters close to zero.
 
-    The stand-in has the parameter's direction and a root mean square of at least `STAND_IN_STDDEV`. So the steps are
-    those of a parameter that began with this standard deviation. State and other parameters are unchanged.
+    The stand-in has the parameter's direction and a root mean square of at least `STAND_IN_STDDEV`.
+    So the steps are those of a parameter that began with this standard deviation. State and other
+    parameters are unchanged.
     """
 
     def update(
@@ -46,10 +48,11 @@ def lift_zeros(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     ) -> tuple:
         if params is None:
             return optimizer.update(updates, state)
-        shown = {
-            name: _lift(leaf) if may_start_at_zero(name) else leaf for name, leaf in params.items()
-        }
-        return optimizer.update(updates, state, shown)
+        stand_ins = dict(params)
+        for name, leaf in params.items():
+            if may_start_at_zero(name):
+                stand_ins[name] = _lift(leaf)
+        return optimizer.update(updates, state, stand_ins)
 
     return optax.GradientTransformation(optimizer.init, update)
 
