@@ -40,14 +40,14 @@ def test_mean_colours_by_hand():
     image[0, :4, 4:8] = (31, 255, 128)
     image[0, 4:, 8:, 1] = 200
     image[0, 4, 8, 1] = 0  # the mean of 16 pixels is 187.5
-    actual = objective().targets(jnp.asarray(image))[0, :, 0]
+    actual = objective().compute_targets(jnp.asarray(image))[0, :, 0]
     assert actual.tolist() == [7 * 64 + 1, 0 * 64 + 7 * 8 + 4, 0, 0, 0, 5 * 8]
 
 
 def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():
     image = np.zeros((1, 16, 24, 3), np.uint8)
     image[0, 8 + 2, 16 + 4 : 16 + 6, 2] = 255  # patch (1, 2): half of its part (1, 2)
-    actual = objective("colours_4x4", patch_size=(8, 8)).targets(jnp.asarray(image))
+    actual = objective("colours_4x4", patch_size=(8, 8)).compute_targets(jnp.asarray(image))
     assert actual.shape == (1, 6, 16)
     assert [tuple(place) for place in np.argwhere(np.asarray(actual))] == [(0, 5, 1 * 4 + 2)]
     assert int(actual[0, 5, 6]) == 4  # 127.5 of 255
@@ -55,7 +55,7 @@ def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():
 
 def test_pixels_are_those_of_the_patch():
     image = random_images(2)
-    actual = np.asarray(objective("pixels").targets(jnp.asarray(image)))
+    actual = np.asarray(objective("pixels").compute_targets(jnp.asarray(image)))
     assert actual.shape == (2, 6, 48)
     expected = image[1, 4:8, 8:12].reshape(-1) / 127.5 - 1
     np.testing.assert_allclose(actual[1, 5], expected, rtol=1e-6)
@@ -64,7 +64,7 @@ def test_pixels_are_those_of_the_patch():
 def test_classes_equal_numpy_at_every_edge():
     levels = np.arange(256, dtype=np.uint8)
     image = np.broadcast_to(levels[:, None, None, None], (256, 2, 4, 3))
-    actual = objective(grid=(1, 2), patch_size=(2, 2)).targets(jnp.asarray(image))[:, 0, 0]
+    actual = objective(grid=(1, 2), patch_size=(2, 2)).compute_targets(jnp.asarray(image))[:, 0, 0]
     level = np.minimum(7, np.floor(8 * levels.astype(np.float64) / 255)).astype(int)
     assert np.array_equal(actual, level * 73)
 

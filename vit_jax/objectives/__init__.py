@@ -1,4 +1,7 @@
-"""Losses, and the preparation of batches for them. An objective knows neither its model nor its loop."""
+"""Losses, and the preparation of batches for them.
+
+An objective knows neither its model nor its loop.
+"""
 
 from typing import Any, Protocol
 
@@ -17,10 +20,16 @@ class Objective(Protocol):
     """The loss of a step: the sum "loss" divided by the sum "weight"."""
 
     def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
-        """Return the targets of a batch; labels and mask are the batch's, mixed if the run mixes images."""
+        """Return the targets of a batch.
+
+        Labels and mask are the batch's, mixed if the run mixes images.
+        """
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
-        """Float32 totals over what counts; each but "images" is divided by the one named "weight", and reported."""
+        """Float32 totals over what counts.
+
+        Each but "images" is divided by the one named "weight", and reported.
+        """
 
 
 def build_objective(config: ObjectiveConfig, architecture: Architecture) -> Objective:

@@ -1,6 +1,7 @@
-"""Masked patch prediction: a ViT predicts what the patches that are hidden from it look like (ViT, sec. 4.6, B.1.2).
+"""Masked patch prediction: a ViT predicts hidden patches (ViT, sec. 4.6, B.1.2).
 
-Legend: B batch, N patches of an image, T targets of a patch, O outputs of the network for a patch, H W image.
+Legend: B batch, N patches of an image, M cells of an image, V values of a part, T targets of a
+patch, O outputs of the network for a patch, H W image.
 """
 
 import dataclasses
@@ -21,21 +22,24 @@ SIDE = 4  # of "colours_4x4"
 
 
 def patch_outputs(config: ObjectiveConfig, patch_size: tuple[int, int]) -> int:
-    """Numbers that a network predicts for each patch; 0 for classification.
+    """Return how many numbers a network predicts for each patch; 0 for classification.
 
     Raises:
       ValueError: patches that cannot be divided into 4 x 4 cells.
     """
     if config.kind != "masked_patch":
         return 0
-    if config.patch_target == "colours_4x4":
-        if any(pixels % SIDE for pixels in patch_size):
-            rule = f"must have patches of {SIDE}x{SIDE} equal cells, not {patch_size[0]}x{patch_size[1]} pixels"
-            raise ValueError(
-                f"config.objective.patch_target='colours_4x4': {rule}. Use mean_colour or pixels."
-            )
-        return SIDE * SIDE * CLASSES
-    return CLASSES if config.patch_target == "mean_colour" else math.prod(patch_size) * 3
+    if config.patch_target == "mean_colour":
+        return CLASSES
+    height, width = patch_size
+    if config.patch_target == "pixels":
+        return height * width * 3
+    if height % SIDE or width % SIDE:
+        raise ValueError(
+            f"config.objective.patch_target='colours_4x4': must have patches of {SIDE}x{SIDE} "
+            f"equal cells, not {height}x{width} pixels. Use mean_colour or pixels."
+        )
+    return SIDE * SIDE * CLASSES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,75 +57,90 @@ class MaskedPatch:
     patch_size: tuple[int, int]
 
     def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
-        """Draw what is hidden, each patch for itself; targets come from the stored pixels."""
+        """Draw the corruption of each patch; targets come from the stored pixels."""
         del label_BK
-        shape = (len(batch.image_BHWC), math.prod(self.grid))
-        which, how, where = jax.random.split(key, 3)
-        is_corrupted_BN = jax.random.uniform(which, shape) < self.config.corrupted_fraction
-        masked, moved, _ = self.config.corruption_shares
-        share_BN = jax.random.uniform(how, shape)
-        is_moved_BN = is_corrupted_BN & (share_BN >= masked) & (share_BN < masked + moved)
-        own_N = jnp.arange(shape[1], dtype=jnp.int32)
-        other_BN = (own_N + jax.random.randint(where, shape, 1, max(shape[1], 2))) % shape[
-            1
-        ]  # never itself
-        corruption = Corruption(
-            is_corrupted_BN & (share_BN < masked), jnp.where(is_moved_BN, other_BN, own_N)
-        )
-        return Targets(None, mask_B, corruption, self.targets(batch.image_BHWC), is_corrupted_BN)
+        num_patches = math.prod(self.grid)
+        shape = (len(batch.image_BHWC), num_patches)
+        which_key, how_key, where_key = jax.random.split(key, 3)
+        is_corrupted_BN = jax.random.uniform(which_key, shape) < self.config.corrupted_fraction
 
-    def targets(self, image_BHWC: jax.Array) -> jax.Array:
-        """patch_BNT: classes of colours, int32; or the pixels of each patch in [-1, 1], row by row."""
-        (rows, columns), (height, width) = self.grid, self.patch_size
-        covered = image_BHWC[:, : rows * height, : columns * width]
+        # A corrupted patch is masked, replaced by another patch of its image, or left as it is.
+        masked_share, moved_share, _ = self.config.corruption_shares
+        position_BN = jax.random.uniform(how_key, shape)
+        is_masked_BN = is_corrupted_BN & (position_BN < masked_share)
+        is_below_moved_BN = position_BN < masked_share + moved_share
+        is_moved_BN = is_corrupted_BN & (position_BN >= masked_share) & is_below_moved_BN
+
+        patch_N = jnp.arange(num_patches, dtype=jnp.int32)
+        # An offset of at least 1 never leads to the patch itself.
+        offset_BN = jax.random.randint(where_key, shape, 1, max(num_patches, 2))
+        other_BN = (patch_N + offset_BN) % num_patches
+        corruption = Corruption(is_masked_BN, jnp.where(is_moved_BN, other_BN, patch_N))
+        return Targets(
+            None, mask_B, corruption, self.compute_targets(batch.image_BHWC), is_corrupted_BN
+        )
+
+    def compute_targets(self, image_BHWC: jax.Array) -> jax.Array:
+        """Return patch_BNT: int32 classes of colours, or float32 pixels of each patch.
+
+        Pixels are in [-1, 1], row by row.
+        """
+        rows, columns = self.grid
+        height, width = self.patch_size
+        covered_BHWC = image_BHWC[:, : rows * height, : columns * width]
         if self.config.patch_target == "pixels":
-            return _cut(covered, rows, columns).astype(jnp.float32) / 127.5 - 1.0
+            pixels_BNT = _cut(covered_BHWC, rows, columns)
+            return pixels_BNT.astype(jnp.float32) / 127.5 - 1.0
         if self.config.patch_target == "mean_colour":
-            return _colour_classes(_cut(covered, rows, columns))[..., None]
-        cells_BNV = _cut(
-            covered, rows * SIDE, columns * SIDE
-        )  # in raster order over the image, not over a patch
-        classes = _colour_classes(cells_BNV).reshape(-1, rows, SIDE, columns, SIDE)
+            return _classify_colours(_cut(covered_BHWC, rows, columns))[..., None]
+
+        # Cells are in raster order over the image; those of a patch must be side by side.
+        cells_BMV = _cut(covered_BHWC, rows * SIDE, columns * SIDE)
+        classes = _classify_colours(cells_BMV).reshape(-1, rows, SIDE, columns, SIDE)
         return classes.transpose(0, 1, 3, 2, 4).reshape(-1, rows * columns, SIDE * SIDE)
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
-        """Float32 totals over the corrupted patches: "weight" is their number, "loss" the sum of their mean losses.
+        """Return float32 totals over the corrupted patches.
 
-        Of colours also "correct", and "majority": what always guessing the batch's commonest colour would score.
+        "weight" is their number, "loss" the sum of their mean losses. Of colours also "correct",
+        and "majority": the score of a network that always predicts the batch's commonest colour.
         """
         outputs_BNO = output.patches_BNO.astype(jnp.float32)
-        patch_BNT = targets.patch_BNT
         counts_BN = targets.is_corrupted_BN.astype(jnp.float32) * targets.mask_B[:, None]
-        weight = counts_BN.sum()
-        images = targets.mask_B.sum()
+        totals = {"weight": counts_BN.sum(), "images": targets.mask_B.sum()}
         if self.config.patch_target == "pixels":
-            loss_BN = jnp.square(outputs_BNO - patch_BNT).mean(axis=-1)
-            return {"loss": (loss_BN * counts_BN).sum(), "weight": weight, "images": images}
-        logits_BNTK = outputs_BNO.reshape(*patch_BNT.shape, CLASSES)
-        loss_BN = optax.softmax_cross_entropy_with_integer_labels(logits_BNTK, patch_BNT).mean(
-            axis=-1
-        )
-        correct_BN = (logits_BNTK.argmax(axis=-1) == patch_BNT).astype(jnp.float32).mean(axis=-1)
-        share_BNT = jnp.broadcast_to(counts_BN[..., None] / patch_BNT.shape[-1], patch_BNT.shape)
-        tally_K = jnp.zeros(CLASSES).at[patch_BNT.reshape(-1)].add(share_BNT.reshape(-1))
-        return {
-            "loss": (loss_BN * counts_BN).sum(),
-            "correct": (correct_BN * counts_BN).sum(),
-            "majority": tally_K.max(),
-            "weight": weight,
-            "images": images,
-        }
+            loss_BN = jnp.square(outputs_BNO - targets.patch_BNT).mean(axis=-1)
+            return {"loss": (loss_BN * counts_BN).sum(), **totals}
+        return {**_sum_colours(outputs_BNO, targets.patch_BNT, counts_BN), **totals}
+
+
+def _sum_colours(outputs_BNO: jax.Array, patch_BNT: jax.Array, counts_BN: jax.Array) -> Sums:
+    """Return the sums "loss", "correct" and "majority" of predicted classes of colours."""
+    logits_BNTK = outputs_BNO.reshape(*patch_BNT.shape, CLASSES)
+    loss_BNT = optax.softmax_cross_entropy_with_integer_labels(logits_BNTK, patch_BNT)
+    is_correct_BNT = logits_BNTK.argmax(axis=-1) == patch_BNT
+    correct_BN = is_correct_BNT.astype(jnp.float32).mean(axis=-1)
+
+    share_BN1 = counts_BN[..., None] / patch_BNT.shape[-1]
+    share_BNT = jnp.broadcast_to(share_BN1, patch_BNT.shape)
+    frequency_K = jnp.zeros(CLASSES).at[patch_BNT.reshape(-1)].add(share_BNT.reshape(-1))
+    return {
+        "loss": (loss_BNT.mean(axis=-1) * counts_BN).sum(),
+        "correct": (correct_BN * counts_BN).sum(),
+        "majority": frequency_K.max(),
+    }
 
 
 def build_masked_patch(config: ObjectiveConfig, a: Architecture) -> MaskedPatch:
-    """The objective for a network.
+    """Build the objective for a network.
 
     Raises:
       ValueError: an image of one patch, for which there is no other.
     """
     if math.prod(a.grid) < 2:
         raise ValueError(
-            f"config.objective.kind='masked_patch': images of {a.image_size} have one patch of {a.name}."
+            f"config.objective.kind='masked_patch': images of {a.image_size} have one patch of "
+            f"{a.name}."
         )
     return MaskedPatch(config, a.grid, a.patch_size)
 
@@ -133,8 +152,15 @@ def _cut(image_BHWC: jax.Array, rows: int, columns: int) -> jax.Array:
     return patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
 
 
-def _colour_classes(part_BNV: jax.Array) -> jax.Array:
-    """The mean colour in 3 bits a channel as one class, red first; in integers, so that no edge is rounded."""
+def _classify_colours(part_BNV: jax.Array) -> jax.Array:
+    """Return the mean colour in 3 bits a channel as one class, red first.
+
+    It is computed in integers, so that no edge is rounded.
+    """
     values = part_BNV.astype(jnp.int32).reshape(*part_BNV.shape[:2], -1, 3)
-    level = jnp.minimum(LEVELS * values.sum(axis=2) // (255 * values.shape[2]), LEVELS - 1)
-    return level[..., 0] * LEVELS**2 + level[..., 1] * LEVELS + level[..., 2]
+    num_pixels = values.shape[2]
+    level = jnp.minimum(LEVELS * values.sum(axis=2) // (255 * num_pixels), LEVELS - 1)
+    red = level[..., 0]
+    green = level[..., 1]
+    blue = level[..., 2]
+    return red * LEVELS**2 + green * LEVELS + blue

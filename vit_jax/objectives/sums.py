@@ -1,6 +1,7 @@
 """Sums over the examples of a batch, and the metrics that follow from them.
 
-A step returns sums, not means: micro-batches, processes and padded batches are added before one division.
+A step returns sums, not means: micro-batches, processes and padded batches are added before one
+division.
 
 Legend: B global batch, K classes.
 """
@@ -14,13 +15,17 @@ import optax
 from vit_jax.arrays import Batch
 
 Sums = dict[str, jax.Array]
-"""Float32 totals over a batch by name. Each but "weight" and "images" becomes a metric, divided by "weight".
+"""Float32 totals over a batch by name.
+
+Each but "weight" and "images" becomes a metric, divided by "weight".
 
 * "weight": number of examples that count, or of patches where patches are predicted.
 * "images": number of images that count; only where it is not the weight.
 * "loss": loss.
-* "correct": correct predictions. Missing for several labels an image, where no single prediction is correct.
-* "majority": correct predictions of a network that always predicts the commonest class of the batch.
+* "correct": correct predictions. Missing for several labels an image, where no single prediction is
+  correct.
+* "majority": correct predictions of a network that always predicts the commonest class of the
+  batch.
 """
 
 METRIC_OF_SUM = {"correct": "accuracy", "majority": "majority_accuracy"}
