@@ -68,7 +68,7 @@ def test_accuracies_and_short_classes():
     assert set(result.accuracy) == {
         (shots, seed, l2) for shots in (1, 3) for seed in (0, 1) for l2 in (1e-3, 1.0)
     }
-    assert result.of(3, 1e-3).tolist() == [
+    assert result.list_accuracies(3, 1e-3).tolist() == [
         0.75,
         0.75,
     ]  # the class without an example is never predicted
@@ -138,7 +138,7 @@ def test_evaluator_yields_mean_and_spread():
     test = features(LABELS, 1, noise=1.0)
     measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
     found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
-    values = few_shot(FewShot(shots=(1, 2)), support, test, 3).of(2, 1024.0)
+    values = few_shot(FewShot(shots=(1, 2)), support, test, 3).list_accuracies(2, 1024.0)
     assert list(found) == ["1shot_accuracy", "1shot_spread", "2shot_accuracy", "2shot_spread"]
     assert found["2shot_accuracy"] == pytest.approx(values.mean())
     assert found["2shot_spread"] == pytest.approx(np.std(values, ddof=1))

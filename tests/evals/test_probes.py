@@ -11,9 +11,11 @@ from sklearn.metrics import average_precision_score, log_loss
 from tests.evals.test_fewshot import features
 from tests.rejections import rejects
 from vit_jax.data.kinds.in_memory import MemorySource
-from vit_jax.evals import probes
+from vit_jax.evals import linear_probe
+from vit_jax.evals.few_shot_table import run_few_shot
 from vit_jax.evals.fewshot import FewShot
-from vit_jax.evals.probes import measure_neighbours, probe, run_few_shot, run_on_pairs, to_text
+from vit_jax.evals.linear_probe import probe
+from vit_jax.evals.probes import measure_neighbours, run_on_pairs, to_text
 from vit_jax.evals.splits import Pair
 
 NAMES = ("ant", "bee", "cat", "dog")
@@ -129,11 +131,11 @@ def reference(train, test, penalty):
 
 
 def test_the_penalty_has_the_least_log_loss_over_folds_as_by_scikit_learn(monkeypatch):
-    monkeypatch.setattr(probes, "SEARCH_FOLDS", 3)
+    monkeypatch.setattr(linear_probe, "SEARCH_FOLDS", 3)
     train = noisy(120, seed=1)
     test = noisy(2000, seed=2)
     _, found = probe(train, test, 4, "logistic", seed=3)
-    splits = list(probes._split_folds(train, 4, 3, 3))
+    splits = list(linear_probe._split_folds(train, 4, 3, 3))
     tried = {float(penalty): loss for penalty, loss in found["validation_loss"].items()}
     expected = {
         penalty: np.concatenate([reference(*split, penalty) for split in splits]).mean()
@@ -150,7 +152,7 @@ def test_metrics_of_out_of_fold_predictions():
     train = noisy(80, seed=1)
     test = noisy(80, seed=2)
     _, found = probe(train, test, 4, "logistic", 1.0, folds=4)
-    splits = list(probes._split_folds(train, 4, 4, 0))
+    splits = list(linear_probe._split_folds(train, 4, 4, 0))
     expected = np.concatenate([reference(*split, 1.0) for split in splits]).mean()
     metrics = found["out_of_fold"]
     assert metrics["loss"] == pytest.approx(expected, rel=1e-3)

@@ -256,7 +256,7 @@ class Fewshot(_Pairs):
     def run(self) -> None:
         protocol = self._build_protocol()
         with self.open_pairs("fewshot") as (pairs, extractor, weights):
-            from vit_jax.evals.probes import run_few_shot
+            from vit_jax.evals.few_shot_table import run_few_shot
 
             table = run_few_shot(pairs, extractor, protocol)
             self.print_result(extractor, weights, table.to_dict(), table.to_text(), table.notes)
@@ -295,7 +295,8 @@ class Probe(_Pairs):
     def run(self) -> None:
         self._require_output()
         with self.open_pairs(allows_several_labels=True) as (pairs, extractor, weights):
-            from vit_jax.evals.probes import require_probe_images, run_on_pairs, to_text
+            from vit_jax.evals.linear_probe import require_probe_images
+            from vit_jax.evals.probes import run_on_pairs, to_text
 
             for pair in pairs:  # before features are computed
                 require_probe_images(
@@ -317,7 +318,7 @@ class Probe(_Pairs):
         """Fit and test a classifier, and save it; return its results and notes."""
         from vit_jax import hosts
         from vit_jax.api.build import with_probe
-        from vit_jax.evals.probes import probe
+        from vit_jax.evals.linear_probe import probe
         from vit_jax.weights.saving import save
 
         values = self.collect_values("method", "penalty", "folds")

@@ -1,7 +1,8 @@
-"""Few-shot evaluation: a linear classifier in closed form on the frozen features of a few images of each class.
+"""Few-shot evaluation: a linear classifier on features of a few images of each class.
 
-Sources: ViT, section 4.1, for the idea; the released evaluator (big_vision, `fewshot_lsr`) for everything that the
-paper does not state. The first examples of each class and a list of penalties are the older variant (scenic).
+Sources: ViT, section 4.1, for the idea; the released evaluator (big_vision, `fewshot_lsr`) for
+everything that the paper does not state. The first examples of each class and a list of penalties
+are the older variant (scenic).
 
 Legend: N images, D numbers of a feature.
 """
@@ -28,10 +29,12 @@ class FewShot:
     """The protocol of few-shot evaluation.
 
     Attributes:
-      shots: numbers of images of each class, with one classifier each; a larger choice contains the smaller ones.
+      shots: numbers of images of each class, with one classifier each; a larger choice contains the
+        smaller ones.
       seeds: of the choices.
       l2: penalties on the weights; each is one result.
-      sampling: "random" images of each class, or the "first" in the order of the records, which takes one seed.
+      sampling: "random" images of each class, or the "first" in the order of the records, which
+        takes one seed.
       penalty_choice: the rule of `choose_l2` that selects one of several penalties.
     """
 
@@ -55,17 +58,16 @@ class FewShot:
             )
         if self.penalty_choice == "mean_rank" and len(self.l2) == 1:
             raise ValueError(
-                f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give several."
+                f"penalty_choice='mean_rank': has no effect with one penalty, l2={self.l2}. Give "
+                "several."
             )
 
 
 def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
-    """Raise ValueError unless the values of an argument are different whole numbers, at least one."""
-    if (
-        not values
-        or len(set(values)) < len(values)
-        or not all(type(v) is int and v >= lowest for v in values)
-    ):
+    """Raise ValueError unless values are different whole numbers, at least one."""
+    are_counts = all(type(value) is int and value >= lowest for value in values)
+    are_different = len(set(values)) == len(values)
+    if not values or not are_counts or not are_different:
         raise ValueError(
             f"{name}={values!r}: must be one or more different whole numbers from {lowest}."
         )
@@ -73,7 +75,9 @@ def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
 
 def require_positive(name: str, values: Sequence[float]) -> None:
     """Raise ValueError unless the values of an argument are positive, at least one."""
-    for value in values or (values,):  # () is no number
+    if not values:
+        raise ValueError(f"{name}={values!r}: must be a positive number.")
+    for value in values:
         if not isinstance(value, int | float) or not value > 0:
             raise ValueError(f"{name}={value!r}: must be a positive number.")
 
@@ -92,15 +96,13 @@ class FewShotResult:
     num_test: int
     short: Mapping[int, tuple[int, ...]]
 
-    def of(self, shots: int, l2: float) -> np.ndarray:
+    def list_accuracies(self, shots: int, l2: float) -> np.ndarray:
         """Return the accuracies of the seeds."""
-        return np.array(
-            [
-                value
-                for (s, _, penalty), value in self.accuracy.items()
-                if (s, penalty) == (shots, l2)
-            ]
-        )
+        accuracies = []
+        for (result_shots, _, result_l2), accuracy in self.accuracy.items():
+            if (result_shots, result_l2) == (shots, l2):
+                accuracies.append(accuracy)
+        return np.array(accuracies)
 
 
 def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> list[np.ndarray]:
@@ -124,19 +126,21 @@ def few_shot(protocol: FewShot, train: Features, test: Features, num_classes: in
       ValueError: no readable image on one of the sides, or too little memory.
     """
     train, test = readable_sides(train, test)
-    sizes = np.bincount(train.label_N, minlength=num_classes)
     accuracy = {}
     for seed in protocol.seeds:
-        members = choose_examples(
-            train.label_N, num_classes, None if protocol.sampling == "first" else seed
-        )
+        order_seed = None if protocol.sampling == "first" else seed
+        members = choose_examples(train.label_N, num_classes, order_seed)
         for shots in protocol.shots:
             chosen = np.concatenate([indices[:shots] for indices in members])
             examples = LeastSquares(train.feature_ND[chosen], train.label_N[chosen], num_classes)
             for l2 in protocol.l2:
-                is_correct = examples.solve(l2).predict(test.feature_ND) == test.label_N
-                accuracy[shots, seed, l2] = float(is_correct.mean())
-    short = {shots: tuple(np.flatnonzero(sizes < shots).tolist()) for shots in protocol.shots}
+                is_correct_N = examples.solve(l2).predict(test.feature_ND) == test.label_N
+                accuracy[shots, seed, l2] = float(is_correct_N.mean())
+
+    num_examples_K = np.bincount(train.label_N, minlength=num_classes)
+    short = {}
+    for shots in protocol.shots:
+        short[shots] = tuple(np.flatnonzero(num_examples_K < shots).tolist())
     return FewShotResult(accuracy, len(test), short)
 
 
@@ -148,7 +152,9 @@ def make_few_shot_measure(
     l2: float = L2,
     sampling: Sampling = "random",
 ) -> MeasureFeatures:
-    """Return a measure that yields "5shot_accuracy", the mean over the seeds, "5shot_spread", their deviation, ...
+    """Return a measure that yields "5shot_accuracy", "5shot_spread" and so on.
+
+    They are the mean and the standard deviation over the seeds.
 
     Other arguments are those of `FewShot`, with one penalty.
     """
@@ -159,7 +165,7 @@ def make_few_shot_measure(
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
         result = few_shot(protocol, train, test, num_classes)
         for number in protocol.shots:
-            values = result.of(number, l2)
+            values = result.list_accuracies(number, l2)
             yield f"{number}shot_accuracy", float(values.mean())
             yield f"{number}shot_spread", spread(values)
 
@@ -174,23 +180,32 @@ def spread(values: Sequence[float] | np.ndarray) -> float:
 def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, float]:
     """Return for each number of shots the penalty that is used for all datasets.
 
-    "mean_accuracy", our rule: the highest mean accuracy over datasets at the most shots, used for all numbers of shots.
-    Of equal penalties the largest. "mean_rank", scenic's rule: for each number of shots, the highest mean over datasets
-    of the penalty's rank. Ranks start at 0 for the lowest accuracy, and equal accuracies have ranks in the order of
-    `protocol.l2`. Of equal mean ranks the first. The accuracy of several seeds is their mean.
+    * "mean_accuracy", the rule of this project: the highest mean accuracy over datasets at the most
+      shots, used for all numbers of shots. Of equal penalties it is the largest.
+    * "mean_rank", scenic's rule: for each number of shots, the highest mean over datasets of the
+      penalty's rank. Ranks start at 0 for the lowest accuracy, and equal accuracies have ranks in
+      the order of `protocol.l2`. Of equal mean ranks it is the first.
+
+    The accuracy of several seeds is their mean.
     """
-    accuracy_SDL = np.array(
-        [
-            [[result.of(shots, l2).mean() for l2 in protocol.l2] for result in results]
-            for shots in protocol.shots
-        ]
-    )  # shots, datasets, penalties
+    mean_SDL = _tabulate_means(results, protocol)
     if protocol.penalty_choice == "mean_rank":
-        rank_SDL = accuracy_SDL.argsort(-1, kind="stable").argsort(-1)
-        return {
-            shots: protocol.l2[k]
-            for shots, k in zip(protocol.shots, rank_SDL.mean(1).argmax(-1), strict=True)
-        }
-    mean_L = accuracy_SDL[protocol.shots.index(max(protocol.shots))].mean(0)
-    _, best = max(zip(mean_L, protocol.l2, strict=True))
-    return dict.fromkeys(protocol.shots, best)
+        rank_SDL = mean_SDL.argsort(axis=-1, kind="stable").argsort(axis=-1)
+        best_S = rank_SDL.mean(axis=1).argmax(axis=-1)
+        best_penalties = [protocol.l2[best] for best in best_S]
+        return dict(zip(protocol.shots, best_penalties, strict=True))
+
+    most_shots = protocol.shots.index(max(protocol.shots))
+    mean_L = mean_SDL[most_shots].mean(axis=0)
+    _, best_penalty = max(zip(mean_L, protocol.l2, strict=True))
+    return dict.fromkeys(protocol.shots, best_penalty)
+
+
+def _tabulate_means(results: Sequence[FewShotResult], protocol: FewShot) -> np.ndarray:
+    """Return the mean accuracy over the seeds by shots S, dataset D and penalty L, (S, D, L)."""
+    mean_SDL = np.zeros((len(protocol.shots), len(results), len(protocol.l2)))
+    for s, shots in enumerate(protocol.shots):
+        for d, result in enumerate(results):
+            for k, l2 in enumerate(protocol.l2):
+                mean_SDL[s, d, k] = result.list_accuracies(shots, l2).mean()
+    return mean_SDL

@@ -1,10 +1,27 @@
-"""Regularised least squares from features to classes, in closed form: few-shot evaluation and linear probes.
+"""Regularised least squares from features to classes, in closed form.
 
-Targets are +1 for the class and -1 for the others. Each feature is standardised over the examples that are fitted, and
-a constant feature of 100 is added as bias, which is nearly free of the penalty. Standardised features sum to zero, so
-the bias is known by formula. The other equations are ill conditioned with small penalties, or if there are about as
-many examples as numbers of a feature: NumPy and SciPy solve them in float64 on the host. The device computes scores in
-float32 where that is precise enough.
+Few-shot evaluation and linear probes use it. Targets are +1 for the class and -1 for the others.
+Each feature is standardised over the examples that are fitted, and a constant feature of 100 is
+added as bias, which is nearly free of the penalty. The problem is
+
+    minimise |X W + c b - Y|^2 + l2 (|W|^2 + |b|^2),    with c = 100 and b the bias weight.
+
+The columns of X sum to zero, so the derivative by b has no term of W:
+
+    c sum(X W + c b - Y) + l2 b = 0    gives    b = c sum(Y) / (N c^2 + l2).
+
+The bias that is added to the scores is c b = c^2 sum(Y) / (N c^2 + l2). A class with n examples has
+sum(Y) = n - (N - n) = 2 n - N. For the same reason W does not depend on b: it solves
+
+    (X^T X + l2 I) W = X^T Y,
+
+with N > D in this primal form, else in the dual form W = X^T A with (X X^T + l2 I) A = Y - mean(Y).
+Subtracting the mean changes nothing but rounding: X^T 1 = 0. X^T Y is twice the sum of the features
+of each class, again because X^T 1 = 0.
+
+The equations are ill conditioned with small penalties, or if there are about as many examples as
+numbers of a feature: NumPy and SciPy solve them in float64 on the host. The device computes scores
+in float32 where that is precise enough.
 
 Source: the released few-shot evaluation of ViT (big_vision, `fewshot_lsr`).
 
@@ -51,7 +68,7 @@ class LinearClassifier:
         weight_DK = jnp.asarray(self.weight_DK, jnp.float32)
         bias_K = jnp.asarray(self.bias_K, jnp.float32)
         for feature_CD in chunks_of(feature_ND, CHUNK):
-            standardised = _standardised(feature_CD, self.mean_D, self.scale_D)
+            standardised = _standardise(feature_CD, self.mean_D, self.scale_D)
             if is_precise:
                 yield _score(standardised.astype(np.float32), weight_DK, bias_K)
             else:
@@ -64,9 +81,8 @@ class LinearClassifier:
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        return np.concatenate(
-            [np.asarray(score_CK.argmax(axis=1)) for score_CK in self.scores(feature_ND)]
-        )
+        classes = [np.asarray(score_CK.argmax(axis=1)) for score_CK in self.scores(feature_ND)]
+        return np.concatenate(classes)
 
 
 class LeastSquares:
@@ -78,40 +94,47 @@ class LeastSquares:
         Raises:
           ValueError: the matrices would not fit into the memory.
         """
-        self._num, width = feature_ND.shape
-        self._is_dual = self._num <= width
-        side = min(self._num, width)
-        features = self._num * width if self._is_dual else 0
-        _require_memory(
-            8 * (2 * side * (side + num_classes) + width * num_classes + features),
-            side,
-            num_classes,
-        )
-        self._mean_D, self._scale_D = _moments(feature_ND)
+        num_examples, width = feature_ND.shape
+        self._num_examples = num_examples
+        self._is_dual = num_examples <= width
+        _require_memory(num_examples, width, num_classes)
+        self._mean_D, self._scale_D = _compute_moments(feature_ND)
         self._counts_K = np.bincount(label_N, minlength=num_classes)
-        if self._is_dual:  # the kernel matrix (N, N), and targets (N, K)
-            self._feature_ND = _standardised(feature_ND, self._mean_D, self._scale_D)
-            self._matrix = self._feature_ND @ self._feature_ND.T
-            # The mean of the targets is the bias. Features cannot fit it: small penalties would amplify its rounding.
-            self._target = np.tile(-2.0 * self._counts_K / self._num, (self._num, 1))
-            self._target[np.arange(self._num), label_N] += 2.0
-        else:  # the products of features (D, D), and with targets (D, K)
-            self._matrix = np.zeros((width, width))
-            sums_KD = np.zeros((num_classes, width))
-            for feature_CD, label_C in zip(
-                chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True
-            ):
-                standardised = _standardised(feature_CD, self._mean_D, self._scale_D)
-                self._matrix += standardised.T @ standardised
-                _add_class_sums(sums_KD, standardised, label_C)
-            self._target = 2.0 * sums_KD.T
+        if self._is_dual:
+            self._prepare_dual(feature_ND, label_N)
+        else:
+            self._prepare_primal(feature_ND, label_N)
+
+    def _prepare_dual(self, feature_ND: np.ndarray, label_N: np.ndarray) -> None:
+        """Compute the kernel matrix X X^T (N, N), and targets less their means (N, K)."""
+        self._feature_ND = _standardise(feature_ND, self._mean_D, self._scale_D)
+        self._matrix = self._feature_ND @ self._feature_ND.T
+        # Features cannot fit the mean of the targets: small penalties would amplify its rounding.
+        # Y - mean(Y) is 2 - 2 n / N for the class of an example, and -2 n / N for the others.
+        other_K = -2.0 * self._counts_K / self._num_examples
+        self._target = np.tile(other_K, (self._num_examples, 1))
+        self._target[np.arange(self._num_examples), label_N] += 2.0
+
+    def _prepare_primal(self, feature_ND: np.ndarray, label_N: np.ndarray) -> None:
+        """Compute X^T X (D, D) and X^T Y (D, K), chunk by chunk."""
+        width = feature_ND.shape[1]
+        self._matrix = np.zeros((width, width))
+        sums_KD = np.zeros((len(self._counts_K), width))
+        chunks = zip(chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True)
+        for feature_CD, label_C in chunks:
+            standardised_CD = _standardise(feature_CD, self._mean_D, self._scale_D)
+            self._matrix += standardised_CD.T @ standardised_CD
+            _add_class_sums(sums_KD, standardised_CD, label_C)
+        self._target = 2.0 * sums_KD.T
 
     def solve(self, l2: float = L2) -> LinearClassifier:
         """Return the minimiser of the squared error plus `l2` times the squares of the weights."""
-        weight = _solve(self._matrix, self._target, l2)
-        weight_DK = self._feature_ND.T @ weight if self._is_dual else weight
+        weight_DK = _solve(self._matrix, self._target, l2)
+        if self._is_dual:
+            weight_DK = self._feature_ND.T @ weight_DK
         square = BIAS_FEATURE**2
-        bias_K = square * (2.0 * self._counts_K - self._num) / (square * self._num + l2)
+        target_sum_K = 2.0 * self._counts_K - self._num_examples
+        bias_K = square * target_sum_K / (square * self._num_examples + l2)
         return LinearClassifier(self._mean_D, self._scale_D, weight_DK, bias_K)
 
 
@@ -132,28 +155,37 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _require_memory(needed: int, side: int, num_classes: int) -> None:
-    if needed > (available := memory_bytes()):
+def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
+    """Raise ValueError if the float64 matrices do not fit into the memory of the machine."""
+    side = min(num_examples, width)
+    num_values = 2 * side * (side + num_classes) + width * num_classes
+    if num_examples <= width:
+        num_values += num_examples * width
+    needed = 8 * num_values
+    available = memory_bytes()
+    if needed > available:
         raise ValueError(
             f"Least squares with a matrix of {side:,} x {side:,} and {num_classes:,} classes needs "
-            f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower --shots=, "
-            "take a layer with fewer numbers (--layer=), or fewer --classes=."
+            f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower "
+            "--shots=, take a layer with fewer numbers (--layer=), or fewer --classes=."
         )
 
 
-def _moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _compute_moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean, and population standard deviation plus `STD_EPSILON`, in float64."""
-    chunks = [*chunks_of(feature_ND, CHUNK)]  # views
-    mean_D = sum(feature_CD.sum(axis=0, dtype=np.float64) for feature_CD in chunks) / len(
-        feature_ND
-    )
-    square_D = sum(np.square(feature_CD - mean_D).sum(axis=0) for feature_CD in chunks) / len(
-        feature_ND
-    )
-    return np.asarray(mean_D, np.float64), np.sqrt(square_D) + STD_EPSILON
+    width = feature_ND.shape[1]
+    sum_D = np.zeros(width)
+    for feature_CD in chunks_of(feature_ND, CHUNK):
+        sum_D += feature_CD.sum(axis=0, dtype=np.float64)
+    mean_D = sum_D / len(feature_ND)
+
+    square_D = np.zeros(width)
+    for feature_CD in chunks_of(feature_ND, CHUNK):
+        square_D += np.square(feature_CD - mean_D).sum(axis=0)
+    return mean_D, np.sqrt(square_D / len(feature_ND)) + STD_EPSILON
 
 
-def _standardised(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
+def _standardise(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
     """Return standardised features in float64."""
     return (feature_CD - mean_D) / scale_D
 
