@@ -1,7 +1,9 @@
-"""Frozen features: one vector for each image, from any layer; computed on all devices and kept on disk.
+"""Frozen features: one vector for each image, from any layer.
 
-Kept features depend on the parameters, the network, the layer, the preparation of images, and the records. They are
-computed again if one of these changes.
+Computed on all devices and kept on disk.
+
+Kept features depend on the parameters, the network, the layer, the preparation of images, and the
+records. They are computed again if one of these changes.
 
 Legend: B global batch, N images, D size of a feature, S tokens, P tokens before those of patches.
 """
@@ -41,16 +43,21 @@ from vit_jax.pytree import parameters_sha256
 from vit_jax.storage.files import open_atomically
 
 LAYERS = {
-    "pre_logits": "the input of the last linear layer, after the head's hidden layer if there is one",
+    "pre_logits": "the input of the last linear layer, after the head's hidden layer if there is "
+    "one",
     "pooled": "the image's representation before the head",
     "token": "the class token after the last norm; of several all, side by side",
     "mean": "the mean of the patch tokens after the last norm, or of a ResNet's last map",
-    "token_mean": "the class token and the mean of the patch tokens, side by side, after the last norm",
+    "token_mean": "the class token and the mean of the patch tokens, side by side, after the "
+    "last norm",
     "block:N": "the class token after block N, or the mean of the tokens where there is none",
     "stage:N": "the mean of the map after stage N of a ResNet or of a hybrid's",
 }
 FORM = 2  # of the files in the cache; files of another form are never read
-_FILES = _FEATURE, _IS_READ, _HASH = "feature.npy", "is_read.npy", "hash.npy"
+_FEATURE = "feature.npy"
+_IS_READ = "is_read.npy"
+_HASH = "hash.npy"
+_FILES = (_FEATURE, _IS_READ, _HASH)
 _HASH_KEYS = (0x9E3779B9, 0x85EBCA6B)
 
 
@@ -76,12 +83,17 @@ class Features:
     def take(self, indices: np.ndarray) -> "Features":
         """Return some of the images, in memory."""
         return Features(
-            *(np.asarray(getattr(self, field.name)[indices]) for field in dataclasses.fields(self))
+            feature_ND=np.asarray(self.feature_ND[indices]),
+            label_N=np.asarray(self.label_N[indices]),
+            is_read_N=np.asarray(self.is_read_N[indices]),
+            hash_N=np.asarray(self.hash_N[indices]),
         )
 
     def readable(self) -> "Features":
         """Return the readable images; the same object if all are."""
-        return self if self.is_read_N.all() else self.take(np.flatnonzero(self.is_read_N))
+        if self.is_read_N.all():
+            return self
+        return self.take(np.flatnonzero(self.is_read_N))
 
 
 MeasureFeatures = Callable[[Features, Features], Iterator[tuple[str, float]]]
@@ -117,37 +129,19 @@ def readable_sides(train: Features, test: Features) -> tuple[Features, Features]
 
 
 def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], Results]:
-    """Return (module, batch) -> "feature_BD" in float32, "hash_B2" in uint32, "mask_B" of the batch.
+    """Return (module, batch) -> "feature_BD" in float32, "hash_B2" in uint32, "mask_B".
 
     Raises:
       ValueError: a layer that is not one of `LAYERS`, or that this network does not have.
     """
     kind, number = _parse(layer, a)
     taps = {"block": ("blocks",), "stage": ("stages",)}.get(kind, ())
-    num_tokens = a.num_class_tokens if a.has_transformer else 0
-    prefix = a.prefix_length if a.has_transformer else 0
-
-    def feature(output: ModelOutput, kind: str = kind) -> jax.Array:
-        if kind == "token_mean":
-            sides = feature(output, "token"), feature(output, "mean")
-            return jnp.concatenate([side.astype(jnp.float32) for side in sides], axis=-1)
-        if kind == "pre_logits":
-            return output.features_BD
-        if kind == "token":
-            return output.prefix_BPD[:, : a.num_class_tokens].reshape(len(output.prefix_BPD), -1)
-        if kind == "pooled" or (kind == "mean" and not a.has_transformer):
-            return output.pooled_BD
-        if kind == "mean":
-            return output.tokens_BND.astype(jnp.float32).mean(axis=1)
-        if kind == "stage":
-            return output.stages_BHWC[number - 1].astype(jnp.float32).mean(axis=(1, 2))
-        block_BSD = output.blocks_LBSD[number - 1].astype(jnp.float32)
-        return block_BSD[:, 0] if num_tokens else block_BSD[:, prefix:].mean(axis=1)
 
     def step(module: Module, batch: Batch) -> Results:
         image_BHWC = normalise(batch.image_BHWC, a.compute_dtype)
         output = module(image_BHWC, taps=taps) if taps else module(image_BHWC)
-        if (feature_BD := feature(output)) is None:
+        feature_BD = _select_feature(output, kind, number, a)
+        if feature_BD is None:
             raise ValueError(f"layer={layer!r}: this network does not return it.")
         return {
             "feature_BD": feature_BD.astype(jnp.float32) * batch.mask_B[:, None],
@@ -158,13 +152,50 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
     return step
 
 
+def _select_feature(
+    output: ModelOutput, kind: str, number: int, a: Architecture
+) -> jax.Array | None:
+    """Return the feature of a layer, (B, D); None if the network does not return it.
+
+    `kind` and `number` are those of the name of the layer, such as "block" and 3.
+    """
+    if kind == "pre_logits":
+        feature_BD = output.features_BD
+    elif kind == "token":
+        token_BPD = output.prefix_BPD[:, : a.num_class_tokens]
+        feature_BD = token_BPD.reshape(len(token_BPD), -1)
+    elif kind == "pooled" or (kind == "mean" and not a.has_transformer):
+        feature_BD = output.pooled_BD
+    elif kind == "mean":
+        feature_BD = output.tokens_BND.astype(jnp.float32).mean(axis=1)
+    elif kind == "token_mean":
+        token_BD = _select_feature(output, "token", number, a)
+        mean_BD = _select_feature(output, "mean", number, a)
+        sides = [side.astype(jnp.float32) for side in (token_BD, mean_BD) if side is not None]
+        feature_BD = jnp.concatenate(sides, axis=-1)
+    elif kind == "stage":
+        feature_BD = output.stages_BHWC[number - 1].astype(jnp.float32).mean(axis=(1, 2))
+    else:
+        feature_BD = _select_block(output.blocks_LBSD[number - 1].astype(jnp.float32), a)
+    return feature_BD
+
+
+def _select_block(block_BSD: jax.Array, a: Architecture) -> jax.Array:
+    """Return the class token after a block, or the mean of the patch tokens without one."""
+    if a.num_class_tokens:
+        return block_BSD[:, 0]
+    return block_BSD[:, a.prefix_length :].mean(axis=1)
+
+
 def collect(
     open_batches: OpenBatches,
     step: Callable[[E, Batch], Results],
     evaluated: E,
     label_N: np.ndarray,
 ) -> Features:
-    """Return the features of a split with these labels, in memory; other arguments and errors as for `iterate_rows`.
+    """Return the features of a split with these labels, in memory.
+
+    Other arguments and errors are as for `iterate_rows`.
 
     Raises:
       ValueError: features that are not finite.
@@ -209,25 +240,17 @@ class Extractor:
         """Return the features of every image of a source, in every process.
 
         Raises:
-          ValueError: more images than `max_unreadable` are unreadable, features are not finite, or the cache cannot be
-            written.
+          ValueError: more images than `max_unreadable` are unreadable, features are not finite, or
+            the cache cannot be written.
         """
-        about = self._about(source)
+        about = self._describe(source)
         if self._cache is None or about is None:
-            with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
-                entry = Entry(
-                    folder=pathlib.Path(scratch), about="null", files=_FILES, num_rows=len(source)
-                )
-                self._compute(source, entry, entry.folder)
-                return _features(entry.read(entry.folder), source)
+            return self._extract_uncached(source)
         folder = self._cache.folder / hashlib.sha256(about.encode()).hexdigest()[:32]
         entry = Entry(
             folder=folder, about=about, files=_FILES, num_rows=len(source), cache=self._cache
         )
-        arrays = entry.find()
-        most = largest_number(len(source), self._runner.max_unreadable)
-        if arrays is not None and (~arrays[_IS_READ]).sum() > most:
-            arrays = None  # kept under a higher limit: read those images again, to name them
+        arrays = self._find(entry)
         if not all(hosts.gather(arrays is not None)):  # computing takes all processes
             with entry.new_folder() as unfinished:
                 self._compute(source, entry, unfinished)
@@ -235,34 +258,57 @@ class Extractor:
         assert arrays is not None
         return _features(arrays, source)
 
+    def _extract_uncached(self, source: Source) -> Features:
+        with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
+            folder = pathlib.Path(scratch)
+            entry = Entry(folder=folder, about="null", files=_FILES, num_rows=len(source))
+            self._compute(source, entry, folder)
+            return _features(entry.read(folder), source)
+
+    def _find(self, entry: Entry) -> dict[str, np.ndarray] | None:
+        """Return cached arrays; None if there are none, or more unreadable images than allowed.
+
+        Arrays may be kept under a higher limit. The images are then read again, to name them.
+        """
+        arrays = entry.find()
+        if arrays is None:
+            return None
+        most = largest_number(entry.num_rows, self._runner.max_unreadable)
+        num_unreadable = (~arrays[_IS_READ]).sum()
+        return None if num_unreadable > most else arrays
+
     def _compute(self, source: Source, entry: Entry, folder: pathlib.Path) -> None:
         """Write the array files and their record into a folder."""
         is_read_N = np.zeros(len(source), bool)
         hash_N = np.zeros(len(source), np.uint64)
-        if hosts.is_first():
+        is_first = hosts.is_first()
+        if is_first:
             print(f"computing features of {len(source):,} images", file=sys.stderr, flush=True)
-        progress = tqdm(
-            total=len(source),
-            unit=" images",
-            desc="features",
-            disable=None if hosts.is_first() else True,
-        )
+        is_hidden = None if is_first else True  # None: shown on terminals only
+        progress = tqdm(total=len(source), unit=" images", desc="features", disable=is_hidden)
 
-        def feature_parts() -> Iterator[np.ndarray]:
+        def yield_features() -> Iterator[np.ndarray]:
             for rows in self._runner.compute_rows(source, self._step, shortens_batch=True):
-                yield _finite(rows)["feature_BD"]
                 record_B = rows["record_B"]
-                is_read_N[record_B], hash_N[record_B] = rows["mask_B"] > 0, hashes(rows["hash_B2"])
+                yield _finite(rows)["feature_BD"]
+                is_read_N[record_B] = rows["mask_B"] > 0
+                hash_N[record_B] = hashes(rows["hash_B2"])
                 progress.update(len(record_B))
 
         with progress:
-            arrays = {_FEATURE: write_rows(folder / _FEATURE, feature_parts(), len(source))}
-        for file, array_N in ((_IS_READ, is_read_N), (_HASH, hash_N)):
-            arrays[file] = write_rows(folder / file, [array_N], len(source))
+            feature_record = write_rows(folder / _FEATURE, yield_features(), len(source))
+        arrays = {
+            _FEATURE: feature_record,
+            _IS_READ: write_rows(folder / _IS_READ, [is_read_N], len(source)),
+            _HASH: write_rows(folder / _HASH, [hash_N], len(source)),
+        }
         entry.write_record(folder, arrays)
 
-    def _about(self, source: Source) -> str | None:
-        """Return everything that the features depend on, as JSON; None if that is unknown, or nothing is kept."""
+    def _describe(self, source: Source) -> str | None:
+        """Return everything that the features depend on, as JSON.
+
+        Return None if that is unknown, or nothing is kept.
+        """
         a = self._architecture
         origin = source.origin
         if self._cache is None or origin is None or not a.is_standard:
@@ -290,8 +336,8 @@ def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
 def write_features(path: pathlib.Path, features: Features, source: Source) -> dict[str, str]:
     """Write, in the first process, the features of the readable images; return a summary by name.
 
-    The file holds "features" (N, D) float32, "labels" int32 (N,), or (N, K) if images may have several, "names" (N,) of
-    the records, "class_names".
+    The file holds "features" (N, D) float32, "labels" int32 (N,), or (N, K) if images may have
+    several, "names" (N,) of the records, "class_names".
     """
     kept = np.flatnonzero(features.is_read_N)
     if hosts.is_first():
@@ -325,17 +371,22 @@ def hashes(hash_B2: np.ndarray) -> np.ndarray:
 
 
 def notes_on(name: str, class_names: Sequence[str], train: Features, test: Features) -> list[str]:
-    """Return remarks for readers of a result on the data `name`: unreadable and common images, missing classes."""
+    """Return remarks on the data `name`: unreadable and common images, missing classes."""
     notes = []
     for side, images in (("training", train), ("test", test)):
-        if missing := int((~images.is_read_N).sum()):
+        missing = int((~images.is_read_N).sum())
+        if missing:
             notes.append(f"{name}: {missing:,} {side} image(s) cannot be read and are left out.")
-    if same := num_in_both(train, test):
+
+    same = num_in_both(train, test)
+    if same:
         notes.append(
             f"{name}: {same:,} of {len(test):,} test images are among the training images too."
         )
+
     sizes = count_by_class(train.label_N[train.is_read_N], len(class_names))
-    if absent := [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]:
+    absent = [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]
+    if absent:
         notes.append(
             f"{name}: no training image of {few(absent)}; their test images count as wrong."
         )
@@ -343,7 +394,10 @@ def notes_on(name: str, class_names: Sequence[str], train: Features, test: Featu
 
 
 def count_by_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Return the number of images of each class, from labels (N,), or 0 and 1 for each class, (N, K)."""
+    """Return the number of images of each class.
+
+    Labels are (N,), or 0 and 1 for each class, (N, K).
+    """
     if labels.ndim == 2:
         return np.asarray(labels.sum(axis=0))
     return np.bincount(labels, minlength=num_classes)
@@ -356,7 +410,10 @@ def num_in_both(train: Features, test: Features) -> int:
 
 
 def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
-    """Return two sums, modulo 2**32, of the pixels times odd numbers that depend on their place: (B, 2) uint32."""
+    """Return two sums of pixels times odd numbers that depend on their place, (B, 2) uint32.
+
+    They are modulo 2**32.
+    """
     pixels_BP = image_BHWC.reshape(len(image_BHWC), -1).astype(jnp.uint32)
     place_P = jax.lax.iota(jnp.uint32, pixels_BP.shape[1])
 
@@ -371,21 +428,23 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
 
 
 def _parse(layer: str, a: Architecture) -> tuple[str, int]:
-    """Return the kind of a layer and its number, or 0; raise ValueError if the network does not have it."""
+    """Return the kind of a layer and its number, or 0.
+
+    Raise ValueError if the network does not have it.
+    """
     has_token = a.has_transformer and a.num_class_tokens and a.network is None
-    names = [
-        name
-        for name in LAYERS
-        if ":" not in name and (has_token or name not in ("token", "token_mean"))
-    ]
-    counts = {
-        "block": a.depth if a.has_transformer else 0,
-        "stage": len(a.units) if a.has_resnet else 0,
-    }
+    counts = {}
+    if a.has_transformer:
+        counts["block"] = a.depth
+    if a.has_resnet:
+        counts["stage"] = len(a.units)
+
     kind, _, number = layer.partition(":")
-    if layer not in names and (
-        not number.isdecimal() or not 1 <= int(number) <= counts.get(kind, 0)
-    ):
+    names = ["pre_logits", "pooled", "mean"]
+    if has_token:
+        names = ["pre_logits", "pooled", "token", "mean", "token_mean"]
+    is_numbered = number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
+    if layer not in names and not is_numbered:
         names += [f"{kind}:1 to {kind}:{count}" for kind, count in counts.items() if count]
         raise ValueError(f"layer={layer!r}: must be one of {', '.join(names)} for {a.name}.")
     return kind, int(number or 0)

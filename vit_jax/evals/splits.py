@@ -1,7 +1,8 @@
-"""The one choice of split: which images of which data, split how, by the data that the weights were trained on.
+"""The choice of split: which images are evaluated, by the data of the training run.
 
-Data that the weights were trained on are split as in training, even if images were added or removed since. Of other
-data the split "test" is evaluated, but all images of a folder or a table without splits.
+Data that the weights were trained on are split as in training, even if images were added or removed
+since. Of other data the split "test" is evaluated, but all images of a folder or a table without
+splits.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ class SplitChoice:
       seed: of the hold-out of files without splits.
       holdout_fraction: of each class of such files.
       data_dir: folder of prepared TFDS datasets.
-      value_range: of the preparation of the model; files of more than 8 bits need no warning with it.
+      value_range: of the preparation of the model; files of more than 8 bits need no warning with
+        it.
     """
 
     split: str | None = None
@@ -95,7 +97,10 @@ class Plan(NamedTuple):
         )
 
     def described(self, test: Source) -> TrainingData:
-        """Describe the data for weights that are trained on the training split; `test` is the other one."""
+        """Describe the data for weights that are trained on the training split.
+
+        `test` is the other one.
+        """
         config = self.config
         is_held_out = holds_out(self.data, self.config)
         return TrainingData(
@@ -113,25 +118,27 @@ class Plan(NamedTuple):
 def plan_splits(
     data: str, choice: SplitChoice, training: TrainingData | None, usual: Released | None = None
 ) -> Plan:
-    """Return how data are split: by the choice, else as in training on the same data, else as usual."""
+    """Return how data are split: as chosen, as in training on the same data, or as usual."""
     usual = usual or Released(data, "train", "test")
-    then = training if training and located(training.data) == located(usual.data) else None
     config = InputConfig(
-        train_split=choice.train_split or (then or usual).train_split,
-        test_split=choice.test_split or (then or usual).test_split,
+        train_split=choice.train_split or usual.train_split,
+        test_split=choice.test_split or usual.test_split,
         image_size=(1, 1),  # not used to open data
         data_dir=choice.data_dir,
-        classes=(then.classes if then else ()) if choice.classes is None else choice.classes,
-        holdout_fraction=then.holdout_fraction if then else InputConfig.holdout_fraction,
+        classes=choice.classes or (),
         value_range=choice.value_range,
     )
-    return Plan(
-        usual.data,
+    if training is None or located(training.data) != located(usual.data):
+        return Plan(usual.data, config, seed=0, held_up_to={})
+
+    config = dataclasses.replace(
         config,
-        then.seed if then else 0,
-        then.held_up_to if then else {},
-        then is not None,
+        train_split=choice.train_split or training.train_split,
+        test_split=choice.test_split or training.test_split,
+        classes=training.classes if choice.classes is None else choice.classes,
+        holdout_fraction=training.holdout_fraction,
     )
+    return Plan(usual.data, config, training.seed, training.held_up_to, was_trained_on=True)
 
 
 # Two sides: images to fit on, and images to test on.
@@ -162,8 +169,8 @@ def open_pair(
       allows_several_labels: images may have several labels.
 
     Raises:
-      ValueError: an unknown name, equal sides, sides of different classes, images of several labels that are not
-        allowed, or as `open_source`.
+      ValueError: an unknown name, equal sides, sides of different classes, images of several labels
+        that are not allowed, or as `open_source`.
     """
     plan = _plan_named(name, choice, training)
     train_split = plan.config.train_split
@@ -196,8 +203,8 @@ def open_split(
 def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence[str]) -> str:
     """Return the usual split, "all" for files without splits, or the only split of files.
 
-    The hold-out of files depends on the seed of a run. Data that are compared with themselves, among `others`, keep the
-    usual split.
+    The hold-out of files depends on the seed of a run. Data that are compared with themselves,
+    among `others`, keep the usual split.
     """
     plan = _plan_named(name, choice, None)
     if located(plan.data) in map(located, others):
@@ -217,8 +224,8 @@ def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -
         near = closest(name, [*RELEASED, "digits"], 2) + [f"tfds:{name}"] * name.isidentifier()
         hint = f"Did you mean {' or '.join(near)}? " if near else ""
         raise ValueError(
-            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, and data as in a recipe: "
-            f"{spell_forms()}, {REFERENCE_FORM}."
+            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, and data as in a "
+            f"recipe: {spell_forms()}, {REFERENCE_FORM}."
         )
     if known is None and name.startswith("vtab:"):
         known = Released(name, "train800val200", "test")
@@ -236,14 +243,15 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
     Classes are matched by name, or by number if the weights have no names.
 
     Raises:
-        ValueError: as `open_source`; classes that cannot be matched; an option has no effect on these data.
+        ValueError: as `open_source`; classes that cannot be matched; an option has no effect on
+          these data.
     """
     split, plan, notes = _choose(data, choice or SplitChoice(), weights)
     opened = plan.source(split)
     if plan.held_up_to and _has_changed(opened, plan):
         notes.append(
-            f"{data} has changed since training: what was held out then is held out, and of new images those that "
-            "would have been. No image has changed sides."
+            f"{data} has changed since training: what was held out then is held out, and of new "
+            "images those that would have been. No image has changed sides."
         )
     _require_same_kind(weights, opened, data)
     if weights.class_names is None:
@@ -259,18 +267,20 @@ def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
     if source.is_multilabel != weights.is_multilabel:
         one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
         raise ValueError(
-            f"--data={data}: {several} is for images that may have several labels, {one} for images with one label. "
-            "Both must be of the same kind."
+            f"--data={data}: {several} is for images that may have several labels, {one} for "
+            "images with one label. Both must be of the same kind."
         )
 
 
 def _numbered_without_names(
     weights: WeightsInfo, source: Source, data: str, notes: list[str]
 ) -> Source:
-    """Return the source with labels in the numbering of weights that do not name their classes; add a note.
+    """Return the source with labels in the numbering of weights that do not name their classes.
 
-    Data of a library or of code number their classes themselves. Files do not: integer names are numbers of outputs,
-    and ImageNet's names are known.
+    Add a note.
+
+    Data of a library or of code number their classes themselves. Files do not: integer names are
+    numbers of outputs, and ImageNet's names are known.
 
     Raises:
       ValueError: another number of classes, or as `outputs_by_value`.
@@ -280,8 +290,8 @@ def _numbered_without_names(
     if listing_of(data) is None:
         if source.num_classes != count:
             raise ValueError(
-                f"{data} has {source.num_classes} classes, {weights.source} {count}, and no names to match them by. "
-                "Add --class_names=FILE, the name of each output on a line."
+                f"{data} has {source.num_classes} classes, {weights.source} {count}, and no names "
+                "to match them by. Add --class_names=FILE, the name of each output on a line."
             )
         outputs = np.arange(count)
         reason = "by the numbers of the data's classes"
@@ -293,7 +303,8 @@ def _numbered_without_names(
         reason = "by the integers that name the data's classes"
 
     notes.append(
-        f"the weights do not name their classes: outputs are matched {reason}: {describe_pairs(names, outputs)}."
+        f"the weights do not name their classes: outputs are matched {reason}: "
+        f"{describe_pairs(names, outputs)}."
     )
     if np.array_equal(outputs, np.arange(count)):
         return source
@@ -306,7 +317,10 @@ def _numbered_without_names(
 
 
 def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] | None:
-    """Return the outputs of WordNet ids, or of short names, of weights with ImageNet's classes; None for others."""
+    """Return the outputs of WordNet ids, or of short names, of weights with ImageNet's classes.
+
+    Return None for others.
+    """
     if not imagenet_classes.is_unnamed(weights):
         return None
     numbers = {name: number for number, name in enumerate(imagenet_classes.class_names())}
@@ -317,29 +331,38 @@ def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] |
 
 
 def _numbered_as(weights: WeightsInfo, source: Source, data: str) -> Source:
-    """Return the source with labels in the numbering of weights that name their classes, matched by name.
+    """Return the source with labels in the numbering of weights that name their classes.
 
     Raises:
       ValueError: the weights lack a class of the data, or have it twice.
     """
     known = weights.class_names
     assert known is not None
-    if unknown := [name for name in source.class_names if name not in known]:
+    unknown = [name for name in source.class_names if name not in known]
+    if unknown:
         raise ValueError(
-            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows {few(known)}. To "
-            "evaluate on some classes of the data only, name them: --classes=A,B."
+            f"{data} has classes that {weights.source} does not know: {few(unknown)}. It knows "
+            f"{few(known)}. To evaluate on some classes of the data only, name them: "
+            "--classes=A,B."
         )
     if source.class_names == known:
         return source
-    if clashing := [name for name in source.class_names if known.count(name) > 1]:
+    clashing = [name for name in source.class_names if known.count(name) > 1]
+    if clashing:
         raise ValueError(
-            f"{weights.source} has more than one class named {few(clashing)}: names cannot match them."
+            f"{weights.source} has more than one class named {few(clashing)}: names cannot match "
+            "them."
         )
     relabel = np.array([known.index(name) for name in source.class_names])
     return SubsetSource(source, np.arange(len(source)), class_names=known, relabel=relabel)
 
 
-_Chosen = tuple[str, Plan, list[str]]  # split, how the data are split, notes
+class _Chosen(NamedTuple):
+    """A choice of images: the split, how the data are split, and notes for readers."""
+
+    split: str
+    plan: Plan
+    notes: list[str]
 
 
 def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
@@ -348,61 +371,87 @@ def _choose(data: str, choice: SplitChoice, weights: WeightsInfo) -> _Chosen:
     listing = listing_of(data)
     if listing is None:
         reject_idle(data, choice, "train_split", "seed", "holdout_fraction")
-        return split, plan, []
+        return _Chosen(split, plan, [])
     if not listing.exists():
-        return split, plan, []  # opening it raises
+        return _Chosen(split, plan, [])  # opening it raises
     reject_idle(data, choice, "data_dir")
+
     train_split = plan.config.train_split
     splits = listing.splits(train_split, split, choice.train_split or "")
     if not splits:
         return _choose_flat(f"{data}, {listing.unsplit}", choice, weights, plan)
     reject_idle(f"{data}, which has {splits} in it", choice, "seed", "holdout_fraction")
-    usual = (
-        train_split if plan.was_trained_on or train_split in splits else split
-    )  # no training images are needed
-    notes = (
-        [f"{data} had no splits in training: its {split} may hold images of then."]
-        if plan.held_up_to
-        else []
-    )
+    if not plan.was_trained_on and train_split not in splits:
+        train_split = split  # no training images are needed
+    notes = []
+    if plan.held_up_to:
+        notes.append(f"{data} had no splits in training: its {split} may hold images of then.")
     config = dataclasses.replace(
-        plan.config, train_split=choice.train_split or usual, test_split=split
+        plan.config, train_split=choice.train_split or train_split, test_split=split
     )
-    return split, plan._replace(config=config, held_up_to={}), notes
+    return _Chosen(split, plan._replace(config=config, held_up_to={}), notes)
 
 
 def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Plan) -> _Chosen:
     """Choose of files without splits: the hold-out of the training run, the rest, or all."""
     reject_idle(words, choice, "train_split")
-    data = plan.data
-    known = weights.training
-    config = plan.config
-    splits = {"train": config.train_split, "test": config.test_split, WHOLE: WHOLE}
-    splits |= {name: name for name in (config.train_split, config.test_split)}
+    train_split = plan.config.train_split
+    test_split = plan.config.test_split
+    splits = {"train": train_split, "test": test_split, WHOLE: WHOLE}
+    splits[train_split] = train_split
+    splits[test_split] = test_split
+
     is_chosen = choice.seed is not None or choice.holdout_fraction is not None
-    split = choice.split or (config.test_split if plan.was_trained_on or is_chosen else WHOLE)
+    usual = test_split if plan.was_trained_on or is_chosen else WHOLE
+    split = choice.split or usual
     if split not in splits:
         raise ValueError(f"--split={split}: {words}. Use one of {', '.join(splits)}.")
     if splits[split] == WHOLE:
-        reject_idle(f"{WHOLE} of {data}", choice, "seed", "holdout_fraction")
-        trained_on = "" if known is None else known.data
-        note = f"the weights were trained on {trained_on}. If {data} holds the same images, say --split=test."
-        if plan.was_trained_on:
-            note = f"the weights were trained on most of {data}: --split=test is what they have not seen."
-        return WHOLE, plan._replace(held_up_to={}), [note] if listing_of(trained_on) else []
-    # The hold-out of training also counts for data of another name, which may be a copy.
-    then = (known.seed, known.holdout_fraction) if known else (plan.seed, config.holdout_fraction)
-    seed = then[0] if choice.seed is None else choice.seed
-    fraction = then[1] if choice.holdout_fraction is None else choice.holdout_fraction
-    is_as_then = (seed, fraction) == then
-    config = dataclasses.replace(config, holdout_fraction=fraction)
-    held = known.held_up_to if known and is_as_then else {}
-    note = (
-        f"training held out {then[1]:g} of each class by seed {then[0]}; this is another hold-out, in which there are "
-        "images that the weights were trained on."
-    )
-    notes = [note] if plan.was_trained_on and not is_as_then else []
-    return splits[split], plan._replace(config=config, seed=seed, held_up_to=held), notes
+        reject_idle(f"{WHOLE} of {plan.data}", choice, "seed", "holdout_fraction")
+        return _Chosen(WHOLE, plan._replace(held_up_to={}), _note_on_whole(plan, weights.training))
+    return _choose_held_out(splits[split], choice, weights.training, plan)
+
+
+def _note_on_whole(plan: Plan, training: TrainingData | None) -> list[str]:
+    """Return a remark if all images of the data are evaluated, and weights may know some."""
+    if training is None or listing_of(training.data) is None:
+        return []
+    if plan.was_trained_on:
+        return [
+            f"the weights were trained on most of {plan.data}: --split=test is what they have not "
+            "seen."
+        ]
+    return [
+        f"the weights were trained on {training.data}. If {plan.data} holds the same images, say "
+        "--split=test."
+    ]
+
+
+def _choose_held_out(
+    split: str, choice: SplitChoice, training: TrainingData | None, plan: Plan
+) -> _Chosen:
+    """Choose one side of a hold-out, by default that of training.
+
+    It also counts for data of another name, which may be a copy.
+    """
+    then_seed = plan.seed
+    then_fraction = plan.config.holdout_fraction
+    if training is not None:
+        then_seed = training.seed
+        then_fraction = training.holdout_fraction
+    seed = then_seed if choice.seed is None else choice.seed
+    fraction = then_fraction if choice.holdout_fraction is None else choice.holdout_fraction
+
+    is_as_then = (seed, fraction) == (then_seed, then_fraction)
+    held = training.held_up_to if training is not None and is_as_then else {}
+    notes = []
+    if plan.was_trained_on and not is_as_then:
+        notes.append(
+            f"training held out {then_fraction:g} of each class by seed {then_seed}; this is "
+            "another hold-out, in which there are images that the weights were trained on."
+        )
+    config = dataclasses.replace(plan.config, holdout_fraction=fraction)
+    return _Chosen(split, plan._replace(config=config, seed=seed, held_up_to=held), notes)
 
 
 def _has_changed(source: Source, plan: Plan) -> bool:
@@ -414,8 +463,9 @@ def _has_changed(source: Source, plan: Plan) -> bool:
 
 
 def reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
-    """Raise ValueError if one of these options is set, which have no effect on the data described by `where`."""
-    if idle := [f"--{name}" for name in names if getattr(choice, name) is not None]:
+    """Raise ValueError if one of these options is set, which have no effect on `where`."""
+    idle = [f"--{name}" for name in names if getattr(choice, name) is not None]
+    if idle:
         raise ValueError(f"{', '.join(idle)}: has no effect on {where}. Leave it out.")
 
 
