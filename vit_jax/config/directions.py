@@ -27,7 +27,9 @@ class Direction(NamedTuple):
 
 
 def stated_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
-    """Return the attribute `directions` of a custom evaluator, by the names that it yields; {} without one.
+    """Return the attribute `directions` of a custom evaluator, by the names that it yields.
+
+    The mapping is empty without one.
 
     Raises:
       ValueError: it is no mapping of names to "max" or "min".
@@ -37,7 +39,8 @@ def stated_directions(evaluator: object, place: str) -> Mapping[str, Mode]:
     if not is_mapping or any(mode not in get_args(Mode) for mode in stated.values()):
         example = '{"brier_score": "min", "sure_accuracy": "max"}'
         raise ValueError(
-            f"{place}: its directions must map results to 'max' or 'min', not {stated!r}. Use {example}."
+            f"{place}: its directions must map results to 'max' or 'min', not {stated!r}. Use "
+            f"{example}."
         )
     return stated
 
@@ -76,7 +79,10 @@ def find_direction(config: RunConfig, result: str) -> Direction | None:
 
 
 def find_stated_direction(config: RunConfig, result: str) -> Direction | None:
-    """Return the direction that a custom evaluator or metric of the run states; None without a statement."""
+    """Return the direction that a custom evaluator or metric of the run states.
+
+    Return None without a statement.
+    """
     return _find_in_evaluators(config, result) or _find_in_metrics(config, result)
 
 
@@ -123,6 +129,7 @@ def require_direction(config: RunConfig, result: str) -> Direction:
             f"Set config.checkpoint.best_metric={result} and config.checkpoint.best_mode=max or min"
         )
     raise ValueError(
-        f"{field}: must say whether higher or lower values of {result} are better, which is not known. {fix}, or "
-        "state it in the attribute directions of the evaluator or direction of the metric (docs/extend.md)."
+        f"{field}: must say whether higher or lower values of {result} are better, which is not "
+        f"known. {fix}, or state it in the attribute directions of the evaluator or direction of "
+        "the metric (docs/extend.md)."
     )

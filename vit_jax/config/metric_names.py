@@ -81,11 +81,15 @@ SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
 
 
 def find_metric(result: str) -> Metric | None:
-    """Return the metric that ends the name of a result, such as "test_accuracy"; None for other names."""
-    ends = [name for name in METRICS if result == name or result.endswith(f"_{name}")]
-    if not ends:
-        return None
-    return METRICS[max(ends, key=len)]
+    """Return the metric that ends the name of a result, such as "test_accuracy".
+
+    Return None for other names.
+    """
+    end = ""
+    for name in METRICS:
+        if result == name or result.endswith(f"_{name}"):
+            end = max(end, name, key=len)
+    return METRICS[end] if end else None
 
 
 def find_current_name(metric: str) -> str:
@@ -104,13 +108,14 @@ def require_metric_name(name: str, field: str) -> str:
     if current not in known:
         hint = did_you_mean(name, known)
         raise ValueError(
-            f"{field}={name}: must be one of {', '.join(known)}, or a reference package.module:name.{hint}"
+            f"{field}={name}: must be one of {', '.join(known)}, or a reference "
+            f"package.module:name.{hint}"
         )
     return current
 
 
 def name_custom_metric(reference: str) -> str:
-    """Return the name of the results of a metric of the user: "brier" for "mypackage.metrics:brier"."""
+    """Return the name of a metric of the user: "brier" for "mypackage.metrics:brier"."""
     return reference.rpartition(":")[2].rpartition(".")[2]
 
 
@@ -120,7 +125,10 @@ def list_metrics(labels: Labels) -> list[str]:
 
 
 def format_metric(name: str, value: float | str) -> str:
-    """Return a value as text: in percent, as a number of images, or with four decimals; text as it is."""
+    """Return a value as text: in percent, as a number of images, or with four decimals.
+
+    Text as it is.
+    """
     if isinstance(value, str):
         return value
     if name.endswith(SHARES):

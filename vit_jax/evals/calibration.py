@@ -12,7 +12,10 @@ BINS = 15
 
 
 class Bin(NamedTuple):
-    """Predictions with confidences above `low`, up to `high`; mean confidence and accuracy are 0 without images."""
+    """Predictions with confidences above `low`, up to `high`.
+
+    Mean confidence and accuracy are 0 without images.
+    """
 
     low: float
     high: float
@@ -39,7 +42,10 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Expected calibration error: mean over images of |accuracy - mean confidence| in the bin of the image."""
+        """Expected calibration error.
+
+        The mean over images of |accuracy - mean confidence| in the bin of the image.
+        """
         return float(np.abs(self._right - self._confidence).sum() / self._images.sum())
 
     def bins(self) -> Iterator[Bin]:

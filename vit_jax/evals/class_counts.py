@@ -1,10 +1,10 @@
 """Counts of the predictions of images with one label, from which their metrics are computed.
 
-`predict` runs on the devices. Every process gets the predictions of all images and adds them up on the host, so that
-memory does not grow with the images.
+`predict` runs on the devices. Every process gets the predictions of all images and adds them up on
+the host, so that memory does not grow with the images.
 
-Legend: B global batch, K outputs of the network, L classes of the data, N images of a batch that count, T most probable
-outputs: five, or all of fewer.
+Legend: B global batch, K outputs of the network, L classes of the data, N images of a batch that
+count, T most probable outputs: five, or all of fewer.
 """
 
 import jax
@@ -22,13 +22,14 @@ MOST_PROBABLE = 5
 def predict(
     logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array
 ) -> Results:
-    """Return for each image of a batch "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B".
+    """Return "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B" of a batch.
 
-    "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number; "probability_BT" has
-    their softmax probabilities, float32, not finite if a logit is not; "loss_B" is the cross-entropy.
+    "class_BT" has the numbers of outputs, the most probable first, of equal ones the lower number;
+    "probability_BT" has their softmax probabilities, float32, not finite if a logit is not;
+    "loss_B" is the cross-entropy.
 
-    Outputs that are not allowed are ignored, as if the network did not have them. `output_L` is the output of each
-    class of the data, for the loss.
+    Outputs that are not allowed are ignored, as if the network did not have them. `output_L` is the
+    output of each class of the data, for the loss.
     """
     allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
     log_BK = jax.nn.log_softmax(allowed_BK)
@@ -69,7 +70,10 @@ class ClassCounts:
         self.calibration = Calibration()
 
     def add(self, rows: Rows) -> None:
-        """Add the rows of `predict`, and "record_B" if the label map depends on it, for images that count."""
+        """Add the rows of `predict` for images that count.
+
+        They need "record_B" if the label map depends on it.
+        """
         label_N = rows["label_B"]
         most_probable_N = rows["class_BT"][:, 0]
         is_right_NT = self.find_right(rows)
@@ -87,7 +91,10 @@ class ClassCounts:
         return self.label_map.is_right(rows.get("record_B"), rows["label_B"], rows["class_BT"])
 
     def f1_by_class(self) -> np.ndarray | None:
-        """Return F1 of each class, (L,), NaN without images; None if an image has not exactly one right output."""
+        """Return F1 of each class, (L,), NaN without images.
+
+        Return None if an image has not exactly one right output.
+        """
         if not self.label_map.has_loss:
             return None
         predicted_L = self.predicted_K[self.label_map.output_L]

@@ -1,4 +1,6 @@
-"""Evaluation of a network on labelled images, each image once, on all devices; its results as text and JSON.
+"""Evaluation of a network on labelled images, each image once, on all devices.
+
+Its results as text and JSON.
 
 Legend: B global batch, K outputs of the network, N images that count, T predictions of an image.
 """
@@ -43,7 +45,8 @@ class EvaluationResult:
     Attributes:
       labelled, metrics: the images, and metrics of their predictions.
       unreadable: number of images that were skipped.
-      images_per_second: from opening the data to the last prediction, including decoding, without compilation.
+      images_per_second: from opening the data to the last prediction, including decoding, without
+        compilation.
       gflops_per_image: of the forward pass, 2 for each multiply-add; None if unknown.
     """
 
@@ -76,7 +79,9 @@ class Evaluate(Protocol):
     def __call__(
         self, labelled: Labelled, write_images: WriteRows | None = None
     ) -> EvaluationResult:
-        """Return the results; `write_images` receives the table of images, first its header, then batches of rows.
+        """Return the results.
+
+        `write_images` receives the table of images, first its header, then batches of rows.
 
         Raises:
           ValueError: too many images, or all, are unreadable, or probabilities are not finite.
@@ -94,7 +99,7 @@ def make_evaluate(
     max_unreadable: int | None,
     chosen: ChosenMetrics = NO_FURTHER_METRICS,
 ) -> Evaluate:
-    """Compile the step of an evaluation on all devices of all processes, for any number of datasets.
+    """Compile an evaluation on all devices of all processes, for any number of datasets.
 
     Args:
       module: a network with classes.
@@ -211,7 +216,10 @@ def _compile_step(
 
 
 def _compute_gflops(module: Module, a: Architecture) -> float | None:
-    """Return GFLOPs of one image: by formula, or counted in the program of a custom network; None if not countable."""
+    """Return GFLOPs of one image: by formula, or counted in the program of a custom network.
+
+    Return None if not countable.
+    """
     try:
         macs = forward_macs(a, None if a.is_standard else module)
     except ValueError:
@@ -227,18 +235,15 @@ def to_json(values: Mapping[str, object]) -> str:
 def values(
     results: Mapping[str, EvaluationResult], absent: Mapping[str, str], weights: str
 ) -> dict[str, object]:
-    """Return everything for JSON: values of the one dataset, or those of several by name under "sets"."""
+    """Return everything for JSON, several datasets by name under "sets"."""
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}
-    return {
-        "weights": weights,
-        "sets": {name: one.values() for name, one in results.items()},
-        "absent": dict(absent),
-    }
+    sets = {name: result.values() for name, result in results.items()}
+    return {"weights": weights, "sets": sets, "absent": dict(absent)}
 
 
 def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
-    """Return the metrics of one dataset, one to a line, or a table with a line for each of several."""
+    """Return the metrics of one dataset, one to a line, or a table of several datasets."""
     if len(results) > 1:
         return _to_table(results, weights)
     (result,) = results.values()
@@ -259,37 +264,39 @@ def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
 
 
 def _to_table(results: Mapping[str, EvaluationResult], weights: str) -> str:
-    all_values = {name: result.metrics.values() for name, result in results.items()}
-    usual = USUAL_METRICS["one"]
-    further = [name for name in next(iter(all_values.values())) if _is_further(name, usual)]
+    first = next(iter(results.values()))
+    further = [name for name in first.metrics.values() if _is_further(name)]
     head = ["", "images", "accuracy", "95 %", "top-5", "calibration error", "images/s"]
-    rows = [head + [name.replace("_", " ") for name in further]]
+    head += [name.replace("_", " ") for name in further]
+    rows = [head]
     for name, result in results.items():
-        values: dict[str, Any] = all_values[name]
-        low, high = values[INTERVAL_OF["accuracy"]]
-        row = [
-            name,
-            f"{result.metrics.images:,}",
-            format_metric("accuracy", values["accuracy"]),
-            f"{low:.2%} to {high:.2%}",
-            format_metric("top5_accuracy", values["top5_accuracy"]),
-            format_metric("calibration_error", values["calibration_error"]),
-            f"{result.images_per_second:,.0f}",
-        ]
-        row += [_format_or_dash(metric, values[metric]) for metric in further]
-        rows.append(row)
+        rows.append([name, *_list_cells(result, further)])
+
     heading = [("weights", weights)]
-    gflops = next(iter(results.values())).gflops_per_image
-    if gflops is not None:
-        heading.append(("network", f"{gflops:,.3g} GFLOPs an image"))
-    alignment = "<" + ">" * (len(rows[0]) - 1)
+    if first.gflops_per_image is not None:
+        heading.append(("network", f"{first.gflops_per_image:,.3g} GFLOPs an image"))
+    alignment = "<" + ">" * (len(head) - 1)
     return f"{columns(heading, '<<')}\n\n{columns(rows, alignment)}"
 
 
-def _is_further(name: str, usual: Sequence[str]) -> bool:
+def _list_cells(result: EvaluationResult, further: Sequence[str]) -> list[str]:
+    """Return the cells of a dataset, with further metrics at the end."""
+    values: dict[str, Any] = result.metrics.values()
+    low, high = values[INTERVAL_OF["accuracy"]]
+    cells = [
+        f"{result.metrics.images:,}",
+        format_metric("accuracy", values["accuracy"]),
+        f"{low:.2%} to {high:.2%}",
+        format_metric("top5_accuracy", values["top5_accuracy"]),
+        format_metric("calibration_error", values["calibration_error"]),
+        f"{result.images_per_second:,.0f}",
+    ]
+    for name in further:
+        value = values[name]
+        cells.append("–" if value is None else format_metric(name, value))
+    return cells
+
+
+def _is_further(name: str) -> bool:
     """Return whether a value is a chosen metric: neither a usual one nor an interval."""
-    return name not in usual and name not in INTERVAL_OF.values()
-
-
-def _format_or_dash(name: str, value: float | None) -> str:
-    return "–" if value is None else format_metric(name, value)
+    return name not in USUAL_METRICS["one"] and name not in INTERVAL_OF.values()

@@ -1,4 +1,6 @@
-"""A cache of arrays on disk: each entry is a folder, complete before it has its name and checked before it is used.
+"""A cache of arrays on disk.
+
+Each entry is a folder, complete before it has its name and checked before it is used.
 
 The record of a folder, which is written last, holds the SHA-256 of each file.
 """
@@ -46,7 +48,8 @@ class Cache:
     Attributes:
       folder: need not exist.
       lock: returns a context in which this process uses an unfinished folder.
-      is_abandoned: (folder, now, expiry in seconds) -> whether no process uses an unfinished folder.
+      is_abandoned: (folder, now, expiry in seconds) -> whether no process uses an unfinished
+        folder.
     """
 
     folder: pathlib.Path
@@ -54,7 +57,10 @@ class Cache:
     is_abandoned: Callable[[pathlib.Path, float, float], bool]
 
     def remove_abandoned(self, now: float) -> None:
-        """Remove unfinished folders of processes that were killed; `now` is a time of the cache's file system."""
+        """Remove unfinished folders of processes that were killed.
+
+        `now` is a time of the cache's file system.
+        """
         for folder in self.folder.glob(f"{_UNFINISHED}*"):
             with contextlib.suppress(
                 OSError
@@ -82,7 +88,10 @@ class Entry:
     cache: Cache | None = None
 
     def find(self) -> dict[str, np.ndarray] | None:
-        """Return the arrays by file, mapped; None if there are none, or if they are damaged, which is logged."""
+        """Return the arrays by file, mapped.
+
+        Return None if there are none, or if they are damaged, which is logged.
+        """
         if not os.path.lexists(self.folder):
             return None
         try:
@@ -95,7 +104,9 @@ class Entry:
             return None
 
     def read(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
-        """Return the arrays in a folder, mapped. They stay readable when the folder is renamed or removed.
+        """Return the arrays in a folder, mapped.
+
+        They stay readable when the folder is renamed or removed.
 
         Raises:
           ValueError, OSError, KeyError, TypeError: a file is missing or not as recorded.
@@ -108,13 +119,18 @@ class Entry:
         }
 
     def write_record(self, folder: pathlib.Path, arrays: Mapping[str, ArrayRecord]) -> None:
-        """Write the record of a folder whose array files are complete; `arrays` is by file, from `write_rows`."""
+        """Write the record of a folder whose array files are complete.
+
+        `arrays` is by file, from `write_rows`.
+        """
         record = {"about": json.loads(self.about), "arrays": dict(arrays)}
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
     @contextlib.contextmanager
     def new_folder(self) -> Iterator[pathlib.Path]:
-        """Yield a new locked folder; it becomes the entry's folder at the end, or is removed after an error.
+        """Yield a new locked folder.
+
+        It becomes the entry's folder at the end, or is removed after an error.
 
         If another process has published the same arrays meanwhile, the new folder is removed.
 
@@ -176,7 +192,9 @@ class Entry:
 
 
 def write_rows(path: pathlib.Path, chunks: Iterable[np.ndarray], num_rows: int) -> ArrayRecord:
-    """Write an array file, chunk by chunk; return dtype, shape and SHA-256 of the computed rows, for the record.
+    """Write an array file, chunk by chunk.
+
+    Return dtype, shape and SHA-256 of the computed rows, for the record.
 
     Raises:
       RuntimeError: the chunks do not have `num_rows` rows in all.
@@ -218,7 +236,10 @@ def _unfinished(cache: pathlib.Path) -> pathlib.Path:
 
 
 def _remove(path: pathlib.Path) -> None:
-    """Remove a folder with its content, or a link, file or pipe in its place; `shutil.rmtree` would wait for a pipe."""
+    """Remove a folder with its content, or a link, file or pipe in its place.
+
+    `shutil.rmtree` would wait for a pipe.
+    """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -61,7 +61,7 @@ class Class(NamedTuple):
 
 @functools.cache
 def classes() -> tuple[Class, ...]:
-    """Return all classes in the order of their WordNet ids, which is that of networks and of validation labels."""
+    """Return all classes in the order of WordNet ids, of networks and validation labels."""
     text = (importlib.resources.files(__package__) / "imagenet_classes.tsv").read_text("utf-8")
     return tuple(Class(*line.split("\t")) for line in text.splitlines())
 
@@ -82,7 +82,7 @@ def members(subset: str) -> np.ndarray:
 
 
 def is_unnamed(weights: WeightsInfo) -> bool:
-    """Return whether the weights have 1,000 outputs without names, in a format where these are ImageNet's."""
+    """Return whether 1,000 outputs without names are ImageNet's by the format of the weights."""
     return (
         weights.class_names is None
         and weights.architecture.num_classes == COUNT
@@ -91,7 +91,10 @@ def is_unnamed(weights: WeightsInfo) -> bool:
 
 
 def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
-    """Return names of the outputs: ImageNet's for `is_unnamed` ones and for WordNet ids; None if they have none."""
+    """Return names of the outputs: ImageNet's for `is_unnamed` ones and for WordNet ids.
+
+    Return None if they have none.
+    """
     if is_unnamed(weights):
         return class_names()
     if weights.class_names is None:
@@ -103,24 +106,27 @@ def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
 def outputs_of(weights: WeightsInfo) -> np.ndarray:
     """Return the output of each class, (1000,), -1 if there is none.
 
-    Outputs are recognised by names that begin with a WordNet id, that are all lemmas of a class, or the first of them.
+    Outputs are recognised by names that begin with a WordNet id, that are all lemmas of a class, or
+    the first of them.
 
     Raises:
-      ValueError: outputs without names that are not known to be ImageNet's, or too few of the classes are among them.
+      ValueError: outputs without names that are not known to be ImageNet's, or too few of the
+        classes are among them.
     """
     if is_unnamed(weights):
         return np.arange(COUNT)
     if weights.class_names is None:
         raise ValueError(
-            f"{weights.source} does not name its {weights.architecture.num_classes:,} classes, so they cannot be "
-            "matched with ImageNet's: add --class_names=FILE, one WordNet id (n01440764) or name (tench) a line."
+            f"{weights.source} does not name its {weights.architecture.num_classes:,} classes, so "
+            "they cannot be matched with ImageNet's: add --class_names=FILE, one WordNet id "
+            "(n01440764) or name (tench) a line."
         )
     output = _matched(weights.class_names)
     if len(absent := np.flatnonzero(output < 0)) > MOST_ABSENT:
         names = few([classes()[number].name for number in absent])
         raise ValueError(
-            f"{weights.source} has {COUNT - len(absent)} of ImageNet's {COUNT:,} classes; it lacks {names}. "
-            "--class_names=FILE gives names, one a line, to weights that have none."
+            f"{weights.source} has {COUNT - len(absent)} of ImageNet's {COUNT:,} classes; it lacks "
+            f"{names}. --class_names=FILE gives names, one a line, to weights that have none."
         )
     return output
 
@@ -128,10 +134,12 @@ def outputs_of(weights: WeightsInfo) -> np.ndarray:
 def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarray:
     """Return the output of each class of the data, -1 if there is none.
 
-    Classes are found by equal names; where some are not, ImageNet's classes also as `outputs_of` finds them.
+    Classes are found by equal names; where some are not, ImageNet's classes also as `outputs_of`
+    finds them.
 
     Raises:
-      ValueError: the outputs have no names, or more than `MOST_ABSENT` classes, or all of them, have no output.
+      ValueError: the outputs have no names, or more than `MOST_ABSENT` classes, or all of them,
+        have no output.
     """
     names = readable_names(weights) if is_unnamed(weights) else weights.class_names
     places = {name: place for place, name in enumerate(names or ())}
@@ -144,15 +152,18 @@ def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarra
     if len(absent) > MOST_ABSENT or len(absent) == len(class_names):
         missing = few([class_names[int(place)] for place in absent])
         raise ValueError(
-            f"config.model.head='select': {weights.source} must have outputs of the {len(class_names):,} classes "
-            f"of the data, and {len(absent):,} were not found by name: {missing}. Use zero with "
-            "config.model.head_stddev=0.02."
+            f"config.model.head='select': {weights.source} must have outputs of the "
+            f"{len(class_names):,} classes of the data, and {len(absent):,} were not found by "
+            f"name: {missing}. Use zero with config.model.head_stddev=0.02."
         )
     return output_L
 
 
 def _matched(names: Sequence[str]) -> np.ndarray:
-    """Return the place of each class among names, -1 for none; equal spellings are matched in their order."""
+    """Return the place of each class among names, -1 for none.
+
+    Equal spellings are matched in their order.
+    """
     places = _grouped([match[0] if (match := _WORDNET_ID.match(name)) else name for name in names])
     output = np.full(COUNT, -1)
     for kind in (

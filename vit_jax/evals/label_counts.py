@@ -77,7 +77,9 @@ class LabelCounts:
         return self.per_class().f1
 
     def per_class(self) -> PerClass:
-        """Return the metrics of each class; classes of probability `THRESHOLD` or more are predicted.
+        """Return the metrics of each class.
+
+        Classes of probability `THRESHOLD` or more are predicted.
 
         Precision is NaN if a class is never predicted.
         """
@@ -126,7 +128,10 @@ def describe_classes(class_names: Sequence[str], per_class: PerClass) -> list[di
 
 
 def average_precisions(is_true_NK: np.ndarray, score_NK: np.ndarray) -> np.ndarray:
-    """Return the average precision of each class, (K,), without interpolation; NaN for a class without an image."""
+    """Return the average precision of each class, (K,), without interpolation.
+
+    NaN for a class without an image.
+    """
     from sklearn.metrics import average_precision_score  # takes a second to load
 
     score_NK = np.nan_to_num(score_NK, nan=-1.0)  # of a diverged network; scikit-learn rejects NaN

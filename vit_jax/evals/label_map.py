@@ -1,6 +1,7 @@
 """Label maps: the outputs of a network that stand for the classes of the data.
 
-Legend: K outputs, L classes of the data, N images, S right outputs of an image, T predictions of an image.
+Legend: K outputs, L classes of the data, N images, S right outputs of an image, T predictions of an
+image.
 """
 
 import collections
@@ -59,7 +60,10 @@ class LabelMap:
     def is_right(
         self, record_N: np.ndarray | None, label_N: np.ndarray, class_NT: np.ndarray
     ) -> np.ndarray:
-        """Return which predictions are right, bool (N, T); `record_N` may be None without `right_NS`."""
+        """Return which predictions are right, bool (N, T).
+
+        `record_N` may be None without `right_NS`.
+        """
         if self.right_NS is None:
             right_NS = self.output_L[label_N][:, None]
         else:
@@ -73,7 +77,10 @@ class LabelMap:
         return self.right_NS is None and bool((self.output_L[self.listed] >= 0).all())
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return `is_allowed_K`, and the output of each class for the loss, padded to (K,): one step fits all data."""
+        """Return `is_allowed_K`, and the output of each class for the loss.
+
+        The latter is padded to (K,), so that one step fits all data.
+        """
         output_K = np.zeros(len(self.is_allowed_K), np.int32)
         if self.has_loss:
             output_K[: len(self.output_L)] = self.output_L
@@ -118,9 +125,9 @@ def outputs_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo
     others = [name for name in class_names if not _INTEGER.fullmatch(name)]
     if others:
         raise ValueError(
-            f"{data}: {weights.source} does not name its {weights.architecture.num_classes:,} classes, so the classes "
-            f"{few(others)} cannot be matched with its outputs. Add --class_names=FILE, the name of each output on a "
-            "line."
+            f"{data}: {weights.source} does not name its {weights.architecture.num_classes:,} "
+            f"classes, so the classes {few(others)} cannot be matched with its outputs. Add "
+            "--class_names=FILE, the name of each output on a line."
         )
     outputs = [int(name) for name in class_names]
     _require_outputs(data, class_names, outputs, weights)
@@ -136,15 +143,17 @@ def _require_outputs(
     outside = [name for name, output in output_of.items() if not 0 <= output < count]
     if outside:
         raise ValueError(
-            f"{data}: the classes {few(outside)} are no outputs of {weights.source}, which are 0 to {count - 1} and "
-            "have no names. Rename the classes, or add --class_names=FILE, the name of each output on a line."
+            f"{data}: the classes {few(outside)} are no outputs of {weights.source}, which are 0 "
+            f"to {count - 1} and have no names. Rename the classes, or add --class_names=FILE, the "
+            "name of each output on a line."
         )
     uses = collections.Counter(outputs)
     repeated = [name for name, output in output_of.items() if uses[output] > 1]
     if repeated:
         raise ValueError(
-            f"{data}: the classes {few(repeated)} are not unique as numbers of outputs of {weights.source}, which has "
-            "no class names. Rename them, or add --class_names=FILE, the name of each output on a line."
+            f"{data}: the classes {few(repeated)} are not unique as numbers of outputs of "
+            f"{weights.source}, which has no class names. Rename them, or add --class_names=FILE, "
+            "the name of each output on a line."
         )
 
 

@@ -2,10 +2,11 @@
 
 It is multinomial, or one-vs-rest where examples may have several labels.
 
-The grid is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no augmentation, the penalty
-from 1e-6 to 1e6. The search tries one value every second power of ten, and halves the step around the best one until it
-is an eighth of a power of ten. Unlike CLIP's, it compares log-losses: accuracies of a few held-out examples are equal
-for many penalties, and weak ones among them give probabilities that are too confident.
+The grid is that of CLIP (Radford et al., 2021, appendix A.3): at most 1,000 iterations, no
+augmentation, the penalty from 1e-6 to 1e6. The search tries one value every second power of ten,
+and halves the step around the best one until it is an eighth of a power of ten. Unlike CLIP's, it
+compares log-losses: accuracies of a few held-out examples are equal for many penalties, and weak
+ones among them give probabilities that are too confident.
 
 Legend: N examples, C of them at a time, D numbers of a feature, K classes.
 """
@@ -76,10 +77,10 @@ class LogisticClassifier:
 def fit_logistic(
     feature_ND: np.ndarray, labels: np.ndarray, num_classes: int, penalty: float
 ) -> LogisticClassifier:
-    """Minimise the cross-entropy, summed over the examples, plus penalty / 2 times the squares of the weights.
+    """Minimise the summed cross-entropy plus penalty / 2 times the squares of the weights.
 
-    That is scikit-learn's `LogisticRegression(C=1 / penalty)`, and for several labels the same for each class against
-    the others. The bias is free of the penalty.
+    That is scikit-learn's `LogisticRegression(C=1 / penalty)`, and for several labels the same for
+    each class against the others. The bias is free of the penalty.
 
     Args:
       feature_ND: float32.
@@ -100,9 +101,12 @@ def fit_logistic(
 
 
 def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float, float]]:
-    """Return the penalty with the lowest loss, the largest of equal ones, and the losses of all that were tried.
+    """Return the penalty with the lowest loss, and the losses of all penalties tried.
 
-    The search begins with the largest of `PENALTIES` and leaves out weaker ones after `MOST_RISES` rises of the loss.
+    Of equal ones it is the largest.
+
+    The search begins with the largest of `PENALTIES` and leaves out weaker ones after `MOST_RISES`
+    rises of the loss.
 
     Args:
       loss_of: fits with a penalty and returns the loss of held-out examples.
@@ -132,7 +136,9 @@ def _find_best(tried: Mapping[float, float]) -> float:
 
 
 def _chunked(feature_ND: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
-    """Return features (chunks, C, D) and labels (chunks, C) or (chunks, C, K), padded with the label -1.
+    """Return features (chunks, C, D), and labels (chunks, C) or (chunks, C, K).
+
+    They are padded with the label -1.
 
     Sizes are powers of two, so that folds of about equal sizes share a compiled program.
     """
@@ -145,7 +151,10 @@ def _chunked(feature_ND: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax
 
 
 def _losses(logits_CK: jax.Array, labels: jax.Array) -> jax.Array:
-    """Return the cross-entropy of each example, for several labels summed over the classes, (C,)."""
+    """Return the cross-entropy of each example, (C,).
+
+    For several labels it is summed over the classes.
+    """
     if labels.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(logits_CK, jnp.maximum(labels, 0))
     return optax.sigmoid_binary_cross_entropy(logits_CK, labels.astype(jnp.float32)).sum(axis=1)

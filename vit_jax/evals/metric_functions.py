@@ -1,8 +1,8 @@
 """Functions of the metrics in `config.metric_names.METRICS`, and metrics of the user.
 
-A built-in metric is a function of the counts of all predictions: `ClassCounts` for images with one label,
-`LabelCounts` for images with several. A metric of the user is the mean over the images of values that are computed on
-the devices.
+A built-in metric is a function of the counts of all predictions: `ClassCounts` for images with one
+label, `LabelCounts` for images with several. A metric of the user is the mean over the images of
+values that are computed on the devices.
 
 Legend: B global batch, K outputs of the network, N images that count.
 """
@@ -55,7 +55,10 @@ def compute_calibration_error(counts: Counts) -> float:
 
 
 def compute_f1_macro(counts: Counts) -> float | None:
-    """Return the mean of F1 over the classes with images; None if an image has several right outputs."""
+    """Return the mean of F1 over the classes with images.
+
+    Return None if an image has several right outputs.
+    """
     f1_by_class = counts.f1_by_class()
     if f1_by_class is None:
         return None
@@ -87,12 +90,15 @@ def compute_metric(name: str, counts: Counts) -> float | None:
 class CustomMetric:
     """A metric of the user: a function of the mean, over the images, of values of each image.
 
-    A reference "package.module:name" names a function `measure`, or an object with these attributes:
+    A reference "package.module:name" names a function `measure`, or an object with these
+    attributes:
 
-    * `measure(logits_BK, label_BK)`: the values of each image, (B, ...), float32. `label_BK` is 1 for the classes of an
-      image and 0 for the others. Logits of outputs that cannot be predicted are -inf. The function runs on the devices
-      inside `jax.jit`. Padding and unreadable images are masked afterwards.
-    * `summarise(mean)`: the metric from the mean of the values, float64. Optional for one value of each image.
+    * `measure(logits_BK, label_BK)`: the values of each image, (B, ...), float32. `label_BK` is 1
+      for the classes of an image and 0 for the others. Logits of outputs that cannot be predicted
+      are -inf. The function runs on the devices inside `jax.jit`. Padding and unreadable images are
+      masked afterwards.
+    * `summarise(mean)`: the metric from the mean of the values, float64. Optional for one value of
+      each image.
     * `direction`: "max" or "min". Optional; `config.directions` reads it.
 
     Attributes:
@@ -112,16 +118,20 @@ class CustomMetric:
         return f"{self.name}_B"
 
     def compute_rows(self, logits_BK: jax.Array, label_BK: jax.Array) -> jax.Array:
-        """Return the values of each image; raise ValueError for an array without a row for each image."""
+        """Return the values of each image.
+
+        Raise ValueError for an array without a row for each image.
+        """
         values_B = jnp.asarray(self.measure(logits_BK, label_BK))
         if values_B.shape[:1] != logits_BK.shape[:1]:
             raise ValueError(
-                f"metrics={self.reference}: must return a row for each of {len(logits_BK)} images, not an array of "
-                f"shape {values_B.shape}."
+                f"metrics={self.reference}: must return a row for each of {len(logits_BK)} images, "
+                f"not an array of shape {values_B.shape}."
             )
         if values_B.ndim > 1 and self.summarise is float:
             raise ValueError(
-                f"metrics={self.reference}: must return one value for each image, or have a method summarise."
+                f"metrics={self.reference}: must return one value for each image, or have a "
+                "method summarise."
             )
         return values_B
 
@@ -130,7 +140,8 @@ def load_custom_metric(reference: str, field: str) -> CustomMetric:
     """Import a metric of the user.
 
     Raises:
-      ValueError: the reference cannot be imported, or names neither a function nor an object with `measure`.
+      ValueError: the reference cannot be imported, or names neither a function nor an object with
+        `measure`.
     """
     found = resolve(reference, field)
     measure = getattr(found, "measure", found)
@@ -191,7 +202,7 @@ class ChosenMetrics:
         return tuple(dict.fromkeys((*USUAL_METRICS[labels], *self.built_in)))
 
     def require_labels(self, labels: Labels, field: str) -> None:
-        """Raise ValueError if a chosen metric is not defined for images with one label, or with several."""
+        """Raise ValueError if a chosen metric is not defined for images with these labels."""
         possible = list_metrics(labels)
         for name in self.built_in:
             if name not in possible:
@@ -212,7 +223,8 @@ def choose_metrics(names: Iterable[str], field: str) -> ChosenMetrics:
     """Return the metrics with these names or references; `field` is the option, for messages.
 
     Raises:
-      ValueError: an unknown name, a reference that cannot be imported, or two metrics with the same name.
+      ValueError: an unknown name, a reference that cannot be imported, or two metrics with the same
+        name.
     """
     built_in: list[str] = []
     custom: dict[str, CustomMetric] = {}
@@ -223,7 +235,8 @@ def choose_metrics(names: Iterable[str], field: str) -> ChosenMetrics:
         metric = load_custom_metric(name, field)
         if metric.name in METRICS or metric.name in custom:
             raise ValueError(
-                f"{field}={name}: another metric has the name {metric.name}. Rename the function or object."
+                f"{field}={name}: another metric has the name {metric.name}. Rename the function "
+                "or object."
             )
         custom[metric.name] = metric
     return ChosenMetrics(tuple(dict.fromkeys(built_in)), tuple(custom.values()))
@@ -232,7 +245,8 @@ def choose_metrics(names: Iterable[str], field: str) -> ChosenMetrics:
 def make_measure(chosen: ChosenMetrics) -> Callable[[jax.Array, Batch], Results]:
     """Return (logits_BK, batch) -> the rows that the evaluations of a run need for chosen metrics.
 
-    Built-in metrics of multi-label data need no more than the rows of `score_classes`, which are always there.
+    Built-in metrics of multi-label data need no more than the rows of `score_classes`, which are
+    always there.
     """
 
     def measure(logits_BK: jax.Array, batch: Batch) -> Results:

@@ -58,18 +58,20 @@ class MultilabelMetrics:
           ValueError: no image has a label.
         """
         self.counts.require_labels()
-        values: dict[str, Any] = {name: compute_metric(name, self.counts) for name in self._names}
+        values: dict[str, Any] = {}
+        for name in self._names:
+            values[name] = compute_metric(name, self.counts)
         for name, value in self._custom_sums.values().items():
             values[name] = value if math.isfinite(value) else None
         return values
 
     def shown(self) -> dict[str, str]:
         """Return `values` as text."""
-        return {
-            name: format_metric(name, value)
-            for name, value in self.values().items()
-            if value is not None
-        }
+        texts = {}
+        for name, value in self.values().items():
+            if value is not None:
+                texts[name] = format_metric(name, value)
+        return texts
 
     def details(self) -> dict[str, Any]:
         """Return the metrics of each class, None for NaN."""
@@ -77,13 +79,16 @@ class MultilabelMetrics:
 
     def worst(self) -> dict[str, str]:
         """Return the classes of the lowest average precision as a line of text, by its name."""
-        known = [one for one in self.details()["classes"] if one["images"]]
-        known.sort(key=lambda one: (one["average_precision"], one["class"]))
-        lowest = [f"{one['class']} {one['average_precision']:.2%}" for one in known[:WORST_SHOWN]]
-        return {"lowest_precision": ", ".join(lowest)}
+        precisions = []
+        for one in self.details()["classes"]:
+            if one["images"]:
+                precisions.append((one["average_precision"], one["class"]))
+        lowest = sorted(precisions)[:WORST_SHOWN]
+        words = [f"{class_name} {precision:.2%}" for precision, class_name in lowest]
+        return {"lowest_precision": ", ".join(words)}
 
     def image_rows(self, rows: Rows) -> Iterator[list[object]]:
-        """Yield for each image labels, predicted labels, whether they are equal, and probabilities of all classes."""
+        """Yield for each image the cells of `image_columns`."""
         for label_K, probability_K in zip(rows["label_BK"], rows["probability_BK"], strict=True):
             labels = self._join_names(label_K > 0)
             predicted = self._join_names(probability_K >= THRESHOLD)
@@ -102,4 +107,9 @@ class MultilabelMetrics:
         yield ["class", *PerClass._fields]
         for one in self.details()["classes"]:
             name, images, *values = one.values()
-            yield [name, images, *("" if value is None else f"{value:.6f}" for value in values)]
+            yield [name, images, *map(_format_cell, values)]
+
+
+def _format_cell(value: float | None) -> str:
+    """Return a number with six decimals, or an empty cell."""
+    return "" if value is None else f"{value:.6f}"

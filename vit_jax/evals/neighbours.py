@@ -1,10 +1,12 @@
 """Classification by the k nearest neighbours among the training images.
 
-Features are scaled to length 1. Each of the k training images with the greatest cosine similarity votes for its class
-with exp(similarity / temperature). Sources: instance discrimination (Wu et al., 2018), section 3.4; DINO (Caron et al.,
-2021), section 4.1, which uses k = 10, 20, 100 and 200, and the temperature 0.07.
+Features are scaled to length 1. Each of the k training images with the greatest cosine similarity
+votes for its class with exp(similarity / temperature). Sources: instance discrimination (Wu et al.,
+2018), section 3.4; DINO (Caron et al., 2021), section 4.1, which uses k = 10, 20, 100 and 200, and
+the temperature 0.07.
 
-Legend: N training images, Q test images, C of them at a time, D numbers of a feature, K classes, k neighbours.
+Legend: N training images, Q test images, C of them at a time, D numbers of a feature, K classes, k
+neighbours.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,10 +27,10 @@ KEYS = 65536  # at a time
 def nearest(
     feature_ND: np.ndarray, query_QD: np.ndarray, k: int, *, keys_at_once: int = KEYS
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield for each chunk of the queries the k greatest cosine similarities and their indices, both (C, k).
+    """Yield the k greatest cosine similarities and their indices, both (C, k), by chunk.
 
-    The greatest comes first; of equal ones the lower index. k is at most N. A query is compared with `keys_at_once`
-    features at a time, which bounds the memory.
+    The greatest comes first; of equal ones the lower index. k is at most N. A query is compared
+    with `keys_at_once` features at a time, which bounds the memory.
     """
     for query_chunk in chunks_of(query_QD, QUERIES):
         query_CD = _unit(jnp.asarray(query_chunk))
@@ -65,7 +67,8 @@ def require_neighbours(neighbours: Sequence[int], num_images: int) -> None:
     """Raise ValueError if there are fewer training images than each number of neighbours."""
     if min(neighbours) > num_images:
         raise ValueError(
-            f"neighbours={min(neighbours)}: must be at most {num_images:,}, the readable training images."
+            f"neighbours={min(neighbours)}: must be at most {num_images:,}, the readable "
+            "training images."
         )
 
 
@@ -77,11 +80,13 @@ def neighbour_accuracy(
     neighbours: Sequence[int] = NUM_NEIGHBOURS,
     temperature: float = TEMPERATURE,
 ) -> dict[int, float]:
-    """Return the accuracy on the readable test images for each number of neighbours up to the training images.
+    """Return the accuracy on readable test images by the number of neighbours.
+
+    Numbers above that of the training images are left out.
 
     Raises:
-      ValueError: no readable image on one of the sides, fewer training images than the least number of neighbours, or
-        a number or temperature that is not positive.
+      ValueError: no readable image on one of the sides, fewer training images than the least number
+        of neighbours, or a number or temperature that is not positive.
     """
     _validate(neighbours, temperature)
     train, test = readable_sides(train, test)
@@ -102,7 +107,10 @@ def neighbour_accuracy(
 def make_neighbour_measure(
     num_classes: int, *, neighbours: Sequence[int], temperature: float = TEMPERATURE
 ) -> MeasureFeatures:
-    """Return a measure that yields "20nn_accuracy" and so on; arguments as for `neighbour_accuracy`."""
+    """Return a measure that yields "20nn_accuracy" and so on.
+
+    Arguments are as for `neighbour_accuracy`.
+    """
     _validate(neighbours, temperature)
 
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:

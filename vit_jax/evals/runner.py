@@ -1,8 +1,8 @@
 """Run a jitted step over a split: every example once, on any number of devices and processes.
 
-The results of a step have two forms. A name that ends in dimensions from B on ("loss_B", "class_BT") has one row for
-each image; "mask_B" is 0 for padding and unreadable images. Any other name is a sum over the images of the batch that
-count (`objectives.sums`).
+The results of a step have two forms. A name that ends in dimensions from B on ("loss_B",
+"class_BT") has one row for each image; "mask_B" is 0 for padding and unreadable images. Any other
+name is a sum over the images of the batch that count (`objectives.sums`).
 
 The caller decides when an evaluator runs and which prefix its results get.
 """
@@ -42,8 +42,9 @@ class Split:
       name: for messages.
       class_names: in the order of the labels.
       num_examples: without padding.
-      open_batches: returns a context of placed batches that hold every example once, padded with mask 0; every process
-        gets the same number of batches. The iterator raises an error if the run has to stop.
+      open_batches: returns a context of placed batches that hold every example once, padded with
+        mask 0; every process gets the same number of batches. The iterator raises an error if the
+        run has to stop.
     """
 
     name: str
@@ -68,7 +69,10 @@ def open_whole(
     num_workers: int | None = None,
     num_threads: int | None = None,
 ) -> AbstractContextManager[Iterator[Batch]]:
-    """Return a context of placed batches that hold every record of a source once; arguments as for `open_placed`."""
+    """Return a context of placed batches that hold every record of a source once.
+
+    Arguments are as for `open_placed`.
+    """
     stream = EvaluationStream(source, transform, global_batch, local_rows(sharding, global_batch))
     return open_placed(stream, sharding, log, num_workers, num_threads)
 
@@ -168,7 +172,7 @@ def iterate_results(
 def iterate_rows(
     open_batches: OpenBatches, step: Callable[[E, Batch], Results], evaluated: E, num_examples: int
 ) -> Iterator[Rows]:
-    """Yield for each batch the rows of its results without padding, and "record_B", the indices in the split.
+    """Yield for each batch its rows without padding, and "record_B", indices in the split.
 
     Arguments as for `iterate_results`. All results have one row for each example.
 
@@ -206,8 +210,8 @@ def require_finite(output_B: np.ndarray, source: str, name_of: Callable[[int], s
     if not is_finite_B.all():
         name = printable(name_of(int(is_finite_B.argmin())))
         raise ValueError(
-            f"{source}: the outputs for {name} are not finite. The parameters are damaged, or too large for the "
-            "dtype. Use --weights.compute_dtype=float32, or other weights."
+            f"{source}: the outputs for {name} are not finite. The parameters are damaged, or "
+            "too large for the dtype. Use --weights.compute_dtype=float32, or other weights."
         )
     return output_B
 

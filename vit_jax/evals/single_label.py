@@ -1,6 +1,7 @@
-"""Results on images with one label: metrics, confusions, the most confident mistakes, and tables of classes and images.
+"""Results on images with one label: metrics, confusions, mistakes and tables.
 
-Legend: A outputs that may be predicted, L classes of the data, N images of a batch that count, T most probable outputs.
+Legend: A outputs that may be predicted, L classes of the data, N images of a batch that count, T
+most probable outputs.
 """
 
 import math
@@ -39,7 +40,7 @@ class Mistake(NamedTuple):
 
 
 Confusion = TypedDict("Confusion", {"class": str, "answer": str, "images": int, "of": int})
-"""A class, a predicted class, the number of its images with this prediction, and of all its images."""
+"""A class, a predicted class, the images with this prediction, and all of the class."""
 NamedMistake = TypedDict(
     "NamedMistake", {"image": str, "class": str, "answer": str, "probability": float}
 )
@@ -53,8 +54,8 @@ class ClassMetrics:
       labelled: the images.
       counts: counts of the predictions by class.
       output_A: the outputs that may be predicted, ascending.
-      confusion_2LA: images of each class by top-1 prediction, wrong ones [0] and right ones [1] (an image may have
-        several right outputs); None if it would be too large.
+      confusion_2LA: images of each class by top-1 prediction, wrong ones [0] and right ones [1] (an
+        image may have several right outputs); None if it would be too large.
       wrong: the most confident mistakes, the worst first.
     """
 
@@ -122,7 +123,10 @@ class ClassMetrics:
         return self.counts.images
 
     def values(self) -> dict[str, Any]:
-        """Return the metrics by name, with 95 % intervals; None if an image has several right outputs."""
+        """Return the metrics by name, with 95 % intervals.
+
+        Return None if an image has several right outputs.
+        """
         values: dict[str, Any] = {}
         for name in self._names:
             value = compute_metric(name, self.counts)
@@ -165,7 +169,7 @@ class ClassMetrics:
         return {"most_confused": ", ".join(pairs)} if pairs else {}
 
     def confused(self, most: int) -> list[Confusion]:
-        """Return the most frequent mistakes: class, predicted class, images, and images of the class.
+        """Return the most frequent pairs of class and wrong prediction.
 
         Of equally frequent ones those with the lower numbers come first.
         """
@@ -225,7 +229,7 @@ class ClassMetrics:
         return tables
 
     def class_rows(self) -> Iterator[list[object]]:
-        """Yield the header, then for each class with images: name, images, right ones, accuracies with intervals.
+        """Yield the header, then for each class counts and accuracies with intervals.
 
         Accuracies are empty without images.
         """
@@ -244,7 +248,10 @@ class ClassMetrics:
             yield [self.labelled.source.class_names[label], images, top1, *shares]
 
     def confusion_rows(self) -> Iterator[list[object]]:
-        """Yield the header, then for each class with images: name, images by predicted class. Empty if too large."""
+        """Yield the header, then for each class with images: name, images by predicted class.
+
+        Empty if too large.
+        """
         if self.confusion_2LA is None:
             return
         counts_LA = self.confusion_2LA.sum(axis=0)

@@ -33,8 +33,9 @@ class ClassificationEvaluator:
 
     Attributes:
       split: the examples.
-      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count, as objectives return
-        them; over patches if patches are predicted. With chosen metrics also the rows of `make_measure`.
+      step: (state, batch) -> sums of "loss", "correct" and "weight" over the examples that count,
+        as objectives return them; over patches if patches are predicted. With chosen metrics also
+        the rows of `make_measure`.
       chosen: further metrics.
     """
 
@@ -43,7 +44,7 @@ class ClassificationEvaluator:
     chosen: ChosenMetrics = NO_FURTHER_METRICS
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yield "loss" and "accuracy", both per example, the chosen metrics, and "images", the number of examples.
+        """Yield "loss" and "accuracy", the chosen metrics, and "images", their number.
 
         Raises:
           ValueError: no image of the split is readable.
@@ -74,7 +75,8 @@ class MultilabelEvaluator:
 
     Attributes:
       split: the examples.
-      step: (state, batch) -> the objective's sums "loss" and "weight", and the results of `score_classes`.
+      step: (state, batch) -> the objective's sums "loss" and "weight", and the results of
+        `score_classes`.
       chosen: further metrics.
     """
 
@@ -83,7 +85,7 @@ class MultilabelEvaluator:
     chosen: ChosenMetrics = NO_FURTHER_METRICS
 
     def run(self, state: Any) -> Iterator[tuple[str, float]]:
-        """Yield the objective's loss, the usual and chosen metrics, and "images", the number of examples.
+        """Yield the objective's loss, usual and chosen metrics, and "images", their number.
 
         Raises:
           ValueError: no image of the split is readable, or none has a label.

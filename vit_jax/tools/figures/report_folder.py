@@ -1,4 +1,4 @@
-"""Results of an evaluation as a folder of files: metrics, tables of classes and images, confusion matrix, figures."""
+"""Results of an evaluation as a folder: metrics, tables, confusion matrix, figures."""
 
 import contextlib
 import functools
@@ -21,9 +21,12 @@ def write_report(
     transform: EvaluationTransform,
     weights: str,
 ) -> EvaluationResult:
-    """Evaluate and write the results into a folder. The first process calls this, the others `evaluate`.
+    """Evaluate and write the results into a folder.
 
-    The folder need not exist; `transform` decodes images for the figures; `weights` says where the network comes from.
+    The first process calls this, the others `evaluate`.
+
+    The folder need not exist; `transform` decodes images for the figures; `weights` says where the
+    network comes from.
 
     Raises:
       ValueError: the folder cannot be written; as `evaluate`.

@@ -1,11 +1,14 @@
 """Figures of an evaluation as PNG files: calibration, confusion matrix, most confident mistakes."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data.decoding.images import UnreadableImage, decode
 from vit_jax.data.transforms import EvaluationTransform
+from vit_jax.evals.calibration import Bin
 from vit_jax.evals.multilabel import MultilabelMetrics
 from vit_jax.evals.single_label import ClassMetrics
 from vit_jax.tools.figures.drawing import (
@@ -39,16 +42,20 @@ def draw(
 
 
 def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
-    """Draw the average precision of the classes with images, the highest first; of many classes the lowest."""
+    """Draw the average precision of classes with images, the highest first; of many the lowest."""
     known = [one for one in metrics.details()["classes"] if one["images"]]
-    shown = sorted(known, key=lambda one: -one["average_precision"])[-MOST_NAMED:]
+    known.sort(key=lambda one: -one["average_precision"])
+    shown = known[-MOST_NAMED:]
+    places = range(len(shown))
+    names = [f"{short(one['class'])} ({one['images']:,})" for one in shown]
+    precisions = [one["average_precision"] for one in shown]
+
     figure = new_figure(5, 1.2 + 0.25 * len(shown))
     axes = figure.subplots()
-    names = [f"{short(one['class'])} ({one['images']:,})" for one in shown]
-    axes.barh(range(len(shown)), [one["average_precision"] for one in shown], color=BLUE)
+    axes.barh(places, precisions, color=BLUE)
     mean = metrics.values()["mean_average_precision"]
     axes.axvline(mean, color=ORANGE, linestyle="--", label="mean of all classes")
-    axes.set_yticks(range(len(shown)), names)
+    axes.set_yticks(places, names)
     axes.invert_yaxis()
     axes.set(xlim=(0, 1), xlabel="average precision of a class (and its images)")
     figure.legend(loc="outside lower center", frameon=False, fontsize=8)
@@ -56,37 +63,29 @@ def draw_average_precision(metrics: MultilabelMetrics) -> bytes:
 
 
 def draw_reliability(metrics: ClassMetrics) -> bytes:
-    """Draw accuracy against confidence in bins, and the number of images in each; bins with few images are pale."""
-    bins = [one for one in metrics.counts.calibration.bins() if one.images]
+    """Draw accuracy against confidence in bins, and the number of images in each.
+
+    Bins with few images are pale.
+    """
+    calibration = metrics.counts.calibration
+    bins = [one for one in calibration.bins() if one.images]
+    many = [one for one in bins if one.images >= FEW_IMAGES]
+    few = [one for one in bins if one.images < FEW_IMAGES]
+
     figure = new_figure(5, 6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     above.plot([0, 1], [0, 1], color=GREY, linestyle="--", label="perfect calibration")
-    few, many = (
-        [one for one in bins if (one.images < FEW_IMAGES) == is_few] for is_few in (True, False)
-    )
-    kinds = ((many, BLUE, "accuracy"), (few, SKY, f"accuracy, fewer than {FEW_IMAGES} images"))
-    for chosen, colour, label in kinds:
-        if chosen:
-            place = {
-                "x": [one.low for one in chosen],
-                "width": [one.high - one.low for one in chosen],
-            }
-            sides = place | {"align": "edge", "edgecolor": "white", "color": colour}
-            above.bar(height=[one.accuracy for one in chosen], label=label, **sides)
-            below.bar(height=[one.images for one in chosen], **sides)
-    means = [one.confidence for one in bins]
-    above.plot(
-        means,
-        [one.accuracy for one in bins],
-        "o",
-        color=ORANGE,
-        clip_on=False,
-        label="mean confidence of a bin",
-    )
-    error = metrics.counts.calibration.error
-    above.set(
-        ylim=(0, 1), ylabel="accuracy (fraction)", title=f"expected calibration error {error:.2%}"
-    )
+    if many:
+        _draw_bins(above, below, many, BLUE, "accuracy")
+    if few:
+        _draw_bins(above, below, few, SKY, f"accuracy, fewer than {FEW_IMAGES} images")
+    confidences = [one.confidence for one in bins]
+    accuracies = [one.accuracy for one in bins]
+    label = "mean confidence of a bin"
+    above.plot(confidences, accuracies, "o", color=ORANGE, clip_on=False, label=label)
+
+    title = f"expected calibration error {calibration.error:.2%}"
+    above.set(ylim=(0, 1), ylabel="accuracy (fraction)", title=title)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     below.set(
         xlim=(0, 1),
@@ -98,85 +97,118 @@ def draw_reliability(metrics: ClassMetrics) -> bytes:
     return to_bytes(figure)
 
 
-def draw_confusion(metrics: ClassMetrics) -> bytes:
-    """Draw the share of each class's images by predicted class; of a large matrix, the largest share of each block.
+def _draw_bins(above: Any, below: Any, bins: Sequence[Bin], colour: str, label: str) -> None:
+    """Draw bars of accuracy above, and of the number of images below."""
+    sides = {
+        "x": [one.low for one in bins],
+        "width": [one.high - one.low for one in bins],
+        "align": "edge",
+        "edgecolor": "white",
+        "color": colour,
+    }
+    above.bar(height=[one.accuracy for one in bins], label=label, **sides)
+    below.bar(height=[one.images for one in bins], **sides)
 
-    The cells of a small matrix have the number of images.
+
+def draw_confusion(metrics: ClassMetrics) -> bytes:
+    """Draw the share of each class's images by predicted class.
+
+    The cells of a large matrix are the largest share of each block, those of a small one have the
+    number of images.
     """
-    label_map = metrics.labelled.label_map
-    assert metrics.confusion_2LA is not None
-    counts_LA = metrics.confusion_2LA.sum(axis=0)[label_map.listed]
-    shares_LA = counts_LA / np.maximum(counts_LA.sum(axis=1, keepdims=True), 1)
-    cells, blocks = _pool(shares_LA)
-    size = max(4.0, 0.25 * min(max(shares_LA.shape), 24))
-    figure = new_figure(size + 1, size)
     from matplotlib.colors import PowerNorm
 
+    assert metrics.confusion_2LA is not None
+    counts_LA = metrics.confusion_2LA.sum(axis=0)[metrics.labelled.label_map.listed]
+    num_images_L1 = counts_LA.sum(axis=1, keepdims=True)
+    shares_LA = counts_LA / np.maximum(num_images_L1, 1)
+    cells, blocks = _pool(shares_LA)
+    num_rows, num_columns = shares_LA.shape
+
+    size = max(4.0, 0.25 * min(max(shares_LA.shape), 24))
+    figure = new_figure(size + 1, size)
     axes = figure.subplots()
-    extent = (-0.5, shares_LA.shape[1] - 0.5, shares_LA.shape[0] - 0.5, -0.5)
-    norm = PowerNorm(0.5, 0, 1)  # few confusions are frequent
     image = axes.imshow(
-        cells, norm=norm, cmap="cividis", interpolation="nearest", aspect="auto", extent=extent
+        cells,
+        norm=PowerNorm(0.5, 0, 1),  # few confusions are frequent
+        cmap="cividis",
+        interpolation="nearest",
+        aspect="auto",
+        extent=(-0.5, num_columns - 0.5, num_rows - 0.5, -0.5),
     )
-    of_blocks = "" if blocks == (1, 1) else f", the largest of {blocks[0]} × {blocks[1]}"
-    figure.colorbar(image, label=f"share of the class's images{of_blocks}")
+    label = "share of the class's images"
+    if blocks != (1, 1):
+        label += f", the largest of {blocks[0]} × {blocks[1]}"
+    figure.colorbar(image, label=label)
     if max(counts_LA.shape) <= MOST_COUNTED:
-        for row, column in np.argwhere(counts_LA > 0):
-            colour = (
-                "black" if shares_LA[row, column] > 0.25 else "white"
-            )  # half of the range of colours
-            axes.text(
-                column,
-                row,
-                f"{counts_LA[row, column]:,}",
-                color=colour,
-                fontsize=7,
-                ha="center",
-                va="center",
-            )
-    names = metrics.labelled.source.class_names
-    labels = [short(names[label]) for label in label_map.listed]
-    outputs = [short(label_map.output_names[output]) for output in metrics.output_A]
-    axes.set_xlabel(
-        "predicted class"
-        if len(outputs) <= MOST_NAMED
-        else "predicted class: column of confusion.csv"
-    )
-    axes.set_ylabel("class" if len(labels) <= MOST_NAMED else "class: line of confusion.csv")
-    if len(labels) <= MOST_NAMED:
-        axes.set_yticks(range(len(labels)), labels)
-    if len(outputs) <= MOST_NAMED:
-        axes.set_xticks(
-            range(len(outputs)), outputs, rotation=90 if max(map(len, outputs)) > 2 else 0
-        )
+        _write_counts(axes, counts_LA, shares_LA)
+    _name_classes(axes, metrics)
     return to_bytes(figure)
 
 
+def _write_counts(axes: Any, counts_LA: np.ndarray, shares_LA: np.ndarray) -> None:
+    """Write the number of images into the cells of a matrix."""
+    for row, column in np.argwhere(counts_LA > 0):
+        is_bright = shares_LA[row, column] > 0.25  # half of the range of colours
+        axes.text(
+            column,
+            row,
+            f"{counts_LA[row, column]:,}",
+            color="black" if is_bright else "white",
+            fontsize=7,
+            ha="center",
+            va="center",
+        )
+
+
+def _name_classes(axes: Any, metrics: ClassMetrics) -> None:
+    """Write the names of classes and outputs beside a matrix, if they are few."""
+    label_map = metrics.labelled.label_map
+    class_names = metrics.labelled.source.class_names
+    labels = [short(class_names[label]) for label in label_map.listed]
+    outputs = [short(label_map.output_names[output]) for output in metrics.output_A]
+
+    axes.set_xlabel("predicted class: column of confusion.csv")
+    if len(outputs) <= MOST_NAMED:
+        axes.set_xlabel("predicted class")
+        rotation = 90 if max(map(len, outputs)) > 2 else 0
+        axes.set_xticks(range(len(outputs)), outputs, rotation=rotation)
+    axes.set_ylabel("class: line of confusion.csv")
+    if len(labels) <= MOST_NAMED:
+        axes.set_ylabel("class")
+        axes.set_yticks(range(len(labels)), labels)
+
+
 def _pool(shares_LA: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-    """Return the largest cell of each block, and the size of blocks: at most `MOST_CELLS` on a side."""
-    rows, columns = (-(-size // MOST_CELLS) for size in shares_LA.shape)
-    padded = np.pad(
-        shares_LA, [(0, -shares_LA.shape[0] % rows), (0, -shares_LA.shape[1] % columns)]
+    """Return the largest cell of each block, at most `MOST_CELLS` on a side, and their size."""
+    num_rows, num_columns = shares_LA.shape
+    block_rows = math.ceil(num_rows / MOST_CELLS)
+    block_columns = math.ceil(num_columns / MOST_CELLS)
+    padded = np.pad(shares_LA, [(0, -num_rows % block_rows), (0, -num_columns % block_columns)])
+    split = padded.reshape(
+        padded.shape[0] // block_rows,
+        block_rows,
+        padded.shape[1] // block_columns,
+        block_columns,
     )
-    split = padded.reshape(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
-    return split.max(axis=(1, 3)), (rows, columns)
+    return split.max(axis=(1, 3)), (block_rows, block_columns)
 
 
 def draw_mistakes(metrics: ClassMetrics, transform: EvaluationTransform) -> bytes:
-    """Draw the most confident mistakes: image (decoded as by `transform`), class, prediction and its probability."""
+    """Draw the most confident mistakes: image, class, prediction and its probability."""
     mistakes = metrics.wrong
-    columns = min(6, max(len(mistakes), 3))
-    rows = max(math.ceil(len(mistakes) / columns), 1)
-    figure = new_figure(1.7 * columns, 2.1 * rows + 0.5)
-    title = (
-        "most confident mistakes: class → prediction and its probability"
-        if mistakes
-        else "no mistake"
-    )
+    num_columns = min(6, max(len(mistakes), 3))
+    num_rows = max(math.ceil(len(mistakes) / num_columns), 1)
+    figure = new_figure(1.7 * num_columns, 2.1 * num_rows + 0.5)
+    title = "no mistake"
+    if mistakes:
+        title = "most confident mistakes: class → prediction and its probability"
     figure.suptitle(title, fontsize=10)
-    for axes in (every := figure.subplots(rows, columns, squeeze=False).ravel()):
+
+    all_axes = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
+    for axes in all_axes:
         axes.axis("off")
-    for axes, mistake, words in zip(every, mistakes, metrics.mistakes(), strict=False):
+    for axes, mistake, words in zip(all_axes, mistakes, metrics.mistakes(), strict=False):
         stored = metrics.labelled.source[mistake.record].image
         axes.imshow(_tile(stored, transform), interpolation="nearest")
         prediction = f"{short(words['answer'])} {words['probability']:.0%}"

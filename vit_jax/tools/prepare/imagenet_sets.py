@@ -1,4 +1,4 @@
-"""The sets of images that are evaluated in ImageNet's classes, where they are, and their right outputs.
+"""Sets of images that are evaluated in ImageNet's classes, and their right outputs.
 
 docs/imagenet.md describes them. Sets are prepared by TFDS or are unpacked archives.
 
@@ -111,7 +111,8 @@ def open_family(
       The opened sets by name, and for each absent one how to prepare it.
 
     Raises:
-      ValueError: an unknown name; no set is there; one is unreadable; the weights do not have ImageNet's classes.
+      ValueError: an unknown name; no set is there; one is unreadable; the weights do not have
+        ImageNet's classes.
     """
     chosen = _chosen(data)  # before the weights: a wrong name is the cheaper mistake
     outputs = classes.outputs_of(weights)
@@ -169,7 +170,8 @@ def _open(
     notes = []
     if len(source) != one.images:
         notes.append(
-            f"imagenet:{one.name} has {len(source):,} images here, and {one.images:,} were released."
+            f"imagenet:{one.name} has {len(source):,} images here, and {one.images:,} were "
+            "released."
         )
     if absent := [classes.class_names()[number] for number in numbers if outputs[number] < 0]:
         notes.append(
@@ -193,7 +195,10 @@ def _output_names(weights: WeightsInfo, outputs: np.ndarray) -> tuple[str, ...]:
 
 
 def _open_single(one: ImageSet, data_dir: str | None) -> tuple[SubsetSource, str]:
-    """Open images with one label each, in the numbering of `classes`; return them and where they are."""
+    """Open images with one label each, in the numbering of `classes`.
+
+    Return them and where they are.
+    """
     source, where = _open_prepared(one, data_dir) or _open_unpacked(one, data_dir)
     known = classes.numbers_by_id() | {
         str(number): number for number in range(classes.COUNT)
@@ -238,7 +243,8 @@ def _open_unpacked(one: ImageSet, data_dir: str | None) -> tuple[Source, str]:
         ways.append(f"vit-jax prepare {one.dataset}{place}{one.manual}")
     if one.folders:
         ways.append(
-            f"unpack its archive, so that {' or '.join(one.folders)} is in the folder of --data_dir="
+            f"unpack its archive, so that {' or '.join(one.folders)} is in the folder of "
+            "--data_dir="
         )
     else:
         ways.append("give --real=real.json, for the images of imagenet:validation")
@@ -253,13 +259,17 @@ def _filled(rows: Sequence[np.ndarray]) -> np.ndarray:
     return filled
 
 
-# ReaL: the validation images with every class that they show (Beyer et al., "Are we done with ImageNet?", 2020).
+# ReaL: the validation images with every class that they show (Beyer et al., "Are we done with
+# ImageNet?", 2020).
 
 
 def _open_real(
     one: ImageSet, outputs: np.ndarray, data_dir: str | None, real: str | None
 ) -> tuple[Source, str, np.ndarray]:
-    """Open the validation images that have a label; return them, where they are, and their right outputs."""
+    """Open the validation images that have a label.
+
+    Return them, where they are, and their right outputs.
+    """
     labels: list[Sequence[int] | None]  # None for a damaged record, which counts as unreadable
     if real is not None:
         source, where = _open_single(SETS[0], data_dir)
@@ -293,8 +303,8 @@ def _labels_of_files(source: SubsetSource, path: Path) -> list[Sequence[int] | N
         number = int(match[1]) if match else 0
         if name is not None and not 1 <= number <= len(labels):
             raise ValueError(
-                f"{name} has no place in {path}, whose {len(labels):,} lists are of ILSVRC2012_val_00000001.JPEG and "
-                "so on, in the order of these names."
+                f"{name} has no place in {path}, whose {len(labels):,} lists are of "
+                "ILSVRC2012_val_00000001.JPEG and so on, in the order of these names."
             )
         labels_of.append(None if name is None else labels[number - 1])
     return labels_of
@@ -354,7 +364,10 @@ class WithoutBorder(Source):
 def _open_objectnet(
     one: ImageSet, outputs: np.ndarray, data_dir: str | None
 ) -> tuple[Source, str, np.ndarray]:
-    """Open the images of ImageNet's objects, without border; return them, where they are, and their right outputs."""
+    """Open the images of ImageNet's objects, without border.
+
+    Return them, where they are, and their right outputs.
+    """
     source, where = _open_unpacked(one, data_dir)
     folder_of, classes_of = (
         read_json(Path(where.partition(":")[2]).parent / "mappings" / name) for name in _MAPPINGS
