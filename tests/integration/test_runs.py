@@ -22,6 +22,7 @@ SHORT = (
     "logging.every=1 steps",
 )
 AVERAGED = (*SHORT, "polyak.factor=0.9")
+MOST_MODULES = 185
 PROGRAM = "import sys; from vit_jax.cli import main; main(sys.argv[1:]); assert 'tensorflow' not in sys.modules"
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 
@@ -242,3 +243,20 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
     saved = int(re.search(r"The state after step (\d) is saved", outcome.err)[1])
     assert saved == commands.checkpoint_steps(tmp_path / "run")[-1] >= 5
     assert counts()[: saved - 1] == expected[: saved - 1]
+
+
+def test_a_run_loads_a_part_of_the_package(data_dir, tmp_path):
+    """A pre-training run loads no tools, no readers of weights and no other kinds of data."""
+    program = "import sys; from vit_jax.cli import main; main(sys.argv[1:]); "
+    program += "print(*(name for name in sys.modules if name.startswith('vit_jax.')))"
+    words = pretraining(data_dir, tmp_path / "run", "total=12 steps")
+    command = [sys.executable, *commands.STRICT, "-c", program, *words]
+    environment = commands.environment_of(1) | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    names = done.stdout.splitlines()[-1].split()
+    assert "vit_jax.train.loop" in names
+    assert not [name for name in names if name.startswith(("vit_jax.tools", "vit_jax.api"))]
+    assert not {"vit_jax.weights.load", "vit_jax.data.kinds.parquet", "vit_jax.cli.sweeps"} & {
+        *names
+    }
+    assert len(names) <= MOST_MODULES, "\n".join(sorted(names))

@@ -28,7 +28,6 @@ from vit_jax.storage.files import expanded
 from vit_jax.train.run_files import read_config
 from vit_jax.train.state import TrainState
 from vit_jax.train.step_compiler import set_shardings
-from vit_jax.train.step_memory import step_memory, updated_leaves
 
 C = TypeVar("C", PretrainConfig, FinetuneConfig)
 
@@ -190,6 +189,8 @@ def _measure_update(
     chip = find_chip(devices[0].device_kind)
     if chip is None:
         return 0.0
+    from vit_jax.train.step_memory import updated_leaves
+
     updated = updated_leaves(state, make_is_trained(config.optimizer))
     num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in updated)
     update_seconds = num_bytes / chip.memory_bandwidth_bytes_per_second
@@ -316,6 +317,8 @@ def _count_bytes(
     except ValueError:
         return None
     assert config.model.remat != "auto"
+    from vit_jax.train.step_memory import step_memory
+
     memory = step_memory(
         dataclasses.replace(architecture, remat=config.model.remat),
         set_shardings(state, shardings),
