@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -30,22 +31,23 @@ Pausing = Callable[[], contextlib.AbstractContextManager[None]]
 """Opens a context in which no step runs: see `TrainingPause`."""
 
 
+@dataclasses.dataclass
 class TrainingPause:
     """Opens contexts between steps: clock and watchdog stop, transfers to the host are allowed."""
 
-    def __init__(self, clock: TrainingClock, watchdog: Watchdog, workdir: WorkdirLock):
-        self._clock = clock
-        self._watchdog = watchdog
-        self._workdir = workdir
+    clock: TrainingClock
+    watchdog: Watchdog
+    workdir: WorkdirLock
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Open the context; raises WorkdirLost if the folder is not the run's any more."""
-        with self._clock.pause(), self._watchdog.pause(), jax.transfer_guard("allow"):
-            self._workdir.check()
+        with self.clock.pause(), self.watchdog.pause(), jax.transfer_guard("allow"):
+            self.workdir.check()
             yield
 
 
+@dataclasses.dataclass
 class UnreadableImages:
     """Ends the run if too many images cannot be read, or none of a batch; the state is saved first.
 
@@ -54,18 +56,17 @@ class UnreadableImages:
       emptied: steps without a readable image, the same in every process.
     """
 
-    def __init__(self, log: UnreadableLog, interruption: Interruption):
-        self.log = log
-        self.emptied: list[int] = []
-        self._interruption = interruption
+    log: UnreadableLog
+    interruption: Interruption
+    emptied: list[int] = dataclasses.field(default_factory=list, init=False)
 
     def after_step(self, step: int, metrics: DeviceMetrics) -> None:
         """Ask all processes to stop if this one has met too many unreadable images."""
         if self.log.problem:
-            self._interruption.request()
+            self.interruption.request()
 
     def note(self, step: int, num_readable: float) -> None:
-        """Take the number of images of a step, over all processes, that could be read."""
+        """Record a step by its number of readable images over all processes."""
         if num_readable == 0:
             self.emptied.append(step)
 
@@ -81,6 +82,7 @@ class UnreadableImages:
             raise TooManyUnreadable(f"{problems[0]} The state after step {step} is saved.")
 
 
+@dataclasses.dataclass
 class Divergence:
     """Ends the run at a step whose metrics are not finite, with a record of the step.
 
@@ -90,27 +92,22 @@ class Divergence:
       record: from a step and its metrics, writes the record and returns a sentence on it.
     """
 
-    def __init__(
-        self,
-        pause: Pausing,
-        wait_for_saves: Callable[[], None],
-        record: Callable[[int, Metrics], str],
-    ):
-        self._pause = pause
-        self._wait_for_saves = wait_for_saves
-        self._record = record
+    pause: Pausing
+    wait_for_saves: Callable[[], None]
+    record: Callable[[int, Metrics], str]
 
     def check(self, step: int, metrics: Metrics) -> None:
         """Raise FloatingPointError if loss, gradient or parameters are not finite."""
         try:
             require_finite(step, metrics)
         except FloatingPointError as error:
-            with self._pause():
-                self._wait_for_saves()
-                advice = self._record(step, metrics)
+            with self.pause():
+                self.wait_for_saves()
+                advice = self.record(step, metrics)
             raise FloatingPointError(f"{error} {advice}") from None
 
 
+@dataclasses.dataclass
 class MetricsLog:
     """Writes the metrics of a step when they are due, also after the last step.
 
@@ -118,38 +115,30 @@ class MetricsLog:
       latest: the metrics written last; the summary repeats them.
     """
 
-    def __init__(
-        self,
-        cadence: Cadence,
-        workdir: WorkdirLock,
-        store: CheckpointStore,
-        unreadable: UnreadableImages,
-        wall_seconds: Callable[[], float],
-        writers: Writers,
-    ):
-        self.latest: Metrics = {}
-        self._cadence = cadence
-        self._workdir = workdir
-        self._store = store
-        self._unreadable = unreadable
-        self._wall_seconds = wall_seconds
-        self._writers = writers
+    cadence: Cadence
+    workdir: WorkdirLock
+    store: CheckpointStore
+    unreadable: UnreadableImages
+    wall_seconds: Callable[[], float]
+    writers: Writers
+    latest: Metrics = dataclasses.field(default_factory=dict, init=False)
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Write the metrics of a step if they are due; raise errors of saves in the background."""
-        if not self._cadence.is_due(step):
+        if not self.cadence.is_due(step):
             return
-        self._workdir.check()
-        self._store.check()
-        num_unreadable = len(self._unreadable.log.met_by(step))
+        self.workdir.check()
+        self.store.check()
+        num_unreadable = len(self.unreadable.log.met_by(step))
         self.latest = {
             **metrics,
             "unreadable_images": num_unreadable,
-            "wall_seconds": self._wall_seconds(),
+            "wall_seconds": self.wall_seconds(),
         }
-        self._writers.write(step, self.latest)
+        self.writers.write(step, self.latest)
 
 
+@dataclasses.dataclass
 class Progress:
     """Shows metrics and the time left: at every step in a bar, when they are due in a line.
 
@@ -161,39 +150,29 @@ class Progress:
       platform: of the devices.
     """
 
-    def __init__(
-        self,
-        display: Display,
-        clock: TrainingClock,
-        cadence: Cadence,
-        *,
-        start_step: int,
-        total_steps: int,
-        steps_after: int,
-        platform: str,
-    ):
-        self._display = display
-        self._clock = clock
-        self._cadence = cadence
-        self._estimate_step = start_step + ESTIMATE_AFTER_STEPS
-        self._total_steps = total_steps
-        self._steps_after = steps_after
-        self._platform = platform
+    display: Display
+    clock: TrainingClock
+    cadence: Cadence
+    _: dataclasses.KW_ONLY
+    start_step: int
+    total_steps: int
+    steps_after: int
+    platform: str
 
     def show(self, step: int, metrics: Metrics) -> None:
         """Show metrics and rates of a step."""
-        self._display.advance()
-        steps_of_all_runs = self._total_steps + self._steps_after
-        if step == self._estimate_step:
-            seconds = self._clock.seconds_left(step, steps_of_all_runs)
-            self._display.say(estimate_text(seconds, self._platform))
-        if not (self._display.is_bar or self._cadence.is_due(step)):
+        self.display.advance()
+        steps_of_all_runs = self.total_steps + self.steps_after
+        if step == self.start_step + ESTIMATE_AFTER_STEPS:
+            seconds = self.clock.seconds_left(step, steps_of_all_runs)
+            self.display.say(estimate_text(seconds, self.platform))
+        if not (self.display.is_bar or self.cadence.is_due(step)):
             return
         seconds_to_end = None
-        if self._steps_after:
-            seconds_to_end = self._clock.seconds_left(step, steps_of_all_runs)
-        seconds_left = self._clock.seconds_left(step, self._total_steps)
-        self._display.show(step, metrics, seconds_left, seconds_to_end)
+        if self.steps_after:
+            seconds_to_end = self.clock.seconds_left(step, steps_of_all_runs)
+        seconds_left = self.clock.seconds_left(step, self.total_steps)
+        self.display.show(step, metrics, seconds_left, seconds_to_end)
 
 
 class StepReports:
@@ -237,25 +216,25 @@ class StepReports:
         self._progress.show(step, metrics)
 
 
+@dataclasses.dataclass
 class StopRequest:
     """Asks once after each step whether the run has to end: by a signal or by unreadable images."""
 
-    def __init__(self, interruption: Interruption, unreadable: UnreadableImages, total_steps: int):
-        self._interruption = interruption
-        self._unreadable = unreadable
-        self._total_steps = total_steps
+    interruption: Interruption
+    unreadable: UnreadableImages
+    total_steps: int
 
     def after_step(self, step: int) -> Interrupted | None:
         """Return the reason to end, the same in every process; None to go on."""
-        is_requested = self._interruption.is_requested()
-        if is_requested or self._unreadable.emptied:
+        is_requested = self.interruption.is_requested()
+        if is_requested or self.unreadable.emptied:
             return self.make_reason(step)
         return None
 
     def make_reason(self, step: int) -> Interrupted:
         """Return the error that ends the run after a step, which is saved."""
         return Interrupted(
-            f"stopped after step {step} of {self._total_steps}, which is saved; "
+            f"stopped after step {step} of {self.total_steps}, which is saved; "
             "the same command resumes it"
         )
 
@@ -289,26 +268,20 @@ class Pause:
         return self._step is not None and step > self._step
 
 
+@dataclasses.dataclass
 class Evaluation:
     """Runs the evaluators that are due, and notes, writes and shows their results."""
 
-    def __init__(
-        self,
-        evaluators: Sequence[ScheduledEvaluator],
-        writers: Writers,
-        display: Display,
-        early_stopping: EarlyStopping,
-    ):
-        self._evaluators = evaluators
-        self._writers = writers
-        self._display = display
-        self._early_stopping = early_stopping
-        self._latest_step = 0
-        self._latest_results: Metrics = {}
+    evaluators: Sequence[ScheduledEvaluator]
+    writers: Writers
+    display: Display
+    early_stopping: EarlyStopping
+    _latest_step: int = dataclasses.field(default=0, init=False)
+    _latest_results: Metrics = dataclasses.field(default_factory=dict, init=False)
 
     def is_due(self, step: int) -> bool:
         """Return whether an evaluator is due after a step."""
-        return any(evaluator.cadence.is_due(step) for evaluator in self._evaluators)
+        return any(evaluator.cadence.is_due(step) for evaluator in self.evaluators)
 
     def after_step(self, step: int, state: TrainState) -> Metrics:
         """Return the results of the evaluators that are due; none if none is.
@@ -317,12 +290,12 @@ class Evaluation:
           Interrupted: the run has to stop, which does not wait for an evaluation to end.
           TooManyUnreadable: in every process.
         """
-        due = [evaluator for evaluator in self._evaluators if evaluator.cadence.is_due(step)]
+        due = [evaluator for evaluator in self.evaluators if evaluator.cadence.is_due(step)]
         results = run_all(due, state)
         if results:
-            self._writers.write(step, results)
-            self._display.show_results(step, results)
-        self._early_stopping.note(step, results)
+            self.writers.write(step, results)
+            self.display.show_results(step, results)
+        self.early_stopping.note(step, results)
         self._latest_step = step
         self._latest_results = results
         return results
@@ -335,9 +308,10 @@ class Evaluation:
 
     def run_all(self, state: TrainState) -> Metrics:
         """Return the results of all evaluators, whether due or not."""
-        return run_all(self._evaluators, state)
+        return run_all(self.evaluators, state)
 
 
+@dataclasses.dataclass
 class Saving:
     """Saves the state when it is due, when it may be the best one, and when the run stops.
 
@@ -347,32 +321,23 @@ class Saving:
       wall_seconds: returns the seconds that the run has taken.
     """
 
-    def __init__(
-        self,
-        store: CheckpointStore,
-        keeping: CheckpointConfig,
-        cadence: Cadence,
-        pause: Pause,
-        metadata: JsonObject,
-        early_stopping: EarlyStopping,
-        unreadable: UnreadableImages,
-        writers: Writers,
-        wall_seconds: Callable[[], float],
-    ):
-        self.wait = store.wait
-        self._store = store
-        self._keeping = keeping
-        self._cadence = cadence
-        self._pause = pause
-        self._metadata = metadata
-        self._early_stopping = early_stopping
-        self._unreadable = unreadable
-        self._writers = writers
-        self._wall_seconds = wall_seconds
+    store: CheckpointStore
+    keeping: CheckpointConfig
+    cadence: Cadence
+    pause: Pause
+    metadata: JsonObject
+    early_stopping: EarlyStopping
+    unreadable: UnreadableImages
+    writers: Writers
+    wall_seconds: Callable[[], float]
+
+    def wait(self) -> None:
+        """Return when all checkpoints are on disk; raise SaveError if one is not."""
+        self.store.wait()
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due after a step, whatever its results."""
-        return self._cadence.is_due(step) or self._pause.is_due(step)
+        return self.cadence.is_due(step) or self.pause.is_due(step)
 
     def after_step(
         self,
@@ -392,27 +357,27 @@ class Saving:
           owes_evaluation: evaluators were due and have not ended; the resumed run repeats them.
           is_stopping: the run ends with this step.
         """
-        is_best_candidate = self._keeping.keep_best and self._keeping.best_metric in results
+        is_best_candidate = self.keeping.keep_best and self.keeping.best_metric in results
         if not (is_stopping or is_best_candidate or self.is_due(step)):
             return
         metadata = {
-            **self._metadata,
-            "wall_seconds": self._wall_seconds(),
+            **self.metadata,
+            "wall_seconds": self.wall_seconds(),
             "owes_evaluation": owes_evaluation,
-            "unreadable_records": hosts.gather(self._unreadable.log.met_by(step)),
-            **self._early_stopping.metadata(),
+            "unreadable_records": hosts.gather(self.unreadable.log.met_by(step)),
+            **self.early_stopping.metadata(),
         }
-        self._writers.flush()
-        self._store.save(
+        self.writers.flush()
+        self.store.save(
             step, items_of(state), metadata=metadata, metrics=self._select_metrics(results)
         )
 
     def complete(self, step: int, results: Metrics) -> None:
         """Add the results of an owed evaluation to a checkpoint."""
-        metadata = {"owes_evaluation": False, **self._early_stopping.metadata()}
-        self._store.complete(step, metadata=metadata, metrics=self._select_metrics(results))
+        metadata = {"owes_evaluation": False, **self.early_stopping.metadata()}
+        self.store.complete(step, metadata=metadata, metrics=self._select_metrics(results))
 
     def _select_metrics(self, results: Metrics) -> Metrics:
         """Return the metrics of a checkpoint; none if the store could not compare the best one."""
-        best = results.get(self._keeping.best_metric, math.nan)
+        best = results.get(self.keeping.best_metric, math.nan)
         return results if math.isfinite(best) else {}
