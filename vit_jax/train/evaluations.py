@@ -85,11 +85,13 @@ class _EvaluatorBuilder:
 
     def build_classification(self, name: str, source: Source) -> Evaluator:
         """Build the evaluator of loss and accuracy, or of metrics of several labels."""
-        is_multilabel = _is_multilabel(source, self._run.config)
-        self._chosen.require_labels("several" if is_multilabel else "one", _METRICS_FIELD)
-        opened = self._open_split(name, source)
-        kind = MultilabelEvaluator if is_multilabel else ClassificationEvaluator
-        return kind(opened, self._run.evaluation_step, self._chosen)
+        step = self._run.evaluation_step
+        if _is_multilabel(source, self._run.config):
+            self._chosen.require_labels("several", _METRICS_FIELD)
+            return MultilabelEvaluator(self._open_split(name, source), step, self._chosen)
+
+        self._chosen.require_labels("one", _METRICS_FIELD)
+        return ClassificationEvaluator(self._open_split(name, source), step, self._chosen)
 
     def _build_custom(self, name: str, config: EvaluatorConfig) -> Evaluator:
         """Build an evaluator of the user's code."""
