@@ -30,56 +30,94 @@ middles of cells. huggingface and dinov2 are PyTorch's bicubic without antialias
 
 
 def resize_grid(
-    table_hwD: np.ndarray, grid: tuple[int, int], method: str = "corners"
+    table_hwD: np.ndarray,
+    grid: tuple[int, int],
+    method: str = "corners",
 ) -> np.ndarray:
-    """Resize a table of positions to a grid, float32 (rows, columns, D), by one of the methods of `EQUALS`.
+    """Resize a table of positions to a grid by one of the methods of `EQUALS`.
 
-    On the same grid the values are unchanged.
+    Return float32 (rows, columns, D). On the same grid the values are unchanged.
     """
     if method not in EQUALS:
         raise ValueError(f"position_resize={method!r}: use one of {', '.join(EQUALS)}.")
-    if table_hwD.shape[:2] == tuple(grid):
+
+    old_rows, old_columns, width = table_hwD.shape
+    rows, columns = grid
+    if (old_rows, old_columns) == (rows, columns):
         return table_hwD
+
     if method in _WEIGHTS:
-        return _weighted(table_hwD, *map(_WEIGHTS[method], table_hwD.shape[:2], grid))
-    name = {"bilinear": "linear", "bicubic": "cubic"}.get(method, method)
-    return np.asarray(
-        jax.image.resize(jnp.asarray(table_hwD), (*grid, table_hwD.shape[2]), method=name)
+        compute_weights = _WEIGHTS[method]
+        rows_Hh = compute_weights(old_rows, rows)
+        columns_Ww = compute_weights(old_columns, columns)
+        return _sum_weighted(table_hwD, rows_Hh, columns_Ww)
+
+    jax_method = _JAX_METHODS.get(method, method)
+    resized_HWD = jax.image.resize(
+        jnp.asarray(table_hwD),
+        (rows, columns, width),
+        method=jax_method,
     )
+    return np.asarray(resized_HWD)
 
 
-def _weighted(table_hwD: np.ndarray, rows_Hh: np.ndarray, columns_Ww: np.ndarray) -> np.ndarray:
-    table_hwD = table_hwD.astype(np.float64)
-    return np.einsum("Hh,Ww,hwD->HWD", rows_Hh, columns_Ww, table_hwD, optimize=True).astype(
-        np.float32
+_JAX_METHODS = {
+    "bilinear": "linear",
+    "bicubic": "cubic",
+}
+
+
+def _sum_weighted(
+    table_hwD: np.ndarray,
+    rows_Hh: np.ndarray,
+    columns_Ww: np.ndarray,
+) -> np.ndarray:
+    """Return sums of the rows of a table, computed in float64: float32 (rows, columns, D)."""
+    exact_hwD = table_hwD.astype(np.float64)
+    sums_HWD = np.einsum(
+        "Hh,Ww,hwD->HWD",
+        rows_Hh,
+        columns_Ww,
+        exact_hwD,
+        optimize=True,
     )
+    return sums_HWD.astype(np.float32)
 
 
 def _linear_weights(places: np.ndarray, old: int) -> np.ndarray:
-    return np.maximum(0.0, 1.0 - np.abs(places[:, None] - np.arange(old)[None]))
+    """Return weights (new, old) of samples at these places, between old ones at 0, 1, ..."""
+    old_places = np.arange(old)
+    distances = np.abs(places[:, None] - old_places[None])
+    return np.maximum(0.0, 1.0 - distances)
 
 
 def _corner_weights(old: int, new: int) -> np.ndarray:
     """Return weights (new, old) of samples whose first and last keep their places."""
-    return _linear_weights(np.linspace(0.0, old - 1.0, new) if new > 1 else np.zeros(1), old)
+    if new == 1:
+        return _linear_weights(np.zeros(1), old)
+    places = np.linspace(0.0, old - 1.0, new)
+    return _linear_weights(places, old)
 
 
 def _bicubic_weights(old: int, new: int, offset: float = 0.0) -> np.ndarray:
-    """Return weights (new, old) of PyTorch's bicubic without antialiasing: slope -0.75, the border is repeated.
+    """Return weights (new, old) of PyTorch's bicubic without antialiasing.
 
-    DINOv2 adds an offset to `new` in the scale.
+    Its slope is -0.75, and the border is repeated. DINOv2 adds an offset to `new` in the scale.
     """
-    centre = (np.arange(new) + 0.5) * (old / (new + offset)) - 0.5
-    place = np.floor(centre).astype(int)[:, None] + np.arange(-1, 3)
-    x = np.abs(centre[:, None] - place)
+    scale = old / (new + offset)
+    centres = (np.arange(new) + 0.5) * scale - 0.5
+    places = np.floor(centres).astype(int)
+    neighbours = places[:, None] + np.arange(-1, 3)
+
+    x = np.abs(centres[:, None] - neighbours)
     inner = (1.25 * x - 2.25) * x**2 + 1.0
     outer = ((3.75 - 0.75 * x) * x - 6.0) * x + 3.0
+    values = np.where(x <= 1.0, inner, outer)
+
     weights = np.zeros((new, old))
-    np.add.at(
-        weights,
-        (np.arange(new)[:, None], np.clip(place, 0, old - 1)),
-        np.where(x <= 1.0, inner, outer),
-    )
+    rows = np.arange(new)[:, None]
+    columns = np.clip(neighbours, 0, old - 1)
+    np.add.at(weights, (rows, columns), values)
     return weights
 
 
@@ -90,14 +128,18 @@ def crop_square(table_SD: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
     (samples are middles of cells, the border is repeated). Then the rows and columns at its top
     left corner are taken.
     """
-    side = math.isqrt(len(table_SD))
+    rows, columns = grid
     longer = max(grid)
-    centres = np.clip((np.arange(longer) + 0.5) * (side / longer) - 0.5, 0, side - 1)
+    side = math.isqrt(len(table_SD))
+
+    scale = side / longer
+    centres = (np.arange(longer) + 0.5) * scale - 0.5
+    centres = np.clip(centres, 0, side - 1)
     weights = _linear_weights(centres, side)
-    cropped_hwD = _weighted(
-        table_SD.reshape(side, side, -1), weights[: grid[0]], weights[: grid[1]]
-    )
-    return cropped_hwD.reshape(grid[0] * grid[1], -1)
+
+    square_hwD = table_SD.reshape(side, side, -1)
+    cropped_HWD = _sum_weighted(square_hwD, weights[:rows], weights[:columns])
+    return cropped_HWD.reshape(rows * columns, -1)
 
 
 _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
@@ -108,84 +150,151 @@ _WEIGHTS: dict[str, Callable[[int, int], np.ndarray]] = {
 
 
 def resize_rows(
-    table_SD: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+    table_SD: np.ndarray,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    method: str,
 ) -> np.ndarray:
-    """Resize a flat table in raster order; rows before the patches, such as a class token's, stay unchanged."""
-    first = len(table_SD) - old[0] * old[1]
-    resized = resize_grid(table_SD[first:].reshape(*old, -1), new, method)
-    return np.concatenate([table_SD[:first], resized.reshape(new[0] * new[1], -1)])
+    """Resize a flat table in raster order.
+
+    Rows before the patches, such as a class token's, stay unchanged.
+    """
+    old_rows, old_columns = old
+    new_rows, new_columns = new
+    num_patches = old_rows * old_columns
+    num_prefix_rows = len(table_SD) - num_patches
+    prefix_PD = table_SD[:num_prefix_rows]
+    patches_SD = table_SD[num_prefix_rows:]
+
+    grid_hwD = patches_SD.reshape(old_rows, old_columns, -1)
+    resized_HWD = resize_grid(grid_hwD, new, method)
+    resized_SD = resized_HWD.reshape(new_rows * new_columns, -1)
+    return np.concatenate([prefix_PD, resized_SD])
 
 
 def resize_offsets(
-    table_Rh: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+    table_Rh: np.ndarray,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    method: str,
 ) -> np.ndarray:
-    """Resize relative positions: rows are offsets in raster order, then a class token's, which stay unchanged.
+    """Resize relative positions: rows are offsets in raster order, then a class token's.
 
-    Offsets are resized as a grid of rows by columns. If several new offsets are one in raster
-    order, it gets their mean, weighted by the number of pairs of patches.
+    The last ones stay unchanged. Offsets are resized as a grid of rows by columns. If several new
+    offsets are one in raster order, it gets their mean, weighted by the number of pairs of patches.
     """
-    (places_hw, _), (new_places_HW, pairs_HW) = _offsets(old), _offsets(new)
-    resized_HWh = resize_grid(table_Rh[places_hw], new_places_HW.shape, method)
-    sums_Rh = np.zeros((new_places_HW.max() + 1, table_Rh.shape[1]))
-    np.add.at(sums_Rh, new_places_HW, pairs_HW[..., None] * resized_HWh.astype(np.float64))
-    means_Rh = sums_Rh / np.bincount(new_places_HW.ravel(), pairs_HW.ravel())[:, None]
-    return np.concatenate([means_Rh.astype(np.float32), table_Rh[places_hw.max() + 1 :]])
+    places_hw = _find_offset_rows(old)
+    new_places_HW = _find_offset_rows(new)
+    offsets_hwh = table_Rh[places_hw]
+    resized_HWh = resize_grid(offsets_hwh, new_places_HW.shape, method)
+
+    pairs_HW = _count_pairs(new)
+    weighted_HWh = pairs_HW[..., None] * resized_HWh.astype(np.float64)
+    num_rows = new_places_HW.max() + 1
+    num_heads = table_Rh.shape[1]
+    sums_Rh = np.zeros((num_rows, num_heads))
+    np.add.at(sums_Rh, new_places_HW, weighted_HWh)
+
+    pairs_R = np.bincount(new_places_HW.ravel(), pairs_HW.ravel())
+    means_Rh = sums_Rh / pairs_R[:, None]
+    means_Rh = means_Rh.astype(np.float32)
+
+    num_old_rows = places_hw.max() + 1
+    class_token_rows = table_Rh[num_old_rows:]
+    return np.concatenate([means_Rh, class_token_rows])
 
 
-def _offsets(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return for every offset by rows and columns its row in a table, and the number of pairs of patches with it."""
-    rows, columns = (np.arange(1 - length, length) for length in grid)
-    pairs = np.multiply.outer(grid[0] - abs(rows), grid[1] - abs(columns))
-    return np.add.outer(rows * grid[1], columns) + grid[0] * grid[1] - 1, pairs
+def _list_offsets(length: int) -> np.ndarray:
+    """Return the offsets between two patches of a row of this length."""
+    return np.arange(1 - length, length)
+
+
+def _find_offset_rows(grid: tuple[int, int]) -> np.ndarray:
+    """Return for every offset by rows and columns its row in a table."""
+    rows, columns = grid
+    row_offsets = _list_offsets(rows)
+    column_offsets = _list_offsets(columns)
+    raster_offsets = np.add.outer(row_offsets * columns, column_offsets)
+    return raster_offsets + rows * columns - 1
+
+
+def _count_pairs(grid: tuple[int, int]) -> np.ndarray:
+    """Return for every offset by rows and columns the number of pairs of patches that have it."""
+    rows, columns = grid
+    row_pairs = rows - abs(_list_offsets(rows))
+    column_pairs = columns - abs(_list_offsets(columns))
+    return np.multiply.outer(row_pairs, column_pairs)
 
 
 def resize_positions(
-    parameters: Mapping[str, np.ndarray], old: tuple[int, int], new: tuple[int, int], method: str
+    parameters: Mapping[str, np.ndarray],
+    old: tuple[int, int],
+    new: tuple[int, int],
+    method: str,
 ) -> tuple[dict[str, np.ndarray], list[ArrayStatus]]:
-    """Resize every table of positions from one grid of patches (rows, columns) to another, by a method of `EQUALS`.
+    """Resize every table of positions from one grid of patches (rows, columns) to another.
 
-    Return all parameters, stacked and in the same order; and how each table was resized.
+    `method` is one of `EQUALS`. Return all parameters, stacked and in the same order; and how each
+    table was resized.
     """
     result = dict(parameters)
     statuses = []
     for name, array in parameters.items():
-        grids = _grid_of(name, old), _grid_of(name, new)
-        if grids[0] != grids[1]:
-            result[name] = _resize(name, array, *grids, method)
-            sizes = " to ".join(f"{rows}x{columns}" for rows, columns in grids)
-            how = f"resized from {sizes} ({method}, {EQUALS[method]})"
-            statuses.append(ArrayStatus.of(name, result[name], how))
+        old_grid = _find_grid(name, old)
+        new_grid = _find_grid(name, new)
+        if old_grid == new_grid:
+            continue
+
+        result[name] = _resize(name, array, old_grid, new_grid, method)
+        sizes = "{}x{} to {}x{}".format(*old_grid, *new_grid)
+        how = f"resized from {sizes} ({method}, {EQUALS[method]})"
+        statuses.append(ArrayStatus.of(name, result[name], how))
     return result, statuses
 
 
 _TABLE = re.compile(
-    r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?positions/(table|row_table|column_table)"
+    r"(?:encoder/blocks/)?(?:(rows|columns)/)?(?:attention/)?"
+    r"positions/(table|row_table|column_table)"
 )
 
 
-def _grid_of(name: str, grid: tuple[int, int]) -> tuple[int, int]:
-    """Return the grid of a table of positions on patches of this grid; (0, 0) for any other parameter.
+def _find_grid(name: str, grid: tuple[int, int]) -> tuple[int, int]:
+    """Return the grid of a table of positions on patches of this grid.
 
-    Tables of rows and of columns are grids one wide, those of attention along rows and along
-    columns one high.
+    It is (0, 0) for any other parameter. Tables of rows and of columns are grids one wide, those of
+    attention along rows and along columns one high.
     """
-    rows, columns = grid
-    one = {
-        "row_table": (rows, 1),
-        "column_table": (columns, 1),
-        "rows": (1, columns),
-        "columns": (1, rows),
-    }
     match = _TABLE.fullmatch(name)
-    return one.get(match[1] or match[2], grid) if match else (0, 0)
+    if match is None:
+        return 0, 0
+
+    rows, columns = grid
+    attention_axis, table = match.groups()
+    kind = attention_axis or table
+    if kind == "row_table":
+        return rows, 1
+    if kind == "column_table":
+        return columns, 1
+    if kind == "rows":
+        return 1, columns
+    if kind == "columns":
+        return 1, rows
+    return grid
 
 
 def _resize(
-    name: str, array: np.ndarray, old: tuple[int, int], new: tuple[int, int], method: str
+    name: str,
+    array: np.ndarray,
+    old: tuple[int, int],
+    new: tuple[int, int],
+    method: str,
 ) -> np.ndarray:
+    """Resize one parameter, by its name."""
     if name.startswith("encoder/blocks/"):
         rest = name.removeprefix("encoder/blocks/")
-        return np.stack([_resize(rest, layer, old, new, method) for layer in array])
+        layers = [_resize(rest, layer, old, new, method) for layer in array]
+        return np.stack(layers)
+
     if "attention/" in name:
         return resize_offsets(array, old, new, method)
     if name.endswith("/table"):

@@ -40,62 +40,96 @@ class Rule(NamedTuple):
 class Entry:
     """An array of a file in another format."""
 
-    name: str  # there
-    ours: tuple[
-        str, ...
-    ]  # the parameters that it holds, in their order along its first axis, layers taken apart
-    layout: str  # as in `Rule`
-    parameter_shape: Shape  # of one of `ours`; all have the same
+    name: str
+    """Name of the array in the file."""
+    ours: tuple[str, ...]
+    """Our parameters that it holds, in order along its first axis, layers taken apart."""
+    layout: str
+    """Layout as in `Rule`."""
+    parameter_shape: Shape
+    """Shape of each of `ours`."""
 
     @property
     def shape(self) -> Shape:
         """Shape of the array in the file."""
         piece = self._piece()
-        return (len(self.ours) * piece[0], *piece[1:]) if len(self.ours) > 1 else piece
+        if len(self.ours) == 1:
+            return piece
+        return (len(self.ours) * piece[0], *piece[1:])
 
     def read(self, array: np.ndarray) -> dict[str, np.ndarray]:
         """Return our parameters from the array of the file."""
         order, _ = _parse(self.layout, len(self.parameter_shape))
-        permuted = [self.parameter_shape[axis] for axis in order]
-        pieces = np.split(array, len(self.ours)) if len(self.ours) > 1 else [array]
-        ours = [piece.reshape(permuted).transpose(np.argsort(order)) for piece in pieces]
-        return {name: np.ascontiguousarray(one) for name, one in zip(self.ours, ours, strict=True)}
+        inverse_order = np.argsort(order)
+        permuted_shape = [self.parameter_shape[axis] for axis in order]
+
+        pieces = [array]
+        if len(self.ours) > 1:
+            pieces = np.split(array, len(self.ours))
+
+        parameters = {}
+        for name, piece in zip(self.ours, pieces, strict=True):
+            parameter = piece.reshape(permuted_shape).transpose(inverse_order)
+            parameters[name] = np.ascontiguousarray(parameter)
+        return parameters
 
     def write(self, parameters: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return the array of the file from our parameters."""
         order, _ = _parse(self.layout, len(self.parameter_shape))
-        pieces = [parameters[name].transpose(order).reshape(self._piece()) for name in self.ours]
-        return np.ascontiguousarray(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+        piece_shape = self._piece()
+        pieces = []
+        for name in self.ours:
+            permuted = parameters[name].transpose(order)
+            pieces.append(permuted.reshape(piece_shape))
+
+        if len(pieces) == 1:
+            return np.ascontiguousarray(pieces[0])
+        return np.ascontiguousarray(np.concatenate(pieces))
 
     def status(self, *, reading: bool) -> str:
         """Return how the array is changed on its way into or out of our parameters."""
-        order, _ = _parse(self.layout, len(self.parameter_shape))
+        if self.layout == STACKED:
+            return "copied"
+
         words = []
-        if self.layout != STACKED and len(self.ours) > 1:
+        if len(self.ours) > 1:
             words.append("split" if reading else "joined")
+
+        order, _ = _parse(self.layout, len(self.parameter_shape))
         if list(order) != sorted(order):
             words.append("transposed")
-        elif self.layout != STACKED and self._piece() != self.parameter_shape:
+        elif self._piece() != self.parameter_shape:
             words.append("reshaped")
-        if self.layout != STACKED and stacked_name(self.ours[0])[1] is not None:
+
+        _, layer = stacked_name(self.ours[0])
+        if layer is not None:
             words.append("stacked" if reading else "unstacked")
         return ", ".join(words) or "copied"
 
     def _piece(self) -> Shape:
+        """Return the shape of one parameter in the file."""
         _, groups = _parse(self.layout, len(self.parameter_shape))
-        return tuple(math.prod(self.parameter_shape[axis] for axis in group) for group in groups)
+        piece = []
+        for group in groups:
+            lengths = [self.parameter_shape[axis] for axis in group]
+            piece.append(math.prod(lengths))
+        return tuple(piece)
 
 
 def with_shape(entries: Sequence[Entry], name: str, shape: Shape) -> list[Entry]:
-    """Return the entries with another shape of one of our parameters, which has an array of its own."""
-    return [
-        dataclasses.replace(entry, parameter_shape=shape) if entry.ours == (name,) else entry
-        for entry in entries
-    ]
+    """Return the entries with another shape of one parameter, which has an array of its own."""
+    changed = []
+    for entry in entries:
+        if entry.ours == (name,):
+            entry = dataclasses.replace(entry, parameter_shape=shape)
+        changed.append(entry)
+    return changed
 
 
 def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Entry]:
-    """Return the arrays of a file that holds the parameters of `shapes`, ours taken apart, which have elements.
+    """Return the arrays of a file that holds the parameters of `shapes`, ours taken apart.
+
+    Parameters without elements have none.
 
     Raises:
       ValueError: parameters have no name in the format; all are listed.
@@ -106,20 +140,30 @@ def make_entries(rules: Sequence[Rule], shapes: Mapping[str, Shape]) -> list[Ent
     for name, shape in shapes.items():
         if not math.prod(shape):
             continue
+
         rule = _find_rule(rules, name)
         foreign = name_of(rules, name)
         if rule is None or not foreign:
-            nameless.append(stacked_name(name)[0])
+            stacked, _ = stacked_name(name)
+            nameless.append(stacked)
             continue
+
         groups.setdefault(foreign, []).append(name)
         layouts[foreign] = rule.layout
+
     if nameless:
         raise ValueError(f"it has no name for {', '.join(dict.fromkeys(nameless))}")
 
     entries = []
     for foreign, names in groups.items():
-        ordered = tuple(sorted(names, key=_place_in_projection))
-        entries.append(Entry(foreign, ordered, layouts[foreign], shapes[names[0]]))
+        ordered = sorted(names, key=_place_in_projection)
+        entry = Entry(
+            name=foreign,
+            ours=tuple(ordered),
+            layout=layouts[foreign],
+            parameter_shape=shapes[names[0]],
+        )
+        entries.append(entry)
     return entries
 
 
@@ -132,19 +176,26 @@ def _find_rule(rules: Sequence[Rule], ours: str) -> Rule | None:
 
 
 def name_of(rules: Sequence[Rule], ours: str) -> str:
-    """Return the name of a parameter by the first rule that matches, layers taken apart; "" if there is none."""
+    """Return the name of a parameter by the first rule that matches; "" if there is none.
+
+    `ours` is its name with layers taken apart.
+    """
     for rule in rules:
-        if match := re.fullmatch(rule.pattern, ours):
-            if isinstance(rule.name, str):
-                return match.expand(rule.name)
-            return rule.name(match)
+        match = re.fullmatch(rule.pattern, ours)
+        if match is None:
+            continue
+        if isinstance(rule.name, str):
+            return match.expand(rule.name)
+        return rule.name(match)
     return ""
 
 
+_PROJECTION_ORDER = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
+
+
 def _place_in_projection(name: str) -> int:
-    """Return a number to sort parts of a projection by: query, key, value; gate, expand; others keep their order."""
-    layers = ("/query/", "/key/", "/value/", "/gate/", "/expand/")
-    for place, layer in enumerate(layers):
+    """Return a number to sort parts of a projection by; other parts keep their order."""
+    for place, layer in enumerate(_PROJECTION_ORDER):
         if layer in name:
             return place
     return 0
@@ -153,17 +204,27 @@ def _place_in_projection(name: str) -> int:
 @functools.cache
 def _parse(layout: str, ndim: int) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Return our axes in the file's order, and our axes that each axis of the file has."""
-    axes = tuple(range(ndim))
     if layout in ("", STACKED):
-        return axes, (*(((),) if layout else ()), *((axis,) for axis in axes))
+        axes = tuple(range(ndim))
+        unchanged = tuple((axis,) for axis in axes)
+        if layout == STACKED:
+            return axes, ((), *unchanged)
+        return axes, unchanged
+
     ours, _, theirs = layout.partition("->")
     assert len(ours) == ndim, f"{layout} has {len(ours)} axes, the parameter {ndim}"
-    words = [word.strip("()") for word in re.findall(r"\(\w+\)|\w", theirs)]
-    groups = tuple(tuple(ours.index(axis) for axis in word if axis != "1") for word in words)
-    return tuple(itertools.chain(*groups)), groups
+
+    groups = []
+    for word in re.findall(r"\(\w+\)|\w", theirs):
+        letters = word.strip("()").replace("1", "")
+        group = tuple(map(ours.index, letters))
+        groups.append(group)
+    order = tuple(itertools.chain(*groups))
+    return order, tuple(groups)
 
 
-_PYTORCH = {  # in the name of a layer of ours → layouts of its kernel and bias there; the first counts
+# Part of the name of our layer → layouts of its kernel and bias in PyTorch; the first one counts.
+_PYTORCH = {
     "attention/norm": ("", ""),
     "attention/out": ("ThD->D(Th)", ""),
     "attention/": ("DTh->(Th)D", "Th->(Th)"),
@@ -175,12 +236,17 @@ _PYTORCH = {  # in the name of a layer of ours → layouts of its kernel and bia
 
 
 def pytorch_rules(layers: Mapping[str, str | Callable[[re.Match[str]], str]]) -> list[Rule]:
-    """Return rules for layers in PyTorch's layouts, by pattern and name as in `Rule`; layers of one name are joined."""
+    """Return rules for layers in PyTorch's layouts, by pattern and name as in `Rule`.
+
+    Layers of one name are joined.
+    """
     rules = []
     for ours, theirs in layers.items():
-        kernel, bias = _find_layouts(ours)
-        rules.append(Rule(f"{ours}/(?:kernel|scale)", _add_suffix(theirs, ".weight"), kernel))
-        rules.append(Rule(f"{ours}/bias", _add_suffix(theirs, ".bias"), bias))
+        kernel_layout, bias_layout = _find_layouts(ours)
+        kernel_name = _add_suffix(theirs, ".weight")
+        bias_name = _add_suffix(theirs, ".bias")
+        rules.append(Rule(f"{ours}/(?:kernel|scale)", kernel_name, kernel_layout))
+        rules.append(Rule(f"{ours}/bias", bias_name, bias_layout))
     return rules
 
 
@@ -193,12 +259,21 @@ def _find_layouts(ours: str) -> tuple[str, str]:
 
 
 def _add_suffix(
-    name: str | Callable[[re.Match[str]], str], suffix: str
+    name: str | Callable[[re.Match[str]], str],
+    suffix: str,
 ) -> str | Callable[[re.Match[str]], str]:
-    """Return a name, or the function of one, with a suffix."""
+    """Return a name, or the function that makes one, with a suffix."""
     if isinstance(name, str):
         return f"{name}{suffix}"
-    return functools.partial(_suffixed, name, suffix)
+    return functools.partial(_make_suffixed, name, suffix)
+
+
+def _make_suffixed(
+    make_name: Callable[[re.Match[str]], str],
+    suffix: str,
+    match: re.Match[str],
+) -> str:
+    return make_name(match) + suffix
 
 
 def transformer_rules(
@@ -215,20 +290,27 @@ def transformer_rules(
     a block. `layouts` are those of single arrays.
     """
 
-    def ours(name: str) -> str:
-        return rf"encoder/blocks/(\d+)/{name[1:]}" if name.startswith(".") else name
+    def complete_name(name: str) -> str:
+        if name.startswith("."):
+            return rf"{prefix}{block}\1{name}"
+        return f"{prefix}{name}"
 
-    def theirs(name: str) -> str:
-        return rf"{prefix}{block}\1{name}" if name.startswith(".") else f"{prefix}{name}"
+    rules = []
+    for ours, theirs in arrays.items():
+        layout = layouts.get(ours, "")
+        rules.append(Rule(_complete_pattern(ours), complete_name(theirs), layout))
 
-    single = [
-        Rule(ours(name), theirs(other), layouts.get(name, "")) for name, other in arrays.items()
-    ]
-    return [*single, *pytorch_rules({ours(name): theirs(other) for name, other in layers.items()})]
+    complete_layers = {}
+    for ours, theirs in layers.items():
+        complete_layers[_complete_pattern(ours)] = complete_name(theirs)
+    return rules + pytorch_rules(complete_layers)
 
 
-def _suffixed(name_of: Callable[[re.Match[str]], str], suffix: str, match: re.Match[str]) -> str:
-    return name_of(match) + suffix
+def _complete_pattern(name: str) -> str:
+    """Return the pattern of a parameter; a name that begins with a dot is in a block."""
+    if name.startswith("."):
+        return rf"encoder/blocks/(\d+)/{name[1:]}"
+    return name
 
 
 def invert(names: Mapping[str, str]) -> dict[str, str]:
