@@ -9,7 +9,7 @@ from tests.train import small_runs as runs
 from vit_jax.data.unreadable import TooManyUnreadable
 from vit_jax.train.cadence import Cadence, ScheduledEvaluator
 from vit_jax.train.early_stopping import EarlyStopping
-from vit_jax.train.hooks import Evaluation, Pause, Saving, StopRequest, UnreadableImages
+from vit_jax.train.hooks import EndAtFraction, Evaluation, Saving, StopRequest, UnreadableImages
 from vit_jax.train.lifecycle.interruption import Interrupted
 from vit_jax.train.loop import evaluate_and_save
 
@@ -100,7 +100,7 @@ class Session:
             self.files,
             keeping,
             Cadence(3, 6),
-            Pause(runs.build().steps, None),
+            EndAtFraction(runs.build().steps, None),
             {},
             stopping,
             self.unreadable,
@@ -170,7 +170,7 @@ def test_unreadable_images_of_training_are_the_reason_that_is_told():
     session = Session({"accuracy": 0.5})
     session.unreadable.note(2, 0.0)
     with pytest.raises(TooManyUnreadable, match=r"Step 2: no image.*after step 3 is saved"):
-        session.save_after(3, session.stop.after_step(3))
+        session.save_after(3, session.stop.find_reason(3))
     assert session.files.saved == [(3, False, {})]
 
 
@@ -181,9 +181,9 @@ def test_the_run_is_asked_once_after_each_step_whether_it_has_to_end():
     stop = StopRequest(asked, unreadable, 6)
     unreadable.note(1, 8.0)
     unreadable.after_step(1, {})
-    assert stop.after_step(1) is None
+    assert stop.find_reason(1) is None
     unreadable.note(2, 0.0)
-    assert isinstance(stop.after_step(2), Interrupted)
+    assert isinstance(stop.find_reason(2), Interrupted)
     assert asked.num_queries == 2
     log.problem = "9 images cannot be read"
     unreadable.after_step(3, {})
@@ -192,10 +192,10 @@ def test_the_run_is_asked_once_after_each_step_whether_it_has_to_end():
 
 def test_a_run_pauses_after_the_last_evaluation_up_to_the_fraction():
     steps = runs.build("total=6 steps", "evaluation.every=2 steps").steps
-    pause = Pause(steps, 0.9)
+    pause = EndAtFraction(steps, 0.9)
     assert [step for step in range(1, 7) if pause.is_due(step)] == [4]
     assert [step for step in range(1, 7) if pause.is_over(step)] == [5, 6]
-    never = Pause(steps, None)
+    never = EndAtFraction(steps, None)
     assert not any(never.is_due(step) or never.is_over(step) for step in range(1, 7))
     with pytest.raises(ValueError, match="within 30% of the 6 steps"):
-        Pause(steps, 0.3)
+        EndAtFraction(steps, 0.3)

@@ -87,9 +87,9 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
         CONFIG, search=SearchConfig(learning_rates=(0.1, 0.3)), total="20 steps"
     )
 
-    def train_with(config, data, workdir, split, steps_after):
+    def train_with(config, data, workdir, split, later_steps):
         folder = workdir.folder
-        later.append(steps_after)
+        later.append(later_steps)
         workdir.check()
         tried.append((config.schedule.learning_rate, split))
         (folder / "checkpoints" / "20" / "model").mkdir(parents=True)

@@ -65,7 +65,7 @@ class Trainer:
         data: Datasets,
         workdir: WorkdirLock,
         split: str,
-        steps_after: int,
+        later_steps: int,
         pause_fraction: float | None = None,
     ) -> JsonObject:
         """Train the final run, or a trial of the search; arguments as for `loop.train`."""
@@ -83,7 +83,7 @@ class Trainer:
             functools.partial(start_state, run, self.fitted),
             self.interruption,
             split=split,
-            steps_after=steps_after,
+            later_steps=later_steps,
             pause_fraction=pause_fraction,
             fitted=self.fitted,
         )

@@ -1,12 +1,14 @@
 """Parts that the training loop asks after its steps: each knows when it is due and what it does.
 
-`session` builds them. None knows the parts of the network, the data or the other parts of a run.
+`session` builds them and gives each the others that it uses. None knows the network or the kinds of
+evaluators. `Hook` is the protocol of those that look at every step.
 """
 
 import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import jax
 
@@ -27,12 +29,19 @@ from vit_jax.train.writers import Writers
 
 DeviceMetrics = Mapping[str, jax.Array]
 Metrics = dict[str, float]
-Pausing = Callable[[], contextlib.AbstractContextManager[None]]
-"""Opens a context in which no step runs: see `TrainingPause`."""
+OpenBetweenSteps = Callable[[], contextlib.AbstractContextManager[None]]
+"""Opens a context in which no step runs: see `BetweenSteps`."""
+
+
+class Hook(Protocol):
+    """A part of the loop that looks at every step: reports, profiler, watchdog, unreadable images."""
+
+    def after_step(self, step: int, metrics: DeviceMetrics) -> None:
+        """Take the metrics of a step that the devices may still compute."""
 
 
 @dataclasses.dataclass
-class TrainingPause:
+class BetweenSteps:
     """Opens contexts between steps: clock and watchdog stop, transfers to the host are allowed."""
 
     clock: TrainingClock
@@ -92,7 +101,7 @@ class Divergence:
       record: from a step and its metrics, writes the record and returns a sentence on it.
     """
 
-    pause: Pausing
+    pause: OpenBetweenSteps
     wait_for_saves: Callable[[], None]
     record: Callable[[int, Metrics], str]
 
@@ -146,7 +155,7 @@ class Progress:
       cadence: of lines.
       start_step: steps before this start of the command.
       total_steps: of the run.
-      steps_after: of the runs that follow in the same command.
+      later_steps: of the runs that follow in the same command.
       platform: of the devices.
     """
 
@@ -156,20 +165,20 @@ class Progress:
     _: dataclasses.KW_ONLY
     start_step: int
     total_steps: int
-    steps_after: int
+    later_steps: int
     platform: str
 
     def show(self, step: int, metrics: Metrics) -> None:
         """Show metrics and rates of a step."""
         self.display.advance()
-        steps_of_all_runs = self.total_steps + self.steps_after
+        steps_of_all_runs = self.total_steps + self.later_steps
         if step == self.start_step + ESTIMATE_AFTER_STEPS:
             seconds = self.clock.seconds_left(step, steps_of_all_runs)
             self.display.say(estimate_text(seconds, self.platform))
         if not (self.display.is_bar or self.cadence.is_due(step)):
             return
         seconds_to_end = None
-        if self.steps_after:
+        if self.later_steps:
             seconds_to_end = self.clock.seconds_left(step, steps_of_all_runs)
         seconds_left = self.clock.seconds_left(step, self.total_steps)
         self.display.show(step, metrics, seconds_left, seconds_to_end)
@@ -224,7 +233,7 @@ class StopRequest:
     unreadable: UnreadableImages
     total_steps: int
 
-    def after_step(self, step: int) -> Interrupted | None:
+    def find_reason(self, step: int) -> Interrupted | None:
         """Return the reason to end, the same in every process; None to go on."""
         is_requested = self.interruption.is_requested()
         if is_requested or self.unreadable.emptied:
@@ -239,7 +248,7 @@ class StopRequest:
         )
 
 
-class Pause:
+class EndAtFraction:
     """The end of a run at a fraction of its steps: after the last evaluation up to there.
 
     Raises:
@@ -283,7 +292,7 @@ class Evaluation:
         """Return whether an evaluator is due after a step."""
         return any(evaluator.cadence.is_due(step) for evaluator in self.evaluators)
 
-    def after_step(self, step: int, state: TrainState) -> Metrics:
+    def run_due(self, step: int, state: TrainState) -> Metrics:
         """Return the results of the evaluators that are due; none if none is.
 
         Raises:
@@ -324,7 +333,7 @@ class Saving:
     store: CheckpointStore
     keeping: CheckpointConfig
     cadence: Cadence
-    pause: Pause
+    pause: EndAtFraction
     metadata: JsonObject
     early_stopping: EarlyStopping
     unreadable: UnreadableImages
@@ -339,7 +348,7 @@ class Saving:
         """Return whether a checkpoint is due after a step, whatever its results."""
         return self.cadence.is_due(step) or self.pause.is_due(step)
 
-    def after_step(
+    def save_if_due(
         self,
         step: int,
         state: TrainState,

@@ -29,7 +29,7 @@ def train(
     interruption: Interruption,
     *,
     split: str = "test",
-    steps_after: int = 0,
+    later_steps: int = 0,
     pause_fraction: float | None = None,
     further: Sequence[ScheduledEvaluator] = (),
     fitted: "Fitted | None" = None,
@@ -43,7 +43,7 @@ def train(
       first_state: restores a checkpoint, fits given weights, or initialises the parameters.
       interruption: of the command; may end the run after any step.
       split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
-      steps_after: of the runs that follow in the same command, for the time that is shown.
+      later_steps: of the runs that follow in the same command, for the time that is shown.
       pause_fraction: of the steps; the run ends, saved, after the last evaluation up to there.
       further: evaluations besides those of the config, for custom evaluators of the caller.
       fitted: the weights that a fine-tuning run starts with; their licence and preprocessing go
@@ -70,7 +70,7 @@ def train(
             first_state,
             interruption,
             split=split,
-            steps_after=steps_after,
+            later_steps=later_steps,
             pause_fraction=pause_fraction,
             further=further,
             fitted=fitted,
@@ -93,19 +93,20 @@ def take_steps(session: "Session") -> None:
         for hook in session.step_hooks:
             hook.after_step(step, metrics)
 
-        reason = session.stop.after_step(step)
+        reason = session.stop.find_reason(step)
         is_due = session.evaluation.is_due(step) or session.saving.is_due(step)
         if is_due or reason is not None:
             session.reports.flush()
-            with session.pause_training():
+            with session.between_steps():
                 evaluate_and_save(session, reason)
 
 
 def evaluate_and_save(session: "Session", reason: Interrupted | None) -> None:
     """Evaluate and save after a step, as far as they are due; raise the reason to stop, if any.
 
-    Evaluators do not begin if there is a reason to stop, and end where one arises. The checkpoint
-    then records that they are owed, and the resumed run begins with them.
+    Evaluators do not begin if there is a reason to stop; those of the config end after the batch in
+    which one arises. The checkpoint then records that they are owed, and the resumed run begins
+    with them.
     """
     step = session.step
     state = session.build_state()
@@ -113,14 +114,14 @@ def evaluate_and_save(session: "Session", reason: Interrupted | None) -> None:
     error: Exception | None = reason
     if error is None:
         try:
-            results = session.evaluation.after_step(step, state)
+            results = session.evaluation.run_due(step, state)
         except Interrupted:
             error = session.stop.make_reason(step)
         except TooManyUnreadable as unreadable:
             error = unreadable
 
     is_stopping = error is not None
-    session.saving.after_step(
+    session.saving.save_if_due(
         step,
         state,
         results,

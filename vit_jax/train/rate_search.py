@@ -61,11 +61,11 @@ def choose_learning_rate(
 
     trials = {}
     for number, rate in enumerate(rates, 1):
-        steps_after = (len(rates) - number) * trial_steps + final_steps
+        later_steps = (len(rates) - number) * trial_steps + final_steps
 
-        def perform(trial: FinetuneConfig, workdir: str, steps_after: int = steps_after) -> None:
+        def perform(trial: FinetuneConfig, workdir: str, later_steps: int = later_steps) -> None:
             with claim(workdir, trial) as claimed:
-                train_with(trial, parts, claimed, "validation", steps_after)
+                train_with(trial, parts, claimed, "validation", later_steps)
 
         trial = trial_config(config, rate)
         workdir = folder / TRIALS / f"learning_rate={rate!r}"

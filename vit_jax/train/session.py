@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -38,13 +38,6 @@ FirstState = Callable[[CheckpointReader, JsonObject], tuple[TrainState, str]]
 """(checkpoints of the workdir, metadata of the run) -> first state, sentence on its origin."""
 
 
-class Hook(Protocol):
-    """A part of the loop that looks at every step."""
-
-    def after_step(self, step: int, metrics: hooks.DeviceMetrics) -> None:
-        """Take the metrics of a step that the devices may still compute."""
-
-
 class Session:
     """A run between its first and its last step; `stack` closes what it opens.
 
@@ -61,7 +54,7 @@ class Session:
       evaluators: of the config and of the caller.
       own_checkpoints: reader of the checkpoints in the workdir.
       metadata: of every checkpoint of the run.
-      before: metadata of the checkpoint that the run continues.
+      resumed_metadata: metadata of the checkpoint that the run continues.
       start_step: steps done before this start of the command.
       total_steps: steps of the complete run.
       step: steps done.
@@ -73,7 +66,7 @@ class Session:
       display: the console.
       clock: the time in steps.
       watchdog: reports steps to the other processes.
-      pause_training: opens a context between steps.
+      between_steps: opens a context between steps.
       profiler, reports, unreadable: look at every step; see `step_hooks`.
       step_hooks: parts that look at every step, in this order.
       log: writes the metrics of steps; a part of `reports`.
@@ -84,8 +77,8 @@ class Session:
     step: int
     leaves: Leaves
     train_step: Callable[[Leaves, Batch], tuple[Leaves, hooks.DeviceMetrics]]
-    step_hooks: Sequence[Hook]
-    before: JsonObject
+    step_hooks: Sequence[hooks.Hook]
+    resumed_metadata: JsonObject
 
     def __init__(
         self,
@@ -97,7 +90,7 @@ class Session:
         interruption: Interruption,
         *,
         split: str,
-        steps_after: int,
+        later_steps: int,
         pause_fraction: float | None,
         further: Sequence[ScheduledEvaluator],
         fitted: "Fitted | None",
@@ -110,7 +103,7 @@ class Session:
         self.folder = workdir.folder
         self.total_steps = run.steps.total
         self.config = with_stated_mode(with_best_metric(run.config, data), further)
-        self.pause = hooks.Pause(run.steps, pause_fraction)
+        self.pause = hooks.EndAtFraction(run.steps, pause_fraction)
         self.evaluators = [*build_evaluations(run, data, split, interruption.check), *further]
         self.own_checkpoints = CheckpointReader(self.folder)
         self.metadata = overview.checkpoint_metadata(run, data, fitted)
@@ -122,7 +115,7 @@ class Session:
         self._compile_step()
         self._open_input(stack, interruption)
         self._start_clocks(stack)
-        self._build_reports(steps_after)
+        self._build_reports(later_steps)
         self._build_hooks(interruption)
 
     def _find_start(self, first_state: FirstState) -> str:
@@ -131,9 +124,9 @@ class Session:
         self.leaves = pytree.named_leaves(state)
         self.start_step = int(jax.device_get(state.step))
         self.step = self.start_step
-        self.before = {"wall_seconds": 0.0}
+        self.resumed_metadata = {"wall_seconds": 0.0}
         if self.own_checkpoints.all_steps():
-            self.before = self.own_checkpoints.metadata(self.start_step)
+            self.resumed_metadata = self.own_checkpoints.metadata(self.start_step)
         return origin
 
     def _open_files(self, stack: contextlib.ExitStack) -> None:
@@ -144,7 +137,7 @@ class Session:
         stack.enter_context(contextlib.closing(self.writers))
         if is_first:
             remove_divergence(self.folder)  # of an earlier start of the run, which repeats the step
-        self.early_stopping = EarlyStopping(config, self.before)
+        self.early_stopping = EarlyStopping(config, self.resumed_metadata)
 
         keeping = config.checkpoint
         best_mode: Mode = "max"
@@ -188,7 +181,7 @@ class Session:
         self.batches, log = stack.enter_context(
             open_train_batches(self.run, self.data.train, self.start_step)
         )
-        records = self.before.get("unreadable_records", [])
+        records = self.resumed_metadata.get("unreadable_records", [])
         log.resume(self.start_step, _select_own_part(records))
         log.defer_errors()  # the state is saved first
         self.unreadable = hooks.UnreadableImages(log, interruption)
@@ -202,12 +195,12 @@ class Session:
         # The last context that is entered is the first to see an error.
         watchdog = Watchdog(self.folder, self.start_step, hang_seconds)
         self.watchdog = stack.enter_context(watchdog)
-        self.pause_training = hooks.TrainingPause(self.clock, self.watchdog, self.workdir)
+        self.between_steps = hooks.BetweenSteps(self.clock, self.watchdog, self.workdir)
 
-    def _build_reports(self, steps_after: int) -> None:
+    def _build_reports(self, later_steps: int) -> None:
         """Build the parts that take the metrics of each step, one step late."""
         cadence = Cadence(self.run.steps.log_every, self.total_steps)
-        divergence = hooks.Divergence(self.pause_training, self.store.wait, self._record_divergence)
+        divergence = hooks.Divergence(self.between_steps, self.store.wait, self._record_divergence)
         self.log = hooks.MetricsLog(
             cadence, self.workdir, self.store, self.unreadable, self.wall_seconds, self.writers
         )
@@ -217,7 +210,7 @@ class Session:
             cadence,
             start_step=self.start_step,
             total_steps=self.total_steps,
-            steps_after=steps_after,
+            later_steps=later_steps,
             platform=self.run.batch_sharding.mesh.devices.flat[0].platform,
         )
         self.reports = hooks.StepReports(
@@ -252,7 +245,7 @@ class Session:
     def before_step(self, step: int) -> None:
         """Raise Paused if the run pauses before this step; start the trace that begins with it."""
         if self.pause.is_over(step):
-            with self.pause_training():
+            with self.between_steps():
                 self.store.wait()
             raise Paused(step - 1, self.total_steps)
         self.profiler.before_step(step)
@@ -263,15 +256,15 @@ class Session:
 
     def wall_seconds(self) -> float:
         """Return the seconds that the run has taken, those before it was resumed included."""
-        seconds: float = self.before["wall_seconds"]
+        seconds: float = self.resumed_metadata["wall_seconds"]
         return seconds + time.perf_counter() - self._began
 
     def run_owed_evaluation(self) -> None:
         """Run the evaluation that an interruption ended; add its results to the checkpoint."""
-        if not self.before.get("owes_evaluation"):
+        if not self.resumed_metadata.get("owes_evaluation"):
             return
-        with self.pause_training():
-            results = self.evaluation.after_step(self.step, self.build_state())
+        with self.between_steps():
+            results = self.evaluation.run_due(self.step, self.build_state())
             self.saving.complete(self.step, results)
 
 
@@ -279,7 +272,7 @@ def summarize(session: Session) -> JsonObject:
     """Return the content of `summary.json`; with early stopping, of the best checkpoint kept."""
     step = session.step
     is_stopped_early = step < session.total_steps
-    with session.pause_training():
+    with session.between_steps():
         session.unreadable.require_readable(step)
         if is_stopped_early:
             reason = session.early_stopping.reason_to_stop()

@@ -20,7 +20,7 @@ from vit_jax.hosts.notice import Notice
 
 
 class Interrupted(Exception):
-    """The run was interrupted; its state is saved."""
+    """The run ends; its state is saved when the error leaves `train`."""
 
 
 class Paused(Interrupted):
