@@ -14,6 +14,7 @@ from vit_jax.kernels.unit_maps import (
     convolve_taps,
     gather_strided,
     keep_inner_maps,
+    load_float32,
     multiply_on_chip,
     normalise_and_relu,
     read_shortcut_input,
@@ -44,26 +45,37 @@ def _make_read_input(refs: Any, u: Sizes) -> ReadRows:
     """
     if not u.is_preactivated:
         return lambda rows: refs.x[rows]
+
     sums = Sums()
     for rows in u.slices:
-        sums.add_squares(refs.x[rows].astype(jnp.float32))
+        x = load_float32(refs.x, rows)
+        sums.add_squares(x)
     a, b = sums.normalise(refs, OUTER, u)
-    return lambda rows: normalise_and_relu(refs.x[rows], a, b).astype(u.dtype)
+
+    def read_normed(rows: slice) -> Any:
+        normed = normalise_and_relu(refs.x[rows], a, b)
+        return normed.astype(u.dtype)
+
+    return read_normed
 
 
 def _run_first_convolution(refs: Any, read_input: ReadRows, u: Sizes) -> Affine:
+    """Store y1; return a and b of its norm."""
     sums = Sums()
     for rows in u.slices:
-        y1 = multiply_on_chip(read_input(rows), refs.inward[...])
+        x = read_input(rows)
+        y1 = multiply_on_chip(x, refs.inward[...])
         refs.y1[rows] = y1
         sums.add_squares(y1)
     return sums.normalise(refs, INNER_1, u)
 
 
 def _run_second_convolution(refs: Any, norm1: Affine, u: Sizes) -> Affine:
+    """Store y2, by shifted copies of max(norm(y1), 0); return a and b of its norm."""
     clear_border(refs.z, u)
     for piece in u.pieces:
-        z = normalise_and_relu(refs.y1[piece.in_map], *norm1)
+        y1 = refs.y1[piece.in_map]
+        z = normalise_and_relu(y1, *norm1)
         store_shifted(refs.z, piece.plane, piece.rows, z, refs.inside, u.taps, u)
 
     sums = Sums()
@@ -74,40 +86,58 @@ def _run_second_convolution(refs: Any, norm1: Affine, u: Sizes) -> Affine:
     return sums.normalise(refs, INNER_2, u)
 
 
-def _run_third_convolution(refs: Any, read_input: ReadRows, norm2: Affine, u: Sizes) -> None:
+def _run_third_convolution(
+    refs: Any,
+    read_input: ReadRows,
+    norm2: Affine,
+    u: Sizes,
+) -> None:
     """Add the shortcut: at once in a pre-activated unit, otherwise after the norms of both."""
     sums = Sums()
     shortcut_sums = Sums()
     for rows in u.out_slices:
-        z2 = normalise_and_relu(refs.y2[rows], *norm2).astype(u.dtype)
-        y3 = multiply_on_chip(z2, refs.outward[...])
+        h2 = normalise_and_relu(refs.y2[rows], *norm2)
+        h2 = h2.astype(u.dtype)
+        y3 = multiply_on_chip(h2, refs.outward[...])
+
         if u.has_shortcut:
             shortcut_input = read_shortcut_input(refs, read_input, rows, u)
             residual = multiply_on_chip(shortcut_input, refs.shortcut[...])
         else:
-            residual = refs.x[rows].astype(jnp.float32)
+            residual = load_float32(refs.x, rows)
+
         if u.is_preactivated:
-            refs.out[rows] = (residual + y3).astype(refs.out.dtype)
+            out = residual + y3
+            refs.out[rows] = out.astype(refs.out.dtype)
         else:
             refs.y3[rows] = y3.astype(u.dtype)
             sums.add_squares(y3)
             shortcut_sums.add_squares(residual)
+
     if not u.is_preactivated:
         _end_postactivated(refs, read_input, sums, shortcut_sums, u)
 
 
 def _end_postactivated(
-    refs: Any, read_input: ReadRows, sums: Sums, shortcut_sums: Sums, u: Sizes
+    refs: Any,
+    read_input: ReadRows,
+    sums: Sums,
+    shortcut_sums: Sums,
+    u: Sizes,
 ) -> None:
     """Compute max(norm(shortcut) + norm(y3), 0)."""
     a, b = sums.normalise(refs, OUTER, u)
     if u.has_shortcut:
         shortcut_a, shortcut_b = shortcut_sums.normalise(refs, SHORTCUT, u)
+
     for rows in u.out_slices:
         residual = read_shortcut_input(refs, read_input, rows, u)
         if u.has_shortcut:
             product = multiply_on_chip(residual, refs.shortcut[...])
             residual = shortcut_a * product + shortcut_b
-        total = residual.astype(jnp.float32) + a * refs.y3[rows].astype(jnp.float32) + b
+        residual = residual.astype(jnp.float32)
+
+        scaled_y3 = a * load_float32(refs.y3, rows)
+        total = residual + scaled_y3 + b
         out = jnp.maximum(total, 0.0)
         refs.out[rows] = out.astype(refs.out.dtype)

@@ -22,66 +22,110 @@ def multiply_on_chip(a: jax.Array, b: jax.Array, dimensions: tuple = PLAIN) -> j
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
+def load_float32(ref: Any, rows: slice) -> Any:
+    """Return rows of a map in float32."""
+    return ref[rows].astype(jnp.float32)
+
+
 def normalise_and_relu(x: Any, a: Any, b: Any) -> Any:
     """Return max(a x + b, 0) in float32."""
-    return jnp.maximum(a * x.astype(jnp.float32) + b, 0.0)
+    x = x.astype(jnp.float32)
+    z = a * x + b
+    return jnp.maximum(z, 0.0)
 
 
 # The 3x3 convolution.
 
 
 def store_shifted(
-    ref: Any, plane: int, rows: slice, x_RL: Any, inside: Any, taps: Sequence[Tap], u: Sizes
+    ref: Any,
+    plane: int,
+    rows: slice,
+    x_RL: Any,
+    inside: Any,
+    taps: Sequence[Tap],
+    u: Sizes,
 ) -> None:
-    """Store rows of a plane once for each column of its taps, with zeros where a line ends."""
+    """Store rows of a plane once for each column of its taps, with zeros where a line ends.
+
+    Args:
+      ref: (planes, 3, rows with borders, L); the middle index is the column of a tap, plus 1.
+      plane: index of the plane.
+      rows: of the plane, without its border.
+      x_RL: values of these rows.
+      inside: the two masks of `unit_pallas`, (2, R, L).
+      taps: those of other planes are ignored.
+      u: sizes of the unit.
+    """
     columns = {tap.column for tap in taps if tap.plane == plane}
-    inside_rows = {-1: 1, 1: 0}
+    mask_indices = {-1: 1, 1: 0}
     stored = slice(rows.start + u.border, rows.stop + u.border)
+
     for column in sorted(columns):
         copy_RL = x_RL
         if column != 0:
-            copy_RL = x_RL * inside[inside_rows[column], rows]
+            mask_RL = inside[mask_indices[column], rows]
+            copy_RL = x_RL * mask_RL
         ref[plane, column + 1, stored] = copy_RL
 
 
 def clear_border(ref: Any, u: Sizes) -> None:
     """Store zeros above and below a map."""
-    zeros = jnp.zeros((*ref.shape[:2], u.border, u.lanes), ref.dtype)
+    planes, columns = ref.shape[:2]
+    shape = (planes, columns, u.border, u.lanes)
+    zeros = jnp.zeros(shape, ref.dtype)
+
+    first_below = u.border + u.out_rows
     ref[:, :, : u.border] = zeros
-    ref[:, :, u.out_rows + u.border :] = zeros
+    ref[:, :, first_below:] = zeros
 
 
 def load_shifted(ref: Any, rows: slice, tap: Tap, u: Sizes) -> Any:
-    """Return the values that a tap reads for these rows of the output."""
-    offset = u.border + tap.line * u.out_width + tap.column
+    """Return the values that a tap reads for these rows of the output, (R, L)."""
+    distance = tap.line * u.out_width + tap.column
+    offset = u.border + distance
     loaded = slice(rows.start + offset, rows.stop + offset)
     return ref[tap.plane, tap.column + 1, loaded]
 
 
 def load_tile(ref: Any, rows: slice, taps: Sequence[Tap], u: Sizes) -> Any:
-    """Return the channels of one tap, or of two beside each other."""
+    """Return the channels of one tap, or of two beside each other, (R, L)."""
     maps = [load_shifted(ref, rows, tap, u) for tap in taps]
     if len(maps) == 1:
         return maps[0].astype(u.dtype)
-    left, right = maps
-    return join_halves(left, right, u).astype(u.dtype)
+
+    left_RL, right_RL = maps
+    both_RL = join_halves(left_RL, right_RL, u)
+    return both_RL.astype(u.dtype)
 
 
-def convolve_taps(ref: Any, rows: slice, kernel: Any, taps: Sequence[Tap], u: Sizes) -> Any:
-    """Return the sum of these taps; `kernel` has the rows of all taps, (T, L)."""
-    total = None
+def convolve_taps(
+    ref: Any,
+    rows: slice,
+    kernel: Any,
+    taps: Sequence[Tap],
+    u: Sizes,
+) -> Any:
+    """Return the sum of these taps, (R, L); `kernel` has the rows of all taps, (T, L)."""
+    total_RL = None
     for tile in u.tiles(taps):
         start = tile[0].place * u.inner
-        x = load_tile(ref, rows, tile, u)
-        product = multiply_on_chip(x, kernel[start : start + u.lanes])
-        total = product if total is None else total + product
-    return total
+        kernel_rows = slice(start, start + u.lanes)
+
+        x_RL = load_tile(ref, rows, tile, u)
+        product_RL = multiply_on_chip(x_RL, kernel[kernel_rows])
+        if total_RL is None:
+            total_RL = product_RL
+        else:
+            total_RL = total_RL + product_RL
+    return total_RL
 
 
 def join_halves(left_RL: Any, right_RL: Any, u: Sizes) -> Any:
     """Return the lower lanes of one map beside the upper lanes of another."""
     lane = jax.lax.broadcasted_iota(jnp.int32, left_RL.shape, 1)
-    return jnp.where(lane < u.inner, left_RL, right_RL)
+    is_left = lane < u.inner
+    return jnp.where(is_left, left_RL, right_RL)
 
 
 # Maps that the gradient reads.
@@ -94,26 +138,33 @@ def keep_inner_maps(refs: Any, u: Sizes) -> None:
             both = join_halves(refs.y1[rows], refs.y2[rows], u)
             refs.kept[rows] = both.astype(refs.kept.dtype)
         return
+
     for rows in u.slices:
-        refs.kept1[rows] = refs.y1[rows].astype(refs.kept1.dtype)
+        y1 = refs.y1[rows]
+        refs.kept1[rows] = y1.astype(refs.kept1.dtype)
     for rows in u.out_slices:
-        refs.kept2[rows] = refs.y2[rows].astype(refs.kept2.dtype)
+        y2 = refs.y2[rows]
+        refs.kept2[rows] = y2.astype(refs.kept2.dtype)
 
 
 def load_kept1(refs: Any, rows: slice, u: Sizes) -> Any:
     """Return the output of the first convolution, in all lanes."""
     if u.copies == 1:
-        return refs.kept1[rows].astype(jnp.float32)
-    both = refs.kept[rows].astype(jnp.float32)
-    return join_halves(both, pltpu.roll(both, u.inner, 1), u)
+        return load_float32(refs.kept1, rows)
+
+    both_RL = load_float32(refs.kept, rows)
+    moved_RL = pltpu.roll(both_RL, u.inner, 1)
+    return join_halves(both_RL, moved_RL, u)
 
 
 def load_kept2(refs: Any, rows: slice, u: Sizes) -> Any:
     """Return the output of the second convolution, in all lanes."""
     if u.copies == 1:
-        return refs.kept2[rows].astype(jnp.float32)
-    both = refs.kept[rows].astype(jnp.float32)
-    return join_halves(pltpu.roll(both, u.inner, 1), both, u)
+        return load_float32(refs.kept2, rows)
+
+    both_RL = load_float32(refs.kept, rows)
+    moved_RL = pltpu.roll(both_RL, u.inner, 1)
+    return join_halves(moved_RL, both_RL, u)
 
 
 # The input of a strided shortcut.
@@ -125,18 +176,23 @@ def gather_strided(refs: Any, read_input: Callable[[slice], Any], u: Sizes) -> N
     `read_input` returns rows of the complete map.
     """
     for rows in u.slices:
-        refs.wide[rows] = read_input(rows).astype(jnp.float32)
+        x = read_input(rows)
+        refs.wide[rows] = x.astype(jnp.float32)
     for piece in u.pieces_of(plane=0):
         refs.narrow[piece.rows] = refs.wide[piece.in_map]
 
 
 def read_shortcut_input(
-    refs: Any, read_input: Callable[[slice], Any], rows: slice, u: Sizes
+    refs: Any,
+    read_input: Callable[[slice], Any],
+    rows: slice,
+    u: Sizes,
 ) -> Any:
-    """Return these rows of the shortcut's input."""
-    if u.is_strided:
-        return refs.narrow[rows].astype(u.dtype)
-    return read_input(rows)
+    """Return these rows of the shortcut's input, (R, I)."""
+    if not u.is_strided:
+        return read_input(rows)
+    shortcut_input = refs.narrow[rows]
+    return shortcut_input.astype(u.dtype)
 
 
 def join_taps(taps_of_planes: Sequence[Sequence[Tap]]) -> list[Tap]:

@@ -22,7 +22,7 @@ of the tiles of a 3x3 kernel, N any number.
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +48,11 @@ _float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
 
 
 def can_compute(
-    shape_HWI: tuple[int, ...], inner: int, outputs: int, stride: int, dtype: jnp.dtype
+    shape_HWI: tuple[int, ...],
+    inner: int,
+    outputs: int,
+    stride: int,
+    dtype: jnp.dtype,
 ) -> bool:
     """Return whether a unit fits on the devices of `placed_by` and is faster there than by XLA.
 
@@ -56,17 +60,26 @@ def can_compute(
     """
     if dtype != jnp.bfloat16 or device_kind() not in DEVICE_KINDS:
         return False
+
     height, width, inputs = shape_HWI
     if stride == 1:
         has_tiles = inner == LANES // 2 or inner % LANES == 0
     else:  # splits the lines and the columns, in maps of complete tiles
-        has_tiles = inner % LANES == inputs % LANES == height % stride == width % stride == 0
-    largest = height * width * max(inputs, outputs // stride**2)
+        fills_lanes = inner % LANES == inputs % LANES == 0
+        can_split = height % stride == width % stride == 0
+        has_tiles = fills_lanes and can_split
+
+    channels = max(inputs, outputs // stride**2)
+    largest = height * width * channels
     return has_tiles and inner <= MAX_INNER and largest <= MAX_NUMBERS
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def compute_bottleneck(x_BRI: jax.Array, parameters: UnitParameters, form: Form) -> jax.Array:
+def compute_bottleneck(
+    x_BRI: jax.Array,
+    parameters: UnitParameters,
+    form: Form,
+) -> jax.Array:
     """Return a unit's output, (B, R / stride², E).
 
     `x_BRI` are maps, line after line; operands of products have their dtype.
@@ -75,14 +88,22 @@ def compute_bottleneck(x_BRI: jax.Array, parameters: UnitParameters, form: Form)
     return out_BRE
 
 
-def _save(x_BRI: jax.Array, parameters: UnitParameters, form: Form) -> tuple[jax.Array, Any]:
-    names = list(_UnitCall(x_BRI, parameters, form).results)
+def _save(
+    x_BRI: jax.Array,
+    parameters: UnitParameters,
+    form: Form,
+) -> tuple[jax.Array, Any]:
+    """Name inner maps and statistics for rematerialisation."""
+    call = _UnitCall(x_BRI, parameters, form)
+    names = list(call.results)
 
     def run(x_BRI: jax.Array, parameters: UnitParameters) -> tuple[jax.Array, ...]:
-        return tuple(_UnitCall(x_BRI, parameters, form).call_forward(x_BRI, parameters))
+        call = _UnitCall(x_BRI, parameters, form)
+        return tuple(call.call_forward(x_BRI, parameters))
 
     run = on_shards(run, ("map_BRC", "whole"), ("map_BRC",) * len(names))
     out_BRE, *others = run(x_BRI, parameters)
+
     kept = {}
     for name, x in zip(names[1:], others, strict=True):
         kind = CONVOLUTION if name.startswith("kept") else STATISTICS
@@ -91,18 +112,30 @@ def _save(x_BRI: jax.Array, parameters: UnitParameters, form: Form) -> tuple[jax
 
 
 def _differentiate(
-    form: Form, saved: Any, gradient_BRE: jax.Array
+    form: Form,
+    saved: Any,
+    gradient_BRE: jax.Array,
 ) -> tuple[jax.Array, UnitParameters]:
+    """Return the gradients of the input and of the parameters."""
+
     def run(
-        x_BRI: jax.Array, parameters: UnitParameters, others: Arrays
+        x_BRI: jax.Array,
+        parameters: UnitParameters,
+        others: Arrays,
     ) -> tuple[jax.Array, Arrays]:
-        return _UnitCall(x_BRI, parameters, form).call_backward(x_BRI, parameters, others)
+        call = _UnitCall(x_BRI, parameters, form)
+        return call.call_backward(x_BRI, parameters, others)
 
     x_BRI, parameters, kept = saved
+    others = kept | {"dout": gradient_BRE}
     run = on_shards(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
-    dx_BRI, sums_of_cores = run(x_BRI, parameters, kept | {"dout": gradient_BRE})
-    sums = {name: sum_of_cores.sum(0) for name, sum_of_cores in sums_of_cores.items()}
-    return dx_BRI, _UnitCall(x_BRI, parameters, form).collect(sums)
+    dx_BRI, sums_of_cores = run(x_BRI, parameters, others)
+
+    sums = {}
+    for name, sum_of_cores in sums_of_cores.items():
+        sums[name] = sum_of_cores.sum(0)
+    call = _UnitCall(x_BRI, parameters, form)
+    return dx_BRI, call.collect(sums)
 
 
 compute_bottleneck.defvjp(_save, _differentiate)
@@ -113,12 +146,18 @@ class _UnitCall(Sizes):
 
     def __init__(self, x_BRI: jax.Array, parameters: UnitParameters, form: Form):
         self.batch, rows, inputs = x_BRI.shape
-        has_shortcut = parameters.shortcut_IE is not None
         inner, outputs = parameters.conv3_CE.shape
-        super().__init__(rows, (inputs, inner, outputs), x_BRI.dtype, has_shortcut, form)
+        super().__init__(
+            rows,
+            (inputs, inner, outputs),
+            x_BRI.dtype,
+            has_shortcut=parameters.shortcut_IE is not None,
+            form=form,
+        )
         self.num_outer = len(parameters.outer_norms_2N)
         self.cores = math.gcd(self.batch, 2)  # v4 and v5p have two, each with its own sums
-        self.rows_of_kernel = math.ceil(NUM_TAPS / self.copies) * self.lanes
+        num_tiles = math.ceil(NUM_TAPS / self.copies)
+        self.rows_of_kernel = num_tiles * self.lanes
 
         shapes = {"out": (self.out_rows, outputs)}
         if self.copies > 1:
@@ -135,7 +174,13 @@ class _UnitCall(Sizes):
     def call_forward(self, x_BRI: jax.Array, p: UnitParameters) -> list[jax.Array]:
         """Return `results`: the output, the two inner maps, and the statistics of norms."""
         constants = self._lay_out_norms(p)
-        constants |= self._lay_out_kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE)
+        constants |= self._lay_out_kernels(
+            p.conv1_IC,
+            p.conv2_HWIO,
+            p.conv3_CE,
+            p.shortcut_IE,
+        )
+
         scratch = {
             "y1": ScratchMap.shapes(self.rows, self.lanes),
             "y2": ScratchMap.shapes(self.out_rows, self.lanes),
@@ -143,17 +188,22 @@ class _UnitCall(Sizes):
         }
         if not self.is_preactivated:
             scratch["y3"] = self._outer_map()
+        scratch |= self._shortcut_maps()
+
         return self._call(
             run_forward,
             maps={"x": x_BRI},
             constants=constants,
             results=self.results,
             sums={},
-            scratch=scratch | self._shortcut_maps(),
+            scratch=scratch,
         )
 
     def call_backward(
-        self, x_BRI: jax.Array, p: UnitParameters, others: Mapping[str, jax.Array]
+        self,
+        x_BRI: jax.Array,
+        p: UnitParameters,
+        others: Mapping[str, jax.Array],
     ) -> tuple[jax.Array, Arrays]:
         """Return the gradient of the input, and the sums by name that `collect` reads."""
         sums = {
@@ -166,38 +216,56 @@ class _UnitCall(Sizes):
         if self.has_shortcut:
             sums["of_shortcut"] = (self.inputs, self.outputs)
 
+        dx = jax.ShapeDtypeStruct((self.rows, self.inputs), self.dtype)
         dx_BRI, *found = self._call(
             run_backward,
             maps={"x": x_BRI, **others},
             constants=self._backward_constants(p),
-            results={"dx": jax.ShapeDtypeStruct((self.rows, self.inputs), self.dtype)},
+            results={"dx": dx},
             sums=sums,
             scratch=self._backward_scratch(),
         )
         return dx_BRI, dict(zip(sums, found, strict=True))
 
     def _backward_constants(self, p: UnitParameters) -> Arrays:
-        turned_HWOI = jnp.flip(p.conv2_HWIO, (0, 1)).swapaxes(2, 3)
-        shortcut_EI = None if p.shortcut_IE is None else p.shortcut_IE.T
+        """Return norms, masks and transposed kernels by name."""
+        turned_HWIO = jnp.flip(p.conv2_HWIO, (0, 1))
+        turned_HWOI = turned_HWIO.swapaxes(2, 3)
+        shortcut_EI = None
+        if p.shortcut_IE is not None:
+            shortcut_EI = p.shortcut_IE.T
+
         constants = self._lay_out_norms(p)
-        constants |= self._lay_out_kernels(p.conv3_CE.T, turned_HWOI, p.conv1_IC.T, shortcut_EI)
+        constants |= self._lay_out_kernels(
+            p.conv3_CE.T,
+            turned_HWOI,
+            p.conv1_IC.T,
+            shortcut_EI,
+        )
         if self.is_preactivated:
             return constants
 
         # A post-activated unit computes the last convolution and the shortcut again.
-        again = self._lay_out_kernels(p.conv1_IC, p.conv2_HWIO, p.conv3_CE, p.shortcut_IE)
+        again = self._lay_out_kernels(
+            p.conv1_IC,
+            p.conv2_HWIO,
+            p.conv3_CE,
+            p.shortcut_IE,
+        )
         constants["outward_again"] = again["outward"]
         if self.has_shortcut:
             constants["shortcut_again"] = again["shortcut"]
         return constants
 
     def _backward_scratch(self) -> dict[str, Any]:
+        """Return the arrays of the backward program in the memory of the chip."""
         scratch = {
             "g": ScratchMap.shapes(self.rows, self.lanes),
             "z": self._shifted_map(self.num_planes),
             "dy2": self._shifted_map(1),
             "outer_g": self._outer_map(),
-        } | self._shortcut_maps()
+        }
+        scratch |= self._shortcut_maps()
         if self.is_strided:
             scratch["y1"] = ScratchMap.shapes(self.rows, self.lanes)
             scratch["plane"] = ScratchMap.shapes(self.out_rows, self.lanes)
@@ -206,11 +274,15 @@ class _UnitCall(Sizes):
         return scratch
 
     def _shifted_map(self, planes: int) -> Any:
+        """Return planes of an inner map with borders, one copy for each column of taps."""
         rows = self.out_rows + 2 * self.border
-        return pltpu.VMEM((planes, 3, rows, self.lanes), jnp.float32)
+        shape = (planes, 3, rows, self.lanes)
+        return pltpu.VMEM(shape, jnp.float32)
 
     def _outer_map(self) -> Any:
-        return pltpu.VMEM((self.outer_rows, self.outer), self.dtype)
+        """Return a map of the size that the outer norm is of."""
+        shape = (self.outer_rows, self.outer)
+        return pltpu.VMEM(shape, self.dtype)
 
     def _shortcut_maps(self) -> dict[str, Any]:
         """Return the input of a strided shortcut, complete and where it is read."""
@@ -224,23 +296,31 @@ class _UnitCall(Sizes):
     def collect(self, sums: Mapping[str, jax.Array]) -> UnitParameters:
         """Return these gradients in the form of the parameters."""
         inner = self.inner
-        conv2_OHWI = sums["of_conv2"][:, : NUM_TAPS * inner].reshape(inner, 3, 3, inner)
+        conv2_CT = sums["of_conv2"]
+        conv2_CT = conv2_CT[:, : NUM_TAPS * inner]
+        conv2_OHWI = conv2_CT.reshape(inner, 3, 3, inner)
         conv1_IC = sums["of_conv1"].T
+        conv2_HWIO = conv2_OHWI.transpose(1, 2, 3, 0)
+        inner_norms_4L = sums["of_inner_norms"]
         return UnitParameters(
             conv1_IC=conv1_IC,
-            conv2_HWIO=conv2_OHWI.transpose(1, 2, 3, 0),
+            conv2_HWIO=conv2_HWIO,
             conv3_CE=sums["of_conv3"],
             shortcut_IE=sums.get("of_shortcut"),
             outer_norms_2N=sums["of_outer_norms"],
-            inner_norms_4C=sums["of_inner_norms"][:, :inner],
+            inner_norms_4C=inner_norms_4L[:, :inner],
         )
 
     def _lay_out_norms(self, p: UnitParameters) -> Arrays:
         """Return the norms, and two masks: without the first and without the last output column."""
         column_R = jnp.arange(self.out_rows) % self.out_width
-        is_inside = [column_R != 0, column_R != self.out_width - 1]
-        inside_2R = jnp.stack(is_inside).astype(jnp.float32)
-        inside_2RL = jnp.broadcast_to(inside_2R[..., None], (2, self.out_rows, self.lanes))
+        is_after_first_R = column_R != 0
+        is_before_last_R = column_R != self.out_width - 1
+        is_inside_2R = jnp.stack([is_after_first_R, is_before_last_R])
+        inside_2R = is_inside_2R.astype(jnp.float32)
+
+        shape_2RL = (2, self.out_rows, self.lanes)
+        inside_2RL = jnp.broadcast_to(inside_2R[..., None], shape_2RL)
         return {
             "outer_norms": p.outer_norms_2N,
             "inner_norms": self._copy_to_lanes(p.inner_norms_4C),
@@ -248,13 +328,19 @@ class _UnitCall(Sizes):
         }
 
     def _lay_out_kernels(
-        self, inward: jax.Array, middle: jax.Array, outward: jax.Array, shortcut: jax.Array | None
+        self,
+        inward: jax.Array,
+        middle: jax.Array,
+        outward: jax.Array,
+        shortcut: jax.Array | None,
     ) -> Arrays:
         """Return the kernels to, between and from inner channels, for both halves of the lanes."""
         middle_TC = middle.reshape(-1, self.inner)
         missing_rows = self.rows_of_kernel - len(middle_TC)
         middle_TC = jnp.pad(middle_TC, ((0, missing_rows), (0, 0)))
-        outward = jnp.pad(outward, ((0, self.lanes - self.inner), (0, 0)))  # takes the first half
+
+        missing_lanes = self.lanes - self.inner
+        outward = jnp.pad(outward, ((0, missing_lanes), (0, 0)))  # takes the first half
         kernels = {
             "inward": self._copy_to_lanes(inward),
             "middle": self._copy_to_lanes(middle_TC),
@@ -265,6 +351,7 @@ class _UnitCall(Sizes):
         return {name: kernel.astype(self.dtype) for name, kernel in kernels.items()}
 
     def _copy_to_lanes(self, x_NC: jax.Array) -> jax.Array:
+        """Return an array for both halves of the lanes, (N, L)."""
         return jnp.concatenate([x_NC] * self.copies, 1)
 
     def _call(
@@ -290,23 +377,25 @@ class _UnitCall(Sizes):
         names = (*maps, *constants, *results, *sums, *scratch)
 
         def run(*references: Any) -> None:
-            named_references = {}
-            for name, ref in zip(names, references, strict=True):
-                if isinstance(ref, list):
-                    ref = ScratchMap(ref)
-                named_references[name] = ref
-            body(SimpleNamespace(**named_references), self)
+            body(_name_references(names, references), self)
 
         in_specs = [self._block_of_image(x.shape[1:]) for x in maps.values()]
         in_specs += [_complete_block(x) for x in constants.values()]
+
         out_specs = []
         out_shape = []
         for result in results.values():
+            shape = (self.batch, *result.shape)
             out_specs.append(self._block_of_image(result.shape))
-            out_shape.append(jax.ShapeDtypeStruct((self.batch, *result.shape), result.dtype))
-        for shape in sums.values():
-            out_specs.append(_block_of_core(shape))
-            out_shape.append(_float32((self.cores, *shape)))
+            out_shape.append(jax.ShapeDtypeStruct(shape, result.dtype))
+        for sum_shape in sums.values():
+            out_specs.append(_block_of_core(sum_shape))
+            out_shape.append(_float32((self.cores, *sum_shape)))
+
+        compiler_params = pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=VECTOR_MEMORY,
+        )
         call = pl.pallas_call(
             run,
             grid=(self.cores, self.batch // self.cores),
@@ -314,9 +403,7 @@ class _UnitCall(Sizes):
             out_specs=out_specs,
             out_shape=out_shape,
             scratch_shapes=list(scratch.values()),
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VECTOR_MEMORY
-            ),
+            compiler_params=compiler_params,
             interpret=self.interpret,
             name="unit_backward" if sums else "unit_forward",
             metadata={"programs": str(self.batch)},  # `plan` counts their cycles by it
@@ -324,6 +411,7 @@ class _UnitCall(Sizes):
         return list(call(*maps.values(), *constants.values()))
 
     def _block_of_image(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        """Return the block of a map that the program of an image reads or writes."""
         images_per_core = self.batch // self.cores
 
         def find_image(core: Any, image: Any) -> tuple:
@@ -332,9 +420,25 @@ class _UnitCall(Sizes):
         return pl.BlockSpec((None, *shape), find_image)
 
 
+def _name_references(names: Sequence[str], references: Sequence[Any]) -> SimpleNamespace:
+    """Return references by name; those of a scratch map's arrays are one map."""
+    named_references = {}
+    for name, ref in zip(names, references, strict=True):
+        if isinstance(ref, list):
+            ref = ScratchMap(ref)
+        named_references[name] = ref
+    return SimpleNamespace(**named_references)
+
+
 def _block_of_core(shape: tuple[int, ...]) -> pl.BlockSpec:
-    return pl.BlockSpec((None, *shape), lambda core, image: (core, 0, 0))
+    """Return the block of sums that all programs of a core add to."""
+
+    def find_core(core: Any, image: Any) -> tuple:
+        return core, 0, 0
+
+    return pl.BlockSpec((None, *shape), find_core)
 
 
 def _complete_block(x: jax.Array) -> pl.BlockSpec:
+    """Return the block of an array that all programs read completely."""
     return pl.BlockSpec(x.shape, lambda core, image: (0,) * x.ndim)

@@ -95,36 +95,48 @@ class Sizes:
         self.border = math.ceil((self.out_width + 1) / 8) * 8  # rows around a map that is shifted
         self.slices = slice_rows(rows)
         self.out_slices = slice_rows(self.out_rows)
-        self.taps = [self._make_tap(place, form.first_tap) for place in range(NUM_TAPS)]
+
+        self.taps = self._make_taps(form.first_tap)
         self.turned_taps = list(map(self._turn_taps, range(self.num_planes)))
         self.pieces = list(self._make_pieces())
 
-    def _make_tap(self, place: int, first: int) -> Tap:
-        kernel_line, kernel_column = divmod(place, KERNEL_SIZE)
-        line, line_plane = divmod(first + kernel_line, self.stride)
-        column, column_plane = divmod(first + kernel_column, self.stride)
-        return Tap(place, line_plane * self.stride + column_plane, line, column)
+    def _make_taps(self, first: int) -> list[Tap]:
+        """Return all taps; `first` is `Form.first_tap`."""
+        taps = []
+        for place in range(NUM_TAPS):
+            kernel_line, kernel_column = divmod(place, KERNEL_SIZE)
+            line, plane_line = divmod(first + kernel_line, self.stride)
+            column, plane_column = divmod(first + kernel_column, self.stride)
+            plane = plane_line * self.stride + plane_column
+            taps.append(Tap(place, plane, line, column))
+        return taps
 
     def _turn_taps(self, plane: int) -> list[Tap]:
         """Return the taps of the turned kernel, from the output's gradient to a plane's."""
         turned = []
         for tap in reversed(self.taps):
             if tap.plane == plane:
-                turned.append(Tap(NUM_TAPS - 1 - tap.place, 0, -tap.line, -tap.column))
+                place = NUM_TAPS - 1 - tap.place
+                turned.append(Tap(place, 0, -tap.line, -tap.column))
         return turned
 
     def _make_pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of all planes: slices of the map, or half lines with a stride."""
         if not self.is_strided:
             for rows in self.slices:
                 yield Piece(0, rows, rows)
             return
-        for line in range(self.rows // self.width):
+
+        num_lines = self.rows // self.width
+        for line in range(num_lines):
             line_in_plane, plane_line = divmod(line, self.stride)
             start = line_in_plane * self.out_width
+            rows = slice(start, start + self.out_width)
             for column in range(self.stride):
                 plane = plane_line * self.stride + column
-                in_map = pl.ds(line * self.width + column, self.out_width, self.stride)
-                yield Piece(plane, in_map, slice(start, start + self.out_width))
+                first = line * self.width + column
+                in_map = pl.ds(first, self.out_width, self.stride)
+                yield Piece(plane, in_map, rows)
 
     def pieces_of(self, plane: int) -> list[Piece]:
         """Return the pieces of a plane."""
@@ -146,7 +158,8 @@ class Sizes:
         """Return the taps that lie beside each other in one tile, for each tile."""
         tiles = []
         for start in range(0, len(taps), self.copies):
-            tiles.append(taps[start : start + self.copies])
+            end = start + self.copies
+            tiles.append(taps[start:end])
         return tiles
 
 
@@ -154,7 +167,8 @@ def slice_rows(size: int) -> list[slice]:
     """Return slices of the rows of a map, each for one product."""
     slices = []
     for start in range(0, size, ROWS):
-        slices.append(slice(start, min(start + ROWS, size)))
+        end = min(start + ROWS, size)
+        slices.append(slice(start, end))
     return slices
 
 
@@ -167,11 +181,16 @@ class ScratchMap:
     @staticmethod
     def shapes(rows: int, channels: int) -> list[Any]:
         """Return the arrays that a map needs."""
-        return [pltpu.VMEM((rows, LANES), jnp.float32)] * (channels // LANES)
+        num_tiles = channels // LANES
+        tile = pltpu.VMEM((rows, LANES), jnp.float32)
+        return [tile] * num_tiles
 
     def __getitem__(self, rows: Any) -> Any:
-        return jnp.concatenate([tile[rows] for tile in self.tiles], 1)
+        """Return rows of all channels, (R, N)."""
+        parts = [tile[rows] for tile in self.tiles]
+        return jnp.concatenate(parts, 1)
 
     def __setitem__(self, rows: Any, x_RN: Any) -> None:
         for index, tile in enumerate(self.tiles):
-            tile[rows] = x_RN[:, index * LANES : (index + 1) * LANES]
+            start = index * LANES
+            tile[rows] = x_RN[:, start : start + LANES]
