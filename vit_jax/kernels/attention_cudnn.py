@@ -41,12 +41,16 @@ _BACKWARD_PRODUCTS: Products = {
 
 
 def attention(
-    query_BSE: jax.Array, key_BSE: jax.Array, value_BSE: jax.Array, num_heads: int
+    query_BSE: jax.Array,
+    key_BSE: jax.Array,
+    value_BSE: jax.Array,
+    num_heads: int,
 ) -> jax.Array:
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E); operands include biases."""
     head_dim = query_BSE.shape[-1] // num_heads
     run = functools.partial(_run, head_dim=head_dim)
     run = on_shards(run, ("heads_BSE", "heads_BSE", "heads_BSE"), ("heads_BSE",))
+
     output_BSE: jax.Array
     (output_BSE,) = run(query_BSE, key_BSE, value_BSE)
     return output_BSE
@@ -59,28 +63,45 @@ def find_problem(head_dim: int, dtype: jax.typing.DTypeLike) -> str | None:
         actual = ".".join(map(str, capability))
         needed = ".".join(map(str, _MIN_CAPABILITY))
         return f"it needs an NVIDIA GPU of compute capability {needed}, not {actual}"
+
     name = str(jnp.dtype(dtype))
     if name not in _TYPES:
         return f"it needs {' or '.join(_TYPES)}, not {name}"
-    largest = 256 if capability is not None and capability >= (9, 0) else 128
+
+    largest = 128
+    if capability is not None and capability >= (9, 0):
+        largest = 256
     if head_dim % 8 or head_dim > largest:
         return f"the dimension of a head must be a multiple of 8 up to {largest}, not {head_dim}"
     return None
 
 
 def _run(*operands_BSE: jax.Array, head_dim: int) -> tuple[jax.Array]:
-    """Compute attention on one device."""
+    """Compute attention on one device, (B, S, E)."""
     batch, length, width = operands_BSE[0].shape
-    shape_BSTh = (batch, length, width // head_dim, head_dim)
-    query_BSTh, key_BSTh, value_BSTh = (x.reshape(shape_BSTh) for x in operands_BSE)
-    output_BSTh = _attend(query_BSTh, key_BSTh, value_BSTh)
-    return (output_BSTh.reshape(batch, length, width),)
+    num_heads = width // head_dim
+    shape_BSTh = (batch, length, num_heads, head_dim)
+
+    operands_BSTh = [x_BSE.reshape(shape_BSTh) for x_BSE in operands_BSE]
+    output_BSTh = _attend(*operands_BSTh)
+    output_BSE = output_BSTh.reshape(batch, length, width)
+    return (output_BSE,)
 
 
 @jax.custom_vjp
-def _attend(query_BSTh: jax.Array, key_BSTh: jax.Array, value_BSTh: jax.Array) -> jax.Array:
+def _attend(
+    query_BSTh: jax.Array,
+    key_BSTh: jax.Array,
+    value_BSTh: jax.Array,
+) -> jax.Array:
+    """Return the attention output (B, S, T, h), without the log-sums that a gradient needs."""
     (output_BSTh,) = _call(
-        _FORWARD, _FORWARD_PRODUCTS, query_BSTh, key_BSTh, value_BSTh, num_outputs=1
+        _FORWARD,
+        _FORWARD_PRODUCTS,
+        query_BSTh,
+        key_BSTh,
+        value_BSTh,
+        num_outputs=1,
     )
     return output_BSTh
 
@@ -88,17 +109,30 @@ def _attend(query_BSTh: jax.Array, key_BSTh: jax.Array, value_BSTh: jax.Array) -
 def _save(*operands_BSTh: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Name output and log-sums for rematerialisation, as the kernel for TPUs does."""
     output_BSTh, log_sums_BTS = _call(
-        _FORWARD, _FORWARD_PRODUCTS, *operands_BSTh, num_outputs=1, has_log_sums=True
+        _FORWARD,
+        _FORWARD_PRODUCTS,
+        *operands_BSTh,
+        num_outputs=1,
+        has_log_sums=True,
     )
     output_BSTh = checkpoint_name(output_BSTh, ATTENTION_OUTPUT)
     log_sums_BTS = checkpoint_name(log_sums_BTS, LOG_SUMS)
     return output_BSTh, (*operands_BSTh, log_sums_BTS, output_BSTh)
 
 
-def _differentiate(kept: tuple[jax.Array, ...], gradient_BSTh: jax.Array) -> tuple[jax.Array, ...]:
+def _differentiate(
+    kept: tuple[jax.Array, ...],
+    gradient_BSTh: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Return the gradients of queries, keys and values."""
     *operands, output_BSTh = kept
     return _call(
-        _BACKWARD, _BACKWARD_PRODUCTS, *operands, gradient_BSTh, output_BSTh, num_outputs=3
+        _BACKWARD,
+        _BACKWARD_PRODUCTS,
+        *operands,
+        gradient_BSTh,
+        output_BSTh,
+        num_outputs=3,
     )
 
 
@@ -113,12 +147,15 @@ def _call(
     has_log_sums: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Return the outputs (B, S, T, h) of a call of cuDNN, then the log-sums (B, T, S) if any."""
-    batch, length, heads, head_dim = operands[0].shape
-    output = jax.ShapeDtypeStruct((batch, heads, length, head_dim), operands[0].dtype)
+    query_BSTh = operands[0]
+    batch, length, heads, head_dim = query_BSTh.shape
+    output_shape = (batch, heads, length, head_dim)
+    output = jax.ShapeDtypeStruct(output_shape, query_BSTh.dtype)
     log_sums = jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)
     workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA finds its size
-    results = [output] * num_outputs
+
     in_order_BSTh = (0, 2, 1, 3)
+    results = [output] * num_outputs
     layouts: list[tuple[int, ...] | None] = [in_order_BSTh] * num_outputs
     if has_log_sums:
         results.append(log_sums)
@@ -126,16 +163,20 @@ def _call(
     results.append(workspace)
     layouts.append(None)
 
+    configuration = _configuration(query_BSTh, products)
     call = jax.ffi.ffi_call(
         target,
         results,
         output_layouts=layouts,
         vmap_method="sequential",
         custom_call_api_version=2,
-        legacy_backend_config=json.dumps(_configuration(operands[0], products)),
+        legacy_backend_config=json.dumps(configuration),
     )
     *arrays, _ = call(*operands)
-    outputs = [x.transpose(in_order_BSTh) for x in arrays[:num_outputs]]
+
+    outputs = []
+    for output_BTSh in arrays[:num_outputs]:
+        outputs.append(output_BTSh.transpose(in_order_BSTh))
     return (*outputs, *arrays[num_outputs:])
 
 
@@ -164,10 +205,14 @@ def _configuration(query_BSTh: jax.Array, products: Products) -> dict[str, Any]:
     }
     for name, product in products.items():
         call[f"{name}_dot_dimension_numbers"] = _describe_product(product)
-    return {"operation_queue_id": "0", "cudnn_fmha_backend_config": call}
+    return {
+        "operation_queue_id": "0",
+        "cudnn_fmha_backend_config": call,
+    }
 
 
 def _describe_product(product: Product) -> dict[str, list[str]]:
+    """Return XLA's description of a product of two operands."""
     (left, right), (left_shared, right_shared) = product
     return {
         "lhs_contracting_dimensions": _as_text((left,)),
@@ -178,4 +223,5 @@ def _describe_product(product: Product) -> dict[str, list[str]]:
 
 
 def _as_text(numbers: Iterable[int]) -> list[str]:
+    """Return numbers as text, the form of 64-bit integers in the JSON of protocol buffers."""
     return [str(number) for number in numbers]

@@ -26,12 +26,20 @@ def convolve(
     """Return (B, H / stride, W / stride, O), rounded up if the padding is SAME."""
     strides = (stride, stride)
     return jax.lax.conv_general_dilated(
-        x_BHWI, kernel_HWIO, strides, padding, dimension_numbers=_ORDERS, **dilation
+        x_BHWI,
+        kernel_HWIO,
+        strides,
+        padding,
+        dimension_numbers=_ORDERS,
+        **dilation,
     )
 
 
 def convolve_on_cpu(
-    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: str | Border
+    x_BHWI: jax.Array,
+    kernel_HWIO: jax.Array,
+    stride: int,
+    padding: str | Border,
 ) -> jax.Array:
     """Return the result of `convolve`, up to rounding.
 
@@ -42,26 +50,43 @@ def convolve_on_cpu(
     """
     size = kernel_HWIO.shape[:2]
     if size == (1, 1):
-        return multiply_on_cpu(x_BHWI[:, ::stride, ::stride], kernel_HWIO[0, 0])
+        read_BHWI = x_BHWI[:, ::stride, ::stride]
+        return multiply_on_cpu(read_BHWI, kernel_HWIO[0, 0])
+
     if isinstance(padding, str):
+        map_size = x_BHWI.shape[1:3]
         strides = (stride, stride)
-        padding = tuple(jax.lax.padtype_to_pads(x_BHWI.shape[1:3], size, strides, padding))
+        padding = tuple(jax.lax.padtype_to_pads(map_size, size, strides, padding))
     return _convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolve(x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Border) -> jax.Array:
+def _convolve(
+    x_BHWI: jax.Array,
+    kernel_HWIO: jax.Array,
+    stride: int,
+    padding: Border,
+) -> jax.Array:
+    """Return the result of `convolve`."""
     return convolve(x_BHWI, kernel_HWIO, stride, padding)
 
 
 def _convolve_and_save(
-    x_BHWI: jax.Array, kernel_HWIO: jax.Array, stride: int, padding: Border
+    x_BHWI: jax.Array,
+    kernel_HWIO: jax.Array,
+    stride: int,
+    padding: Border,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return convolve(x_BHWI, kernel_HWIO, stride, padding), (x_BHWI, kernel_HWIO)
+    """Return the result of `convolve`, and its operands for the backward pass."""
+    y_BHWO = convolve(x_BHWI, kernel_HWIO, stride, padding)
+    return y_BHWO, (x_BHWI, kernel_HWIO)
 
 
 def _differentiate(
-    stride: int, padding: Border, saved: tuple[jax.Array, jax.Array], dy_BHWO: jax.Array
+    stride: int,
+    padding: Border,
+    saved: tuple[jax.Array, jax.Array],
+    dy_BHWO: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of input and kernel, by convolutions with the same orders."""
     x_BHWI, kernel_HWIO = saved
@@ -72,16 +97,24 @@ def _differentiate(
         y_size = dy_BHWO.shape[1 + axis]
         kernel_size = kernel_HWIO.shape[axis]
         reach = (y_size - 1) * stride + 1  # from the first to the last position of the kernel
-        border_of_dy.append((kernel_size - 1 - before, x_size - reach + before))
-        border_of_x.append((before, reach - 1 + kernel_size - x_size - before))
 
-    flipped_HWOI = jnp.flip(kernel_HWIO, (0, 1)).swapaxes(2, 3)
-    dx_BHWI = convolve(dy_BHWO, flipped_HWOI, 1, border_of_dy, lhs_dilation=(stride, stride))
+        before_dy = kernel_size - 1 - before
+        after_dy = x_size - reach + before
+        border_of_dy.append((before_dy, after_dy))
+
+        after_x = reach - 1 + kernel_size - x_size - before
+        border_of_x.append((before, after_x))
+
+    flipped_HWIO = jnp.flip(kernel_HWIO, (0, 1))
+    flipped_HWOI = flipped_HWIO.swapaxes(2, 3)
+    dilation = (stride, stride)
+    dx_BHWI = convolve(dy_BHWO, flipped_HWOI, 1, border_of_dy, lhs_dilation=dilation)
 
     x_IHWB = x_BHWI.transpose(3, 1, 2, 0)
     dy_HWBO = dy_BHWO.transpose(1, 2, 0, 3)
-    dkernel_IHWO = convolve(x_IHWB, dy_HWBO, 1, border_of_x, rhs_dilation=(stride, stride))
-    return dx_BHWI, dkernel_IHWO.transpose(1, 2, 0, 3)
+    dkernel_IHWO = convolve(x_IHWB, dy_HWBO, 1, border_of_x, rhs_dilation=dilation)
+    dkernel_HWIO = dkernel_IHWO.transpose(1, 2, 0, 3)
+    return dx_BHWI, dkernel_HWIO
 
 
 _convolve.defvjp(_convolve_and_save, _differentiate)

@@ -16,10 +16,12 @@ def gelu_of_kept_input(x: jax.Array, approximate: bool) -> jax.Array:
 
 
 def _save_input(x: jax.Array, approximate: bool) -> tuple[jax.Array, jax.Array]:
+    """Return the GELU of `x`, and `x` for the backward pass."""
     return jax.nn.gelu(x, approximate), x
 
 
 def _differentiate(approximate: bool, x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
+    """Return the gradient of `x`."""
     x = jax.lax.optimization_barrier(x)  # or XLA computes values and derivatives at once
     _, pull_back = jax.vjp(lambda x: jax.nn.gelu(x, approximate), x)
     (gradient,) = pull_back(gradient)
