@@ -1,1 +1,1 @@
-"""Batches on devices from stored images: sources, transforms, the order of examples, and their prefetching."""
+"""Batches on devices from stored images: sources, transforms, order of examples, prefetching."""

@@ -29,30 +29,43 @@ def three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
             return cv2.LUT(image, _SOLARIZED)
         case _:
             return cv2.GaussianBlur(
-                image, (0, 0), rng.uniform(*BLUR_PIXELS), borderType=cv2.BORDER_REPLICATE
+                image,
+                (0, 0),
+                rng.uniform(*BLUR_PIXELS),
+                borderType=cv2.BORDER_REPLICATE,
             )
 
 
 def to_grey(image: np.ndarray) -> np.ndarray:
     """Return the luma (0.299 R + 0.587 G + 0.114 B) in all three channels."""
-    return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+    luma = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    return cv2.cvtColor(luma, cv2.COLOR_GRAY2RGB)
 
 
 def color_jitter(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
-    """Blend with black, with the image's mean luma and with grey, in random order, as torchvision's `ColorJitter`.
+    """Blend with black, the image's mean luma and grey, in random order, as `ColorJitter` does.
 
     Each blend is factor * image + (1 - factor) * other, with the factor uniform in [1 - strength, 1
-    + strength].
+    + strength]. Source: torchvision.
     """
     for operation in rng.permutation(3):
         factor = rng.uniform(1 - strength, 1 + strength)
-        if operation == 2:
-            image = cv2.addWeighted(image, factor, to_grey(image), 1 - factor, 0)
-        else:
-            other = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean() if operation else 0.0
-            table = np.clip(np.rint(other + factor * (_LEVELS - other)), 0, 255).astype(np.uint8)
-            image = cv2.LUT(image, table)
+        match operation:
+            case 0:
+                image = _blend_with_level(image, 0.0, factor)
+            case 1:
+                mean_luma = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean()
+                image = _blend_with_level(image, mean_luma, factor)
+            case _:
+                image = cv2.addWeighted(image, factor, to_grey(image), 1 - factor, 0)
     return image
+
+
+def _blend_with_level(image: np.ndarray, level: float, factor: float) -> np.ndarray:
+    """Return factor * image + (1 - factor) * level."""
+    blended = np.rint(level + factor * (_LEVELS - level))
+    table = np.clip(blended, 0, 255).astype(np.uint8)
+    return cv2.LUT(image, table)
 
 
 def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
@@ -61,16 +74,18 @@ def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
     Source: Random Erasing (1708.04896), with the largest area of timm (1/3; the paper has 0.4).
     """
     height, width = image.shape[:2]
+
     for _ in range(ERASING_ATTEMPTS):
         area = rng.uniform(*ERASED_AREA) * height * width
         aspect = ERASED_ASPECT ** rng.uniform(-1, 1)  # height / width
         rows = round(math.sqrt(area * aspect))
         columns = round(math.sqrt(area / aspect))
-        if 0 < rows < height and 0 < columns < width:
-            top = int(rng.integers(height - rows + 1))
-            left = int(rng.integers(width - columns + 1))
-            image[top : top + rows, left : left + columns] = rng.integers(
-                256, size=(rows, columns, 3), dtype=np.uint8
-            )
-            break
+        if not (0 < rows < height and 0 < columns < width):
+            continue
+
+        top = int(rng.integers(height - rows + 1))
+        left = int(rng.integers(width - columns + 1))
+        noise = rng.integers(256, size=(rows, columns, 3), dtype=np.uint8)
+        image[top : top + rows, left : left + columns] = noise
+        break
     return image

@@ -28,7 +28,9 @@ class Box(NamedTuple):
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:
     """Return the view of an image (H, W, 3) that a box selects."""
-    return image[box.top : box.top + box.height, box.left : box.left + box.width]
+    bottom = box.top + box.height
+    right = box.left + box.width
+    return image[box.top : bottom, box.left : right]
 
 
 def sample_inception_box(
@@ -38,13 +40,15 @@ def sample_inception_box(
     area_fraction: tuple[float, float],
     distribution: str = "tf",
 ) -> Box:
-    """Draw a box with an aspect ratio of 3/4 to 4/3 and a fraction of the image's area between two limits.
+    """Draw a box with an aspect ratio of 3/4 to 4/3 and an area between two fractions.
 
     The distribution is that of TensorFlow's `sample_distorted_bounding_box`, "tf", where 100 failed
     attempts give the full image, or of `RandomResizedCrop`, "torchvision", where 10 failed attempts
     give a central part.
     """
-    areas = (area_fraction[0] * height * width, area_fraction[1] * height * width)
+    smallest, largest = area_fraction
+    areas = (smallest * height * width, largest * height * width)
+
     if distribution == "torchvision":
         return _sample_uniform_area(rng, height, width, areas)
     for _ in range(TF_ATTEMPTS):
@@ -55,44 +59,72 @@ def sample_inception_box(
 
 
 def _sample_uniform_height(
-    rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    areas: tuple[float, float],
 ) -> tuple[int, int] | None:
-    """Return height and width of one attempt: aspect first, then a height between those of the two areas."""
+    """Return height and width of one attempt: aspect first, then a height between two limits."""
+    smallest_area, largest_area = areas
     aspect = rng.uniform(*ASPECT_RATIOS)
-    lowest = round(math.sqrt(areas[0] / aspect))
-    highest = min(round(math.sqrt(areas[1] / aspect)), height, int((width + 0.4999999) / aspect))
-    crop_height = lowest if lowest >= highest else int(rng.integers(lowest, highest + 1))
+
+    lowest = round(math.sqrt(smallest_area / aspect))
+    highest = min(
+        round(math.sqrt(largest_area / aspect)),
+        height,
+        int((width + 0.4999999) / aspect),
+    )
+    crop_height = lowest
+    if lowest < highest:
+        crop_height = int(rng.integers(lowest, highest + 1))
     crop_height = min(crop_height, highest)
+
     # Rounding may exceed the limits of the area by one row, which is corrected.
-    if crop_height * round(crop_height * aspect) < areas[0]:
+    if crop_height * round(crop_height * aspect) < smallest_area:
         crop_height += 1
-    if crop_height * round(crop_height * aspect) > areas[1]:
+    if crop_height * round(crop_height * aspect) > largest_area:
         crop_height -= 1
     crop_width = round(crop_height * aspect)
+
     fits = 0 < crop_height <= height and 0 < crop_width <= width
-    if not fits or not areas[0] <= crop_height * crop_width <= areas[1]:
+    if not fits:
+        return None
+    if not smallest_area <= crop_height * crop_width <= largest_area:
         return None
     return crop_height, crop_width
 
 
 def _sample_uniform_area(
-    rng: np.random.Generator, height: int, width: int, areas: tuple[float, float]
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    areas: tuple[float, float],
 ) -> Box:
     low, high = ASPECT_RATIOS
+    log_low = math.log(low)
+    log_high = math.log(high)
+
     for _ in range(TORCHVISION_ATTEMPTS):
         area = rng.uniform(*areas)
-        aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
+        aspect = math.exp(rng.uniform(log_low, log_high))
         crop_height = round(math.sqrt(area / aspect))
         crop_width = round(math.sqrt(area * aspect))
         if 0 < crop_height <= height and 0 < crop_width <= width:
             return _place(rng, height, width, crop_height, crop_width)
+
     crop_height = max(1, min(height, round(width / low)))
     crop_width = max(1, min(width, round(height * high)))
-    return Box((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width)
+    top = (height - crop_height) // 2
+    left = (width - crop_width) // 2
+    return Box(top, left, crop_height, crop_width)
 
 
 def _place(
-    rng: np.random.Generator, height: int, width: int, crop_height: int, crop_width: int
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    crop_height: int,
+    crop_width: int,
 ) -> Box:
     """Draw a position uniformly, including the last one, which TF never draws."""
     # One after the other: an array of both gives the same numbers and takes longer.
@@ -101,28 +133,45 @@ def _place(
     return Box(top, left, crop_height, crop_width)
 
 
-def random_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a part of `size` (height, width) of an image (H, W, 3) that covers it, uniformly placed."""
+def random_crop(
+    rng: np.random.Generator,
+    image: np.ndarray,
+    size: tuple[int, int],
+) -> np.ndarray:
+    """Return a random part of `size` (height, width) of an image (H, W, 3) that covers it."""
     height, width = image.shape[:2]
     return cut(image, _place(rng, height, width, *size))
 
 
-def simple_crop(rng: np.random.Generator, image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Return a random part of `size` (height, width) of an image that covers it, mirrored by 4 pixels at each border.
+def simple_crop(
+    rng: np.random.Generator,
+    image: np.ndarray,
+    size: tuple[int, int],
+) -> np.ndarray:
+    """Return a random part of `size` of an image that covers it, after mirroring its borders.
 
-    Source: DeiT III (2204.07118), "simple random crop".
+    Each border gets 4 mirrored pixels. Source: DeiT III (2204.07118), "simple random crop".
     """
     borders = (SIMPLE_BORDER,) * 4
     mirrored = cv2.copyMakeBorder(image, *borders, cv2.BORDER_REFLECT_101)
     return random_crop(rng, mirrored, size)
 
 
-def random_shift(rng: np.random.Generator, image: np.ndarray, pixels: int) -> np.ndarray:
-    """Move an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0, the background of digits."""
+def random_shift(
+    rng: np.random.Generator,
+    image: np.ndarray,
+    pixels: int,
+) -> np.ndarray:
+    """Move an image (H, W, 3) by up to `pixels` in each direction; new pixels are 0."""
     height, width = image.shape[:2]
     # One after the other, which is faster than an array of both.
     top = int(rng.integers(2 * pixels + 1))
     left = int(rng.integers(2 * pixels + 1))
     borders = (pixels,) * 4
-    padded = cv2.copyMakeBorder(image, *borders, cv2.BORDER_CONSTANT, value=(0, 0, 0))
+    padded = cv2.copyMakeBorder(
+        image,
+        *borders,
+        cv2.BORDER_CONSTANT,
+        value=(0, 0, 0),
+    )
     return cut(padded, Box(top, left, height, width))

@@ -22,7 +22,11 @@ _MEMBERS = (
 
 
 def open_custom_source(
-    opener: Any, data: str, split: str, config: InputConfig, seed: int
+    opener: Any,
+    data: str,
+    split: str,
+    config: InputConfig,
+    seed: int,
 ) -> Source:
     """Call a user's opener with (split, config, seed) and check the source that it returns.
 
@@ -33,7 +37,7 @@ def open_custom_source(
     if not callable(opener):
         kind = type(opener).__name__
         raise ValueError(
-            f"config.data={data!r} is {kind}; give a function of (split, config, seed)."
+            f"config.data={data!r} is {kind}; give a function of (split, config, seed).",
         )
     source = opener(split, config, seed)
     try:
@@ -75,9 +79,11 @@ def _require_label_array(source: Source) -> None:
             return
     else:
         given = type(labels).__name__
-    each = "record and class" if source.is_multilabel else "record"
+    each = "record"
+    if source.is_multilabel:
+        each = "record and class"
     sizes = " x ".join(map(str, shape))
     raise ValueError(
-        f"labels are {given} of {len(source)} records; give an array of {sizes} integers, one for each {each}, of at "
-        "least one record."
+        f"labels are {given} of {len(source)} records; give an array of {sizes} integers, "
+        f"one for each {each}, of at least one record.",
     )

@@ -1,9 +1,10 @@
-"""Records to exclude from training: a file with their ids, which `vit-jax duplicates --write` makes."""
+"""Records to exclude from training: a file of ids that `vit-jax duplicates --write` makes."""
 
 import hashlib
 import json
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,25 @@ class ExcludingSource(SubsetSource):
 
 
 def write_exclusion(
-    path: str | os.PathLike[str], split: str, source: Source, indices: Sequence[int]
+    path: str | os.PathLike[str],
+    split: str,
+    source: Source,
+    indices: Sequence[int],
 ) -> None:
     """Write the ids of records of a split."""
-    ids = [os.fsdecode(source.key_of(index)) for index in indices]
+    ids = []
+    for index in indices:
+        ids.append(os.fsdecode(source.key_of(index)))
+
     is_excluded_N = np.isin(np.arange(len(source)), indices)
     digest = _images_sha256(source, is_excluded_N)
-    content = {"split": split, "records": len(source), "images_sha256": digest, "ids": ids}
+    content = {
+        "split": split,
+        "records": len(source),
+        "images_sha256": digest,
+        "ids": ids,
+    }
+
     write_atomically(path, json.dumps(content, indent=0) + "\n")
 
 
@@ -45,31 +58,47 @@ def exclude(source: Source, file: str, split: str) -> ExcludingSource:
         stated = read_json(expanded(file), MAX_BYTES)
     except ValueError as error:
         raise ValueError(f"config.input.exclude: {error}") from error
-    is_valid = _is_exclusion(stated)
-    ids = {os.fsencode(name) for name in stated["ids"]} if is_valid else set[bytes]()
-    is_excluded_N = np.array([source.key_of(index) in ids for index in range(len(source))], bool)
-    # As those of TFDS. A list that is written by hand has no digest.
+
+    ids = set[bytes]()
+    if _is_exclusion(stated):
+        ids = set(map(os.fsencode, stated["ids"]))
+    is_excluded_N = np.zeros(len(source), bool)
+    for index in range(len(source)):
+        is_excluded_N[index] = source.key_of(index) in ids
+
+    problem = _find_problem(stated, source, split, is_excluded_N)
+    if problem is not None:
+        raise ValueError(f"config.input.exclude={file}: {problem}")
+    return ExcludingSource(source, is_excluded_N)
+
+
+def _find_problem(stated: Any, source: Source, split: str, is_excluded_N: np.ndarray) -> str | None:
+    """Return why the content of a file does not fit a split; None if it does."""
+    if not _is_exclusion(stated):
+        return "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
+
+    # Records of TFDS, for example, have no other key than their place.
     identifies_by_place = type(innermost(source)).key_of is Source.key_of
-    if not is_valid:
-        problem = (
-            "must hold split, records and ids. Write it with vit-jax duplicates … --write=FILE."
+    stated_split = stated["split"]
+    stated_records = stated["records"]
+    is_same_split = stated_split == split and stated_records == len(source)
+    if identifies_by_place and not is_same_split:
+        return (
+            f"is of split {stated_split!r} with {stated_records:,} records, and {split!r} has "
+            f"{len(source):,}; ids of these data are places in a split. "
+            f"Write it for --split='{split}'."
         )
-    elif identifies_by_place and (stated["split"], stated["records"]) != (split, len(source)):
-        problem = (
-            f"is of split {stated['split']!r} with {stated['records']:,} records, and {split!r} has {len(source):,}; "
-            f"ids of these data are places in a split. Write it for --split='{split}'."
-        )
-    elif ids and not is_excluded_N.any():
-        problem = f"none of its {len(ids):,} ids is a record of {split!r}. Give another file."
-    elif (
-        identifies_by_place
-        and "images_sha256" in stated
-        and stated["images_sha256"] != _images_sha256(source, is_excluded_N)  # reads the images
-    ):
-        problem = f"is of other data: other images have its places in {split!r}. Write it anew."
-    else:
-        return ExcludingSource(source, is_excluded_N)
-    raise ValueError(f"config.input.exclude={file}: {problem}")
+
+    ids = set(stated["ids"])
+    if ids and not is_excluded_N.any():
+        return f"none of its {len(ids):,} ids is a record of {split!r}. Give another file."
+
+    # A list that is written by hand has no digest. The digest of the source reads its images.
+    if not identifies_by_place or "images_sha256" not in stated:
+        return None
+    if stated["images_sha256"] != _images_sha256(source, is_excluded_N):
+        return f"is of other data: other images have its places in {split!r}. Write it anew."
+    return None
 
 
 def num_excluded(source: Source) -> int:
@@ -91,14 +120,17 @@ def _images_sha256(source: Source, is_excluded_N: np.ndarray) -> str:
     digest = hashlib.sha256()
     for index in np.flatnonzero(is_excluded_N)[:COMPARED].tolist():
         image = source[index].image
-        digest.update(image if isinstance(image, bytes) else image.tobytes())
+        if not isinstance(image, bytes):
+            image = image.tobytes()
+        digest.update(image)
     return digest.hexdigest()
 
 
 def _is_exclusion(stated: object) -> bool:
-    kinds = {"split": str, "records": int, "ids": list}
-    if not isinstance(stated, dict) or any(
-        type(stated.get(name)) is not kind for name, kind in kinds.items()
-    ):
+    if not isinstance(stated, dict):
         return False
+    kinds = {"split": str, "records": int, "ids": list}
+    for name, kind in kinds.items():
+        if type(stated.get(name)) is not kind:
+            return False
     return all(isinstance(name, str) for name in stated["ids"])

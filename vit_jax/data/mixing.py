@@ -38,12 +38,17 @@ def mix(
         weight = mixup_weight(key, config.mixup_alpha)
     else:
         box_key, mixup_key, choice_key = jax.random.split(key, 3)
-        weight = cutmix_weight(box_key, config.cutmix_alpha, *image_BHWC.shape[1:3])
+        height, width = image_BHWC.shape[1:3]
+        weight = cutmix_weight(box_key, config.cutmix_alpha, height, width)
         if config.mixup_alpha > 0:
             is_cutmix = jax.random.bernoulli(choice_key, config.cutmix_fraction)
-            weight = jnp.where(is_cutmix, weight, mixup_weight(mixup_key, config.mixup_alpha))
+            scalar_weight = mixup_weight(mixup_key, config.mixup_alpha)
+            weight = jnp.where(is_cutmix, weight, scalar_weight)
+
     is_paired_B = (mask_B > 0) & (jnp.roll(mask_B, 1) > 0)
-    return _blend(image_BHWC, weight, is_paired_B), _blend(label_BK, weight.mean(), is_paired_B)
+    mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
+    mixed_label_BK = _blend(label_BK, weight.mean(), is_paired_B)
+    return mixed_image_BHWC, mixed_label_BK
 
 
 def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
@@ -66,22 +71,26 @@ def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.
     Source: CutMix (1905.04899), Algorithm 1; odd sides as in timm 1.0.
     """
     area_key, row_key, column_key = jax.random.split(key, 3)
-    side = jnp.sqrt(1 - jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32))
+    kept_area = jax.random.beta(area_key, alpha, alpha, dtype=jnp.float32)
+    side = jnp.sqrt(1 - kept_area)
 
     def is_inside(key: jax.Array, pixels: int) -> jax.Array:
         length = (side * pixels).astype(jnp.int32)
-        start = jax.random.randint(key, (), 0, pixels) - length // 2
+        centre = jax.random.randint(key, (), 0, pixels)
+        start = centre - length // 2
         place = jnp.arange(pixels)
         return (start <= place) & (place < start + length)
 
-    inside_HW = is_inside(row_key, height)[:, None] & is_inside(column_key, width)
-    return (~inside_HW).astype(jnp.float32)[:, :, None]
+    is_inside_H = is_inside(row_key, height)
+    is_inside_W = is_inside(column_key, width)
+    is_inside_HW = is_inside_H[:, None] & is_inside_W
+    return (~is_inside_HW).astype(jnp.float32)[:, :, None]
 
 
 def _blend(value: jax.Array, weight: jax.Array, is_paired_B: jax.Array) -> jax.Array:
     """Return weight * value + (1 - weight) * that of the example before, where both count."""
     is_paired = is_paired_B.reshape(-1, *(1,) * (value.ndim - 1))
     weight = jnp.where(is_paired, weight, jnp.float32(1))
-    return weight.astype(value.dtype) * value + (1 - weight).astype(value.dtype) * jnp.roll(
-        value, 1, axis=0
-    )
+    other_weight = (1 - weight).astype(value.dtype)
+    weight = weight.astype(value.dtype)
+    return weight * value + other_weight * jnp.roll(value, 1, axis=0)

@@ -42,7 +42,7 @@ def pick_record(seed: int, epoch: int, offset: int, num_records: int) -> int:
 
 
 def pick_balanced(seed: int, epoch: int, offset: int, size: int, *class_key: int) -> int:
-    """Return an element of a permutation of the classes or, with `class_key`, of the records of one class."""
+    """Return an element of a permutation of the classes or of the records of one class."""
     if size < _FEWEST_TO_SHUFFLE:
         return int(_sort_words(size, seed, epoch, *class_key)[offset])
     return _shuffle_index(offset, _make_key(seed, epoch, *class_key), size)
@@ -63,7 +63,7 @@ def _store_order(key: int, num_records: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
 def _sort_words(size: int, seed: int, epoch: int, *class_key: int) -> np.ndarray:
-    """Permute 0 to size - 1 by sorting random words, whose values NumPy guarantees for all versions."""
+    """Permute 0 to size - 1 by sorting words that are equal in all versions of NumPy."""
     generator = np.random.PCG64(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)))
     words = generator.random_raw(size)
     return np.argsort(words, kind="stable").astype(np.int16)
@@ -89,6 +89,6 @@ def _shuffle_index(offset: int, key: int, num_records: int) -> int:
 
 @functools.lru_cache(maxsize=_NUM_CACHED)
 def _make_key(seed: int, epoch: int, *class_key: int) -> int:
-    """Return the random seed of the order of all records, of the classes, or of the records of one class."""
+    """Return the random seed of the order of all records, of the classes, or of one class's records."""
     # Mixed, not added: with seed + epoch, epoch 1 of seed 0 would repeat epoch 0 of seed 1.
     return int(np.random.SeedSequence((seed, epoch, _ORDER, *class_key)).generate_state(1)[0])

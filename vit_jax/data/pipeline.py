@@ -27,10 +27,11 @@ _THREADS_ONLY = Parallelism(num_workers=0, num_threads=1)
 _ROWS_AT_ONCE = 16
 """Smallest number of rows that a thread takes."""
 _BYTES_AT_ONCE = 2**20
-"""Bytes of images that a thread takes: of small images more rows, because handing over each row costs time."""
+"""Bytes of images that a thread takes: more rows of small images, because each hand-over costs time."""
 _LOST_WORKER = (
-    "A data worker died with {} batches to come. Killed by the system (out of memory) or out of shared memory "
-    "(start the container with a larger --shm-size)? Lower config.input.num_workers, or set it to 0."
+    "A data worker died with {} batches to come. Killed by the system (out of memory) or out of "
+    "shared memory (start the container with a larger --shm-size)? Lower config.input.num_workers, "
+    "or set it to 0."
 )
 
 
@@ -40,7 +41,8 @@ class LostWorker(RuntimeError):
 
 @contextlib.contextmanager
 def open_batches(
-    stream: Stream, parallelism: Parallelism = _THREADS_ONLY
+    stream: Stream,
+    parallelism: Parallelism = _THREADS_ONLY,
 ) -> Iterator[Iterator[HostBatch]]:
     """Yield an iterator over the batches of a stream; threads and workers end with the context.
 
@@ -64,7 +66,7 @@ def open_batches(
 
 
 def _take_all(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
-    """Yield exactly `count` batches, or raise the first error: batches that grain yields after it are others."""
+    """Yield exactly `count` batches, or raise the first error: later batches of grain are wrong."""
     for remaining in range(count, 0, -1):
         try:
             if remaining == count:
@@ -78,7 +80,7 @@ def _take_all(batches: Iterator[HostBatch], count: int) -> Iterator[HostBatch]:
 
 
 class _SharedRows:
-    """The batches of a stream; the threads share the rows of a batch, so that few batches have to be in memory."""
+    """The batches of a stream; threads share the rows of a batch, so that few are in memory."""
 
     def __init__(self, stream: Stream, num_threads: int) -> None:
         self._stream = stream
@@ -103,7 +105,7 @@ class _SharedRows:
         return batch
 
     def _lend(self, shape: tuple[int, ...], dtype: type[np.uint8]) -> np.ndarray:
-        """Return an array in the memory of an unused earlier batch, because the system clears new memory."""
+        """Return an array, if possible in used memory: the system clears new memory."""
         try:
             memory = self._free.pop()
         except IndexError:
@@ -122,16 +124,19 @@ class _SharedRows:
 
 
 def _prefetch_batches(
-    batches: _SharedRows, parallelism: Parallelism
+    batches: _SharedRows,
+    parallelism: Parallelism,
 ) -> "grain.DatasetIterator[HostBatch]":
-    """Return grain's iterator over batches, in order; each begins before the one before it is complete."""
+    """Return grain's iterator over batches, in order; several are under way at a time."""
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=2)
     dataset = grain.MapDataset.source(batches).to_iter_dataset(options)
     if parallelism.num_workers:
         if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain reads its flags when workers start; a library user has none
+            # Grain reads its flags when workers start; a user of the library has none.
+            flags.FLAGS.mark_as_parsed()
         workers = grain.MultiprocessingOptions(
-            num_workers=parallelism.num_workers, per_worker_buffer_size=1
+            num_workers=parallelism.num_workers,
+            per_worker_buffer_size=1,
         )
         initialize = functools.partial(initialize_worker, segment_prefix())
         dataset = dataset.mp_prefetch(workers, worker_init_fn=initialize)

@@ -28,11 +28,13 @@ def local_rows(sharding: jax.sharding.Sharding, global_batch: int) -> np.ndarray
 
 
 def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) -> Batch:
-    """Return the global batch, of which this process supplies the rows of `local_rows`; images stay uint8."""
+    """Return the global batch; this process supplies the rows of `local_rows`."""
 
     def globalize(local: np.ndarray) -> jax.Array:
         return jax.make_array_from_process_local_data(
-            sharding, local, (global_batch, *local.shape[1:])
+            sharding,
+            local,
+            (global_batch, *local.shape[1:]),
         )
 
     # With several processes JAX takes this for an implicit transfer.
@@ -45,9 +47,11 @@ def place(batch: HostBatch, sharding: jax.sharding.Sharding, global_batch: int) 
 
 
 def prefetch(
-    batches: Iterable[HostBatch], place: Callable[[HostBatch], T], size: int = 2
+    batches: Iterable[HostBatch],
+    place: Callable[[HostBatch], T],
+    size: int = 2,
 ) -> Iterator[T]:
-    """Yield placed batches in order; `size` of them are in transfer, which `place` starts and does not await."""
+    """Yield placed batches in order, `size` of them in transfer; `place` does not wait."""
     placed = collections.deque[T]()
     for batch in batches:
         placed.append(place(batch))
@@ -64,10 +68,10 @@ def open_placed(
     num_workers: int | None = None,
     num_threads: int | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """Yield the global batches of a stream; threads and workers, of `choose_parallelism`, end with the context.
+    """Yield the global batches of a stream; threads and workers end with the context.
 
-    The stream's rows are the `local_rows` of this sharding of the batch dimension; the log counts
-    unreadable images.
+    Their numbers are those of `choose_parallelism`. The stream's rows are the `local_rows` of this
+    sharding of the batch dimension; the log counts unreadable images.
 
     Raises:
       ValueError: as `open_batches`, `choose_parallelism` and, while iterating, the log.

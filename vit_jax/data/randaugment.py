@@ -54,7 +54,8 @@ def autocontrast(rng: np.random.Generator, image: np.ndarray, strength: float) -
 def equalize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Flatten the histogram of each channel, by the rule of PIL's ImageOps."""
     return _look_up(
-        image, np.stack([_equalizing_table(image, channel) for channel in range(3)], axis=1)
+        image,
+        np.stack([_equalizing_table(image, channel) for channel in range(3)], axis=1),
     )
 
 
@@ -67,7 +68,9 @@ def rotate(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.n
     """Turn by 30 degrees x strength about the centre."""
     height, width = image.shape[:2]
     matrix = cv2.getRotationMatrix2D(
-        ((width - 1) / 2, (height - 1) / 2), _signed(rng, 30.0 * strength), 1.0
+        ((width - 1) / 2, (height - 1) / 2),
+        _signed(rng, 30.0 * strength),
+        1.0,
     )
     return _warp(image, matrix)
 
@@ -84,7 +87,9 @@ def solarize(rng: np.random.Generator, image: np.ndarray, strength: float) -> np
 
 
 def posterize_saturating(
-    rng: np.random.Generator, image: np.ndarray, strength: float
+    rng: np.random.Generator,
+    image: np.ndarray,
+    strength: float,
 ) -> np.ndarray:
     """Keep the highest int(4 x strength) bits: none at 0, all from magnitude 20 on."""
     shift = max(8 - int(4 * strength), 0)
@@ -132,22 +137,26 @@ def cutout(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.n
 def solarize_add(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
     """Add int(110 x strength) to values below 128."""
     return _look_up(
-        image, np.where(LEVELS < 128, np.minimum(LEVELS + int(110 * strength), 255), LEVELS)
+        image,
+        np.where(LEVELS < 128, np.minimum(LEVELS + int(110 * strength), 255), LEVELS),
     )
 
 
 def _moving(matrix: Callable[[float], list[list[float]]], most: float) -> Operation:
     """Return an operation that moves pixels by the matrix of `most` x strength, in either direction."""
     return lambda rng, image, strength: _warp(
-        image, np.array(matrix(_signed(rng, most * strength)))
+        image,
+        np.array(matrix(_signed(rng, most * strength))),
     )
 
 
 shear_x = _moving(
-    lambda slope: [[1, slope, 0], [0, 1, 0]], most=0.3
+    lambda slope: [[1, slope, 0], [0, 1, 0]],
+    most=0.3,
 )  # rows, by their distance from the top
 shear_y = _moving(
-    lambda slope: [[1, 0, 0], [slope, 1, 0]], most=0.3
+    lambda slope: [[1, 0, 0], [slope, 1, 0]],
+    most=0.3,
 )  # columns, by their distance from the left
 translate_x = _moving(lambda pixels: [[1, 0, pixels], [0, 1, 0]], most=100.0)  # at every image size
 translate_y = _moving(lambda pixels: [[1, 0, 0], [0, 1, pixels]], most=100.0)
@@ -185,7 +194,12 @@ def _warp(image: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     size = (image.shape[1], image.shape[0])
     flags = cv2.INTER_NEAREST | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(
-        image, matrix, size, flags=flags, borderMode=cv2.BORDER_CONSTANT, borderValue=GREY
+        image,
+        matrix,
+        size,
+        flags=flags,
+        borderMode=cv2.BORDER_CONSTANT,
+        borderValue=GREY,
     )
 
 

@@ -12,7 +12,7 @@ from vit_jax.storage.files import is_mirrored
 from vit_jax.text.printable import printable
 
 MAX_CLASSES = 2**20
-"""Largest number of numbered classes. A larger number is an error of the data, and would make as many names."""
+"""Largest number of numbered classes: a larger one is an error of the data."""
 
 
 class Record(NamedTuple):
@@ -55,60 +55,71 @@ class Source:
     @property
     def label_shape(self) -> tuple[int, ...]:
         """Shape of the label of one record."""
-        return (self.num_classes,) if self.is_multilabel else ()
+        if self.is_multilabel:
+            return (self.num_classes,)
+        return ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Record:
         label = self.labels[index]
-        return Record(self.image_of(index), label if self.is_multilabel else int(label))
+        if not self.is_multilabel:
+            label = int(label)
+        return Record(self.image_of(index), label)
 
     def name_of(self, index: int) -> str:
         """Return the record's name in messages: its file, or "split:index"."""
         return f"record {index}"
 
     def key_of(self, index: int) -> bytes:
-        """Return bytes that identify the record wherever the data is stored; choices by hash depend on it."""
+        """Return bytes that identify the record wherever the data is stored; hashes depend on it."""
         return b"%d" % index
 
     @property
     def origin(self) -> str | None:
-        """A text that changes whenever an image may have changed, without reading any; None if that is unknown."""
+        """A text that changes whenever an image may have changed; None if that is unknown."""
         return None
 
     @functools.cached_property
     def records_sha256(self) -> str:
-        """SHA-256 of the key and label of every record; not of the images, which would take hours."""
+        """SHA-256 of the key and label of every record; images would take hours."""
         digest = hashlib.sha256()
         for index, label in enumerate(self.labels.tolist()):
             key = self.key_of(index)
-            words = bytes(label) if self.is_multilabel else b"%d" % label
+            if self.is_multilabel:
+                words = bytes(label)
+            else:
+                words = b"%d" % label
             digest.update(b"%b %d %b" % (words, len(key), key))
         return digest.hexdigest()
 
 
 def require_same_classes(
-    data: str, train_name: str, train: Source, name: str, source: Source
+    data: str,
+    train_name: str,
+    train: Source,
+    name: str,
+    source: Source,
 ) -> None:
-    """Raise ValueError unless two splits of some data have the same classes and the same kind of labels."""
+    """Raise ValueError unless two splits have the same classes and the same kind of labels."""
     if train.class_names != source.class_names:
         raise ValueError(
-            f"The splits of {data!r} have different classes: {train_name!r} has {list(train.class_names)}, "
-            f"{name!r} has {list(source.class_names)}."
+            f"The splits of {data!r} have different classes: {train_name!r} has "
+            f"{list(train.class_names)}, {name!r} has {list(source.class_names)}.",
         )
     if train.is_multilabel != source.is_multilabel:
         several = train_name if train.is_multilabel else name
         raise ValueError(
-            f"The splits of {data!r} differ: only in {several!r} an image may have several labels."
+            f"The splits of {data!r} differ: only in {several!r} an image may have several labels.",
         )
 
 
 def read_file_state(file: str) -> tuple[int, ...]:
-    """Return numbers that change whenever a file may have changed: size and times, or in a bucket the generation.
+    """Return numbers that change whenever a file may have changed.
 
-    The second time changes too when another file of the same size and time of change takes the
-    name.
+    They are its size and times, or in a bucket its size and generation. The second time changes
+    too when another file of the same size and time of change takes the name.
 
     Raises:
       OSError: the system refuses.
@@ -171,15 +182,22 @@ def checked_labels(source: Source) -> np.ndarray:
       ValueError: one is no class, as in test splits whose labels are secret (-1).
     """
     labels = source.labels
-    highest = 1 if source.is_multilabel else source.num_classes - 1
+    if source.is_multilabel:
+        highest = 1
+        allowed = "each is 0 or 1"
+    else:
+        highest = source.num_classes - 1
+        allowed = f"classes are 0 to {highest}"
+
     wrong = np.argwhere((labels < 0) | (labels > highest))
     if not len(wrong):
         return labels
+
     first = int(wrong[0, 0])
     name = printable(source.name_of(first))
-    allowed = "each is 0 or 1" if source.is_multilabel else f"classes are 0 to {highest}"
     raise ValueError(
-        f"{name} has the label {labels[first]}, but {allowed}: choose a split with labels, or correct them."
+        f"{name} has the label {labels[first]}, but {allowed}: "
+        "choose a split with labels, or correct them.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Antialiased resizing: equal to Pillow's of 8-bit images within one grey level, to torchvision's within two.
+"""Antialiased resizing: equal to Pillow's within one grey level, to torchvision's within two.
 
 Legend: H W height and width, K old pixels under the filter of a new one.
 """
@@ -38,17 +38,20 @@ def resize(
     new_height, new_width = size
     if (height, width) == tuple(size):
         return image
+
     lost_rows = height - new_height
     lost_columns = width - new_width
+
     if library == "timm" and lost_rows > 0 and lost_rows > 2 * lost_columns:
         with_new_rows = _resize_rows(image, new_height, interpolation)
         return _resize_columns(with_new_rows, new_width, interpolation)
+
     with_new_columns = _resize_columns(image, new_width, interpolation)
     return _resize_rows(with_new_columns, new_height, interpolation)
 
 
 def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, int]:
-    """Return the size of the smallest image of the shape of `old` that covers `least`, rounded as other libraries do.
+    """Return the size of the smallest image of the shape of `old` that covers `least`.
 
     For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For
     other rectangles it is timm's, which rounds both sides to the nearest.
@@ -58,19 +61,31 @@ def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, in
     if least_height != least_width:
         ratio = min(height / least_height, width / least_width)
         return round(height / ratio), round(width / ratio)
+
     side = least_height
     if height <= width:
         return side, int(side * width / height)
     return int(side * height / width), side
 
 
-def _resize_columns(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
-    return cv2.transpose(_resize_rows(cv2.transpose(image), new, interpolation))
+def _resize_columns(
+    image: np.ndarray,
+    new: int,
+    interpolation: Interpolation,
+) -> np.ndarray:
+    transposed = cv2.transpose(image)
+    resized = _resize_rows(transposed, new, interpolation)
+    return cv2.transpose(resized)
 
 
-def _resize_rows(image: np.ndarray, new: int, interpolation: Interpolation) -> np.ndarray:
+def _resize_rows(
+    image: np.ndarray,
+    new: int,
+    interpolation: Interpolation,
+) -> np.ndarray:
     height, width, channels = image.shape
     weights = _make_weights(height, new, interpolation)
+
     resized = np.empty((new, width, channels), np.uint8)
     for left in range(0, width, _BAND):
         band = image[:, left : left + _BAND]
@@ -87,13 +102,20 @@ def _make_weights(old: int, new: int, interpolation: Interpolation) -> scipy.spa
     stretch = max(old / new, 1.0)
     centre_H = (np.arange(new) + 0.5) * (old / new)
     reach = _RADIUS[interpolation] * stretch
-    first_H = np.maximum((centre_H - reach + 0.5).astype(int), 0)
-    end_H = np.minimum((centre_H + reach + 0.5).astype(int), old)
-    place_HK = first_H[:, None] + np.arange((end_H - first_H).max())
+
+    first_H = (centre_H - reach + 0.5).astype(int)
+    first_H = np.maximum(first_H, 0)
+    end_H = (centre_H + reach + 0.5).astype(int)
+    end_H = np.minimum(end_H, old)
+
+    most_places = (end_H - first_H).max()
+    place_HK = first_H[:, None] + np.arange(most_places)
     distance_HK = np.abs(place_HK + 0.5 - centre_H[:, None]) / stretch
+
     weight_HK = _filter(distance_HK, interpolation)
     weight_HK[place_HK >= end_H[:, None]] = 0.0
     weight_HK /= weight_HK.sum(axis=1, keepdims=True)
+
     starts = np.arange(0, weight_HK.size + 1, weight_HK.shape[1])
     columns = np.minimum(place_HK, old - 1).ravel()
     weights = weight_HK.ravel().astype(np.float32)
@@ -104,7 +126,10 @@ def _filter(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:
     """Return the triangle, or Keys' cubic with a slope of -0.5, at distances from 0."""
     if interpolation == "bilinear":
         return np.maximum(1.0 - distance, 0.0)
-    inner = (1.5 * distance - 2.5) * distance**2 + 1.0
-    outer = ((2.5 - 0.5 * distance) * distance - 4.0) * distance + 2.0
+
+    inner = (1.5 * distance - 2.5) * distance**2
+    inner += 1.0
+    outer = (2.5 - 0.5 * distance) * distance - 4.0
+    outer = outer * distance + 2.0
     beyond_one = np.where(distance < 2.0, outer, 0.0)
     return np.where(distance < 1.0, inner, beyond_one)

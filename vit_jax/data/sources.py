@@ -1,4 +1,4 @@
-"""Open `config.data`: a kind of data such as "folder:PATH" (`config.data_kinds`), or a reference "module:name"."""
+"""Open `config.data`: a kind of data such as "folder:PATH", or a reference "module:name"."""
 
 import importlib
 import os
@@ -72,7 +72,13 @@ def open_source(
 
         listing = _build_listing(kind, data)
         source = open_listing(
-            listing, split, config, seed, held_then, range_option, is_classified=is_classified
+            listing,
+            split,
+            config,
+            seed,
+            held_then,
+            range_option,
+            is_classified=is_classified,
         )
     else:
         name = data.partition(":")[2]
@@ -96,7 +102,7 @@ def listing_of(data: str) -> "Listing | None":
 
 
 def path_of(data: str, data_dir: str | None) -> Path | None:
-    """Return the file, or the folder of a prepared dataset, that holds the data; None for digits and custom sources.
+    """Return the file or prepared folder that holds the data; None for digits and custom sources.
 
     Raises:
       ValueError: VTAB has no task of this name.
@@ -163,7 +169,7 @@ def _load_opener(kind: DataKind) -> Any:
 
 
 def _find_path(kind: DataKind, name: str) -> Path:
-    """Return the path of a list of images. For gs:// it is in a mirror of the folder, up to a pattern or a file."""
+    """Return the path of a list of images; for gs:// it is in a mirror of the folder of the files."""
     if not is_address(name):
         return Path(os.path.expanduser(name))
     words = name.rstrip("/").split("/")
@@ -178,7 +184,7 @@ def _find_path(kind: DataKind, name: str) -> Path:
 
 
 def _import_opener(data: str, field: str) -> Any:
-    """Return the object that "package.module:name" names; raise ValueError, which names the field, for other data."""
+    """Return the object that "package.module:name" names; raise ValueError for other data."""
     try:
         if not is_reference(data):
             allowed = f'{spell_quoted_forms()} and "{REFERENCE_FORM}"'
@@ -187,8 +193,9 @@ def _import_opener(data: str, field: str) -> Any:
     except ValueError as error:
         if data.partition(":")[0] == "imagenet":
             raise ValueError(
-                f"{field}={data!r}: only `vit-jax evaluate` reads these sets. Give data with the classes of the "
-                f"training images, or evaluate the run: vit-jax evaluate WORKDIR --data={data}."
+                f"{field}={data!r}: only `vit-jax evaluate` reads these sets. Give data with the "
+                "classes of the training images, or evaluate the run: "
+                f"vit-jax evaluate WORKDIR --data={data}.",
             ) from error
         near = _suggest_data(data)
         if near is None:
@@ -197,7 +204,7 @@ def _import_opener(data: str, field: str) -> Any:
 
 
 def _suggest_data(data: str) -> str | None:
-    """Return data that an unknown text may stand for: a path without its kind, a misspelt kind, a name of TFDS."""
+    """Suggest data for an unknown text: a path without its kind, a misspelt kind, a name of TFDS."""
     path = Path(os.path.expanduser(data))
     for kind in KINDS:
         if kind.is_listing and _load_opener(kind)(path).exists():

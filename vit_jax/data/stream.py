@@ -87,7 +87,7 @@ class Stream:
             index, plan = example
             batch.record_index[row] = index
             with contextlib.suppress(
-                UnreadableImage
+                UnreadableImage,
             ):  # the mask stays 0, and `UnreadableLog` counts
                 record = self.source[index]
                 batch.label[row] = record.label
@@ -100,7 +100,8 @@ class Stream:
         batch.image[filled][batch.mask[filled] == 0] = 0
 
     def empty_batch(
-        self, allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty
+        self,
+        allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty,
     ) -> HostBatch:
         """Return a batch of padding, with images that `allocate` returns for a shape and a dtype."""
         return HostBatch(
@@ -146,7 +147,7 @@ class TrainStream(Stream):
         if not 0 <= self.start_step <= self.num_steps:
             steps = self.num_steps
             raise ValueError(
-                f"start_step is {self.start_step} of {steps} steps; give 0 to {steps}."
+                f"start_step is {self.start_step} of {steps} steps; give 0 to {steps}.",
             )
 
     def __len__(self) -> int:

@@ -107,7 +107,10 @@ class SubsetSource(WrappedSource):
 
 
 def hold_out(
-    source: Source, fraction: float, seed: int, purpose: bytes = b"hold-out/"
+    source: Source,
+    fraction: float,
+    seed: int,
+    purpose: bytes = b"hold-out/",
 ) -> tuple[SubsetSource, SubsetSource]:
     """Split a source, class by class, into the rest and a held-out fraction, each in the order of the source.
 
@@ -123,7 +126,7 @@ def hold_out(
     counts = np.where(sizes < 2, 0, at_least_one_on_either_side).astype(np.int64)
     if not counts.any():
         raise ValueError(
-            "Nothing can be held out: no class has two examples. Add some, or choose without a hold-out."
+            "Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.",
         )
     salt = b"%d/%s" % (seed, purpose)
     is_held = _find_first_by_hash(source, np.arange(len(source)), labels, counts, salt)
@@ -157,7 +160,9 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
 
 
 def hold_out_as_then(
-    source: Source, last: Mapping[str, str], seed: int
+    source: Source,
+    last: Mapping[str, str],
+    seed: int,
 ) -> tuple[SubsetSource, SubsetSource]:
     """Hold out the records up to the hashes of `held_up_to`, so that no record of the rest of then is held out.
 
@@ -196,7 +201,11 @@ def classes_without_examples(source: Source) -> list[str]:
 
 
 def _find_first_by_hash(
-    source: Source, indices: np.ndarray, labels: np.ndarray, counts: np.ndarray, salt: bytes
+    source: Source,
+    indices: np.ndarray,
+    labels: np.ndarray,
+    counts: np.ndarray,
+    salt: bytes,
 ) -> np.ndarray:
     """Return which of some records, bool (N,), are the first `counts[label]` of their class by their hash.
 
@@ -235,7 +244,7 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     if per_class is not None and source.is_multilabel:
         raise ValueError(
             f"config.input.train_examples_per_class={per_class}: an image of these data may have several labels, so "
-            "that no class has images to itself. Use config.input.train_examples, of all images."
+            "that no class has images to itself. Use config.input.train_examples, of all images.",
         )
 
     class_names = source.class_names
@@ -282,7 +291,7 @@ def _require_examples(class_names: tuple[str, ...], labels: np.ndarray, needed: 
     if short:
         raise ValueError(
             f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
-            "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images."
+            "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images.",
         )
 
 

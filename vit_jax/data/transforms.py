@@ -53,7 +53,10 @@ class TrainTransform:
         return self.plan(record, rng)()
 
     def plan(
-        self, record: Record, rng: np.random.Generator, out: np.ndarray | None = None
+        self,
+        record: Record,
+        rng: np.random.Generator,
+        out: np.ndarray | None = None,
     ) -> Callable[[], np.ndarray]:
         """Choose the crop by the header of a file; decode nothing yet.
 
@@ -68,7 +71,10 @@ class TrainTransform:
         return functools.partial(self._finish, self._plan_crop(record.image, rng, out), rng, out)
 
     def _finish(
-        self, crop: Callable[[], np.ndarray], rng: np.random.Generator, out: np.ndarray | None
+        self,
+        crop: Callable[[], np.ndarray],
+        rng: np.random.Generator,
+        out: np.ndarray | None,
     ) -> np.ndarray:
         """Crop, flip and augment an image. The order of random numbers is part of a run's reproducibility."""
         config = self.config
@@ -96,7 +102,10 @@ class TrainTransform:
         return image
 
     def _plan_crop(
-        self, stored: bytes | np.ndarray, rng: np.random.Generator, out: np.ndarray | None
+        self,
+        stored: bytes | np.ndarray,
+        rng: np.random.Generator,
+        out: np.ndarray | None,
     ) -> Callable[[], np.ndarray]:
         config = self.config
         if config.train_crop != "inception":
@@ -104,7 +113,11 @@ class TrainTransform:
 
         def choose(height: int, width: int) -> crops.Box:
             return crops.sample_inception_box(
-                rng, height, width, config.crop_area_fraction, config.crop_distribution
+                rng,
+                height,
+                width,
+                config.crop_area_fraction,
+                config.crop_distribution,
             )
 
         megapixels = config.max_image_megapixels
@@ -121,7 +134,10 @@ class TrainTransform:
         crop = config.train_crop
         pixels = config.train_resize_pixels
         image = images.decode(
-            stored, config.max_image_megapixels, config.exif_orientation, config.value_range
+            stored,
+            config.max_image_megapixels,
+            config.exif_orientation,
+            config.value_range,
         )
         if pixels is not None:
             resize = self._resize if crop == "resize" else self._cover
@@ -171,7 +187,10 @@ class EvaluationTransform:
           UnreadableImage: the record cannot be decoded.
         """
         image = images.decode(
-            record.image, self.max_image_megapixels, self.exif_orientation, self.value_range
+            record.image,
+            self.max_image_megapixels,
+            self.exif_orientation,
+            self.value_range,
         )
         if self.interpolation is not None:
             size = self._antialiased_size(image)
@@ -220,7 +239,12 @@ def build_fewshot_transform(
 ) -> EvaluationTransform:
     """Build the transform of the released few-shot evaluator: sides of 256, cropped to 224, or in proportion."""
     return EvaluationTransform(
-        image_size, "direct_crop", 224 / 256, max_image_megapixels, exif_orientation, value_range
+        image_size,
+        "direct_crop",
+        224 / 256,
+        max_image_megapixels,
+        exif_orientation,
+        value_range,
     )
 
 
@@ -230,7 +254,7 @@ def _import_augmentation(reference: str) -> Augmentation:
     if not callable(augmentation):
         kind = type(augmentation).__name__
         raise ValueError(
-            f"config.input.augmentations={reference}: must be a function of (image, rng). It is {kind}."
+            f"config.input.augmentations={reference}: must be a function of (image, rng). It is {kind}.",
         )
     return augmentation
 

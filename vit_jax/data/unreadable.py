@@ -129,7 +129,12 @@ def largest_number(num_images: int, chosen: int | None) -> int:
 
 
 def describe(
-    source: Source, reasons: Mapping[int, str], missing: int, most: int | None, *, num_known: int
+    source: Source,
+    reasons: Mapping[int, str],
+    missing: int,
+    most: int | None,
+    *,
+    num_known: int,
 ) -> str:
     """Return the error of too many unreadable images, without what it begins with.
 
@@ -188,7 +193,10 @@ def spread_order(num_images: int) -> Iterator[int]:
 
 
 def reason_of(
-    source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None
+    source: Source,
+    index: int,
+    max_image_megapixels: float,
+    value_range: ValueRange | None = None,
 ) -> str:
     """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
     problem = problem_of(source, index, max_image_megapixels, value_range)
@@ -196,7 +204,10 @@ def reason_of(
 
 
 def problem_of(
-    source: Source, index: int, max_image_megapixels: float, value_range: ValueRange | None = None
+    source: Source,
+    index: int,
+    max_image_megapixels: float,
+    value_range: ValueRange | None = None,
 ) -> str | None:
     """Return why a record cannot be read; None if it can."""
     try:

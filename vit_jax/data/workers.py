@@ -43,7 +43,7 @@ _SIGNALS = (
 
 
 class _NoCuda:
-    """A value that forbids the CUDA plugin in the process that unpickles it: no worker uses a device."""
+    """Forbids the CUDA plugin in the process that unpickles it: no worker uses a device."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return forbid_cuda, ()
@@ -71,7 +71,9 @@ def choose_parallelism(
     """
     cores = available_cores()
     if num_workers is None:
-        num_workers = cores // CORES_PER_WORKER if cores > MANY_CORES else 0
+        num_workers = 0
+        if cores > MANY_CORES:
+            num_workers = cores // CORES_PER_WORKER
     if num_workers:
         _require_shared_memory(num_workers * BATCHES_PER_WORKER * batch_bytes, num_workers, folder)
     # Beyond these numbers Python's lock is the limit.
@@ -84,14 +86,16 @@ def choose_parallelism(
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use, which may be fewer than the machine has."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def in_threads(
-    function: Callable[[T], R], items: Iterable[T], num_threads: int | None = None
+    function: Callable[[T], R],
+    items: Iterable[T],
+    num_threads: int | None = None,
 ) -> Iterator[R]:
     """Yield the results of a function in order, computed by threads, by default one for each core.
 
@@ -105,7 +109,7 @@ def in_threads(
 
 
 def start_workers(batches: object) -> None:
-    """Start the workers, if any, of grain's iterator, out of reach of signals until they ignore them themselves.
+    """Start the workers, if any, of grain's iterator, with signals blocked until they ignore them.
 
     They and Python's resource tracker import nothing from the working directory, which may be
     somebody else's folder. Python's path of this process is passed on to the workers, so that they
@@ -128,7 +132,7 @@ def start_workers(batches: object) -> None:
 
 
 def _start_tracker() -> None:
-    """Start Python's resource tracker, which removes semaphores after a process that ends at once, without a warning.
+    """Start Python's resource tracker, which then removes leaked semaphores without a warning.
 
     It is a process that reads its filters of warnings from the environment.
     """
@@ -149,7 +153,7 @@ def is_lost_worker(error: Exception) -> bool:
 
 
 def initialize_worker(prefix: str | None, worker_index: int, worker_count: int) -> None:
-    """Set up a worker, whose segments of shared memory get this prefix; grain calls it in the new process."""
+    """Set up a worker in its new process; its segments of shared memory get this prefix."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if prefix is not None:
@@ -173,11 +177,13 @@ def _end_with_parent() -> None:
 
 
 def segment_prefix() -> str | None:
-    """Return the start of the names of this process's segments of shared memory; None where they are not files.
+    """Return the prefix of this process's segments of shared memory; None where they are not files.
 
     Semaphores that it creates afterwards have the same start and "-".
     """
-    return f"/vj{_living_run()}_" if SHARED_MEMORY.is_dir() else None
+    if not SHARED_MEMORY.is_dir():
+        return None
+    return f"/vj{_living_run()}_"
 
 
 @functools.cache
@@ -187,7 +193,8 @@ def _living_run() -> str:
     path = SHARED_MEMORY / f"vit_jax-{digits}.lock"
     new = path.with_suffix(".new")
     fcntl.flock(
-        os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR), fcntl.LOCK_EX
+        os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR),
+        fcntl.LOCK_EX,
     )  # the system closes it
     new.rename(path)  # only now do others see it
     util.Finalize(None, _end_run, (path,), exitpriority=-1)  # after the workers' own
@@ -241,9 +248,12 @@ def _require_shared_memory(needed_bytes: int, workers: int, folder: pathlib.Path
     reclaim(folder)
     status = os.statvfs(folder)
     free_bytes = status.f_bavail * status.f_frsize
-    if free_bytes < needed_bytes:
-        raise ValueError(
-            f"{workers} data workers need about {needed_bytes / 2**20:.0f} MiB of shared memory in {folder}, which has "
-            f"{free_bytes / 2**20:.0f} MiB free. Start the container with --shm-size={needed_bytes * 2 // 2**20 + 1}m, "
-            "or set config.input.num_workers=0 to use threads only."
-        )
+    if free_bytes >= needed_bytes:
+        return
+
+    advised_mebibytes = needed_bytes * 2 // 2**20 + 1
+    raise ValueError(
+        f"{workers} data workers need about {needed_bytes / 2**20:.0f} MiB of shared memory in "
+        f"{folder}, which has {free_bytes / 2**20:.0f} MiB free. Start the container with "
+        f"--shm-size={advised_mebibytes}m, or set config.input.num_workers=0 to use threads only.",
+    )
