@@ -206,24 +206,24 @@ def survey(
     if value_range is None and (silent := files_with("silent")):
         lines.append(
             f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth (first: {silent[0]}): "
-            f"values are divided by 256. Pass {option}=0,4095 for 12-bit data."
+            f"values are divided by 256. Pass {option}=0,4095 for 12-bit data.",
         )
     if value_range is None and (unknown := files_with("unknown")):
         lines.append(
             f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values and state no range "
-            f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1."
+            f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1.",
         )
     extra = [path for path, header in zip(checked, headers, strict=True) if header.has_extra_band]
     if extra:
         lines.append(
             f"{len(extra):,} of {count:,} checked files have a band beyond grey or RGB, such as alpha or infrared "
-            f"(first: {extra[0]}): it is ignored."
+            f"(first: {extra[0]}): it is ignored.",
         )
     pages = [header.pages for header in headers if header.pages > 1]
     if pages:
         of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
         lines.append(
-            f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used."
+            f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.",
         )
     return lines
 

@@ -53,7 +53,8 @@ def stated_pixels(file: bytes) -> int:
     """Return width times height; 0 if the header is cut off or of an unknown format."""
     try:
         reader = next(
-            (reader for start, reader in _READERS if re.match(start, file, re.DOTALL)), None
+            (reader for start, reader in _READERS if re.match(start, file, re.DOTALL)),
+            None,
         )
         return 0 if reader is None else reader(file)
     except (struct.error, ValueError, OverflowError):
@@ -127,7 +128,7 @@ def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
     def read(file: bytes) -> int:
         width, height = struct.unpack_from(layout, file, place)
         return abs(
-            (width & mask) * (height & mask)
+            (width & mask) * (height & mask),
         )  # rows of a BMP from top to bottom have a negative number
 
     return read
@@ -158,7 +159,9 @@ class Tag(NamedTuple):
 
 
 def tiff_directories(
-    read: Read, wanted: Container[int], most_values: int = _MOST_VALUES
+    read: Read,
+    wanted: Container[int],
+    most_values: int = _MOST_VALUES,
 ) -> Iterator[dict[int, Tag]]:
     """Yield the wanted tags with numbers of each directory of a TIFF, which is a page; of equal tags the first.
 
@@ -194,11 +197,14 @@ def tiff_directories(
 
 
 def tiff_tags(
-    file: bytes, wanted: Container[int], most_values: int = _MOST_VALUES
+    file: bytes,
+    wanted: Container[int],
+    most_values: int = _MOST_VALUES,
 ) -> dict[int, Tag]:
     """Return the wanted tags of the first directory of a TIFF; arguments and exceptions as `tiff_directories`."""
     return next(
-        tiff_directories(lambda place, size: file[place : place + size], wanted, most_values), {}
+        tiff_directories(lambda place, size: file[place : place + size], wanted, most_values),
+        {},
     )
 
 

@@ -1,6 +1,6 @@
-"""Read boxes of AVIF and JPEG 2000; of AVIF the turns of the image, Exif and XMP (ISO 14496-12, 23008-12).
+"""Read boxes of AVIF and JPEG 2000; of AVIF the turns of the image, Exif and XMP.
 
-Offsets and counts of the file are limits only: nothing is allocated by them.
+Source: ISO 14496-12 and 23008-12. Offsets and counts of the file are limits only: nothing is allocated by them.
 """
 
 import struct
@@ -10,6 +10,7 @@ from typing import NamedTuple
 _MOST_BOXES = 4096  # of one box
 _MOST_ITEMS = 4096  # with places in the file
 _UNTIL_END = 0
+_ITEM_LAYOUTS = {2: ">HH4s", 3: ">IH4s"}  # by the version of `infe`
 # Bits of a byte of `av1C`.
 _HIGH_BITS = 0x40
 _TWELVE_BITS = 0x20
@@ -55,9 +56,16 @@ class Metadata(NamedTuple):
     xmp: bytes = b""
 
 
-def read_boxes(file: bytes, start: int = 0, end: int | None = None) -> Iterator[Box]:
+def read_boxes(
+    file: bytes,
+    start: int = 0,
+    end: int | None = None,
+) -> Iterator[Box]:
     """Yield the boxes between two places."""
-    end = len(file) if end is None else min(end, len(file))
+    if end is None:
+        end = len(file)
+    end = min(end, len(file))
+
     for _ in range(_MOST_BOXES):
         if start + 8 > end:
             return
@@ -70,7 +78,9 @@ def read_boxes(file: bytes, start: int = 0, end: int | None = None) -> Iterator[
             size = end - start
         if size < head:
             return
-        yield Box(kind, start + head, min(start + size, end))
+
+        box_end = min(start + size, end)
+        yield Box(kind, start + head, box_end)
         start += size
 
 
@@ -83,24 +93,25 @@ def read_metadata(file: bytes) -> Metadata:
     meta = _find(file, read_boxes(file), b"meta")
     if meta is None:
         return Metadata()
-    boxes = {box.kind: box for box in read_boxes(file, meta.start + 4, meta.end)}
+
+    boxes = _boxes_by_kind(file, meta.start + 4, meta.end)
     kinds = _item_kinds(file, boxes.get(b"iinf"))
-    exif = _item_data(
-        file, boxes, next((item for item, kind in kinds.items() if kind == b"Exif"), None)
-    )
-    xmp = _item_data(
-        file, boxes, next((item for item, kind in kinds.items() if kind == b"mime"), None)
-    )
+    exif = _item_data(file, boxes, _find_item(kinds, b"Exif"))
+    xmp = _item_data(file, boxes, _find_item(kinds, b"mime"))
+
     if len(exif) > 4:
         (gap,) = struct.unpack_from(">I", exif)  # bytes up to the header of the TIFF
         exif = exif[4 + gap :]
-    return Metadata(_read_orientation(file, boxes), exif, xmp)
+    orientation = _read_orientation(file, boxes)
+    return Metadata(orientation, exif, xmp)
 
 
 def is_monochrome(file: bytes) -> bool:
     """Return True for an AVIF of grey images only; alpha is one, too."""
     codings = _codings(file)
-    return bool(codings) and all(coding & _MONOCHROME for coding in codings)
+    if not codings:
+        return False
+    return all(coding & _MONOCHROME for coding in codings)
 
 
 def bits_of(file: bytes) -> int:
@@ -108,7 +119,9 @@ def bits_of(file: bytes) -> int:
     codings = _codings(file)
     if not codings or not codings[0] & _HIGH_BITS:
         return 8
-    return 12 if codings[0] & _TWELVE_BITS else 10
+    if codings[0] & _TWELVE_BITS:
+        return 12
+    return 10
 
 
 def without_sequence(file: bytes) -> bytes:
@@ -116,7 +129,8 @@ def without_sequence(file: bytes) -> bytes:
     changed = bytearray(file)
     for box in read_boxes(file):
         if box.kind == b"ftyp":
-            changed[box.start : box.end] = file[box.start : box.end].replace(b"avis", b"avif")
+            brands = file[box.start : box.end]
+            changed[box.start : box.end] = brands.replace(b"avis", b"avif")
         elif box.kind == b"moov":
             kind_at = file.rindex(b"moov", 0, box.start)
             changed[kind_at : kind_at + 4] = b"free"
@@ -124,63 +138,101 @@ def without_sequence(file: bytes) -> bytes:
 
 
 def _codings(file: bytes) -> list[int]:
-    """Return the byte of bits and colours in the coding of each image of an AVIF; none for any other file."""
+    """Return the byte of bits and colours in the coding of each image of an AVIF.
+
+    Any other file has none.
+    """
     if file[4:8] != b"ftyp":
         return []
     try:
-        place = _find(file, read_boxes(file), b"meta")
-        if place is None:
-            return []
-        properties = _find(file, read_boxes(file, place.start + 4, place.end), b"iprp")
-        if properties is None:
-            return []
-        container = _find(file, read_boxes(file, properties.start, properties.end), b"ipco")
-        if container is None:
-            return []
-        boxes = [*read_boxes(file, container.start, container.end)]
-        return [file[box.start + 2] for box in boxes if box.kind == b"av1C"]
+        return _read_codings(file)
     except (struct.error, IndexError):
         return []
 
 
+def _read_codings(file: bytes) -> list[int]:
+    meta = _find(file, read_boxes(file), b"meta")
+    if meta is None:
+        return []
+    properties = _find(file, read_boxes(file, meta.start + 4, meta.end), b"iprp")
+    if properties is None:
+        return []
+    container = _find(file, read_boxes(file, properties.start, properties.end), b"ipco")
+    if container is None:
+        return []
+
+    codings = []
+    for box in read_boxes(file, container.start, container.end):
+        if box.kind == b"av1C":
+            codings.append(file[box.start + 2])
+    return codings
+
+
 def _find(file: bytes, boxes: Iterator[Box], kind: bytes) -> Box | None:
-    return next((box for box in boxes if box.kind == kind), None)
+    for box in boxes:
+        if box.kind == kind:
+            return box
+    return None
 
 
-def _read_orientation(file: bytes, boxes: dict[bytes, Box]) -> int | None:
+def _boxes_by_kind(file: bytes, start: int, end: int) -> dict[bytes, Box]:
+    """Return the last box of each kind between two places."""
+    return {box.kind: box for box in read_boxes(file, start, end)}
+
+
+def _find_item(kinds: dict[int, bytes], wanted: bytes) -> int | None:
+    """Return the number of the first item of a kind."""
+    for item, kind in kinds.items():
+        if kind == wanted:
+            return item
+    return None
+
+
+def _read_orientation(
+    file: bytes,
+    boxes: dict[bytes, Box],
+) -> int | None:
     primary = boxes.get(b"pitm")
     properties = boxes.get(b"iprp")
     if primary is None or properties is None:
         return None
-    is_long = file[primary.start] > 0
-    (item,) = struct.unpack_from(">I" if is_long else ">H", file, primary.start + 4)
-    parts = {box.kind: box for box in read_boxes(file, properties.start, properties.end)}
+
+    layout = ">I" if file[primary.start] > 0 else ">H"
+    (item,) = struct.unpack_from(layout, file, primary.start + 4)
+    parts = _boxes_by_kind(file, properties.start, properties.end)
     if b"ipco" not in parts or b"ipma" not in parts:
         return None
+
     container = parts[b"ipco"]
     known = list(read_boxes(file, container.start, container.end))
-    turns = [
-        known[index - 1]
-        for index in _associations(file, parts[b"ipma"], item)
-        if 0 < index <= len(known)
-    ]
-    return _compose(file, [box for box in turns if box.kind in (b"irot", b"imir")])
+    turns = []
+    for number in _associations(file, parts[b"ipma"], item):
+        if not 0 < number <= len(known):
+            continue
+        box = known[number - 1]
+        if box.kind in (b"irot", b"imir"):
+            turns.append(box)
+    return _compose(file, turns)
 
 
 def _compose(file: bytes, turns: Sequence[Box]) -> int | None:
     """Return the orientation of turns and mirrors in their order."""
     if not turns:
         return None
+
     quarters = 0
     axis: int | None = None
     for box in turns:
         value = file[box.start]
-        if box.kind == b"irot":
-            quarters += (value & 3) if axis is None else -(value & 3)
+        if box.kind == b"irot" and axis is None:
+            quarters += value & 3
+        elif box.kind == b"irot":
+            quarters -= value & 3
         elif axis is None:
             axis = value & 1
         else:
-            quarters += 0 if axis == value & 1 else 2
+            if axis != value & 1:
+                quarters += 2
             axis = None
     return _ORIENTATIONS[quarters % 4, axis]
 
@@ -188,19 +240,28 @@ def _compose(file: bytes, turns: Sequence[Box]) -> int | None:
 def _associations(file: bytes, box: Box, wanted: int) -> list[int]:
     """Return the numbers of the properties of an item, from 1 on, in their order."""
     version_and_flags, count = struct.unpack_from(">II", file, box.start)
-    item_layout = ">I" if version_and_flags >> 24 else ">H"
-    is_wide = bool(version_and_flags & 1)
+    item_layout = ">H"
+    if version_and_flags >> 24:
+        item_layout = ">I"
+    index_kind = "B"
+    index_bits = 0x7F
+    if version_and_flags & 1:
+        index_kind = "H"
+        index_bits = 0x7FFF
+
     place = box.start + 8
     for _ in range(min(count, _MOST_ITEMS)):
         (item,) = struct.unpack_from(item_layout, file, place)
         place += struct.calcsize(item_layout)
+
         number = file[place : place + 1]
         if not number:
             raise struct.error("cut off")
-        layout = f">{number[0]}{'H' if is_wide else 'B'}"
+        layout = f">{number[0]}{index_kind}"
         indices = struct.unpack_from(layout, file, place + 1)
+
         if item == wanted:
-            return [index & (0x7FFF if is_wide else 0x7F) for index in indices]
+            return [index & index_bits for index in indices]
         place += 1 + struct.calcsize(layout)
     return []
 
@@ -209,38 +270,52 @@ def _item_kinds(file: bytes, box: Box | None) -> dict[int, bytes]:
     """Return the kind of each item by its number."""
     if box is None:
         return {}
+
     kinds: dict[int, bytes] = {}
-    start = box.start + (6 if file[box.start] == 0 else 8)
+    start = box.start + 8
+    if file[box.start] == 0:
+        start = box.start + 6
     for entry in read_boxes(file, start, box.end):
         version = file[entry.start]
-        if entry.kind == b"infe" and version in (2, 3):
-            layout = ">HH4s" if version == 2 else ">IH4s"
-            item, _, kind = struct.unpack_from(layout, file, entry.start + 4)
-            kinds[item] = kind
+        if entry.kind != b"infe" or version not in _ITEM_LAYOUTS:
+            continue
+        item, _, kind = struct.unpack_from(_ITEM_LAYOUTS[version], file, entry.start + 4)
+        kinds[item] = kind
     return kinds
 
 
-def _item_data(file: bytes, boxes: dict[bytes, Box], wanted: int | None) -> bytes:
+def _item_data(
+    file: bytes,
+    boxes: dict[bytes, Box],
+    wanted: int | None,
+) -> bytes:
     """Return the bytes of an item; empty where it is missing or stored in several parts."""
     box = boxes.get(b"iloc")
     if wanted is None or box is None:
         return b""
+
     version, sizes, more_sizes = struct.unpack_from(">BxxxBB", file, box.start)
     offset_size = sizes >> 4
     length_size = sizes & 15
     base_size = more_sizes >> 4
-    index_size = more_sizes & 15 if version else 0
+    index_size = 0
+    if version:
+        index_size = more_sizes & 15
+    number_size = 4
+    if version < 2:
+        number_size = 2
     place = box.start + 6
 
     def take(size: int) -> int:
         nonlocal place
+        start = place
         place += size
         if place > box.end:
             raise struct.error("cut off")
-        return int.from_bytes(file[place - size : place], "big")
+        return int.from_bytes(file[start:place], "big")
 
-    number_size = 2 if version < 2 else 4
-    for _ in range(min(take(number_size), _MOST_ITEMS)):
+    num_items = min(take(number_size), _MOST_ITEMS)
+    for _ in range(num_items):
         item = take(number_size)
         is_in_idat = version > 0 and take(2) & 15 == 1
         take(2)  # the file that holds the data: this one
@@ -250,9 +325,18 @@ def _item_data(file: bytes, boxes: dict[bytes, Box], wanted: int | None) -> byte
             take(index_size)
             offset = base + take(offset_size)
             length = take(length_size)
-            if item == wanted and extents == 1:
-                if is_in_idat:
-                    data = boxes.get(b"idat")
-                    offset += data.start if data is not None else len(file)
-                return file[offset : offset + length] if length else file[offset:]
+            if item != wanted or extents != 1:
+                continue
+            if is_in_idat:
+                offset += _start_of_idat(file, boxes)
+            if not length:
+                return file[offset:]
+            return file[offset : offset + length]
     return b""
+
+
+def _start_of_idat(file: bytes, boxes: dict[bytes, Box]) -> int:
+    """Return where the data in the metadata begin; the end of the file without any."""
+    if b"idat" not in boxes:
+        return len(file)
+    return boxes[b"idat"].start

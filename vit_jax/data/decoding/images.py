@@ -117,7 +117,7 @@ def decode(
         raise UnreadableImage(_explain_unreadable(image))
     if _has_unmarked_inks(image):
         raise UnreadableImage(
-            "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB"
+            "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB",
         )
     return turn(pixels, orientation_of(image)) if exif_orientation else pixels
 
@@ -169,7 +169,8 @@ def plan_crop(
     def decode_or_explain() -> np.ndarray:
         part = decode_part()
         return turn(
-            cut(decode(image, max_image_megapixels), box) if part is None else part, orientation
+            cut(decode(image, max_image_megapixels), box) if part is None else part,
+            orientation,
         )
 
     return decode_or_explain
@@ -179,7 +180,7 @@ def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | 
     is_tiff = file.startswith(TIFF_STARTS)
     if is_tiff:
         tiff.read_layout(
-            file
+            file,
         )  # a layout that is not supported comes before a range that is missing
     depth = depth_of_file(file)
     if depth is not None:
@@ -199,7 +200,7 @@ def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> n
             kind = "floating-point values" if depth.is_float else f"values of {depth.bits} bits"
             raise UnreadableImage(
                 f"The file has {kind} and states no range: give the values that are black and white, "
-                "--config.input.value_range=0,1 (verbs that load weights: --images.value_range=0,1)"
+                "--config.input.value_range=0,1 (verbs that load weights: --images.value_range=0,1)",
             )
         return None
     values = decode_values(file, depth)
@@ -215,7 +216,7 @@ def _require_size(stated: int, max_image_megapixels: float) -> None:
     if stated > max_image_megapixels * 1e6:
         raise UnreadableImage(
             f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
-            "save it smaller, or raise the limit"
+            "save it smaller, or raise the limit",
         )
 
 
@@ -223,7 +224,7 @@ def _require_few_scans(file: bytes) -> None:
     scans = jpeg_scans(file)
     if scans > MAX_JPEG_SCANS:
         raise UnreadableImage(
-            f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: save it again"
+            f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: save it again",
         )
 
 
@@ -234,7 +235,7 @@ def _to_rgb(pixels: np.ndarray) -> np.ndarray:
         or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4))
     ):
         raise ValueError(
-            f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4)."
+            f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4).",
         )
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2RGB)
@@ -279,7 +280,9 @@ def _has_unmarked_inks(file: bytes) -> bool:
 
 
 def resize_bilinear(
-    image: np.ndarray, size: tuple[int, int], out: np.ndarray | None = None
+    image: np.ndarray,
+    size: tuple[int, int],
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Resize to `size` (height, width), bilinear without antialiasing, with samples at pixel centres: TF's `resize`.
 

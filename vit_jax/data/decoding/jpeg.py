@@ -21,9 +21,8 @@ from vit_jax.data.decoding.headers import JPEG_FRAMES, JPEG_SCAN, jpeg_segments
 
 try:
     import simplejpeg
-except (
-    ImportError
-):  # OpenCV decodes the same pixels; it is slower, and complains of files whose height was changed
+except ImportError:
+    # OpenCV decodes the same pixels; it is slower, and complains of files whose height was changed.
     simplejpeg = None
 
 DECODER = "OpenCV" if simplejpeg is None else "simplejpeg"
@@ -40,9 +39,8 @@ _SEQUENTIAL = (0xC0, 0xC1)  # baseline and extended, with Huffman codes
 _RESTART_INTERVAL = 0xDD
 _END = b"\xff\xd9"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_CONTEXT = (
-    2  # pixels around a crop that smooth its colours, which are stored at half the resolution
-)
+# Pixels around a crop that smooth its colours, which are stored at half the resolution.
+_CONTEXT = 2
 
 
 class Layout(NamedTuple):
@@ -66,37 +64,60 @@ class Layout(NamedTuple):
 
 
 def layout_of(file: bytes) -> Layout | None:
-    """Return the layout of a JPEG that is grey or has three colours of 8 bits; None for any other file."""
+    """Return the layout of a JPEG that is grey or has three colours of 8 bits, else None."""
     if not file.startswith(b"\xff\xd8\xff"):
         return None
-    frame = None
+
+    frame_marker = 0
+    frame_at = 0
     interval = 0
     for marker, place in jpeg_segments(file):
-        if marker in JPEG_FRAMES and frame is None:
-            frame = place
-            is_sequential = marker in _SEQUENTIAL
+        if marker in JPEG_FRAMES and not frame_at:
+            frame_marker = marker
+            frame_at = place
         elif marker == _RESTART_INTERVAL:
             interval = int.from_bytes(file[place : place + 2], "big")
-        elif marker == JPEG_SCAN and frame is not None and len(file) > place:
-            bits, height, width, components = struct.unpack_from(">BHHB", file, frame)
-            if bits != 8 or components not in (1, 3) or not height * width:
-                return None
-            factors = [file[frame + 7 + 3 * k] for k in range(components)]
-            across = max(f >> 4 for f in factors)
-            down = max(f & 15 for f in factors)
-            unit = (8 * down, 8 * across) if components == 3 else (8, 8)
-            is_one_scan = (
-                is_sequential and file[place] == components and file.endswith(_END) and min(unit)
-            )
-            data_at = (
-                place - 2 + int.from_bytes(file[place - 2 : place], "big") if is_one_scan else 0
-            )
-            return Layout(height, width, frame + 1, unit, interval, data_at)
+        elif marker == JPEG_SCAN and frame_at and len(file) > place:
+            is_sequential = frame_marker in _SEQUENTIAL
+            return _read_layout(file, frame_at, is_sequential, interval, place)
     return None
 
 
+def _read_layout(
+    file: bytes,
+    frame_at: int,
+    is_sequential: bool,
+    interval: int,
+    scan_at: int,
+) -> Layout | None:
+    """Return the layout by the contents of the frame and of the first scan."""
+    bits, height, width, components = struct.unpack_from(">BHHB", file, frame_at)
+    if bits != 8 or components not in (1, 3) or not height * width:
+        return None
+
+    across = 0
+    down = 0
+    for component in range(components):
+        factors = file[frame_at + 7 + 3 * component]
+        across = max(across, factors >> 4)
+        down = max(down, factors & 15)
+    unit = (8, 8)
+    if components == 3:
+        unit = (8 * down, 8 * across)
+
+    data_at = 0
+    has_all_components = file[scan_at] == components
+    if is_sequential and has_all_components and file.endswith(_END) and min(unit):
+        header_bytes = int.from_bytes(file[scan_at - 2 : scan_at], "big")
+        data_at = scan_at - 2 + header_bytes
+    return Layout(height, width, frame_at + 1, unit, interval, data_at)
+
+
 def plan_crop(
-    file: bytes, layout: Layout, box: Box, size: tuple[int, int]
+    file: bytes,
+    layout: Layout,
+    box: Box,
+    size: tuple[int, int],
 ) -> Callable[[], np.ndarray | None]:
     """Remove the data of a JPEG that a part of it does not need; decode nothing yet.
 
@@ -105,64 +126,103 @@ def plan_crop(
       The shape is that of `box` divided by 1, 2, 4 or 8 and not smaller than `size` (height,
       width); borders are rounded to these pixels.
     """
-    reduction = next(
-        n for n in REDUCTIONS if n == 1 or (box.height >= n * size[0] and box.width >= n * size[1])
-    )
+    reduction = _choose_reduction(box, size)
     is_complete = True
     if layout.data_at:
         file, layout, box, is_complete = _without_the_rest(file, layout, box)
-    top, left, bottom, right = (
-        round(n / reduction) for n in (*box[:2], box.top + box.height, box.left + box.width)
-    )
+
+    top = round(box.top / reduction)
+    left = round(box.left / reduction)
+    bottom = round((box.top + box.height) / reduction)
+    right = round((box.left + box.width) / reduction)
     part = Box(top, left, bottom - top, right - left)
     return functools.partial(_decode_part, file, layout, reduction, is_complete, part)
 
 
+def _choose_reduction(box: Box, size: tuple[int, int]) -> int:
+    """Return the largest number that divides a box without making it smaller than a size."""
+    height, width = size
+    for reduction in REDUCTIONS:
+        if box.height >= reduction * height and box.width >= reduction * width:
+            return reduction
+    return 1
+
+
 def _decode_part(
-    file: bytes, layout: Layout, reduction: int, is_complete: bool, part: Box
+    file: bytes,
+    layout: Layout,
+    reduction: int,
+    is_complete: bool,
+    part: Box,
 ) -> np.ndarray | None:
     if simplejpeg is None:
-        pixels = cv2.imdecode(np.frombuffer(file, np.uint8), _FLAGS | REDUCTIONS[reduction])
-        return None if pixels is None else cut(pixels, part)
-    height, width = (
-        -(-side // reduction) for side in layout[:2]
-    )  # the sizes for which libjpeg takes this fraction
-    size = {"min_height": height, "min_width": width, "min_factor": reduction}
+        encoded = np.frombuffer(file, np.uint8)
+        pixels = cv2.imdecode(encoded, _FLAGS | REDUCTIONS[reduction])
+        if pixels is None:
+            return None
+        return cut(pixels, part)
+
     try:
-        return cut(simplejpeg.decode_jpeg(file, "RGB", strict=is_complete, **size), part)
+        # These are the sizes for which libjpeg takes this fraction.
+        pixels = simplejpeg.decode_jpeg(
+            file,
+            "RGB",
+            strict=is_complete,
+            min_height=-(-layout.height // reduction),
+            min_width=-(-layout.width // reduction),
+            min_factor=reduction,
+        )
     except ValueError:
         return None
+    return cut(pixels, part)
 
 
-def _without_the_rest(file: bytes, layout: Layout, box: Box) -> tuple[bytes, Layout, Box, bool]:
-    """Return a smaller file with the crop, its layout, the crop in it, and whether its data end with its height."""
-    unit = layout.unit[0]
-    across = -(-layout.width // layout.unit[1])
-    down = -(-layout.height // layout.unit[0])
-    top = max(box.top - _CONTEXT, 0) // unit  # in rows of units
-    bottom = -(-min(box.top + box.height + _CONTEXT, layout.height) // unit)
+def _without_the_rest(
+    file: bytes,
+    layout: Layout,
+    box: Box,
+) -> tuple[bytes, Layout, Box, bool]:
+    """Return a smaller file with the crop, its layout, and the crop in it.
+
+    The last value is True if the data of the file end with its height.
+    """
+    unit_height, unit_width = layout.unit
+    across = -(-layout.width // unit_width)
+    down = -(-layout.height // unit_height)
+
+    # In rows of units.
+    lowest_pixel = min(box.top + box.height + _CONTEXT, layout.height)
+    top = max(box.top - _CONTEXT, 0) // unit_height
+    bottom = -(-lowest_pixel // unit_height)
+
     if layout.interval == across:
         marks = [match.start() for match in _RESTART.finditer(file, layout.data_at)]
         if len(marks) + 1 == down:
-            starts = [layout.data_at, *(mark + 2 for mark in marks)]
-            ends = [*marks, len(file) - 2]
-            pieces = [
-                file[start:end]
-                for start, end in zip(starts[top:bottom], ends[top:bottom], strict=True)
-            ]
-            coded = [part for n, piece in enumerate(pieces) for part in (_marker(n), piece)][1:]
-            part = layout._replace(height=min(bottom * unit, layout.height) - top * unit)
-            header = _header(file[: layout.data_at], part)
-            return (
-                b"".join([header, *coded, _END]),
-                part,
-                box._replace(top=box.top - top * unit),
-                True,
-            )
+            first_pixel = top * unit_height
+            end_pixel = min(bottom * unit_height, layout.height)
+            part = layout._replace(height=end_pixel - first_pixel)
+            shorter = _keep_rows(file, part, marks, top, bottom)
+            return shorter, part, box._replace(top=box.top - first_pixel), True
+
     if simplejpeg is None or bottom == down:
         return file, layout, box, True
-    part = layout._replace(height=bottom * unit)
+    part = layout._replace(height=bottom * unit_height)
     return _header(file, part), part, box, False
+
+
+def _keep_rows(file: bytes, part: Layout, marks: list[int], top: int, bottom: int) -> bytes:
+    """Return a file with the rows of units from `top` to `bottom`, which `marks` separate."""
+    starts = [part.data_at]
+    starts.extend(mark + 2 for mark in marks)
+    ends = [*marks, len(file) - 2]
+
+    pieces = [_header(file[: part.data_at], part)]
+    for row in range(top, bottom):
+        if row > top:
+            pieces.append(_marker(row - top))
+        pieces.append(file[starts[row] : ends[row]])
+    pieces.append(_END)
+    return b"".join(pieces)
 
 
 def _marker(n: int) -> bytes:

@@ -83,7 +83,7 @@ def _decode(file: bytes) -> tuple[np.ndarray, _Header]:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UndecodableRaster(
             f"The file starts as {description} but is cut off, damaged or of an unknown kind: "
-            f"{reason}"
+            f"{reason}",
         ) from error
     if values.dtype not in (np.uint8, np.uint16) or values.ndim not in (2, 3):
         raise _unsupported(f"values as {values.dtype} {values.shape}", description)
@@ -102,17 +102,18 @@ def _read_header(file: bytes) -> _Header:
         colours, palette_kinds = _read_jp2_header(file[:start])
     except (ValueError, IndexError, struct.error) as error:
         raise UndecodableRaster(
-            "The file starts as JPEG 2000 but its header is cut off or damaged"
+            "The file starts as JPEG 2000 but its header is cut off or damaged",
         ) from error
     if not 1 <= bands <= MOST_BANDS:
         raise UndecodableRaster(
             f"The file is a JPEG 2000 of {bands} bands, and images have 1 to {MOST_BANDS}: "
-            "save it as RGB"
+            "save it as RGB",
         )
     description = f"JPEG 2000 of {bands} bands"
     if colours in _OTHER_COLOURS:
         raise _unsupported(
-            f"colours of the kind {colours} ({_OTHER_COLOURS[colours]})", description
+            f"colours of the kind {colours} ({_OTHER_COLOURS[colours]})",
+            description,
         )
     kinds = palette_kinds or kinds
     if len(kinds) != 1:
@@ -140,5 +141,5 @@ def _read_jp2_header(head: bytes) -> tuple[int | None, set[int]]:
 def _unsupported(layout: str, description: str) -> UndecodableRaster:
     return UndecodableRaster(
         f"The file has {layout}, which cannot be decoded ({description}): "
-        "save it as PNG, or as grey or RGB"
+        "save it as PNG, or as grey or RGB",
     )

@@ -24,18 +24,18 @@ _EXIF = b"Exif\0\0"
 _XMP = b"http://ns.adobe.com/xap/1.0/\0"
 _PNG_XMP = b"XML:com.adobe.xmp\0"
 _PNG_PROFILE = re.compile(
-    rb"Raw profile type (exif|APP1|xmp)\0", re.IGNORECASE
+    rb"Raw profile type (exif|APP1|xmp)\0",
+    re.IGNORECASE,
 )  # of ImageMagick, in hexadecimal
 _JP2_EXIF = b"JpgTiffExif->JP2"
 _JP2_XMP = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")
 _XMP_ORIENTATION = re.compile(rb"""tiff:Orientation\s*(?:=\s*["']|>)\s*([0-9])\s*["'<]""")
 _MOST_XMP = 2**20  # bytes that are searched
 _MOST_CHUNKS = 2**16  # of a PNG or WebP
-_TRANSPOSED, _UPSIDE_DOWN, _MIRRORED = (
-    (5, 6, 7, 8),
-    (3, 4, 7, 8),
-    (2, 3, 6, 7),
-)  # in this order to be upright
+# Steps to the upright image, in this order.
+_TRANSPOSED = (5, 6, 7, 8)
+_UPSIDE_DOWN = (3, 4, 7, 8)
+_MIRRORED = (2, 3, 6, 7)
 
 
 class _Stated(NamedTuple):
@@ -53,7 +53,9 @@ def orientation_of(file: bytes | np.ndarray) -> int:
         stated = _read_orientation(file)
     except (struct.error, ValueError, OverflowError, IndexError, zlib.error):
         return 1
-    return stated if stated is not None and 1 <= stated <= 8 else 1
+    if stated is None or not 1 <= stated <= 8:
+        return 1
+    return stated
 
 
 def _read_orientation(file: bytes) -> int | None:
@@ -64,8 +66,11 @@ def _read_orientation(file: bytes) -> int | None:
         found = _Stated(metadata.exif, metadata.xmp)
     else:
         found = _find_metadata(file)
+
     stated = _orientation_in_exif(found.exif)
-    return stated if stated is not None else _orientation_in_xmp(found.xmp)
+    if stated is not None:
+        return stated
+    return _orientation_in_xmp(found.xmp)
 
 
 def _orientation_in_exif(exif: bytes) -> int | None:
@@ -75,12 +80,16 @@ def _orientation_in_exif(exif: bytes) -> int | None:
         tags = tiff_tags(exif, (_ORIENTATION,))
     except (struct.error, ValueError, OverflowError):
         return None
-    return int(tags[_ORIENTATION].values[0]) if tags else None
+    if not tags:
+        return None
+    return int(tags[_ORIENTATION].values[0])
 
 
 def _orientation_in_xmp(xmp: bytes) -> int | None:
     match = _XMP_ORIENTATION.search(xmp, 0, _MOST_XMP)
-    return int(match[1]) if match else None
+    if match is None:
+        return None
+    return int(match[1])
 
 
 def _find_metadata(file: bytes) -> _Stated:
@@ -95,9 +104,15 @@ def _find_metadata(file: bytes) -> _Stated:
     if file.startswith(b"\0\0\0\x0cjP  "):
         return _metadata_of_jp2(file)
     if file.startswith(b"GIF8"):
-        place = file.find(b"XMP DataXMP")
-        return _Stated(xmp=file[place : place + _MOST_XMP] if place > 0 else b"")
+        return _metadata_of_gif(file)
     return _Stated()
+
+
+def _metadata_of_gif(file: bytes) -> _Stated:
+    place = file.find(b"XMP DataXMP")
+    if place <= 0:
+        return _Stated()
+    return _Stated(xmp=file[place : place + _MOST_XMP])
 
 
 def _metadata_of_jpeg(file: bytes) -> _Stated:
@@ -106,7 +121,9 @@ def _metadata_of_jpeg(file: bytes) -> _Stated:
     for marker, place in jpeg_segments(file):
         if marker != _APP1:
             continue
-        end = place - 2 + int.from_bytes(file[place - 2 : place], "big")
+
+        size = int.from_bytes(file[place - 2 : place], "big")
+        end = place - 2 + size
         if file.startswith(_EXIF, place) and not exif:
             exif = file[place + len(_EXIF) : end]
         elif file.startswith(_XMP, place) and not xmp:
@@ -115,10 +132,12 @@ def _metadata_of_jpeg(file: bytes) -> _Stated:
 
 
 def _metadata_of_tiff(file: bytes) -> _Stated:
-    tag = tiff_tags(file, (_TIFF_XMP,), most_values=_MOST_XMP).get(_TIFF_XMP)
-    xmp = b""
-    if tag is not None:
-        xmp = bytes(int(value) & 255 for value in tag.values)
+    tags = tiff_tags(file, (_TIFF_XMP,), most_values=_MOST_XMP)
+    if _TIFF_XMP not in tags:
+        return _Stated(file)
+
+    values = tags[_TIFF_XMP].values
+    xmp = bytes(int(value) & 255 for value in values)
     return _Stated(file, xmp)
 
 
@@ -130,8 +149,10 @@ def _metadata_of_png(file: bytes) -> _Stated:
             exif = body
         elif kind == b"iTXt" and body.startswith(_PNG_XMP):
             xmp = _text_of_itxt(body)
-        elif kind in (b"tEXt", b"zTXt") and (match := _PNG_PROFILE.match(body)):
-            profile = _read_profile(body[match.end() :], is_compressed=kind == b"zTXt")
+        elif kind in (b"tEXt", b"zTXt"):
+            profile = _find_profile(body, is_compressed=kind == b"zTXt")
+            if profile is None:
+                continue
             if profile.startswith(_EXIF):
                 exif = exif or profile[len(_EXIF) :]
             else:
@@ -147,19 +168,32 @@ def _png_metadata(file: bytes) -> Iterator[tuple[bytes, bytes]]:
             return
         size, kind = struct.unpack_from(">I4s", file, place)
         if kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
-            yield kind, file[place + 8 : place + 8 + min(size, _MOST_XMP)]
+            start = place + 8
+            end = start + min(size, _MOST_XMP)
+            yield kind, file[start:end]
         place += size + 12
 
 
 def _text_of_itxt(body: bytes) -> bytes:
-    is_compressed = body[len(_PNG_XMP)] == 1
-    _, _, rest = body[len(_PNG_XMP) + 2 :].partition(b"\0")  # the language
-    _, _, text = rest.partition(b"\0")  # the translated keyword
-    return _inflate(text) if is_compressed else text
+    flag_at = len(_PNG_XMP)
+    is_compressed = body[flag_at] == 1
+    _, _, after_language = body[flag_at + 2 :].partition(b"\0")
+    _, _, text = after_language.partition(b"\0")  # after the translated keyword
+    if is_compressed:
+        return _inflate(text)
+    return text
 
 
-def _read_profile(text: bytes, is_compressed: bool) -> bytes:
-    """Return the bytes of a profile: a name, a length and hexadecimal digits, on lines."""
+def _find_profile(body: bytes, is_compressed: bool) -> bytes | None:
+    """Return the bytes of a profile: a name, a length and hexadecimal digits, on lines.
+
+    Another text of a PNG is None.
+    """
+    match = _PNG_PROFILE.match(body)
+    if match is None:
+        return None
+
+    text = body[match.end() :]
     if is_compressed:
         text = _inflate(text[1:])
     lines = text.strip().split(b"\n", 2)
@@ -180,11 +214,13 @@ def _metadata_of_webp(file: bytes) -> _Stated:
         if place + 8 > len(file):
             break
         kind, size = struct.unpack_from("<4sI", file, place)
+        start = place + 8
+        end = start + size
         if kind == b"EXIF":
-            exif = file[place + 8 : place + 8 + size].removeprefix(_EXIF)
+            exif = file[start:end].removeprefix(_EXIF)
         elif kind == b"XMP ":
-            xmp = file[place + 8 : place + 8 + size]
-        place += 8 + size + size % 2
+            xmp = file[start:end]
+        place = end + size % 2
     return _Stated(exif, xmp)
 
 
@@ -194,11 +230,13 @@ def _metadata_of_jp2(file: bytes) -> _Stated:
     for box in heif.read_boxes(file):
         if box.kind != b"uuid":
             continue
-        identifier = file[box.start : box.start + 16]
+
+        content_at = box.start + 16
+        identifier = file[box.start : content_at]
         if identifier == _JP2_EXIF:
-            exif = file[box.start + 16 : box.end].removeprefix(_EXIF)
+            exif = file[content_at : box.end].removeprefix(_EXIF)
         elif identifier == _JP2_XMP:
-            xmp = file[box.start + 16 : box.end]
+            xmp = file[content_at : box.end]
     return _Stated(exif, xmp)
 
 
@@ -206,21 +244,34 @@ def turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
     """Return the upright image (H, W, 3) of pixels stored with this orientation."""
     if orientation == 1:
         return pixels
-    upright = pixels.swapaxes(0, 1) if orientation in _TRANSPOSED else pixels
-    upright = upright[::-1] if orientation in _UPSIDE_DOWN else upright
-    return np.ascontiguousarray(upright[:, ::-1] if orientation in _MIRRORED else upright)
+    if orientation in _TRANSPOSED:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in _UPSIDE_DOWN:
+        pixels = pixels[::-1]
+    if orientation in _MIRRORED:
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
 
 
 def turn_back(box: Box, orientation: int, height: int, width: int) -> Box:
-    """Return the box in the stored image of a box in the upright image, which has this height and width."""
-    top, left, tall, wide = box
-    top = height - top - tall if orientation in _UPSIDE_DOWN else top
-    left = width - left - wide if orientation in _MIRRORED else left
-    return Box(left, top, wide, tall) if orientation in _TRANSPOSED else Box(top, left, tall, wide)
+    """Return the box in the stored image of a box in the upright image.
+
+    `height` and `width` are those of the upright image.
+    """
+    top = box.top
+    if orientation in _UPSIDE_DOWN:
+        top = height - box.top - box.height
+    left = box.left
+    if orientation in _MIRRORED:
+        left = width - box.left - box.width
+
+    if orientation in _TRANSPOSED:
+        return Box(left, top, box.width, box.height)
+    return Box(top, left, box.height, box.width)
 
 
 def is_transposed(orientation: int) -> bool:
-    """Return True if height and width of the stored image are width and height of the upright image."""
+    """Return True if the height of the stored image is the width of the upright image."""
     return orientation in _TRANSPOSED
 
 
@@ -228,11 +279,19 @@ def tagged(jpeg: bytes, orientation: int) -> bytes:
     """Add an orientation to a JPEG that has no Exif data."""
     if orientation == 1:
         return jpeg
-    tiff = struct.pack(">2sHIHHHIHHI", b"MM", 42, 8, 1, _ORIENTATION, 3, 1, orientation, 0, 0)
-    return (
-        jpeg[:2]
-        + struct.pack(">BBH", 0xFF, _APP1, 2 + len(_EXIF) + len(tiff))
-        + _EXIF
-        + tiff
-        + jpeg[2:]
+    tiff = struct.pack(
+        ">2sHIHHHIHHI",
+        b"MM",
+        42,
+        8,
+        1,
+        _ORIENTATION,
+        3,
+        1,
+        orientation,
+        0,
+        0,
     )
+    size = 2 + len(_EXIF) + len(tiff)
+    head = struct.pack(">BBH", 0xFF, _APP1, size)
+    return jpeg[:2] + head + _EXIF + tiff + jpeg[2:]

@@ -32,14 +32,16 @@ def decode_colours(file: bytes) -> np.ndarray | None:
     """
     if file.startswith(b"P7"):
         values = bitmaps.decode_pam(file)
-        return values if values.dtype == np.uint8 else (values >> 8).astype(np.uint8)
+        return _drop_low_bits(values, 16)
     if bitmaps.is_bmp_of_bit_fields(file):
         return bitmaps.decode_bmp(file)
     if file.startswith(jpeg_2000.STARTS):
         return jpeg_2000.decode_colours(file)
     if heif.is_monochrome(file):
         grey = _decode_grey_avif(file)
-        return None if grey is None else _drop_low_bits(grey, heif.bits_of(file))
+        if grey is None:
+            return None
+        return _drop_low_bits(grey, heif.bits_of(file))
     if file.startswith(_SUN_START):
         bitmaps.require_plain_sun_raster(file)
     return _decode_by_opencv(_repair(file), _COLOURS)
@@ -63,12 +65,19 @@ def _decode_grey_avif(file: bytes) -> np.ndarray | None:
         values: np.ndarray = imagecodecs.avif_decode(heif.without_sequence(file))
     except Exception:  # its exceptions have no one class
         return None
-    grey = values if values.ndim == 2 else values[..., 0]
-    return np.repeat(grey[..., None], 3, axis=-1) if grey.ndim == 2 else None
+
+    grey = values
+    if values.ndim != 2:
+        grey = values[..., 0]
+    if grey.ndim != 2:
+        return None
+    return np.repeat(grey[..., None], 3, axis=-1)
 
 
 def _drop_low_bits(values: np.ndarray, bits: int) -> np.ndarray:
-    return values if values.dtype == np.uint8 else (values >> (bits - 8)).astype(np.uint8)
+    if values.dtype == np.uint8:
+        return values
+    return (values >> (bits - 8)).astype(np.uint8)
 
 
 def _decode_by_opencv(file: bytes, flags: int) -> np.ndarray | None:
@@ -76,9 +85,12 @@ def _decode_by_opencv(file: bytes, flags: int) -> np.ndarray | None:
     if file[4:8] != b"ftyp":
         pixels: np.ndarray | None = cv2.imdecode(encoded, flags | cv2.IMREAD_COLOR_RGB)
         return pixels
+
     # IMREAD_COLOR_RGB exchanges red and blue of an AVIF with alpha.
     pixels = cv2.imdecode(encoded, flags | cv2.IMREAD_COLOR_BGR)
-    return None if pixels is None else cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+    if pixels is None:
+        return None
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
 
 
 def _repair(file: bytes) -> bytes:

@@ -19,7 +19,13 @@ import imagecodecs
 import numpy as np
 import tifffile
 
-from vit_jax.data.decoding.headers import MAX_JPEG_SCANS, Tag, jpeg_scans, stated_pixels, tiff_tags
+from vit_jax.data.decoding.headers import (
+    MAX_JPEG_SCANS,
+    Tag,
+    jpeg_scans,
+    stated_pixels,
+    tiff_tags,
+)
 
 # It would log damage that the exceptions of this module name.
 logging.getLogger("tifffile").setLevel(logging.CRITICAL + 1)
@@ -51,21 +57,31 @@ _IMAGE_DEPTH = 32997
 _TILE_DEPTH = 32998
 # Fill order, options of CCITT, predictor, kinds of extra samples: tifffile needs them as they are.
 _PASSED_ON = (
-    *(266, 292, 293, 338),
-    *(
-        _BITS,
-        _FORMAT,
-        _PLANES,
-        _PREDICTOR,
-        _SAMPLES,
-        _STRIP_ROWS,
-        _TILE_WIDTH,
-        _TILE_HEIGHT,
-        _YCBCR_SUBSAMPLING,
-    ),
+    266,
+    292,
+    293,
+    338,
+    _BITS,
+    _FORMAT,
+    _PLANES,
+    _PREDICTOR,
+    _SAMPLES,
+    _STRIP_ROWS,
+    _TILE_WIDTH,
+    _TILE_HEIGHT,
+    _YCBCR_SUBSAMPLING,
 )
 _SMALL_TAGS = frozenset(
-    (*_PASSED_ON, _WIDTH, _HEIGHT, _COMPRESSION, _PHOTOMETRIC, _INK_SET, _IMAGE_DEPTH, _TILE_DEPTH)
+    (
+        *_PASSED_ON,
+        _WIDTH,
+        _HEIGHT,
+        _COMPRESSION,
+        _PHOTOMETRIC,
+        _INK_SET,
+        _IMAGE_DEPTH,
+        _TILE_DEPTH,
+    )
 )
 _OFFSET_TAGS = (_STRIP_OFFSETS, _STRIP_BYTES, _TILE_OFFSETS, _TILE_BYTES)
 
@@ -108,7 +124,21 @@ COMPRESSIONS: Mapping[int, str] = {
 }
 """Compressions that are decoded, by the value of tag 259."""
 _IMAGE_CODECS = frozenset(
-    (*JPEGS, 22610, 33003, 33004, 33005, 34712, LERC, 34927, 34933, 34934, 50001, 50002, 52546)
+    (
+        *JPEGS,
+        22610,
+        33003,
+        33004,
+        33005,
+        34712,
+        LERC,
+        34927,
+        34933,
+        34934,
+        50001,
+        50002,
+        52546,
+    )
 )
 
 FORMATS: Mapping[int, str] = {
@@ -180,70 +210,93 @@ def read_layout(file: bytes) -> Layout:
         tags = tiff_tags(file, _SMALL_TAGS)
     except (struct.error, ValueError, OverflowError) as error:
         raise UndecodableTiff(
-            "The file starts as TIFF but its directory is cut off or damaged"
+            "The file starts as TIFF but its directory is cut off or damaged",
         ) from error
 
-    def first(tag: int, default: int) -> int:
-        return int(tags[tag].values[0]) if tag in tags else default
-
-    compression = first(_COMPRESSION, 1)
-    bands = first(_SAMPLES, 1)
-    sample_bits = tags[_BITS].values if _BITS in tags else (1,)
-    sample_format = first(_FORMAT, _UNSIGNED)
-    photometric = first(_PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
-    words = " and ".join(f"{int(bits)}" for bits in sorted({*sample_bits}))
-    description = _describe(compression, bands, words, sample_format)
-
-    if not 1 <= bands <= MOST_BANDS:
-        raise UndecodableTiff(
-            f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. {CHOOSE_BANDS}"
-        )
-    if compression not in COMPRESSIONS:
-        raise _unsupported(
-            f"compression {compression} ({_name(tifffile.COMPRESSION, compression)})", description
-        )
-    if len({*sample_bits}) > 1 or len({*tags[_FORMAT].values} if _FORMAT in tags else {1}) > 1:
-        raise _unsupported("bands of different kinds", description)
-    if not _is_known_sample(sample_format, int(sample_bits[0])):
-        kind = FORMATS.get(sample_format, f"sample format {sample_format}")
-        raise _unsupported(f"{kind} of {words} bits", description)
-    if photometric not in [*Photometric]:
-        raise _unsupported(
-            f"colours as {_name(tifffile.PHOTOMETRIC, photometric)} ({photometric})", description
-        )
-    if (
-        compression == LERC and first(_PREDICTOR, 1) == 3
-    ):  # no longer lossless, and wrong in tifffile
-        raise _unsupported("a predictor for floating point", description)
-    if first(_IMAGE_DEPTH, 1) > 1 or first(_TILE_DEPTH, 1) > 1:
-        raise _unsupported("volumes", description)
-
+    _require_known_tags(tags)
+    bands = _first_value(tags, _SAMPLES, 1)
+    photometric = _first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
     layout = Layout(
         tags=tags,
-        height=first(_HEIGHT, 0),
-        width=first(_WIDTH, 0),
+        height=_first_value(tags, _HEIGHT, 0),
+        width=_first_value(tags, _WIDTH, 0),
         bands=bands,
-        bits=int(sample_bits[0]),
-        format=sample_format,
-        compression=compression,
+        bits=_first_value(tags, _BITS, 1),
+        format=_first_value(tags, _FORMAT, _UNSIGNED),
+        compression=_first_value(tags, _COMPRESSION, 1),
         photometric=Photometric(photometric),
-        is_planar=first(_PLANES, 1) == 2 and bands > 1,
+        is_planar=_first_value(tags, _PLANES, 1) == 2 and bands > 1,
     )
     _require_known_colours(layout)
     return layout
 
 
+def _first_value(tags: Mapping[int, Tag], number: int, default: int) -> int:
+    """Return the first value of a tag, or the default of a missing tag."""
+    if number not in tags:
+        return default
+    return int(tags[number].values[0])
+
+
+def _distinct_values(tags: Mapping[int, Tag], number: int) -> set[float]:
+    """Return the different values of a tag; of a missing tag one value."""
+    if number not in tags:
+        return {1}
+    return {*tags[number].values}
+
+
+def _require_known_tags(tags: Mapping[int, Tag]) -> None:
+    """Raise UndecodableTiff for samples, compressions and colours that are not supported."""
+    compression = _first_value(tags, _COMPRESSION, 1)
+    bands = _first_value(tags, _SAMPLES, 1)
+    sample_format = _first_value(tags, _FORMAT, _UNSIGNED)
+    photometric = _first_value(tags, _PHOTOMETRIC, Photometric.BLACK_IS_ZERO)
+    all_bits = _distinct_values(tags, _BITS)
+    words = " and ".join(str(int(bits)) for bits in sorted(all_bits))
+    description = _describe(compression, bands, words, sample_format)
+
+    if not 1 <= bands <= MOST_BANDS:
+        raise UndecodableTiff(
+            f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. "
+            f"{CHOOSE_BANDS}",
+        )
+    if compression not in COMPRESSIONS:
+        name = _name(tifffile.COMPRESSION, compression)
+        raise _unsupported(f"compression {compression} ({name})", description)
+    if len(all_bits) > 1 or len(_distinct_values(tags, _FORMAT)) > 1:
+        raise _unsupported("bands of different kinds", description)
+    if not _is_known_sample(sample_format, _first_value(tags, _BITS, 1)):
+        kind = FORMATS.get(sample_format, f"sample format {sample_format}")
+        raise _unsupported(f"{kind} of {words} bits", description)
+    if photometric not in [*Photometric]:
+        name = _name(tifffile.PHOTOMETRIC, photometric)
+        raise _unsupported(f"colours as {name} ({photometric})", description)
+    # This predictor makes LERC lossy, and tifffile decodes it wrongly.
+    if compression == LERC and _first_value(tags, _PREDICTOR, 1) == 3:
+        raise _unsupported("a predictor for floating point", description)
+    image_depth = _first_value(tags, _IMAGE_DEPTH, 1)
+    tile_depth = _first_value(tags, _TILE_DEPTH, 1)
+    if image_depth > 1 or tile_depth > 1:
+        raise _unsupported("volumes", description)
+
+
 def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
-    """Return the values of the first page as stored, (H, W) or, of three or four bands, (H, W, 3), and its layout.
+    """Return the values of the first page as stored, and its layout.
+
+    The values are (H, W) or, of three or four bands, (H, W, 3); of CMYK all four bands.
 
     Raises:
       UndecodableTiff: as `read_layout`; or strips or tiles are missing or damaged.
     """
     layout = read_layout(file)
     values = _decode_segments(file, layout)
+
     if layout.photometric is Photometric.CMYK:
         return values, layout
-    return (values[..., 0] if layout.bands < 3 else values[..., :3]), layout
+
+    if layout.bands < 3:
+        return values[..., 0], layout
+    return values[..., :3], layout
 
 
 def decode_page(file: bytes) -> np.ndarray:
@@ -255,6 +308,7 @@ def decode_page(file: bytes) -> np.ndarray:
       UndecodableTiff: as `read_values`.
     """
     values, layout = read_values(file)
+
     if layout.photometric is Photometric.PALETTE:
         return _apply_palette(file, values, layout)
     pixels = _to_8_bits(values, layout)
@@ -262,7 +316,9 @@ def decode_page(file: bytes) -> np.ndarray:
         return 255 - pixels
     if layout.photometric is Photometric.CMYK:
         return _cmyk_to_rgb(pixels)
-    if layout.photometric is Photometric.YCBCR and layout.compression not in (*JPEGS, 33003):
+
+    has_decoded_colours = layout.compression in (*JPEGS, 33003)
+    if layout.photometric is Photometric.YCBCR and not has_decoded_colours:
         return _ycbcr_to_rgb(pixels)
     return pixels
 
@@ -281,71 +337,90 @@ def _require_known_colours(layout: Layout) -> None:
     if layout.photometric is Photometric.PALETTE and layout.bits > 8:
         raise _unsupported(f"a palette for {layout.bits} bits", description)
     if layout.photometric is Photometric.CMYK:
-        ink_set = layout.tags.get(_INK_SET)
-        if layout.bands != 4 or (ink_set is not None and ink_set.values[0] != 1):
-            raise _unsupported(f"{layout.bands} inks that are not CMYK", description)
-        if layout.format not in (_UNSIGNED, _UNDEFINED) or layout.bits not in (8, 16):
-            raise _unsupported("CMYK of these bits", description)
+        _require_known_inks(layout, description)
     if layout.photometric is Photometric.YCBCR:
-        is_jpeg = layout.compression in JPEGS
-        if layout.bands != 3 or layout.bits != 8 or (is_jpeg and layout.is_planar):
-            raise _unsupported("YCbCr in this layout", description)
-        if not is_jpeg and layout.compression != 33003:
-            subsampling = layout.tags.get(_YCBCR_SUBSAMPLING)
-            if subsampling is None or {*subsampling.values} != {1}:
-                raise _unsupported("YCbCr with colours at a lower resolution", description)
-            if layout.compression in _IMAGE_CODECS:
-                raise _unsupported("YCbCr with this compression", description)
+        _require_known_ycbcr(layout, description)
+
+
+def _require_known_inks(layout: Layout, description: str) -> None:
+    ink_set = layout.tags.get(_INK_SET)
+    is_cmyk = ink_set is None or ink_set.values[0] == 1
+    if layout.bands != 4 or not is_cmyk:
+        raise _unsupported(f"{layout.bands} inks that are not CMYK", description)
+    if layout.format not in (_UNSIGNED, _UNDEFINED) or layout.bits not in (8, 16):
+        raise _unsupported("CMYK of these bits", description)
+
+
+def _require_known_ycbcr(layout: Layout, description: str) -> None:
+    is_jpeg = layout.compression in JPEGS
+    if layout.bands != 3 or layout.bits != 8 or (is_jpeg and layout.is_planar):
+        raise _unsupported("YCbCr in this layout", description)
+    if is_jpeg or layout.compression == 33003:
+        return
+
+    subsampling = layout.tags.get(_YCBCR_SUBSAMPLING)
+    if subsampling is None or {*subsampling.values} != {1}:
+        raise _unsupported("YCbCr with colours at a lower resolution", description)
+    if layout.compression in _IMAGE_CODECS:
+        raise _unsupported("YCbCr with this compression", description)
 
 
 def _decode_segments(file: bytes, layout: Layout) -> np.ndarray:
     """Return all samples, (H, W, bands)."""
     with _explain_damage(layout):
         page = _describe_page(file, layout)
-        if (
-            page.dtype is None
-            or page.shaped[1] != 1
-            or page.shaped[2:4] != (layout.height, layout.width)
-        ):
-            raise ValueError("its tags contradict each other")
-        count = math.prod(page.chunked)
-        segment_pixels = _segment_pixels(page, layout)
-        allowed = (
-            2 * layout.height * layout.width * (layout.bands if layout.is_planar else 1)
-            + _SPARE_PIXELS
-        )
-        if count * segment_pixels > allowed:
-            raise ValueError("its tiles are much larger than the page")
-        allowed_samples = allowed * layout.bands
-        arguments = {"jpegtables": _read_jpeg_tables(file)} if layout.compression in JPEGS else {}
+        allowed_samples = _allowed_pixels(page, layout) * layout.bands
+        arguments = {}
+        if layout.compression in JPEGS:
+            arguments["jpegtables"] = _read_jpeg_tables(file)
+
         values = np.empty(page.shaped, page.dtype)
-        for index, data in enumerate(_read_segments(file, count)):
+        for index, data in enumerate(_read_segments(file, math.prod(page.chunked))):
             if index == 0:
                 # Then the file's own marks tell the colours, whatever the tags say; a plane is
                 # grey.
                 page.is_jfif = layout.is_planar or data[6:10] == b"JFIF"
             if layout.compression == LERC:
-                data = _unwrap_lerc(
-                    data, 2 * segment_pixels * layout.bands * page.dtype.itemsize + 4096
-                )
+                data = _unwrap_lerc(data, _most_lerc_bytes(page, layout))
             if jpeg_scans(data) > MAX_JPEG_SCANS:
                 raise ValueError(f"a strip or tile is a JPEG of more than {MAX_JPEG_SCANS} scans")
-            if layout.compression in _IMAGE_CODECS:
-                allowed_samples -= _codec_pixels(data) * (
-                    1 if layout.compression == LERC else layout.bands
-                )
+            allowed_samples -= _codec_samples(data, layout)
             if allowed_samples < 0:
                 raise ValueError("its strips or tiles state more pixels than the page")
-            segment, (plane, _, top, left, _), _ = page.decode(data, index, **arguments)
-            if segment is None or (
-                segment.dtype != page.dtype and layout.bits > 1
-            ):  # CCITT: integers
+
+            segment, place, _ = page.decode(data, index, **arguments)
+            if segment is None:
                 raise ValueError(f"its data are not {page.dtype}")
-            part = values[plane, 0, top : top + segment.shape[1], left : left + segment.shape[2]]
+            if segment.dtype != page.dtype and layout.bits > 1:  # CCITT: integers
+                raise ValueError(f"its data are not {page.dtype}")
+
+            plane, _, top, left, _ = place
+            bottom = top + segment.shape[1]
+            right = left + segment.shape[2]
+            part = values[plane, 0, top:bottom, left:right]
             part[...] = segment[0, : part.shape[0], : part.shape[1]]
+
     if layout.is_planar:
         return np.moveaxis(values[:, 0, :, :, 0], 0, -1)
     return values[0, 0]
+
+
+def _allowed_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
+    """Return the pixels that the strips or tiles of a page may decode to.
+
+    Raises:
+      ValueError: the page as tifffile understands it is another, or its tiles are too large.
+    """
+    if page.dtype is None or page.shaped[1] != 1:
+        raise ValueError("its tags contradict each other")
+    if page.shaped[2:4] != (layout.height, layout.width):
+        raise ValueError("its tags contradict each other")
+
+    planes = layout.bands if layout.is_planar else 1
+    allowed = 2 * layout.height * layout.width * planes + _SPARE_PIXELS
+    if math.prod(page.chunked) * _segment_pixels(page, layout) > allowed:
+        raise ValueError("its tiles are much larger than the page")
+    return allowed
 
 
 def _segment_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
@@ -354,12 +429,26 @@ def _segment_pixels(page: tifffile.TiffPage, layout: Layout) -> int:
     return min(page.rowsperstrip, layout.height) * layout.width
 
 
-def _codec_pixels(data: bytes) -> int:
-    """Return the pixels that a strip or tile states in its own header, which its decoder believes."""
+def _codec_samples(data: bytes, layout: Layout) -> int:
+    """Return the samples that a strip or tile states in its own header, which its decoder believes.
+
+    Compressions of bytes state none: 0.
+    """
+    if layout.compression not in _IMAGE_CODECS:
+        return 0
     pixels = stated_pixels(data)
     if pixels <= 0:
         raise ValueError("a strip or tile states no size")
-    return pixels
+    if layout.compression == LERC:  # whose header states samples
+        return pixels
+    return pixels * layout.bands
+
+
+def _most_lerc_bytes(page: tifffile.TiffPage, layout: Layout) -> int:
+    """Return the largest size of a strip or tile of LERC without its second compression."""
+    assert page.dtype is not None
+    samples = _segment_pixels(page, layout) * layout.bands
+    return 2 * samples * page.dtype.itemsize + 4096
 
 
 def _unwrap_lerc(data: bytes, most: int) -> bytes:
@@ -374,106 +463,151 @@ def _unwrap_lerc(data: bytes, most: int) -> bytes:
 def _read_segments(file: bytes, count: int) -> Iterator[bytes]:
     """Yield the encoded bytes of each strip or tile."""
     tags = tiff_tags(file, _OFFSET_TAGS, most_values=count)
-    is_tiled = _TILE_OFFSETS in tags
-    offsets = tags[_TILE_OFFSETS if is_tiled else _STRIP_OFFSETS].values
-    sizes_tag = tags.get(_TILE_BYTES if is_tiled else _STRIP_BYTES)
-    if sizes_tag is not None:
-        sizes = sizes_tag.values
+    offsets_tag = _STRIP_OFFSETS
+    sizes_tag = _STRIP_BYTES
+    if _TILE_OFFSETS in tags:
+        offsets_tag = _TILE_OFFSETS
+        sizes_tag = _TILE_BYTES
+
+    offsets = tags[offsets_tag].values
+    if sizes_tag in tags:
+        sizes = tags[sizes_tag].values
     elif count == 1:
         sizes = (len(file) - offsets[0],)
     else:
         raise ValueError("the sizes of its strips or tiles are missing")
-    if len(offsets) < count or len(sizes) < count:
-        raise ValueError(f"{min(len(offsets), len(sizes))} of {count} strips or tiles are listed")
+
+    num_listed = min(len(offsets), len(sizes))
+    if num_listed < count:
+        raise ValueError(f"{num_listed} of {count} strips or tiles are listed")
+
     for offset, size in zip(map(int, offsets), map(int, sizes), strict=False):
-        data = file[offset : offset + size] if size > 0 else b""
-        if not data or len(data) < size:
+        if size <= 0:
+            raise ValueError("a strip or tile is missing")
+        data = file[offset : offset + size]
+        if len(data) < size:
             raise ValueError("a strip or tile is missing")
         yield data
 
 
 def _read_jpeg_tables(file: bytes) -> bytes | None:
-    tag = tiff_tags(file, (_JPEG_TABLES,), most_values=_LARGEST_TABLES).get(_JPEG_TABLES)
-    return bytes(map(int, tag.values)) if tag is not None else None
+    tags = tiff_tags(file, (_JPEG_TABLES,), most_values=_LARGEST_TABLES)
+    if _JPEG_TABLES not in tags:
+        return None
+    return bytes(map(int, tags[_JPEG_TABLES].values))
 
 
 def _describe_page(file: bytes, layout: Layout) -> tifffile.TiffPage:
-    """Return tifffile's page for a directory with the tags that say how strips and tiles are encoded."""
-    order = "<" if file.startswith(b"II") else ">"
-    numbers = {tag: layout.tags[tag].values for tag in _PASSED_ON if tag in layout.tags}
+    """Return tifffile's page for a directory that says how strips and tiles are encoded."""
+    numbers: dict[int, tuple[float, ...]] = {}
+    for tag in _PASSED_ON:
+        if tag in layout.tags:
+            numbers[tag] = layout.tags[tag].values
     numbers[_WIDTH] = (layout.width,)
     numbers[_HEIGHT] = (layout.height,)
     numbers[_COMPRESSION] = (layout.compression,)
     numbers[_PHOTOMETRIC] = (layout.photometric,)
+
     is_jpeg = layout.compression in JPEGS
-    if is_jpeg and layout.bands == 3 and layout.photometric is Photometric.BLACK_IS_ZERO:
+    is_grey = layout.photometric is Photometric.BLACK_IS_ZERO
+    if is_jpeg and layout.bands == 3 and is_grey:
         # Without marks of its colours a JPEG would be taken for YCbCr.
         numbers[_PHOTOMETRIC] = (Photometric.RGB,)
     if layout.format == _UNDEFINED:
         numbers[_FORMAT] = (_UNSIGNED,)
-    is_tiled = _TILE_WIDTH in numbers
-    numbers[_TILE_OFFSETS if is_tiled else _STRIP_OFFSETS] = (0,)
-    numbers[_TILE_BYTES if is_tiled else _STRIP_BYTES] = (0,)
+    if _TILE_WIDTH in numbers:
+        numbers[_TILE_OFFSETS] = (0,)
+        numbers[_TILE_BYTES] = (0,)
+    else:
+        numbers[_STRIP_OFFSETS] = (0,)
+        numbers[_STRIP_BYTES] = (0,)
 
+    directory = _encode_directory(file[:2], numbers)
+    with tifffile.TiffFile(io.BytesIO(directory)) as described:
+        page = described.pages[0]
+    assert isinstance(page, tifffile.TiffPage)
+    return page
+
+
+def _encode_directory(
+    start: bytes,
+    numbers: Mapping[int, tuple[float, ...]],
+) -> bytes:
+    """Return a TIFF of one directory with these tags; `start` states the order of bytes."""
+    order = "<" if start == b"II" else ">"
     entries = b""
     data = b""
     data_at = 8 + 2 + 12 * len(numbers) + 4
     for tag, values in sorted(numbers.items()):
-        encoded = struct.pack(f"{order}{len(values)}I", *(int(value) for value in values))
-        if len(values) > 1:
-            entries += struct.pack(f"{order}HHII", tag, 4, len(values), data_at + len(data))
+        count = len(values)
+        encoded = struct.pack(f"{order}{count}I", *map(int, values))
+        if count > 1:
+            entries += struct.pack(f"{order}HHII", tag, 4, count, data_at + len(data))
             data += encoded
         else:
             entries += struct.pack(f"{order}HHI", tag, 4, 1) + encoded
-    start = struct.pack(f"{order}2sHIH", file[:2], 42, 8, len(numbers))
-    with tifffile.TiffFile(io.BytesIO(start + entries + bytes(4) + data)) as tiff:
-        page = tiff.pages[0]
-    assert isinstance(page, tifffile.TiffPage)
-    return page
+
+    header = struct.pack(f"{order}2sHIH", start, 42, 8, len(numbers))
+    no_next_page = bytes(4)
+    return header + entries + no_next_page + data
 
 
 def _to_8_bits(values: np.ndarray, layout: Layout) -> np.ndarray:
     if layout.bits == 8:
         return values
+
     if layout.bits == 16:
         positive = np.maximum(values, 0)
         if values.ndim == 2:
             return (positive >> 8).astype(np.uint8)
-        return ((positive.astype(np.uint32) + 128) // 257).astype(np.uint8)  # as libtiff: rounded
+        rounded = (positive.astype(np.uint32) + 128) // 257  # as libtiff
+        return rounded.astype(np.uint8)
+
     assert layout.bits < 8, "a range is needed, or stated, for all others"
     most = (1 << layout.bits) - 1
-    table = np.rint(np.arange(most + 1) * (255 / most)).astype(np.uint8)
+    levels = np.arange(most + 1) * (255 / most)
+    table = np.rint(levels).astype(np.uint8)
     return table[values.astype(np.uint8)]
 
 
 def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarray:
     count = 3 << layout.bits
-    tag = tiff_tags(file, (_COLOR_MAP,), most_values=count).get(_COLOR_MAP)
+    tags = tiff_tags(file, (_COLOR_MAP,), most_values=count)
+    tag = tags.get(_COLOR_MAP)
     if tag is None or len(tag.values) < count:
         raise UndecodableTiff(
-            f"The file is a TIFF with a palette that is missing or cut off ({layout.describe()})"
+            f"The file is a TIFF with a palette that is missing or cut off ({layout.describe()})",
         )
+
     colours = np.array(tag.values, np.uint16).reshape(3, -1).T
     if colours.max(initial=0) > 255:  # some programs write 8 bits where the specification wants 16
         colours >>= 8
-    indices = values if values.ndim == 2 else values[..., 0]
-    return colours.astype(np.uint8)[indices.astype(np.uint8)]
+    if values.ndim > 2:
+        values = values[..., 0]
+    palette = colours.astype(np.uint8)
+    return palette[values.astype(np.uint8)]
 
 
 def _cmyk_to_rgb(inks: np.ndarray) -> np.ndarray:
     """Return (1 - ink) (1 - black)."""
     light = 255 - inks.astype(np.uint16)
-    return ((light[..., :3] * light[..., 3:] + 127) // 255).astype(np.uint8)
+
+    colours = light[..., :3]
+    black = light[..., 3:]
+    rgb = (colours * black + 127) // 255
+    return rgb.astype(np.uint8)
 
 
 def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
     """Convert by the coefficients of Rec. 601 with all 8 bits, as JPEG does."""
-    luma, blue, red = np.moveaxis(
-        pixels.astype(np.float32) - np.array([0, 128, 128], np.float32), -1, 0
-    )
-    rgb = np.stack(
-        [luma + 1.402 * red, luma - 0.344136 * blue - 0.714136 * red, luma + 1.772 * blue], axis=-1
-    )
+    offsets = np.array([0, 128, 128], np.float32)
+    centred = pixels.astype(np.float32) - offsets
+    luma, blue_difference, red_difference = np.moveaxis(centred, -1, 0)
+
+    red = luma + 1.402 * red_difference
+    green = luma - 0.344136 * blue_difference - 0.714136 * red_difference
+    blue = luma + 1.772 * blue_difference
+    rgb = np.stack([red, green, blue], axis=-1)
     return np.clip(np.rint(rgb), 0, 255).astype(np.uint8)
 
 
@@ -481,19 +615,22 @@ def _ycbcr_to_rgb(pixels: np.ndarray) -> np.ndarray:
 def _explain_damage(layout: Layout) -> Iterator[None]:
     try:
         yield
-    except (
-        Exception
-    ) as error:  # codecs have no one class for damage, and may ask for memory that no page needs
-        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+    # Codecs have no one class for damage, and may ask for memory that no page needs.
+    except Exception as error:
+        first_line, _, _ = str(error).partition("\n")
+        reason = first_line[:200] or type(error).__name__
         raise UndecodableTiff(
-            f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an unknown kind: {reason}"
+            f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an "
+            f"unknown kind: {reason}",
         ) from error
 
 
 def _describe(compression: int, bands: int, bits: str, sample_format: int) -> str:
     name = COMPRESSIONS.get(compression) or _name(tifffile.COMPRESSION, compression)
-    of = f"{bands} band{'s' if bands != 1 else ''} of {bits} bit{'s' if bits != '1' else ''}"
-    return f"compression {compression} ({name}), {of}, {FORMATS.get(sample_format, f'sample format {sample_format}')}"
+    band_noun = "band" if bands == 1 else "bands"
+    bit_noun = "bit" if bits == "1" else "bits"
+    kind = FORMATS.get(sample_format, f"sample format {sample_format}")
+    return f"compression {compression} ({name}), {bands} {band_noun} of {bits} {bit_noun}, {kind}"
 
 
 def _name(names: Callable[[int], Any], value: int) -> str:
@@ -505,6 +642,6 @@ def _name(names: Callable[[int], Any], value: int) -> str:
 
 def _unsupported(reason: str, description: str) -> UndecodableTiff:
     return UndecodableTiff(
-        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as PNG, or as TIFF in "
-        "grey or RGB with compression LZW, deflate or none"
+        f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as "
+        "PNG, or as TIFF in grey or RGB with compression LZW, deflate or none",
     )
