@@ -42,7 +42,9 @@ def is_bmp_of_bit_fields(file: bytes) -> bool:
     (compression,) = struct.unpack_from("<I", file, _BMP_COMPRESSION_AT)
     if bits == 16:
         return compression == _BMP_PLAIN or compression in _BMP_MASKED
-    return bits == 32 and compression in _BMP_MASKED
+    if bits == 32:
+        return compression in _BMP_MASKED
+    return False
 
 
 def decode_bmp(file: bytes) -> np.ndarray | None:
@@ -51,8 +53,7 @@ def decode_bmp(file: bytes) -> np.ndarray | None:
     Raises:
       UndecodableRaster: the bits of a mask are not next to each other.
     """
-    sides = struct.unpack_from("<ii", file, _BMP_SIDES_AT)
-    width, signed_height = sides
+    width, signed_height = struct.unpack_from("<ii", file, _BMP_SIDES_AT)
     (start,) = struct.unpack_from("<I", file, 10)
     (bits,) = struct.unpack_from("<H", file, _BMP_BITS_AT)
     (compression,) = struct.unpack_from("<I", file, _BMP_COMPRESSION_AT)
@@ -122,6 +123,7 @@ def decode_pam(file: bytes) -> np.ndarray:
         raise UndecodableRaster(
             f"The file is a PAM of {bands} bands, and images have 1 to {MOST_BANDS}: save it as RGB",
         )
+
     kind = _PAM_KIND.search(header[0])
     if kind is not None and kind[1].startswith(b"CMYK"):
         raise UndecodableRaster("The file is a PAM of CMYK: save it as RGB")
@@ -131,6 +133,7 @@ def decode_pam(file: bytes) -> np.ndarray:
         )
 
     dtype = np.dtype(">u2" if most > 255 else "u1")
+
     count = height * width * bands
     pixel_bytes = len(file) - header.end()
     if pixel_bytes < count * dtype.itemsize:
@@ -149,7 +152,11 @@ def require_plain_sun_raster(file: bytes) -> None:
     """Raise UndecodableRaster for a Sun raster that is neither grey of 8 bits nor BGR."""
     if len(file) < struct.calcsize(_SUN_LAYOUT):
         return
-    _, _, _, bits, _, kind, _, map_bytes = struct.unpack_from(_SUN_LAYOUT, file)
+
+    header = struct.unpack_from(_SUN_LAYOUT, file)
+    bits = header[3]
+    kind = header[5]
+    map_bytes = header[7]
     if bits not in (8, 24, 32):
         layout = f"values of {bits} bits"
     elif kind not in _SUN_PLAIN:

@@ -1,4 +1,4 @@
-"""Values of more than 8 bits: the range that a file states, their conversion to uint8, and warnings about losses.
+"""Values of more than 8 bits: their range, their conversion to uint8, warnings about losses.
 
 A file states a range by PNG's sBIT, TIFF's BitsPerSample below 16, MaxSampleValue or
 SMaxSampleValue, and by the largest value of PGM, PPM and PAM.
@@ -33,6 +33,12 @@ _LARGEST = 281
 _S_SMALLEST = 340
 _S_LARGEST = 341
 _OF_TIFF = frozenset((_BITS, _PHOTOMETRIC, _FORMAT, _LARGEST, _S_SMALLEST, _S_LARGEST))
+_PNM_HEADER = re.compile(rb"P[2356](?:%b+\d{1,20}){2}%b+(\d{1,9})\s" % (PNM_GAP, PNM_GAP))
+# The depth of JPEG 2000 (SIZ) and AVIF (pixi).
+_SIZ_OR_PIXI = re.compile(
+    rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)",
+    re.DOTALL,
+)
 _WHITE_IS_ZERO = 0
 _BLACK_IS_ZERO = 1
 _RGB = 2
@@ -67,12 +73,20 @@ class Depth(NamedTuple):
         return self.is_float or self.bits > 16
 
     def range_of(self, value_range: ValueRange | None) -> ValueRange | None:
-        """Return the range to map: `value_range` for more than 8 bits, else the stated one; None: all 16 bits."""
-        return value_range if value_range is not None and self.bits > 8 else self.stated
+        """Return the range to map; None: all 16 bits.
+
+        It is `value_range` for more than 8 bits, else the stated one.
+        """
+        if value_range is not None and self.bits > 8:
+            return value_range
+        return self.stated
 
 
 def depth_of(read: Read) -> Depth | None:
-    """Return the depth of a file whose values may need scaling; None for any other, or a damaged header."""
+    """Return the depth of a file whose values may need scaling; None for any other.
+
+    Also of a file with a damaged header it is None.
+    """
     start = read(0, HEADER_BYTES)
     try:
         if start.startswith(b"\x89PNG"):
@@ -83,22 +97,27 @@ def depth_of(read: Read) -> Depth | None:
             return _pnm(start)
     except (struct.error, ValueError, OverflowError):
         return None
-    # The depth of JPEG 2000 (SIZ) and AVIF (pixi).
-    match = re.match(
-        rb".{4}jP  .*?\xffO\xffQ.{38}(.)|\xffO\xffQ.{38}(.)|.{4}ftyp.*?pixi.{5}(.)",
-        start,
-        re.DOTALL,
-    )
+
+    match = _SIZ_OR_PIXI.match(start)
     if match is None:
         return None
     siz = match[1] or match[2]
-    bits = (siz[0] & 127) + 1 if siz else match[3][0]
-    return Depth(bits) if 8 < bits <= 16 else None
+    if siz:
+        bits = (siz[0] & 127) + 1
+    else:
+        bits = match[3][0]
+    if not 8 < bits <= 16:
+        return None
+    return Depth(bits)
 
 
 def depth_of_file(file: bytes) -> Depth | None:
     """Return the depth of a complete file, as `depth_of`."""
-    return depth_of(lambda place, size: file[place : place + size])
+
+    def read(place: int, size: int) -> bytes:
+        return file[place : place + size]
+
+    return depth_of(read)
 
 
 def is_deep(file: bytes) -> bool:
@@ -123,26 +142,33 @@ def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
 def map_values(values: np.ndarray, depth: Depth, value_range: ValueRange) -> np.ndarray:
     """Map a range linearly to 0..255, rounded and clipped, as uint8; NaN becomes 0."""
     low, high = value_range
-    scaled: Any = values.astype(np.float32 if values.dtype.itemsize <= 2 else np.float64)
+    is_short = values.dtype.itemsize <= 2
+    scaled: Any = values.astype(np.float32 if is_short else np.float64)
     scaled -= low
     scaled *= 255 / (high - low)
     np.nan_to_num(scaled, copy=False, nan=0.0)
-    pixels: np.ndarray = np.rint(np.clip(scaled, 0, 255)).astype(np.uint8)
-    return 255 - pixels if depth.is_inverted else pixels
+    clipped = np.clip(scaled, 0, 255)
+    pixels: np.ndarray = np.rint(clipped).astype(np.uint8)
+    if depth.is_inverted:
+        return 255 - pixels
+    return pixels
 
 
 def contradicts(values: np.ndarray, depth: Depth) -> bool:
-    """Return True if 16-bit integers contradict the range that the file states: they are larger, or scaled up.
+    """Return True if 16-bit integers contradict the range that the file states.
 
-    The PNG specification wants values scaled to all 16 bits, with sBIT for the bits before. Some
-    programs write sBIT and do not scale.
+    They are larger, or they are scaled up. The PNG specification wants values scaled to all 16
+    bits, with sBIT for the bits before. Some programs write sBIT and do not scale.
     """
     if depth.stated is None or depth.bits != 16 or depth.is_float:
         return False
     if values.max(initial=0) > depth.stated[1]:
         return True
-    unused = 16 - int(depth.stated[1]).bit_length()
-    return depth.form == "PNG" and not (values & ((1 << unused) - 1)).any()
+    if depth.form != "PNG":
+        return False
+    unused_bits = 16 - int(depth.stated[1]).bit_length()
+    lower_bits = values & ((1 << unused_bits) - 1)
+    return not lower_bits.any()
 
 
 def num_pages(read: Read, most: int = 1000) -> int:
@@ -152,7 +178,8 @@ def num_pages(read: Read, most: int = 1000) -> int:
     pages = 0
     try:
         for tags in tiff_directories(read, (_SUBFILE,)):
-            pages += not (tags and int(tags[_SUBFILE].values[0]) & _THUMBNAIL)
+            if not tags or not int(tags[_SUBFILE].values[0]) & _THUMBNAIL:
+                pages += 1
             if pages == most:
                 break
     except (struct.error, ValueError, OverflowError):
@@ -174,6 +201,10 @@ class _Header(NamedTuple):
     has_extra_band: bool = False
 
 
+_Headers = list[tuple[str, _Header]]
+"""The checked files, each with its header."""
+
+
 def survey(
     paths: Iterable[str],
     value_range: ValueRange | None,
@@ -192,40 +223,71 @@ def survey(
       open_file: opens a file by a path that the file system does not know; all such files may be
         checked.
     """
-    paths = [path for path in paths if open_file is not None or path.lower().endswith(SURVEYED)]
+    if open_file is None:
+        paths = [path for path in paths if path.lower().endswith(SURVEYED)]
+    else:
+        paths = list(paths)
     count = min(len(paths), MOST_FILES)
-    checked = [paths[k * len(paths) // count] for k in range(count)]
-    headers = [
-        _header_of(path) if open_file is None else _read_header(open_file, path) for path in checked
-    ]
 
-    def files_with(loss: str) -> list[str]:
-        return [path for path, header in zip(checked, headers, strict=True) if header.loss == loss]
+    headers = []
+    for number in range(count):
+        path = paths[number * len(paths) // count]
+        if open_file is None:
+            header = _header_of(path)
+        else:
+            header = _read_header(open_file, path)
+        headers.append((path, header))
 
     lines = []
-    if value_range is None and (silent := files_with("silent")):
+    if value_range is None:
+        lines += _warn_about_values(headers, count, option)
+    lines += _warn_about_bands(headers, count)
+    lines += _warn_about_pages(headers, count)
+    return lines
+
+
+def _warn_about_values(headers: _Headers, count: int, option: str) -> list[str]:
+    silent = [path for path, header in headers if header.loss == "silent"]
+    unknown = [path for path, header in headers if header.loss == "unknown"]
+    lines = []
+    if silent:
         lines.append(
-            f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth (first: {silent[0]}): "
-            f"values are divided by 256. Pass {option}=0,4095 for 12-bit data.",
+            f"{len(silent):,} of {count:,} checked files have 16 bits and state no other depth "
+            f"(first: {silent[0]}): values are divided by 256. "
+            f"Pass {option}=0,4095 for 12-bit data."
         )
-    if value_range is None and (unknown := files_with("unknown")):
+    if unknown:
         lines.append(
-            f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values and state no range "
-            f"(first: {unknown[0]}): they cannot be read. Pass {option}=0,1 for values from 0 to 1.",
-        )
-    extra = [path for path, header in zip(checked, headers, strict=True) if header.has_extra_band]
-    if extra:
-        lines.append(
-            f"{len(extra):,} of {count:,} checked files have a band beyond grey or RGB, such as alpha or infrared "
-            f"(first: {extra[0]}): it is ignored.",
-        )
-    pages = [header.pages for header in headers if header.pages > 1]
-    if pages:
-        of = f"{pages[0]:,}" if min(pages) == max(pages) else f"{min(pages):,} to {max(pages):,}"
-        lines.append(
-            f"{len(pages):,} of {count:,} checked files have several pages: page 1 of {of} is used.",
+            f"{len(unknown):,} of {count:,} checked files have floating-point or 32-bit values "
+            f"and state no range (first: {unknown[0]}): they cannot be read. "
+            f"Pass {option}=0,1 for values from 0 to 1."
         )
     return lines
+
+
+def _warn_about_bands(headers: _Headers, count: int) -> list[str]:
+    extra = [path for path, header in headers if header.has_extra_band]
+    if not extra:
+        return []
+    return [
+        f"{len(extra):,} of {count:,} checked files have a band beyond grey or RGB, such as alpha "
+        f"or infrared (first: {extra[0]}): it is ignored."
+    ]
+
+
+def _warn_about_pages(headers: _Headers, count: int) -> list[str]:
+    pages = [header.pages for _, header in headers if header.pages > 1]
+    if not pages:
+        return []
+    fewest = min(pages)
+    most = max(pages)
+    numbers = f"{fewest:,}"
+    if fewest != most:
+        numbers = f"{fewest:,} to {most:,}"
+    return [
+        f"{len(pages):,} of {count:,} checked files have several pages: "
+        f"page 1 of {numbers} is used."
+    ]
 
 
 @functools.lru_cache(2 * MOST_FILES)  # the files of a dataset are opened for each of its splits
@@ -253,7 +315,9 @@ def _loss_of(depth: Depth | None) -> str:
         return ""
     if depth.needs_range:
         return "unknown"
-    return "silent" if depth.bits == 16 else ""
+    if depth.bits == 16:
+        return "silent"
+    return ""
 
 
 def has_extra_band(read: Read) -> bool:
@@ -262,16 +326,24 @@ def has_extra_band(read: Read) -> bool:
     if start.startswith(b"\x89PNG"):
         return start[25:26] in (b"\4", b"\6")
     if start.startswith(b"RIFF"):
-        flags = {b"VP8X": (20, 0x10), b"VP8L": (24, 0x10)}.get(start[12:16])
-        return flags is not None and len(start) > flags[0] and bool(start[flags[0]] & flags[1])
+        return _has_alpha_in_webp(start)
     if start[4:8] == b"ftyp":
         return b"auxiliary:alpha" in start or b"aux:hevc:2015:auxid:1" in start
     if start.startswith(TIFF_STARTS):
         return _has_extra_sample(read)
-    match = (
-        re.match(rb".*?\xffO\xffQ.{36}(..)", start, re.DOTALL) if b"jP  " in start[:12] else None
-    )
-    return match is not None and int.from_bytes(match[1], "big") in (2, 4)
+    if b"jP  " not in start[:12]:
+        return False
+    match = re.match(rb".*?\xffO\xffQ.{36}(..)", start, re.DOTALL)
+    if match is None:
+        return False
+    return int.from_bytes(match[1], "big") in (2, 4)
+
+
+def _has_alpha_in_webp(start: bytes) -> bool:
+    flags_at = {b"VP8X": 20, b"VP8L": 24}.get(start[12:16])
+    if flags_at is None or len(start) <= flags_at:
+        return False
+    return bool(start[flags_at] & 0x10)
 
 
 def _has_extra_sample(read: Read) -> bool:
@@ -279,8 +351,11 @@ def _has_extra_sample(read: Read) -> bool:
         tags = next(tiff_directories(read, (_SAMPLES, _PHOTOMETRIC)), {})
     except (struct.error, ValueError, OverflowError):
         return False
-    is_cmyk = _PHOTOMETRIC in tags and tags[_PHOTOMETRIC].values[0] == _CMYK
-    return _SAMPLES in tags and tags[_SAMPLES].values[0] in (2, 4) and not is_cmyk
+    if _SAMPLES not in tags:
+        return False
+    if _PHOTOMETRIC in tags and tags[_PHOTOMETRIC].values[0] == _CMYK:
+        return False
+    return tags[_SAMPLES].values[0] in (2, 4)
 
 
 def _png(start: bytes, read: Read) -> Depth | None:
@@ -293,38 +368,56 @@ def _png(start: bytes, read: Read) -> Depth | None:
         if kind == b"IDAT":
             break
         if kind == b"sBIT":
-            used = max(read(place + 8, min(size, 3 if colours & 2 else 1)), default=0)
-            return Depth(16, (0, 2**used - 1) if 0 < used < 16 else None, form="PNG")
+            bands = 3 if colours & 2 else 1
+            used_bits = max(read(place + 8, min(size, bands)), default=0)
+            stated = None
+            if 0 < used_bits < 16:
+                stated = (0, 2**used_bits - 1)
+            return Depth(16, stated, form="PNG")
         place += size + 12
     return Depth(16, form="PNG")
 
 
 def _pnm(start: bytes) -> Depth | None:
     if start.startswith(b"P7"):
-        match = re.search(rb"\nMAXVAL\s+(\d{1,9})\s", start.partition(b"ENDHDR")[0])
+        header, _, _ = start.partition(b"ENDHDR")
+        match = re.search(rb"\nMAXVAL\s+(\d{1,9})\s", header)
     else:
-        match = re.match(rb"P[2356](?:%b+\d{1,20}){2}%b+(\d{1,9})\s" % (PNM_GAP, PNM_GAP), start)
-    most = int(match[1]) if match else 0
-    if 255 < most <= 65535:
-        return Depth(16, (0, most) if most < 65535 else None)
+        match = _PNM_HEADER.match(start)
+    if match is None:
+        return None
+
+    most = int(match[1])
+    if most == 65535:
+        return Depth(16)
+    if 255 < most < 65535:
+        return Depth(16, (0, most))
     is_text = start[1:2] in b"23"  # whose 8 bits OpenCV scales
-    return Depth(8, (0, most)) if 0 < most < 255 and not is_text else None
+    if 0 < most < 255 and not is_text:
+        return Depth(8, (0, most))
+    return None
 
 
 def _tiff(directory: Mapping[int, Tag]) -> Depth | None:
     tags = {number: tag.values for number, tag in directory.items()}
     bits = int(max(tags.get(_BITS, (1,))))
     photometric = int(tags.get(_PHOTOMETRIC, (_BLACK_IS_ZERO,))[0])
-    form = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
+    sample_format = int(tags.get(_FORMAT, (_UNSIGNED,))[0])
     if bits <= 8 or photometric not in (_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _MASK):
         return None
+
+    is_float = sample_format == _FLOAT
     low = 0.0
-    is_float = form == _FLOAT
-    if form != _UNSIGNED:
+    if sample_format != _UNSIGNED:
         low = min(tags.get(_S_SMALLEST, (0.0,)))
-    high = max(tags.get(_S_LARGEST, tags.get(_LARGEST, (math.nan,))))
+    unknown = (math.nan,)
+    high = max(tags.get(_S_LARGEST, tags.get(_LARGEST, unknown)))
     full = 2**bits - 1
     if not is_float and not high < full:
         high = full if bits < 16 else math.nan
-    stated = (low, high) if math.isfinite(low) and math.isfinite(high) and low < high else None
-    return Depth(bits, stated, is_float, photometric == _WHITE_IS_ZERO, "TIFF")
+
+    stated = None
+    if math.isfinite(low) and math.isfinite(high) and low < high:
+        stated = (low, high)
+    is_inverted = photometric == _WHITE_IS_ZERO
+    return Depth(bits, stated, is_float, is_inverted, "TIFF")

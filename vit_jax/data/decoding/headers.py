@@ -5,7 +5,6 @@ JPEG 2000, PBM to PAM, Sun raster; and of those that a TIFF may contain: JPEG XL
 Pillow 13 takes 6 to 10 times as long for a JPEG, 5 to 8 % of decoding it, and reads no PAM.
 """
 
-import math
 import re
 import struct
 from collections.abc import Callable, Container, Iterator
@@ -52,17 +51,19 @@ PNM_GAP = rb"(?:\s|#[^\r\n]*[\r\n])"
 def stated_pixels(file: bytes) -> int:
     """Return width times height; 0 if the header is cut off or of an unknown format."""
     try:
-        reader = next(
-            (reader for start, reader in _READERS if re.match(start, file, re.DOTALL)),
-            None,
-        )
-        return 0 if reader is None else reader(file)
+        for start, reader in _READERS:
+            if re.match(start, file, re.DOTALL):
+                return reader(file)
     except (struct.error, ValueError, OverflowError):
         return 0
+    return 0
 
 
 def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the markers up to the first scan, and where the content of each begins; skip bytes as libjpeg does."""
+    """Yield the markers up to the first scan, and where the content of each begins.
+
+    Bytes between segments are skipped as libjpeg skips them.
+    """
     place = 2
     while (place := file.find(b"\xff", place)) >= 0 and place + 4 <= len(file):
         marker = file[place + 1]
@@ -76,7 +77,8 @@ def jpeg_segments(file: bytes) -> Iterator[tuple[int, int]]:
             yield marker, place + 4
             if marker == JPEG_SCAN:
                 return
-            place += 2 + max(file[place + 2] << 8 | file[place + 3], 2)
+            stated_size = file[place + 2] << 8 | file[place + 3]
+            place += 2 + max(stated_size, 2)
 
 
 def jpeg_scans(file: bytes) -> int:
@@ -94,14 +96,15 @@ def jpeg_scans(file: bytes) -> int:
             frame_marker = marker
             components = file[place + 5] if place + 5 < len(file) else 0
         elif marker == JPEG_SCAN:
-            if frame_marker in _JPEG_SEQUENTIAL and file[place : place + 1] == bytes((components,)):
+            has_all_components = file[place : place + 1] == bytes((components,))
+            if frame_marker in _JPEG_SEQUENTIAL and has_all_components:
                 return 1
             return file.count(b"\xff\xda", place - 4)
     return 0
 
 
 def unsupported_jpeg(file: bytes) -> str | None:
-    """Return the process or the bits of a JPEG that OpenCV does not decode, as words; None for any other file."""
+    """Return the process or bits of a JPEG that OpenCV does not decode; None for any other file."""
     if not file.startswith(b"\xff\xd8\xff"):
         return None
     for marker, place in jpeg_segments(file):
@@ -109,17 +112,19 @@ def unsupported_jpeg(file: bytes) -> str | None:
             return _UNDECODED_FRAMES[marker]
         if marker in JPEG_FRAMES:
             bits = file[place] if place < len(file) else 8
-            return f"of {bits} bits" if bits != 8 else None
+            if bits == 8:
+                return None
+            return f"of {bits} bits"
     return None
 
 
 def jpeg_frame(file: bytes) -> tuple[int, int, int]:
     """Return height, width and number of components of a JPEG; zeros if it has no frame."""
-    place = next((place for marker, place in jpeg_segments(file) if marker in JPEG_FRAMES), None)
-    height, width, components = (
-        (0, 0, 0) if place is None else struct.unpack_from(">HHB", file, place + 1)
-    )
-    return height, width, components
+    for marker, place in jpeg_segments(file):
+        if marker in JPEG_FRAMES:
+            height, width, components = struct.unpack_from(">HHB", file, place + 1)
+            return height, width, components
+    return 0, 0, 0
 
 
 def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
@@ -127,9 +132,8 @@ def _at(layout: str, place: int, mask: int = -1) -> Callable[[bytes], int]:
 
     def read(file: bytes) -> int:
         width, height = struct.unpack_from(layout, file, place)
-        return abs(
-            (width & mask) * (height & mask),
-        )  # rows of a BMP from top to bottom have a negative number
+        pixels = (width & mask) * (height & mask)
+        return abs(pixels)  # rows of a BMP from top to bottom have a negative number
 
     return read
 
@@ -141,11 +145,15 @@ def _jpeg(file: bytes) -> int:
 
 def _lossless_webp(file: bytes) -> int:
     (bits,) = struct.unpack_from("<I", file, 21)
-    return ((bits & 0x3FFF) + 1) * ((bits >> 14 & 0x3FFF) + 1)
+    width = (bits & 0x3FFF) + 1
+    height = (bits >> 14 & 0x3FFF) + 1
+    return width * height
 
 
 def _extended_webp(file: bytes) -> int:
-    return (int.from_bytes(file[24:27], "little") + 1) * (int.from_bytes(file[27:30], "little") + 1)
+    width = int.from_bytes(file[24:27], "little") + 1
+    height = int.from_bytes(file[27:30], "little") + 1
+    return width * height
 
 
 class Tag(NamedTuple):
@@ -158,42 +166,120 @@ class Tag(NamedTuple):
     values: tuple[float, ...]
 
 
+class _Form(NamedTuple):
+    """The form of a TIFF or BigTIFF.
+
+    Attributes:
+      entries_layout: of the number of entries of a directory, for `struct`.
+      word_layout: of an offset or a number of values, for `struct`.
+      first_at: offset of the place of the first directory.
+      entry_layout: of tag, kind and number of values, for `struct`.
+      entry_bytes: size of an entry with its values or their place.
+    """
+
+    entries_layout: str
+    word_layout: str
+    first_at: int
+    entry_layout: str
+    entry_bytes: int
+
+    @property
+    def head_bytes(self) -> int:
+        """Size of the number of entries."""
+        return struct.calcsize(self.entries_layout)
+
+    @property
+    def inline_bytes(self) -> int:
+        """Largest size of values that stand in their entry."""
+        return struct.calcsize(self.word_layout)
+
+    def read_word(self, read: Read, place: int) -> int:
+        (value,) = struct.unpack(self.word_layout, read(place, self.inline_bytes))
+        return value
+
+
+def _read_order(start: bytes) -> str:
+    if start.startswith(b"II"):
+        return "<"
+    return ">"
+
+
+def _read_form(start: bytes) -> _Form:
+    order = _read_order(start)
+    (version,) = struct.unpack_from(f"{order}H", start, 2)
+    if version == 43:
+        return _Form(
+            entries_layout=f"{order}Q",
+            word_layout=f"{order}Q",
+            first_at=8,
+            entry_layout=f"{order}HHQ",
+            entry_bytes=20,
+        )
+    return _Form(
+        entries_layout=f"{order}H",
+        word_layout=f"{order}I",
+        first_at=4,
+        entry_layout=f"{order}HHI",
+        entry_bytes=12,
+    )
+
+
 def tiff_directories(
     read: Read,
     wanted: Container[int],
     most_values: int = _MOST_VALUES,
 ) -> Iterator[dict[int, Tag]]:
-    """Yield the wanted tags with numbers of each directory of a TIFF, which is a page; of equal tags the first.
+    """Yield the wanted tags with numbers of each directory of a TIFF, which is a page.
 
-    At most `most_values` numbers of a tag are read.
+    Of equal tags the first counts. At most `most_values` numbers of a tag are read.
 
     Raises:
       struct.error: the file is cut off.
     """
     start = read(0, 16)
-    order = "<" if start.startswith(b"II") else ">"
-    is_big = struct.unpack_from(f"{order}H", start, 2) == (43,)
-    count, word, first, size = ("Q", "Q", 8, 20) if is_big else ("H", "I", 4, 12)
-    head = struct.calcsize(order + count)
-    inline = struct.calcsize(order + word)
-    (place,) = struct.unpack_from(order + word, start, first)
+    form = _read_form(start)
+    (place,) = struct.unpack_from(form.word_layout, start, form.first_at)
+
     seen = set[int]()
     while place and place not in seen:
         seen.add(place)
-        (entries,) = struct.unpack(order + count, read(place, head))
-        table = read(place + head, min(entries, _MOST_ENTRIES) * size)
-        tags: dict[int, Tag] = {}
-        for entry in range(0, len(table) - size + 1, size):
-            tag, kind, number = struct.unpack_from(f"{order}HH{word}", table, entry)
-            if tag in wanted and tag not in tags and kind in _TIFF_NUMBERS and number:
-                layout = f"{order}{min(number, most_values)}{_TIFF_NUMBERS[kind]}"
-                at = place + head + entry + size - inline
-                if struct.calcsize(order + _TIFF_NUMBERS[kind]) * number > inline:
-                    (at,) = struct.unpack(order + word, read(at, inline))
-                values = struct.unpack(layout, read(at, struct.calcsize(layout)))
-                tags[tag] = Tag(values)
-        yield tags
-        (place,) = struct.unpack(order + word, read(place + head + entries * size, inline))
+        (entries,) = struct.unpack(form.entries_layout, read(place, form.head_bytes))
+        entries_at = place + form.head_bytes
+        num_read = min(entries, _MOST_ENTRIES)
+        table = read(entries_at, num_read * form.entry_bytes)
+
+        yield _read_tags(read, form, entries_at, table, wanted, most_values)
+        place = form.read_word(read, entries_at + entries * form.entry_bytes)
+
+
+def _read_tags(
+    read: Read,
+    form: _Form,
+    entries_at: int,
+    table: bytes,
+    wanted: Container[int],
+    most_values: int,
+) -> dict[int, Tag]:
+    """Return the wanted tags of a directory, whose entries are the table."""
+    tags: dict[int, Tag] = {}
+    order = form.word_layout[0]
+    size = form.entry_bytes
+    for entry in range(0, len(table) - size + 1, size):
+        tag, kind, number = struct.unpack_from(form.entry_layout, table, entry)
+        if tag not in wanted or tag in tags:
+            continue
+        if kind not in _TIFF_NUMBERS or not number:
+            continue
+
+        number_layout = order + _TIFF_NUMBERS[kind]
+        values_at = entries_at + entry + size - form.inline_bytes
+        if struct.calcsize(number_layout) * number > form.inline_bytes:
+            values_at = form.read_word(read, values_at)
+        num_values = min(number, most_values)
+        layout = f"{order}{num_values}{_TIFF_NUMBERS[kind]}"
+        values = struct.unpack(layout, read(values_at, struct.calcsize(layout)))
+        tags[tag] = Tag(values)
+    return tags
 
 
 def tiff_tags(
@@ -201,46 +287,51 @@ def tiff_tags(
     wanted: Container[int],
     most_values: int = _MOST_VALUES,
 ) -> dict[int, Tag]:
-    """Return the wanted tags of the first directory of a TIFF; arguments and exceptions as `tiff_directories`."""
-    return next(
-        tiff_directories(lambda place, size: file[place : place + size], wanted, most_values),
-        {},
-    )
+    """Return the wanted tags of the first directory of a TIFF, as `tiff_directories`."""
+
+    def read(place: int, size: int) -> bytes:
+        return file[place : place + size]
+
+    return next(tiff_directories(read, wanted, most_values), {})
 
 
 def _tiff(file: bytes) -> int:
     tags = tiff_tags(file, (_TIFF_WIDTH, _TIFF_HEIGHT))
-    return (
-        math.prod(int(tags[side].values[0]) for side in (_TIFF_WIDTH, _TIFF_HEIGHT))
-        if len(tags) == 2
-        else 0
-    )
+    if len(tags) < 2:
+        return 0
+    return int(tags[_TIFF_WIDTH].values[0]) * int(tags[_TIFF_HEIGHT].values[0])
 
 
 def _largest(pattern: bytes) -> Callable[[bytes], int]:
     """Return a reader of the largest of all sizes that follow a pattern: there may be thumbnails."""
 
     def read(file: bytes) -> int:
-        sizes = (
-            struct.unpack_from(">II", file, match.end())
-            for match in re.finditer(pattern, file, re.DOTALL)
-        )
-        return max((width * height for width, height in sizes), default=0)
+        most = 0
+        for match in re.finditer(pattern, file, re.DOTALL):
+            width, height = struct.unpack_from(">II", file, match.end())
+            most = max(most, width * height)
+        return most
 
     return read
 
 
 def _pnm(file: bytes) -> int:
     match = re.match(rb"P[1-6]%b*(\d{1,20})%b+(\d{1,20})" % (PNM_GAP, PNM_GAP), file)
-    return int(match[1]) * int(match[2]) if match else 0
+    if match is None:
+        return 0
+    return int(match[1]) * int(match[2])
 
 
 def _pam(file: bytes) -> int:
-    header = file.partition(b"ENDHDR")[0]
-    width, height = (
-        re.findall(rb"%b\s+(\d{1,20})" % name, header) for name in (b"WIDTH", b"HEIGHT")
-    )
-    return max(map(int, width), default=0) * max(map(int, height), default=0)
+    header, _, _ = file.partition(b"ENDHDR")
+    width = _largest_number(rb"WIDTH\s+(\d{1,20})", header)
+    height = _largest_number(rb"HEIGHT\s+(\d{1,20})", header)
+    return width * height
+
+
+def _largest_number(pattern: bytes, header: bytes) -> int:
+    """Return the largest of the numbers that a pattern finds; 0 without any."""
+    return max(map(int, re.findall(pattern, header)), default=0)
 
 
 _JXR_WIDTH = 0xBC80
@@ -291,8 +382,11 @@ def _jpeg_xl(file: bytes) -> int:
 def _lerc(file: bytes) -> int:
     """Return the number of samples: a pixel may have several."""
     (version,) = struct.unpack_from("<i", file, 6)
-    rows, columns = struct.unpack_from("<ii", file, 10 if version < 3 else 14)
-    samples = struct.unpack_from("<i", file, 22)[0] if version > 3 else 1
+    sides_at = 10 if version < 3 else 14
+    rows, columns = struct.unpack_from("<ii", file, sides_at)
+    samples = 1
+    if version > 3:
+        (samples,) = struct.unpack_from("<i", file, 22)
     return rows * columns * samples
 
 

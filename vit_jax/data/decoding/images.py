@@ -119,7 +119,9 @@ def decode(
         raise UnreadableImage(
             "The file is a CMYK JPEG without Adobe's marker: colours may be inverted: save as RGB",
         )
-    return turn(pixels, orientation_of(image)) if exif_orientation else pixels
+    if exif_orientation:
+        return turn(pixels, orientation_of(image))
+    return pixels
 
 
 def plan_crop(
@@ -154,24 +156,30 @@ def plan_crop(
         pixels = decode(image, max_image_megapixels, exif_orientation, value_range)
         return cut(pixels, choose(*pixels.shape[:2]))
 
-    if isinstance(image, np.ndarray) or (layout := jpeg.layout_of(image)) is None:
+    if isinstance(image, np.ndarray):
         return decode_and_cut
+    layout = jpeg.layout_of(image)
+    if layout is None:
+        return decode_and_cut
+
     _require_size(layout.height * layout.width, max_image_megapixels)
     _require_few_scans(image)
+
     orientation = orientation_of(image) if exif_orientation else 1
     height = layout.height
     width = layout.width
     if is_transposed(orientation):
-        height, width, size = width, height, size[::-1]
+        height = layout.width
+        width = layout.height
+        size = (size[1], size[0])
     box = turn_back(choose(height, width), orientation, height, width)
     decode_part = jpeg.plan_crop(image, layout, box, size)
 
     def decode_or_explain() -> np.ndarray:
         part = decode_part()
-        return turn(
-            cut(decode(image, max_image_megapixels), box) if part is None else part,
-            orientation,
-        )
+        if part is None:
+            part = cut(decode(image, max_image_megapixels), box)
+        return turn(part, orientation)
 
     return decode_or_explain
 
@@ -179,9 +187,9 @@ def plan_crop(
 def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
     is_tiff = file.startswith(TIFF_STARTS)
     if is_tiff:
-        tiff.read_layout(
-            file,
-        )  # a layout that is not supported comes before a range that is missing
+        # A layout that is not supported is reported before a range that is missing.
+        tiff.read_layout(file)
+
     depth = depth_of_file(file)
     if depth is not None:
         mapped = _decode_deep(file, depth, value_range)
@@ -195,14 +203,17 @@ def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | 
 def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> np.ndarray | None:
     """Return the pixels by a range of values; None for all 16 bits."""
     chosen = depth.range_of(value_range)
+    if chosen is None and depth.needs_range:
+        kind = f"values of {depth.bits} bits"
+        if depth.is_float:
+            kind = "floating-point values"
+        raise UnreadableImage(
+            f"The file has {kind} and states no range: give the values that are black and white, "
+            "--config.input.value_range=0,1 (verbs that load weights: --images.value_range=0,1)",
+        )
     if chosen is None:
-        if depth.needs_range:
-            kind = "floating-point values" if depth.is_float else f"values of {depth.bits} bits"
-            raise UnreadableImage(
-                f"The file has {kind} and states no range: give the values that are black and white, "
-                "--config.input.value_range=0,1 (verbs that load weights: --images.value_range=0,1)",
-            )
         return None
+
     values = decode_values(file, depth)
     if values is None:
         reason = _explain_unreadable(file)
@@ -215,8 +226,8 @@ def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> n
 def _require_size(stated: int, max_image_megapixels: float) -> None:
     if stated > max_image_megapixels * 1e6:
         raise UnreadableImage(
-            f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is {max_image_megapixels:g}: "
-            "save it smaller, or raise the limit",
+            f"The file states {stated / 1e6:,.0f} megapixels, and max_image_megapixels is "
+            f"{max_image_megapixels:g}: save it smaller, or raise the limit",
         )
 
 
@@ -224,18 +235,17 @@ def _require_few_scans(file: bytes) -> None:
     scans = jpeg_scans(file)
     if scans > MAX_JPEG_SCANS:
         raise UnreadableImage(
-            f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: save it again",
+            f"The file is a JPEG of {scans:,} scans, and at most {MAX_JPEG_SCANS} are decoded: "
+            "save it again",
         )
 
 
 def _to_rgb(pixels: np.ndarray) -> np.ndarray:
-    if (
-        pixels.dtype != np.uint8
-        or pixels.ndim not in (2, 3)
-        or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4))
-    ):
+    has_known_bands = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
+    if pixels.dtype != np.uint8 or not has_known_bands:
         raise ValueError(
-            f"An image array is {pixels.dtype} {pixels.shape}; give uint8 (H, W) or (H, W, 1, 3 or 4).",
+            f"An image array is {pixels.dtype} {pixels.shape}; "
+            "give uint8 (H, W) or (H, W, 1, 3 or 4).",
         )
     if pixels.ndim == 2 or pixels.shape[2] == 1:
         return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_GRAY2RGB)
@@ -246,37 +256,53 @@ def _explain_unreadable(file: bytes) -> str:
     """Return the reason why a file cannot be decoded."""
     if not file:
         return "The file is empty"
-    if file[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_MARKUP):
-        return f"The file is a page of markup (HTML, XML or SVG, {len(file)} bytes), no image of pixels"
-    if (process := unsupported_jpeg(file)) is not None:
-        return f"The file is a JPEG {process}, which cannot be decoded: save it with 8 bits, as baseline or progressive"
+
+    size = f"{len(file)} bytes"
+    text = file[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.lower().startswith(_MARKUP):
+        return f"The file is a page of markup (HTML, XML or SVG, {size}), no image of pixels"
+
+    process = unsupported_jpeg(file)
+    if process is not None:
+        return (
+            f"The file is a JPEG {process}, which cannot be decoded: "
+            "save it with 8 bits, as baseline or progressive"
+        )
+
     name = _name_format(file)
     if name is None:
-        return f"The file is of no known image format ({len(file)} bytes)"
+        return f"The file is of no known image format ({size})"
     if name == "HEIC":
         return "The file is HEIC, which is not decoded: convert it to JPEG or PNG"
-    return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({len(file)} bytes)"
+    return f"The file starts as {name} but is cut off, damaged or of an unknown kind ({size})"
 
 
 def _name_format(file: bytes) -> str | None:
     if file[4:8] == b"ftyp":
         if file[8:11] in _HEIC_BRANDS:
             return "HEIC"
-        return "AVIF" if file[8:12] in _AVIF_BRANDS else None
-    return next((name for start, name in _SIGNATURES if file.startswith(start)), None)
+        if file[8:12] in _AVIF_BRANDS:
+            return "AVIF"
+        return None
+
+    for start, name in _SIGNATURES:
+        if file.startswith(start):
+            return name
+    return None
 
 
 def _has_unmarked_inks(file: bytes) -> bool:
-    """Return True for a CMYK JPEG without Adobe's marker, which states that inks are stored inverted.
+    """Return True for a CMYK JPEG without the marker of Adobe.
 
-    Without it decoders disagree: to TensorFlow 0 means no ink, to PIL and OpenCV full ink.
+    The marker states that inks are stored inverted. Without it decoders disagree: to TensorFlow 0
+    means no ink, to PIL and OpenCV full ink.
     """
     if not file.startswith(_JPEG_START) or jpeg_frame(file)[2] != 4:
         return False
-    return not any(
-        marker == _JPEG_ADOBE and file.startswith(b"Adobe", at)
-        for marker, at in jpeg_segments(file)
-    )
+    for marker, place in jpeg_segments(file):
+        if marker == _JPEG_ADOBE and file.startswith(b"Adobe", place):
+            return False
+    return True
 
 
 def resize_bilinear(
@@ -284,9 +310,9 @@ def resize_bilinear(
     size: tuple[int, int],
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Resize to `size` (height, width), bilinear without antialiasing, with samples at pixel centres: TF's `resize`.
+    """Resize to `size` (height, width), bilinear without antialiasing, as TF's `resize`.
 
-    The result may be `out`, an array of this size, or the image itself.
+    Samples are at the centres of pixels. The result may be `out`, an array of this size, or the image itself.
     """
     if image.shape[:2] == tuple(size):
         return image
@@ -301,10 +327,13 @@ def resize_to_cover(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """
     height, width = image.shape[:2]
     scale = max(size[0] / height, size[1] / width)
-    new = (max(size[0], round(height * scale)), max(size[1], round(width * scale)))
-    if new[0] > height or new[1] > width:
-        return np.rint(_enlarge(_enlarge(image, new[1], axis=1), new[0], axis=0)).astype(np.uint8)
-    return cv2.resize(image, (new[1], new[0]), interpolation=cv2.INTER_AREA)
+    new_height = max(size[0], round(height * scale))
+    new_width = max(size[1], round(width * scale))
+    if new_height > height or new_width > width:
+        wider = _enlarge(image, new_width, axis=1)
+        enlarged = _enlarge(wider, new_height, axis=0)
+        return np.rint(enlarged).astype(np.uint8)
+    return cv2.resize(image, (new_width, new_height), interpolation=cv2.INTER_AREA)
 
 
 def _enlarge(image: np.ndarray, size: int, axis: int) -> np.ndarray:
@@ -333,6 +362,13 @@ def central_crop(image: np.ndarray, size: tuple[int, int], to_even: bool = False
     Half of an odd difference is rounded down, as in Hugging Face, or to an even number, as in
     torchvision and timm.
     """
-    rest = image.shape[0] - size[0], image.shape[1] - size[1]
-    top, left = (round(pixels / 2) if to_even else pixels // 2 for pixels in rest)
-    return image[top : top + size[0], left : left + size[1]]
+    height, width = size
+    top = _halve(image.shape[0] - height, to_even)
+    left = _halve(image.shape[1] - width, to_even)
+    return image[top : top + height, left : left + width]
+
+
+def _halve(pixels: int, to_even: bool) -> int:
+    if to_even:
+        return round(pixels / 2)
+    return pixels // 2
