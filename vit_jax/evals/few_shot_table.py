@@ -7,7 +7,13 @@ import numpy as np
 
 from vit_jax.data.records import few
 from vit_jax.evals.features import Extractor, Features
-from vit_jax.evals.fewshot import FewShot, FewShotResult, choose_l2, few_shot, spread
+from vit_jax.evals.fewshot import (
+    FewShot,
+    FewShotResult,
+    choose_l2,
+    few_shot,
+    spread,
+)
 from vit_jax.evals.probes import run_on_pairs
 from vit_jax.evals.splits import Pair
 from vit_jax.text.tables import columns
@@ -33,48 +39,80 @@ class FewShotTable:
         """Return accuracies, mean and spread by dataset and number of shots, for JSON."""
         datasets = {}
         for name, result in self.results.items():
-            datasets[name] = {s: self._describe(result, int(s)) for s in self._shots}
+            datasets[name] = self._describe(result)
+
+        l2_used = {}
+        for shots, l2 in self.l2.items():
+            l2_used[str(shots)] = l2
+
+        average = {}
+        for shots in self.protocol.shots:
+            average[str(shots)] = self._compute_average(shots)
+
         return {
             **dataclasses.asdict(self.protocol),
-            "l2_used": {str(shots): l2 for shots, l2 in self.l2.items()},
+            "l2_used": l2_used,
             "datasets": datasets,
-            "average": {s: self._compute_average(int(s)) for s in self._shots},
+            "average": average,
         }
-
-    @property
-    def _shots(self) -> list[str]:
-        """Numbers of shots as keys of JSON."""
-        return [str(shots) for shots in self.protocol.shots]
 
     def to_text(self) -> str:
         """Return a line for each dataset and number of shots, and averages over datasets."""
-        rows = [["data", "shots", "accuracy", "spread", " seeds"]]
+        header = ["data", "shots", "accuracy", "spread", " seeds"]
+        rows = [header]
         for name, result in self.results.items():
             for shots in self.protocol.shots:
                 values = self._list_accuracies(result, shots)
-                mean = f"{values.mean():.2%}"
-                seeds = "".join(f" {value:.2%}" for value in values)
-                rows.append([name, str(shots), mean, f"{spread(values):.2%}", seeds])
+                seeds = [f" {value:.2%}" for value in values]
+                row = [
+                    name,
+                    str(shots),
+                    f"{values.mean():.2%}",
+                    f"{spread(values):.2%}",
+                    "".join(seeds),
+                ]
+                rows.append(row)
+
         if len(self.results) > 1:
             for shots in self.protocol.shots:
-                rows.append(["average", str(shots), f"{self._compute_average(shots):.2%}"])
+                average = self._compute_average(shots)
+                row = ["average", str(shots), f"{average:.2%}"]
+                rows.append(row)
 
-        text = columns(rows, "<>>><", gap=" ", least=(24, 5, 9, 7))
+        table = columns(rows, "<>>><", gap=" ", least=(24, 5, 9, 7))
+        if len(self.protocol.l2) == 1:
+            return table
+        return f"{table}\n{self._describe_penalties()}"
+
+    def _describe_penalties(self) -> str:
+        """Return a line of text: the penalty of each number of shots, and how it was chosen."""
+        penalties = []
+        for shots, l2 in self.l2.items():
+            penalties.append(f"{l2:g} for {shots} shots")
+        used = ", ".join(penalties)
+
+        rule = self.protocol.penalty_choice.replace("_", " ")
         num_penalties = len(self.protocol.l2)
-        if num_penalties > 1:
-            used = ", ".join(f"{l2:g} for {shots} shots" for shots, l2 in self.l2.items())
-            rule = self.protocol.penalty_choice.replace("_", " ")
-            text += f"\npenalty {used}: the best {rule} of {num_penalties} over these datasets"
-        return text
+        return f"penalty {used}: the best {rule} of {num_penalties} over these datasets"
 
     def _list_accuracies(self, result: FewShotResult, shots: int) -> np.ndarray:
         return result.list_accuracies(shots, self.l2[shots])
 
-    def _describe(self, result: FewShotResult, shots: int) -> dict[str, object]:
+    def _describe(self, result: FewShotResult) -> dict[str, object]:
+        """Return the accuracies of a dataset by the number of shots, for JSON."""
+        by_shots: dict[str, object] = {}
+        for shots in self.protocol.shots:
+            by_shots[str(shots)] = self._describe_shots(result, shots)
+        return by_shots
+
+    def _describe_shots(self, result: FewShotResult, shots: int) -> dict[str, object]:
         values = self._list_accuracies(result, shots)
         mean_by_l2 = {}
         for l2 in self.protocol.l2:
-            mean_by_l2[f"{l2:g}"] = float(result.list_accuracies(shots, l2).mean())
+            accuracies = result.list_accuracies(shots, l2)
+            mean = float(accuracies.mean())
+            mean_by_l2[f"{l2:g}"] = mean
+
         return {
             "seeds": values.tolist(),
             "mean": float(values.mean()),
@@ -85,31 +123,48 @@ class FewShotTable:
 
     def _compute_average(self, shots: int) -> float:
         """Return the mean accuracy over the datasets."""
-        means = [self._list_accuracies(one, shots).mean() for one in self.results.values()]
+        means = []
+        for result in self.results.values():
+            accuracies = self._list_accuracies(result, shots)
+            means.append(accuracies.mean())
+
         return float(np.mean(means))
 
 
-def run_few_shot(pairs: Sequence[Pair], extractor: Extractor, protocol: FewShot) -> FewShotTable:
+def run_few_shot(
+    pairs: Sequence[Pair],
+    extractor: Extractor,
+    protocol: FewShot,
+) -> FewShotTable:
     """Evaluate every dataset with few shots.
 
     `choose_l2` selects one of several penalties for all datasets.
     """
 
-    def measure(pair: Pair, train: Features, test: Features) -> tuple[FewShotResult, list[str]]:
+    def measure(
+        pair: Pair,
+        train: Features,
+        test: Features,
+    ) -> tuple[FewShotResult, list[str]]:
         result = few_shot(protocol, train, test, pair.train.num_classes)
         return result, _list_notes(pair, result)
 
     results, notes = run_on_pairs(pairs, extractor, measure)
-    return FewShotTable(protocol, results, choose_l2(list(results.values()), protocol), notes)
+
+    l2 = choose_l2(list(results.values()), protocol)
+    return FewShotTable(protocol, results, l2, notes)
 
 
 def _list_notes(pair: Pair, result: FewShotResult) -> list[str]:
     """Return a remark for each number of shots that some classes do not have."""
     notes = []
     for shots, classes in result.short.items():
-        if classes:
-            names = few([pair.train.class_names[k] for k in classes])
-            notes.append(
-                f"{pair.name}: fewer than {shots} images of {names}; those there are are used."
-            )
+        if not classes:
+            continue
+
+        class_names = [pair.train.class_names[k] for k in classes]
+        names = few(class_names)
+        notes.append(
+            f"{pair.name}: fewer than {shots} images of {names}; those there are are used."
+        )
     return notes

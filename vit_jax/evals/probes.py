@@ -16,7 +16,9 @@ Measure = Callable[[Pair, Features, Features], tuple[Any, list[str]]]
 
 
 def run_on_pairs(
-    pairs: Sequence[Pair], extractor: Extractor, measure: Measure
+    pairs: Sequence[Pair],
+    extractor: Extractor,
+    measure: Measure,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the results of every dataset by its name, and notes."""
     results = {}
@@ -24,9 +26,12 @@ def run_on_pairs(
     for pair in pairs:
         train = extractor.extract(pair.train)
         test = extractor.extract(pair.test)
+
         notes += notes_on(pair.name, pair.train.class_names, train, test)
-        results[pair.name], more = measure(pair, train, test)
-        notes += more
+
+        result, remarks = measure(pair, train, test)
+        results[pair.name] = result
+        notes += remarks
     return results, notes
 
 
@@ -42,15 +47,28 @@ def measure_neighbours(
     Options are as for `neighbour_accuracy`.
     """
     accuracies = neighbour_accuracy(
-        train, test, pair.train.num_classes, neighbours=neighbours, **options
+        train,
+        test,
+        pair.train.num_classes,
+        neighbours=neighbours,
+        **options,
     )
-    images = int(test.is_read_N.sum())
-    intervals = {k: wilson_interval(share * images, images) for k, share in accuracies.items()}
-    results = {"accuracy": accuracies, "interval": intervals, "test_images": images}
-    impossible = ", ".join(str(k) for k in neighbours if k not in accuracies)
+    num_images = int(test.is_read_N.sum())
+    intervals = {}
+    for k, accuracy in accuracies.items():
+        num_correct = accuracy * num_images
+        intervals[k] = wilson_interval(num_correct, num_images)
+    results = {
+        "accuracy": accuracies,
+        "interval": intervals,
+        "test_images": num_images,
+    }
+
+    impossible = [str(k) for k in neighbours if k not in accuracies]
     if not impossible:
         return results, []
-    return results, [f"{pair.name}: too few training images for {impossible} neighbours."]
+    numbers = ", ".join(impossible)
+    return results, [f"{pair.name}: too few training images for {numbers} neighbours."]
 
 
 def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -59,6 +77,7 @@ def to_text(results: Mapping[str, Mapping[str, Any]]) -> str:
     for name, result in results.items():
         for cells in _list_rows(result):
             rows.append([name, *cells])
+
     return columns(rows, "<<<><", gap=" ", least=(24, 32, 17, 7))
 
 
@@ -66,30 +85,57 @@ def _list_rows(result: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield for each metric of a dataset: classifier, name of the metric, value, remark."""
     num_images = f" of {result['test_images']:,} images"
     if "mean_average_precision" in result:
+        classifier = _describe_probe(result)
         precision = f"{result['mean_average_precision']:.2%}"
-        yield [_describe_probe(result), "test mean average precision", precision, num_images]
+        yield [classifier, "test mean average precision", precision, num_images]
 
-    accuracy = result.get("accuracy", {})
-    interval = result.get("interval", {})
-    if isinstance(accuracy, dict):
-        accuracies = {f"{k} neighbours": (accuracy[k], interval[k]) for k in accuracy}
-    else:
-        accuracies = {_describe_probe(result): (accuracy, interval)}
-    for classifier, (value, (low, high)) in accuracies.items():
+    for classifier, accuracy, interval in _list_accuracies(result):
+        low, high = interval
         remark = f" (95 % interval {low:.2%} to {high:.2%}){num_images}"
-        yield [classifier, "test accuracy", f"{value:.2%}", remark]
+        yield [classifier, "test accuracy", f"{accuracy:.2%}", remark]
 
-    if folds := result.get("folds"):
-        metric = "accuracy" if "accuracy" in result else "mean average precision"
-        deviation = f" standard deviation {np.std(folds, ddof=1):.2%}"
-        remark = f"{deviation}, of {result['training_images']:,} training images"
-        mean = f"{np.mean(folds):.2%}"
-        yield [f"mean of {len(folds)} folds", f"held-out {metric}", mean, remark]
+    if result.get("folds"):
+        yield _describe_folds(result)
 
-    for side, metrics in (("test", result), ("held-out", result.get("out_of_fold", {}))):
-        if "loss" in metrics:
-            error = f"{metrics['calibration_error']:.2%}"
-            yield ["", f"{side} calibration error", error, f" loss {metrics['loss']:.4g}"]
+    yield from _list_probability_metrics("test", result)
+    yield from _list_probability_metrics("held-out", result.get("out_of_fold", {}))
+
+
+def _list_accuracies(result: Mapping[str, Any]) -> Iterator[tuple[str, float, Any]]:
+    """Yield for each accuracy of a dataset: classifier, accuracy, interval."""
+    if "accuracy" not in result:
+        return
+
+    accuracy = result["accuracy"]
+    interval = result["interval"]
+    if not isinstance(accuracy, dict):
+        yield _describe_probe(result), accuracy, interval
+        return
+    for k in accuracy:
+        yield f"{k} neighbours", accuracy[k], interval[k]
+
+
+def _describe_folds(result: Mapping[str, Any]) -> list[str]:
+    """Return the row of a cross-validation: mean and standard deviation over the folds."""
+    folds = result["folds"]
+    metric = "accuracy" if "accuracy" in result else "mean average precision"
+    num_images = result["training_images"]
+    deviation = np.std(folds, ddof=1)
+    return [
+        f"mean of {len(folds)} folds",
+        f"held-out {metric}",
+        f"{np.mean(folds):.2%}",
+        f" standard deviation {deviation:.2%}, of {num_images:,} training images",
+    ]
+
+
+def _list_probability_metrics(side: str, metrics: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the row of calibration error and loss, if the classifier has probabilities."""
+    if "loss" not in metrics:
+        return
+    error = f"{metrics['calibration_error']:.2%}"
+    loss = f" loss {metrics['loss']:.4g}"
+    yield ["", f"{side} calibration error", error, loss]
 
 
 def _describe_probe(result: Mapping[str, Any]) -> str:
