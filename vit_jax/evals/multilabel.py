@@ -62,7 +62,8 @@ class MultilabelMetrics:
         for name in self._names:
             values[name] = compute_metric(name, self.counts)
         for name, value in self._custom_sums.values().items():
-            values[name] = value if math.isfinite(value) else None
+            is_known = math.isfinite(value)
+            values[name] = value if is_known else None
         return values
 
     def shown(self) -> dict[str, str]:
@@ -75,28 +76,47 @@ class MultilabelMetrics:
 
     def details(self) -> dict[str, Any]:
         """Return the metrics of each class, None for NaN."""
-        return {"classes": describe_classes(self._class_names, self.counts.per_class())}
+        per_class = self.counts.per_class()
+        return {"classes": describe_classes(self._class_names, per_class)}
 
     def worst(self) -> dict[str, str]:
         """Return the classes of the lowest average precision as a line of text, by its name."""
         precisions = []
         for one in self.details()["classes"]:
-            if one["images"]:
-                precisions.append((one["average_precision"], one["class"]))
+            if not one["images"]:
+                continue
+            precision = one["average_precision"]
+            precisions.append((precision, one["class"]))
+
+        words = []
         lowest = sorted(precisions)[:WORST_SHOWN]
-        words = [f"{class_name} {precision:.2%}" for precision, class_name in lowest]
+        for precision, class_name in lowest:
+            words.append(f"{class_name} {precision:.2%}")
         return {"lowest_precision": ", ".join(words)}
 
     def image_rows(self, rows: Rows) -> Iterator[list[object]]:
         """Yield for each image the cells of `image_columns`."""
-        for label_K, probability_K in zip(rows["label_BK"], rows["probability_BK"], strict=True):
+        label_BK = rows["label_BK"]
+        probability_BK = rows["probability_BK"]
+        for label_K, probability_K in zip(
+            label_BK,
+            probability_BK,
+            strict=True,
+        ):
             labels = self._join_names(label_K > 0)
             predicted = self._join_names(probability_K >= THRESHOLD)
-            probabilities = [f"{probability:.6f}" for probability in probability_K]
-            yield [labels, predicted, int(labels == predicted), *probabilities]
+            yield [
+                labels,
+                predicted,
+                int(labels == predicted),
+                *map(_format_cell, probability_K),
+            ]
 
     def _join_names(self, is_class_K: np.ndarray) -> str:
-        return BETWEEN.join(self._class_names[k] for k in np.flatnonzero(is_class_K).tolist())
+        """Return the names of some classes, (K,) bool, in one cell."""
+        numbers = np.flatnonzero(is_class_K).tolist()
+        names = [self._class_names[k] for k in numbers]
+        return BETWEEN.join(names)
 
     def tables(self) -> dict[str, list[list[object]]]:
         """Return tables for files by name: "classes"."""
@@ -112,4 +132,6 @@ class MultilabelMetrics:
 
 def _format_cell(value: float | None) -> str:
     """Return a number with six decimals, or an empty cell."""
-    return "" if value is None else f"{value:.6f}"
+    if value is None:
+        return ""
+    return f"{value:.6f}"

@@ -39,10 +39,24 @@ class Mistake(NamedTuple):
     probability: float
 
 
-Confusion = TypedDict("Confusion", {"class": str, "answer": str, "images": int, "of": int})
+Confusion = TypedDict(
+    "Confusion",
+    {
+        "class": str,
+        "answer": str,
+        "images": int,
+        "of": int,
+    },
+)
 """A class, a predicted class, the images with this prediction, and all of the class."""
 NamedMistake = TypedDict(
-    "NamedMistake", {"image": str, "class": str, "answer": str, "probability": float}
+    "NamedMistake",
+    {
+        "image": str,
+        "class": str,
+        "answer": str,
+        "probability": float,
+    },
 )
 """The image of a mistake, its class, the predicted class and its probability."""
 
@@ -62,7 +76,11 @@ class ClassMetrics:
     probabilities = "probability_BT"  # in the rows of `predict`
     image_columns = ("class", "answer", "probability", "is_right")  # of `image_rows`
 
-    def __init__(self, labelled: Labelled, chosen: ChosenMetrics = NO_FURTHER_METRICS) -> None:
+    def __init__(
+        self,
+        labelled: Labelled,
+        chosen: ChosenMetrics = NO_FURTHER_METRICS,
+    ) -> None:
         label_map = labelled.label_map
         self.labelled = labelled
         self.counts = ClassCounts(label_map)
@@ -80,18 +98,20 @@ class ClassMetrics:
         """Return zeros, or None and a note if the matrix would be too large."""
         num_classes = len(self.labelled.label_map.output_L)
         num_outputs = len(self.output_A)
-        if num_classes * num_outputs > LARGEST_CONFUSION:
-            size = f"{num_classes:,} classes and {num_outputs:,} answers"
-            self.labelled.notes.append(
-                f"confusions are not counted: the matrix of {size} would take too much memory."
-            )
-            return None
-        return np.zeros((2, num_classes, num_outputs), np.int64)
+        if num_classes * num_outputs <= LARGEST_CONFUSION:
+            return np.zeros((2, num_classes, num_outputs), np.int64)
+
+        size = f"{num_classes:,} classes and {num_outputs:,} answers"
+        self.labelled.notes.append(
+            f"confusions are not counted: the matrix of {size} would take too much memory."
+        )
+        return None
 
     def add(self, rows: Rows) -> None:
         """Add the rows of `predict`, and "record_B", for images that count."""
         self.counts.add(rows)
         self._custom_sums.add(rows)
+
         is_right_N = self.counts.find_right(rows)[:, 0]
         self._add_confusions(rows, is_right_N)
         self._add_mistakes(rows, is_right_N)
@@ -99,14 +119,18 @@ class ClassMetrics:
     def _add_confusions(self, rows: Rows, is_right_N: np.ndarray) -> None:
         if self.confusion_2LA is None:
             return
-        column_N = np.searchsorted(self.output_A, rows["class_BT"][:, 0])
-        np.add.at(self.confusion_2LA, (is_right_N.astype(int), rows["label_B"], column_N), 1)
+        predicted_N = rows["class_BT"][:, 0]
+        column_N = np.searchsorted(self.output_A, predicted_N)
+        cells = (is_right_N.astype(int), rows["label_B"], column_N)
+        np.add.at(self.confusion_2LA, cells, 1)
 
     def _add_mistakes(self, rows: Rows, is_right_N: np.ndarray) -> None:
         confidence_N = rows["probability_BT"][:, 0]
         wrong = np.flatnonzero(~is_right_N)
         order = np.argsort(-confidence_N[wrong], kind="stable")
-        for row in wrong[order][:MOST_MISTAKES].tolist():
+        most_confident = wrong[order][:MOST_MISTAKES]
+
+        for row in most_confident.tolist():
             mistake = Mistake(
                 record=int(rows["record_B"][row]),
                 label=int(rows["label_B"][row]),
@@ -114,6 +138,7 @@ class ClassMetrics:
                 probability=float(confidence_N[row]),
             )
             self.wrong.append(mistake)
+
         self.wrong.sort(key=lambda mistake: (-mistake.probability, mistake.record))
         del self.wrong[MOST_MISTAKES:]
 
@@ -132,10 +157,13 @@ class ClassMetrics:
             value = compute_metric(name, self.counts)
             values[name] = value
             if name in INTERVAL_OF and value is not None:
-                correct = value * self.images
-                values[INTERVAL_OF[name]] = list(wilson_interval(correct, self.images))
+                num_correct = value * self.images
+                interval = wilson_interval(num_correct, self.images)
+                values[INTERVAL_OF[name]] = list(interval)
+
+        has_loss = self.labelled.label_map.has_loss
         for name, value in self._custom_sums.values().items():
-            is_known = self.labelled.label_map.has_loss and math.isfinite(value)
+            is_known = has_loss and math.isfinite(value)
             values[name] = value if is_known else None
         return values
 
@@ -154,19 +182,19 @@ class ClassMetrics:
 
     def details(self) -> dict[str, object]:
         """Return metrics of classes and images by name."""
+        bins = self.counts.calibration.bins()
         return {
             "most_confused": self.confused(CONFUSED_KEPT),
             "most_confident_mistakes": self.mistakes(),
-            "calibration_bins": [one._asdict() for one in self.counts.calibration.bins()],
+            "calibration_bins": [one._asdict() for one in bins],
         }
 
     def worst(self) -> dict[str, str]:
         """Return the most frequent mistakes as a line of text, by its name; {} without mistakes."""
-        pairs = [
-            f"{pair['class']} as {pair['answer']} ({pair['images']:,} of {pair['of']:,})"
-            for pair in self.confused(CONFUSED_SHOWN)
-        ]
-        return {"most_confused": ", ".join(pairs)} if pairs else {}
+        pairs = [_describe_confusion(pair) for pair in self.confused(CONFUSED_SHOWN)]
+        if not pairs:
+            return {}
+        return {"most_confused": ", ".join(pairs)}
 
     def confused(self, most: int) -> list[Confusion]:
         """Return the most frequent pairs of class and wrong prediction.
@@ -177,10 +205,12 @@ class ClassMetrics:
             return []
         class_names = self.labelled.source.class_names
         output_names = self.labelled.label_map.output_names
+
         wrong_LA = self.confusion_2LA[0]
         label_P, column_P = np.nonzero(wrong_LA)
         images_P = wrong_LA[label_P, column_P]
-        most_frequent = np.argsort(-images_P, kind="stable")[:most]
+        order = np.argsort(-images_P, kind="stable")
+        most_frequent = order[:most]
 
         confusions: list[Confusion] = []
         for pair in most_frequent.tolist():
@@ -198,17 +228,18 @@ class ClassMetrics:
 
     def mistakes(self) -> list[NamedMistake]:
         """Return the most confident mistakes, the worst first."""
+        return [self._name_mistake(mistake) for mistake in self.wrong]
+
+    def _name_mistake(self, mistake: Mistake) -> NamedMistake:
+        """Return a mistake with names in the place of numbers."""
         source = self.labelled.source
         output_names = self.labelled.label_map.output_names
-        return [
-            {
-                "image": source.name_of(mistake.record),
-                "class": source.class_names[mistake.label],
-                "answer": output_names[mistake.predicted],
-                "probability": mistake.probability,
-            }
-            for mistake in self.wrong
-        ]
+        return {
+            "image": source.name_of(mistake.record),
+            "class": source.class_names[mistake.label],
+            "answer": output_names[mistake.predicted],
+            "probability": mistake.probability,
+        }
 
     def image_rows(self, rows: Rows) -> Iterator[list[object]]:
         """Yield for each image the cells of `image_columns`; arguments as for `add`."""
@@ -218,8 +249,12 @@ class ClassMetrics:
         for row, label in enumerate(rows["label_B"]):
             output = rows["class_BT"][row, 0]
             probability = rows["probability_BT"][row, 0]
-            is_right = int(is_right_N[row])
-            yield [class_names[label], output_names[output], f"{probability:.6f}", is_right]
+            yield [
+                class_names[label],
+                output_names[output],
+                f"{probability:.6f}",
+                int(is_right_N[row]),
+            ]
 
     def tables(self) -> dict[str, list[list[object]]]:
         """Return tables for files by name: "classes", and "confusion" if it is not too large."""
@@ -237,15 +272,25 @@ class ClassMetrics:
             "class",
             "images",
             "correct",
-            *("accuracy", "accuracy_low", "accuracy_high"),
-            *("top5_accuracy", "top5_low", "top5_high"),
+            "accuracy",
+            "accuracy_low",
+            "accuracy_high",
+            "top5_accuracy",
+            "top5_low",
+            "top5_high",
         ]
+        class_names = self.labelled.source.class_names
         for label in self.labelled.label_map.listed.tolist():
             images = int(self.counts.images_L[label])
             top1 = int(self.counts.top1_L[label])
             top5 = int(self.counts.top5_L[label])
-            shares = [*_describe_share(top1, images), *_describe_share(top5, images)]
-            yield [self.labelled.source.class_names[label], images, top1, *shares]
+            yield [
+                class_names[label],
+                images,
+                top1,
+                *_describe_share(top1, images),
+                *_describe_share(top5, images),
+            ]
 
     def confusion_rows(self) -> Iterator[list[object]]:
         """Yield the header, then for each class with images: name, images by predicted class.
@@ -254,16 +299,29 @@ class ClassMetrics:
         """
         if self.confusion_2LA is None:
             return
-        counts_LA = self.confusion_2LA.sum(axis=0)
+
         label_map = self.labelled.label_map
-        yield ["class", *(label_map.output_names[output] for output in self.output_A)]
+        output_names = [label_map.output_names[output] for output in self.output_A]
+        yield ["class", *output_names]
+
+        counts_LA = self.confusion_2LA.sum(axis=0)
+        class_names = self.labelled.source.class_names
         for label in label_map.listed.tolist():
-            yield [self.labelled.source.class_names[label], *counts_LA[label].tolist()]
+            counts_A = counts_LA[label]
+            yield [class_names[label], *counts_A.tolist()]
+
+
+def _describe_confusion(pair: Confusion) -> str:
+    """Return a class, its wrong prediction and the numbers of images as text."""
+    counts = f"{pair['images']:,} of {pair['of']:,}"
+    return f"{pair['class']} as {pair['answer']} ({counts})"
 
 
 def _describe_share(count: int, images: int) -> list[str]:
     """Return a fraction and its interval as text; empty cells without images."""
     if not images:
         return ["", "", ""]
+
+    accuracy = count / images
     low, high = wilson_interval(count, images)
-    return [f"{share:.6f}" for share in (count / images, low, high)]
+    return [f"{accuracy:.6f}", f"{low:.6f}", f"{high:.6f}"]
