@@ -59,6 +59,11 @@ _IS_READ = "is_read.npy"
 _HASH = "hash.npy"
 _FILES = (_FEATURE, _IS_READ, _HASH)
 _HASH_KEYS = (0x9E3779B9, 0x85EBCA6B)
+_TAPS = {
+    "block": {"taps": ("blocks",)},
+    "stage": {"taps": ("stages",)},
+}
+"""Arguments of a network that make it return the intermediates of a kind of layer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,16 +140,18 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
       ValueError: a layer that is not one of `LAYERS`, or that this network does not have.
     """
     kind, number = _parse(layer, a)
-    taps = {"block": ("blocks",), "stage": ("stages",)}.get(kind, ())
+    options = _TAPS.get(kind, {})
 
     def step(module: Module, batch: Batch) -> Results:
         image_BHWC = normalise(batch.image_BHWC, a.compute_dtype)
-        output = module(image_BHWC, taps=taps) if taps else module(image_BHWC)
+        output = module(image_BHWC, **options)
         feature_BD = _select_feature(output, kind, number, a)
         if feature_BD is None:
             raise ValueError(f"layer={layer!r}: this network does not return it.")
+
+        feature_BD = feature_BD.astype(jnp.float32)
         return {
-            "feature_BD": feature_BD.astype(jnp.float32) * batch.mask_B[:, None],
+            "feature_BD": feature_BD * batch.mask_B[:, None],
             "hash_B2": _pixel_hashes(batch.image_BHWC),
             "mask_B": batch.mask_B,
         }
@@ -153,7 +160,10 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
 
 
 def _select_feature(
-    output: ModelOutput, kind: str, number: int, a: Architecture
+    output: ModelOutput,
+    kind: str,
+    number: int,
+    a: Architecture,
 ) -> jax.Array | None:
     """Return the feature of a layer, (B, D); None if the network does not return it.
 
@@ -162,22 +172,34 @@ def _select_feature(
     if kind == "pre_logits":
         feature_BD = output.features_BD
     elif kind == "token":
-        token_BPD = output.prefix_BPD[:, : a.num_class_tokens]
-        feature_BD = token_BPD.reshape(len(token_BPD), -1)
+        feature_BD = _select_tokens(output, a)
     elif kind == "pooled" or (kind == "mean" and not a.has_transformer):
         feature_BD = output.pooled_BD
     elif kind == "mean":
-        feature_BD = output.tokens_BND.astype(jnp.float32).mean(axis=1)
+        feature_BD = _average_patches(output)
     elif kind == "token_mean":
-        token_BD = _select_feature(output, "token", number, a)
-        mean_BD = _select_feature(output, "mean", number, a)
-        sides = [side.astype(jnp.float32) for side in (token_BD, mean_BD) if side is not None]
-        feature_BD = jnp.concatenate(sides, axis=-1)
+        token_BD = _select_tokens(output, a).astype(jnp.float32)
+        mean_BD = _average_patches(output)
+        feature_BD = jnp.concatenate([token_BD, mean_BD], axis=-1)
     elif kind == "stage":
-        feature_BD = output.stages_BHWC[number - 1].astype(jnp.float32).mean(axis=(1, 2))
+        map_BHWC = output.stages_BHWC[number - 1].astype(jnp.float32)
+        feature_BD = map_BHWC.mean(axis=(1, 2))
     else:
-        feature_BD = _select_block(output.blocks_LBSD[number - 1].astype(jnp.float32), a)
+        block_BSD = output.blocks_LBSD[number - 1].astype(jnp.float32)
+        feature_BD = _select_block(block_BSD, a)
     return feature_BD
+
+
+def _select_tokens(output: ModelOutput, a: Architecture) -> jax.Array:
+    """Return the class tokens after the last norm, side by side, (B, D)."""
+    token_BPD = output.prefix_BPD[:, : a.num_class_tokens]
+    return token_BPD.reshape(len(token_BPD), -1)
+
+
+def _average_patches(output: ModelOutput) -> jax.Array:
+    """Return the mean of the patch tokens after the last norm, (B, D) float32."""
+    token_BND = output.tokens_BND.astype(jnp.float32)
+    return token_BND.mean(axis=1)
 
 
 def _select_block(block_BSD: jax.Array, a: Architecture) -> jax.Array:
@@ -200,15 +222,30 @@ def collect(
     Raises:
       ValueError: features that are not finite.
     """
-    batches = [_finite(rows) for rows in iterate_rows(open_batches, step, evaluated, len(label_N))]
-    joined = {name: np.concatenate([rows[name] for rows in batches]) for name in batches[0]}
-    return Features(joined["feature_BD"], label_N, joined["mask_B"] > 0, hashes(joined["hash_B2"]))
+    feature_batches = []
+    mask_batches = []
+    hash_batches = []
+    for rows in iterate_rows(open_batches, step, evaluated, len(label_N)):
+        _require_finite_features(rows)
+        feature_batches.append(rows["feature_BD"])
+        mask_batches.append(rows["mask_B"])
+        hash_batches.append(rows["hash_B2"])
+
+    return Features(
+        feature_ND=np.concatenate(feature_batches),
+        label_N=label_N,
+        is_read_N=np.concatenate(mask_batches) > 0,
+        hash_N=hashes(np.concatenate(hash_batches)),
+    )
 
 
-def _finite(rows: Rows) -> Rows:
-    """Return the rows; raise ValueError if features are not finite."""
-    require_finite(rows["feature_BD"], "features", lambda row: f"image {rows['record_B'][row]}")
-    return rows
+def _require_finite_features(rows: Rows) -> None:
+    """Raise ValueError if features are not finite."""
+
+    def name_image(row: int) -> str:
+        return f"image {rows['record_B'][row]}"
+
+    require_finite(rows["feature_BD"], "features", name_image)
 
 
 class Extractor:
@@ -231,10 +268,16 @@ class Extractor:
         self._layer = layer
         self._cache = cache
         self._runner = Runner(
-            module, transform, global_batch=global_batch, max_unreadable=max_unreadable
+            module,
+            transform,
+            global_batch=global_batch,
+            max_unreadable=max_unreadable,
         )
-        self._step = self._runner.jit(make_feature_step(layer, architecture))
-        self._parameters_sha256 = "" if cache is None else parameters_sha256(module)
+        step = make_feature_step(layer, architecture)
+        self._step = self._runner.jit(step)
+        self._parameters_sha256 = ""
+        if cache is not None:
+            self._parameters_sha256 = parameters_sha256(module)
 
     def extract(self, source: Source) -> Features:
         """Return the features of every image of a source, in every process.
@@ -246,22 +289,33 @@ class Extractor:
         about = self._describe(source)
         if self._cache is None or about is None:
             return self._extract_uncached(source)
-        folder = self._cache.folder / hashlib.sha256(about.encode()).hexdigest()[:32]
+
+        digest = hashlib.sha256(about.encode()).hexdigest()
         entry = Entry(
-            folder=folder, about=about, files=_FILES, num_rows=len(source), cache=self._cache
+            folder=self._cache.folder / digest[:32],
+            about=about,
+            files=_FILES,
+            num_rows=len(source),
+            cache=self._cache,
         )
         arrays = self._find(entry)
         if not all(hosts.gather(arrays is not None)):  # computing takes all processes
             with entry.new_folder() as unfinished:
                 self._compute(source, entry, unfinished)
                 arrays = entry.read(unfinished)  # whichever process publishes
+
         assert arrays is not None
         return _features(arrays, source)
 
     def _extract_uncached(self, source: Source) -> Features:
         with tempfile.TemporaryDirectory(prefix="vit_jax_features_") as scratch:
             folder = pathlib.Path(scratch)
-            entry = Entry(folder=folder, about="null", files=_FILES, num_rows=len(source))
+            entry = Entry(
+                folder=folder,
+                about="null",
+                files=_FILES,
+                num_rows=len(source),
+            )
             self._compute(source, entry, folder)
             return _features(entry.read(folder), source)
 
@@ -273,34 +327,48 @@ class Extractor:
         arrays = entry.find()
         if arrays is None:
             return None
+
         most = largest_number(entry.num_rows, self._runner.max_unreadable)
         num_unreadable = (~arrays[_IS_READ]).sum()
-        return None if num_unreadable > most else arrays
+        if num_unreadable > most:
+            return None
+        return arrays
 
-    def _compute(self, source: Source, entry: Entry, folder: pathlib.Path) -> None:
+    def _compute(
+        self,
+        source: Source,
+        entry: Entry,
+        folder: pathlib.Path,
+    ) -> None:
         """Write the array files and their record into a folder."""
-        is_read_N = np.zeros(len(source), bool)
-        hash_N = np.zeros(len(source), np.uint64)
-        is_first = hosts.is_first()
-        if is_first:
-            print(f"computing features of {len(source):,} images", file=sys.stderr, flush=True)
-        is_hidden = None if is_first else True  # None: shown on terminals only
-        progress = tqdm(total=len(source), unit=" images", desc="features", disable=is_hidden)
+        num_images = len(source)
+        is_read_N = np.zeros(num_images, bool)
+        hash_N = np.zeros(num_images, np.uint64)
+        progress = _open_progress(num_images)
 
         def yield_features() -> Iterator[np.ndarray]:
-            for rows in self._runner.compute_rows(source, self._step, shortens_batch=True):
+            for rows in self._runner.compute_rows(
+                source,
+                self._step,
+                shortens_batch=True,
+            ):
+                _require_finite_features(rows)
                 record_B = rows["record_B"]
-                yield _finite(rows)["feature_BD"]
+                yield rows["feature_BD"]
                 is_read_N[record_B] = rows["mask_B"] > 0
                 hash_N[record_B] = hashes(rows["hash_B2"])
                 progress.update(len(record_B))
 
         with progress:
-            feature_record = write_rows(folder / _FEATURE, yield_features(), len(source))
+            feature_record = write_rows(
+                folder / _FEATURE,
+                yield_features(),
+                num_images,
+            )
         arrays = {
             _FEATURE: feature_record,
-            _IS_READ: write_rows(folder / _IS_READ, [is_read_N], len(source)),
-            _HASH: write_rows(folder / _HASH, [hash_N], len(source)),
+            _IS_READ: write_rows(folder / _IS_READ, [is_read_N], num_images),
+            _HASH: write_rows(folder / _HASH, [hash_N], num_images),
         }
         entry.write_record(folder, arrays)
 
@@ -326,14 +394,39 @@ class Extractor:
         return json.dumps(about, sort_keys=True)
 
 
+def _open_progress(num_images: int) -> tqdm:
+    """Announce the images in the first process, and return a bar of their progress there."""
+    if not hosts.is_first():
+        return tqdm(
+            total=num_images,
+            unit=" images",
+            desc="features",
+            disable=True,
+        )
+
+    print(
+        f"computing features of {num_images:,} images",
+        file=sys.stderr,
+        flush=True,
+    )
+    # disable=None: shown on terminals only
+    return tqdm(total=num_images, unit=" images", desc="features", disable=None)
+
+
 def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
-    label_N = np.asarray(source.labels, np.int32)
     return Features(
-        arrays[_FEATURE], label_N, np.asarray(arrays[_IS_READ]), np.asarray(arrays[_HASH])
+        feature_ND=arrays[_FEATURE],
+        label_N=np.asarray(source.labels, np.int32),
+        is_read_N=np.asarray(arrays[_IS_READ]),
+        hash_N=np.asarray(arrays[_HASH]),
     )
 
 
-def write_features(path: pathlib.Path, features: Features, source: Source) -> dict[str, str]:
+def write_features(
+    path: pathlib.Path,
+    features: Features,
+    source: Source,
+) -> dict[str, str]:
     """Write, in the first process, the features of the readable images; return a summary by name.
 
     The file holds "features" (N, D) float32, "labels" int32 (N,), or (N, K) if images may have
@@ -341,27 +434,29 @@ def write_features(path: pathlib.Path, features: Features, source: Source) -> di
     """
     kept = np.flatnonzero(features.is_read_N)
     if hosts.is_first():
+        names = [source.name_of(index) for index in kept.tolist()]
         arrays = {
             "features": features.feature_ND[kept],
             "labels": features.label_N[kept],
-            "names": np.array([source.name_of(index) for index in kept.tolist()]),
+            "names": np.array(names),
             "class_names": np.array(source.class_names),
         }
         with open_atomically(path) as file:
             np.savez(file, allow_pickle=True, **arrays)
-    shape = f"{len(kept):,} x {features.feature_ND.shape[1]:,} float32"
+
+    width = features.feature_ND.shape[1]
+    num_unreadable = len(features) - len(kept)
     return {
-        "features": shape,
-        "left out": f"{len(features) - len(kept):,} unreadable",
+        "features": f"{len(kept):,} x {width:,} float32",
+        "left out": f"{num_unreadable:,} unreadable",
         "file": str(path),
     }
 
 
 def chunks_of(feature_ND: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yield features in memory, `size` examples at a time; of an array in memory, views."""
-    return (
-        np.asarray(feature_ND[first : first + size]) for first in range(0, len(feature_ND), size)
-    )
+    for first in range(0, len(feature_ND), size):
+        yield np.asarray(feature_ND[first : first + size])
 
 
 def hashes(hash_B2: np.ndarray) -> np.ndarray:
@@ -370,7 +465,12 @@ def hashes(hash_B2: np.ndarray) -> np.ndarray:
     return (wide[:, 0] << np.uint64(32)) | wide[:, 1]
 
 
-def notes_on(name: str, class_names: Sequence[str], train: Features, test: Features) -> list[str]:
+def notes_on(
+    name: str,
+    class_names: Sequence[str],
+    train: Features,
+    test: Features,
+) -> list[str]:
     """Return remarks on the data `name`: unreadable and common images, missing classes."""
     notes = []
     for side, images in (("training", train), ("test", test)):
@@ -384,8 +484,10 @@ def notes_on(name: str, class_names: Sequence[str], train: Features, test: Featu
             f"{name}: {same:,} of {len(test):,} test images are among the training images too."
         )
 
-    sizes = count_by_class(train.label_N[train.is_read_N], len(class_names))
-    absent = [class_names[k] for k in np.flatnonzero(sizes == 0).tolist()]
+    label_N = train.label_N[train.is_read_N]
+    num_images_K = count_by_class(label_N, len(class_names))
+    missing_classes = np.flatnonzero(num_images_K == 0)
+    absent = [class_names[k] for k in missing_classes.tolist()]
     if absent:
         notes.append(
             f"{name}: no training image of {few(absent)}; their test images count as wrong."
@@ -405,8 +507,10 @@ def count_by_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def num_in_both(train: Features, test: Features) -> int:
     """Return how many readable images of `test` have the pixels of a readable image of `train`."""
-    known = np.unique(train.hash_N[train.is_read_N])
-    return int(np.isin(test.hash_N[test.is_read_N], known).sum())
+    train_hashes = train.hash_N[train.is_read_N]
+    test_hashes = test.hash_N[test.is_read_N]
+    is_in_both = np.isin(test_hashes, np.unique(train_hashes))
+    return int(is_in_both.sum())
 
 
 def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
@@ -416,15 +520,17 @@ def _pixel_hashes(image_BHWC: jax.Array) -> jax.Array:
     """
     pixels_BP = image_BHWC.reshape(len(image_BHWC), -1).astype(jnp.uint32)
     place_P = jax.lax.iota(jnp.uint32, pixels_BP.shape[1])
+    one = np.uint32(1)
 
-    def word(key: int) -> jax.Array:
-        mixed = (place_P + np.uint32(1)) * np.uint32(key)
-        mixed = (mixed ^ (mixed >> np.uint32(15))) * np.uint32(0xC2B2AE35)
-        return jnp.sum(
-            (pixels_BP + np.uint32(1)) * (mixed | np.uint32(1)), axis=1, dtype=jnp.uint32
-        )
+    def compute_word(key: int) -> jax.Array:
+        mixed_P = (place_P + one) * np.uint32(key)
+        mixed_P = mixed_P ^ (mixed_P >> np.uint32(15))
+        mixed_P = mixed_P * np.uint32(0xC2B2AE35)
+        products_BP = (pixels_BP + one) * (mixed_P | one)
+        return jnp.sum(products_BP, axis=1, dtype=jnp.uint32)
 
-    return jnp.stack([word(key) for key in _HASH_KEYS], axis=1)
+    words = [compute_word(key) for key in _HASH_KEYS]
+    return jnp.stack(words, axis=1)
 
 
 def _parse(layer: str, a: Architecture) -> tuple[str, int]:
@@ -439,12 +545,17 @@ def _parse(layer: str, a: Architecture) -> tuple[str, int]:
     if a.has_resnet:
         counts["stage"] = len(a.units)
 
-    kind, _, number = layer.partition(":")
     names = ["pre_logits", "pooled", "mean"]
     if has_token:
         names = ["pre_logits", "pooled", "token", "mean", "token_mean"]
-    is_numbered = number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0)
-    if layer not in names and not is_numbered:
-        names += [f"{kind}:1 to {kind}:{count}" for kind, count in counts.items() if count]
-        raise ValueError(f"layer={layer!r}: must be one of {', '.join(names)} for {a.name}.")
-    return kind, int(number or 0)
+    if layer in names:
+        return layer, 0
+
+    kind, _, number = layer.partition(":")
+    if number.isdecimal() and 1 <= int(number) <= counts.get(kind, 0):
+        return kind, int(number)
+
+    for numbered, count in counts.items():
+        if count:
+            names.append(f"{numbered}:1 to {numbered}:{count}")
+    raise ValueError(f"layer={layer!r}: must be one of {', '.join(names)} for {a.name}.")
