@@ -65,9 +65,13 @@ class FewShot:
 
 def require_counts(name: str, values: Sequence[int], lowest: int) -> None:
     """Raise ValueError unless values are different whole numbers, at least one."""
-    are_counts = all(type(value) is int and value >= lowest for value in values)
     are_different = len(set(values)) == len(values)
-    if not values or not are_counts or not are_different:
+    is_valid = bool(values) and are_different
+    for value in values:
+        if type(value) is not int or value < lowest:
+            is_valid = False
+
+    if not is_valid:
         raise ValueError(
             f"{name}={values!r}: must be one or more different whole numbers from {lowest}."
         )
@@ -99,13 +103,19 @@ class FewShotResult:
     def list_accuracies(self, shots: int, l2: float) -> np.ndarray:
         """Return the accuracies of the seeds."""
         accuracies = []
-        for (result_shots, _, result_l2), accuracy in self.accuracy.items():
-            if (result_shots, result_l2) == (shots, l2):
+        for key, accuracy in self.accuracy.items():
+            result_shots, _, result_l2 = key
+            if result_shots == shots and result_l2 == l2:
                 accuracies.append(accuracy)
+
         return np.array(accuracies)
 
 
-def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> list[np.ndarray]:
+def choose_examples(
+    label_N: np.ndarray,
+    num_classes: int,
+    seed: int | None,
+) -> list[np.ndarray]:
     """Return the indices of the examples of each class in random order, or with None as stored.
 
     As released, one NumPy generator permutes the classes one after another.
@@ -115,11 +125,17 @@ def choose_examples(label_N: np.ndarray, num_classes: int, seed: int | None) -> 
     members = [order[first:last] for first, last in itertools.pairwise(starts)]
     if seed is None:
         return members
+
     rng = np.random.default_rng(seed)
     return [rng.permutation(indices) for indices in members]
 
 
-def few_shot(protocol: FewShot, train: Features, test: Features, num_classes: int) -> FewShotResult:
+def few_shot(
+    protocol: FewShot,
+    train: Features,
+    test: Features,
+    num_classes: int,
+) -> FewShotResult:
     """Measure the accuracy of every choice of examples and every penalty.
 
     Raises:
@@ -132,15 +148,22 @@ def few_shot(protocol: FewShot, train: Features, test: Features, num_classes: in
         members = choose_examples(train.label_N, num_classes, order_seed)
         for shots in protocol.shots:
             chosen = np.concatenate([indices[:shots] for indices in members])
-            examples = LeastSquares(train.feature_ND[chosen], train.label_N[chosen], num_classes)
+            examples = LeastSquares(
+                train.feature_ND[chosen],
+                train.label_N[chosen],
+                num_classes,
+            )
             for l2 in protocol.l2:
-                is_correct_N = examples.solve(l2).predict(test.feature_ND) == test.label_N
+                classifier = examples.solve(l2)
+                is_correct_N = classifier.predict(test.feature_ND) == test.label_N
                 accuracy[shots, seed, l2] = float(is_correct_N.mean())
 
     num_examples_K = np.bincount(train.label_N, minlength=num_classes)
     short = {}
     for shots in protocol.shots:
-        short[shots] = tuple(np.flatnonzero(num_examples_K < shots).tolist())
+        short_classes = np.flatnonzero(num_examples_K < shots)
+        short[shots] = tuple(short_classes.tolist())
+
     return FewShotResult(accuracy, len(test), short)
 
 
@@ -160,7 +183,12 @@ def make_few_shot_measure(
     """
     if seeds is None:
         seeds = SEEDS if sampling == "random" else SEEDS[:1]
-    protocol = FewShot(shots=tuple(shots), seeds=as_tuple(seeds), l2=(l2,), sampling=sampling)
+    protocol = FewShot(
+        shots=tuple(shots),
+        seeds=as_tuple(seeds),
+        l2=(l2,),
+        sampling=sampling,
+    )
 
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
         result = few_shot(protocol, train, test, num_classes)
@@ -174,7 +202,9 @@ def make_few_shot_measure(
 
 def spread(values: Sequence[float] | np.ndarray) -> float:
     """Return the sample standard deviation over seeds; 0 for a single one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    if len(values) <= 1:
+        return 0.0
+    return float(np.std(values, ddof=1))
 
 
 def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, float]:
@@ -191,9 +221,12 @@ def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, 
     mean_SDL = _tabulate_means(results, protocol)
     if protocol.penalty_choice == "mean_rank":
         rank_SDL = mean_SDL.argsort(axis=-1, kind="stable").argsort(axis=-1)
-        best_S = rank_SDL.mean(axis=1).argmax(axis=-1)
-        best_penalties = [protocol.l2[best] for best in best_S]
-        return dict(zip(protocol.shots, best_penalties, strict=True))
+        mean_rank_SL = rank_SDL.mean(axis=1)
+        best_S = mean_rank_SL.argmax(axis=-1)
+        best_penalties = {}
+        for shots, best in zip(protocol.shots, best_S, strict=True):
+            best_penalties[shots] = protocol.l2[best]
+        return best_penalties
 
     most_shots = protocol.shots.index(max(protocol.shots))
     mean_L = mean_SDL[most_shots].mean(axis=0)
@@ -203,9 +236,12 @@ def choose_l2(results: Sequence[FewShotResult], protocol: FewShot) -> dict[int, 
 
 def _tabulate_means(results: Sequence[FewShotResult], protocol: FewShot) -> np.ndarray:
     """Return the mean accuracy over the seeds by shots S, dataset D and penalty L, (S, D, L)."""
-    mean_SDL = np.zeros((len(protocol.shots), len(results), len(protocol.l2)))
+    shape = (len(protocol.shots), len(results), len(protocol.l2))
+    mean_SDL = np.zeros(shape)
     for s, shots in enumerate(protocol.shots):
         for d, result in enumerate(results):
             for k, l2 in enumerate(protocol.l2):
-                mean_SDL[s, d, k] = result.list_accuracies(shots, l2).mean()
+                accuracies = result.list_accuracies(shots, l2)
+                mean_SDL[s, d, k] = accuracies.mean()
+
     return mean_SDL

@@ -62,9 +62,7 @@ class LinearClassifier:
 
     def scores(self, feature_ND: np.ndarray) -> Iterator[jax.Array | np.ndarray]:
         """Yield scores (C, K), chunk by chunk; in float64 if float32 is too imprecise."""
-        largest = float(np.sqrt(np.square(self.weight_DK).sum(axis=0).max()))
-        length = len(self.mean_D) ** 0.5  # of a standardised feature
-        is_precise = largest * length * np.finfo(np.float32).eps < SCORE_ERROR
+        is_precise = self._is_precise_in_float32()
         weight_DK = jnp.asarray(self.weight_DK, jnp.float32)
         bias_K = jnp.asarray(self.bias_K, jnp.float32)
         for feature_CD in chunks_of(feature_ND, CHUNK):
@@ -74,30 +72,49 @@ class LinearClassifier:
             else:
                 yield standardised @ self.weight_DK + self.bias_K
 
+    def _is_precise_in_float32(self) -> bool:
+        """Return whether a bound on the rounding of float32 scores is below `SCORE_ERROR`."""
+        square_K = np.square(self.weight_DK).sum(axis=0)
+        largest_weight = float(np.sqrt(square_K.max()))
+        feature_length = len(self.mean_D) ** 0.5  # of a standardised feature
+        epsilon = np.finfo(np.float32).eps
+        return bool(largest_weight * feature_length * epsilon < SCORE_ERROR)
+
     def to_linear(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the kernel (D, K) and bias (K,) of a linear layer with these scores, float64."""
         kernel_DK = self.weight_DK / self.scale_D[:, None]
-        return kernel_DK, self.bias_K - self.mean_D @ kernel_DK
+        bias_K = self.bias_K - self.mean_D @ kernel_DK
+        return kernel_DK, bias_K
 
     def predict(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the class of each example, (N,)."""
-        classes = [np.asarray(score_CK.argmax(axis=1)) for score_CK in self.scores(feature_ND)]
+        classes = []
+        for score_CK in self.scores(feature_ND):
+            class_C = score_CK.argmax(axis=1)
+            classes.append(np.asarray(class_C))
+
         return np.concatenate(classes)
 
 
 class LeastSquares:
     """A summary of examples; each penalty then takes one factorisation."""
 
-    def __init__(self, feature_ND: np.ndarray, label_N: np.ndarray, num_classes: int):
+    def __init__(
+        self,
+        feature_ND: np.ndarray,
+        label_N: np.ndarray,
+        num_classes: int,
+    ):
         """Read float32 features, in chunks if there are more examples than numbers of a feature.
 
         Raises:
           ValueError: the matrices would not fit into the memory.
         """
         num_examples, width = feature_ND.shape
+        _require_memory(num_examples, width, num_classes)
+
         self._num_examples = num_examples
         self._is_dual = num_examples <= width
-        _require_memory(num_examples, width, num_classes)
         self._mean_D, self._scale_D = _compute_moments(feature_ND)
         self._counts_K = np.bincount(label_N, minlength=num_classes)
         if self._is_dual:
@@ -109,22 +126,35 @@ class LeastSquares:
         """Compute the kernel matrix X X^T (N, N), and targets less their means (N, K)."""
         self._feature_ND = _standardise(feature_ND, self._mean_D, self._scale_D)
         self._matrix = self._feature_ND @ self._feature_ND.T
+
         # Features cannot fit the mean of the targets: small penalties would amplify its rounding.
         # Y - mean(Y) is 2 - 2 n / N for the class of an example, and -2 n / N for the others.
         other_K = -2.0 * self._counts_K / self._num_examples
         self._target = np.tile(other_K, (self._num_examples, 1))
-        self._target[np.arange(self._num_examples), label_N] += 2.0
+        rows = np.arange(self._num_examples)
+        self._target[rows, label_N] += 2.0
 
     def _prepare_primal(self, feature_ND: np.ndarray, label_N: np.ndarray) -> None:
         """Compute X^T X (D, D) and X^T Y (D, K), chunk by chunk."""
         width = feature_ND.shape[1]
         self._matrix = np.zeros((width, width))
         sums_KD = np.zeros((len(self._counts_K), width))
-        chunks = zip(chunks_of(feature_ND, CHUNK), chunks_of(label_N, CHUNK), strict=True)
-        for feature_CD, label_C in chunks:
-            standardised_CD = _standardise(feature_CD, self._mean_D, self._scale_D)
+
+        feature_chunks = chunks_of(feature_ND, CHUNK)
+        label_chunks = chunks_of(label_N, CHUNK)
+        for feature_CD, label_C in zip(
+            feature_chunks,
+            label_chunks,
+            strict=True,
+        ):
+            standardised_CD = _standardise(
+                feature_CD,
+                self._mean_D,
+                self._scale_D,
+            )
             self._matrix += standardised_CD.T @ standardised_CD
             _add_class_sums(sums_KD, standardised_CD, label_C)
+
         self._target = 2.0 * sums_KD.T
 
     def solve(self, l2: float = L2) -> LinearClassifier:
@@ -132,18 +162,39 @@ class LeastSquares:
         weight_DK = _solve(self._matrix, self._target, l2)
         if self._is_dual:
             weight_DK = self._feature_ND.T @ weight_DK
+
         square = BIAS_FEATURE**2
         target_sum_K = 2.0 * self._counts_K - self._num_examples
-        bias_K = square * target_sum_K / (square * self._num_examples + l2)
-        return LinearClassifier(self._mean_D, self._scale_D, weight_DK, bias_K)
+        divisor = square * self._num_examples + l2
+        bias_K = square * target_sum_K / divisor
+        return LinearClassifier(
+            self._mean_D,
+            self._scale_D,
+            weight_DK,
+            bias_K,
+        )
 
 
 @jax.jit
-def _score(feature_CD: jax.Array, weight_DK: jax.Array, bias_K: jax.Array) -> jax.Array:
-    return jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
+def _score(
+    feature_CD: jax.Array,
+    weight_DK: jax.Array,
+    bias_K: jax.Array,
+) -> jax.Array:
+    """Return the scores, (C, K) float32."""
+    product_CK = jnp.matmul(
+        feature_CD,
+        weight_DK,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    return product_CK + bias_K
 
 
-def _add_class_sums(sums_KD: np.ndarray, feature_CD: np.ndarray, label_C: np.ndarray) -> None:
+def _add_class_sums(
+    sums_KD: np.ndarray,
+    feature_CD: np.ndarray,
+    label_C: np.ndarray,
+) -> None:
     """Add the features of each example to the sum of its class; faster than `np.add.at`."""
     order = np.argsort(label_C, kind="stable")
     present, starts = np.unique(label_C[order], return_index=True)
@@ -161,31 +212,39 @@ def _require_memory(num_examples: int, width: int, num_classes: int) -> None:
     num_values = 2 * side * (side + num_classes) + width * num_classes
     if num_examples <= width:
         num_values += num_examples * width
+
     needed = 8 * num_values
     available = memory_bytes()
-    if needed > available:
-        raise ValueError(
-            f"Least squares with a matrix of {side:,} x {side:,} and {num_classes:,} classes needs "
-            f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower "
-            "--shots=, take a layer with fewer numbers (--layer=), or fewer --classes=."
-        )
+    if needed <= available:
+        return
+    raise ValueError(
+        f"Least squares with a matrix of {side:,} x {side:,} and {num_classes:,} classes needs "
+        f"{needed / 2**30:.1f} GiB, and the machine has {available / 2**30:.1f} GiB. Lower "
+        "--shots=, take a layer with fewer numbers (--layer=), or fewer --classes=."
+    )
 
 
 def _compute_moments(feature_ND: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return mean, and population standard deviation plus `STD_EPSILON`, in float64."""
-    width = feature_ND.shape[1]
+    num_examples, width = feature_ND.shape
     sum_D = np.zeros(width)
     for feature_CD in chunks_of(feature_ND, CHUNK):
         sum_D += feature_CD.sum(axis=0, dtype=np.float64)
-    mean_D = sum_D / len(feature_ND)
+    mean_D = sum_D / num_examples
 
     square_D = np.zeros(width)
     for feature_CD in chunks_of(feature_ND, CHUNK):
-        square_D += np.square(feature_CD - mean_D).sum(axis=0)
-    return mean_D, np.sqrt(square_D / len(feature_ND)) + STD_EPSILON
+        square_CD = np.square(feature_CD - mean_D)
+        square_D += square_CD.sum(axis=0)
+    deviation_D = np.sqrt(square_D / num_examples)
+    return mean_D, deviation_D + STD_EPSILON
 
 
-def _standardise(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray) -> np.ndarray:
+def _standardise(
+    feature_CD: np.ndarray,
+    mean_D: np.ndarray,
+    scale_D: np.ndarray,
+) -> np.ndarray:
     """Return standardised features in float64."""
     return (feature_CD - mean_D) / scale_D
 
@@ -193,10 +252,23 @@ def _standardise(feature_CD: np.ndarray, mean_D: np.ndarray, scale_D: np.ndarray
 def _solve(matrix: np.ndarray, target: np.ndarray, l2: float) -> np.ndarray:
     """Solve (matrix + l2 I) x = target; the matrix is positive semidefinite up to rounding."""
     penalised = matrix.copy()
-    penalised.flat[:: len(matrix) + 1] += l2
+    diagonal = np.s_[:: len(matrix) + 1]
+    penalised.flat[diagonal] += l2
     try:
-        return scipy.linalg.cho_solve(scipy.linalg.cho_factor(penalised, overwrite_a=True), target)
+        factor = scipy.linalg.cho_factor(penalised, overwrite_a=True)
+        return scipy.linalg.cho_solve(factor, target)
     except scipy.linalg.LinAlgError:  # the penalty is less than the rounding of a dependent feature
-        value, vector = scipy.linalg.eigh(matrix)
-        value = np.maximum(value, np.finfo(np.float64).eps * value[-1]) + l2
-        return vector @ ((vector.T @ target) / value[:, None])
+        return _solve_by_eigenvalues(matrix, target, l2)
+
+
+def _solve_by_eigenvalues(
+    matrix: np.ndarray,
+    target: np.ndarray,
+    l2: float,
+) -> np.ndarray:
+    """Solve as `_solve`, with eigenvalues of at least the rounding of the largest one."""
+    value, vector = scipy.linalg.eigh(matrix)
+    rounding = np.finfo(np.float64).eps * value[-1]
+    value = np.maximum(value, rounding) + l2
+    coordinates = (vector.T @ target) / value[:, None]
+    return vector @ coordinates
