@@ -26,7 +26,11 @@ Predictions = ClassPredictions | LabelPredictions
 
 
 def fit_probe(
-    train: Features, num_classes: int, method: Method, penalty: float | None, seed: int = 0
+    train: Features,
+    num_classes: int,
+    method: Method,
+    penalty: float | None,
+    seed: int = 0,
 ) -> tuple[Classifier, dict[str, Any]]:
     """Fit a linear classifier on readable images.
 
@@ -43,13 +47,30 @@ def fit_probe(
     results: dict[str, Any] = {"method": method}
     if method == "least_squares":
         penalty = L2 if penalty is None else penalty
-        least_squares = LeastSquares(train.feature_ND, train.label_N, num_classes)
-        return least_squares.solve(penalty), results | {"penalty": penalty}
+        least_squares = LeastSquares(
+            train.feature_ND,
+            train.label_N,
+            num_classes,
+        )
+        results["penalty"] = penalty
+        return least_squares.solve(penalty), results
+
     if penalty is None:
         penalty, tried = _search_penalty(train, num_classes, seed)
-        results["validation_loss"] = {f"{value:.4g}": loss for value, loss in tried.items()}
-    classifier = fit_logistic(train.feature_ND, train.label_N, num_classes, penalty)
-    return classifier, results | {"penalty": penalty, "iterations": classifier.iterations}
+        losses = {}
+        for value, loss in tried.items():
+            losses[f"{value:.4g}"] = loss
+        results["validation_loss"] = losses
+
+    classifier = fit_logistic(
+        train.feature_ND,
+        train.label_N,
+        num_classes,
+        penalty,
+    )
+    results["penalty"] = penalty
+    results["iterations"] = classifier.iterations
+    return classifier, results
 
 
 def probe(
@@ -76,15 +97,29 @@ def probe(
     require_probe_images(train.label_N, num_classes, method, penalty, folds)
     classifier, results = fit_probe(train, num_classes, method, penalty, seed)
     if folds is not None:
-        parts = list(_cross_validate(train, num_classes, method, penalty, folds, seed))
+        held_out = _cross_validate(
+            train,
+            num_classes,
+            method,
+            penalty,
+            folds,
+            seed,
+        )
+        parts = list(held_out)
         results["folds"] = [part.headline for part in parts]
         results["training_images"] = len(train)
         results["out_of_fold"] = join_predictions(parts).describe(num_classes)
-    return classifier, results | predict_features(classifier, test).test_metrics()
+
+    predictions = predict_features(classifier, test)
+    return classifier, results | predictions.test_metrics()
 
 
 def require_probe_images(
-    label_N: np.ndarray, num_classes: int, method: Method, penalty: float | None, folds: int | None
+    label_N: np.ndarray,
+    num_classes: int,
+    method: Method,
+    penalty: float | None,
+    folds: int | None,
 ) -> None:
     """Raise ValueError if images do not suit the method, or are too few for folds or a search."""
     if method == "least_squares" and label_N.ndim == 2:
@@ -101,7 +136,8 @@ def require_probe_images(
 
 
 def _require_searched_images(label_N: np.ndarray, num_classes: int) -> None:
-    if len(label_N) < SEARCH_FOLDS or count_by_class(label_N, num_classes).max() < 2:
+    num_images_K = count_by_class(label_N, num_classes)
+    if len(label_N) < SEARCH_FOLDS or num_images_K.max() < 2:
         raise ValueError(
             f"{len(label_N)} training images: no class has enough images to hold one out for a "
             "search of the penalty. Give --penalty=."
@@ -109,7 +145,12 @@ def _require_searched_images(label_N: np.ndarray, num_classes: int) -> None:
 
 
 def _cross_validate(
-    train: Features, num_classes: int, method: Method, penalty: float | None, folds: int, seed: int
+    train: Features,
+    num_classes: int,
+    method: Method,
+    penalty: float | None,
+    folds: int,
+    seed: int,
 ) -> Iterator[Predictions]:
     """Yield the predictions on each fold by a classifier of the other folds."""
     for fitted, held in _split_folds(train, num_classes, folds, seed):
@@ -118,7 +159,10 @@ def _cross_validate(
 
 
 def _split_folds(
-    train: Features, num_classes: int, folds: int, seed: int
+    train: Features,
+    num_classes: int,
+    folds: int,
+    seed: int,
 ) -> Iterator[tuple[Features, Features]]:
     """Yield for each fold the other images and its own.
 
@@ -127,14 +171,19 @@ def _split_folds(
     if train.label_N.ndim == 2:
         members = np.random.default_rng(seed).permutation(len(train))
     else:
-        members = np.concatenate(choose_examples(train.label_N, num_classes, seed))
+        members_by_class = choose_examples(train.label_N, num_classes, seed)
+        members = np.concatenate(members_by_class)
+
     for fold in range(folds):
-        rest = np.delete(members, np.s_[fold::folds])
-        yield train.take(np.sort(rest)), train.take(members[fold::folds])
+        held = np.s_[fold::folds]
+        rest = np.delete(members, held)
+        yield train.take(np.sort(rest)), train.take(members[held])
 
 
 def _search_penalty(
-    train: Features, num_classes: int, seed: int
+    train: Features,
+    num_classes: int,
+    seed: int,
 ) -> tuple[float, dict[float, float]]:
     """Choose by the mean log-loss of held-out images whose classes are fitted."""
     _require_searched_images(train.label_N, num_classes)
@@ -143,19 +192,36 @@ def _search_penalty(
         splits = splits[:1]
 
     def loss_of(penalty: float) -> float:
-        losses = [_held_out_losses(*split, num_classes, penalty) for split in splits]
+        losses = []
+        for fitted, held in splits:
+            loss_N = _compute_held_out_losses(
+                fitted,
+                held,
+                num_classes,
+                penalty,
+            )
+            losses.append(loss_N)
         return float(np.concatenate(losses).mean())
 
     return choose_penalty(loss_of)
 
 
-def _held_out_losses(
-    fitted: Features, held: Features, num_classes: int, penalty: float
+def _compute_held_out_losses(
+    fitted: Features,
+    held: Features,
+    num_classes: int,
+    penalty: float,
 ) -> np.ndarray:
-    classifier = fit_logistic(fitted.feature_ND, fitted.label_N, num_classes, penalty)
-    losses = predict_features(classifier, held).loss_N
-    assert losses is not None
+    """Return the log-losses of held-out images; of one label, only those of fitted classes."""
+    classifier = fit_logistic(
+        fitted.feature_ND,
+        fitted.label_N,
+        num_classes,
+        penalty,
+    )
+    loss_N = predict_features(classifier, held).loss_N
+    assert loss_N is not None
     if classifier.has_several_labels:
-        return losses
-    is_known = np.isin(held.label_N, fitted.label_N)
-    return losses[is_known]
+        return loss_N
+    is_known_N = np.isin(held.label_N, fitted.label_N)
+    return loss_N[is_known_N]

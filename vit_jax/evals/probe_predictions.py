@@ -48,16 +48,25 @@ class ClassPredictions:
         """Return "accuracy", "interval" and "test_images", and the metrics of probabilities."""
         num_images = len(self.label_N)
         interval = wilson_interval(self.headline * num_images, num_images)
-        metrics = {"accuracy": self.headline, "interval": interval, "test_images": num_images}
-        return metrics | self.probability_metrics()
+        return {
+            "accuracy": self.headline,
+            "interval": interval,
+            "test_images": num_images,
+            **self.probability_metrics(),
+        }
 
     def probability_metrics(self) -> dict[str, float]:
         """Return "loss" and "calibration_error"; {} of a classifier without probabilities."""
         if self.confidence_N is None or self.loss_N is None:
             return {}
+
         calibration = Calibration()
-        calibration.add(self.confidence_N, self.class_N == self.label_N)
-        return {"loss": float(self.loss_N.mean()), "calibration_error": calibration.error}
+        is_right_N = self.class_N == self.label_N
+        calibration.add(self.confidence_N, is_right_N)
+        return {
+            "loss": float(self.loss_N.mean()),
+            "calibration_error": calibration.error,
+        }
 
     def describe(self, num_classes: int) -> dict[str, Any]:
         """Return the metrics, "images" and "correct" of each class, and "confusion".
@@ -106,20 +115,30 @@ class LabelPredictions:
 
     def test_metrics(self) -> dict[str, Any]:
         """Return the metrics, and "test_images"."""
-        metrics: dict[str, Any] = {name: self.compute(name) for name in list_metrics("several")}
-        return metrics | {"test_images": len(self.label_NK)}
+        metrics: dict[str, Any] = {}
+        for name in list_metrics("several"):
+            metrics[name] = self.compute(name)
+        metrics["test_images"] = len(self.label_NK)
+        return metrics
 
     def describe(self, num_classes: int) -> dict[str, Any]:
         """Return the metrics, and "classes": those of each class, in the order of the classes."""
         metrics = self.test_metrics()
         del metrics["test_images"]
+
         class_names = [str(number) for number in range(num_classes)]
-        return metrics | {"classes": describe_classes(class_names, self._count().per_class())}
+        per_class = self._count().per_class()
+        metrics["classes"] = describe_classes(class_names, per_class)
+        return metrics
 
     def _count(self) -> LabelCounts:
         counts = LabelCounts(self.label_NK.shape[1])
         probability_NK = scipy.special.expit(self.logit_NK).astype(np.float32)
-        rows = {"probability_BK": probability_NK, "label_BK": self.label_NK, "loss_B": self.loss_N}
+        rows = {
+            "probability_BK": probability_NK,
+            "label_BK": self.label_NK,
+            "loss_B": self.loss_N,
+        }
         counts.add(rows)
         return counts
 
@@ -127,14 +146,25 @@ class LabelPredictions:
 def predict_features(classifier: Classifier, test: Features) -> ClassPredictions | LabelPredictions:
     """Return the predictions of a classifier on readable images."""
     if isinstance(classifier, LinearClassifier):
-        return ClassPredictions(test.label_N, classifier.predict(test.feature_ND), None, None)
+        return ClassPredictions(
+            label_N=test.label_N,
+            class_N=classifier.predict(test.feature_ND),
+            confidence_N=None,
+            loss_N=None,
+        )
     if classifier.has_several_labels:
-        return LabelPredictions(test.label_N, classifier.logits(test.feature_ND))
+        logit_NK = classifier.logits(test.feature_ND)
+        return LabelPredictions(test.label_N, logit_NK)
+
     log_NK = classifier.log_probabilities(test.feature_ND)
     rows = np.arange(len(test))
     class_N = log_NK.argmax(axis=1)
-    confidence_N = np.exp(log_NK[rows, class_N])
-    return ClassPredictions(test.label_N, class_N, confidence_N, -log_NK[rows, test.label_N])
+    return ClassPredictions(
+        label_N=test.label_N,
+        class_N=class_N,
+        confidence_N=np.exp(log_NK[rows, class_N]),
+        loss_N=-log_NK[rows, test.label_N],
+    )
 
 
 def join_predictions(
@@ -142,9 +172,12 @@ def join_predictions(
 ) -> ClassPredictions | LabelPredictions:
     """Return the predictions of several parts, all of one kind, as one."""
     kind: Any = type(parts[0])
-    joined = {}
+    joined: dict[str, np.ndarray | None] = {}
     for field in dataclasses.fields(kind):
         arrays = [getattr(part, field.name) for part in parts]
-        joined[field.name] = None if arrays[0] is None else np.concatenate(arrays)
+        joined[field.name] = None
+        if arrays[0] is not None:
+            joined[field.name] = np.concatenate(arrays)
+
     predictions: ClassPredictions | LabelPredictions = kind(**joined)
     return predictions
