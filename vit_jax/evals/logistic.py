@@ -12,9 +12,9 @@ Legend: N examples, C of them at a time, D numbers of a feature, K classes.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,8 @@ GRADIENT_TOLERANCE = 1e-5  # of the largest number of the gradient
 CHUNK = 8192  # examples whose logits are in memory at a time
 LEAST_CHUNK = 256
 Parameters = tuple[jax.Array, jax.Array]
+Carry = tuple[Parameters, Any]
+"""Parameters and the state of the optimiser."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +62,13 @@ class LogisticClassifier:
 
     def logits(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the logits, (N, K) float64."""
-        return np.concatenate(
-            [logits_CK.astype(np.float64) for logits_CK in self._logits(feature_ND)]
-        )
+        chunks = [logits_CK.astype(np.float64) for logits_CK in self._logits(feature_ND)]
+        return np.concatenate(chunks)
 
     def log_probabilities(self, feature_ND: np.ndarray) -> np.ndarray:
         """Return the logarithm of the softmax of each class, (N, K) float64."""
-        log_NK: np.ndarray = scipy.special.log_softmax(self.logits(feature_ND), axis=1)
+        logits_NK = self.logits(feature_ND)
+        log_NK: np.ndarray = scipy.special.log_softmax(logits_NK, axis=1)
         return log_NK
 
     def _logits(self, feature_ND: np.ndarray) -> Iterator[np.ndarray]:
@@ -75,7 +77,10 @@ class LogisticClassifier:
 
 
 def fit_logistic(
-    feature_ND: np.ndarray, labels: np.ndarray, num_classes: int, penalty: float
+    feature_ND: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    penalty: float,
 ) -> LogisticClassifier:
     """Minimise the summed cross-entropy plus penalty / 2 times the squares of the weights.
 
@@ -89,14 +94,22 @@ def fit_logistic(
       penalty: more than 0.
     """
     has_several_labels = labels.ndim == 2
-    batches = _chunked(feature_ND, labels)
-    start = jnp.zeros((feature_ND.shape[1], num_classes)), jnp.zeros(num_classes)
-    num = len(labels)
-    (weight_DK, bias_K), iterations = _minimise(
-        start, batches, penalty / num, num, has_several_labels=has_several_labels
+    width = feature_ND.shape[1]
+    num_examples = len(labels)
+    start = (jnp.zeros((width, num_classes)), jnp.zeros(num_classes))
+
+    parameters, iterations = _minimise(
+        start,
+        _cut_chunks(feature_ND, labels),
+        penalty / num_examples,
+        num_examples,
     )
+    weight_DK, bias_K = parameters
     return LogisticClassifier(
-        np.asarray(weight_DK), np.asarray(bias_K), int(iterations), has_several_labels
+        weight_DK=np.asarray(weight_DK),
+        bias_K=np.asarray(bias_K),
+        iterations=int(iterations),
+        has_several_labels=has_several_labels,
     )
 
 
@@ -115,9 +128,10 @@ def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float
     rises = 0
     previous = math.inf
     for penalty in reversed(PENALTIES):
-        tried[penalty] = loss_of(penalty)
-        rises = rises + 1 if tried[penalty] > previous else 0
-        previous = tried[penalty]
+        loss = loss_of(penalty)
+        tried[penalty] = loss
+        rises = rises + 1 if loss > previous else 0
+        previous = loss
         if rises == MOST_RISES:
             break
 
@@ -128,79 +142,131 @@ def choose_penalty(loss_of: Callable[[float], float]) -> tuple[float, dict[float
         for penalty in (middle / step, middle * step):
             if PENALTIES[0] <= penalty <= PENALTIES[-1]:
                 tried[penalty] = loss_of(penalty)
-    return _find_best(tried), dict(sorted(tried.items()))
+
+    losses = dict(sorted(tried.items()))
+    return _find_best(tried), losses
 
 
 def _find_best(tried: Mapping[float, float]) -> float:
+    """Return the penalty with the lowest loss, of equal ones the largest."""
     return min(tried, key=lambda penalty: (tried[penalty], -penalty))
 
 
-def _chunked(feature_ND: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
+def _cut_chunks(feature_ND: np.ndarray, labels: np.ndarray) -> tuple[jax.Array, jax.Array]:
     """Return features (chunks, C, D), and labels (chunks, C) or (chunks, C, K).
 
     They are padded with the label -1.
 
     Sizes are powers of two, so that folds of about equal sizes share a compiled program.
     """
-    size = min(CHUNK, max(LEAST_CHUNK, 1 << (len(labels) - 1).bit_length()))
-    padding = -len(labels) % size
-    features = np.pad(feature_ND, ((0, padding), (0, 0))).reshape(-1, size, feature_ND.shape[1])
-    widths = [(0, padding)] + [(0, 0)] * (labels.ndim - 1)
-    padded = np.pad(labels.astype(np.int32), widths, constant_values=-1)
-    return jnp.asarray(features), jnp.asarray(padded.reshape(-1, size, *labels.shape[1:]))
+    num_examples, width = feature_ND.shape
+    power_of_two = 1 << (num_examples - 1).bit_length()
+    size = min(CHUNK, max(LEAST_CHUNK, power_of_two))
+    num_padding = -num_examples % size
+
+    padded_features = np.pad(feature_ND, ((0, num_padding), (0, 0)))
+    feature_chunks = padded_features.reshape(-1, size, width)
+
+    paddings = [(0, 0)] * labels.ndim
+    paddings[0] = (0, num_padding)
+    padded_labels = np.pad(
+        labels.astype(np.int32),
+        paddings,
+        constant_values=-1,
+    )
+    label_chunks = padded_labels.reshape(-1, size, *labels.shape[1:])
+    return jnp.asarray(feature_chunks), jnp.asarray(label_chunks)
 
 
-def _losses(logits_CK: jax.Array, labels: jax.Array) -> jax.Array:
+def _compute_losses(logits_CK: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the cross-entropy of each example, (C,).
 
     For several labels it is summed over the classes.
     """
     if labels.ndim == 1:
-        return optax.softmax_cross_entropy_with_integer_labels(logits_CK, jnp.maximum(labels, 0))
-    return optax.sigmoid_binary_cross_entropy(logits_CK, labels.astype(jnp.float32)).sum(axis=1)
+        label_C = jnp.maximum(labels, 0)
+        return optax.softmax_cross_entropy_with_integer_labels(logits_CK, label_C)
+
+    label_CK = labels.astype(jnp.float32)
+    loss_CK = optax.sigmoid_binary_cross_entropy(logits_CK, label_CK)
+    return loss_CK.sum(axis=1)
 
 
-@functools.partial(jax.jit, static_argnames="has_several_labels")
+def _sum_chunk_losses(
+    parameters: Parameters,
+    feature_CD: jax.Array,
+    labels: jax.Array,
+) -> jax.Array:
+    """Return the sum of the cross-entropies of the examples of a chunk, without its padding."""
+    weight_DK, bias_K = parameters
+    product_CK = jnp.matmul(
+        feature_CD,
+        weight_DK,
+        precision=jax.lax.Precision.HIGHEST,
+    )
+    losses_C = _compute_losses(product_CK + bias_K, labels)
+    first_label_C = labels[:, 0] if labels.ndim == 2 else labels
+    is_padding_C = first_label_C < 0
+    return jnp.sum(jnp.where(is_padding_C, 0.0, losses_C))
+
+
+def _sum_losses(parameters: Parameters, batches: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Return the sum of the cross-entropies of all examples, chunk by chunk."""
+
+    @jax.checkpoint  # the logits of all examples need not be kept
+    def sum_chunk(feature_CD: jax.Array, labels: jax.Array) -> jax.Array:
+        return _sum_chunk_losses(parameters, feature_CD, labels)
+
+    def add_chunk(
+        total: jax.Array,
+        chunk: tuple[jax.Array, jax.Array],
+    ) -> tuple[jax.Array, None]:
+        return total + sum_chunk(*chunk), None
+
+    total, _ = jax.lax.scan(add_chunk, jnp.zeros(()), batches)
+    return total
+
+
+@jax.jit
 def _minimise(
     start: Parameters,
     batches: tuple[jax.Array, jax.Array],
     penalty: float,
-    num: int,
-    *,
-    has_several_labels: bool,
+    num_examples: int,
 ) -> tuple[Parameters, jax.Array]:
-    def mean_loss(parameters: Parameters) -> jax.Array:
-        weight_DK, bias_K = parameters
+    """Return the parameters with the least penalised mean loss, and the number of iterations."""
 
-        @jax.checkpoint  # the logits of all examples need not be kept
-        def chunk_loss(feature_CD: jax.Array, labels: jax.Array) -> jax.Array:
-            logits_CK = (
-                jnp.matmul(feature_CD, weight_DK, precision=jax.lax.Precision.HIGHEST) + bias_K
-            )
-            is_padding_C = labels[:, 0] < 0 if has_several_labels else labels < 0
-            return jnp.sum(jnp.where(is_padding_C, 0.0, _losses(logits_CK, labels)))
-
-        total, _ = jax.lax.scan(
-            lambda total, chunk: (total + chunk_loss(*chunk), None), jnp.zeros(()), batches
-        )
-        return total / num + penalty / 2 * jnp.sum(jnp.square(weight_DK))
+    def compute_loss(parameters: Parameters) -> jax.Array:
+        total = _sum_losses(parameters, batches)
+        square = jnp.sum(jnp.square(parameters[0]))
+        return total / num_examples + penalty / 2 * square
 
     optimizer = optax.lbfgs()
-    value_and_gradient = optax.value_and_grad_from_state(mean_loss)
+    value_and_gradient = optax.value_and_grad_from_state(compute_loss)
 
-    def improve(carry: tuple[Parameters, optax.OptState]) -> tuple[Parameters, optax.OptState]:
+    def improve(carry: Carry) -> Carry:
         parameters, state = carry
         value, gradient = value_and_gradient(parameters, state=state)
-        arguments = {"value": value, "grad": gradient, "value_fn": mean_loss}
-        updates, state = optimizer.update(gradient, state, parameters, **arguments)
+        updates, state = optimizer.update(
+            gradient,
+            state,
+            parameters,
+            value=value,
+            grad=gradient,
+            value_fn=compute_loss,
+        )
         return optax.apply_updates(parameters, updates), state
 
-    def goes_on(carry: tuple[Parameters, optax.OptState]) -> jax.Array:
-        state = carry[1]
-        count = optax.tree.get(state, "count")
-        gradient = optax.tree.get(state, "grad")
-        largest = optax.tree.norm(gradient, ord="inf")
-        return (count == 0) | ((count < MAX_ITERATIONS) & (largest > GRADIENT_TOLERANCE))
-
-    parameters, state = jax.lax.while_loop(goes_on, improve, (start, optimizer.init(start)))
+    carry = (start, optimizer.init(start))
+    parameters, state = jax.lax.while_loop(_goes_on, improve, carry)
     return parameters, optax.tree.get(state, "count")
+
+
+def _goes_on(carry: Carry) -> jax.Array:
+    """Return whether the gradient is too large, and iterations are left."""
+    _, state = carry
+    count = optax.tree.get(state, "count")
+    gradient = optax.tree.get(state, "grad")
+    largest = optax.tree.norm(gradient, ord="inf")
+    is_unfinished = (count < MAX_ITERATIONS) & (largest > GRADIENT_TOLERANCE)
+    return (count == 0) | is_unfinished
