@@ -25,7 +25,11 @@ KEYS = 65536  # at a time
 
 
 def nearest(
-    feature_ND: np.ndarray, query_QD: np.ndarray, k: int, *, keys_at_once: int = KEYS
+    feature_ND: np.ndarray,
+    query_QD: np.ndarray,
+    k: int,
+    *,
+    keys_at_once: int = KEYS,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the k greatest cosine similarities and their indices, both (C, k), by chunk.
 
@@ -33,16 +37,22 @@ def nearest(
     with `keys_at_once` features at a time, which bounds the memory.
     """
     for query_chunk in chunks_of(query_QD, QUERIES):
-        query_CD = _unit(jnp.asarray(query_chunk))
+        query_CD = _scale_to_unit(jnp.asarray(query_chunk))
         start = 0
         similarity_Ck = jnp.zeros((len(query_CD), 0), jnp.float32)
         index_Ck = jnp.zeros((len(query_CD), 0), jnp.int32)
         for keys_ND in chunks_of(feature_ND, keys_at_once):
-            best = min(k, index_Ck.shape[1] + len(keys_ND))
+            num_known = index_Ck.shape[1] + len(keys_ND)
             similarity_Ck, index_Ck = _merge(
-                query_CD, keys_ND, start, similarity_Ck, index_Ck, best
+                query_CD,
+                keys_ND,
+                start,
+                similarity_Ck,
+                index_Ck,
+                min(k, num_known),
             )
             start += len(keys_ND)
+
         yield np.asarray(similarity_Ck), np.asarray(index_Ck)
 
 
@@ -54,21 +64,19 @@ def vote(
 ) -> np.ndarray:
     """Return the class with the most weight among the neighbours, (C,); of equal ones the lower."""
     votes_CK = np.zeros((len(label_Ck), num_classes))
-    rows = np.arange(len(label_Ck))[:, None]
-    np.add.at(
-        votes_CK,
-        (rows, label_Ck),
-        np.exp((similarity_Ck - similarity_Ck.max(axis=1, keepdims=True)) / temperature),
-    )
+    row_C1 = np.arange(len(label_Ck))[:, None]
+    greatest_C1 = similarity_Ck.max(axis=1, keepdims=True)
+    weight_Ck = np.exp((similarity_Ck - greatest_C1) / temperature)
+    np.add.at(votes_CK, (row_C1, label_Ck), weight_Ck)
     return votes_CK.argmax(axis=1)
 
 
 def require_neighbours(neighbours: Sequence[int], num_images: int) -> None:
     """Raise ValueError if there are fewer training images than each number of neighbours."""
-    if min(neighbours) > num_images:
+    least = min(neighbours)
+    if least > num_images:
         raise ValueError(
-            f"neighbours={min(neighbours)}: must be at most {num_images:,}, the readable "
-            "training images."
+            f"neighbours={least}: must be at most {num_images:,}, the readable training images."
         )
 
 
@@ -91,21 +99,40 @@ def neighbour_accuracy(
     _validate(neighbours, temperature)
     train, test = readable_sides(train, test)
     require_neighbours(neighbours, len(train))
+
     possible = [k for k in neighbours if k <= len(train)]
-    correct = dict.fromkeys(possible, 0)
+    num_correct = dict.fromkeys(possible, 0)
     first = 0
-    for similarity_Ck, index_Ck in nearest(train.feature_ND, test.feature_ND, max(possible)):
-        label_C = test.label_N[first : first + len(index_Ck)]
+    for similarity_Ck, index_Ck in nearest(
+        train.feature_ND,
+        test.feature_ND,
+        max(possible),
+    ):
+        last = first + len(index_Ck)
+        label_C = test.label_N[first:last]
         label_Ck = train.label_N[index_Ck]
         for k in possible:
-            predicted_C = vote(similarity_Ck[:, :k], label_Ck[:, :k], num_classes, temperature)
-            correct[k] += int((predicted_C == label_C).sum())
-        first += len(index_Ck)
-    return {k: count / len(test) for k, count in correct.items()}
+            predicted_C = vote(
+                similarity_Ck[:, :k],
+                label_Ck[:, :k],
+                num_classes,
+                temperature,
+            )
+            is_correct_C = predicted_C == label_C
+            num_correct[k] += int(is_correct_C.sum())
+        first = last
+
+    accuracies = {}
+    for k, count in num_correct.items():
+        accuracies[k] = count / len(test)
+    return accuracies
 
 
 def make_neighbour_measure(
-    num_classes: int, *, neighbours: Sequence[int], temperature: float = TEMPERATURE
+    num_classes: int,
+    *,
+    neighbours: Sequence[int],
+    temperature: float = TEMPERATURE,
 ) -> MeasureFeatures:
     """Return a measure that yields "20nn_accuracy" and so on.
 
@@ -115,20 +142,28 @@ def make_neighbour_measure(
 
     def measure(train: Features, test: Features) -> Iterator[tuple[str, float]]:
         accuracies = neighbour_accuracy(
-            train, test, num_classes, neighbours=neighbours, temperature=temperature
+            train,
+            test,
+            num_classes,
+            neighbours=neighbours,
+            temperature=temperature,
         )
-        yield from ((f"{k}nn_accuracy", accuracy) for k, accuracy in accuracies.items())
+        for k, accuracy in accuracies.items():
+            yield f"{k}nn_accuracy", accuracy
 
     return measure
 
 
 def _validate(neighbours: Sequence[int], temperature: float) -> None:
-    require_counts("neighbours", tuple(dict.fromkeys(neighbours)), lowest=1)
+    different_numbers = tuple(dict.fromkeys(neighbours))
+    require_counts("neighbours", different_numbers, lowest=1)
     require_positive("temperature", (temperature,))
 
 
-def _unit(feature_ND: jax.Array) -> jax.Array:
-    return feature_ND / jnp.maximum(jnp.linalg.norm(feature_ND, axis=1, keepdims=True), 1e-12)
+def _scale_to_unit(feature_ND: jax.Array) -> jax.Array:
+    """Return features of length 1; zeros stay zeros."""
+    length_N1 = jnp.linalg.norm(feature_ND, axis=1, keepdims=True)
+    return feature_ND / jnp.maximum(length_N1, 1e-12)
 
 
 @jax.jit(static_argnames=("k",))
@@ -141,10 +176,15 @@ def _merge(
     k: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Return the best k of earlier ones and of more keys, which count from `start`."""
-    similarity_CN = jnp.matmul(query_CD, _unit(keys_ND).T, precision=jax.lax.Precision.HIGHEST)
-    index_CN = jnp.broadcast_to(
-        start + jnp.arange(len(keys_ND), dtype=jnp.int32), similarity_CN.shape
+    unit_ND = _scale_to_unit(keys_ND)
+    similarity_CN = jnp.matmul(
+        query_CD,
+        unit_ND.T,
+        precision=jax.lax.Precision.HIGHEST,
     )
+    index_N = start + jnp.arange(len(keys_ND), dtype=jnp.int32)
+    index_CN = jnp.broadcast_to(index_N, similarity_CN.shape)
+
     similarities = jnp.concatenate([similarity_Ck, similarity_CN], axis=1)
     indices = jnp.concatenate([index_Ck, index_CN], axis=1)
     best, places = jax.lax.top_k(similarities, k)  # of equal ones the lower place
