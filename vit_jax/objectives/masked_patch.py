@@ -56,29 +56,48 @@ class MaskedPatch:
     grid: tuple[int, int]
     patch_size: tuple[int, int]
 
-    def prepare(self, batch: Batch, label_BK: Any, mask_B: jax.Array, key: jax.Array) -> Targets:
+    def prepare(
+        self,
+        batch: Batch,
+        label_BK: Any,
+        mask_B: jax.Array,
+        key: jax.Array,
+    ) -> Targets:
         """Draw the corruption of each patch; targets come from the stored pixels."""
         del label_BK
+        num_images = len(batch.image_BHWC)
+        corruption, is_corrupted_BN = self._draw_corruption(num_images, key)
+        return Targets(
+            None,
+            mask_B,
+            corruption,
+            self.compute_targets(batch.image_BHWC),
+            is_corrupted_BN,
+        )
+
+    def _draw_corruption(self, num_images: int, key: jax.Array) -> tuple[Corruption, jax.Array]:
+        """Return the corruption of the patches, and which of them are corrupted, bool (B, N)."""
         num_patches = math.prod(self.grid)
-        shape = (len(batch.image_BHWC), num_patches)
+        shape = (num_images, num_patches)
         which_key, how_key, where_key = jax.random.split(key, 3)
-        is_corrupted_BN = jax.random.uniform(which_key, shape) < self.config.corrupted_fraction
+        drawn_BN = jax.random.uniform(which_key, shape)
+        is_corrupted_BN = drawn_BN < self.config.corrupted_fraction
 
         # A corrupted patch is masked, replaced by another patch of its image, or left as it is.
         masked_share, moved_share, _ = self.config.corruption_shares
         position_BN = jax.random.uniform(how_key, shape)
         is_masked_BN = is_corrupted_BN & (position_BN < masked_share)
+        is_above_masked_BN = position_BN >= masked_share
         is_below_moved_BN = position_BN < masked_share + moved_share
-        is_moved_BN = is_corrupted_BN & (position_BN >= masked_share) & is_below_moved_BN
+        is_moved_BN = is_corrupted_BN & is_above_masked_BN & is_below_moved_BN
 
-        patch_N = jnp.arange(num_patches, dtype=jnp.int32)
         # An offset of at least 1 never leads to the patch itself.
-        offset_BN = jax.random.randint(where_key, shape, 1, max(num_patches, 2))
+        patch_N = jnp.arange(num_patches, dtype=jnp.int32)
+        end = max(num_patches, 2)
+        offset_BN = jax.random.randint(where_key, shape, 1, end)
         other_BN = (patch_N + offset_BN) % num_patches
-        corruption = Corruption(is_masked_BN, jnp.where(is_moved_BN, other_BN, patch_N))
-        return Targets(
-            None, mask_B, corruption, self.compute_targets(batch.image_BHWC), is_corrupted_BN
-        )
+        source_BN = jnp.where(is_moved_BN, other_BN, patch_N)
+        return Corruption(is_masked_BN, source_BN), is_corrupted_BN
 
     def compute_targets(self, image_BHWC: jax.Array) -> jax.Array:
         """Return patch_BNT: int32 classes of colours, or float32 pixels of each patch.
@@ -87,17 +106,24 @@ class MaskedPatch:
         """
         rows, columns = self.grid
         height, width = self.patch_size
-        covered_BHWC = image_BHWC[:, : rows * height, : columns * width]
+        covered_height = rows * height
+        covered_width = columns * width
+        covered_BHWC = image_BHWC[:, :covered_height, :covered_width]
+
         if self.config.patch_target == "pixels":
             pixels_BNT = _cut(covered_BHWC, rows, columns)
             return pixels_BNT.astype(jnp.float32) / 127.5 - 1.0
         if self.config.patch_target == "mean_colour":
-            return _classify_colours(_cut(covered_BHWC, rows, columns))[..., None]
+            pixels_BNV = _cut(covered_BHWC, rows, columns)
+            class_BN = _classify_colours(pixels_BNV)
+            return class_BN[..., None]
 
         # Cells are in raster order over the image; those of a patch must be side by side.
         cells_BMV = _cut(covered_BHWC, rows * SIDE, columns * SIDE)
-        classes = _classify_colours(cells_BMV).reshape(-1, rows, SIDE, columns, SIDE)
-        return classes.transpose(0, 1, 3, 2, 4).reshape(-1, rows * columns, SIDE * SIDE)
+        class_BM = _classify_colours(cells_BMV)
+        classes = class_BM.reshape(-1, rows, SIDE, columns, SIDE)
+        classes = classes.transpose(0, 1, 3, 2, 4)
+        return classes.reshape(-1, rows * columns, SIDE * SIDE)
 
     def sums(self, output: ModelOutput, targets: Targets) -> Sums:
         """Return float32 totals over the corrupted patches.
@@ -106,26 +132,42 @@ class MaskedPatch:
         and "majority": the score of a network that always predicts the batch's commonest colour.
         """
         outputs_BNO = output.patches_BNO.astype(jnp.float32)
-        counts_BN = targets.is_corrupted_BN.astype(jnp.float32) * targets.mask_B[:, None]
-        totals = {"weight": counts_BN.sum(), "images": targets.mask_B.sum()}
+        is_corrupted_BN = targets.is_corrupted_BN.astype(jnp.float32)
+        counts_BN = is_corrupted_BN * targets.mask_B[:, None]
+
         if self.config.patch_target == "pixels":
-            loss_BN = jnp.square(outputs_BNO - targets.patch_BNT).mean(axis=-1)
-            return {"loss": (loss_BN * counts_BN).sum(), **totals}
-        return {**_sum_colours(outputs_BNO, targets.patch_BNT, counts_BN), **totals}
+            error_BNO = outputs_BNO - targets.patch_BNT
+            loss_BN = jnp.square(error_BNO).mean(axis=-1)
+            sums = {"loss": (loss_BN * counts_BN).sum()}
+        else:
+            sums = _sum_colours(outputs_BNO, targets.patch_BNT, counts_BN)
+
+        return {
+            **sums,
+            "weight": counts_BN.sum(),
+            "images": targets.mask_B.sum(),
+        }
 
 
-def _sum_colours(outputs_BNO: jax.Array, patch_BNT: jax.Array, counts_BN: jax.Array) -> Sums:
+def _sum_colours(
+    outputs_BNO: jax.Array,
+    patch_BNT: jax.Array,
+    counts_BN: jax.Array,
+) -> Sums:
     """Return the sums "loss", "correct" and "majority" of predicted classes of colours."""
     logits_BNTK = outputs_BNO.reshape(*patch_BNT.shape, CLASSES)
     loss_BNT = optax.softmax_cross_entropy_with_integer_labels(logits_BNTK, patch_BNT)
+    loss_BN = loss_BNT.mean(axis=-1)
     is_correct_BNT = logits_BNTK.argmax(axis=-1) == patch_BNT
     correct_BN = is_correct_BNT.astype(jnp.float32).mean(axis=-1)
 
     share_BN1 = counts_BN[..., None] / patch_BNT.shape[-1]
     share_BNT = jnp.broadcast_to(share_BN1, patch_BNT.shape)
-    frequency_K = jnp.zeros(CLASSES).at[patch_BNT.reshape(-1)].add(share_BNT.reshape(-1))
+    classes = patch_BNT.reshape(-1)
+    shares = share_BNT.reshape(-1)
+    frequency_K = jnp.zeros(CLASSES).at[classes].add(shares)
     return {
-        "loss": (loss_BNT.mean(axis=-1) * counts_BN).sum(),
+        "loss": (loss_BN * counts_BN).sum(),
         "correct": (correct_BN * counts_BN).sum(),
         "majority": frequency_K.max(),
     }
@@ -148,8 +190,16 @@ def build_masked_patch(config: ObjectiveConfig, a: Architecture) -> MaskedPatch:
 def _cut(image_BHWC: jax.Array, rows: int, columns: int) -> jax.Array:
     """Return patches in raster order, their pixels row by row: (B, rows * columns, pixels * 3)."""
     batch, height, width, channels = image_BHWC.shape
-    patches = image_BHWC.reshape(batch, rows, height // rows, columns, width // columns, channels)
-    return patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
+    patches = image_BHWC.reshape(
+        batch,
+        rows,
+        height // rows,
+        columns,
+        width // columns,
+        channels,
+    )
+    patches = patches.transpose(0, 1, 3, 2, 4, 5)
+    return patches.reshape(batch, rows * columns, -1)
 
 
 def _classify_colours(part_BNV: jax.Array) -> jax.Array:
@@ -157,9 +207,13 @@ def _classify_colours(part_BNV: jax.Array) -> jax.Array:
 
     It is computed in integers, so that no edge is rounded.
     """
-    values = part_BNV.astype(jnp.int32).reshape(*part_BNV.shape[:2], -1, 3)
+    batch, num_parts, _ = part_BNV.shape
+    values = part_BNV.astype(jnp.int32).reshape(batch, num_parts, -1, 3)
     num_pixels = values.shape[2]
-    level = jnp.minimum(LEVELS * values.sum(axis=2) // (255 * num_pixels), LEVELS - 1)
+    total = values.sum(axis=2)
+    level = LEVELS * total // (255 * num_pixels)
+    level = jnp.minimum(level, LEVELS - 1)
+
     red = level[..., 0]
     green = level[..., 1]
     blue = level[..., 2]
