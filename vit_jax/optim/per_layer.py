@@ -29,11 +29,21 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         return _stack(optimizer.init(_unstack(params)))
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
+        layer_updates = _unstack(updates)
         layer_state = _unstack_state(state, _count_layers(updates))
-        layer_params = None if params is None else _unstack(params)
-        layer_updates, layer_state = optimizer.update(_unstack(updates), layer_state, layer_params)
+        layer_params = None
+        if params is not None:
+            layer_params = _unstack(params)
+
+        layer_updates, layer_state = optimizer.update(
+            layer_updates,
+            layer_state,
+            layer_params,
+        )
         return _stack(layer_updates), _stack(layer_state)
 
     return optax.GradientTransformation(init, update)
@@ -53,7 +63,9 @@ def describe_matrices(params: Mapping[str, jax.Array]) -> dict[str, MuonDimensio
         matrices[name] = None
         if name.endswith("kernel") and leaf.ndim > 1:
             last = leaf.ndim - 1
-            matrices[name] = MuonDimensionNumbers(tuple(range(last)), last)
+            inputs = tuple(range(last))
+            matrices[name] = MuonDimensionNumbers(inputs, last)
+
     return matrices
 
 
@@ -64,7 +76,11 @@ def is_stacked(name: str) -> bool:
 
 def _count_layers(leaves: Mapping[str, jax.Array]) -> dict[str, int]:
     """Return the number of layers of each stacked array."""
-    return {name: len(leaf) for name, leaf in leaves.items() if is_stacked(name)}
+    layers = {}
+    for name, leaf in leaves.items():
+        if is_stacked(name):
+            layers[name] = len(leaf)
+    return layers
 
 
 def _unstack(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -79,9 +95,15 @@ def _unstack_state(state: optax.OptState, layers: Mapping[str, int]) -> optax.Op
         return isinstance(node, dict) and not layers.keys().isdisjoint(node)
 
     def split_if_dictionary(node: Any) -> Any:
-        return _split(node, layers) if isinstance(node, dict) else node
+        if not isinstance(node, dict):
+            return node
+        return _split(node, layers)
 
-    return jax.tree.map(split_if_dictionary, state, is_leaf=has_stacked_entries)
+    return jax.tree.map(
+        split_if_dictionary,
+        state,
+        is_leaf=has_stacked_entries,
+    )
 
 
 def _split(entries: Mapping[str, Any], layers: Mapping[str, int]) -> dict[str, Any]:
@@ -91,11 +113,15 @@ def _split(entries: Mapping[str, Any], layers: Mapping[str, int]) -> dict[str, A
         if name not in layers:
             split[name] = entry
             continue
+
         match = _STACKED.match(name)
         assert match is not None
+        folder = match[0]
         rest = name[match.end() :]
         for i in range(layers[name]):
-            split[f"{match[0]}{i}/{rest}"] = jax.tree.map(operator.itemgetter(i), entry)
+            layer_entry = jax.tree.map(operator.itemgetter(i), entry)
+            split[f"{folder}{i}/{rest}"] = layer_entry
+
     return split
 
 
@@ -106,44 +132,72 @@ def _stack(state: Any) -> Any:
     """
 
     def stack_if_dictionary(node: Any) -> Any:
-        return _stack_entries(node) if isinstance(node, dict) else node
+        if not isinstance(node, dict):
+            return node
+        return _stack_entries(node)
 
     def has_layers(node: Any) -> bool:
-        return isinstance(node, dict) and any(_match_layer(name) for name in node)
+        return isinstance(node, dict) and any(map(_match_layer, node))
 
-    return jax.tree.map(stack_if_dictionary, state, is_leaf=has_layers)
+    return jax.tree.map(
+        stack_if_dictionary,
+        state,
+        is_leaf=has_layers,
+    )
 
 
 def _stack_entries(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the entries of a dictionary by parameter, those of alike layers stacked."""
     stacked: dict[Any, Any] = {}
     layers_by_name: dict[str, dict[int, str]] = {}  # of the stacked entry: number and name of each
     for name, entry in entries.items():
-        if match := _match_layer(name):
-            stacked_name = match[1] + name[match.end() :]
-            layers_by_name.setdefault(stacked_name, {})[int(match[2])] = name
-        else:
+        match = _match_layer(name)
+        if match is None:
             stacked[name] = entry
+            continue
+
+        number = int(match[2])
+        stacked_name = match[1] + name[match.end() :]
+        names_by_number = layers_by_name.setdefault(stacked_name, {})
+        names_by_number[number] = name
 
     for stacked_name, names_by_number in layers_by_name.items():
-        names = [names_by_number[number] for number in sorted(names_by_number)]
-        layers = [entries[name] for name in names]
+        names = []
+        layers = []
+        for number in sorted(names_by_number):
+            name = names_by_number[number]
+            names.append(name)
+            layers.append(entries[name])
+
         if _are_alike(layers):
-            stacked[stacked_name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
+            stacked[stacked_name] = jax.tree.map(_stack_leaves, *layers)
         else:
             stacked.update(zip(names, layers, strict=True))
+
     return stacked
+
+
+def _stack_leaves(*leaves: jax.Array) -> jax.Array:
+    return jnp.stack(leaves)
 
 
 def _match_layer(name: Any) -> re.Match[str] | None:
     """Return the match of the name of an entry of one layer; None for any other key."""
-    return _LAYER.match(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    return _LAYER.match(name)
 
 
 def _are_alike(entries: Sequence[Any]) -> bool:
     """Return whether all entries have the same structure, shapes and dtypes."""
+    first, *others = map(_describe_leaves, entries)
+    return all(other == first for other in others)
+
+
+def _describe_leaves(entry: Any) -> Any:
+    """Return the shape and dtype of each leaf, in the structure of the entry."""
 
     def describe(leaf: Any) -> tuple[tuple[int, ...], Any]:
         return jnp.shape(leaf), jnp.result_type(leaf)
 
-    first, *others = [jax.tree.map(describe, entry) for entry in entries]
-    return all(other == first for other in others)
+    return jax.tree.map(describe, entry)
