@@ -13,6 +13,7 @@ from vit_jax.text.tables import columns
 from vit_jax.text.tables import to_csv as rows_to_csv
 
 Likely = TypedDict("Likely", {"class": str, "probability": float})
+"""A class and its probability."""
 
 
 class Record(TypedDict, total=False):
@@ -24,9 +25,14 @@ class Record(TypedDict, total=False):
 
 
 def predict(
-    model: Model, images: Sequence[str], top: int | None, threshold: float = 0.0
+    model: Model,
+    images: Sequence[str],
+    top: int | None,
+    threshold: float = 0.0,
 ) -> Iterator[Record]:
-    """Yield a record for each file, in their order: its most probable classes, or why it is unreadable.
+    """Yield a record for each file, in their order.
+
+    It has the most probable classes, or the reason why the file is unreadable.
 
     The classes are the first `top`, or all, with a probability of at least `threshold`.
 
@@ -34,48 +40,89 @@ def predict(
       ValueError: probabilities that are not finite; the model has no classes or states no
         preparation of images.
     """
-    for image, probability_K in zip(images, model.stream(list(images)), strict=True):
+    rows = model.stream(list(images))
+    for image, probability_K in zip(images, rows, strict=True):
         if isinstance(probability_K, UnreadableImage):
             yield {"image": image, "error": str(probability_K)}
             continue
+
         require_finite(probability_K[None], model.source, [image].__getitem__)
-        order = np.argsort(-probability_K, kind="stable")[:top]  # of equals the lower number first
-        likely: list[Likely] = []
-        for k in order[probability_K[order] >= threshold]:
-            likely.append({"class": model.class_names[k], "probability": float(probability_K[k])})
-        yield {"image": image, "predictions": likely}
+        predictions = _list_likely(
+            model.class_names,
+            probability_K,
+            top,
+            threshold,
+        )
+        yield {"image": image, "predictions": predictions}
+
+
+def _list_likely(
+    class_names: Sequence[str],
+    probability_K: np.ndarray,
+    top: int | None,
+    threshold: float,
+) -> list[Likely]:
+    """Return the first `top` classes of at least `threshold`, of equals the lower number first."""
+    order = np.argsort(-probability_K, kind="stable")
+    likely: list[Likely] = []
+    for k in order[:top]:
+        probability = probability_K[k]
+        if probability >= threshold:
+            likely.append({"class": class_names[k], "probability": float(probability)})
+    return likely
 
 
 def to_json(records: Sequence[Record]) -> str:
-    """Return a JSON array with one image a line, in ASCII, which every terminal and every file name allows."""
+    """Return a JSON array with one image a line.
+
+    It is ASCII, which every terminal and every file name allows.
+    """
     lines = [json.dumps(record, allow_nan=False) for record in records]
-    return "[\n" + ",\n".join(lines) + "\n]"
+    joined = ",\n".join(lines)
+    return f"[\n{joined}\n]"
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """Return CSV with a line for each image: name, why it is unreadable, classes, the most probable first."""
-    most = max(len(record.get("predictions", ())) for record in records)
+    """Return CSV with a line for each image.
+
+    Its cells are the name, why the image is unreadable, and classes, the most probable first.
+    """
+    rows = list(map(_list_cells, records))
+    num_cells = max(map(len, rows))
+    for row in rows:
+        num_missing = num_cells - len(row)
+        row += [""] * num_missing
+
     head = ["image", "error"]
-    for number in range(1, most + 1):
-        head += [f"class_{number}", f"probability_{number}"]
-    rows = [head]
-    for record in records:
-        row = [record["image"], record.get("error", "")]
-        for likely in record.get("predictions", ()):
-            row += [likely["class"], f"{likely['probability']:.6f}"]
-        empty_cells = [""] * (len(head) - len(row))
-        rows.append(row + empty_cells)
-    return rows_to_csv(rows)
+    num_classes = (num_cells - len(head)) // 2
+    for number in range(1, num_classes + 1):
+        head.append(f"class_{number}")
+        head.append(f"probability_{number}")
+    return rows_to_csv([head, *rows])
+
+
+def _list_cells(record: Record) -> list[str]:
+    cells = [record["image"], record.get("error", "")]
+    for likely in record.get("predictions", []):
+        cells.append(likely["class"])
+        cells.append(f"{likely['probability']:.6f}")
+    return cells
 
 
 def to_table(records: Sequence[Record]) -> str:
     """Return a line for each image: its classes, the most probable first."""
-    rows = [(record["image"], _describe(record)) for record in records]
+    rows = []
+    for record in records:
+        rows.append((record["image"], _describe(record)))
     return columns(rows, "<<", gap="   ")
 
 
 def _describe(record: Record) -> str:
     if "error" in record:
         return f"cannot be read: {record['error']}"
-    likely = [f"{one['class']} {one['probability']:.1%}" for one in record["predictions"]]
-    return "   ".join(likely) or "none"
+
+    predictions = []
+    for likely in record["predictions"]:
+        probability = f"{likely['probability']:.1%}"
+        predictions.append(f"{likely['class']} {probability}")
+    return "   ".join(predictions) or "none"
