@@ -53,7 +53,10 @@ HEAD = "head/linear/kernel"
 _OF_LIBRARIES = ("timm", "huggingface")
 _IGNORED = {
     "opt": "optimiser state",
-    **dict.fromkeys(("chrono", "extra", "epoch", "state"), "bookkeeping of training"),
+    "chrono": "bookkeeping of training",
+    "extra": "bookkeeping of training",
+    "epoch": "bookkeeping of training",
+    "state": "bookkeeping of training",
 }
 
 
@@ -63,7 +66,11 @@ def class_names_file(path: pathlib.Path) -> pathlib.Path:
 
 
 def read_class_names(path: pathlib.Path) -> list[str]:
-    """Return one name per line, in UTF-8; ValueError or OSError for another encoding, or a file that is too large."""
+    """Return one name per line, in UTF-8.
+
+    Raises:
+      ValueError or OSError: another encoding, or a file that is too large.
+    """
     return read_bounded(path, MAX_JSON_BYTES).decode().splitlines()
 
 
@@ -84,23 +91,41 @@ class Weights:
     has_several_labels: bool = False  # of an image, as their configuration states
 
     def resize_method(self, position_resize: str = "library") -> str:
-        """Return how positions are resized: "library" is the method of the library whose names the file has."""
+        """Return how positions are resized.
+
+        "library" is the method of the library whose names the file has.
+        """
         if position_resize != "library":
             return position_resize
-        if self.format == "huggingface":  # whose DINOv2 antialiases if it has registers
-            return "bicubic" if self.architecture.registers > 1 else "huggingface"
-        return "bicubic" if self.format == "timm" else "corners"
+        if self.format == "timm":
+            return "bicubic"
+        if self.format != "huggingface":
+            return "corners"
+        # Hugging Face's DINOv2 antialiases if it has registers.
+        if self.architecture.registers > 1:
+            return "bicubic"
+        return "huggingface"
 
     @property
     def is_multilabel(self) -> bool:
-        """Return True if images may have several labels, by their configuration or the run that made them."""
-        trained = self.training is not None and self.training.is_multilabel
-        return self.has_several_labels or trained
+        """Return True if images may have several labels.
+
+        Their configuration states it, or the run that made them.
+        """
+        if self.has_several_labels:
+            return True
+        return self.training is not None and self.training.is_multilabel
 
     def with_network(
-        self, a: Architecture, parameters: Mapping[str, np.ndarray], **changes: Any
+        self,
+        a: Architecture,
+        parameters: Mapping[str, np.ndarray],
+        **changes: Any,
     ) -> "Weights":
-        """Return the weights with another network, whose parameters are chosen and ordered by its names."""
+        """Return the weights with another network.
+
+        Its parameters are chosen and ordered by its names.
+        """
         chosen = {name: parameters[name] for name in stacked_shapes(a)}
         return dataclasses.replace(self, architecture=a, parameters=chosen, **changes)
 
@@ -110,7 +135,8 @@ class Weights:
         if head is None or not head.size or head.any():
             return []
         return [
-            "WARNING: the head is all zeros: it gives the same output for all images. Fine-tune it before use."
+            "WARNING: the head is all zeros: it gives the same output for all images. "
+            "Fine-tune it before use."
         ]
 
 
@@ -140,20 +166,27 @@ def load_weights(
         a fact that neither the file nor an option gives.
       CodeNotAllowed: the network needs code of a package that is not allowed.
     """
-    if unknown := options.keys() - set(OPTIONS):
+    unknown = options.keys() - set(OPTIONS)
+    if unknown:
         raise TypeError(
             f"unknown options: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}"
         )
+
     address = str(source)
     allowed = allowed_code(allow_code)
-    path = locate.fetch_source(source, class_names_file(pathlib.Path("{}")).name)
+    names_pattern = class_names_file(pathlib.Path("{}")).name
+    path = locate.fetch_source(source, names_pattern)
+
     if has_checkpoints(path):
         weights = _load_workdir(path, polyak, options, allowed)
     else:
         weights = _load_arrays(address, path, polyak, options, allowed)
+
     if options.get("image_size") is not None:
         weights = resized(weights, tuple(options["image_size"]))
-    return weights if class_names is None else _with_class_names(weights, tuple(class_names))
+    if class_names is not None:
+        weights = _set_class_names(weights, tuple(class_names))
+    return weights
 
 
 def _load_arrays(
@@ -169,28 +202,40 @@ def _load_arrays(
             f"{address}: this is the name of a network, not a file or folder of weights. "
             f"Run `vit-jax models {address} --weights` for addresses of its weights."
         )
+
     if is_adapter(path):
         weights = _load_adapter(address, path, options, allowed)
     else:
         file = locate.find_file(path)
         if file.is_file() and not polyak:
             raise ValueError(
-                f"{file} has no Polyak average, so raw weights cannot be chosen: leave out --weights.raw."
+                f"{file} has no Polyak average, so raw weights cannot be chosen: "
+                "leave out --weights.raw."
             )
-        weights = _load_file(file, _beside(path, file, options), options, allowed)
+        sidecar = _find_configuration(path, file, options)
+        weights = _load_file(file, sidecar, options, allowed)
+
     if hub.is_hub_address(address) and not weights.licence:
-        weights = dataclasses.replace(weights, licence=licence_of(address.removeprefix("hf://")))
+        licence = licence_of(address.removeprefix("hf://"))
+        weights = dataclasses.replace(weights, licence=licence)
     if is_address(address):
-        weights = dataclasses.replace(weights, source=f"{address} ({weights.format or 'vit_jax'})")
+        format_name = weights.format or "vit_jax"
+        weights = dataclasses.replace(weights, source=f"{address} ({format_name})")
     return weights
 
 
 def _load_adapter(
-    address: str, path: pathlib.Path, options: Mapping[str, object], allowed: tuple[str, ...]
+    address: str,
+    path: pathlib.Path,
+    options: Mapping[str, object],
+    allowed: tuple[str, ...],
 ) -> Weights:
     """Read an adapter of PEFT, merged into its base."""
     folder = path if path.is_dir() else path.parent
-    factors = path if path.is_file() else locate.find_adapter_file(folder)
+    factors = path
+    if not path.is_file():
+        factors = locate.find_adapter_file(folder)
+
     adapter = read_adapter(folder)
     base = base_address(adapter, is_local=locate.is_local(address))
     try:
@@ -202,56 +247,68 @@ def _load_adapter(
         file = locate.find_file(base_path)
     except ValueError as error:
         raise ValueError(
-            f"{folder} is a PEFT adapter of {adapter.base}: {error} To name another place of the base, set "
+            f"{folder} is a PEFT adapter of {adapter.base}: {error} "
+            "To name another place of the base, set "
             f"base_model_name_or_path in a local copy of {folder / ADAPTER_CONFIG}."
         ) from error
-    weights = _load_file(
-        file, _beside(base_path, file, options), options, allowed, (adapter, factors)
-    )
-    return dataclasses.replace(
-        weights, licence=weights.licence or licence_of(base.removeprefix("hf://"))
-    )
+
+    sidecar = _find_configuration(base_path, file, options)
+    weights = _load_file(file, sidecar, options, allowed, (adapter, factors))
+    licence = weights.licence or licence_of(base.removeprefix("hf://"))
+    return dataclasses.replace(weights, licence=licence)
 
 
 def resized(
-    weights: Weights, image_size: tuple[int, int], position_resize: str = "library"
+    weights: Weights,
+    image_size: tuple[int, int],
+    position_resize: str = "library",
 ) -> Weights:
-    """Return the same network for images of another size, with a note for each table of positions that is resized.
+    """Return the same network for images of another size.
 
-    `position_resize` is a value of `PositionResize`; "library" also scales the rotary positions of
-    Perception Encoder to the grid of the weights, as timm does.
+    It has a note for each table of positions that is resized. `position_resize` is a value of
+    `PositionResize`; "library" also scales the rotary positions of Perception Encoder to the grid
+    of the weights, as timm does.
 
     Raises:
       ValueError: patches do not divide the image size, or an unknown method.
     """
     a = weights.architecture
-    is_theirs = position_resize == "library" and weights.format == "timm"
     if image_size == a.image_size:
         return weights
+
+    scales_rope = position_resize == "library" and weights.format == "timm"
     with naming(f"image_size={image_size}"):
-        target = set_image_size(a, image_size, rope_rescale=is_theirs)
+        target = set_image_size(a, image_size, rope_rescale=scales_rope)
     method = weights.resize_method(position_resize)
     parameters, statuses = resize_positions(weights.parameters, a.grid, target.grid, method)
-    notes = [f"{status.name} was {status.status}." for status in statuses]
+
+    notes = list(weights.notes)
+    for status in statuses:
+        notes.append(f"{status.name} was {status.status}.")
     if target.rope_grid != a.rope_grid:
+        rows, columns = a.grid
         notes.append(
-            "The rotary positions are scaled to the grid of {}x{} patches, as timm.".format(*a.grid)
+            f"The rotary positions are scaled to the grid of {rows}x{columns} patches, as timm."
         )
-    preprocessing = weights.preprocessing and {
-        **weights.preprocessing,
-        "image_size": list(image_size),
-    }
+
+    preprocessing = weights.preprocessing
+    if preprocessing:
+        preprocessing = {**preprocessing, "image_size": list(image_size)}
     return weights.with_network(
-        target, parameters, preprocessing=preprocessing, notes=[*weights.notes, *notes]
+        target,
+        parameters,
+        preprocessing=preprocessing,
+        notes=notes,
     )
 
 
-def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
+def _set_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights:
     source = weights.source
-    classes = weights.architecture.num_classes
-    if len(class_names) != classes:
+    num_classes = weights.architecture.num_classes
+    num_names = len(class_names)
+    if num_names != num_classes:
         raise ValueError(
-            f"class_names: must be {classes} names, as {source} has classes, not {len(class_names)}."
+            f"class_names: must be {num_classes} names, as {source} has classes, not {num_names}."
         )
     if weights.class_names not in (None, class_names):
         raise ValueError(f"class_names: must not be set, as {source} has class names.")
@@ -259,65 +316,86 @@ def _with_class_names(weights: Weights, class_names: tuple[str, ...]) -> Weights
 
 
 def _load_workdir(
-    path: pathlib.Path, polyak: bool, options: Mapping[str, object], allowed: tuple[str, ...]
+    path: pathlib.Path,
+    polyak: bool,
+    options: Mapping[str, object],
+    allowed: tuple[str, ...],
 ) -> Weights:
+    """Read weights of a run of ours."""
     if options.get("architecture") is not None:
         raise ValueError(
             f"architecture: must not be set, as {path} states its network. Omit the option."
         )
 
-    def architecture_of(metadata: Mapping[str, object]) -> Architecture:
-        architecture = description.stored_architecture(metadata)
-        refuse_contradictions(
-            validated_options(options), dataclasses.asdict(architecture), "the checkpoint"
-        )
-        return architecture
-
-    def shapes_of(metadata: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
+    def compute_shapes(metadata: Mapping[str, object]) -> Mapping[str, tuple[int, ...]]:
         with naming(str(path)):
-            shapes = stacked_shapes(architecture_of(metadata))
+            architecture = _read_architecture(metadata, options)
+            shapes = stacked_shapes(architecture)
             factors = description.stored_lora(metadata)
-            return shapes if factors is None else {**shapes, **lora.factor_shapes(shapes, factors)}
+            if factors is None:
+                return shapes
+            factor_shapes = lora.factor_shapes(shapes, factors)
+            return {**shapes, **factor_shapes}
 
-    parameters, metadata, kind = read_workdir(path, shapes_of, polyak=polyak, allowed=allowed)
+    parameters, metadata, kind = read_workdir(path, compute_shapes, polyak=polyak, allowed=allowed)
     statuses = [ArrayStatus.of(name, array, "copied") for name, array in parameters.items()]
+
     notes = []
-    if (factors := description.stored_lora(metadata)) is not None:
+    factors = description.stored_lora(metadata)
+    if factors is not None:
         parameters = lora.merge(parameters, factors)
         notes.append(
-            f"The factors of LoRA (rank {factors.rank}, scale {factors.scale:g}) are merged into the kernels."
+            f"The factors of LoRA (rank {factors.rank}, scale {factors.scale:g}) are merged "
+            "into the kernels."
         )
+
+    class_names = metadata.get("class_names") or ()
     return Weights(
-        architecture_of(metadata),
-        parameters,
-        tuple(metadata.get("class_names") or ()) or None,
-        metadata.get("preprocessing"),
-        f"{path} (vit_jax, {kind})",
-        statuses,
-        notes,
-        description.stored_training_data(metadata),
+        architecture=_read_architecture(metadata, options),
+        parameters=parameters,
+        class_names=tuple(class_names) or None,
+        preprocessing=metadata.get("preprocessing"),
+        source=f"{path} (vit_jax, {kind})",
+        statuses=statuses,
+        notes=notes,
+        training=description.stored_training_data(metadata),
         licence=description.stored_licence(metadata),
         has_several_labels=description.states_several_labels(metadata),
     )
 
 
-def _beside(source: pathlib.Path, file: pathlib.Path, options: Mapping[str, object]) -> Sidecar:
-    """Return the configuration in the folder of a file, if the source is the folder or the file has the usual name.
+def _read_architecture(
+    metadata: Mapping[str, object],
+    options: Mapping[str, object],
+) -> Architecture:
+    """Return the network of a checkpoint; ValueError if the options contradict it."""
+    architecture = description.stored_architecture(metadata)
+    stated = dataclasses.asdict(architecture)
+    refuse_contradictions(validated_options(options), stated, "the checkpoint")
+    return architecture
 
-    The option `architecture` is the name that the caller gives to the network.
+
+def _find_configuration(
+    source: pathlib.Path,
+    file: pathlib.Path,
+    options: Mapping[str, object],
+) -> Sidecar:
+    """Return the configuration in the folder of a file.
+
+    It is read if the source is the folder or the file has the usual name. The option `architecture`
+    is the name that the caller gives to the network.
     """
     name = validated_options(options).get("architecture")
     if source.is_dir() or file.name == WEIGHTS or is_index(file.name):
         return read_sidecar(file.parent, name)
     if name is not None:
         return name_sidecar(name)
-    if file.suffix != ".safetensors" or not (file.parent / CONFIG).is_file():
+
+    config_path = file.parent / CONFIG
+    if file.suffix != ".safetensors" or not config_path.is_file():
         return Sidecar()
-    return Sidecar(
-        notes=(
-            f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder.",
-        )
-    )
+    note = f"{CONFIG} beside it is not read, as it may be another file's: if not, give the folder."
+    return Sidecar(notes=(note,))
 
 
 class _Opened(NamedTuple):
@@ -330,15 +408,13 @@ class _Opened(NamedTuple):
 
     def describe_use(self, statuses: Iterable[ArrayStatus]) -> list[ArrayStatus]:
         """Return the use of every array, under its name in the file."""
-        used = [
-            status._replace(name=self.wrapping.names.get(status.name, status.name))
-            for status in statuses
-        ]
+        used = []
+        for status in statuses:
+            name_in_file = self.wrapping.names.get(status.name, status.name)
+            used.append(status._replace(name=name_in_file))
         for name, stored in self.ignored.items():
             reason = self.wrapping.ignored[name].reason
-            used.append(
-                ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})")
-            )
+            used.append(_describe_ignored(name, stored, reason))
         return used
 
     def notes(self) -> list[str]:
@@ -349,11 +425,27 @@ class _Opened(NamedTuple):
         return notes
 
 
+def _describe_ignored(name: str, stored: StoredArray, reason: str) -> ArrayStatus:
+    """Return the use of an array that is not part of the network."""
+    return ArrayStatus(
+        name=name,
+        ours=(),
+        shape=stored.shape,
+        dtype=str(stored.dtype),
+        status=f"ignored ({reason})",
+    )
+
+
 @contextlib.contextmanager
 def _open_network(
-    path: pathlib.Path, adapter: tuple[Adapter, pathlib.Path] | None, allowed: tuple[str, ...]
+    path: pathlib.Path,
+    adapter: tuple[Adapter, pathlib.Path] | None,
+    allowed: tuple[str, ...],
 ) -> Iterator[_Opened]:
-    """Open the arrays of a network: one file or several, below any wrappers, and with an adapter merged."""
+    """Open the arrays of a network, below any wrappers, and with an adapter merged.
+
+    They are in one file or several.
+    """
     with contextlib.ExitStack() as resources:
         file = resources.enter_context(open_arrays(path, allowed=allowed))
         with naming(str(path)):
@@ -363,6 +455,7 @@ def _open_network(
         if adapter is None:
             yield _Opened(network, wrapping, ignored, None)
             return
+
         config, factors_path = adapter
         factors = resources.enter_context(open_arrays(factors_path))
         with naming(str(factors_path)):
@@ -370,13 +463,20 @@ def _open_network(
         yield _Opened(merged.file, wrapping, ignored, merged)
 
 
-def _of_adapter(sidecar: Sidecar, merged: Merged) -> Sidecar:
-    """Return the configuration of a base for its network with an adapter, whose classifier may be another."""
+def _adapt_sidecar(sidecar: Sidecar, merged: Merged) -> Sidecar:
+    """Return the configuration of a base for its network with an adapter.
+
+    The adapter may have another classifier.
+    """
     if not merged.replaced:
         return sidecar
-    fields = {name: value for name, value in sidecar.fields.items() if name != "num_classes"}
-    note = "The class names are those of the base: the adapter has a classifier and no names."
-    notes = (*sidecar.notes, note) if sidecar.class_names else sidecar.notes
+
+    fields = dict(sidecar.fields)
+    fields.pop("num_classes", None)
+    notes = sidecar.notes
+    if sidecar.class_names:
+        note = "The class names are those of the base: the adapter has a classifier and no names."
+        notes = (*notes, note)
     return sidecar._replace(fields=fields, notes=notes)
 
 
@@ -387,6 +487,7 @@ def _load_file(
     allowed: tuple[str, ...],
     adapter: tuple[Adapter, pathlib.Path] | None = None,
 ) -> Weights:
+    """Read the arrays of a network, with its configuration."""
     with _open_network(path, adapter, allowed) as opened:
         file = opened.file
         with naming(str(path)):
@@ -396,6 +497,7 @@ def _load_file(
             shapes = stacked_shapes(known.architecture)
             _require_all(known, file)
             preprocessing = _complete_preprocessing(sidecar, file, known)
+
         parts, statuses, notes = _read(file, known)
         with naming(str(path)):
             unpacked = known.packing.unpack(parts, file, known.architecture)
@@ -407,12 +509,17 @@ def _load_file(
     parameters = unpacked.parameters
     if known.folded_rows and not known.packing.fits_any_grid:
         notes += _fold_positions(parameters, known.folded_rows)
+
+    place = path
+    if adapter is not None:
+        config, _ = adapter
+        place = config.folder
     weights = Weights(
-        known.architecture,
-        stack(parameters, shapes),
-        sidecar.class_names,
-        preprocessing,
-        source=f"{adapter[0].folder if adapter else path} ({known.format})",
+        architecture=known.architecture,
+        parameters=stack(parameters, shapes),
+        class_names=sidecar.class_names,
+        preprocessing=preprocessing,
+        source=f"{place} ({known.format})",
         statuses=statuses,
         notes=[*known.assumptions, *sidecar.notes, *notes],
         training=description.stored_training_data(file.metadata),
@@ -420,22 +527,29 @@ def _load_file(
         licence=sidecar.licence,
         has_several_labels=sidecar.is_multilabel and known.architecture.num_classes > 0,
     )
+
     normalisation = unpacked.normalisation or _find_normalisation(sidecar, file, known)
     if normalisation != OURS:
-        weights = _folded(weights, normalisation)
+        weights = _fold_normalisation(weights, normalisation)
     if sidecar.fields and options.get("image_size") is None:
-        weights = _made_for_processor(weights, sidecar)
+        weights = _resize_for_processor(weights, sidecar)
     return _drop_other_names(weights)
 
 
 def _find_sidecar(sidecar: Sidecar, opened: _Opened) -> Sidecar:
-    """Return what our metadata in a file states, or else the configuration beside it."""
+    """Return the facts of our metadata in a file, or else the configuration beside it."""
     if opened.file.metadata:
-        return _carried(opened.file)
-    return _of_adapter(sidecar, opened.adapter) if opened.adapter else sidecar
+        return _read_carried(opened.file)
+    if opened.adapter:
+        return _adapt_sidecar(sidecar, opened.adapter)
+    return sidecar
 
 
-def _refuse_name(options: Mapping[str, object], file: ArrayFile, known: Recognised) -> None:
+def _refuse_name(
+    options: Mapping[str, object],
+    file: ArrayFile,
+    known: Recognised,
+) -> None:
     """Raise ValueError if the caller names a network that the file states."""
     states_network = bool(file.metadata) or known.format not in _OF_LIBRARIES
     if options.get("architecture") and states_network:
@@ -445,7 +559,9 @@ def _refuse_name(options: Mapping[str, object], file: ArrayFile, known: Recognis
 
 
 def _complete_preprocessing(
-    sidecar: Sidecar, file: ArrayFile, known: Recognised
+    sidecar: Sidecar,
+    file: ArrayFile,
+    known: Recognised,
 ) -> Mapping[str, object] | None:
     """Return the preprocessing, to the images of the network if the file has none of our metadata."""
     if not sidecar.preprocessing or file.metadata:
@@ -453,8 +569,15 @@ def _complete_preprocessing(
     return {**sidecar.preprocessing, "image_size": list(known.architecture.image_size)}
 
 
-def _find_normalisation(sidecar: Sidecar, file: ArrayFile, known: Recognised) -> Normalisation:
-    """Return the normalisation of the pixels that the arrays take: in files of ours only those of libraries."""
+def _find_normalisation(
+    sidecar: Sidecar,
+    file: ArrayFile,
+    known: Recognised,
+) -> Normalisation:
+    """Return the normalisation of the pixels that the arrays take.
+
+    In files of ours only the arrays of libraries have another.
+    """
     if file.metadata and known.format in _OF_LIBRARIES:
         return folding.stored_normalisation(sidecar.preprocessing)
     return sidecar.normalisation
@@ -463,7 +586,8 @@ def _find_normalisation(sidecar: Sidecar, file: ArrayFile, known: Recognised) ->
 def _fold_positions(parameters: dict[str, np.ndarray], rows: int) -> list[str]:
     """Add the positions of class tokens to these, in place; return notes."""
     table = parameters["positions/table"]
-    of_tokens, parameters["positions/table"] = np.split(table, [rows], axis=1)
+    of_tokens, of_patches = np.split(table, [rows], axis=1)
+    parameters["positions/table"] = of_patches
     parameters["class_token"] = parameters["class_token"] + of_tokens
     if not of_tokens.any():
         return []
@@ -480,84 +604,126 @@ def _drop_other_names(weights: Weights) -> Weights:
     return dataclasses.replace(weights, class_names=None, notes=[*weights.notes, note])
 
 
-def _made_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
-    """Return the network for the images that Hugging Face's processor makes, with a note if config.json has others."""
-    there = sidecar.fields.get("image_size")
-    stated = (sidecar.preprocessing or {}).get("image_size")
-    if weights.format != "huggingface" or there is None or not isinstance(stated, list):
+def _resize_for_processor(weights: Weights, sidecar: Sidecar) -> Weights:
+    """Return the network for the images that Hugging Face's processor makes.
+
+    It has a note if config.json has others.
+    """
+    a = weights.architecture
+    stated_size = sidecar.fields.get("image_size")
+    preprocessing = sidecar.preprocessing or {}
+    processor_size = preprocessing.get("image_size")
+    if weights.format != "huggingface" or stated_size is None:
         return weights
-    here = (stated[0], stated[1])
-    if here in (there, weights.architecture.image_size):
+    if not isinstance(processor_size, list):
         return weights
 
-    made, known = ("x".join(map(str, size)) for size in (here, weights.architecture.image_size))
+    height, width = processor_size
+    new_size = (height, width)
+    if new_size in (stated_size, a.image_size):
+        return weights
+
+    made = _format_size(new_size)
+    known = _format_size(a.image_size)
     sizes = f"preprocessor_config.json makes images of {made} pixels, config.json says {known}"
-    patches = weights.architecture.patch_size
-    if here[0] % patches[0] or here[1] % patches[1]:
-        note = f"{sizes}, which is taken, since patches of {'x'.join(map(str, patches))} do not divide the other."
+    patch_height, patch_width = a.patch_size
+    if height % patch_height or width % patch_width:
+        patches = _format_size(a.patch_size)
+        note = f"{sizes}, which is taken, since patches of {patches} do not divide the other."
         return dataclasses.replace(weights, notes=[*weights.notes, note])
+
     note = f"{sizes}: {made} is taken. For another size set image_size."
-    return resized(dataclasses.replace(weights, notes=[*weights.notes, note]), here)
+    noted = dataclasses.replace(weights, notes=[*weights.notes, note])
+    return resized(noted, new_size)
 
 
-def _folded(weights: Weights, normalisation: Normalisation) -> Weights:
+def _format_size(size: tuple[int, int]) -> str:
+    return "x".join(map(str, size))
+
+
+def _fold_normalisation(weights: Weights, normalisation: Normalisation) -> Weights:
     """Return the network for pixels in [-1, 1], with a note."""
     a = weights.architecture
-    mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in normalisation)
+    mean = _format_numbers(normalisation.mean)
+    std = _format_numbers(normalisation.std)
     stated = f"mean ({mean}) and standard deviation ({std}) of pixels"
     if a.has_resnet:
-        problem = "cannot be folded into convolutions with padding, so accuracy suffers until they are fine-tuned."
-        note = f"WARNING: these weights were trained with {stated}, which {problem}"
+        note = (
+            f"WARNING: these weights were trained with {stated}, which cannot be folded into "
+            "convolutions with padding, so accuracy suffers until they are fine-tuned."
+        )
         return dataclasses.replace(weights, notes=[*weights.notes, note])
+
+    # Kept, so that the network can be written with the pixels of its library.
+    preprocessing = dict(weights.preprocessing or {})
+    preprocessing |= folding.describe_normalisation(normalisation)
     note = f"The {stated} are folded into the patch embedding: images stay in [-1, 1]."
     return weights.with_network(
         dataclasses.replace(a, patch_bias=True),
         folding.fold(weights.parameters, normalisation),
         notes=[*weights.notes, note],
-        # Kept, so that the network can be written with the pixels of its library.
-        preprocessing={
-            **(weights.preprocessing or {}),
-            **folding.describe_normalisation(normalisation),
-        },
+        preprocessing=preprocessing,
     )
+
+
+def _format_numbers(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
 
 
 def _require_all(known: Recognised, file: ArrayFile) -> None:
     """Raise ValueError unless the file has every name, shape and type, and no other."""
     stored = {name: file.arrays[in_file] for name, in_file in known.names.items()}
-    if lines := pytree.differences({entry.name: entry for entry in known.entries}, stored):
+    expected = {entry.name: entry for entry in known.entries}
+    lines = pytree.differences(expected, stored)
+    if lines:
         network = f"{known.architecture.name} in the format {known.format}"
         raise ValueError(f"its arrays are not those of {network}:{pytree.listed(lines)}")
-    if odd := [name for name, array in stored.items() if array.dtype.kind in "biu"]:
-        raise ValueError(f"these arrays are not of floating point: {', '.join(odd[:10])}")
+
+    integers = [name for name, array in stored.items() if array.dtype.kind in "biu"]
+    if integers:
+        raise ValueError(f"these arrays are not of floating point: {', '.join(integers[:10])}")
 
 
-def _carried(file: ArrayFile) -> Sidecar:
+def _read_carried(file: ArrayFile) -> Sidecar:
     """Return class names and preprocessing from our metadata, and a note if the names are lost."""
-    names = file.metadata.get("class_names")
-    preprocessing = file.metadata.get("preprocessing")
-    beside = class_names_file(file.path)
-    notes = tuple[str, ...]()
-    if names is None and file.metadata.get("class_names_beside"):
-        if beside.exists():
-            with naming(str(beside)):
-                names = read_class_names(beside)
-        else:
-            notes = (
-                f"Its class names should be in {beside}, which does not exist: bring it, or give class_names.",
-            )
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    metadata = file.metadata
+    class_names, notes = _read_carried_names(file)
+    preprocessing = metadata.get("preprocessing")
+    if not isinstance(preprocessing, dict):
+        preprocessing = None
     return Sidecar(
-        class_names=tuple(names) if is_list and names else None,
-        preprocessing=preprocessing if isinstance(preprocessing, dict) else None,
+        class_names=class_names,
+        preprocessing=preprocessing,
         notes=notes,
-        licence=description.stored_licence(file.metadata),
-        is_multilabel=description.states_several_labels(file.metadata),
+        licence=description.stored_licence(metadata),
+        is_multilabel=description.states_several_labels(metadata),
     )
 
 
+def _read_carried_names(file: ArrayFile) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return class names from our metadata or the file beside it, and notes."""
+    names = file.metadata.get("class_names")
+    if names is None and file.metadata.get("class_names_beside"):
+        beside = class_names_file(file.path)
+        if not beside.exists():
+            note = (
+                f"Its class names should be in {beside}, which does not exist: "
+                "bring it, or give class_names."
+            )
+            return None, (note,)
+        with naming(str(beside)):
+            names = read_class_names(beside)
+
+    if not isinstance(names, list) or not names:
+        return None, ()
+    if not all(isinstance(name, str) for name in names):
+        return None, ()
+    return tuple(names), ()
+
+
 def _read(
-    file: ArrayFile, known: Recognised
+    file: ArrayFile,
+    known: Recognised,
 ) -> tuple[dict[str, np.ndarray], list[ArrayStatus], list[str]]:
     """Return parameters with layers taken apart, how each array is used, and notes."""
     apart: dict[str, np.ndarray] = {}
@@ -571,14 +737,17 @@ def _read(
         if not np.isfinite(numbers).all():
             notes.append(f"WARNING: {name} has values that are not finite in float32.")
         apart |= entry.read(numbers)
-        status = entry.status(reading=True) + ("" if array.dtype == np.float32 else ", to float32")
-        statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), status))
+
+        how = entry.status(reading=True)
+        if array.dtype != np.float32:
+            how = f"{how}, to float32"
+        statuses.append(ArrayStatus(name, entry.ours, array.shape, str(array.dtype), how))
+
     if any(status.dtype == "float64" for status in statuses):
         notes.append("Arrays of float64 were rounded to float32.")
+
     for name in known.ignored:
-        reason = _IGNORED.get(name.partition("/")[0], "not part of this network")
-        stored = file.arrays[name]
-        statuses.append(
-            ArrayStatus(name, (), stored.shape, str(stored.dtype), f"ignored ({reason})")
-        )
+        folder, _, _ = name.partition("/")
+        reason = _IGNORED.get(folder, "not part of this network")
+        statuses.append(_describe_ignored(name, file.arrays[name], reason))
     return apart, statuses, notes

@@ -48,12 +48,16 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 
 
 def save_weights(
-    weights: Weights, path: str | pathlib.Path, format_name: str, *, without_head: bool = False
+    weights: Weights,
+    path: str | pathlib.Path,
+    format_name: str,
+    *,
+    without_head: bool = False,
 ) -> tuple[list[ArrayStatus], list[str]]:
-    """Write weights, completely or not at all, replacing existing ones; return the use of every parameter, and notes.
+    """Write weights, completely or not at all, replacing existing ones.
 
-    A folder for "timm" or "huggingface" also gets their configuration. Without the head the network
-    ends in its features.
+    Return the use of every parameter, and notes. A folder for "timm" or "huggingface" also gets
+    their configuration. Without the head the network ends in its features.
 
     Raises:
       ValueError: the format cannot hold this network (the message has all reasons), or the system
@@ -62,14 +66,17 @@ def save_weights(
     refuse_bucket(str(path), f"path={path}")
     into_folder = names_folder(path)
     path = expanded(path)
-    has_patch_head = weights.architecture.patch_outputs > 0  # which no other format has
+
+    # No other format has the head that predicts masked patches.
+    has_patch_head = weights.architecture.patch_outputs > 0
     left_out: list[ArrayStatus] = []
     if without_head or (has_patch_head and format_name != OWN):
         left_out = _describe_head(weights)
         weights = fit.without_head(weights, keep_hidden=False)
 
+    notes: list[str] = []
     if format_name == OWN:
-        statuses, notes = _save_ours(weights, path), list[str]()
+        statuses = _save_ours(weights, path)
     elif into_folder and format_name in LIBRARIES:
         statuses, notes = _save_for_library(weights, path, format_name)
     else:
@@ -82,7 +89,8 @@ def _describe_head(weights: Weights) -> list[ArrayStatus]:
     statuses = []
     for name, array in weights.parameters.items():
         if name.startswith("head/"):
-            statuses.append(ArrayStatus.of(name, array, "left out")._replace(name="-"))
+            status = ArrayStatus.of(name, array, "left out")
+            statuses.append(status._replace(name="-"))
     return statuses
 
 
@@ -98,8 +106,8 @@ def _save_file(
 ) -> tuple[list[ArrayStatus], list[str]]:
     """Write one file."""
     written = _adapt(weights, format_name)
-    entries, arrays = _arrays(format_name, written)
-    notes = _differences(format_name, entries, weights.architecture, ())
+    entries, arrays = _build_arrays(format_name, written)
+    notes = _list_differences(format_name, entries, weights.architecture, ())
     notes += _write(path, FORMATS[format_name].suffix, arrays, written)
     return _describe_use(entries, arrays, weights), notes
 
@@ -110,11 +118,12 @@ def _save_for_library(
     """Write a folder with the configuration of a library."""
     written = _adapt(weights, format_name)
     a = written.architecture
-    entries, arrays = _arrays(format_name, written)
+    entries, arrays = _build_arrays(format_name, written)
     stated = LIBRARIES[format_name]
     if format_name == "timm" and a.layer_norm_epsilon == timm_model(a).epsilon:
         stated = (*stated, "layer_norm_epsilon")
-    notes = _differences(format_name, entries, weights.architecture, stated)
+    notes = _list_differences(format_name, entries, weights.architecture, stated)
+
     folder.mkdir(parents=True, exist_ok=True)
     notes += write_library_config(
         folder,
@@ -130,7 +139,9 @@ def _save_for_library(
 
 
 def _adapt(weights: Weights, format_name: str) -> Weights:
-    """Return the same network as a format holds it: positions in a table, pixels as its library normalises them.
+    """Return the same network as a format holds it.
+
+    Its positions are in a table, and its pixels as the library of the format normalises them.
 
     Raises:
       ValueError: the format cannot hold it.
@@ -149,36 +160,53 @@ def _describe_use(
     entries: Sequence[Entry], arrays: Mapping[str, np.ndarray], weights: Weights
 ) -> list[ArrayStatus]:
     """Return the use of every array of a file that is made of weights."""
-    statuses = [_status(entry, arrays[entry.name], weights) for entry in entries]
-    used = {entry.name for entry in entries}
+    statuses = []
+    used = set()
+    for entry in entries:
+        used.add(entry.name)
+        statuses.append(_describe_array(entry, arrays[entry.name], weights))
     for name, array in arrays.items():
         if name not in used:
             statuses.append(ArrayStatus(name, (), array.shape, str(array.dtype), ADDED))
     return statuses
 
 
-def _arrays(format_name: str, weights: Weights) -> tuple[list[Entry], dict[str, np.ndarray]]:
+def _build_arrays(
+    format_name: str,
+    weights: Weights,
+) -> tuple[list[Entry], dict[str, np.ndarray]]:
     """Return the entries of a file, and its arrays by name, with those that only readers need."""
     a = weights.architecture
     format_ = FORMATS[format_name]
     model = find_library_model(format_name, a)
     packing = model.packing if model else PLAIN
-    parts = packing.pack(unstack(weights.parameters, a.num_heads))
-    entries = format_.entries(a, None, _find_absent(model, weights), packing)
+    apart = unstack(weights.parameters, a.num_heads)
+    parts = packing.pack(apart)
+    absent = _find_absent(model, weights)
+    entries = format_.entries(a, None, absent, packing)
+
     has_class_row = format_name == "huggingface" and packing.pads_class_position
     if has_class_row and a.position_tokens == "patches":
         table = np.pad(parts["positions/table"], ((0, 0), (1, 0), (0, 0)))
         parts["positions/table"] = table
         entries = with_shape(entries, "positions/table", table.shape)
+
     arrays = {entry.name: entry.write(parts) for entry in entries}
-    return entries, arrays | format_.added(a, stored_normalisation(weights.preprocessing))
+    normalisation = stored_normalisation(weights.preprocessing)
+    arrays |= format_.added(a, normalisation)
+    return entries, arrays
 
 
 def find_library_model(format_name: str, a: Architecture) -> LibraryModel | None:
-    """Return the model of timm or the class of transformers for a network; None for other formats."""
+    """Return the model of timm or the class of transformers for a network.
+
+    It is None for other formats.
+    """
     if format_name == "timm":
         return timm_model(a)
-    return huggingface_model(a) if format_name == "huggingface" else None
+    if format_name == "huggingface":
+        return huggingface_model(a)
+    return None
 
 
 def _find_absent(model: LibraryModel | None, weights: Weights) -> tuple[str, ...]:
@@ -188,32 +216,45 @@ def _find_absent(model: LibraryModel | None, weights: Weights) -> tuple[str, ...
       ValueError: they are not zeros.
     """
     a = weights.architecture
-    names = model.names if isinstance(model, TransformersModel) else None
-    if names is None or names.has_head_bias or not a.num_classes:
+    if not isinstance(model, TransformersModel) or model.names is None:
+        return ()
+    if model.names.has_head_bias or not a.num_classes:
         return ()
     if weights.parameters[HEAD_BIAS].any():
         raise ValueError(
-            f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, and this one is not "
-            "zero. Leave the head out (without_head), or write vit_jax."
+            f"The format huggingface cannot hold {a.name}: the head of CLIP has no bias there, "
+            "and this one is not zero. Leave the head out (without_head), or write vit_jax."
         )
     return (HEAD_BIAS,)
 
 
 def _with_library_pixels(weights: Weights, format_name: str) -> Weights:
-    """Return the ViT for pixels that are normalised as its library does it, with the library's patch bias or none."""
+    """Return the ViT for pixels that are normalised as its library does it.
+
+    It has the library's patch bias or none.
+    """
     a = weights.architecture
     normalisation = stored_normalisation(weights.preprocessing)
     model = find_library_model(format_name, a)
     has_bias = a.embedding_norm != "tokens" and model is not None and model.has_patch_bias
     if normalisation == OURS and a.patch_bias == has_bias:
         return weights
+
     unfolded = unfold(weights.parameters, normalisation, has_bias=has_bias)
-    return weights.with_network(dataclasses.replace(a, patch_bias=has_bias), unfolded)
+    architecture = dataclasses.replace(a, patch_bias=has_bias)
+    return weights.with_network(architecture, unfolded)
 
 
 def names_folder(path: str | pathlib.Path) -> bool:
-    """Return True if weights go into a folder of this name: it exists, has no suffix or ends in a slash."""
-    return str(path).endswith("/") or not pathlib.Path(path).suffix or expanded(path).is_dir()
+    """Return True if weights go into a folder of this name.
+
+    A folder exists there, or the name has no suffix or ends in a slash.
+    """
+    if str(path).endswith("/"):
+        return True
+    if not pathlib.Path(path).suffix:
+        return True
+    return expanded(path).is_dir()
 
 
 def describe_weights(weights: Weights) -> dict[str, object]:
@@ -229,29 +270,50 @@ def describe_weights(weights: Weights) -> dict[str, object]:
 
 
 def _write(
-    path: pathlib.Path, suffix: str, arrays: Mapping[str, np.ndarray], weights: Weights
+    path: pathlib.Path,
+    suffix: str,
+    arrays: Mapping[str, np.ndarray],
+    weights: Weights,
 ) -> list[str]:
+    """Write a file with its metadata; return notes."""
     metadata = describe_weights(weights)
-    names = weights.class_names
     if suffix == ".safetensors":
         write_safetensors(path, arrays, metadata)
         return []
-    notes = []
-    if names is not None and not _has_room(metadata):
-        beside = class_names_file(path)
-        if any(len(name.splitlines()) > 1 for name in names):
-            raise ValueError(
-                f"{path}: class names of several lines cannot be in {beside.name}: write .safetensors."
-            )
-        write_atomically(beside, "".join(f"{name}\n" for name in names))
-        metadata |= {"class_names": None, "class_names_beside": True}
-        if weights.training and weights.training.classes:  # as long a list
-            metadata["training"] = None
-        notes = [
-            f"A .npz has no room for {len(names):,} class names: they are in {beside}; keep both together."
-        ]
+
+    names = weights.class_names
+    if names is None or _has_room(metadata):
+        write_npz(path, arrays, metadata)
+        return []
+
+    beside = class_names_file(path)
+    _write_class_names(path, beside, names)
+    metadata["class_names"] = None
+    metadata["class_names_beside"] = True
+    if weights.training and weights.training.classes:  # as long a list
+        metadata["training"] = None
     write_npz(path, arrays, metadata)
-    return notes
+    return [
+        f"A .npz has no room for {len(names):,} class names: they are in {beside}; "
+        "keep both together."
+    ]
+
+
+def _write_class_names(
+    path: pathlib.Path,
+    beside: pathlib.Path,
+    names: Sequence[str],
+) -> None:
+    """Write the class names of a file, one a line, beside it."""
+    text = ""
+    for name in names:
+        if len(name.splitlines()) > 1:
+            raise ValueError(
+                f"{path}: class names of several lines cannot be in {beside.name}: "
+                "write .safetensors."
+            )
+        text += f"{name}\n"
+    write_atomically(beside, text)
 
 
 def _has_room(metadata: Mapping[str, object]) -> bool:
@@ -261,27 +323,37 @@ def _has_room(metadata: Mapping[str, object]) -> bool:
     return False
 
 
-def _differences(
-    format_name: str, entries: Sequence[Entry], a: Architecture, stated: Sequence[str]
+def _list_differences(
+    format_name: str,
+    entries: Sequence[Entry],
+    a: Architecture,
+    stated: Sequence[str],
 ) -> list[str]:
-    """Return notes on differences between this network and readers of the format, except in `stated` fields."""
+    """Return notes on differences between this network and readers of the format.
+
+    Differences in `stated` fields have none.
+    """
     notes = []
     if a.has_transformer and a.position_embedding != "learned_1d" and a.rope is None:
         notes.append(
-            f"The positions ({a.position_embedding}) are written as a learned table, the form of {format_name} "
-            "files: it computes the same, and further training changes the table too."
+            f"The positions ({a.position_embedding}) are written as a learned table, "
+            f"the form of {format_name} files: it computes the same, and further training "
+            "changes the table too."
         )
     if format_name == "released" and a.head == "mlp":
         notes.append("timm silently ignores the hidden layer of the head (pre_logits).")
 
-    defaults = _read_defaults({entry.name: entry.shape for entry in entries})
+    shapes = {entry.name: entry.shape for entry in entries}
+    defaults = _read_defaults(shapes)
     for field in _list_unstated(a):
         value = getattr(a, field)
-        if field not in stated and value != defaults[field]:
-            notes.append(
-                f"These weights go with {field}={value}; readers of {format_name} files compute with "
-                f"{defaults[field]}, so their logits differ a little. Read by vit_jax, the file keeps its own."
-            )
+        default = defaults[field]
+        if field in stated or value == default:
+            continue
+        notes.append(
+            f"These weights go with {field}={value}; readers of {format_name} files compute with "
+            f"{default}, so their logits differ a little. Read by vit_jax, the file keeps its own."
+        )
     return notes
 
 
@@ -299,17 +371,23 @@ def _list_unstated(a: Architecture) -> list[str]:
 def _read_defaults(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return the fields of the architecture that a reader takes for a file with these arrays."""
     for reader in FORMATS.values():
-        if names := reader.canonical(shapes):
-            facts = reader.facts({name: shapes[in_file] for name, in_file in names.items()})
-            return format_defaults(facts)
+        names = reader.canonical(shapes)
+        if not names:
+            continue
+        canonical_shapes = {name: shapes[in_file] for name, in_file in names.items()}
+        facts = reader.facts(canonical_shapes)
+        return format_defaults(facts)
     raise AssertionError("no format reads this file")
 
 
-def _status(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
-    """Return how an array of the file is made of `weights`, in which positions may have another form."""
+def _describe_array(entry: Entry, array: np.ndarray, weights: Weights) -> ArrayStatus:
+    """Return how an array of the file is made of `weights`.
+
+    Their positions may have another form.
+    """
     ours = entry.ours
     words = entry.status(reading=False)
-    if ours == ("positions/table",) and ours[0] not in weights.parameters:
+    if ours == ("positions/table",) and "positions/table" not in weights.parameters:
         ours = tuple(name for name in weights.parameters if name.startswith("positions/"))
         words = f"made of {weights.architecture.position_embedding}"
     return ArrayStatus(entry.name, ours, array.shape, str(array.dtype), words)
@@ -330,12 +408,25 @@ def convert(
     allow_code: str | Iterable[str] = (),
     **options: Any,
 ) -> Report:
-    """Read weights and write them in another format; arguments and errors as for `load_weights` and `save`."""
+    """Read weights and write them in another format.
+
+    Arguments and errors are those of `load_weights` and `save`.
+    """
     require_destination(destination, to, overwrite)
     weights = load_weights(
-        source, polyak=polyak, class_names=class_names, allow_code=allow_code, **options
+        source,
+        polyak=polyak,
+        class_names=class_names,
+        allow_code=allow_code,
+        **options,
     )
-    return save(weights, destination, to=to, without_head=without_head, overwrite=overwrite)
+    return save(
+        weights,
+        destination,
+        to=to,
+        without_head=without_head,
+        overwrite=overwrite,
+    )
 
 
 def save(
@@ -363,10 +454,9 @@ def save(
     """
     path = require_destination(destination, to, overwrite)
     is_folder = names_folder(destination)
-    format_name = to or (
-        OWN if is_folder else "bit" if weights.architecture.family == "resnet" else "released"
-    )
-    with make_folder(path if is_folder else path.parent):
+    format_name = to or _choose_format(weights.architecture, is_folder=is_folder)
+    folder = path if is_folder else path.parent
+    with make_folder(folder):
         statuses, notes = save_weights(weights, path, format_name, without_head=without_head)
     return Report(
         source=weights.source,
@@ -376,6 +466,15 @@ def save(
         written=statuses,
         notes=[*weights.notes, *weights.warnings(), *notes],
     )
+
+
+def _choose_format(a: Architecture, *, is_folder: bool) -> str:
+    """Return the format that a destination determines."""
+    if is_folder:
+        return OWN
+    if a.family == "resnet":
+        return "bit"
+    return "released"
 
 
 def require_destination(destination: str, to: str | None, overwrite: bool) -> pathlib.Path:
@@ -416,12 +515,15 @@ def _find_file_problem(path: pathlib.Path, to: str | None) -> str:
     if to == OWN:
         return "our own checkpoints are folders. Give one, without a suffix"
     if to is None:
-        names = " or ".join(f"--to={name}" for name in LIBRARIES)
-        is_npz = path.suffix == ".npz"
-        advice = f"Give {names}; or a .npz or a folder"
-        return "" if is_npz else f"does not determine whose names are wanted. {advice}"
+        if path.suffix == ".npz":
+            return ""
+        options = " or ".join(f"--to={name}" for name in LIBRARIES)
+        return f"does not determine whose names are wanted. Give {options}; or a .npz or a folder"
+
     suffix = FORMATS[to].suffix
-    return "" if path.suffix == suffix else f"a file of the format {to} must end in {suffix}"
+    if path.suffix == suffix:
+        return ""
+    return f"a file of the format {to} must end in {suffix}"
 
 
 def _refuse_existing(path: pathlib.Path) -> None:
@@ -430,9 +532,15 @@ def _refuse_existing(path: pathlib.Path) -> None:
     if path.suffix == ".npz" and not path.is_dir():
         files.append(class_names_file(path))
     for file in files:
-        is_taken = any(file.iterdir()) if file.is_dir() else file.exists()
-        if is_taken:
+        if _is_taken(file):
             raise ValueError(f"{file} exists: choose another destination, or give --overwrite.")
+
+
+def _is_taken(path: pathlib.Path) -> bool:
+    """Return True if a path is a file, or a folder with files."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists()
 
 
 def _describe(weights: Weights) -> str:
@@ -441,16 +549,21 @@ def _describe(weights: Weights) -> str:
     count = sum(array.size for array in weights.parameters.values())
     size = "x".join(map(str, a.image_size))
     words = [
-        f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, pool {a.pool}, head {a.head}"
+        f"{a.name}: {count:,} parameters, {size} images, {a.num_classes} classes, "
+        f"pool {a.pool}, head {a.head}"
     ]
+
     if a.has_transformer:
         words.append(_describe_transformer(a))
     if a.has_resnet:
         words.append(
-            f"{a.residual_unit} units, group norm epsilon {a.group_norm_epsilon:g}, standardization epsilon "
-            f"{a.standardization_epsilon:g} added to {a.standardization_epsilon_added_to}"
+            f"{a.residual_unit} units, group norm epsilon {a.group_norm_epsilon:g}, "
+            f"standardization epsilon {a.standardization_epsilon:g} added to "
+            f"{a.standardization_epsilon_added_to}"
         )
-    words.append(f"class names {'known' if weights.class_names else 'unknown'}")
+
+    knowledge = "known" if weights.class_names else "unknown"
+    words.append(f"class names {knowledge}")
     return "; ".join(words)
 
 
