@@ -6,6 +6,7 @@ docs/imagenet_classes.py writes imagenet_classes.tsv and names its sources.
 import collections
 import functools
 import importlib.resources
+import operator
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,16 +17,12 @@ from vit_jax.data.records import few
 from vit_jax.evals.label_map import WeightsInfo
 
 COUNT = 1000
-MOST_ABSENT = (
-    10  # classes that a network may lack: the 21,841 of ImageNet-21k lack one, timm's 11,821 seven
-)
-FOREIGN = (
-    "released",
-    "big_vision",
-    "bit",
-    "timm",
-    "huggingface",
-)  # formats whose 1,000 outputs are ImageNet's
+MOST_ABSENT = 10
+"""Classes that a network may lack: the 21,841 of ImageNet-21k lack one, timm's 11,821 seven."""
+FOREIGN = ("released", "big_vision", "bit", "timm", "huggingface")
+"""Formats whose 1,000 outputs are ImageNet's."""
+_SPELLINGS = ("first_lemma", "name", "lemmas", "wordnet_id")
+"""Names of a class; of two that match, the later is the more certain."""
 _RECURRING = {  # first lemmas of two classes each
     "n02012849": "crane (bird)",
     "n03126707": "crane (machine)",
@@ -62,23 +59,32 @@ class Class(NamedTuple):
 @functools.cache
 def classes() -> tuple[Class, ...]:
     """Return all classes in the order of WordNet ids, of networks and validation labels."""
-    text = (importlib.resources.files(__package__) / "imagenet_classes.tsv").read_text("utf-8")
+    table = importlib.resources.files(__package__) / "imagenet_classes.tsv"
+    text = table.read_text("utf-8")
     return tuple(Class(*line.split("\t")) for line in text.splitlines())
 
 
 def class_names() -> tuple[str, ...]:
     """Return the unique short names."""
-    return tuple(one.name for one in classes())
+    names = map(operator.attrgetter("name"), classes())
+    return tuple(names)
 
 
 def numbers_by_id() -> dict[str, int]:
     """Return the number of each WordNet id."""
-    return {one.wordnet_id: number for number, one in enumerate(classes())}
+    numbers = {}
+    for number, one in enumerate(classes()):
+        numbers[one.wordnet_id] = number
+    return numbers
 
 
 def members(subset: str) -> np.ndarray:
     """Return the numbers of the classes of a subset, ascending; of all classes for ""."""
-    return np.array([number for number, one in enumerate(classes()) if subset in one.subsets])
+    numbers = []
+    for number, one in enumerate(classes()):
+        if subset in one.subsets:
+            numbers.append(number)
+    return np.array(numbers)
 
 
 def is_unnamed(weights: WeightsInfo) -> bool:
@@ -99,8 +105,14 @@ def readable_names(weights: WeightsInfo) -> tuple[str, ...] | None:
         return class_names()
     if weights.class_names is None:
         return None
-    known = {one.wordnet_id: one.name for one in classes()}
-    return tuple(known.get(name, name) for name in weights.class_names)
+
+    known = {}
+    for one in classes():
+        known[one.wordnet_id] = one.name
+    names = []
+    for name in weights.class_names:
+        names.append(known.get(name, name))
+    return tuple(names)
 
 
 def outputs_of(weights: WeightsInfo) -> np.ndarray:
@@ -121,8 +133,10 @@ def outputs_of(weights: WeightsInfo) -> np.ndarray:
             "they cannot be matched with ImageNet's: add --class_names=FILE, one WordNet id "
             "(n01440764) or name (tench) a line."
         )
-    output = _matched(weights.class_names)
-    if len(absent := np.flatnonzero(output < 0)) > MOST_ABSENT:
+
+    output = _match_classes(weights.class_names)
+    absent = np.flatnonzero(output < 0)
+    if len(absent) > MOST_ABSENT:
         names = few([classes()[number].name for number in absent])
         raise ValueError(
             f"{weights.source} has {COUNT - len(absent)} of ImageNet's {COUNT:,} classes; it lacks "
@@ -141,13 +155,12 @@ def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarra
       ValueError: the outputs have no names, or more than `MOST_ABSENT` classes, or all of them,
         have no output.
     """
-    names = readable_names(weights) if is_unnamed(weights) else weights.class_names
-    places = {name: place for place, name in enumerate(names or ())}
-    output_L = np.array([places.get(name, -1) for name in class_names])
+    output_L = _find_equal_names(weights, class_names)
     if (output_L < 0).any():
-        number_of = _matched(class_names)
+        number_of = _match_classes(class_names)
         if (number_of >= 0).all() and len(class_names) == COUNT:
             output_L[number_of] = outputs_of(weights)
+
     absent = np.flatnonzero(output_L < 0)
     if len(absent) > MOST_ABSENT or len(absent) == len(class_names):
         missing = few([class_names[int(place)] for place in absent])
@@ -159,26 +172,47 @@ def match_outputs(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarra
     return output_L
 
 
-def _matched(names: Sequence[str]) -> np.ndarray:
+def _find_equal_names(weights: WeightsInfo, class_names: Sequence[str]) -> np.ndarray:
+    """Return the output with the name of each class of the data, -1 if there is none."""
+    names = weights.class_names
+    if is_unnamed(weights):
+        names = readable_names(weights)
+
+    places = {}
+    for place, name in enumerate(names or ()):
+        places[name] = place
+
+    output_L = np.full(len(class_names), -1)
+    for number, name in enumerate(class_names):
+        output_L[number] = places.get(name, -1)
+    return output_L
+
+
+def _match_classes(names: Sequence[str]) -> np.ndarray:
     """Return the place of each class among names, -1 for none.
 
     Equal spellings are matched in their order.
     """
-    places = _grouped([match[0] if (match := _WORDNET_ID.match(name)) else name for name in names])
+    places = _group_places(list(map(_cut_to_id, names)))
     output = np.full(COUNT, -1)
-    for kind in (
-        "first_lemma",
-        "name",
-        "lemmas",
-        "wordnet_id",
-    ):  # of two that match, the later is the more certain
-        for spelling, numbers in _grouped([getattr(one, kind) for one in classes()]).items():
-            if len(named := places.get(spelling, [])) == len(numbers):
+    for kind in _SPELLINGS:
+        spellings = list(map(operator.attrgetter(kind), classes()))
+        for spelling, numbers in _group_places(spellings).items():
+            named = places.get(spelling, [])
+            if len(named) == len(numbers):
                 output[numbers] = named
     return output
 
 
-def _grouped(words: Sequence[str]) -> dict[str, list[int]]:
+def _cut_to_id(name: str) -> str:
+    """Return the WordNet id that a name begins with, or the name."""
+    match = _WORDNET_ID.match(name)
+    if match is None:
+        return name
+    return match[0]
+
+
+def _group_places(words: Sequence[str]) -> dict[str, list[int]]:
     """Return the places of each word."""
     places: dict[str, list[int]] = collections.defaultdict(list)
     for place, word in enumerate(words):

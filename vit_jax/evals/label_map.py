@@ -122,20 +122,27 @@ def outputs_by_value(data: str, class_names: Sequence[str], weights: WeightsInfo
     Raises:
       ValueError: a name is no integer, is no number of an output, or has the value of another name.
     """
-    others = [name for name in class_names if not _INTEGER.fullmatch(name)]
+    others = []
+    for name in class_names:
+        if not _INTEGER.fullmatch(name):
+            others.append(name)
     if others:
         raise ValueError(
             f"{data}: {weights.source} does not name its {weights.architecture.num_classes:,} "
             f"classes, so the classes {few(others)} cannot be matched with its outputs. Add "
             "--class_names=FILE, the name of each output on a line."
         )
-    outputs = [int(name) for name in class_names]
+
+    outputs = list(map(int, class_names))
     _require_outputs(data, class_names, outputs, weights)
     return np.array(outputs)
 
 
 def _require_outputs(
-    data: str, class_names: Sequence[str], outputs: Sequence[int], weights: WeightsInfo
+    data: str,
+    class_names: Sequence[str],
+    outputs: Sequence[int],
+    weights: WeightsInfo,
 ) -> None:
     """Raise ValueError if a number is none of an output, or two classes have the same."""
     count = weights.architecture.num_classes
@@ -160,7 +167,10 @@ def _require_outputs(
 def describe_pairs(class_names: Sequence[str], outputs: Sequence[int] | np.ndarray) -> str:
     """Return the first pairs of classes of the data and outputs, and the number of the others."""
     outputs_by_name = dict(zip(class_names, outputs, strict=True))
-    pairs = [f"{name!r} is output {output}" for name, output in outputs_by_name.items()]
+    pairs = []
+    for name, output in outputs_by_name.items():
+        pairs.append(f"{name!r} is output {output}")
+
     words = ", ".join(pairs[:MOST_PAIRS])
     rest = len(pairs) - MOST_PAIRS
     if rest > 0:
