@@ -31,7 +31,9 @@ def make_is_trained(config: OptimizerConfig) -> Callable[[str], bool] | None:
     def is_trained(name: str) -> bool:
         if any(fnmatchcase(name, pattern) for pattern in config.frozen):
             return False
-        return config.lora_rank is None or name.startswith("head/") or name.endswith(LORA_FACTORS)
+        if config.lora_rank is None or name.startswith("head/"):
+            return True
+        return name.endswith(LORA_FACTORS)
 
     return is_trained
 
@@ -44,7 +46,12 @@ def trained_leaves(tree: Any, is_trained: Callable[[str], bool] | None) -> dict[
     leaves = pytree.named_leaves(tree)
     if is_trained is None:
         return leaves
-    return {name: leaf for name, leaf in leaves.items() if is_trained(name)}
+
+    trained = {}
+    for name, leaf in leaves.items():
+        if is_trained(name):
+            trained[name] = leaf
+    return trained
 
 
 def train_only(
@@ -60,11 +67,19 @@ def train_only(
         return optimizer.init(trained_leaves(params, is_trained))
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: optax.Params | None = None,
     ) -> tuple[optax.Updates, optax.OptState]:
         trained_gradients = trained_leaves(updates, is_trained)
-        trained_params = None if params is None else trained_leaves(params, is_trained)
-        trained_updates, state = optimizer.update(trained_gradients, state, trained_params)
+        trained_params = None
+        if params is not None:
+            trained_params = trained_leaves(params, is_trained)
+        trained_updates, state = optimizer.update(
+            trained_gradients,
+            state,
+            trained_params,
+        )
 
         def choose_update(name: str, gradient: jax.Array) -> jax.Array:
             if name in trained_updates:
@@ -86,7 +101,10 @@ def scale_by_pattern(multipliers: Mapping[str, float]) -> optax.GradientTransfor
         return 1.0
 
     def find_factors(updates: optax.Updates) -> dict[str, float]:
-        return {name: find_factor(name) for name in pytree.named_leaves(updates)}
+        factors = {}
+        for name in pytree.named_leaves(updates):
+            factors[name] = find_factor(name)
+        return factors
 
     return _scale(find_factors)
 
@@ -98,7 +116,10 @@ def scale_by_layer(layer_decay: float) -> optax.GradientTransformation:
     """
 
     def compute_factors(updates: optax.Updates) -> dict[str, Any]:
-        return {name: layer_decay**layers for name, layers in layers_to_head(updates).items()}
+        factors = {}
+        for name, layers in layers_to_head(updates).items():
+            factors[name] = layer_decay**layers
+        return factors
 
     return _scale(compute_factors)
 
@@ -139,7 +160,8 @@ def layers_to_head(parameters: Any) -> dict[str, np.ndarray]:
     for name, leaf in leaves.items():
         layers = pytree.first_match(rules, name)
         if layers.ndim:
-            layers = layers.reshape(layers.shape + (1,) * (leaf.ndim - 1))
+            other_axes = (1,) * (leaf.ndim - 1)
+            layers = layers.reshape(layers.shape + other_axes)
         distances[name] = layers
     return distances
 
@@ -199,7 +221,9 @@ def _require_match(field: str, pattern: str, names: Sequence[str]) -> None:
     for name in names:
         parents = pathlib.PurePosixPath(name).parents
         candidates.update(f"{parent}/*" for parent in parents)
-    near = closest(pattern, sorted(candidates - {"./*"}), 3)
+    candidates.discard("./*")
+
+    near = closest(pattern, sorted(candidates), 3)
     nearest = f" Nearest: {', '.join(map(repr, near))}." if near else ""
     raise ValueError(
         f"config.optimizer.{field}: no parameter matches {pattern!r}.{nearest} The names: "

@@ -135,9 +135,9 @@ def _scale_to_kernels() -> optax.GradientTransformation:
     """Scale the updates of each layer's kernels to the norms of the kernels (LAMB)."""
 
     def scale(name: str, update: jax.Array, parameter: jax.Array) -> jax.Array:
-        return (
-            update * _compute_trust_ratio(name, update, parameter) if _is_kernel(name) else update
-        )
+        if not _is_kernel(name):
+            return update
+        return update * _compute_trust_ratio(name, update, parameter)
 
     return optax.stateless(lambda updates, params: pytree.map_with_names(scale, updates, params))
 

@@ -25,7 +25,8 @@ Leaves = dict[str, jax.Array]
 def may_start_at_zero(name: str) -> bool:
     """Return whether the parameter of this name may begin at zero, or at less than 1e-5."""
     is_residual_norm = name.startswith(("body/", "stem/")) and name.endswith("scale")
-    return name.endswith((*_ZERO_KERNELS, *_ZERO_VECTORS)) or is_residual_norm
+    has_zero_name = name.endswith((*_ZERO_KERNELS, *_ZERO_VECTORS))
+    return has_zero_name or is_residual_norm
 
 
 def scales_by_norm(build: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
@@ -44,10 +45,13 @@ def lift_zeros(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
     """
 
     def update(
-        updates: optax.Updates, state: optax.OptState, params: Leaves | None = None
+        updates: optax.Updates,
+        state: optax.OptState,
+        params: Leaves | None = None,
     ) -> tuple:
         if params is None:
             return optimizer.update(updates, state)
+
         stand_ins = dict(params)
         for name, leaf in params.items():
             if may_start_at_zero(name):
@@ -58,6 +62,7 @@ def lift_zeros(optimizer: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 def _lift(parameter: jax.Array) -> jax.Array:
+    """Return the parameter, or a stand-in if its root mean square is small."""
     root_mean_square = jnp.sqrt(jnp.mean(jnp.square(parameter)))
     is_small = root_mean_square < STAND_IN_STDDEV
     factor = STAND_IN_STDDEV / jnp.where(root_mean_square > 0, root_mean_square, 1.0)
