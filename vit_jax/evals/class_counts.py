@@ -20,7 +20,10 @@ MOST_PROBABLE = 5
 
 
 def predict(
-    logits_BK: jax.Array, batch: Batch, is_allowed_K: jax.Array, output_L: jax.Array
+    logits_BK: jax.Array,
+    batch: Batch,
+    is_allowed_K: jax.Array,
+    output_L: jax.Array,
 ) -> Results:
     """Return "label_B", "class_BT", "probability_BT", "loss_B" and "mask_B" of a batch.
 

@@ -8,7 +8,7 @@ Legend: B global batch, K outputs of the network, N images that count, T predict
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -115,7 +115,12 @@ def make_evaluate(
       ValueError: a chosen metric is not defined for images with one label, or with several.
     """
     chosen.require_labels("several" if is_multilabel else "one", "--metrics")
-    runner = Runner(module, transform, global_batch=global_batch, max_unreadable=max_unreadable)
+    runner = Runner(
+        module,
+        transform,
+        global_batch=global_batch,
+        max_unreadable=max_unreadable,
+    )
     return _CompiledEvaluation(
         runner=runner,
         step=_compile_step(runner, architecture, is_multilabel, chosen),
@@ -149,7 +154,7 @@ class _CompiledEvaluation:
     ) -> EvaluationResult:
         images = labelled.source
         metrics = self._make_metrics(labelled)
-        label_arguments = [self.runner.place(array) for array in labelled.label_map.arguments()]
+        label_arguments = list(map(self.runner.place, labelled.label_map.arguments()))
 
         def step(module: Module, batch: Batch) -> Results:
             return self.step(module, batch, *label_arguments)
@@ -163,8 +168,7 @@ class _CompiledEvaluation:
             require_finite(rows[metrics.probabilities], self.source, names.__getitem__)
             metrics.add(rows)
             if write_images:
-                cells = zip(names, metrics.image_rows(rows), strict=True)
-                write_images((name, *row) for name, row in cells)
+                write_images(_prepend_names(names, metrics.image_rows(rows)))
         seconds = time.perf_counter() - began
 
         require_images(metrics.images, labelled.words)
@@ -182,8 +186,20 @@ class _CompiledEvaluation:
         return ClassMetrics(labelled, self.chosen)
 
 
+def _prepend_names(
+    names: Sequence[str],
+    rows: Iterable[Sequence[object]],
+) -> Iterator[Sequence[object]]:
+    """Yield each row of the table of images after the name of its image."""
+    for name, row in zip(names, rows, strict=True):
+        yield (name, *row)
+
+
 def _compile_step(
-    runner: Runner, architecture: Architecture, is_multilabel: bool, chosen: ChosenMetrics
+    runner: Runner,
+    architecture: Architecture,
+    is_multilabel: bool,
+    chosen: ChosenMetrics,
 ) -> Callable[..., Results]:
     """Compile (module, batch, is_allowed_K, output_K) -> the rows of the metrics.
 
@@ -191,12 +207,19 @@ def _compile_step(
     """
     num_outputs = architecture.num_classes
 
-    def step(module: Module, batch: Batch, is_allowed_K: jax.Array, output_K: jax.Array) -> Results:
+    def step(
+        module: Module,
+        batch: Batch,
+        is_allowed_K: jax.Array,
+        output_K: jax.Array,
+    ) -> Results:
         image_BHWC = normalise(batch.image_BHWC, architecture.compute_dtype)
         logits_BK = module(image_BHWC).logits_BK
         if is_multilabel:
             rows = score_classes(logits_BK, batch)
-            return rows | chosen.compute_custom_rows(logits_BK, batch.label_BK(num_outputs))
+            label_BK = batch.label_BK(num_outputs)
+            return rows | chosen.compute_custom_rows(logits_BK, label_BK)
+
         rows = predict(logits_BK, batch, is_allowed_K, output_K)
         allowed_BK = jnp.where(is_allowed_K, logits_BK, -jnp.inf)
         label_BK = jax.nn.one_hot(output_K[batch.label_B], num_outputs)
@@ -205,12 +228,22 @@ def _compile_step(
     everywhere = replicated(runner.mesh)
     label_shape = (num_outputs,) if is_multilabel else ()
     batch = abstract_batch(
-        runner.global_batch, runner.transform.image_size, batch_sharding(runner.mesh), label_shape
+        runner.global_batch,
+        runner.transform.image_size,
+        batch_sharding(runner.mesh),
+        label_shape,
     )
     is_allowed_K = jax.ShapeDtypeStruct((num_outputs,), bool, sharding=everywhere)
     output_K = jax.ShapeDtypeStruct((num_outputs,), np.int32, sharding=everywhere)
     compiled: Callable[..., Results] = (
-        runner.jit(step).lower(runner.module, batch, is_allowed_K, output_K).compile()
+        runner.jit(step)
+        .lower(
+            runner.module,
+            batch,
+            is_allowed_K,
+            output_K,
+        )
+        .compile()
     )
     return compiled
 
@@ -220,8 +253,9 @@ def _compute_gflops(module: Module, a: Architecture) -> float | None:
 
     Return None if not countable.
     """
+    custom_module = None if a.is_standard else module
     try:
-        macs = forward_macs(a, None if a.is_standard else module)
+        macs = forward_macs(a, custom_module)
     except ValueError:
         return None
     return FLOPS_PER_MAC * macs / 1e9
@@ -238,14 +272,22 @@ def values(
     """Return everything for JSON, several datasets by name under "sets"."""
     if list(results) == [""]:
         return {"weights": weights, **results[""].values()}
-    sets = {name: result.values() for name, result in results.items()}
-    return {"weights": weights, "sets": sets, "absent": dict(absent)}
+
+    sets = {}
+    for name, result in results.items():
+        sets[name] = result.values()
+    return {
+        "weights": weights,
+        "sets": sets,
+        "absent": dict(absent),
+    }
 
 
 def to_text(results: Mapping[str, EvaluationResult], weights: str) -> str:
     """Return the metrics of one dataset, one to a line, or a table of several datasets."""
     if len(results) > 1:
         return _to_table(results, weights)
+
     (result,) = results.values()
     images = f"{result.metrics.images:,}"
     if result.unreadable:
@@ -293,7 +335,10 @@ def _list_cells(result: EvaluationResult, further: Sequence[str]) -> list[str]:
     ]
     for name in further:
         value = values[name]
-        cells.append("–" if value is None else format_metric(name, value))
+        if value is None:
+            cells.append("–")
+        else:
+            cells.append(format_metric(name, value))
     return cells
 
 
