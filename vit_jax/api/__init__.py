@@ -1,4 +1,4 @@
-"""The Python API: networks by name, or from weights of any format, with the preparation of images that belongs to them.
+"""The Python API: networks by name, or from weights of any format, with their image preparation.
 
 `vit_jax.list_models`, `vit_jax.create_model`, `vit_jax.load_model` and `vit_jax.Model`. The verbs
 evaluate, predict and export use the same. Each name is imported on first use.

@@ -1,4 +1,7 @@
-"""A network ready to use: called on prepared images, or run over any number of them on all local devices."""
+"""A network ready to use.
+
+It is called on prepared images, or run over any number of them on all local devices.
+"""
 
 import dataclasses
 import functools
@@ -64,7 +67,9 @@ class Images(Source):
         image = self._images[index]
         if isinstance(image, (str, os.PathLike)):
             return read_file(os.path.expanduser(os.fspath(image)))
-        return image if isinstance(image, bytes) else np.asarray(image)
+        if isinstance(image, bytes):
+            return image
+        return np.asarray(image)
 
     def name_of(self, index: int) -> str:
         image = self._images[index]
@@ -105,12 +110,20 @@ class Model:
 
     def __repr__(self) -> str:
         a = self.architecture
-        return f"Model({a.name}, {a.image_size[0]}x{a.image_size[1]} pixels, {a.num_classes} classes, {self.source})"
+        height, width = a.image_size
+        size = f"{height}x{width} pixels"
+        return f"Model({a.name}, {size}, {a.num_classes} classes, {self.source})"
 
     def save(
-        self, destination: str | pathlib.Path, *, to: str | None = None, overwrite: bool = False
+        self,
+        destination: str | pathlib.Path,
+        *,
+        to: str | None = None,
+        overwrite: bool = False,
     ) -> "Report":
-        """Write the parameters with classes and preparation of images, for `load_model`, the verbs and other libraries.
+        """Write the parameters with classes and preparation of images.
+
+        `load_model`, the verbs and other libraries read them.
 
         Args:
           destination: a folder, for a checkpoint of ours; a .npz in the released format of the
@@ -127,25 +140,38 @@ class Model:
         """
         from vit_jax.weights.saving import save
 
-        return save(self._to_weights(), str(destination), to=to, overwrite=overwrite)
+        return save(
+            self._to_weights(),
+            str(destination),
+            to=to,
+            overwrite=overwrite,
+        )
 
     def _to_weights(self) -> "Weights":
         """Return the parameters with everything that files of them state."""
         from vit_jax.weights import Weights
         from vit_jax.weights.description import describe_preparation
 
-        leaves = pytree.named_leaves(self.module)
+        parameters = {}
+        for name, leaf in pytree.named_leaves(self.module).items():
+            parameters[name] = np.asarray(leaf)
+
         preprocessing = None
         if self.transform is not None:
             preprocessing = describe_preparation(self.transform, self.normalisation)
+
         training = self.training
         if training is not None:
             training = dataclasses.replace(training, is_multilabel=self.is_multilabel)
-        has_names = self.class_names != numbers_of(len(self.class_names))
+
+        class_names = None
+        if self.class_names != numbers_of(len(self.class_names)):
+            class_names = self.class_names
+
         return Weights(
             architecture=self.architecture,
-            parameters={name: np.asarray(leaf) for name, leaf in leaves.items()},
-            class_names=self.class_names if has_names else None,
+            parameters=parameters,
+            class_names=class_names,
             preprocessing=preprocessing,
             source=self.source,
             training=training,
@@ -172,7 +198,10 @@ class Model:
         """
         taps = (taps,) if isinstance(taps, str) else tuple(taps)
         return _forward(
-            self.module, self._require_prepared(images_BHWC), self.architecture.compute_dtype, taps
+            self.module,
+            self._require_prepared(images_BHWC),
+            self.architecture.compute_dtype,
+            taps,
         )
 
     def preprocess(self, images: Any) -> np.ndarray:
@@ -190,7 +219,8 @@ class Model:
             images.
         """
         source = Images(images)
-        return _stack(_rows(self._read(source, min(BATCH_SIZE, len(source)))), source)
+        batches = self._read(source, min(BATCH_SIZE, len(source)))
+        return _stack(_rows(batches), source)
 
     def predict(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
         """Return class probabilities (N, K), float32; arguments and errors as for `stream`.
@@ -201,14 +231,24 @@ class Model:
         return _stack(self.stream(source, batch_size=batch_size), source)
 
     def features(self, images: Any, *, batch_size: int = BATCH_SIZE) -> np.ndarray:
-        """Return the input of the last linear layer, (N, D), float32; arguments and errors as for `stream`."""
+        """Return the input of the last linear layer, (N, D), float32.
+
+        Arguments and errors are as for `stream`.
+        """
         source = Images(images)
-        return _stack(self.stream(source, "features_BD", batch_size=batch_size), source)
+        rows = self.stream(source, "features_BD", batch_size=batch_size)
+        return _stack(rows, source)
 
     def stream(
-        self, images: Any, field: str = "probabilities", *, batch_size: int = BATCH_SIZE
+        self,
+        images: Any,
+        field: str = "probabilities",
+        *,
+        batch_size: int = BATCH_SIZE,
     ) -> Iterator[np.ndarray | UnreadableImage]:
-        """Run the network over any number of images on all devices of this process, each image once.
+        """Run the network over any number of images on all devices of this process.
+
+        Each image is used once.
 
         Args:
           images: an array (N, H, W, 3) of prepared images, as for a call; other images are prepared
@@ -230,12 +270,21 @@ class Model:
 
         def run(batch: Any) -> tuple[jax.Array, list[UnreadableImage | None]]:
             image_BHWC = jax.device_put(batch[0], batch_sharding(mesh))
-            dtype = self.architecture.compute_dtype
-            return _field(module, image_BHWC, dtype, field, self.is_multilabel), batch[1]
+            result = _field(
+                module,
+                image_BHWC,
+                self.architecture.compute_dtype,
+                field,
+                self.is_multilabel,
+            )
+            return result, batch[1]
 
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}: give at least 1.")
-        source = images if isinstance(images, Images) else Images(images)
+
+        source = images
+        if not isinstance(images, Images):
+            source = Images(images)
         size = -(-min(batch_size, len(source)) // mesh.size) * mesh.size
         yield from _rows(prefetch(self._batches(source, size), run))
 
@@ -243,7 +292,8 @@ class Model:
         """Raise ValueError for a network without classes."""
         if self.architecture.num_classes == 0:
             raise ValueError(
-                f"{self.source} has no classes, only features: its head was left out. Fine-tune it first."
+                f"{self.source} has no classes, only features: its head was left out. "
+                "Fine-tune it first."
             )
 
     def require_transform(self) -> EvaluationTransform:
@@ -283,7 +333,9 @@ class Model:
                 return None
             megapixels = transform.max_image_megapixels
             reason = reason_of(source, index, megapixels, transform.value_range)
-            return None if reason is None else UnreadableImage(reason)
+            if reason is None:
+                return None
+            return UnreadableImage(reason)
 
         with open_batches(stream, threads) as batches:
             for batch in batches:
@@ -301,15 +353,17 @@ class Model:
         has_shape = images.ndim == 4 and images.shape[1:] == (height, width, 3)
         if not has_shape or not (is_float or images.dtype == np.uint8):
             raise ValueError(
-                f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, 3) in uint8, 0 to 255, or in "
-                "floating point in [-1, 1]. preprocess() makes this of files and of images of any size."
+                f"Images are {images.dtype} {images.shape}; give (B, {height}, {width}, 3) in "
+                "uint8, 0 to 255, or in floating point in [-1, 1]. preprocess() makes this of "
+                "files and of images of any size."
             )
         if is_float and images.size and not isinstance(images, jax.core.Tracer):
             low = float(images.min())
             high = float(images.max())
             if not -1 <= low <= high <= 1:
                 raise ValueError(
-                    f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or uint8."
+                    f"Images in floating point reach from {low:g} to {high:g}; give [-1, 1], or "
+                    "uint8."
                 )
         return images
 
@@ -318,9 +372,14 @@ class Model:
 def _forward(
     module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, ...] = ()
 ) -> ModelOutput:
-    is_encoded = images_BHWC.dtype == jnp.uint8
-    scaled = normalise(images_BHWC, dtype) if is_encoded else images_BHWC.astype(dtype)
-    return module(scaled, taps=taps) if taps else module(scaled)
+    if images_BHWC.dtype == jnp.uint8:
+        scaled = normalise(images_BHWC, dtype)
+    else:
+        scaled = images_BHWC.astype(dtype)
+
+    if not taps:
+        return module(scaled)
+    return module(scaled, taps=taps)
 
 
 def numbers_of(num_classes: int) -> tuple[str, ...]:
@@ -330,7 +389,9 @@ def numbers_of(num_classes: int) -> tuple[str, ...]:
 
 def to_probabilities(logits_BK: jax.Array, is_multilabel: bool) -> jax.Array:
     """Return the softmax of the logits, or the sigmoid if images may have several labels."""
-    return jax.nn.sigmoid(logits_BK) if is_multilabel else jax.nn.softmax(logits_BK)
+    if is_multilabel:
+        return jax.nn.sigmoid(logits_BK)
+    return jax.nn.softmax(logits_BK)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "field", "is_multilabel"))
@@ -353,7 +414,10 @@ def _field(
 def _rows(
     batches: Iterable[tuple[Any, list[UnreadableImage | None]]],
 ) -> Iterator[np.ndarray | UnreadableImage]:
-    """Yield the result of each image, or its error; rows of padding come last in a batch, without an error."""
+    """Yield the result of each image, or its error.
+
+    Rows of padding come last in a batch, without an error.
+    """
     for result, errors in batches:
         for row, error in zip(jax.device_get(result), errors, strict=False):
             yield row if error is None else error
@@ -374,7 +438,7 @@ def _stack(rows: Iterable[np.ndarray | UnreadableImage], source: Images) -> np.n
 def undescribed(source: str) -> ValueError:
     """Return the error for weights that do not describe the preparation of images."""
     return ValueError(
-        f"{source} does not state how images are prepared: add --images.resize=direct (both sides to the network's "
-        'size; in Python resize="direct") or --images.resize=short_side --images.crop_fraction=0.875 (the middle of '
-        "the image)."
+        f"{source} does not state how images are prepared: add --images.resize=direct (both sides "
+        'to the network\'s size; in Python resize="direct") or --images.resize=short_side '
+        "--images.crop_fraction=0.875 (the middle of the image)."
     )
