@@ -69,9 +69,8 @@ RELEASED = {
     "dtd": Released("tfds:dtd", "train", "test"),
     "pets": Released("tfds:oxford_iiit_pet", "train", "test"),
     "uc_merced": Released("tfds:uc_merced", "train[:1000]", "train[1000:]"),
-    "imagenet": Released(
-        "tfds:imagenet2012", "train[:65000]", "validation"
-    ),  # 65,000 images hold 30 of each class
+    # 65,000 images hold 30 of each class.
+    "imagenet": Released("tfds:imagenet2012", "train[:65000]", "validation"),
 }
 
 
@@ -102,7 +101,9 @@ class Plan(NamedTuple):
         `test` is the other one.
         """
         config = self.config
-        is_held_out = holds_out(self.data, self.config)
+        held: Mapping[str, str] = {}
+        if holds_out(self.data, config):
+            held = self.held_up_to or held_up_to(test, self.seed)
         return TrainingData(
             data=located(self.data),
             seed=self.seed,
@@ -110,7 +111,7 @@ class Plan(NamedTuple):
             train_split=config.train_split,
             test_split=config.test_split,
             classes=config.classes,
-            held_up_to=(self.held_up_to or held_up_to(test, self.seed)) if is_held_out else {},
+            held_up_to=held,
             is_multilabel=test.is_multilabel,
         )
 
@@ -131,11 +132,14 @@ def plan_splits(
     if training is None or located(training.data) != located(usual.data):
         return Plan(usual.data, config, seed=0, held_up_to={})
 
+    classes = training.classes
+    if choice.classes is not None:
+        classes = choice.classes
     config = dataclasses.replace(
         config,
         train_split=choice.train_split or training.train_split,
         test_split=choice.test_split or training.test_split,
-        classes=training.classes if choice.classes is None else choice.classes,
+        classes=classes,
         holdout_fraction=training.holdout_fraction,
     )
     return Plan(usual.data, config, training.seed, training.held_up_to, was_trained_on=True)
@@ -214,23 +218,33 @@ def split_to_search(name: str, usual: str, choice: SplitChoice, others: Sequence
     listing = listing_of(plan.data)
     if listing is None or not listing.exists():
         return usual
+
     splits = listing.splits(plan.config.train_split, plan.config.test_split)
-    return splits[0] if len(splits) == 1 else usual
+    if len(splits) != 1:
+        return usual
+    return splits[0]
 
 
 def _plan_named(name: str, choice: SplitChoice, training: TrainingData | None) -> Plan:
     known = RELEASED.get(name)
     if known is None and ":" not in name and name != "digits":
-        near = closest(name, [*RELEASED, "digits"], 2) + [f"tfds:{name}"] * name.isidentifier()
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(
-            f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, and data as in a "
-            f"recipe: {spell_forms()}, {REFERENCE_FORM}."
-        )
+        raise _build_unknown_error(name)
     if known is None and name.startswith("vtab:"):
         known = Released(name, "train800val200", "test")
-    return plan_splits(
-        name, dataclasses.replace(choice, classes=choice.classes or ()), training, known
+
+    choice = dataclasses.replace(choice, classes=choice.classes or ())
+    return plan_splits(name, choice, training, known)
+
+
+def _build_unknown_error(name: str) -> ValueError:
+    """Return the error for data of an unknown name, with the nearest names."""
+    near = closest(name, [*RELEASED, "digits"], 2)
+    if name.isidentifier():
+        near.append(f"tfds:{name}")
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return ValueError(
+        f"--data={name} is not known. {hint}Known are {', '.join(RELEASED)}, and data as in a "
+        f"recipe: {spell_forms()}, {REFERENCE_FORM}."
     )
 
 
@@ -264,12 +278,17 @@ def open_labelled(data: str, weights: WeightsInfo, choice: SplitChoice | None = 
 
 def _require_same_kind(weights: WeightsInfo, source: Source, data: str) -> None:
     """Raise ValueError if only the weights or only the data are multi-label."""
-    if source.is_multilabel != weights.is_multilabel:
-        one, several = (data, weights.source) if weights.is_multilabel else (weights.source, data)
-        raise ValueError(
-            f"--data={data}: {several} is for images that may have several labels, {one} for "
-            "images with one label. Both must be of the same kind."
-        )
+    if source.is_multilabel == weights.is_multilabel:
+        return
+    one = weights.source
+    several = data
+    if weights.is_multilabel:
+        one = data
+        several = weights.source
+    raise ValueError(
+        f"--data={data}: {several} is for images that may have several labels, {one} for "
+        "images with one label. Both must be of the same kind."
+    )
 
 
 def _numbered_without_names(
@@ -323,7 +342,10 @@ def _imagenet_outputs(weights: WeightsInfo, names: Sequence[str]) -> list[int] |
     """
     if not imagenet_classes.is_unnamed(weights):
         return None
-    numbers = {name: number for number, name in enumerate(imagenet_classes.class_names())}
+
+    numbers = {}
+    for number, name in enumerate(imagenet_classes.class_names()):
+        numbers[name] = number
     for known in (imagenet_classes.numbers_by_id(), numbers):
         if all(name in known for name in names):
             return [known[name] for name in names]
@@ -408,7 +430,8 @@ def _choose_flat(words: str, choice: SplitChoice, weights: WeightsInfo, plan: Pl
         raise ValueError(f"--split={split}: {words}. Use one of {', '.join(splits)}.")
     if splits[split] == WHOLE:
         reject_idle(f"{WHOLE} of {plan.data}", choice, "seed", "holdout_fraction")
-        return _Chosen(WHOLE, plan._replace(held_up_to={}), _note_on_whole(plan, weights.training))
+        notes = _note_on_whole(plan, weights.training)
+        return _Chosen(WHOLE, plan._replace(held_up_to={}), notes)
     return _choose_held_out(splits[split], choice, weights.training, plan)
 
 
@@ -439,11 +462,16 @@ def _choose_held_out(
     if training is not None:
         then_seed = training.seed
         then_fraction = training.holdout_fraction
-    seed = then_seed if choice.seed is None else choice.seed
-    fraction = then_fraction if choice.holdout_fraction is None else choice.holdout_fraction
 
-    is_as_then = (seed, fraction) == (then_seed, then_fraction)
-    held = training.held_up_to if training is not None and is_as_then else {}
+    seed = then_seed if choice.seed is None else choice.seed
+    fraction = then_fraction
+    if choice.holdout_fraction is not None:
+        fraction = choice.holdout_fraction
+
+    is_as_then = seed == then_seed and fraction == then_fraction
+    held: Mapping[str, str] = {}
+    if training is not None and is_as_then:
+        held = training.held_up_to
     notes = []
     if plan.was_trained_on and not is_as_then:
         notes.append(
@@ -451,7 +479,8 @@ def _choose_held_out(
             "another hold-out, in which there are images that the weights were trained on."
         )
     config = dataclasses.replace(plan.config, holdout_fraction=fraction)
-    return _Chosen(split, plan._replace(config=config, seed=seed, held_up_to=held), notes)
+    plan = plan._replace(config=config, seed=seed, held_up_to=held)
+    return _Chosen(split, plan, notes)
 
 
 def _has_changed(source: Source, plan: Plan) -> bool:
@@ -464,7 +493,10 @@ def _has_changed(source: Source, plan: Plan) -> bool:
 
 def reject_idle(where: str, choice: SplitChoice, *names: str) -> None:
     """Raise ValueError if one of these options is set, which have no effect on `where`."""
-    idle = [f"--{name}" for name in names if getattr(choice, name) is not None]
+    idle = []
+    for name in names:
+        if getattr(choice, name) is not None:
+            idle.append(f"--{name}")
     if idle:
         raise ValueError(f"{', '.join(idle)}: has no effect on {where}. Leave it out.")
 
