@@ -14,7 +14,11 @@ ERASED_AREA = (0.02, 1 / 3)  # of the image
 ERASED_ASPECT = 1 / 0.3  # longer by shorter side, at most
 ERASING_ATTEMPTS = 10
 _LEVELS = np.arange(256, dtype=np.float32)
-_SOLARIZED = np.where(_LEVELS < SOLARIZE_FROM, _LEVELS, 255 - _LEVELS).astype(np.uint8)
+_SOLARIZED = np.where(
+    _LEVELS < SOLARIZE_FROM,
+    _LEVELS,
+    255 - _LEVELS,
+).astype(np.uint8)
 
 
 def three_augment(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
@@ -42,7 +46,11 @@ def to_grey(image: np.ndarray) -> np.ndarray:
     return cv2.cvtColor(luma, cv2.COLOR_GRAY2RGB)
 
 
-def color_jitter(rng: np.random.Generator, image: np.ndarray, strength: float) -> np.ndarray:
+def color_jitter(
+    rng: np.random.Generator,
+    image: np.ndarray,
+    strength: float,
+) -> np.ndarray:
     """Blend with black, the image's mean luma and grey, in random order, as `ColorJitter` does.
 
     Each blend is factor * image + (1 - factor) * other, with the factor uniform in [1 - strength, 1
@@ -57,18 +65,26 @@ def color_jitter(rng: np.random.Generator, image: np.ndarray, strength: float) -
                 mean_luma = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean()
                 image = _blend_with_level(image, mean_luma, factor)
             case _:
-                image = cv2.addWeighted(image, factor, to_grey(image), 1 - factor, 0)
+                grey = to_grey(image)
+                image = cv2.addWeighted(image, factor, grey, 1 - factor, 0)
     return image
 
 
-def _blend_with_level(image: np.ndarray, level: float, factor: float) -> np.ndarray:
+def _blend_with_level(
+    image: np.ndarray,
+    level: float,
+    factor: float,
+) -> np.ndarray:
     """Return factor * image + (1 - factor) * level."""
     blended = np.rint(level + factor * (_LEVELS - level))
     table = np.clip(blended, 0, 255).astype(np.uint8)
     return cv2.LUT(image, table)
 
 
-def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
+def erase(
+    rng: np.random.Generator,
+    image: np.ndarray,
+) -> np.ndarray:
     """Replace a random rectangle by uniform noise. Writes into the image.
 
     Source: Random Erasing (1708.04896), with the largest area of timm (1/3; the paper has 0.4).
@@ -85,7 +101,11 @@ def erase(rng: np.random.Generator, image: np.ndarray) -> np.ndarray:
 
         top = int(rng.integers(height - rows + 1))
         left = int(rng.integers(width - columns + 1))
-        noise = rng.integers(256, size=(rows, columns, 3), dtype=np.uint8)
+        noise = rng.integers(
+            256,
+            size=(rows, columns, 3),
+            dtype=np.uint8,
+        )
         image[top : top + rows, left : left + columns] = noise
         break
     return image

@@ -45,7 +45,8 @@ def mix(
             scalar_weight = mixup_weight(mixup_key, config.mixup_alpha)
             weight = jnp.where(is_cutmix, weight, scalar_weight)
 
-    is_paired_B = (mask_B > 0) & (jnp.roll(mask_B, 1) > 0)
+    previous_mask_B = jnp.roll(mask_B, 1)
+    is_paired_B = (mask_B > 0) & (previous_mask_B > 0)
     mixed_image_BHWC = _blend(image_BHWC, weight, is_paired_B)
     mixed_label_BK = _blend(label_BK, weight.mean(), is_paired_B)
     return mixed_image_BHWC, mixed_label_BK
@@ -61,7 +62,12 @@ def mixup_weight(key: jax.Array, alpha: float) -> jax.Array:
     return jnp.maximum(weight, 1 - weight)
 
 
-def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.Array:
+def cutmix_weight(
+    key: jax.Array,
+    alpha: float,
+    height: int,
+    width: int,
+) -> jax.Array:
     """Return 0 inside a random box and 1 outside of it, float32 (H, W, 1).
 
     The box has the sides of the image times sqrt(1 - a), a ~ Beta(alpha, alpha), rounded down; an
@@ -87,10 +93,18 @@ def cutmix_weight(key: jax.Array, alpha: float, height: int, width: int) -> jax.
     return (~is_inside_HW).astype(jnp.float32)[:, :, None]
 
 
-def _blend(value: jax.Array, weight: jax.Array, is_paired_B: jax.Array) -> jax.Array:
+def _blend(
+    value: jax.Array,
+    weight: jax.Array,
+    is_paired_B: jax.Array,
+) -> jax.Array:
     """Return weight * value + (1 - weight) * that of the example before, where both count."""
-    is_paired = is_paired_B.reshape(-1, *(1,) * (value.ndim - 1))
+    other_axes = (1,) * (value.ndim - 1)
+    is_paired = is_paired_B.reshape(-1, *other_axes)
+
     weight = jnp.where(is_paired, weight, jnp.float32(1))
+
     other_weight = (1 - weight).astype(value.dtype)
     weight = weight.astype(value.dtype)
-    return weight * value + other_weight * jnp.roll(value, 1, axis=0)
+    previous = jnp.roll(value, 1, axis=0)
+    return weight * value + other_weight * previous

@@ -50,7 +50,10 @@ def resize(
     return _resize_rows(with_new_columns, new_height, interpolation)
 
 
-def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, int]:
+def covering_size(
+    old: tuple[int, ...],
+    least: tuple[int, int],
+) -> tuple[int, int]:
     """Return the size of the smallest image of the shape of `old` that covers `least`.
 
     For a square that is torchvision's and Hugging Face's rule, which rounds the long side down. For
@@ -60,7 +63,9 @@ def covering_size(old: tuple[int, ...], least: tuple[int, int]) -> tuple[int, in
     least_height, least_width = least
     if least_height != least_width:
         ratio = min(height / least_height, width / least_width)
-        return round(height / ratio), round(width / ratio)
+        covering_height = round(height / ratio)
+        covering_width = round(width / ratio)
+        return covering_height, covering_width
 
     side = least_height
     if height <= width:
@@ -74,6 +79,7 @@ def _resize_columns(
     interpolation: Interpolation,
 ) -> np.ndarray:
     transposed = cv2.transpose(image)
+
     resized = _resize_rows(transposed, new, interpolation)
     return cv2.transpose(resized)
 
@@ -84,12 +90,15 @@ def _resize_rows(
     interpolation: Interpolation,
 ) -> np.ndarray:
     height, width, channels = image.shape
+
     weights = _make_weights(height, new, interpolation)
 
     resized = np.empty((new, width, channels), np.uint8)
+
     for left in range(0, width, _BAND):
         band = image[:, left : left + _BAND]
-        pixels = weights @ band.reshape(height, -1).astype(np.float32)
+        band = band.reshape(height, -1).astype(np.float32)
+        pixels = weights @ band
         pixels += 0.5  # halves are rounded up
         np.clip(pixels, 0, 255, out=pixels)
         resized[:, left : left + _BAND] = pixels.reshape(new, -1, channels)
@@ -97,7 +106,11 @@ def _resize_rows(
 
 
 @functools.lru_cache(maxsize=64)
-def _make_weights(old: int, new: int, interpolation: Interpolation) -> scipy.sparse.csr_array:
+def _make_weights(
+    old: int,
+    new: int,
+    interpolation: Interpolation,
+) -> scipy.sparse.csr_array:
     """Return the weights (new, old) of the old pixels in the new ones."""
     stretch = max(old / new, 1.0)
     centre_H = (np.arange(new) + 0.5) * (old / new)
@@ -110,7 +123,8 @@ def _make_weights(old: int, new: int, interpolation: Interpolation) -> scipy.spa
 
     most_places = (end_H - first_H).max()
     place_HK = first_H[:, None] + np.arange(most_places)
-    distance_HK = np.abs(place_HK + 0.5 - centre_H[:, None]) / stretch
+    offset_HK = place_HK + 0.5 - centre_H[:, None]
+    distance_HK = np.abs(offset_HK) / stretch
 
     weight_HK = _filter(distance_HK, interpolation)
     weight_HK[place_HK >= end_H[:, None]] = 0.0
@@ -118,11 +132,18 @@ def _make_weights(old: int, new: int, interpolation: Interpolation) -> scipy.spa
 
     starts = np.arange(0, weight_HK.size + 1, weight_HK.shape[1])
     columns = np.minimum(place_HK, old - 1).ravel()
+
     weights = weight_HK.ravel().astype(np.float32)
-    return scipy.sparse.csr_array((weights, columns, starts), shape=(new, old))
+    return scipy.sparse.csr_array(
+        (weights, columns, starts),
+        shape=(new, old),
+    )
 
 
-def _filter(distance: np.ndarray, interpolation: Interpolation) -> np.ndarray:
+def _filter(
+    distance: np.ndarray,
+    interpolation: Interpolation,
+) -> np.ndarray:
     """Return the triangle, or Keys' cubic with a slope of -0.5, at distances from 0."""
     if interpolation == "bilinear":
         return np.maximum(1.0 - distance, 0.0)

@@ -66,7 +66,7 @@ class Stream:
         raise NotImplementedError
 
     def records(self, i: int) -> np.ndarray:
-        """Return the record in each row of batch `i`, int64 (R,), without reading any; -1 for padding."""
+        """Return the record in each row of batch `i`, int64 (R,); -1 for padding."""
         records = np.full(len(self.rows), -1, np.int64)
         for row in range(len(self.rows)):
             example = self._example(i, row)
@@ -86,9 +86,8 @@ class Stream:
                 continue
             index, plan = example
             batch.record_index[row] = index
-            with contextlib.suppress(
-                UnreadableImage,
-            ):  # the mask stays 0, and `UnreadableLog` counts
+            # The mask of an unreadable image stays 0, and `UnreadableLog` counts it.
+            with contextlib.suppress(UnreadableImage):
                 record = self.source[index]
                 batch.label[row] = record.label
                 planned.append((row, plan(record, batch.image[row])))
@@ -104,11 +103,14 @@ class Stream:
         allocate: Callable[[tuple[int, ...], type[np.uint8]], np.ndarray] = np.empty,
     ) -> HostBatch:
         """Return a batch of padding, with images that `allocate` returns for a shape and a dtype."""
+        num_rows = len(self.rows)
+        image_shape = (num_rows, *self.transform.image_size, 3)
+        label_shape = (num_rows, *self.source.label_shape)
         return HostBatch(
-            image=allocate((len(self.rows), *self.transform.image_size, 3), np.uint8),
-            label=np.zeros((len(self.rows), *self.source.label_shape), np.int32),
-            mask=np.zeros(len(self.rows), np.float32),
-            record_index=np.full(len(self.rows), -1, np.int64),
+            image=allocate(image_shape, np.uint8),
+            label=np.zeros(label_shape, np.int32),
+            mask=np.zeros(num_rows, np.float32),
+            record_index=np.full(num_rows, -1, np.int64),
         )
 
     def __getitem__(self, i: int) -> HostBatch:
@@ -119,7 +121,7 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class TrainStream(Stream):
-    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch, for any length of training.
+    """Batches of steps `start_step` to `num_steps` - 1, shuffled anew for each epoch.
 
     Attributes:
       seed: 0 to 2**32 - 1, of order and augmentation.
@@ -188,7 +190,7 @@ class TrainStream(Stream):
 
     @functools.cached_property
     def _places(self) -> np.ndarray:
-        """The place of each row among the images of a batch, where copies of one record are neighbours."""
+        """The place of each row in a batch where copies of one record are neighbours."""
         places = np.arange(self.global_batch)
         copies = [places[copy :: self.repeats] for copy in range(self.repeats)]
         return np.concatenate(copies)[self.rows]
@@ -204,7 +206,10 @@ class TrainStream(Stream):
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationStream(Stream):
-    """Batches that hold every record once over all processes, in order; the last has padding of mask 0 and index -1."""
+    """Batches that hold every record once over all processes, in order.
+
+    The last has padding of mask 0 and index -1.
+    """
 
     source: Source
     transform: EvaluationTransform

@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.records import Record, Source, WrappedSource, checked_labels, class_sizes, few
+from vit_jax.data.records import (
+    Record,
+    Source,
+    WrappedSource,
+    checked_labels,
+    class_sizes,
+    few,
+)
 from vit_jax.text.nearest import closest
 
 
@@ -49,7 +56,7 @@ class TrainingData:
 
 
 class SubsetSource(WrappedSource):
-    """Chosen records of another source in the order of their numbers, which is all that it stores."""
+    """Chosen records of another source in the order of their numbers."""
 
     def __init__(
         self,
@@ -79,19 +86,25 @@ class SubsetSource(WrappedSource):
     def __getitem__(self, index: int) -> Record:
         record = self.source[int(self._indices[index])]
         label = self._renumber(np.asarray(record.label))
-        return Record(record.image, label if self.is_multilabel else int(label))
+        if self.is_multilabel:
+            return Record(record.image, label)
+        return Record(record.image, int(label))
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        return self._renumber(checked_labels(self.source)[self._indices]).astype(np.int32)
+        labels = checked_labels(self.source)[self._indices]
+        return self._renumber(labels).astype(np.int32)
 
     def _renumber(self, labels: np.ndarray) -> np.ndarray:
         """Return labels of the source in the numbering of the subset."""
         if not self.is_multilabel:
             return self._relabel[labels]
+
         known = self._relabel >= 0
-        renumbered = np.zeros((*labels.shape[:-1], self.num_classes), labels.dtype)
-        renumbered[..., self._relabel[known]] = labels[..., known]
+        shape = (*labels.shape[:-1], self.num_classes)
+        renumbered = np.zeros(shape, labels.dtype)
+        new_numbers = self._relabel[known]
+        renumbered[..., new_numbers] = labels[..., known]
         return renumbered
 
     def name_of(self, index: int) -> str:
@@ -103,7 +116,10 @@ class SubsetSource(WrappedSource):
     @property
     def origin(self) -> str | None:
         inner = self.source.origin
-        return inner and f"{inner} {hashlib.sha256(self._indices.tobytes()).hexdigest()}"
+        if not inner:
+            return inner
+        chosen = hashlib.sha256(self._indices.tobytes())
+        return f"{inner} {chosen.hexdigest()}"
 
 
 def hold_out(
@@ -112,35 +128,48 @@ def hold_out(
     seed: int,
     purpose: bytes = b"hold-out/",
 ) -> tuple[SubsetSource, SubsetSource]:
-    """Split a source, class by class, into the rest and a held-out fraction, each in the order of the source.
+    """Split a source, class by class, into the rest and a held-out fraction.
 
-    A class with two examples or more has at least one on either side; the only example of a class
-    stays in the rest. Another `purpose` chooses others with the same seed.
+    Both have the order of the source. A class with two examples or more has at least one on either
+    side; the only example of a class stays in the rest. Another `purpose` chooses others with the
+    same seed.
 
     Raises:
       ValueError: no class has two examples.
     """
     assert 0.0 < fraction < 1.0, fraction
     _, labels, sizes = _read_groups(source)
-    at_least_one_on_either_side = np.clip(np.rint(fraction * sizes), 1, sizes - 1)
-    counts = np.where(sizes < 2, 0, at_least_one_on_either_side).astype(np.int64)
+    rounded = np.rint(fraction * sizes)
+    at_least_one_on_either_side = np.clip(rounded, 1, sizes - 1)
+    counts = np.where(sizes < 2, 0, at_least_one_on_either_side)
+    counts = counts.astype(np.int64)
     if not counts.any():
         raise ValueError(
-            "Nothing can be held out: no class has two examples. Add some, or choose without a hold-out.",
+            "Nothing can be held out: no class has two examples. "
+            "Add some, or choose without a hold-out.",
         )
+
     salt = b"%d/%s" % (seed, purpose)
-    is_held = _find_first_by_hash(source, np.arange(len(source)), labels, counts, salt)
+    everything = np.arange(len(source))
+    is_held = _find_first_by_hash(source, everything, labels, counts, salt)
     return _split(source, is_held)
 
 
-def part_of(source: Source, low: float, high: float, seed: int) -> SubsetSource:
-    """Return the records of each class between two fractions, in the order of their hashes, as in `hold_out`."""
+def part_of(
+    source: Source,
+    low: float,
+    high: float,
+    seed: int,
+) -> SubsetSource:
+    """Return the records of each class between two fractions, by their hashes as in `hold_out`."""
     _, labels, sizes = _read_groups(source)
+
+    everything = np.arange(len(source))
+    salt = b"%d/" % seed
 
     def find_first(fraction: float) -> np.ndarray:
         counts = np.rint(fraction * sizes).astype(np.int64)
-        everything = np.arange(len(source))
-        return _find_first_by_hash(source, everything, labels, counts, b"%d/" % seed)
+        return _find_first_by_hash(source, everything, labels, counts, salt)
 
     is_in_part = find_first(high) & ~find_first(low)
     return SubsetSource(source, np.flatnonzero(is_in_part))
@@ -155,7 +184,8 @@ def held_up_to(held_out: Source, seed: int) -> dict[str, str]:
     names, labels, _ = _read_groups(held_out)
     for index, label in enumerate(labels.tolist()):
         name = names[label]
-        last[name] = max(last.get(name, ""), _short_hash(held_out, index, seed))
+        short_hash = _short_hash(held_out, index, seed)
+        last[name] = max(last.get(name, ""), short_hash)
     return last
 
 
@@ -164,40 +194,59 @@ def hold_out_as_then(
     last: Mapping[str, str],
     seed: int,
 ) -> tuple[SubsetSource, SubsetSource]:
-    """Hold out the records up to the hashes of `held_up_to`, so that no record of the rest of then is held out.
+    """Hold out the records up to the hashes of `held_up_to`.
 
-    Hold out all records of unknown classes.
+    So no record is held out that was trained on. Hold out all records of unknown classes.
     """
     names, labels, _ = _read_groups(source)
     is_held = np.zeros(len(source), bool)
     for index, label in enumerate(labels.tolist()):
         last_held = last.get(names[label])
-        is_held[index] = last_held is None or _short_hash(source, index, seed) <= last_held
+        if last_held is None:
+            is_held[index] = True
+        else:
+            is_held[index] = _short_hash(source, index, seed) <= last_held
     return _split(source, is_held)
 
 
-def _split(source: Source, is_held: np.ndarray) -> tuple[SubsetSource, SubsetSource]:
+def _split(
+    source: Source,
+    is_held: np.ndarray,
+) -> tuple[SubsetSource, SubsetSource]:
     rest = SubsetSource(source, np.flatnonzero(~is_held))
     held_out = SubsetSource(source, np.flatnonzero(is_held))
     return rest, held_out
 
 
 def _short_hash(source: Source, index: int, seed: int) -> str:
-    return hashlib.sha256(b"%d/%b" % (seed, source.key_of(index))).hexdigest()[:16]
+    key = source.key_of(index)
+    digest = hashlib.sha256(b"%d/%b" % (seed, key))
+    return digest.hexdigest()[:16]
 
 
 def _read_groups(source: Source) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Return names of groups, the group of each record (N,), and sizes: classes, or one group if multi-label."""
+    """Return names of groups, the group of each record (N,), and sizes.
+
+    The groups are classes, or one group if an image has several labels.
+    """
     if source.is_multilabel:
-        return ("",), np.zeros(len(source), np.int64), np.array([len(source)])
+        one_group = np.zeros(len(source), np.int64)
+        return ("",), one_group, np.array([len(source)])
+
     labels = checked_labels(source)
-    return source.class_names, labels, class_sizes(labels, source.num_classes)
+    sizes = class_sizes(labels, source.num_classes)
+    return source.class_names, labels, sizes
 
 
 def classes_without_examples(source: Source) -> list[str]:
     """Return the names of the classes without records."""
-    sizes = class_sizes(checked_labels(source), source.num_classes)
-    return [name for name, size in zip(source.class_names, sizes.tolist(), strict=True) if not size]
+    labels = checked_labels(source)
+    sizes = class_sizes(labels, source.num_classes).tolist()
+    missing = []
+    for name, size in zip(source.class_names, sizes, strict=True):
+        if size == 0:
+            missing.append(name)
+    return missing
 
 
 def _find_first_by_hash(
@@ -207,28 +256,44 @@ def _find_first_by_hash(
     counts: np.ndarray,
     salt: bytes,
 ) -> np.ndarray:
-    """Return which of some records, bool (N,), are the first `counts[label]` of their class by their hash.
+    """Find the first `counts[label]` records of their class by their hash, bool (N,).
 
     The hash is of the record's key and the salt: the seed, and the purpose of the choice.
     """
-    keys = [hashlib.sha256(salt + source.key_of(index)).digest() for index in indices.tolist()]
-    by_hash = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    hashes = []
+    for index in indices.tolist():
+        key = source.key_of(index)
+        hashes.append(hashlib.sha256(salt + key).digest())
+    order = sorted(range(len(hashes)), key=hashes.__getitem__)
+    by_hash = np.array(order, np.int64)
+
     chosen = np.zeros(len(indices), bool)
     chosen[by_hash] = first_of_class(labels[by_hash], counts)
     return chosen
 
 
 def first_of_class(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return which records, bool (N,), are the first `counts[label]` of their class; labels (N,), counts (K,)."""
+    """Find the first `counts[label]` records of their class, bool (N,).
+
+    Labels are (N,), counts (K,).
+    """
     by_class = np.argsort(labels, kind="stable")
     sizes = np.bincount(labels, minlength=len(counts))
-    place_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    first_of_each = np.cumsum(sizes) - sizes
+    place_in_class = np.arange(len(labels)) - np.repeat(first_of_each, sizes)
+
     chosen = np.zeros(len(labels), bool)
     chosen[by_class] = place_in_class < counts[labels[by_class]]
     return chosen
 
 
-def select(source: Source, config: InputConfig, *, training: bool, seed: int) -> Source:
+def select(
+    source: Source,
+    config: InputConfig,
+    *,
+    training: bool,
+    seed: int,
+) -> Source:
     """Select `config.classes` and for training `config.train_examples` or `train_examples_per_class`.
 
     Every multi-label image stays, with its labels among the chosen classes.
@@ -237,14 +302,18 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
       ValueError: a class that the data does not have, that is named twice or is the only one; no
         examples, or too few for training, in all or of a class.
     """
-    per_class = config.train_examples_per_class if training else None
-    in_all = config.train_examples if training else None
+    per_class = None
+    in_all = None
+    if training:
+        per_class = config.train_examples_per_class
+        in_all = config.train_examples
     if not config.classes and per_class is None and in_all is None:
         return source
     if per_class is not None and source.is_multilabel:
         raise ValueError(
-            f"config.input.train_examples_per_class={per_class}: an image of these data may have several labels, so "
-            "that no class has images to itself. Use config.input.train_examples, of all images.",
+            f"config.input.train_examples_per_class={per_class}: an image of these data may have "
+            "several labels, so that no class has images to itself. "
+            "Use config.input.train_examples, of all images.",
         )
 
     class_names = source.class_names
@@ -252,8 +321,9 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     if config.classes:
         class_names = tuple(config.classes)
         relabel = _number_classes(source.class_names, class_names)
-    labels = SubsetSource(source, np.arange(len(source)), class_names, relabel).labels
+
     indices = np.arange(len(source))
+    labels = SubsetSource(source, indices, class_names, relabel).labels
     if not source.is_multilabel:
         indices = np.flatnonzero(labels >= 0)
     if training:
@@ -265,23 +335,35 @@ def select(source: Source, config: InputConfig, *, training: bool, seed: int) ->
     if per_class is not None:
         counts = np.full(len(class_names), per_class)
         salt = b"%d/examples/" % seed
-        indices = indices[_find_first_by_hash(source, indices, labels[indices], counts, salt)]
+        is_chosen = _find_first_by_hash(source, indices, labels[indices], counts, salt)
+        indices = indices[is_chosen]
     if in_all is not None:
         indices = _choose_in_all(source, indices, in_all, seed)
     return SubsetSource(source, indices, class_names, relabel)
 
 
-def _choose_in_all(source: Source, indices: np.ndarray, count: int, seed: int) -> np.ndarray:
+def _choose_in_all(
+    source: Source,
+    indices: np.ndarray,
+    count: int,
+    seed: int,
+) -> np.ndarray:
     """Choose a number of records; the number of each class is left to chance."""
     if len(indices) < count:
         rule = f"must be at most {len(indices)}"
         raise ValueError(f"config.input.train_examples={count}: {rule}.")
     one_group = np.zeros(len(indices), np.int64)
     salt = b"%d/subset/" % seed
-    return indices[_find_first_by_hash(source, indices, one_group, np.array([count]), salt)]
+    counts = np.array([count])
+    is_chosen = _find_first_by_hash(source, indices, one_group, counts, salt)
+    return indices[is_chosen]
 
 
-def _require_examples(class_names: tuple[str, ...], labels: np.ndarray, needed: int) -> None:
+def _require_examples(
+    class_names: tuple[str, ...],
+    labels: np.ndarray,
+    needed: int,
+) -> None:
     """Raise ValueError unless each class has enough examples to train on."""
     sizes = class_sizes(labels, len(class_names)).tolist()
     short = []
@@ -291,19 +373,27 @@ def _require_examples(class_names: tuple[str, ...], labels: np.ndarray, needed: 
     if short:
         raise ValueError(
             f"Training needs {needed} example(s) of each class; {few(short)}. Lower "
-            "config.input.train_examples_per_class, leave the class out of config.input.classes, or add images.",
+            "config.input.train_examples_per_class, leave the class out of "
+            "config.input.classes, or add images.",
         )
 
 
-def _number_classes(known: tuple[str, ...], chosen: tuple[str, ...]) -> np.ndarray:
+def _number_classes(
+    known: tuple[str, ...],
+    chosen: tuple[str, ...],
+) -> np.ndarray:
     """Return for each known class its number among the chosen ones, or -1."""
     option = f"config.input.classes={','.join(chosen)}"
     for name in chosen:
         if name not in known:
             near = closest(name, known, 3)
-            hint = f"Nearest: {few(near, repr)}" if near else f"It has {few(known, repr)}"
+            hint = f"It has {few(known, repr)}"
+            if near:
+                hint = f"Nearest: {few(near, repr)}"
             raise ValueError(f"{option}: the data have no class {name!r}. {hint}.")
+
     numbers = {name: number for number, name in enumerate(chosen)}
     if len(chosen) < 2 or len(numbers) < len(chosen):
         raise ValueError(f"{option}: must be at least two different classes.")
+
     return np.array([numbers.get(name, -1) for name in known])

@@ -1,4 +1,4 @@
-"""The transforms of one record for training and evaluation: from stored bytes to uint8 pixels of the model's size.
+"""The transforms of one record for training and evaluation, from stored bytes to uint8 pixels.
 
 Both can be pickled, and are pure: random numbers come from the generator given. The train step
 scales and mixes.
@@ -30,9 +30,10 @@ dtype."""
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-    """Decode, crop, flip, augment: RandAugment, ThreeAugment, colour jitter, user-defined functions, random erasing.
+    """Decode, crop, flip and augment a record.
 
-    References to user-defined augmentations are resolved once in each process.
+    Augmentations are RandAugment, ThreeAugment, colour jitter, user-defined functions and random
+    erasing. References to user-defined augmentations are resolved once in each process.
 
     Raises:
       ValueError: an augmentation cannot be imported or called.
@@ -68,7 +69,8 @@ class TrainTransform:
         Raises:
           UnreadableImage: the record cannot be decoded.
         """
-        return functools.partial(self._finish, self._plan_crop(record.image, rng, out), rng, out)
+        crop = self._plan_crop(record.image, rng, out)
+        return functools.partial(self._finish, crop, rng, out)
 
     def _finish(
         self,
@@ -76,7 +78,10 @@ class TrainTransform:
         rng: np.random.Generator,
         out: np.ndarray | None,
     ) -> np.ndarray:
-        """Crop, flip and augment an image. The order of random numbers is part of a run's reproducibility."""
+        """Crop, flip and augment an image.
+
+        The order of random numbers is part of a run's reproducibility.
+        """
         config = self.config
         image = crop()
         if config.flip and rng.random() < 0.5:
@@ -141,9 +146,12 @@ class TrainTransform:
         )
         if pixels is not None:
             resize = self._resize if crop == "resize" else self._cover
-            return crops.random_crop(rng, resize(image, (pixels, pixels)), config.image_size)
+            resized = resize(image, (pixels, pixels))
+            return crops.random_crop(rng, resized, config.image_size)
         if crop == "simple":
-            return crops.simple_crop(rng, self._cover(image, config.image_size), config.image_size)
+            covering = self._cover(image, config.image_size)
+            return crops.simple_crop(rng, covering, config.image_size)
+
         image = self._resize(image, config.image_size)
         if crop == "shift":
             return crops.random_shift(rng, image, config.shift_pixels)
@@ -200,7 +208,10 @@ class EvaluationTransform:
             return images.resize_bilinear(image, self.image_size)
 
         height, width = self.image_size
-        covered = (round(height / self.crop_fraction), round(width / self.crop_fraction))
+        covered = (
+            round(height / self.crop_fraction),
+            round(width / self.crop_fraction),
+        )
         if self.resize == "short_side":
             resized = images.resize_to_cover(image, covered)
         else:
@@ -212,7 +223,10 @@ class EvaluationTransform:
         if self.resize == "direct":
             return self.image_size
         height, width = self.image_size
-        covered = (math.floor(height / self.crop_fraction), math.floor(width / self.crop_fraction))
+        covered = (
+            math.floor(height / self.crop_fraction),
+            math.floor(width / self.crop_fraction),
+        )
         if self.resize == "direct_crop":
             return covered
         return resampling.covering_size(image.shape[:2], covered)
@@ -237,7 +251,7 @@ def build_fewshot_transform(
     exif_orientation: bool = False,
     value_range: ValueRange | None = None,
 ) -> EvaluationTransform:
-    """Build the transform of the released few-shot evaluator: sides of 256, cropped to 224, or in proportion."""
+    """Build the transform of the released few-shot evaluator: 256, cropped to 224 (in proportion)."""
     return EvaluationTransform(
         image_size,
         "direct_crop",
@@ -254,7 +268,8 @@ def _import_augmentation(reference: str) -> Augmentation:
     if not callable(augmentation):
         kind = type(augmentation).__name__
         raise ValueError(
-            f"config.input.augmentations={reference}: must be a function of (image, rng). It is {kind}.",
+            f"config.input.augmentations={reference}: must be a function of (image, rng). "
+            f"It is {kind}.",
         )
     return augmentation
 

@@ -51,22 +51,26 @@ class UnreadableLog:
         self.problem = ""
 
     def resume(self, step: int, records: Iterable[int]) -> None:
-        """Continue after the batch of a step with the unreadable records so far, which are not named again.
+        """Continue after the batch of a step with the unreadable records so far.
 
-        If they are too many, those are forgotten that can be read now: their files may have been
-        replaced.
+        They are not named again. If they are too many, those are forgotten that can be read now:
+        their files may have been replaced.
         """
         self._batches = step
         self.met = dict.fromkeys(records, step)
         if len(self.met) > largest_number(len(self._source), self._max_unreadable):
-            self.met = {index: step for index in self.met if self._problem_of(index) is not None}
+            still_unreadable = {}
+            for index in self.met:
+                if self._problem_of(index) is not None:
+                    still_unreadable[index] = step
+            self.met = still_unreadable
 
     def defer_errors(self) -> None:
-        """Keep the error of too many unreadable records in `problem`, for a caller that saves its state first."""
+        """Keep the error of too many unreadable records in `problem`: the caller saves its state."""
         self._defers = True
 
     def met_by(self, step: int) -> list[int]:
-        """Return the unreadable records up to the batch of a step; batches are read ahead of their steps."""
+        """Return the unreadable records up to a step, because batches are read ahead of their steps."""
         return [index for index, batch in self.met.items() if batch <= step]
 
     def update(self, batch: HostBatch) -> None:
@@ -76,7 +80,8 @@ class UnreadableLog:
           TooManyUnreadable: more images than `max_unreadable` could not be read; it names them.
         """
         self._batches += 1
-        for index in batch.record_index[(batch.mask == 0) & (batch.record_index >= 0)].tolist():
+        is_unreadable = (batch.mask == 0) & (batch.record_index >= 0)
+        for index in batch.record_index[is_unreadable].tolist():
             if index in self.met:
                 continue
             self.met[index] = self._batches
@@ -93,9 +98,9 @@ class UnreadableLog:
             self.problem = str(error)
 
     def require_few(self, missing: int) -> None:
-        """Raise TooManyUnreadable if more images than `max_unreadable` are missing in all processes, or all are.
+        """Raise TooManyUnreadable if more images than `max_unreadable` are missing, or all are.
 
-        It names those of this process.
+        `missing` counts those of all processes. The error names those of this process.
         """
         most = self._max_unreadable
         if missing <= largest_number(len(self._source), most) and missing < len(self._source):
@@ -119,9 +124,10 @@ class UnreadableLog:
 
 
 def largest_number(num_images: int, chosen: int | None) -> int:
-    """Return how many images of a split may be unreadable: the chosen number, or 100 and at most a tenth of them.
+    """Return the number of images of a split that may be unreadable.
 
-    One may always be, so that small splits do not depend on each of their images.
+    It is the chosen one, or 100 and at most a tenth of the split. One may always be, so that small
+    splits do not depend on each of their images.
     """
     if chosen is not None:
         return chosen
@@ -145,15 +151,27 @@ def describe(
       most: as configured.
       num_known: unreadable images that this process has met.
     """
-    files = [f"{printable(source.name_of(index))} ({reason})" for index, reason in reasons.items()]
-    more = f" and {num_known - len(files):,} more" if num_known > len(files) else ""
-    named = f": {', '.join(files)}{more}" if files else ""
+    files = []
+    for index, reason in reasons.items():
+        name = printable(source.name_of(index))
+        files.append(f"{name} ({reason})")
+    named = ""
+    if files:
+        named = f": {', '.join(files)}"
+    if files and num_known > len(files):
+        named += f" and {num_known - len(files):,} more"
+
     if missing >= len(source):
         return f"none of the {missing:,} images can be read{named}. Replace them."
+
     allowed = ""
     if most is None:
-        allowed = f", and at most {largest_number(len(source), most)} of {len(source):,} may (a tenth, up to {MOST})"
-    return f"{missing} images cannot be read{allowed}{named}. Replace or remove them, or raise the limit."
+        limit = largest_number(len(source), most)
+        allowed = f", and at most {limit} of {len(source):,} may (a tenth, up to {MOST})"
+    return (
+        f"{missing} images cannot be read{allowed}{named}. "
+        "Replace or remove them, or raise the limit."
+    )
 
 
 def require_readable(
@@ -163,9 +181,9 @@ def require_readable(
     max_image_megapixels: float,
     value_range: ValueRange | None = None,
 ) -> None:
-    """Read images, spread over a split, until one can be read: a split without any is found before a run starts.
+    """Read images, spread over a split, until one can be read.
 
-    `place` is the name of the split.
+    So a split without any is found before a run starts. `place` is the name of the split.
 
     Raises:
       TooManyUnreadable: more images than `max_unreadable`, and at least 100, or all cannot be read;
@@ -178,9 +196,11 @@ def require_readable(
         if problem is None:
             return
         reasons[index] = problem
-    first = {index: reasons[index] for index in sorted(reasons)[:_SHOWN]}
+    first = dict(sorted(reasons.items())[:_SHOWN])
     text = describe(source, first, len(reasons), max_unreadable, num_known=len(reasons))
-    option = "" if len(reasons) == len(source) else f"{OPTION}={max_unreadable}: "
+    option = ""
+    if len(reasons) < len(source):
+        option = f"{OPTION}={max_unreadable}: "
     raise TooManyUnreadable(f"{place}: {option}{text}")
 
 
@@ -200,7 +220,9 @@ def reason_of(
 ) -> str:
     """Read a record that arrived with mask 0 once more, because batches carry no reasons."""
     problem = problem_of(source, index, max_image_megapixels, value_range)
-    return "It could not be read at first, but it can be now" if problem is None else problem
+    if problem is None:
+        return "It could not be read at first, but it can be now"
+    return problem
 
 
 def problem_of(
