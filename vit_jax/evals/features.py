@@ -396,21 +396,16 @@ class Extractor:
 
 def _open_progress(num_images: int) -> tqdm:
     """Announce the images in the first process, and return a bar of their progress there."""
-    if not hosts.is_first():
-        return tqdm(
-            total=num_images,
-            unit=" images",
-            desc="features",
-            disable=True,
-        )
-
-    print(
-        f"computing features of {num_images:,} images",
-        file=sys.stderr,
-        flush=True,
+    is_hidden: bool | None = True
+    if hosts.is_first():
+        print(f"computing features of {num_images:,} images", file=sys.stderr, flush=True)
+        is_hidden = None  # shown on terminals only
+    return tqdm(
+        total=num_images,
+        unit=" images",
+        desc="features",
+        disable=is_hidden,
     )
-    # disable=None: shown on terminals only
-    return tqdm(total=num_images, unit=" images", desc="features", disable=None)
 
 
 def _features(arrays: Mapping[str, np.ndarray], source: Source) -> Features:
