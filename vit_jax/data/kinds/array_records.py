@@ -21,7 +21,7 @@ from vit_jax.storage.files import is_mirrored, open_regular, read_range, size_of
 _BLOCK_BYTES = 2**16
 _BLOCK_HEADER_BYTES = 24
 _CHUNK_HEADER = struct.Struct(
-    "<5Q"
+    "<5Q",
 )  # hash, size of the data, its hash, kind and number of records, their size
 _MAGIC = 0x71930E704FDAE05E
 _SIMPLE = ord("r")
@@ -107,7 +107,7 @@ def _index_of(file: str) -> _Index:
     _require(size > 0 and size % _BLOCK_BYTES == 0, "it does not end as an ArrayRecord file")
     start = size - _BLOCK_BYTES
     postscript = dict(
-        _fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0])
+        _fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0]),
     )
     footer = postscript.get(_FOOTER_OFFSET, 0)
     is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
@@ -155,7 +155,8 @@ def _records_of(chunk: bytes) -> list[bytes]:
     except (struct.error, IndexError, pa.ArrowException, OSError, ValueError) as error:
         raise RuntimeError(f"a chunk is damaged ({error})") from error
     _require(
-        ends[-1] == len(values), "a chunk is damaged: its records have another size than it states"
+        ends[-1] == len(values),
+        "a chunk is damaged: its records have another size than it states",
     )
     return [values[low:high] for low, high in itertools.pairwise(ends)]
 

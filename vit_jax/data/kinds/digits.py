@@ -26,10 +26,12 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
             {
                 "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
                 "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
-            }
+            },
         )
         return tfds.core.DatasetInfo(
-            builder=self, features=features, homepage="https://scikit-learn.org"
+            builder=self,
+            features=features,
+            homepage="https://scikit-learn.org",
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
@@ -42,7 +44,9 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
         return {"train": train, "test": test}
 
     def _generate_examples(
-        self, digits: Any, indices: np.ndarray
+        self,
+        digits: Any,
+        indices: np.ndarray,
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         for index in indices:
             pixels = np.round(digits.images[index] * (255 / 16)).astype(np.uint8)
@@ -88,7 +92,7 @@ def prepare(data_dir: str | None = None) -> Path:
                 raise
             fix = "Set --config.input.data_dir=FOLDER, or --data_dir=FOLDER of verbs without a recipe."
             raise ValueError(
-                f"input.data_dir: {path} cannot be written ({error.strerror or error}). {fix}"
+                f"input.data_dir: {path} cannot be written ({error.strerror or error}). {fix}",
             ) from error
     return path
 

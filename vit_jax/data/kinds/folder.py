@@ -1,4 +1,4 @@
-"""Image folders ("folder:PATH"): a sub-folder for each class, optionally below a sub-folder for each split."""
+"""Image folders ("folder:PATH"): a sub-folder for each class, perhaps below one for each split."""
 
 import collections
 import os
@@ -15,10 +15,14 @@ from vit_jax.storage.files import read_json
 
 DESCRIPTION = "prepared.json"  # of a copy that `vit-jax prepare` makes
 MAX_DESCRIPTION_BYTES = 2**16
+_DESCRIPTION_KINDS = {"short_side": int, "quality": int, "complete": bool, "source": str}
 
 
 class Description(TypedDict):
-    """How a copy was prepared; `complete` is False while it is being written, and `folder` is the copy."""
+    """How a copy was prepared.
+
+    `complete` is False while it is being written, and `folder` is the copy.
+    """
 
     short_side: int
     quality: int
@@ -44,23 +48,27 @@ class Folder(Listing):
     def require(self) -> None:
         copy = description_of(self.path)
         if not self.exists():
-            problem = "there is no such folder. Give a folder with a sub-folder for each class."
-        elif copy is not None and not copy["complete"]:
-            options = f"--short_side={copy['short_side']} --quality={copy['quality']} --output={copy['folder']}"
-            problem = (
-                f"the copy is unfinished. Run: vit-jax prepare folder:{copy['source']} {options}"
+            raise ValueError(
+                f"{self.place(None)}: there is no such folder. "
+                "Give a folder with a sub-folder for each class.",
             )
-        else:
-            return
-        raise ValueError(f"{self.place(None)}: {problem}")
+        if copy is not None and not copy["complete"]:
+            options = (
+                f"--short_side={copy['short_side']} --quality={copy['quality']} "
+                f"--output={copy['folder']}"
+            )
+            raise ValueError(
+                f"{self.place(None)}: the copy is unfinished. "
+                f"Run: vit-jax prepare folder:{copy['source']} {options}",
+            )
 
     def splits(self, *names: str) -> list[str]:
         wanted = known_splits(names)
-        return [
-            name
-            for name in _subfolders(self.path)
-            if name in wanted and _holds_folders(self.path / name)
-        ]
+        splits = []
+        for name in _subfolders(self.path):
+            if name in wanted and _holds_folders(self.path / name):
+                splits.append(name)
+        return splits
 
     def classes(self, split: str | None) -> list[str]:
         names = _subfolders(self._below(split))
@@ -69,69 +77,105 @@ class Folder(Listing):
         return names
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
-        """Return image files at any depth by class, then by name; ValueError for a class folder without images."""
+        """Return image files at any depth by class, then by name.
+
+        Raises:
+          ValueError: a class folder has no images.
+        """
         path = self._below(split)
         files = list[str]()
         sizes = list[int]()
         present = {*_subfolders(path)}
         others = collections.Counter[str]()
         for name in class_names:
-            images = images_in(os.path.join(path, name), others) if name in present else []
-            files += [os.path.relpath(file, path) for file in images]
+            images = list[str]()
+            if name in present:
+                images = images_in(os.path.join(path, name), others)
+            for file in images:
+                files.append(os.path.relpath(file, path))
             sizes.append(len(images))
+
         if others:
             warn_once(f"{path}: {' '.join(describe_skipped(others))}")
         labels = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
         return FileSource(files, class_names, labels, root=str(path))
 
     def _below(self, split: str | None) -> Path:
-        return self.path if split is None else self.path / split
+        if split is None:
+            return self.path
+        return self.path / split
 
 
 def folder_of(data: str) -> Path | None:
     """Return the path in "folder:PATH"; None for other data."""
     kind, _, name = data.partition(":")
-    return Path(os.path.expanduser(name)) if kind == "folder" and name else None
+    if kind != "folder" or not name:
+        return None
+    return Path(os.path.expanduser(name))
 
 
 def description_of(folder: Path) -> Description | None:
-    """Return how a copy was prepared, or the copy that a split's folder is part of; None for other folders.
+    """Return how a copy was prepared; None for other folders.
+
+    The folder of a split is described as the copy that it is part of.
 
     Raises:
       ValueError: the file that states it is damaged.
     """
     for place in (folder, folder.parent):
-        if (file := place / DESCRIPTION).is_file():
-            stated = read_json(file, MAX_DESCRIPTION_BYTES)
-            kinds = {"short_side": int, "quality": int, "complete": bool, "source": str}
-            stated = {"complete": True, "source": ""} | stated if isinstance(stated, dict) else {}
-            if not all(type(stated.get(name)) is kind for name, kind in kinds.items()):
-                raise ValueError(
-                    f"{file}: must state short_side and quality as JSON. Prepare the folder again."
-                )
-            return cast(Description, stated | {"folder": str(place)})
+        file = place / DESCRIPTION
+        if file.is_file():
+            return _read_description(file)
     return None
 
 
+def _read_description(file: Path) -> Description:
+    stated = read_json(file, MAX_DESCRIPTION_BYTES)
+    if not isinstance(stated, dict):
+        stated = {}
+    stated = {"complete": True, "source": ""} | stated
+    for name, kind in _DESCRIPTION_KINDS.items():
+        if type(stated.get(name)) is not kind:
+            raise ValueError(
+                f"{file}: must state short_side and quality as JSON. Prepare the folder again.",
+            )
+    return cast(Description, stated | {"folder": str(file.parent)})
+
+
 def _reject_splits(path: Path, class_names: Sequence[str]) -> None:
-    """Reject folders named like splits that hold the same folders and no images: they are splits, not classes."""
-    inside = [_subfolders(path / name) for name in class_names if _holds_folders(path / name)]
-    is_like_splits = any(
-        word in name.lower() for name in class_names for word in ("train", "test", "val")
-    )
-    if (
-        not is_like_splits
-        or len(inside) < len(class_names)
-        or any(names != inside[0] for names in inside)
-    ):
+    """Reject folders that are splits and not classes.
+
+    They are named like splits, and all hold the same folders and no images.
+    """
+    if not any(map(_is_like_split, class_names)):
         return
-    train = next((name for name in class_names if "train" in name.lower()), class_names[0])
-    test = next(name for name in class_names if name != train)
+    inside = []
+    for name in class_names:
+        if not _holds_folders(path / name):
+            return
+        inside.append(_subfolders(path / name))
+    if any(names != inside[0] for names in inside):
+        return
+
+    train = class_names[0]
+    for name in reversed(class_names):
+        if "train" in name.lower():
+            train = name
+    test = class_names[0]
+    if test == train:
+        test = class_names[1]
     raise ValueError(
-        f"The folders {few(class_names, repr)} of {str(path)!r} look like splits and not like classes: all hold the "
-        f"folders {few(inside[0], repr)} and no images. Set config.input.train_split={train} and "
-        f"config.input.test_split={test} (for evaluate --split={test}), or put images of classes directly into them."
+        f"The folders {few(class_names, repr)} of {str(path)!r} look like splits and not like "
+        f"classes: all hold the folders {few(inside[0], repr)} and no images. "
+        f"Set config.input.train_split={train} and config.input.test_split={test} "
+        f"(for evaluate --split={test}), or put images of classes directly into them.",
     )
+
+
+def _is_like_split(name: str) -> bool:
+    """Return True if a name contains train, test or val."""
+    lower = name.lower()
+    return "train" in lower or "test" in lower or "val" in lower
 
 
 def _holds_folders(path: Path) -> bool:
@@ -142,13 +186,16 @@ def _holds_folders(path: Path) -> bool:
 
 def _subfolders(path: Path) -> list[str]:
     """Return the names of the folders directly inside, sorted, without hidden ones."""
-    return [entry.name for entry in contents_of(path)[0]]
+    folders, _ = contents_of(path)
+    return [entry.name for entry in folders]
 
 
 def describe_copy(data: str) -> str:
     """Return words on the prepared copy that the data of a run are; empty for other data."""
     folder = folder_of(data)
-    copy = description_of(folder) if folder else None
-    if not copy:
+    if folder is None:
+        return ""
+    copy = description_of(folder)
+    if copy is None:
         return ""
     return f", prepared with short side {copy['short_side']} and JPEG quality {copy['quality']}"

@@ -61,7 +61,9 @@ DECODED = (
     Decoded("GIF", "first image; transparent pixels show their colour of the palette", ""),
     Decoded("BMP", "1 to 32 bits, masks", "masks with gaps"),
     Decoded(
-        "PBM, PGM, PPM, PAM", "text or binary, 1 to 16 bits", "PAM of 5 or more bands, or CMYK"
+        "PBM, PGM, PPM, PAM",
+        "text or binary, 1 to 16 bits",
+        "PAM of 5 or more bands, or CMYK",
     ),
     Decoded(
         "Sun raster",
@@ -124,7 +126,7 @@ def images_in(folder: str, others: collections.Counter[str] | None = None) -> li
     if not paths:
         hint = " ".join([*describe_skipped(skipped), "Add images or remove the folder."])
         raise ValueError(
-            f"Folder {folder!r} has no images (files named {' '.join(EXTENSIONS)}). {hint}"
+            f"Folder {folder!r} has no images (files named {' '.join(EXTENSIONS)}). {hint}",
         )
     if others is not None:
         others += skipped
@@ -142,7 +144,7 @@ def describe_skipped(others: collections.Counter[str]) -> list[str]:
         count = -sum(number for number, _ in rest)
         are = "file that is not an image is" if count == 1 else "files that are not images are"
         lines.append(
-            f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}."
+            f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}.",
         )
     return lines
 
@@ -231,11 +233,12 @@ def list_images(arguments: Sequence[str]) -> list[str]:
         ):
             folder, name = os.path.split(path)
             paths.setdefault(
-                os.path.join(os.path.realpath(folder), name), path
+                os.path.join(os.path.realpath(folder), name),
+                path,
             )  # equal for two ways to write one path
     if not paths:
         raise ValueError(
-            "No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names."
+            "No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.",
         )
     return list(paths.values())
 
@@ -246,7 +249,7 @@ def _names_on_input() -> Iterator[str]:
             yield from (os.fsdecode(name) for name in line.splitlines() if name)
     except ValueError as error:
         raise ValueError(
-            f"- (names on standard input): {error}. Give one name of a file a line."
+            f"- (names on standard input): {error}. Give one name of a file a line.",
         ) from None
 
 
@@ -310,7 +313,7 @@ def _readable(folder: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ValueError(
-            f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it."
+            f"Folder {str(folder)!r} cannot be read ({error.strerror}). Allow it, or move it.",
         ) from error
 
 

@@ -11,7 +11,10 @@ class MemorySource(Source):
     """A source over arrays, for tests and for small or generated data."""
 
     def __init__(
-        self, images: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        class_names: tuple[str, ...],
     ) -> None:
         """Take images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,) or of 0 and 1 (N, K).
 
@@ -20,17 +23,18 @@ class MemorySource(Source):
         """
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
             raise ValueError(
-                f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1)."
+                f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1).",
             )
         self.images = images
         self.labels = labels
         self.class_names = tuple(class_names)
         self.is_multilabel = labels.ndim == 2
         if labels.shape != (len(images), *self.label_shape) or not np.issubdtype(
-            labels.dtype, np.integer
+            labels.dtype,
+            np.integer,
         ):
             raise ValueError(
-                f"Labels are {labels.dtype} {labels.shape}; give one integer for each image."
+                f"Labels are {labels.dtype} {labels.shape}; give one integer for each image.",
             )
         checked_labels(self)
 

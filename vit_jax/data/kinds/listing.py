@@ -47,7 +47,11 @@ class FileSource(ListedSource):
     """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
 
     def __init__(
-        self, paths: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray, root: str
+        self,
+        paths: Sequence[str],
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
+        root: str,
     ) -> None:
         """Take paths below `root`, which need not be readable, or absolute ones."""
         self.class_names = class_names
@@ -159,12 +163,18 @@ def open_listing(
         source = _open_split(listing, whole, named, is_classified=is_classified)
     else:
         source = _open_flat(
-            listing, whole, named, seed, held_then or {}, is_classified=is_classified
+            listing,
+            whole,
+            named,
+            seed,
+            held_then or {},
+            is_classified=is_classified,
         )
     listed = innermost(source)
     assert isinstance(listed, ListedSource)
     for line in listed.survey(
-        config.value_range, range_option
+        config.value_range,
+        range_option,
     ):  # all of a list without splits, for one warning
         warn_once(f"{listing.path}: {line}")
     return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
@@ -181,7 +191,7 @@ def part_of_split(split: str) -> tuple[str, float, float]:
         if 0 <= low < high <= 1:
             return match["split"], low, high
     raise ValueError(
-        f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'."
+        f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'.",
     )
 
 
@@ -193,14 +203,21 @@ def whole_splits(config: InputConfig) -> InputConfig:
 
 
 def _open_split(
-    listing: Listing, split: str, config: InputConfig, *, is_classified: bool
+    listing: Listing,
+    split: str,
+    config: InputConfig,
+    *,
+    is_classified: bool,
 ) -> Source:
     splits = listing.splits(config.train_split, config.test_split, split)
     listing.require_splits(config.train_split, config.test_split, split)
     split = _present(str(listing.path), split, splits)
     if not is_classified:
         _require_split(
-            listing, split, splits, f"Name one of them as the split, such as {splits[0]!r}."
+            listing,
+            split,
+            splits,
+            f"Name one of them as the split, such as {splits[0]!r}.",
         )
         return listing.read(split, _all_class_names(listing, split, config.train_split, splits))
 
@@ -217,7 +234,7 @@ def _open_split(
     if extra := sorted({*present} - {*class_names}):
         raise ValueError(
             f"{listing.place(split)} has classes that {train_split!r} does not have: {few(extra)}. "
-            "Every class needs training images: add them, or remove these images."
+            "Every class needs training images: add them, or remove these images.",
         )
     return listing.read(split, class_names)
 
@@ -227,12 +244,15 @@ def _require_split(listing: Listing, name: str, splits: Sequence[str], advice: s
     if name not in splits:
         near = did_you_mean(name, splits)
         raise ValueError(
-            f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}"
+            f"{listing.place(None)} has no split {name!r}; it has {splits}.{near} {advice}",
         )
 
 
 def _all_class_names(
-    listing: Listing, split: str, train_split: str, splits: Sequence[str]
+    listing: Listing,
+    split: str,
+    train_split: str,
+    splits: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the classes of the training split, if there is one, and behind them those that only the split has."""
     same = next((names for names in _MEANINGS if train_split in names), ())
@@ -266,7 +286,7 @@ def _open_flat(
     if split not in names or len(set(names)) < len(names):
         raise ValueError(
             f"Split {split!r} of {unsplit}; allowed are config.input.train_split, "
-            f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ."
+            f"config.input.test_split and {WHOLE!r} (every image), here {names}, which must differ.",
         )
     fewest = 2 if is_classified else 1
     everything = listing.read(None, _class_names(listing, None, fewest))
@@ -279,11 +299,13 @@ def _open_flat(
         value = f"config.input.holdout_fraction={config.holdout_fraction}"
         raise ValueError(f"{value}: must be between 0 and 1 for {unsplit}.")
     sizes = zip(
-        everything.class_names, class_sizes(everything.labels, everything.num_classes), strict=True
+        everything.class_names,
+        class_sizes(everything.labels, everything.num_classes),
+        strict=True,
     )
     if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
         raise ValueError(
-            f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits."
+            f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits.",
         )
     rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
     return held_out if split == config.test_split else rest
@@ -297,7 +319,7 @@ def _class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[
         number = "one class" if fewest == 1 else "two classes"
         raise ValueError(
             f"{listing.place(split)}: must have images of at least {number}, and has {present}. "
-            f"Its {listing.classes_are} are the classes."
+            f"Its {listing.classes_are} are the classes.",
         )
     _require_distinct(listing, names)
     return names
@@ -315,7 +337,7 @@ def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
             )
             names = f"{other!r} and {name!r} of {listing.place(None)}"
             raise ValueError(
-                f"The classes {names} differ only in {difference}. Give their images one name."
+                f"The classes {names} differ only in {difference}. Give their images one name.",
             )
 
 

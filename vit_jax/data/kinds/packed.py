@@ -36,12 +36,12 @@ def read_class_names(path: str) -> tuple[str, ...]:
     """
     try:
         text = io.StringIO(
-            read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip()
+            read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip(),
         )
         names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{path}: must be a text file with one name of a class a line: {error}."
+            f"{path}: must be a text file with one name of a class a line: {error}.",
         ) from error
     require_distinct_names(path, names)
     return names
@@ -52,11 +52,11 @@ def require_distinct_names(place: str, names: Sequence[str]) -> None:
     repeated = [name for name, count in collections.Counter(names).items() if not name or count > 1]
     if repeated:
         raise ValueError(
-            f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name."
+            f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.",
         )
     if len(names) > MAX_CLASSES:
         raise ValueError(
-            f"{place}: has {len(names):,} classes; at most {MAX_CLASSES:,} are allowed."
+            f"{place}: has {len(names):,} classes; at most {MAX_CLASSES:,} are allowed.",
         )
 
 
@@ -99,7 +99,10 @@ class PackedSource(ListedSource):
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         indices = {self.name_of(index): index for index in self.surveyed()}
         return survey(
-            indices, value_range, option, lambda name: io.BytesIO(self.image_of(indices[name]))
+            indices,
+            value_range,
+            option,
+            lambda name: io.BytesIO(self.image_of(indices[name])),
         )
 
     def name_of(self, index: int) -> str:
@@ -137,7 +140,10 @@ class Packed(Listing):
         raise NotImplementedError
 
     def records(
-        self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray
+        self,
+        files: Sequence[str],
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
     ) -> PackedSource:
         """Return the records of the files with labels int32 (N,)."""
         raise NotImplementedError
@@ -176,7 +182,7 @@ class Packed(Listing):
         ]:
             raise ValueError(
                 f"{self.place(None)}: other files name a split, and {len(others):,} do not: {few(others)}. Rename "
-                "them, or give a pattern without them."
+                "them, or give a pattern without them.",
             )
 
     def classes(self, split: str | None) -> list[str]:
@@ -190,7 +196,7 @@ class Packed(Listing):
             return names
         if (highest := int(labels.max(initial=-1))) >= MAX_CLASSES:
             raise ValueError(
-                f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}."
+                f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}.",
             )
         return [str(number) for number in range(highest + 1)]
 
@@ -208,7 +214,7 @@ class Packed(Listing):
         if unknown:
             raise ValueError(
                 f"{self.place(split)}: labels are not among the {len(class_names):,} classes ({few(class_names)}): "
-                f"{few([*map(str, unknown)])}. Give each a name; numbers are those of names, from 0."
+                f"{few([*map(str, unknown)])}. Give each a name; numbers are those of names, from 0.",
             )
         source = self.records(files, class_names, labels.astype(np.int32))
         checked_labels(source)
@@ -259,7 +265,8 @@ class Packed(Listing):
 def _split_of(file: str, word: re.Pattern[str]) -> str:
     """Return the split in the name of a file or of the nearest folder that has one; "" without."""
     return next(
-        (match[0] for name in reversed(Path(file).parts) if (match := word.search(name))), ""
+        (match[0] for name in reversed(Path(file).parts) if (match := word.search(name))),
+        "",
     )
 
 
@@ -278,7 +285,7 @@ def _expanded(pattern: str) -> set[str]:
             paths |= {*glob.glob(one)} if glob.has_magic(one) else {one}
         if len(waiting) + len(paths) > MOST_FILES:
             raise ValueError(
-                f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder."
+                f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.",
             )
     return paths
 
@@ -291,6 +298,6 @@ def _choices(braces: str) -> list[str]:
     last = int(numbers[2])
     if not first <= last < first + MOST_FILES:
         raise ValueError(
-            f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first."
+            f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.",
         )
     return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]

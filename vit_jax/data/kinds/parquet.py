@@ -95,7 +95,9 @@ class _Groups:
         return images.result()
 
     def _read(
-        self, key: tuple[_File, int, str], images: concurrent.futures.Future[list[bytes | None]]
+        self,
+        key: tuple[_File, int, str],
+        images: concurrent.futures.Future[list[bytes | None]],
     ) -> None:
         try:
             content = _read_group(*key)
@@ -148,7 +150,7 @@ def _explain_damage(file: str, part: str) -> Iterator[None]:
     except _DAMAGE as error:
         reason = printable(first_line(error)).rstrip(".")
         raise ValueError(
-            f"{file}: {part} cannot be read ({reason}). Copy the file again, or write it anew."
+            f"{file}: {part} cannot be read ({reason}). Copy the file again, or write it anew.",
         ) from error
 
 
@@ -176,7 +178,7 @@ def _describe(file: _File) -> _Description:
     except _DAMAGE as error:
         reason = printable(first_line(error)).rstrip(".")
         raise ValueError(
-            f"{file.path}: it is no complete parquet file ({reason}). Copy it again."
+            f"{file.path}: it is no complete parquet file ({reason}). Copy it again.",
         ) from error
     return _Description(metadata, layout)
 
@@ -186,7 +188,7 @@ def _chunk(file: _File, group: int, column: str) -> Chunk:
     chunks = _describe(file).layout.groups[group].chunks
     if column not in chunks:
         raise ValueError(
-            f"{file.path}: row group {group} has no column {column!r}. Copy the file again."
+            f"{file.path}: row group {group} has no column {column!r}. Copy the file again.",
         )
     return chunks[column]
 
@@ -203,11 +205,16 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
     images = list[bytes | None]()
     num_bytes = 0
     with pq.ParquetFile(
-        _readable(file.path), metadata=metadata, page_checksum_verification=True
+        _readable(file.path),
+        metadata=metadata,
+        page_checksum_verification=True,
     ) as opened:
         # One by one: a page may hold one image that many rows repeat.
         for batch in opened.iter_batches(
-            1, row_groups=[group], columns=[column], use_threads=False
+            1,
+            row_groups=[group],
+            columns=[column],
+            use_threads=False,
         ):
             array = batch.column(0)
             image = (array.field(0) if pa.types.is_struct(array.type) else array)[0].as_py()
@@ -249,7 +256,7 @@ class ParquetSource(PackedSource):
         super().__init__(files, [*map(sum, rows)], class_names, labels, root)
         if len(labels) != self._firsts[-1]:
             raise ValueError(
-                f"{few(files)}: {len(labels):,} labels are of {self._firsts[-1]:,} rows. Copy them again."
+                f"{few(files)}: {len(labels):,} labels are of {self._firsts[-1]:,} rows. Copy them again.",
             )
         self._first_rows = [np.cumsum([0, *groups]) for groups in rows]  # of each group of a file
 
@@ -265,13 +272,13 @@ class ParquetSource(PackedSource):
             raise
         except _DAMAGE as error:
             raise UnreadableImage(
-                f"{place} cannot be read ({printable(first_line(error))})"
+                f"{place} cannot be read ({printable(first_line(error))})",
             ) from error
         image = images[row - int(first_rows[group])]
         if image is None:
             name = printable(file.path)
             raise UnreadableImage(
-                f"Row {row} of column {self._column!r} of {name} holds no bytes of an image"
+                f"Row {row} of column {self._column!r} of {name} holds no bytes of an image",
             )
         return image
 
@@ -303,7 +310,7 @@ class Parquet(Packed):
                 if value != first[name]:
                     raise ValueError(
                         f"{file} and {self.files[0]} differ in their {name}: {few(value or (), repr)} and "
-                        f"{few(first[name] or (), repr)}. Give files of one dataset."
+                        f"{few(first[name] or (), repr)}. Give files of one dataset.",
                     )
 
     @property
@@ -314,7 +321,7 @@ class Parquet(Packed):
             return None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise ValueError(
-                f"{self.files[0]}: the names of classes in its metadata are no list of texts."
+                f"{self.files[0]}: the names of classes in its metadata are no list of texts.",
             )
         require_distinct_names(f"{self.files[0]}, metadata of column {self._label_column!r}", names)
         return tuple(names)
@@ -323,7 +330,10 @@ class Parquet(Packed):
         return np.concatenate([_read_labels(_now(file), self._label_column) for file in files])
 
     def records(
-        self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray
+        self,
+        files: Sequence[str],
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
     ) -> ParquetSource:
         self._require_small_groups(files)
         self._require_bytes(files, len(labels))
@@ -337,7 +347,7 @@ class Parquet(Packed):
                     raise ValueError(
                         f"{file.path}: row group {group} holds {size / 2**30:.1f} GiB of images, which are read "
                         "together. Write the file with smaller groups: pyarrow.parquet.write_table(…, "
-                        "row_group_size=100)."
+                        "row_group_size=100).",
                     )
 
     def _require_bytes(self, files: Sequence[str], num_rows: int) -> None:
@@ -351,10 +361,10 @@ class Parquet(Packed):
         if num_missing >= num_rows:
             raise ValueError(
                 f"{without}: {column} holds no bytes in all {num_rows:,} rows. Store the files of the images in it, or "
-                "list their paths in a table: csv:FILE."
+                "list their paths in a table: csv:FILE.",
             )
         warn_once(
-            f"{without}: {column} holds no bytes in {num_missing:,} of {num_rows:,} rows, which are unreadable."
+            f"{without}: {column} holds no bytes in {num_missing:,} of {num_rows:,} rows, which are unreadable.",
         )
 
     @functools.cached_property
@@ -377,7 +387,7 @@ class Parquet(Packed):
             }
         except (ValueError, AttributeError) as error:
             raise ValueError(
-                f"{self.files[0]}: its metadata 'huggingface' are damaged ({error})."
+                f"{self.files[0]}: its metadata 'huggingface' are damaged ({error}).",
             ) from error
 
     @functools.cached_property
@@ -400,7 +410,7 @@ class Parquet(Packed):
                 return self._require_one_column(name)
         raise ValueError(
             f"{self.files[0]} has no column of images, with their bytes; it has {few(self._described())}. Name it "
-            "'image', a struct with the field 'bytes'."
+            "'image', a struct with the field 'bytes'.",
         )
 
     @functools.cached_property
@@ -414,7 +424,7 @@ class Parquet(Packed):
                 return self._require_one_column(name)
         raise ValueError(
             f"{self.files[0]} has no column of labels {few(wanted, repr)}, integers or text; it has "
-            f"{few(self._described())}. Name it: parquet:PATH#COLUMN."
+            f"{few(self._described())}. Name it: parquet:PATH#COLUMN.",
         )
 
     def _field(self, name: str) -> pa.Field:
@@ -422,7 +432,7 @@ class Parquet(Packed):
         indices = self._schema.get_all_field_indices(name)
         if len(indices) > 1:
             raise ValueError(
-                f"{self.files[0]}: {len(indices)} columns have the name {name!r}. Rename the others."
+                f"{self.files[0]}: {len(indices)} columns have the name {name!r}. Rename the others.",
             )
         return self._schema.field(indices[0])
 
@@ -430,7 +440,7 @@ class Parquet(Packed):
         """Return a path; ValueError if it is of several columns, as "a.b" of a column "a.b" and of a field of "a"."""
         if path in _describe(_now(self.files[0])).layout.repeated:
             raise ValueError(
-                f"{self.files[0]}: several columns have the path {path!r}. Rename the others."
+                f"{self.files[0]}: several columns have the path {path!r}. Rename the others.",
             )
         return path
 
@@ -486,7 +496,10 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
             # As a dictionary, a text that many rows repeat is read once.
             source = _readable(file.path)
             opened = pq.ParquetFile(
-                source, metadata=metadata, read_dictionary=[column], page_checksum_verification=True
+                source,
+                metadata=metadata,
+                read_dictionary=[column],
+                page_checksum_verification=True,
             )
             stack.enter_context(opened)
             batches = opened.iter_batches(_LABELS_AT_ONCE, columns=[column], use_threads=False)
@@ -498,10 +511,10 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
                 break
             if array.null_count:
                 row = first_row + int(
-                    np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]
+                    np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0],
                 )
                 raise ValueError(
-                    f"{file.path}: row {row:,} has no label in {place}. Remove such rows."
+                    f"{file.path}: row {row:,} has no label in {place}. Remove such rows.",
                 )
             found.append(_labels_of(file.path, place, array, first_row))
             first_row += len(array)
@@ -522,7 +535,7 @@ def _labels_of(file: str, place: str, array: pa.Array, first_row: int) -> np.nda
         row = int(wrong[0])
         raise ValueError(
             f"{file}: row {first_row + row:,} has the label {numbers[row]} in {place}, and class numbers are 0 to "
-            f"{MAX_CLASSES - 1:,}. Choose a split with labels, or correct them."
+            f"{MAX_CLASSES - 1:,}. Choose a split with labels, or correct them.",
         )
     return numbers.astype(np.int64)
 
@@ -540,7 +553,7 @@ def _text_labels(file: str, place: str, array: pa.DictionaryArray, first_row: in
         row = first_row + int(first_rows[number])
         raise ValueError(
             f"{file}: row {row:,} has a label of {num_bytes[number]:,} bytes in {place}. Labels have 1 to "
-            f"{MAX_NAME_BYTES:,} bytes: correct it, or name another column: parquet:PATH#COLUMN."
+            f"{MAX_NAME_BYTES:,} bytes: correct it, or name another column: parquet:PATH#COLUMN.",
         )
     texts = np.empty(len(used), object)
     with _explain_damage(file, place):

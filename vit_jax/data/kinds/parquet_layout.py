@@ -75,7 +75,7 @@ def read_layout(file: str) -> Layout:
         end = opened.read(_END_BYTES)
         if num_bytes < len(_MAGIC) + _END_BYTES or end[4:] != _MAGIC:
             raise LayoutError(
-                "it does not end as parquet files do: it is cut off or of another kind"
+                "it does not end as parquet files do: it is cut off or of another kind",
             )
         footer_bytes = int.from_bytes(end[:4], "little")
         place = num_bytes - _END_BYTES - footer_bytes

@@ -80,14 +80,14 @@ def parse_selection(text: str) -> Selection:
     suffixes = tuple(part[1:].lower() for part in parts if part.startswith("."))
     if len(keys) > 1:
         raise ValueError(
-            f"#{text}: must have one key of .json, and has {few(keys, repr)}. Write wds:PATH#KEY#.SUFFIX."
+            f"#{text}: must have one key of .json, and has {few(keys, repr)}. Write wds:PATH#KEY#.SUFFIX.",
         )
     labels = [
         f".{suffix}" for suffix in suffixes if extension(f"x.{suffix}") in ("", *LABEL_EXTENSIONS)
     ]
     if labels:
         raise ValueError(
-            f"#{text}: {few(labels)} is no suffix of images. Write one such as wds:PATH#.seg.png."
+            f"#{text}: {few(labels)} is no suffix of images. Write one such as wds:PATH#.seg.png.",
         )
     return Selection("".join(keys), suffixes)
 
@@ -206,7 +206,8 @@ def _load(place: Path, file: str, about: dict[str, Any]) -> Index | None:
     if hashlib.sha256(content).hexdigest().encode() != digest:
         name = printable(str(place))
         logging.getLogger(__name__).warning(
-            "%s does not have the recorded SHA-256 and is made again.", name
+            "%s does not have the recorded SHA-256 and is made again.",
+            name,
         )
         return None
     try:
@@ -244,7 +245,7 @@ def _parse_notes(stated: dict[str, Any]) -> Notes:
 def _are_inside(rows: np.ndarray, num_bytes: int) -> bool:
     ends = rows["offset"] + rows["size"]
     return bool(
-        (rows["offset"] >= 0).all() and (rows["size"] >= 0).all() and (ends <= num_bytes).all()
+        (rows["offset"] >= 0).all() and (rows["size"] >= 0).all() and (ends <= num_bytes).all(),
     )
 
 
@@ -259,7 +260,7 @@ def _digest_ranges(opened: io.BufferedReader, ranges: Iterable[tuple[int, int]])
 def _row_type(name: int, label: int) -> np.dtype:
     """Return the columns of an index: for each image the name of its member, offset, size, and label."""
     return np.dtype(
-        [("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")]
+        [("name", f"S{name:d}"), ("offset", "<i8"), ("size", "<i8"), ("label", f"S{label:d}")],
     )
 
 
@@ -365,7 +366,7 @@ def _group_members(stream: Stream, selection: Selection) -> dict[str, _Group]:
             problem = problem or f"has {member.size:,} bytes"
         if problem:
             raise TarError(
-                f"{stream.name}: member {printable(member.name)!r} {problem}. Repair the shard."
+                f"{stream.name}: member {printable(member.name)!r} {problem}. Repair the shard.",
             )
         group = groups.setdefault(sample_key(member.name), _Group())
         if is_label:
@@ -421,12 +422,17 @@ def _choose_all(groups: Collection[_Group], selection: Selection) -> tuple[list[
     with_several = [f".{suffix}" for suffix in read] if num_several else []
     passed = [f".{suffix}" for suffix in skipped]
     return chosen, Notes(
-        num_several, tuple(with_several[:10]), tuple(passed[:10]), len(without), tuple(without[:10])
+        num_several,
+        tuple(with_several[:10]),
+        tuple(passed[:10]),
+        len(without),
+        tuple(without[:10]),
     )
 
 
 def _choose_image(
-    images: Sequence[_Part], suffixes: Sequence[str]
+    images: Sequence[_Part],
+    suffixes: Sequence[str],
 ) -> tuple[_Part | None, list[_Part]]:
     """Return the image of a sample to read, and the others."""
     if suffixes:
@@ -447,7 +453,7 @@ def _choose_label(labels: Sequence[_Part], kinds: Sequence[str], image: _Part, k
     if len(plain) > 1:
         names = few([label.name for label in plain])
         raise ValueError(
-            f"{image.name!r} has several labels: {names}; names are equal up to the first dot"
+            f"{image.name!r} has several labels: {names}; names are equal up to the first dot",
         )
     if plain[0].problem:
         hint = f" under the key {key!r}" if key else "; name the key of .json: wds:PATH#KEY"
@@ -456,7 +462,10 @@ def _choose_label(labels: Sequence[_Part], kinds: Sequence[str], image: _Part, k
 
 
 def _require_labels(
-    chosen: Sequence[_Chosen], bare: Sequence[str], kinds: Sequence[str], selection: Selection
+    chosen: Sequence[_Chosen],
+    bare: Sequence[str],
+    kinds: Sequence[str],
+    selection: Selection,
 ) -> None:
     if bare:
         extensions = " or ".join(f".{kind}" for kind in kinds)
@@ -482,7 +491,7 @@ def _require_one_order(read: dict[str, str], skipped: dict[str, str]) -> None:
         suffix = both[0]
         raise ValueError(
             f"{read[suffix]!r} is the only image of its sample, but {skipped[suffix]!r} is not the first one of its "
-            f"sample. Name the suffixes to read, in their order: wds:PATH#.{suffix}"
+            f"sample. Name the suffixes to read, in their order: wds:PATH#.{suffix}",
         )
 
 
@@ -495,7 +504,7 @@ def describe_notes(notes: Sequence[Notes]) -> list[str]:
         skipped = sorted({suffix for one in notes for suffix in one.skipped})
         lines.append(
             f"{num_several:,} samples have several images: the first of {few(read)} is read, and {few(skipped)} are "
-            f"skipped. To read others: wds:PATH#{skipped[0]}."
+            f"skipped. To read others: wds:PATH#{skipped[0]}.",
         )
     num_without = sum(one.num_without for one in notes)
     if num_without:

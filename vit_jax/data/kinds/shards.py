@@ -12,7 +12,12 @@ from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.image_files import MAX_IMAGE_BYTES
 from vit_jax.data.kinds.listing import warn_once
 from vit_jax.data.kinds.packed import Packed, PackedSource, read_class_names
-from vit_jax.data.kinds.shard_index import Index, describe_notes, find_index, parse_selection
+from vit_jax.data.kinds.shard_index import (
+    Index,
+    describe_notes,
+    find_index,
+    parse_selection,
+)
 from vit_jax.data.records import few
 from vit_jax.data.workers import in_threads
 from vit_jax.storage.files import read_range
@@ -34,69 +39,102 @@ class ShardSource(PackedSource):
         labels: np.ndarray,
         root: str,
     ) -> None:
-        super().__init__(files, [*map(len, indices)], class_names, labels, root)
-        self._members, self._offsets, self._sizes = (
-            np.concatenate([index[column] for index in indices])
-            for column in ("name", "offset", "size")
-        )
+        sizes = [len(index) for index in indices]
+        super().__init__(files, sizes, class_names, labels, root)
+        self._members = _join_column(indices, "name")
+        self._offsets = _join_column(indices, "offset")
+        self._sizes = _join_column(indices, "size")
 
     def image_of(self, index: int) -> bytes:
-        (shard, _), offset, size = (
-            self._place_of(index),
-            int(self._offsets[index]),
-            int(self._sizes[index]),
-        )
+        shard, _ = self._place_of(index)
+        offset = int(self._offsets[index])
+        size = int(self._sizes[index])
         if not 0 <= size <= MAX_IMAGE_BYTES:
-            raise UnreadableImage(f"It has {size:,} bytes, and must have 0 to {MAX_IMAGE_BYTES:,}")
+            raise UnreadableImage(
+                f"It has {size:,} bytes, and must have 0 to {MAX_IMAGE_BYTES:,}",
+            )
+
         try:
             image = read_range(self.files[shard], offset, size)
         except NoAnswer:
             raise
         except (OSError, ValueError) as error:
             raise UnreadableImage(f"The shard cannot be read ({error})") from error
+
         if len(image) < size:
-            raise UnreadableImage(f"The shard ends after {len(image):,} of {size:,} bytes")
+            raise UnreadableImage(
+                f"The shard ends after {len(image):,} of {size:,} bytes",
+            )
         return image
 
     def key_of(self, index: int) -> bytes:
-        return b"%b/%b" % (self._names[self._place_of(index)[0]], bytes(self._members[index]))
+        shard, _ = self._place_of(index)
+        member = bytes(self._members[index])
+        return b"%b/%b" % (self._names[shard], member)
 
     def surveyed(self) -> Sequence[int]:
         suffixes = tuple(map(str.encode, SURVEYED))
-        return [
-            index
-            for index, name in enumerate(self._members.tolist())
-            if name.lower().endswith(suffixes)
-        ]
+        surveyed = []
+        for index, name in enumerate(self._members.tolist()):
+            if name.lower().endswith(suffixes):
+                surveyed.append(index)
+        return surveyed
+
+
+def _join_column(indices: list[np.ndarray], column: str) -> np.ndarray:
+    """Return a column of the indices of all shards."""
+    return np.concatenate([index[column] for index in indices])
 
 
 class Shards(Packed):
-    """Tar shards. Names of classes are in a file beside them, one a line from number 0, or there are none."""
+    """Tar shards.
+
+    Names of classes are in a file beside them, one a line from number 0, or there are none.
+    """
 
     kind = "wds"
     extension = ".tar"
 
     @functools.cached_property
     def names(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        paths = (os.path.join(self.root, name) for name in CLASS_NAMES)
-        return next((read_class_names(path) for path in paths if os.path.isfile(path)), None)
+        for name in CLASS_NAMES:
+            path = os.path.join(self.root, name)
+            if os.path.isfile(path):
+                return read_class_names(path)
+        return None
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
-        labels = np.concatenate([index.rows["label"] for index in self._indices(files)])
+        rows = [index.rows for index in self._indices(files)]
+        labels = _join_column(rows, "label")
         if all(map(_NUMBER.fullmatch, labels.tolist())):  # numpy would take "1_0" for a number too
             return labels.astype(np.int64)
+
         text = np.char.decode(labels, "utf-8")
-        names = np.unique(text).tolist() if self.names is None else []
-        if numbers := [name for name in names if name.lstrip("-").isdecimal()]:
-            others = few([name for name in names if name not in numbers])
-            raise ValueError(
-                f"{self.place(None)}: some labels are numbers ({few(numbers)}) and others are names ({others}). Use "
-                "one kind."
-            )
+        if self.names is None:
+            self._require_one_kind(np.unique(text).tolist())
         return text
 
+    def _require_one_kind(self, labels: Sequence[str]) -> None:
+        """Raise ValueError for numbers among labels that are names."""
+        numbers = list[str]()
+        names = list[str]()
+        for label in labels:
+            if label.lstrip("-").isdecimal():
+                numbers.append(label)
+            else:
+                names.append(label)
+
+        if numbers:
+            raise ValueError(
+                f"{self.place(None)}: some labels are numbers ({few(numbers)}) and others are "
+                f"names ({few(names)}). Use one kind.",
+            )
+
     def records(
-        self, files: Sequence[str], class_names: tuple[str, ...], labels: np.ndarray
+        self,
+        files: Sequence[str],
+        class_names: tuple[str, ...],
+        labels: np.ndarray,
     ) -> ShardSource:
         rows = [index.rows for index in self._indices(files)]
         return ShardSource(files, rows, class_names, labels, self.root)
@@ -106,8 +144,10 @@ class Shards(Packed):
         parse_selection(self.label)
 
     def _indices(self, files: Sequence[str]) -> list[Index]:
-        find = functools.partial(find_index, selection=parse_selection(self.label))
+        selection = parse_selection(self.label)
+        find = functools.partial(find_index, selection=selection)
         indices = list(in_threads(find, files, _THREADS))
-        for line in describe_notes([index.notes for index in indices]):
+        notes = [index.notes for index in indices]
+        for line in describe_notes(notes):
             warn_once(f"{self.place(None)}: {line}")
         return indices

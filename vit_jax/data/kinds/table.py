@@ -95,11 +95,11 @@ class Table(Listing):
     def require(self) -> None:
         if self.path.exists() and not self.exists():
             raise ValueError(
-                f"csv:{self.path}: must be a regular file. Write its lines to a file first."
+                f"csv:{self.path}: must be a regular file. Write its lines to a file first.",
             )
         if not self.exists():
             raise ValueError(
-                f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split."
+                f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split.",
             )
 
     def splits(self, *names: str) -> list[str]:
@@ -158,7 +158,11 @@ class Table(Listing):
         splits = self._read_column(header, lines, "split") if has_split else [""] * len(lines)
         rows = []
         for (line, _), image, labels, split in zip(
-            lines, images, labels_of_lines, splits, strict=True
+            lines,
+            images,
+            labels_of_lines,
+            splits,
+            strict=True,
         ):
             rows.append(Row(line, image and os.path.normpath(image), labels, split))
 
@@ -180,7 +184,7 @@ class Table(Listing):
             if len(cells) != len(header):
                 raise ValueError(
                     f"{str(self.path)!r}, line {line}: {len(cells)} cells under {len(header)} columns. Give each a "
-                    'cell, and put text with a separator in quotes: "a, b".'
+                    'cell, and put text with a separator in quotes: "a, b".',
                 )
 
     def _read_column(self, header: list[str], lines: list[_Line], name: str) -> list[str]:
@@ -196,7 +200,7 @@ class Table(Listing):
             raise ValueError(
                 f"{str(self.path)!r} has {count or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
                 f"It names the columns: image, label (or {LABELS}, with {BETWEEN!r} between; or a column of 0 and 1 "
-                "for each class), and perhaps split."
+                "for each class), and perhaps split.",
             )
         place = header.index(name)
         return [cells[place].strip() for _, cells in lines]
@@ -222,12 +226,12 @@ class Table(Listing):
         if self._separator:
             raise ValueError(
                 f"csv:{self.path}{self.suffix}: the column 'label' holds one label an image. "
-                f"Name the column {LABELS!r} for several, or remove {self.suffix!r}."
+                f"Name the column {LABELS!r} for several, or remove {self.suffix!r}.",
             )
         if num_joint * 2 > len(filled):
             raise ValueError(
                 f"csv:{self.path}: {num_joint:,} of {len(filled):,} cells of the column 'label' contain {BETWEEN!r}. "
-                f"Name the column {LABELS!r} for several labels an image, or write names without {BETWEEN!r}."
+                f"Name the column {LABELS!r} for several labels an image, or write names without {BETWEEN!r}.",
             )
 
     def _choose_separator(self, cells: Sequence[str]) -> str:
@@ -245,13 +249,13 @@ class Table(Listing):
         if in_brackets * 2 > total:
             raise ValueError(
                 f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are lists in brackets. "
-                f"Write the labels with {BETWEEN!r} between: {BETWEEN.join(('cat', 'outdoors'))}."
+                f"Write the labels with {BETWEEN!r} between: {BETWEEN.join(('cat', 'outdoors'))}.",
             )
         if self._separator:
             if self._separator not in LABEL_SEPARATORS:
                 raise ValueError(
                     f"csv:{self.path}{self.suffix}: {self._separator!r} is no separator of labels. "
-                    f"Name one of {', '.join(LABEL_SEPARATORS)}."
+                    f"Name one of {', '.join(LABEL_SEPARATORS)}.",
                 )
             return LABEL_SEPARATORS[self._separator]
         name = find_likely_separator(filled)
@@ -262,7 +266,7 @@ class Table(Listing):
             raise ValueError(
                 f"csv:{self.path}: {num_joint:,} of {total:,} cells of the column {LABELS!r} contain {separator!r} "
                 f"({printable(joint[0])!r}), and none {BETWEEN!r}, which separates labels. "
-                f"Write csv:{self.path}#{name} to separate them there, or #bar to keep each cell as one label."
+                f"Write csv:{self.path}#{name} to separate them there, or #bar to keep each cell as one label.",
             )
         return BETWEEN
 
@@ -284,7 +288,7 @@ class Table(Listing):
             raise ValueError(
                 f"csv:{self.path}: columns of 0 and 1 ({few(flags, repr)}) are classes of a multi-label table if all "
                 f"columns but image and split are; {few(others, repr)} hold other values. Remove them, or write the "
-                f"classes of each image into one column {LABELS!r}, with {BETWEEN!r} between."
+                f"classes of each image into one column {LABELS!r}, with {BETWEEN!r} between.",
             )
         wrong = [
             name for name, count in collections.Counter(flags).items() if count > 1 or not name
@@ -292,12 +296,12 @@ class Table(Listing):
         if wrong:
             raise ValueError(
                 f"csv:{self.path}: columns of 0 and 1 are classes, and {few(wrong, repr)} is empty or the name of "
-                "several. Give each its name."
+                "several. Give each its name.",
             )
         if self._separator:
             raise ValueError(
                 f"csv:{self.path}{self.suffix}: there is no column {LABELS!r} with labels to separate, "
-                f"and columns of 0 and 1 need none. Remove {self.suffix!r}."
+                f"and columns of 0 and 1 need none. Remove {self.suffix!r}.",
             )
         return True
 

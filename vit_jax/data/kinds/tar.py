@@ -14,7 +14,7 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from vit_jax.data.kinds.image_files import MAX_NAME_BYTES
 from vit_jax.data.records import MAX_CLASSES
@@ -37,8 +37,11 @@ _GZIP = b"\x1f\x8b"
 _MOST_RATIO = 100
 _FREE_BYTES = 2**28  # images hardly become smaller; gzip reaches 1,032
 _OF_NEXT_MEMBER = (  # headers with its long name or extended attributes
-    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
-    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
 )
 _PAX = re.compile(rb"(\d{1,7}) ([^=]{1,1000})=")
 _JSON_LABELS = ("class_id", "wnid", "synset", "class", "label")
@@ -48,7 +51,7 @@ T = TypeVar("T")
 
 
 class TarError(ValueError):
-    """An archive is damaged, cut off, or larger than its compressed size allows; the message says where."""
+    """An archive is damaged, cut off, or larger than its compressed size allows."""
 
 
 class _Readable(Protocol):
@@ -80,7 +83,9 @@ class Stream:
     @property
     def num_bytes(self) -> int:
         """Bytes of the stored file that were read."""
-        return self._compressed.count if self._compressed else self.place
+        if self._compressed is None:
+            return self.place
+        return self._compressed.count
 
     def read(self, size: int) -> bytes:
         """Return exactly this number of bytes.
@@ -95,7 +100,9 @@ class Stream:
 
     def read_rest(self, most: int) -> bytes:
         """Return the rest, at most `most` bytes."""
-        most = most if self._size is None else min(most, self._size - self.place)
+        if self._size is not None:
+            most = min(most, self._size - self.place)
+
         content = b""
         block = b"\0"
         while len(content) < most and block:
@@ -103,14 +110,23 @@ class Stream:
                 block = self._file.read(most - len(content))
             except (EOFError, OSError, zlib.error) as error:
                 raise TarError(
-                    f"{self.name}: cannot be read after byte {self.place:,} ({error})."
+                    f"{self.name}: cannot be read after byte {self.place:,} ({error}).",
                 ) from error
             content = content + block if content else block
             self.place += len(block)
-            if self._compressed and self.place > self._compressed.count * _MOST_RATIO + _FREE_BYTES:
-                ratio = f"{self._compressed.count:,} compressed bytes give more than {self.place:,}"
-                raise TarError(f"{self.name}: {ratio}, which images never do. Check its origin.")
+            self._require_plausible_size()
         return content
+
+    def _require_plausible_size(self) -> None:
+        """Raise TarError for more bytes than images can give when they are decompressed."""
+        if self._compressed is None:
+            return
+        compressed_bytes = self._compressed.count
+        if self.place > compressed_bytes * _MOST_RATIO + _FREE_BYTES:
+            raise TarError(
+                f"{self.name}: {compressed_bytes:,} compressed bytes give more than "
+                f"{self.place:,}, which images never do. Check its origin.",
+            )
 
     def skip(self, size: int) -> None:
         """Skip this number of bytes; raises as `read`."""
@@ -133,7 +149,8 @@ class Stream:
 
     def _cut_off(self) -> TarError:
         return TarError(
-            f"{self.name}: ends at byte {self.place:,} inside a member, without the end of an archive."
+            f"{self.name}: ends at byte {self.place:,} inside a member, "
+            "without the end of an archive.",
         )
 
 
@@ -158,17 +175,20 @@ def open_tar(path: str) -> Iterator[Stream]:
       ValueError: it is no regular file; a pipe is read as "-".
       OSError: the system refuses.
     """
-    name = "standard input" if path == STANDARD_INPUT else path
-    with (
-        contextlib.nullcontext(sys.stdin.buffer)
-        if path == STANDARD_INPUT
-        else open_regular(path) as file
-    ):
-        if file.peek(2)[:2] == _GZIP:  # type: ignore[union-attr]  # both are buffered
-            counter = _Counter(file)
-            yield Stream(gzip.GzipFile(fileobj=counter, mode="rb"), name, compressed=counter)  # type: ignore[call-overload]
-        else:
-            yield Stream(file, name, None if path == STANDARD_INPUT else size_of_file(file))
+    if path == STANDARD_INPUT:
+        yield _build_stream(sys.stdin.buffer, "standard input", None)
+        return
+    with open_regular(path) as file:
+        yield _build_stream(file, path, size_of_file(file))
+
+
+def _build_stream(file: Any, name: str, size: int | None) -> Stream:
+    """Return a buffered file as a stream, decompressed if it is compressed by gzip."""
+    if file.peek(2)[:2] != _GZIP:
+        return Stream(file, name, size)
+    counter = _Counter(file)
+    content = gzip.GzipFile(fileobj=counter, mode="rb")  # type: ignore[call-overload]
+    return Stream(content, name, compressed=counter)
 
 
 class Member(NamedTuple):
@@ -200,47 +220,77 @@ def members(stream: Stream) -> Iterator[Member]:
     """
     extended: dict[str, bytes] = {}
     while (header := _next_header(stream)) is not None:
-        at = stream.place - _BLOCK
         if header.type in _OF_NEXT_MEMBER:
-            content = stream.read(header.size)
-            stream.skip(-header.size % _BLOCK)
-            if header.type == tarfile.GNUTYPE_LONGNAME:
-                extended["path"] = content.partition(b"\0")[0]
-            elif header.type != tarfile.GNUTYPE_LONGLINK:
-                attributes = _attributes(content)
-                stated = (attributes or {}).get("size", b"0")
-                if attributes is None or not stated.isdigit() or len(stated) > 18:
-                    problem = (
-                        "is damaged" if attributes is None else "states a size that is no number"
-                    )
-                    raise TarError(f"{stream.name}: the extended header at byte {at:,} {problem}.")
-                extended |= attributes if header.type != tarfile.XGLTYPE else {}
+            extended |= _read_extended_header(stream, header)
             continue
+
         if not header.isdir():
-            name = (
-                extended["path"].decode("utf-8", "backslashreplace")
-                if "path" in extended
-                else header.name
-            )
-            has_content = header.isreg() or header.type not in tarfile.SUPPORTED_TYPES
-            size = int(extended.get("size", header.size)) if has_content else 0
             offset = stream.place
-            is_sparse = any(key.startswith("GNU.sparse") for key in extended)
-            problem = "is a sparse file" if is_sparse else _problem(name, header)
-            yield Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
-            stream.skip(offset + size + -size % _BLOCK - stream.place)
+            member = _describe_member(header, extended, offset)
+            yield member
+            end = offset + member.size + -member.size % _BLOCK
+            stream.skip(end - stream.place)
         extended = {}
+
     if any(stream.read_rest(_MOST_AFTER_END)):  # another archive would be lost in silence
-        place = f"before byte {stream.place:,}"
         raise TarError(
-            f"{stream.name}: has other data behind its end, {place}. Give joined archives one by one."
+            f"{stream.name}: has other data behind its end, before byte {stream.place:,}. "
+            "Give joined archives one by one.",
         )
+
+
+def _read_extended_header(stream: Stream, header: tarfile.TarInfo) -> dict[str, bytes]:
+    """Return the attributes that a header states for the next member."""
+    at = stream.place - _BLOCK
+    content = stream.read(header.size)
+    stream.skip(-header.size % _BLOCK)
+    if header.type == tarfile.GNUTYPE_LONGLINK:
+        return {}
+    if header.type == tarfile.GNUTYPE_LONGNAME:
+        path, _, _ = content.partition(b"\0")
+        return {"path": path}
+
+    attributes = _attributes(content)
+    if attributes is None:
+        raise TarError(f"{stream.name}: the extended header at byte {at:,} is damaged.")
+    size = attributes.get("size", b"0")
+    if not size.isdigit() or len(size) > 18:
+        raise TarError(
+            f"{stream.name}: the extended header at byte {at:,} states a size that is no number.",
+        )
+    if header.type == tarfile.XGLTYPE:
+        return {}
+    return attributes
+
+
+def _describe_member(
+    header: tarfile.TarInfo,
+    extended: Mapping[str, bytes],
+    offset: int,
+) -> Member:
+    """Return a member by its header and the attributes of the extended headers before it."""
+    name = header.name
+    if "path" in extended:
+        name = extended["path"].decode("utf-8", "backslashreplace")
+
+    size = 0
+    if header.isreg() or header.type not in tarfile.SUPPORTED_TYPES:
+        size = int(extended.get("size", header.size))
+
+    problem = _problem(name, header)
+    if any(key.startswith("GNU.sparse") for key in extended):
+        problem = "is a sparse file"
+    return Member(shortened(name, MAX_NAME_BYTES), offset, size, problem)
 
 
 def _next_header(stream: Stream) -> tarfile.TarInfo | None:
     """Return the header of a member, or an extended one; None at the end of the archive."""
     at = stream.place
-    block = stream.read(_BLOCK) if at else stream.read_rest(_BLOCK)
+    if at:
+        block = stream.read(_BLOCK)
+    else:
+        block = stream.read_rest(_BLOCK)
+
     try:
         header = tarfile.TarInfo.frombuf(block, "utf-8", "backslashreplace")  # type: ignore[arg-type]
     except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # a block of zeros
@@ -248,7 +298,10 @@ def _next_header(stream: Stream) -> tarfile.TarInfo | None:
     except tarfile.HeaderError as error:
         problem = f"the header at byte {at:,} is damaged" if at else "is no tar archive"
         raise TarError(f"{stream.name}: {problem} ({error}).") from error
-    problem = "states a negative size" if header.size < 0 else ""
+
+    problem = ""
+    if header.size < 0:
+        problem = "states a negative size"
     if header.type in _OF_NEXT_MEMBER and header.size > _MAX_HEADER_BYTES:
         problem = f"has {header.size:,} bytes, more than 1 MiB"
     elif header.type == tarfile.GNUTYPE_SPARSE:  # more headers follow
@@ -264,10 +317,14 @@ def _attributes(content: bytes) -> dict[str, bytes] | None:
     place = 0
     while place < len(content):
         match = _PAX.match(content, place)
-        end = place + int(match[1]) if match else 0
-        if not match or not match.end() < end <= len(content):
+        if match is None:
             return None
-        attributes[match[2].decode("utf-8", "backslashreplace")] = content[match.end() : end - 1]
+        end = place + int(match[1])
+        if not match.end() < end <= len(content):
+            return None
+
+        name = match[2].decode("utf-8", "backslashreplace")
+        attributes[name] = content[match.end() : end - 1]
         place = end
     return attributes
 
@@ -283,7 +340,9 @@ def _problem(name: str, header: tarfile.TarInfo) -> str:
         return "has an absolute path"
     if ".." in name.split("/"):
         return "has '..' in its path"
-    return "" if name and "\0" not in name else "has no proper name"
+    if not name or "\0" in name:
+        return "has no proper name"
+    return ""
 
 
 # Labelled images: a WebDataset sample is the neighbours whose names are equal up to the first dot
@@ -331,12 +390,14 @@ def image_order(name: str) -> tuple[int, int, str]:
     """
     suffix = suffix_of(name)
     kind = extension(name)
-    place = IMAGE_EXTENSIONS.index(kind) if kind in IMAGE_EXTENSIONS else len(IMAGE_EXTENSIONS)
+    place = len(IMAGE_EXTENSIONS)
+    if kind in IMAGE_EXTENSIONS:
+        place = IMAGE_EXTENSIONS.index(kind)
     return suffix.count("."), place, suffix
 
 
 class SampleOrder:
-    """Finds members of one sample that are apart in an archive, among the last `_MOST_KEYS` incomplete samples."""
+    """Finds members of one sample that are apart, among the last `_MOST_KEYS` incomplete samples."""
 
     def __init__(self, archive: str) -> None:
         """Take the name of the archive for messages."""
@@ -369,8 +430,9 @@ class SampleOrder:
         other = "label" if kind == "image" else "image"
         if self._key in self._incomplete[other]:
             raise TarError(
-                f"{self._archive}: image and label of {printable(self._key)!r} are apart. Pack the members of each "
-                "sample one after the other (tar --sort=name), or train on the archive by wds:."
+                f"{self._archive}: image and label of {printable(self._key)!r} are apart. Pack the "
+                "members of each sample one after the other (tar --sort=name), or train on the "
+                "archive by wds:.",
             )
         keys = self._incomplete[kind]
         keys[self._key] = None
@@ -379,13 +441,14 @@ class SampleOrder:
 
 
 def samples(
-    entries: Iterable[tuple[str, T]], size_of: Callable[[T], int] = lambda _: 0
+    entries: Iterable[tuple[str, T]],
+    size_of: Callable[[T], int] = lambda _: 0,
 ) -> Iterator[Sample[T]]:
-    """Yield the images of an archive with their labels, from names and contents in the order of the archive.
+    """Yield the images of an archive with their labels.
 
-    Other files are skipped. The files of a sample follow each other, in any order. Of several
-    images in a sample with labels the first by `image_order` is yielded, and the others are in its
-    `skipped`; without labels, each is yielded.
+    Names and contents come in the order of the archive. Other files are skipped. The files of a
+    sample follow each other, in any order. Of several images in a sample with labels the first by
+    `image_order` is yielded, and the others are in its `skipped`; without labels, each is yielded.
 
     Args:
       entries: of the archive.
@@ -416,7 +479,8 @@ def samples(
         elif kind in LABEL_EXTENSIONS:
             if is_begun:
                 raise TarError(
-                    f"{printable(name)}: follows too many images of its sample. Pack the label before them."
+                    f"{printable(name)}: follows too many images of its sample. "
+                    "Pack the label before them.",
                 )
             labels.setdefault(kind, content)
         if waiting > _MOST_WAITING_BYTES and not labels:
@@ -430,10 +494,15 @@ def samples(
 def _complete(images: list[tuple[str, T]], labels: dict[str, T]) -> Iterator[Sample[T]]:
     """Yield the image of a sample with labels, or all images of a sample without."""
     if not labels:
-        yield from (Sample(name, content, {}) for name, content in images)
-    elif images:
-        name, content = min(images, key=lambda image: image_order(image[0]))
-        yield Sample(name, content, labels, [image for image in images if image[0] != name])
+        for name, content in images:
+            yield Sample(name, content, {})
+        return
+    if not images:
+        return
+
+    chosen, content = min(images, key=lambda image: image_order(image[0]))
+    others = [image for image in images if image[0] != chosen]
+    yield Sample(chosen, content, labels, others)
 
 
 def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) -> int | str:
@@ -448,10 +517,8 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
     if "cls" in labels:
         value: object = labels["cls"].decode("utf-8", "backslashreplace").strip()
     else:
-        stated = parse_json(labels["json"])
-        value = next(
-            (stated[key] for key in keys if isinstance(stated, dict) and key in stated), None
-        )
+        value = _find_first(parse_json(labels["json"]), keys)
+
     if isinstance(value, str) and value.isdecimal() and value.isascii():
         value = int(value[: len(str(MAX_CLASSES)) + 1])
     if isinstance(value, str) and value and len(value) <= MAX_NAME_BYTES:
@@ -461,8 +528,17 @@ def label_of(labels: Mapping[str, bytes], keys: Sequence[str] = _JSON_LABELS) ->
     raise ValueError(f"states no class: {shortened(repr(value), 80)}")
 
 
+def _find_first(stated: object, keys: Sequence[str]) -> object:
+    """Return the value of the first of these keys in a JSON object; None without any."""
+    if not isinstance(stated, dict):
+        return None
+    for key in keys:
+        if key in stated:
+            return stated[key]
+    return None
+
+
 def is_mislabelled(name: str, image: bytes) -> bool:
     """Return True for an image with the extension of another format."""
-    return not any(
-        image.startswith(start) and extension(name) in kinds for start, kinds in _IMAGE_STARTS
-    )
+    kind = extension(name)
+    return not any(image.startswith(start) and kind in kinds for start, kinds in _IMAGE_STARTS)

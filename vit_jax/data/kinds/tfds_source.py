@@ -54,7 +54,10 @@ class TfdsSource(Source):
     """One split, or a part of one, of a prepared dataset with the feature "image" and one for the label."""
 
     def __init__(
-        self, builder: tfds.core.DatasetBuilder, split: str, labels: Labels = STORED
+        self,
+        builder: tfds.core.DatasetBuilder,
+        split: str,
+        labels: Labels = STORED,
     ) -> None:
         """Open a split of a TFDS builder.
 
@@ -71,11 +74,11 @@ class TfdsSource(Source):
         self._known = dict(builder.info.features)
         self._records = _records(builder, split)
         self._files = sorted(
-            {part.filename for part in builder.info.splits[split].file_instructions}
+            {part.filename for part in builder.info.splits[split].file_instructions},
         )
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
         self._features = tfds.features.FeaturesDict(
-            {name: self._known[name] for name in ("image", labels.feature)}
+            {name: self._known[name] for name in ("image", labels.feature)},
         )
 
     def __len__(self) -> int:
@@ -87,7 +90,8 @@ class TfdsSource(Source):
         except RuntimeError as error:
             raise UnreadableImage(f"The stored record is damaged ({error})") from error
         record = self._features.deserialize_example_np(
-            stored, decoders={"image": tfds.decode.SkipDecoding()}
+            stored,
+            decoders={"image": tfds.decode.SkipDecoding()},
         )
         image = (
             record["image"] if self._labels.image is None else self._labels.image(record["image"])
@@ -139,7 +143,7 @@ def open_digits(name: str, split: str, data_dir: str | None) -> TfdsSource:
     """Open the digits of scikit-learn; prepare them if necessary. They have no further name."""
     if data_dir is not None and is_address(data_dir):
         raise ValueError(
-            f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out."
+            f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out.",
         )
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
 
@@ -153,10 +157,10 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
         otherwise as `TfdsSource`.
     """
     if not _NAME.fullmatch(
-        name
+        name,
     ):  # for others TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it
         raise ValueError(
-            f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both."
+            f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.",
         )
     home = tfds_folder(data_dir, family := re.split("[/:]", name)[0])
     _require_descriptions(home / family)
@@ -165,12 +169,12 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
     except tfds.core.DatasetNotFoundError:
         if ((root := home / name) / UNFINISHED).exists():
             raise NotPrepared(
-                f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare."
+                f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.",
             ) from None
         _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
         hint = f"Nearest: {', '.join(near)}." if near else "See tfds.list_builders() for the names."
         raise ValueError(
-            f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}"
+            f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}",
         ) from None
     except (
         AssertionError,
@@ -192,7 +196,7 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
     task = find_task(name)
     if (tfds_split := task.splits.get(split)) is None:
         raise ValueError(
-            f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}."
+            f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.",
         )
     root = tfds.core.Path(tfds_folder(data_dir, task.dataset))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
@@ -204,14 +208,14 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
         command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}{manual}"
         raise ValueError(
             f"Task vtab:{name} has its splits from version {' or '.join(allowed)} of {task.dataset!r}; in "
-            f"{str(root)!r} there is {few(prepared, str) if prepared else 'none'}. Run: {command}"
+            f"{str(root)!r} there is {few(prepared, str) if prepared else 'none'}. Run: {command}",
         )
     builder = tfds.builder_from_directory(str(root / task.dataset / str(usable[-1])))
     source = TfdsSource(builder, tfds_split, task.labels)
     if source.num_classes != task.num_classes:
         raise ValueError(
             f"Task vtab:{name} has {task.num_classes} classes, and {builder.info.full_name!r} in {str(root)!r} has "
-            f"{source.num_classes}: it is another dataset than the splits are made for. Remove it and prepare it anew."
+            f"{source.num_classes}: it is another dataset than the splits are made for. Remove it and prepare it anew.",
         )
     return source
 
@@ -238,10 +242,10 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
         if importlib.util.find_spec("tensorflow") is None:
             raise ValueError(
                 f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do (training does not): "
-                f"{install_command('prepare')}, best in a separate environment, and run the command again."
+                f"{install_command('prepare')}, best in a separate environment, and run the command again.",
             )
         builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(manual_dir=manual_dir)
+            download_config=tfds.download.DownloadConfig(manual_dir=manual_dir),
         )
     return str(builder.data_path)
 
@@ -249,7 +253,7 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
 def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
     """Return True if the catalogue has this dataset, and the nearest names."""
     known = tfds.list_builders(
-        with_community_datasets=False
+        with_community_datasets=False,
     )  # those of the community would be downloaded
     family = name.partition("/")[0].partition(":")[0]
     return family in known, closest(family, [*known, *more], 3)
@@ -266,7 +270,7 @@ def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
     if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise ValueError(
             f"Dataset {name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be read by index. "
-            f"Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}"
+            f"Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}",
         )
 
 
@@ -274,7 +278,8 @@ def _require_descriptions(dataset: Path) -> None:
     """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
     for name in ("dataset_info.json", "features.json"):
         for file in itertools.chain(
-            dataset.glob(f"*/{name}"), dataset.glob(f"*/*/{name}")
+            dataset.glob(f"*/{name}"),
+            dataset.glob(f"*/*/{name}"),
         ):  # VERSION, CONFIG/VERSION
             read_json(file)
 
@@ -288,7 +293,7 @@ def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
         sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
         have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
         raise ValueError(
-            f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}."
+            f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}.",
         )
 
 
@@ -304,7 +309,7 @@ def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
         if problem:
             fix = "copy it again, or remove the dataset and prepare it anew"
             raise ValueError(
-                f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}."
+                f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.",
             )
 
 
@@ -326,6 +331,6 @@ def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str
         kinds = {key: type(feature).__name__ for key, feature in features.items()}
         needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
         raise ValueError(
-            f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}."
+            f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.",
         )
     return labels.class_names or tuple(feature.names)

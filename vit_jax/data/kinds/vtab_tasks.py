@@ -76,7 +76,10 @@ def bins(feature: str, num_values: int, num_bins: int, **others: Any) -> Labels:
     ]  # of each class, and after the last
     names = tuple(f"{first}-{after - 1}" for first, after in itertools.pairwise(firsts))
     return Labels(
-        feature, functools.partial(_bin, num_values=num_values, num_bins=num_bins), names, **others
+        feature,
+        functools.partial(_bin, num_values=num_values, num_bins=num_bins),
+        names,
+        **others,
     )
 
 
@@ -149,7 +152,9 @@ class VtabTask:
 _COUNTS = Labels("objects", object_count, tuple(map(str, range(3, 11))))
 _DISTANCES = Labels("objects", object_distance, ranges(CLEVR_DISTANCES))
 _VEHICLES = Labels(
-    "objects", vehicle_distance, ("up to 8 m", "8 to 20 m", "beyond 20 m", "no vehicle")
+    "objects",
+    vehicle_distance,
+    ("up to 8 m", "8 to 20 m", "beyond 20 m", "no vehicle"),
 )
 _LOCATIONS = bins("label_x_position", 32, 16, image=mask_to_grey)
 _ORIENTATIONS = bins("label_orientation", 40, 16, image=mask_to_grey)
@@ -174,7 +179,13 @@ TASKS = (
     VtabTask("svhn", "natural", "svhn_cropped", "3.*.*", 10, "train[65931:66131]"),
     VtabTask("camelyon", "specialized", "patch_camelyon", "2.*.*", 2),
     VtabTask(
-        "eurosat", "specialized", "eurosat/rgb", "2.*.*", 10, "train[16200:16400]", "train[21600:]"
+        "eurosat",
+        "specialized",
+        "eurosat/rgb",
+        "2.*.*",
+        10,
+        "train[16200:16400]",
+        "train[21600:]",
     ),
     VtabTask(
         "resisc45",
@@ -213,7 +224,14 @@ TASKS = (
     ),
     VtabTask("kitti_distance", "structured", "kitti", "3.1.0", 4, labels=_VEHICLES, crop=False),
     VtabTask(
-        "smallnorb_azimuth", "structured", "smallnorb", "2.*.*", 18, *_NORB, _AZIMUTHS, flip=False
+        "smallnorb_azimuth",
+        "structured",
+        "smallnorb",
+        "2.*.*",
+        18,
+        *_NORB,
+        _AZIMUTHS,
+        flip=False,
     ),
     VtabTask("smallnorb_elevation", "structured", "smallnorb", "2.*.*", 9, *_NORB, _ELEVATIONS),
 )
