@@ -35,10 +35,10 @@ def read_class_names(path: str) -> tuple[str, ...]:
         begins with `path`.
     """
     try:
-        text = io.StringIO(
-            read_bounded(path, _MOST_NAMES_BYTES).decode("utf-8-sig", "backslashreplace").rstrip(),
-        )
-        names = tuple(line.strip() for line in read_lines(text, MAX_NAME_BYTES))
+        content = read_bounded(path, _MOST_NAMES_BYTES)
+        text = content.decode("utf-8-sig", "backslashreplace").rstrip()
+        lines = read_lines(io.StringIO(text), MAX_NAME_BYTES)
+        names = tuple(map(str.strip, lines))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path}: must be a text file with one name of a class a line: {error}.",
@@ -49,7 +49,8 @@ def read_class_names(path: str) -> tuple[str, ...]:
 
 def require_distinct_names(place: str, names: Sequence[str]) -> None:
     """Raise ValueError, which begins with the place, for names of classes that are empty or equal."""
-    repeated = [name for name, count in collections.Counter(names).items() if not name or count > 1]
+    counts = collections.Counter(names)
+    repeated = [name for name, count in counts.items() if not name or count > 1]
     if repeated:
         raise ValueError(
             f"{place}: names are empty or repeated: {few(repeated, repr)}. Give each class a name.",
@@ -98,12 +99,11 @@ class PackedSource(ListedSource):
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         indices = {self.name_of(index): index for index in self.surveyed()}
-        return survey(
-            indices,
-            value_range,
-            option,
-            lambda name: io.BytesIO(self.image_of(indices[name])),
-        )
+
+        def open_image(name: str) -> io.BytesIO:
+            return io.BytesIO(self.image_of(indices[name]))
+
+        return survey(indices, value_range, option, open_image)
 
     def name_of(self, index: int) -> str:
         return os.path.join(self.root, os.fsdecode(self.key_of(index)))
@@ -154,35 +154,38 @@ class Packed(Listing):
         return self.path.is_dir() or any(map(os.path.exists, self._matches))
 
     def require(self) -> None:
+        problem = self._find_problem()
+        if problem is not None:
+            raise ValueError(f"{self.place(None)}: {problem}")
+
+    def _find_problem(self) -> str | None:
+        """Return the reason why the files cannot be read; None if they can."""
         missing = [file for file in self._matches if not os.path.isfile(file)]
         if not self.exists():
-            problem = (
-                f"there is no such file, folder or pattern. Give files named *{self.extension}."
+            return f"there is no such file, folder or pattern. Give files named *{self.extension}."
+        if missing:
+            return (
+                f"{len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. "
+                "Complete the set."
             )
-        elif missing:
-            problem = f"{len(missing):,} of {len(self.files):,} files do not exist: {few(missing)}. Complete the set."
-        elif not self.files:
-            problem = f"there are no files named *{self.extension}."
-            if compressed := [name for name in self._inside if f"{self.extension}." in name]:
-                problem += (
-                    f" Compressed files cannot be read by index: decompress {few(compressed)}."
-                )
-        else:
-            return
-        raise ValueError(f"{self.place(None)}: {problem}")
+        if self.files:
+            return None
+
+        problem = f"there are no files named *{self.extension}."
+        compressed = [name for name in self._inside if f"{self.extension}." in name]
+        if compressed:
+            problem += f" Compressed files cannot be read by index: decompress {few(compressed)}."
+        return problem
 
     def splits(self, *names: str) -> list[str]:
         return sorted({*self._split_of_files(names)} - {""})
 
     def require_splits(self, *names: str) -> None:
-        if others := [
-            file
-            for file, split in zip(self.files, self._split_of_files(names), strict=True)
-            if not split
-        ]:
+        others = self._files_of("", names)
+        if others:
             raise ValueError(
-                f"{self.place(None)}: other files name a split, and {len(others):,} do not: {few(others)}. Rename "
-                "them, or give a pattern without them.",
+                f"{self.place(None)}: other files name a split, and {len(others):,} do not: "
+                f"{few(others)}. Rename them, or give a pattern without them.",
             )
 
     def classes(self, split: str | None) -> list[str]:
@@ -194,28 +197,40 @@ class Packed(Listing):
             names = sorted({*labels.tolist()})
             require_distinct_names(self.place(split), names)
             return names
-        if (highest := int(labels.max(initial=-1))) >= MAX_CLASSES:
+
+        highest = int(labels.max(initial=-1))
+        if highest >= MAX_CLASSES:
             raise ValueError(
-                f"{self.place(split)}: a label is {highest}; class numbers are below {MAX_CLASSES:,}.",
+                f"{self.place(split)}: a label is {highest}; "
+                f"class numbers are below {MAX_CLASSES:,}.",
             )
-        return [str(number) for number in range(highest + 1)]
+        return list(map(str, range(highest + 1)))
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> PackedSource:
-        """Return the records of the files in the order of their names; ValueError for a label that is no class."""
+        """Return the records of the files in the order of their names.
+
+        Raises:
+          ValueError: a label is no class.
+        """
         files = self._of(split)
         labels = self.labels(files)
         if np.issubdtype(labels.dtype, np.integer):
-            unknown = np.unique(labels[(labels < 0) | (labels >= len(class_names))]).tolist()
+            is_unknown = (labels < 0) | (labels >= len(class_names))
+            unknown = np.unique(labels[is_unknown]).tolist()
         else:
             numbers = {name: number for number, name in enumerate(class_names)}
-            present, inverse = np.unique(labels, return_inverse=True)
-            unknown = [name for name in present.tolist() if name not in numbers]
-            labels = np.array([numbers.get(name, -1) for name in present.tolist()])[inverse]
+            names, inverse = np.unique(labels, return_inverse=True)
+            names = names.tolist()
+            unknown = [name for name in names if name not in numbers]
+            labels = np.array([numbers.get(name, -1) for name in names])[inverse]
         if unknown:
+            unknown_names = list(map(str, unknown))
             raise ValueError(
-                f"{self.place(split)}: labels are not among the {len(class_names):,} classes ({few(class_names)}): "
-                f"{few([*map(str, unknown)])}. Give each a name; numbers are those of names, from 0.",
+                f"{self.place(split)}: labels are not among the {len(class_names):,} classes "
+                f"({few(class_names)}): {few(unknown_names)}. "
+                "Give each a name; numbers are those of names, from 0.",
             )
+
         source = self.records(files, class_names, labels.astype(np.int32))
         checked_labels(source)
         return source
@@ -223,66 +238,82 @@ class Packed(Listing):
     @functools.cached_property
     def files(self) -> list[str]:
         """The files in the order of their names."""
-        return (
-            [name for name in self._inside if name.endswith(self.extension)]
-            if self.path.is_dir()
-            else self._matches
-        )
+        if not self.path.is_dir():
+            return self._matches
+        return [name for name in self._inside if name.endswith(self.extension)]
 
     @property
     def root(self) -> str:
         """The folder that contains all files."""
         if self.path.is_dir():
             return str(self.path)
-        return os.path.commonpath([os.path.dirname(os.path.abspath(file)) for file in self.files])
+        paths = map(os.path.abspath, self.files)
+        return os.path.commonpath(list(map(os.path.dirname, paths)))
 
     @functools.cached_property
     def _inside(self) -> list[str]:
-        return sorted(entry.path for _, files in walk(str(self.path)) for entry in files)
+        paths = []
+        for _, files in walk(str(self.path)):
+            for entry in files:
+                paths.append(entry.path)
+        return sorted(paths)
 
     @functools.cached_property
     def _matches(self) -> list[str]:
         """The files that a pattern names; files in braces need not exist."""
         if self.path.is_file():
             return [str(self.path)]
-        return [] if self.path.is_dir() else sorted(_expanded(str(self.path)))
+        if self.path.is_dir():
+            return []
+        return sorted(_expanded(str(self.path)))
 
     def _of(self, split: str | None) -> list[str]:
         if split is None:
             return self.files
-        return [
-            file
-            for file, own in zip(self.files, self._split_of_files((split,)), strict=True)
-            if own == split
-        ]
+        return self._files_of(split, (split,))
+
+    def _files_of(self, split: str, names: Sequence[str]) -> list[str]:
+        """Return the files of a split; of "" the files without one."""
+        chosen = []
+        for file, split_of_file in zip(self.files, self._split_of_files(names), strict=True):
+            if split_of_file == split:
+                chosen.append(file)
+        return chosen
 
     def _split_of_files(self, names: Sequence[str]) -> list[str]:
-        words = "|".join(map(re.escape, sorted(known_splits(names), key=len, reverse=True)))
+        longest_first = sorted(known_splits(names), key=len, reverse=True)
+        words = "|".join(map(re.escape, longest_first))
         word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
         return [_split_of(os.path.relpath(file, self.root), word) for file in self.files]
 
 
 def _split_of(file: str, word: re.Pattern[str]) -> str:
     """Return the split in the name of a file or of the nearest folder that has one; "" without."""
-    return next(
-        (match[0] for name in reversed(Path(file).parts) if (match := word.search(name))),
-        "",
-    )
+    for name in reversed(Path(file).parts):
+        if match := word.search(name):
+            return match[0]
+    return ""
 
 
 def _expanded(pattern: str) -> set[str]:
-    """Return the files that a pattern names: all choices of braces, and existing matches of `*`, `?` and `[…]`."""
+    """Return the files that a pattern names.
+
+    They are all choices of braces, and existing matches of `*`, `?` and `[…]`.
+    """
     waiting = {pattern}
     paths = set[str]()
     while waiting:
         one = waiting.pop()
         if braces := _BRACES.search(one):
-            waiting |= {
-                one[: braces.start()] + choice + one[braces.end() :]
-                for choice in _choices(braces[1])
-            }
+            before = one[: braces.start()]
+            after = one[braces.end() :]
+            for choice in _choices(braces[1]):
+                waiting.add(before + choice + after)
+        elif glob.has_magic(one):
+            paths.update(glob.glob(one))
         else:
-            paths |= {*glob.glob(one)} if glob.has_magic(one) else {one}
+            paths.add(one)
+
         if len(waiting) + len(paths) > MOST_FILES:
             raise ValueError(
                 f"{pattern}: the pattern names more than {MOST_FILES:,} files. Give a folder.",
@@ -292,12 +323,15 @@ def _expanded(pattern: str) -> set[str]:
 
 def _choices(braces: str) -> list[str]:
     """Return the words or numbers in braces; numbers have leading zeros as the first has."""
-    if not (numbers := _RANGE.fullmatch(braces)):
+    numbers = _RANGE.fullmatch(braces)
+    if numbers is None:
         return braces.split(",")
+
     first = int(numbers[1])
     last = int(numbers[2])
     if not first <= last < first + MOST_FILES:
         raise ValueError(
-            f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, the smaller one first.",
+            f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, "
+            "the smaller one first.",
         )
     return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]

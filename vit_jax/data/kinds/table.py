@@ -1,4 +1,4 @@
-"""Tables of images ("csv:FILE"): a line for each image, with its file, its label or labels, and perhaps its split.
+"""Tables of images ("csv:FILE"): a line for each image, with its file, labels and perhaps split.
 
 Labels of a multi-label image stand in one cell, so that lines stay readable with a thousand
 classes, or are columns of 0 and 1. "csv:FILE#comma" names another separator of the labels in a
@@ -21,9 +21,8 @@ from vit_jax.data.records import few
 from vit_jax.storage.files import read_bounded, read_lines
 from vit_jax.text.printable import printable
 
-_SEPARATORS = (
-    ",\t;"  # the first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers
-)
+# The first that the header has: of CSV, of TSV, and of CSV where a comma is in numbers.
+_SEPARATORS = ",\t;"
 MAX_BYTES = 2**30  # ten million lines of a hundred bytes
 MAX_LINE_LETTERS = 2**20
 _SHOWN = 3  # lines that a message names
@@ -43,12 +42,13 @@ LABEL_SEPARATORS = {
 }
 """Separators of the labels in a cell by their name in "csv:FILE#NAME"."""
 _FILE_ENDINGS = (".csv", ".tsv", ".txt")
+# Cells of a column that stands for a class.
 _FLAGS = {
     "0": False,
     "0.0": False,
     "1": True,
     "1.0": True,
-}  # cells of a column that stands for a class
+}
 _NUM_FLAG_COLUMNS = 2  # from this number on, columns of 0 and 1 are classes
 
 
@@ -70,7 +70,7 @@ class _Content(NamedTuple):
 
 
 class Table(Listing):
-    """A CSV file with a header: columns `image` and `label`, and perhaps `split`; others are ignored.
+    """A CSV file with columns `image` and `label`, and perhaps `split`; others are ignored.
 
     The column `labels` in place of `label` makes it multi-label: an image has any number of them,
     also none. So do columns of 0 and 1 in the place of both. Paths are relative to the folder of
@@ -83,7 +83,9 @@ class Table(Listing):
     def __init__(self, path: Path) -> None:
         file, _, name = str(path).rpartition("#")
         names_separator = name in LABEL_SEPARATORS or file.lower().endswith(_FILE_ENDINGS)
-        self._separator = name if file and names_separator else ""
+        self._separator = ""
+        if file and names_separator:
+            self._separator = name
         if self._separator:
             path = Path(file)
             self.suffix = f"#{name}"
@@ -99,19 +101,25 @@ class Table(Listing):
             )
         if not self.exists():
             raise ValueError(
-                f"There is no {str(self.path)!r}; give csv:FILE with columns image, label, perhaps split.",
+                f"There is no {str(self.path)!r}; "
+                "give csv:FILE with columns image, label, perhaps split.",
             )
 
     def splits(self, *names: str) -> list[str]:
-        return sorted({row.split for row in self._table.rows if row.split})
+        splits = {row.split for row in self._table.rows}
+        return sorted(splits - {""})
 
     def require_splits(self, *names: str) -> None:
         known = known_splits(names)
         wrong = [row for row in self._table.rows if row.split not in known]
-        self._reject(wrong, f"of no known split ({', '.join(sorted(known))})", "split")
+        known_names = ", ".join(sorted(known))
+        self._reject(wrong, f"of no known split ({known_names})", "split")
 
     def classes(self, split: str | None) -> list[str]:
-        return sorted({label for row in self._of(split) for label in row.labels})
+        classes = set[str]()
+        for row in self._of(split):
+            classes.update(row.labels)
+        return sorted(classes)
 
     def read(self, split: str | None, class_names: tuple[str, ...]) -> FileSource:
         """Return the images in the order of the lines.
@@ -121,21 +129,25 @@ class Table(Listing):
         """
         rows = self._of(split)
         root = self.path.absolute().parent
-        self._reject(
-            [row for row in rows if not os.path.exists(root / row.image)],
-            "name files that do not exist",
-        )
+        missing = [row for row in rows if not os.path.exists(root / row.image)]
+        self._reject(missing, "name files that do not exist")
+
         numbers = {name: number for number, name in enumerate(class_names)}
         if self._table.is_multilabel:
             labels = np.zeros((len(rows), len(class_names)), np.uint8)
             for row_K, row in zip(labels, rows, strict=True):
-                row_K[[numbers[label] for label in row.labels]] = 1
+                for label in row.labels:
+                    row_K[numbers[label]] = 1
         else:
             labels = np.array([numbers[row.labels[0]] for row in rows], np.int32)
-        return FileSource([row.image for row in rows], class_names, labels, root=str(root))
+
+        images = [row.image for row in rows]
+        return FileSource(images, class_names, labels, root=str(root))
 
     def _of(self, split: str | None) -> list[Row]:
-        return [row for row in self._table.rows if split in (None, row.split)]
+        if split is None:
+            return self._table.rows
+        return [row for row in self._table.rows if row.split == split]
 
     @functools.cached_property
     def _table(self) -> "_Content":
@@ -155,36 +167,52 @@ class Table(Listing):
             labels_of_lines = self._read_labels(header, lines)
 
         has_split = "split" in header
-        splits = self._read_column(header, lines, "split") if has_split else [""] * len(lines)
-        rows = []
-        for (line, _), image, labels, split in zip(
-            lines,
-            images,
-            labels_of_lines,
-            splits,
-            strict=True,
-        ):
-            rows.append(Row(line, image and os.path.normpath(image), labels, split))
+        splits = [""] * len(lines)
+        if has_split:
+            splits = self._read_column(header, lines, "split")
 
-        self._reject([row for row in rows if not row.image], "have no image")
-        self._reject([row for row in rows if not row.labels and not is_multilabel], "have no label")
-        self._reject(
-            [row for row in rows if not row.split and has_split],
-            "have no split, and others have one",
-        )
-        files = [os.path.normpath(self.path.absolute().parent / row.image) for row in rows]
-        times = collections.Counter(files)
-        repeated = [row for row, file in zip(rows, files, strict=True) if times[file] > 1]
-        self._reject(repeated, "name an image that another line names too")
+        rows = []
+        columns = zip(lines, images, labels_of_lines, splits, strict=True)
+        for (line, _), image, labels, split in columns:
+            path = image and os.path.normpath(image)
+            rows.append(Row(line, path, labels, split))
+        self._require_complete(rows, is_multilabel, has_split)
+        self._require_distinct(rows)
         return _Content(rows, is_multilabel)
+
+    def _require_complete(self, rows: list[Row], is_multilabel: bool, has_split: bool) -> None:
+        """Raise ValueError for lines without an image, a label or a split."""
+        without_image = [row for row in rows if not row.image]
+        self._reject(without_image, "have no image")
+        if not is_multilabel:
+            without_label = [row for row in rows if not row.labels]
+            self._reject(without_label, "have no label")
+        if has_split:
+            without_split = [row for row in rows if not row.split]
+            self._reject(without_split, "have no split, and others have one")
+
+    def _require_distinct(self, rows: list[Row]) -> None:
+        """Raise ValueError for an image that several lines name."""
+        root = self.path.absolute().parent
+        rows_of_file = collections.defaultdict[str, list[Row]](list)
+        for row in rows:
+            file = os.path.normpath(root / row.image)
+            rows_of_file[file].append(row)
+
+        repeated = []
+        for same in rows_of_file.values():
+            if len(same) > 1:
+                repeated += same
+        repeated.sort(key=lambda row: row.line)
+        self._reject(repeated, "name an image that another line names too")
 
     def _require_cells(self, header: list[str], lines: list[_Line]) -> None:
         """Raise ValueError unless each line has a cell for each column."""
         for line, cells in lines:
             if len(cells) != len(header):
                 raise ValueError(
-                    f"{str(self.path)!r}, line {line}: {len(cells)} cells under {len(header)} columns. Give each a "
-                    'cell, and put text with a separator in quotes: "a, b".',
+                    f"{str(self.path)!r}, line {line}: {len(cells)} cells under {len(header)} "
+                    'columns. Give each a cell, and put text with a separator in quotes: "a, b".',
                 )
 
     def _read_column(self, header: list[str], lines: list[_Line], name: str) -> list[str]:
@@ -198,9 +226,9 @@ class Table(Listing):
             count += header.count("label")
         if count != 1:
             raise ValueError(
-                f"{str(self.path)!r} has {count or 'no'} columns {name!r}: its first line is {few(header, repr)}. "
-                f"It names the columns: image, label (or {LABELS}, with {BETWEEN!r} between; or a column of 0 and 1 "
-                "for each class), and perhaps split.",
+                f"{str(self.path)!r} has {count or 'no'} columns {name!r}: its first line is "
+                f"{few(header, repr)}. It names the columns: image, label (or {LABELS}, with "
+                f"{BETWEEN!r} between; or a column of 0 and 1 for each class), and perhaps split.",
             )
         place = header.index(name)
         return [cells[place].strip() for _, cells in lines]
@@ -215,14 +243,17 @@ class Table(Listing):
         cells = self._read_column(header, lines, name)
         if name == "label":
             self._require_single_labels(cells)
-            return [(cell,) if cell else () for cell in cells]
+            return [tuple(filter(None, (cell,))) for cell in cells]
         separator = self._choose_separator(cells)
         return [split_labels(cell, separator) for cell in cells]
 
     def _require_single_labels(self, cells: Sequence[str]) -> None:
-        """Raise ValueError for a column `label` with several labels in most cells, and for the name of a separator."""
+        """Raise ValueError for a column `label` with several labels in most cells.
+
+        A separator must not be named either.
+        """
         filled = list(filter(None, cells))
-        num_joint = sum(BETWEEN in cell for cell in filled)
+        num_joint = len([cell for cell in filled if BETWEEN in cell])
         if self._separator:
             raise ValueError(
                 f"csv:{self.path}{self.suffix}: the column 'label' holds one label an image. "
@@ -230,12 +261,13 @@ class Table(Listing):
             )
         if num_joint * 2 > len(filled):
             raise ValueError(
-                f"csv:{self.path}: {num_joint:,} of {len(filled):,} cells of the column 'label' contain {BETWEEN!r}. "
-                f"Name the column {LABELS!r} for several labels an image, or write names without {BETWEEN!r}.",
+                f"csv:{self.path}: {num_joint:,} of {len(filled):,} cells of the column 'label' "
+                f"contain {BETWEEN!r}. Name the column {LABELS!r} for several labels an image, or "
+                f"write names without {BETWEEN!r}.",
             )
 
     def _choose_separator(self, cells: Sequence[str]) -> str:
-        """Return the separator of labels in cells: the named one, or "|" if nothing speaks for another one.
+        """Return the separator of labels in cells: the named one, or "|" if no other is likely.
 
         Raises:
           ValueError: its name is unknown; the cells are lists in brackets; another separator is
@@ -243,14 +275,16 @@ class Table(Listing):
         """
         filled = collections.Counter(filter(None, cells))
         total = filled.total()
-        in_brackets = sum(
-            count for cell, count in filled.items() if cell[0] == "[" and cell[-1] == "]"
-        )
+        in_brackets = 0
+        for cell, count in filled.items():
+            if cell[0] == "[" and cell[-1] == "]":
+                in_brackets += count
         if in_brackets * 2 > total:
             raise ValueError(
-                f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are lists in brackets. "
-                f"Write the labels with {BETWEEN!r} between: {BETWEEN.join(('cat', 'outdoors'))}.",
+                f"csv:{self.path}: {in_brackets:,} of {total:,} cells of the column {LABELS!r} are "
+                f"lists in brackets. Write the labels with {BETWEEN!r} between: cat{BETWEEN}outdoors.",
             )
+
         if self._separator:
             if self._separator not in LABEL_SEPARATORS:
                 raise ValueError(
@@ -258,20 +292,22 @@ class Table(Listing):
                     f"Name one of {', '.join(LABEL_SEPARATORS)}.",
                 )
             return LABEL_SEPARATORS[self._separator]
+
         name = find_likely_separator(filled)
-        if name:
-            separator = LABEL_SEPARATORS[name]
-            joint = [cell for cell in filled if separator in cell]
-            num_joint = sum(filled[cell] for cell in joint)
-            raise ValueError(
-                f"csv:{self.path}: {num_joint:,} of {total:,} cells of the column {LABELS!r} contain {separator!r} "
-                f"({printable(joint[0])!r}), and none {BETWEEN!r}, which separates labels. "
-                f"Write csv:{self.path}#{name} to separate them there, or #bar to keep each cell as one label.",
-            )
-        return BETWEEN
+        if not name:
+            return BETWEEN
+        separator = LABEL_SEPARATORS[name]
+        joint = [cell for cell in filled if separator in cell]
+        num_joint = sum(map(filled.__getitem__, joint))
+        raise ValueError(
+            f"csv:{self.path}: {num_joint:,} of {total:,} cells of the column {LABELS!r} contain "
+            f"{separator!r} ({printable(joint[0])!r}), and none {BETWEEN!r}, which separates "
+            f"labels. Write csv:{self.path}#{name} to separate them there, or #bar to keep each "
+            "cell as one label.",
+        )
 
     def _has_flags(self, header: list[str], lines: list[_Line]) -> bool:
-        """Return whether columns of 0 and 1 stand for classes.
+        """Return True if columns of 0 and 1 stand for classes.
 
         Raises:
           ValueError: only some of the columns are such, two have one name, or one has none; a
@@ -280,23 +316,26 @@ class Table(Listing):
         flags = list[str]()
         others = list[str]()
         for place, name in _class_columns(header).items():
-            is_flag = bool(lines) and all(cells[place].strip() in _FLAGS for _, cells in lines)
-            (flags if is_flag else others).append(name)
+            if _is_flag_column(lines, place):
+                flags.append(name)
+            else:
+                others.append(name)
         if len(flags) < _NUM_FLAG_COLUMNS:
             return False
         if others:
             raise ValueError(
-                f"csv:{self.path}: columns of 0 and 1 ({few(flags, repr)}) are classes of a multi-label table if all "
-                f"columns but image and split are; {few(others, repr)} hold other values. Remove them, or write the "
-                f"classes of each image into one column {LABELS!r}, with {BETWEEN!r} between.",
+                f"csv:{self.path}: columns of 0 and 1 ({few(flags, repr)}) are classes of a "
+                "multi-label table if all columns but image and split are; "
+                f"{few(others, repr)} hold other values. Remove them, or write the classes of each "
+                f"image into one column {LABELS!r}, with {BETWEEN!r} between.",
             )
-        wrong = [
-            name for name, count in collections.Counter(flags).items() if count > 1 or not name
-        ]
+
+        counts = collections.Counter(flags)
+        wrong = [name for name, count in counts.items() if count > 1 or not name]
         if wrong:
             raise ValueError(
-                f"csv:{self.path}: columns of 0 and 1 are classes, and {few(wrong, repr)} is empty or the name of "
-                "several. Give each its name.",
+                f"csv:{self.path}: columns of 0 and 1 are classes, and {few(wrong, repr)} is empty "
+                "or the name of several. Give each its name.",
             )
         if self._separator:
             raise ValueError(
@@ -311,18 +350,21 @@ class Table(Listing):
         return [_labels_of_flags(cells, columns) for _, cells in lines]
 
     def _reject(self, wrong: list[Row], words: str, column: str = "image") -> None:
-        if wrong:
-            cells = [
-                (row.line, printable(getattr(row, column)) or "empty") for row in wrong[:_SHOWN]
-            ]
-            shown = ", ".join(f"line {line} ({cell})" for line, cell in cells)
-            more = f" and {len(wrong) - _SHOWN:,} more" if len(wrong) > _SHOWN else ""
-            raise ValueError(f"{str(self.path)!r}: {len(wrong):,} lines {words}: {shown}{more}.")
+        if not wrong:
+            return
+        lines = []
+        for row in wrong[:_SHOWN]:
+            cell = printable(getattr(row, column)) or "empty"
+            lines.append(f"line {row.line} ({cell})")
+        shown = ", ".join(lines)
+        if len(wrong) > _SHOWN:
+            shown += f" and {len(wrong) - _SHOWN:,} more"
+        raise ValueError(f"{str(self.path)!r}: {len(wrong):,} lines {words}: {shown}.")
 
 
 def split_labels(cell: str, separator: str) -> tuple[str, ...]:
     """Return the labels in a cell."""
-    parts = (part.strip() for part in cell.split(separator))
+    parts = map(str.strip, cell.split(separator))
     return tuple(filter(None, parts))
 
 
@@ -341,8 +383,11 @@ def find_likely_separator(cells: collections.Counter[str]) -> str:
     shares = dict[str, int]()
     for name, separator in LABEL_SEPARATORS.items():
         joint = [cell for cell in cells if len(split_labels(cell, separator)) > 1]
-        count = sum(cells[cell] for cell in joint)
-        labels = {label for cell in joint for label in split_labels(cell, separator)}
+        count = sum(map(cells.__getitem__, joint))
+        labels = set[str]()
+        for cell in joint:
+            labels.update(split_labels(cell, separator))
+
         if name == "space" and len(labels | (cells.keys() - joint)) >= len(cells):
             continue
         if count * 2 > cells.total() or (joint and labels <= cells.keys()):
@@ -351,8 +396,15 @@ def find_likely_separator(cells: collections.Counter[str]) -> str:
 
 
 def _class_columns(header: Sequence[str]) -> dict[int, str]:
-    """Return the columns of classes in a table without the column of labels: their names by their places."""
+    """Return the names of the columns of classes by their places, without a column of labels."""
     return {place: name for place, name in enumerate(header) if name not in ("image", "split")}
+
+
+def _is_flag_column(lines: list[_Line], place: int) -> bool:
+    """Return True if all cells of a column, at least one, are 0 or 1."""
+    if not lines:
+        return False
+    return all(cells[place].strip() in _FLAGS for _, cells in lines)
 
 
 def _labels_of_flags(cells: Sequence[str], names: dict[int, str]) -> tuple[str, ...]:
@@ -366,10 +418,22 @@ def _read(path: Path) -> tuple[list[str], list[_Line]]:
         content = read_bounded(path, MAX_BYTES)
         file = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
         first = next(read_lines(file, MAX_LINE_LETTERS), "")
-        separator = next((one for one in _SEPARATORS if one in first), ",")
+        separator = _find_separator(first)
         file.seek(0)
-        reader = csv.reader(read_lines(file, MAX_LINE_LETTERS), delimiter=separator, strict=True)
+        text = read_lines(file, MAX_LINE_LETTERS)
+        reader = csv.reader(text, delimiter=separator, strict=True)
         lines = [(reader.line_num, cells) for cells in reader if any(cells)]
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(f"{str(path)!r} cannot be read as CSV in UTF-8: {error}.") from error
-    return [name.strip() for name in lines[0][1]] if lines else [], lines[1:]
+    if not lines:
+        return [], []
+    _, header = lines[0]
+    return [name.strip() for name in header], lines[1:]
+
+
+def _find_separator(header: str) -> str:
+    """Return the separator of columns in the first line; a comma for a single column."""
+    for separator in _SEPARATORS:
+        if separator in header:
+            return separator
+    return ","
