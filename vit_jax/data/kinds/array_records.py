@@ -20,18 +20,18 @@ from vit_jax.storage.files import is_mirrored, open_regular, read_range, size_of
 
 _BLOCK_BYTES = 2**16
 _BLOCK_HEADER_BYTES = 24
-_CHUNK_HEADER = struct.Struct(
-    "<5Q",
-)  # hash, size of the data, its hash, kind and number of records, their size
+# Hash, size of the data, its hash, kind and number of records, their size.
+_CHUNK_HEADER = struct.Struct("<5Q")
 _MAGIC = 0x71930E704FDAE05E
 _SIMPLE = ord("r")
 _COMPRESSION = {0: None, ord("z"): "zstd", ord("b"): "brotli", ord("s"): "snappy"}
 _MOST_FOOTER_BYTES = 2**30
+# Fields of a chunk in the footer.
 _OFFSET = 1
-_ = 2
-_NUM_RECORDS = 3  # fields of a chunk in the footer
+_NUM_RECORDS = 3
+# Fields of the last block.
 _FOOTER_OFFSET = 1
-_FOOTER_MAGIC = 2  # fields of the last block
+_FOOTER_MAGIC = 2
 
 
 class _Index(NamedTuple):

@@ -10,7 +10,7 @@ import contextlib
 import glob
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,14 +23,32 @@ from vit_jax.storage.gcs_client import NoAnswer
 from vit_jax.text.nearest import closest
 
 EXTENSIONS = (
-    *(".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm"),
-    *(".png", ".pnm", ".ppm", ".pxm", ".ras", ".sr", ".tif", ".tiff", ".webp"),
+    ".avif",
+    ".bmp",
+    ".dib",
+    ".gif",
+    ".jfif",
+    ".jp2",
+    ".jpe",
+    ".jpeg",
+    ".jpg",
+    ".pbm",
+    ".pgm",
+    ".png",
+    ".pnm",
+    ".ppm",
+    ".pxm",
+    ".ras",
+    ".sr",
+    ".tif",
+    ".tiff",
+    ".webp",
 )
 """Names of files that are decoded; compared without regard to case."""
 
 
 class Decoded(NamedTuple):
-    """A format, the layouts that are decoded, and those that are unreadable with a message that names them."""
+    """A format, the layouts that are decoded, and those that are rejected with a message."""
 
     format: str
     decoded: str
@@ -99,15 +117,16 @@ def is_image(name: str) -> bool:
 
 
 def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
-    """Return the image files below an existing folder, at any depth, sorted; `others` counts other files by extension.
+    """Return the image files below an existing folder, at any depth, sorted.
 
-    A link that leads nowhere is listed, so that reading it names the file.
+    `others` counts other files by extension. A link that leads nowhere is listed, so that reading it names the file.
 
     Raises:
       ValueError: a folder cannot be read.
     """
     paths = []
-    others = collections.Counter() if others is None else others
+    if others is None:
+        others = collections.Counter()
     for _, files in walk(folder):
         for entry in files:
             if not entry.is_file(follow_symlinks=False) and is_special(entry.path):
@@ -134,18 +153,23 @@ def images_in(folder: str, others: collections.Counter[str] | None = None) -> li
 
 
 def describe_skipped(others: collections.Counter[str]) -> list[str]:
-    """Return sentences about the files that `image_files` counts by extension; none without such files."""
-    lines = [
-        f"{count:,} {kind} file{'s are' if count > 1 else ' is'} skipped: convert to JPEG or PNG."
-        for kind, count in sorted(others.items())
-        if kind in _TO_CONVERT
-    ]
-    if rest := sorted((-count, kind) for kind, count in others.items() if kind not in _TO_CONVERT):
-        count = -sum(number for number, _ in rest)
-        are = "file that is not an image is" if count == 1 else "files that are not images are"
-        lines.append(
-            f"{count:,} {are} skipped: {few([f'{-number:,} {kind}' for number, kind in rest])}.",
-        )
+    """Return sentences about the files that `image_files` counts by extension."""
+    lines = []
+    rest = []
+    for kind, count in sorted(others.items()):
+        if kind in _TO_CONVERT:
+            noun = "files are" if count > 1 else "file is"
+            lines.append(f"{count:,} {kind} {noun} skipped: convert to JPEG or PNG.")
+        else:
+            rest.append((kind, count))
+    if not rest:
+        return lines
+
+    rest.sort(key=lambda item: -item[1])
+    total = sum(count for _, count in rest)
+    noun = "file that is not an image is" if total == 1 else "files that are not images are"
+    kinds = [f"{count:,} {kind}" for kind, count in rest]
+    lines.append(f"{total:,} {noun} skipped: {few(kinds)}.")
     return lines
 
 
@@ -177,20 +201,22 @@ def contents_of(folder: str | Path) -> tuple[list[os.DirEntry[str]], list[os.Dir
       ValueError: the folder cannot be read.
     """
     with _readable(folder), os.scandir(folder) as entries:
-        visible = sorted(
-            (entry for entry in entries if not entry.name.startswith(".")),
-            key=lambda entry: entry.name,
-        )
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    visible.sort(key=lambda entry: entry.name)
+
     folders = list[os.DirEntry[str]]()
     files = list[os.DirEntry[str]]()
     for entry in visible:
         is_linked = entry.is_symlink() and os.path.isdir(entry.path)
-        (folders if is_linked or entry.is_dir(follow_symlinks=False) else files).append(entry)
+        if is_linked or entry.is_dir(follow_symlinks=False):
+            folders.append(entry)
+        else:
+            files.append(entry)
     return folders, files
 
 
 def is_special(path: str) -> bool:
-    """Return True for an existing path that is neither a file nor a folder: reading it may wait forever."""
+    """Return True for a path that is neither file nor folder: reading it may wait forever."""
     return os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path))
 
 
@@ -226,19 +252,19 @@ def list_images(arguments: Sequence[str]) -> list[str]:
     """
     paths: dict[str, str] = {}
     for argument in arguments:
-        for path in (
-            path
-            for one in (_names_on_input() if argument == "-" else [argument])
-            for path in _expand(one)
-        ):
-            folder, name = os.path.split(path)
-            paths.setdefault(
-                os.path.join(os.path.realpath(folder), name),
-                path,
-            )  # equal for two ways to write one path
+        named: Iterable[str] = [argument]
+        if argument == "-":
+            named = _names_on_input()
+        for one in named:
+            for path in _expand(one):
+                folder, name = os.path.split(path)
+                # Two ways to write one path have the same key.
+                key = os.path.join(os.path.realpath(folder), name)
+                paths.setdefault(key, path)
     if not paths:
         raise ValueError(
-            "No images are named. Give files, folders or patterns such as 'photos/*.jpg', or - and names.",
+            "No images are named. Give files, folders or patterns such as 'photos/*.jpg', "
+            "or - and names.",
         )
     return list(paths.values())
 
@@ -246,7 +272,9 @@ def list_images(arguments: Sequence[str]) -> list[str]:
 def _names_on_input() -> Iterator[str]:
     try:
         for line in read_lines(sys.stdin.buffer, MAX_NAME_BYTES):
-            yield from (os.fsdecode(name) for name in line.splitlines() if name)
+            for name in line.splitlines():
+                if name:
+                    yield os.fsdecode(name)
     except ValueError as error:
         raise ValueError(
             f"- (names on standard input): {error}. Give one name of a file a line.",
@@ -259,16 +287,16 @@ def _expand(argument: str) -> list[str]:
         return images_in(path)
     if os.path.lexists(path):
         return [path]
-    matches = (
-        sorted({match.removeprefix("./") for match in _matches(path)})
-        if glob.has_magic(path)
-        else []
-    )
-    files = [
-        file
-        for match in matches
-        for file in (image_files(match) if os.path.isdir(match) else [match])
-    ]
+    if not glob.has_magic(path):
+        raise ValueError(_describe_missing(argument, path))
+
+    files = []
+    matches = {match.removeprefix("./") for match in _matches(path)}
+    for match in sorted(matches):
+        if os.path.isdir(match):
+            files += image_files(match)
+        else:
+            files.append(match)
     files = [file for file in files if is_image(os.path.basename(file)) and not is_special(file)]
     if not files:
         raise ValueError(_describe_missing(argument, path))
@@ -276,14 +304,17 @@ def _expand(argument: str) -> list[str]:
 
 
 def _matches(pattern: str) -> Iterator[str]:
-    """Yield the matches of `glob.glob(pattern, recursive=True)`, which never ends where links form a circle."""
+    """Yield the matches of `glob.glob(pattern, recursive=True)`; it ends where links form a circle."""
     head, double_star, rest = f"/{pattern}/".partition("/**/")
     if not double_star:
         yield from glob.glob(pattern)
         return
     head = head[1:] or pattern[: pattern.startswith("/")]
     rest = rest.removesuffix("/")
-    for start in glob.glob(head) if head else [os.curdir]:
+    starts = [os.curdir]
+    if head:
+        starts = glob.glob(head)
+    for start in starts:
         if rest and os.path.isdir(start):
             for folder, _ in walk(start):
                 yield from _matches(os.path.join(glob.escape(folder), rest))
@@ -295,15 +326,18 @@ def _describe_missing(argument: str, path: str) -> str:
     folder, name = os.path.split(path)
     folder = folder or os.curdir
     if glob.has_magic(path):
-        return f"No image matches the pattern {argument!r}; images are files named {' '.join(EXTENSIONS)}."
+        extensions = " ".join(EXTENSIONS)
+        return f"No image matches the pattern {argument!r}; images are files named {extensions}."
     if not os.path.isdir(folder):
-        return f"There is no file, folder or pattern {argument!r}: there is no folder {folder!r} either."
+        return (
+            f"There is no file, folder or pattern {argument!r}: "
+            f"there is no folder {folder!r} either."
+        )
+
     near = closest(name, os.listdir(folder), 3)
-    nearest = (
-        f"Nearest in {folder!r}: {', '.join(map(repr, near))}."
-        if near
-        else f"Nothing in {folder!r} is similar."
-    )
+    nearest = f"Nothing in {folder!r} is similar."
+    if near:
+        nearest = f"Nearest in {folder!r}: {', '.join(map(repr, near))}."
     return f"There is no file or folder {argument!r}. {nearest}"
 
 

@@ -26,10 +26,11 @@ from vit_jax.data.subset import hold_out, hold_out_as_then, part_of
 from vit_jax.text.nearest import did_you_mean
 from vit_jax.text.printable import printable
 
+# Each name may stand for the others of its line.
 _MEANINGS = (
     ("train", "training"),
     ("test", "val", "validation", "valid"),
-)  # each may stand for the others
+)
 SPLIT_NAMES = tuple(itertools.chain(*_MEANINGS))
 _PART = re.compile(r"(?P<split>.+)\[(?:(?P<low>[\d.]+)%)?:(?:(?P<high>[\d.]+)%)?\]")
 WHOLE = "all"  # the split with every image of a list without splits
@@ -40,11 +41,15 @@ class ListedSource(Source):
 
     def survey(self, value_range: ValueRange | None, option: str) -> list[str]:
         """Return warnings as `survey.survey`."""
-        return survey(map(self.name_of, range(len(self))), value_range, option)
+        names = map(self.name_of, range(len(self)))
+        return survey(names, value_range, option)
 
 
 class FileSource(ListedSource):
-    """Image files. Their paths are one numpy array of bytes: a million strings would be slow to send to each worker."""
+    """Image files.
+
+    Their paths are one numpy array of bytes: a million strings would be slow to send to each worker.
+    """
 
     def __init__(
         self,
@@ -111,7 +116,7 @@ class Listing(abc.ABC):
 
     @abc.abstractmethod
     def classes(self, split: str | None) -> list[str]:
-        """Return the names of the classes in a split, or without splits, in the order of their numbers."""
+        """Return the names of the classes in a split, or without splits, by their numbers."""
 
     @abc.abstractmethod
     def read(self, split: str | None, class_names: tuple[str, ...]) -> ListedSource:
@@ -119,7 +124,10 @@ class Listing(abc.ABC):
 
     def place(self, split: str | None) -> str:
         """Return the name of the data and the split, for messages."""
-        return printable(f"{self.kind}:{self.path}" + (f", split {split!r}" if split else ""))
+        name = f"{self.kind}:{self.path}"
+        if split:
+            name += f", split {split!r}"
+        return printable(name)
 
 
 def known_splits(names: Iterable[str]) -> set[str]:
@@ -172,34 +180,40 @@ def open_listing(
         )
     listed = innermost(source)
     assert isinstance(listed, ListedSource)
-    for line in listed.survey(
-        config.value_range,
-        range_option,
-    ):  # all of a list without splits, for one warning
+    # All images of a list without splits are checked, for one warning.
+    for line in listed.survey(config.value_range, range_option):
         warn_once(f"{listing.path}: {line}")
-    return source if (low, high) == (0.0, 1.0) else part_of(source, low, high, seed)
+
+    if (low, high) == (0.0, 1.0):
+        return source
+    return part_of(source, low, high, seed)
 
 
 def part_of_split(split: str) -> tuple[str, float, float]:
     """Return the name in "NAME[10%:90%]" and the two fractions; 0 and 1 for any other name."""
     if "[" not in split:
         return split, 0.0, 1.0
-    if (match := _PART.fullmatch(split)) is not None:
-        low, high = (
-            float(match[side] or usual) / 100 for side, usual in (("low", 0), ("high", 100))
-        )
+    if match := _PART.fullmatch(split):
+        low = float(match["low"] or 0) / 100
+        high = float(match["high"] or 100) / 100
         if 0 <= low < high <= 1:
             return match["split"], low, high
     raise ValueError(
-        f"Split {split!r} of a folder: write parts in percent, such as 'train[:99%]' and 'train[99%:]'.",
+        f"Split {split!r} of a folder: write parts in percent, "
+        "such as 'train[:99%]' and 'train[99%:]'.",
     )
 
 
 def whole_splits(config: InputConfig) -> InputConfig:
-    """Return the config with splits instead of parts; for two parts of one split without a test split, ""."""
-    (train, *_), (test, *_) = map(part_of_split, (config.train_split, config.test_split))
-    are_parts = train == test and config.train_split != config.test_split
-    return dataclasses.replace(config, train_split=train, test_split="" if are_parts else test)
+    """Return the config with splits instead of parts.
+
+    For two parts of one split the test split is "".
+    """
+    train, _, _ = part_of_split(config.train_split)
+    test, _, _ = part_of_split(config.test_split)
+    if train == test and config.train_split != config.test_split:
+        test = ""
+    return dataclasses.replace(config, train_split=train, test_split=test)
 
 
 def _open_split(
@@ -213,25 +227,26 @@ def _open_split(
     listing.require_splits(config.train_split, config.test_split, split)
     split = _present(str(listing.path), split, splits)
     if not is_classified:
-        _require_split(
-            listing,
-            split,
-            splits,
-            f"Name one of them as the split, such as {splits[0]!r}.",
-        )
-        return listing.read(split, _all_class_names(listing, split, config.train_split, splits))
+        advice = f"Name one of them as the split, such as {splits[0]!r}."
+        _require_split(listing, split, splits, advice)
+        class_names = _all_class_names(listing, split, config.train_split, splits)
+        return listing.read(split, class_names)
 
     train_split = _present(str(listing.path), config.train_split, splits)
     advice = "Set config.input.train_split and config.input.test_split."
     if len(splits) == 1:
-        parts = f"config.input.train_split='{splits[0]}[:90%]' and config.input.test_split='{splits[0]}[90%:]'"
-        advice = f"Set {parts} to hold out a part of it."
+        (only,) = splits
+        advice = (
+            f"Set config.input.train_split='{only}[:90%]' and "
+            f"config.input.test_split='{only}[90%:]' to hold out a part of it."
+        )
     for name in (train_split, split):
         _require_split(listing, name, splits, advice)
     class_names = _class_names(listing, train_split)
     present = listing.classes(split)
     _require_distinct(listing, sorted({*class_names, *present}))
-    if extra := sorted({*present} - {*class_names}):
+    extra = sorted({*present} - {*class_names})
+    if extra:
         raise ValueError(
             f"{listing.place(split)} has classes that {train_split!r} does not have: {few(extra)}. "
             "Every class needs training images: add them, or remove these images.",
@@ -254,21 +269,37 @@ def _all_class_names(
     train_split: str,
     splits: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return the classes of the training split, if there is one, and behind them those that only the split has."""
-    same = next((names for names in _MEANINGS if train_split in names), ())
-    present = next((name for name in (train_split, *same) if name in splits), None)
-    class_names = [] if present is None else listing.classes(present)
-    class_names += [name for name in _class_names(listing, split, 1) if name not in class_names]
+    """Return the classes of the training split, if any, and those that only the split has."""
+    class_names = list[str]()
+    present = _find_split(train_split, splits)
+    if present is not None:
+        class_names += listing.classes(present)
+    for name in _class_names(listing, split, 1):
+        if name not in class_names:
+            class_names.append(name)
     _require_distinct(listing, sorted(class_names))
     return tuple(class_names)
 
 
+def _find_split(split: str, splits: Sequence[str]) -> str | None:
+    """Return the split or, if it is missing, the first of the same meaning; None without any."""
+    if split in splits:
+        return split
+    for names in _MEANINGS:
+        if split not in names:
+            continue
+        for name in names:
+            if name in splits:
+                return name
+    return None
+
+
 def _present(path: str, split: str, splits: Sequence[str]) -> str:
-    """Return the split or, if it is missing, the first of the same meaning; without any the name itself."""
-    same = next((names for names in _MEANINGS if split in names), ())
-    present = next((name for name in (split, *same) if name in splits), split)
-    if present != split:
-        warn_once(f"{path} has no split {split!r}: {present!r} is taken.")
+    """Return the split or one of the same meaning; without any the name itself."""
+    present = _find_split(split, splits)
+    if present is None or present == split:
+        return split
+    warn_once(f"{path} has no split {split!r}: {present!r} is taken.")
     return present
 
 
@@ -294,25 +325,40 @@ def _open_flat(
         return everything
     if held_then:
         rest, held_out = hold_out_as_then(everything, held_then, seed)
-        return held_out if split == config.test_split else rest
-    if not 0.0 < config.holdout_fraction < 1.0:
-        value = f"config.input.holdout_fraction={config.holdout_fraction}"
-        raise ValueError(f"{value}: must be between 0 and 1 for {unsplit}.")
-    sizes = zip(
-        everything.class_names,
-        class_sizes(everything.labels, everything.num_classes),
-        strict=True,
-    )
-    if not everything.is_multilabel and (single := [name for name, size in sizes if size == 1]):
+    else:
+        _require_hold_out(everything, config.holdout_fraction, unsplit)
+        rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
+    if split == config.test_split:
+        return held_out
+    return rest
+
+
+def _require_hold_out(everything: Source, fraction: float, unsplit: str) -> None:
+    """Raise ValueError unless a fraction of each class can be held out."""
+    if not 0.0 < fraction < 1.0:
+        raise ValueError(
+            f"config.input.holdout_fraction={fraction}: must be between 0 and 1 for {unsplit}.",
+        )
+    if everything.is_multilabel:
+        return
+
+    sizes = class_sizes(everything.labels, everything.num_classes)
+    single = []
+    for name, size in zip(everything.class_names, sizes, strict=True):
+        if size == 1:
+            single.append(name)
+    if single:
         raise ValueError(
             f"Classes of {unsplit}, have one image: {few(single)}. Add images, or name the splits.",
         )
-    rest, held_out = hold_out(everything, config.holdout_fraction, seed, purpose=b"")
-    return held_out if split == config.test_split else rest
 
 
 def _class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[str, ...]:
-    """Return the classes of a split, in distinct names; raises ValueError for fewer than the least number."""
+    """Return the classes of a split, in distinct names.
+
+    Raises:
+      ValueError: there are fewer than the least number.
+    """
     names = tuple(listing.classes(split))
     if len(names) < fewest:
         present = few(names, repr) or "none"
@@ -326,19 +372,21 @@ def _class_names(listing: Listing, split: str | None, fewest: int = 2) -> tuple[
 
 
 def _require_distinct(listing: Listing, names: Sequence[str]) -> None:
-    """Reject names that some systems treat as one, or that look the same: they are one class under two names."""
+    """Reject names that look the same or that some systems treat as one."""
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(unicodedata.normalize("NFC", name).lower(), name)
-        if other != name:
-            case = unicodedata.normalize("NFC", name) != unicodedata.normalize("NFC", other)
-            difference = (
-                "upper and lower case" if case else f"their Unicode form, {other!a} and {name!a}"
-            )
-            names = f"{other!r} and {name!r} of {listing.place(None)}"
-            raise ValueError(
-                f"The classes {names} differ only in {difference}. Give their images one name.",
-            )
+        normal = unicodedata.normalize("NFC", name)
+        other = seen.setdefault(normal.lower(), name)
+        if other == name:
+            continue
+
+        difference = "upper and lower case"
+        if normal == unicodedata.normalize("NFC", other):
+            difference = f"their Unicode form, {other!a} and {name!a}"
+        raise ValueError(
+            f"The classes {other!r} and {name!r} of {listing.place(None)} differ only in "
+            f"{difference}. Give their images one name.",
+        )
 
 
 @functools.cache
