@@ -67,9 +67,11 @@ def attention(
 
 
 def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Name output and log-sums for rematerialisation."""
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
     run = on_shards(run, _OPERANDS, ("heads_BSE", "rows_BTGS"))
+
     output_BSE, log_sums_BTGS = run(*operands)
     output_BSE = checkpoint_name(output_BSE, ATTENTION_OUTPUT)
     log_sums_BTGS = checkpoint_name(log_sums_BTGS, LOG_SUMS)
@@ -77,15 +79,22 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
 
 
 def _differentiate(
-    head_dim: int, interpret: bool, saved: tuple[jax.Array, ...], gradient_BSE: jax.Array
+    head_dim: int,
+    interpret: bool,
+    saved: tuple[jax.Array, ...],
+    gradient_BSE: jax.Array,
 ) -> tuple[jax.Array, ...]:
+    """Return the gradients of queries, keys, values (B, S, E) and biases (3, E)."""
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
     names = (*_OPERANDS, "rows_BTGS", "heads_BSE")
     run = on_shards(run, names, ("heads_BSE", "heads_BSE", "heads_BSE", "bias_B3E"))
-    *gradients, dbias_B3E = run(*saved, gradient_BSE)
+    *sums_BSE, dbias_B3E = run(*saved, gradient_BSE)
+
     bias_3E = saved[3]
-    dbias_3E = dbias_B3E.sum(0).astype(bias_3E.dtype)
-    return (*(gradient.astype(gradient_BSE.dtype) for gradient in gradients), dbias_3E)
+    dbias_3E = dbias_B3E.sum(0)
+    dbias_3E = dbias_3E.astype(bias_3E.dtype)
+    gradients = [sum_BSE.astype(gradient_BSE.dtype) for sum_BSE in sums_BSE]
+    return (*gradients, dbias_3E)
 
 
 attention.defvjp(_save, _differentiate)
@@ -101,15 +110,22 @@ def count_heads_per_program(num_heads: int, head_dim: int, length: int) -> int |
     costs of a program count. None where not even the fewest fit.
     """
     fewest = LANES // math.gcd(LANES, head_dim)
-    groups = [group for group in range(fewest, num_heads, fewest) if num_heads % group == 0]
+    multiples = range(fewest, num_heads, fewest)
+    groups = [group for group in multiples if num_heads % group == 0]
     groups.append(num_heads)
 
     block_per_head = head_dim * length
     good = [group for group in groups if group * block_per_head <= GOOD_BLOCK]
     if good:
         return max(good)
-    limit = MAX_BLOCK if length <= MAX_QUERIES else GOOD_BLOCK
-    return groups[0] if groups[0] * block_per_head <= limit else None
+
+    limit = GOOD_BLOCK
+    if length <= MAX_QUERIES:
+        limit = MAX_BLOCK
+    smallest = groups[0]
+    if smallest * block_per_head <= limit:
+        return smallest
+    return None
 
 
 class _Grid:
@@ -124,13 +140,15 @@ class _Grid:
             raise ValueError(
                 f"config.model.attention='pallas': {rule}. Use model.attention=xla, or auto."
             )
+
         num_groups = num_heads // group
         self.num_blocks = math.ceil(self.length / MAX_QUERIES)
         self.statistics_BTGS = (batch, num_groups, group, self.length)
 
         num_queries = self.length
         if self.num_blocks > 1:  # complete tiles, enough for all queries
-            num_queries = -(-self.length // self.num_blocks // LANES) * LANES
+            num_tiles = -(-self.length // self.num_blocks // LANES)
+            num_queries = num_tiles * LANES
         lanes = group * head_dim
 
         def at_queries(image: Any, heads: Any, block: Any) -> tuple:
@@ -152,22 +170,28 @@ class _Grid:
         self.statistics = pl.BlockSpec((1, 1, group, num_queries), at_statistics)
 
         grid = (batch, num_groups, self.num_blocks)
+        num_programs = math.prod(grid)
+        compiler_params = pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+        )
         self.settings: dict[str, Any] = {
             "grid": grid,
-            "compiler_params": pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary")
-            ),
-            "metadata": {"programs": str(math.prod(grid))},  # `plan` counts their cycles by it
+            "compiler_params": compiler_params,
+            "metadata": {"programs": str(num_programs)},  # `plan` counts their cycles by it
         }
 
 
 def _run_forward(
-    *operands: jax.Array, head_dim: int, interpret: bool
+    *operands: jax.Array,
+    head_dim: int,
+    interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
+    """Return the attention output (B, S, E) and the logarithm of its sums, on one device."""
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
     output_shape = jax.ShapeDtypeStruct(query_BSE.shape, query_BSE.dtype)
     log_sums_shape = jax.ShapeDtypeStruct(grid.statistics_BTGS, jnp.float32)
+
     call = pl.pallas_call(
         functools.partial(_forward, head_dim=head_dim),
         in_specs=[grid.queries, grid.tokens, grid.tokens, grid.bias],
@@ -180,21 +204,39 @@ def _run_forward(
     return call(*operands)
 
 
-def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple[jax.Array, ...]:
+def _run_backward(
+    *operands: jax.Array,
+    head_dim: int,
+    interpret: bool,
+) -> tuple[jax.Array, ...]:
+    """Return the gradients of the operands, on one device; of the biases (B, 3, E)."""
     query_BSE = operands[0]
     grid = _Grid(query_BSE.shape, head_dim)
     batch, _, width = query_BSE.shape
+
     query_shape = jax.ShapeDtypeStruct(query_BSE.shape, query_BSE.dtype)
     token_shape = query_shape
     if grid.num_blocks > 1:  # a sum over blocks of queries is collected in float32
         token_shape = jax.ShapeDtypeStruct(query_BSE.shape, jnp.float32)
     dbias_shape = jax.ShapeDtypeStruct((batch, 3, width), jnp.float32)
 
-    sizes = {"head_dim": head_dim, "length": grid.length, "num_blocks": grid.num_blocks}
-    inputs = [grid.queries, grid.tokens, grid.tokens, grid.bias, grid.statistics, grid.queries]
+    program = functools.partial(
+        _backward,
+        head_dim=head_dim,
+        length=grid.length,
+        num_blocks=grid.num_blocks,
+    )
+    in_specs = [
+        grid.queries,
+        grid.tokens,
+        grid.tokens,
+        grid.bias,
+        grid.statistics,
+        grid.queries,
+    ]
     call = pl.pallas_call(
-        functools.partial(_backward, **sizes),
-        in_specs=inputs,
+        program,
+        in_specs=in_specs,
         out_specs=(grid.queries, grid.tokens, grid.tokens, grid.dbias),
         out_shape=(query_shape, token_shape, token_shape, dbias_shape),
         interpret=interpret,
@@ -208,7 +250,14 @@ def _run_backward(*operands: jax.Array, head_dim: int, interpret: bool) -> tuple
 
 
 def _forward(
-    query: Ref, key: Ref, value: Ref, bias: Ref, out: Ref, log_sums: Ref, *, head_dim: int
+    query: Ref,
+    key: Ref,
+    value: Ref,
+    bias: Ref,
+    out: Ref,
+    log_sums: Ref,
+    *,
+    head_dim: int,
 ) -> None:
     """Compute some heads, for one block of queries.
 
@@ -217,18 +266,25 @@ def _forward(
     q_QE, k_SE, v_SE = _add_biases(query, key, value, bias, head_dim)
     v_ES = v_SE.T
     dtype = v_SE.dtype
+    width = key.shape[-1]
+
     outputs_hQ = []
-    for head, lanes in enumerate(_slice_heads(key.shape[-1], head_dim)):
-        tile = _find_tile(lanes, q_QE.shape[-1])
+    for head, lanes in enumerate(_slice_heads(width, head_dim)):
+        tile = _find_tile(lanes, width)
         q_Qh = _select_head(q_QE, lanes, tile, dtype)
+
         scores_SQ = _multiply(k_SE[:, tile], q_Qh, _SECOND_TRANSPOSED)
         highest_1Q = scores_SQ.max(0, keepdims=True)
         weights_SQ = jnp.exp2(scores_SQ - highest_1Q)
         sums_1Q = weights_SQ.sum(0, keepdims=True)
         log_sums[0, 0, head : head + 1, :] = highest_1Q + jnp.log2(sums_1Q)
-        output_hQ = _multiply(v_ES[lanes], weights_SQ.astype(dtype))
-        outputs_hQ.append(output_hQ * (1.0 / sums_1Q))
-    out[0] = jnp.concatenate(outputs_hQ).T.astype(out.dtype)
+
+        sum_hQ = _multiply(v_ES[lanes], weights_SQ.astype(dtype))
+        output_hQ = sum_hQ * (1.0 / sums_1Q)
+        outputs_hQ.append(output_hQ)
+
+    output_QE = jnp.concatenate(outputs_hQ).T
+    out[0] = output_QE.astype(out.dtype)
 
 
 def _backward(
@@ -253,23 +309,21 @@ def _backward(
     gradient_QE = gradient[0].astype(jnp.float32)
     is_query_1Q = None
     if num_blocks > 1:  # values past the last query are undefined
-        is_query_QE = _is_query(q_QE.shape, 0, block, length)
-        q_QE = jnp.where(is_query_QE, q_QE, 0.0)
-        gradient_QE = jnp.where(is_query_QE, gradient_QE, 0.0)
+        q_QE, gradient_QE = _mask_queries(q_QE, gradient_QE, block, length)
         is_query_1Q = _is_query((1, q_QE.shape[0]), 1, block, length)
 
     k_ES = k_SE.T
     dtype = k_SE.dtype
+    width = key.shape[-1]
     dqueries_hQ = []
     dkeys = _TileSums()
     dvalues = _TileSums()
-    for head, lanes in enumerate(_slice_heads(key.shape[-1], head_dim)):
-        tile = _find_tile(lanes, q_QE.shape[-1])
+    for head, lanes in enumerate(_slice_heads(width, head_dim)):
+        tile = _find_tile(lanes, width)
         q_Qh = _select_head(q_QE, lanes, tile, dtype)
         gradient_Qh = _select_head(gradient_QE, lanes, tile, dtype)
-        log_sums_1Q = log_sums[0, 0, head : head + 1, :]
-        if is_query_1Q is not None:
-            log_sums_1Q = jnp.where(is_query_1Q, log_sums_1Q, 0.0)
+        log_sums_1Q = _load_log_sums(log_sums, head, is_query_1Q)
+
         scores_SQ = _multiply(k_SE[:, tile], q_Qh, _SECOND_TRANSPOSED)
         weights_SQ = jnp.exp2(scores_SQ - log_sums_1Q)
         dweights_SQ = _multiply(v_SE[:, tile], gradient_Qh, _SECOND_TRANSPOSED)
@@ -279,31 +333,66 @@ def _backward(
         dqueries_hQ.append(_multiply(k_ES[lanes], dscores_SQ))
         dkeys.add(tile, _multiply(dscores_SQ, q_Qh))
 
-    dq_QE = jnp.concatenate(dqueries_hQ).T * head_dim**-0.5
+    dq_QE = jnp.concatenate(dqueries_hQ).T
+    dq_QE = dq_QE * head_dim**-0.5
     dk_SE = dkeys.join()
     dv_SE = dvalues.join()
     dk_SE = dk_SE * (1 / LOG2_E)
+
     dquery[0] = dq_QE.astype(dquery.dtype)
 
     collect = functools.partial(_collect, is_first=block == 0, num_blocks=num_blocks)
     _store_bias_gradient(dbias, 0, dq_QE, collect)
     _store_bias_gradient(dbias, 1, dk_SE, collect)
-    dkey[0] = collect(dk_SE, dkey, 0).astype(dkey.dtype)
+    _store_gradient(dkey, dk_SE, collect)
     _store_bias_gradient(dbias, 2, dv_SE, collect)
-    dvalue[0] = collect(dv_SE, dvalue, 0).astype(dvalue.dtype)
+    _store_gradient(dvalue, dv_SE, collect)
+
+
+def _mask_queries(
+    q_QE: jax.Array,
+    gradient_QE: jax.Array,
+    block: jax.Array,
+    length: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Return queries and the gradient of their output, with zeros past the last query."""
+    is_query_QE = _is_query(q_QE.shape, 0, block, length)
+    q_QE = jnp.where(is_query_QE, q_QE, 0.0)
+    gradient_QE = jnp.where(is_query_QE, gradient_QE, 0.0)
+    return q_QE, gradient_QE
+
+
+def _load_log_sums(log_sums: Ref, head: int, is_query_1Q: jax.Array | None) -> jax.Array:
+    """Return the logarithm of a head's sums, (1, Q); 0 where a mask says there is no query."""
+    log_sums_1Q = log_sums[0, 0, head : head + 1, :]
+    if is_query_1Q is None:
+        return log_sums_1Q
+    return jnp.where(is_query_1Q, log_sums_1Q, 0.0)
 
 
 def _differentiate_softmax(weights_SQ: jax.Array, dweights_SQ: jax.Array) -> jax.Array:
-    mean_1Q = (weights_SQ * dweights_SQ).sum(0, keepdims=True)
+    """Return the gradient of the scores, (S, Q), from the softmax and its gradient."""
+    weighted_SQ = weights_SQ * dweights_SQ
+    mean_1Q = weighted_SQ.sum(0, keepdims=True)
     return weights_SQ * (dweights_SQ - mean_1Q)
 
 
+def _store_gradient(out: Ref, x_SE: jax.Array, collect: Callable[..., jax.Array]) -> None:
+    """Store the gradient of keys or values."""
+    total_SE = collect(x_SE, out, 0)
+    out[0] = total_SE.astype(out.dtype)
+
+
 def _store_bias_gradient(
-    dbias: Ref, row: int, x_NE: jax.Array, collect: Callable[..., jax.Array]
+    dbias: Ref,
+    row: int,
+    x_NE: jax.Array,
+    collect: Callable[..., jax.Array],
 ) -> None:
     """Store the sum of a projection's gradient over tokens as the gradient of its bias."""
     rows = slice(row, row + 1)
-    dbias[0, rows, :] = collect(x_NE.sum(0, keepdims=True), dbias, (0, rows))
+    sum_1E = x_NE.sum(0, keepdims=True)
+    dbias[0, rows, :] = collect(sum_1E, dbias, (0, rows))
 
 
 def _is_query(shape: tuple[int, ...], axis: int, block: jax.Array, length: int) -> jax.Array:
@@ -313,28 +402,48 @@ def _is_query(shape: tuple[int, ...], axis: int, block: jax.Array, length: int) 
 
 
 def _collect(
-    x: jax.Array, out: Ref, index: Any, *, is_first: jax.Array, num_blocks: int
+    x: jax.Array,
+    out: Ref,
+    index: Any,
+    *,
+    is_first: jax.Array,
+    num_blocks: int,
 ) -> jax.Array:
     """Return a value added to the sum of earlier blocks of queries."""
     if num_blocks == 1:
         return x
-    return x + jnp.where(is_first, 0.0, out[index])
+    earlier = jnp.where(is_first, 0.0, out[index])
+    return x + earlier
 
 
 def _add_biases(
-    query: Ref, key: Ref, value: Ref, bias: Ref, head_dim: int
+    query: Ref,
+    key: Ref,
+    value: Ref,
+    bias: Ref,
+    head_dim: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return queries in float32, scaled for powers of two; keys and values in their dtype."""
     dtype = key.dtype
-    q_QE = query[0].astype(jnp.float32) + bias[0:1].astype(jnp.float32)
-    k_SE = key[0].astype(jnp.float32) + bias[1:2].astype(jnp.float32)
-    v_SE = value[0].astype(jnp.float32) + bias[2:3].astype(jnp.float32)
-    return q_QE * (head_dim**-0.5 * LOG2_E), k_SE.astype(dtype), v_SE.astype(dtype)
+    q_QE = _add_bias(query, bias, 0)
+    k_SE = _add_bias(key, bias, 1)
+    v_SE = _add_bias(value, bias, 2)
+
+    scale = head_dim**-0.5 * LOG2_E
+    return q_QE * scale, k_SE.astype(dtype), v_SE.astype(dtype)
+
+
+def _add_bias(projection: Ref, bias: Ref, row: int) -> jax.Array:
+    """Return a projection with its bias in float32."""
+    x_NE = projection[0].astype(jnp.float32)
+    bias_1E = bias[row : row + 1].astype(jnp.float32)
+    return x_NE + bias_1E
 
 
 def _slice_heads(width: int, head_dim: int) -> list[slice]:
     """Return the lanes of each head of a program."""
-    return [slice(start, start + head_dim) for start in range(0, width, head_dim)]
+    starts = range(0, width, head_dim)
+    return [slice(start, start + head_dim) for start in starts]
 
 
 def _find_tile(lanes: slice, num_lanes: int) -> slice:
@@ -342,18 +451,23 @@ def _find_tile(lanes: slice, num_lanes: int) -> slice:
     head_dim = lanes.stop - lanes.start
     if LANES % head_dim:  # two tiles cost as much as moving the head
         return lanes
+
     start = lanes.start // LANES * LANES
-    return slice(start, min(start + LANES, num_lanes))
+    end = min(start + LANES, num_lanes)
+    return slice(start, end)
 
 
 def _select_head(x_QE: jax.Array, lanes: slice, tile: slice, dtype: jnp.dtype) -> jax.Array:
     """Return the tile of a head, zeroed outside of the head."""
     x_Qh = x_QE[:, tile]
-    if tile == lanes and LANES % (lanes.stop - lanes.start):
+    head_dim = lanes.stop - lanes.start
+    if tile == lanes and LANES % head_dim:
         return x_Qh.astype(dtype)
+
     lane = jax.lax.broadcasted_iota(jnp.int32, x_Qh.shape, 1) + tile.start
     is_head = (lane >= lanes.start) & (lane < lanes.stop)
-    return jnp.where(is_head, x_Qh, 0.0).astype(dtype)
+    head_Qh = jnp.where(is_head, x_Qh, 0.0)
+    return head_Qh.astype(dtype)
 
 
 class _TileSums:
@@ -363,7 +477,9 @@ class _TileSums:
         self.sums: dict[int, jax.Array] = {}  # by first lane
 
     def add(self, tile: slice, x: jax.Array) -> None:
-        self.sums[tile.start] = self.sums.get(tile.start, 0.0) + x
+        """Add a value to the sum of a tile."""
+        total = self.sums.get(tile.start, 0.0)
+        self.sums[tile.start] = total + x
 
     def join(self) -> jax.Array:
         """Return all tiles beside each other."""
