@@ -5,7 +5,7 @@ of s tokens.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,11 +31,17 @@ class Projections(NamedTuple):
 
     def add_biases(self) -> list[jax.Array]:
         """Return queries, keys and values with their biases, (B, Q or S, E)."""
-        return [x + bias_E for x, bias_E in zip(self[:3], self.bias_3E, strict=True)]
+        projections = self[:3]
+        pairs = zip(projections, self.bias_3E, strict=True)
+        return [x + bias_E for x, bias_E in pairs]
 
     def split_heads(self, num_heads: int) -> list[jax.Array]:
         """Return queries, keys and values with their biases, (B, Q or S, T, h)."""
-        return [x.reshape(*x.shape[:2], num_heads, -1) for x in self.add_biases()]
+        split = []
+        for x in self.add_biases():
+            batch, length, _ = x.shape
+            split.append(x.reshape(batch, length, num_heads, -1))
+        return split
 
 
 class Attention(nnx.Module):
@@ -83,11 +89,14 @@ class Attention(nnx.Module):
         """Return (B, Q, D), each query's weighted sum of the tokens."""
         projections = self._project(queries_BQD, tokens_BSD)
         form = self._choose_form(projections)
-        return self._project_output(attend(projections, self.num_heads, form))
+        output_BQE = attend(projections, self.num_heads, form)
+        return self._project_output(output_BQE)
 
     @jax.named_scope("attention")
     def with_weights(
-        self, queries_BQD: jax.Array, tokens_BSD: jax.Array
+        self,
+        queries_BQD: jax.Array,
+        tokens_BSD: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the attention output (B, Q, D) and its weights (B, T, Q, S) in float32."""
         projections = self._project(queries_BQD, tokens_BSD)
@@ -95,20 +104,13 @@ class Attention(nnx.Module):
         return self._project_output(output_BQE), weights_BTQS
 
     def _project(self, queries_BQD: jax.Array, tokens_BSD: jax.Array) -> Projections:
-        layers = (self.query, self.key, self.value)
-        kernels = [layer.kernel[...].astype(self.dtype) for layer in layers]
-        if queries_BQD is tokens_BSD:
-            products = dispatch.multiply_each(tokens_BSD.astype(self.dtype), kernels)
-        else:
-            inputs = (queries_BQD, tokens_BSD, tokens_BSD)
-            pairs = zip(inputs, kernels, strict=True)
-            products = [dispatch.multiply(x.astype(self.dtype), kernel) for x, kernel in pairs]
-
-        query_BQE = _name_heads(products[0], "query")
+        """Return the projections; rotary positions turn queries and keys with their biases."""
+        query_BQE, key_BSE, value_BSE = self._multiply_kernels(queries_BQD, tokens_BSD)
+        query_BQE = _name_heads(query_BQE, "query")
         query_bias_E = self._read_bias(self.query)
-        key_BSE = _name_heads(products[1], "key")
+        key_BSE = _name_heads(key_BSE, "key")
         key_bias_E = self._read_bias(self.key)
-        value_BSE = _name_heads(products[2], "value")
+        value_BSE = _name_heads(value_BSE, "value")
         value_bias_E = self._read_bias(self.value)
 
         if self.rotary is not None:  # it turns queries and keys with their biases
@@ -118,20 +120,49 @@ class Attention(nnx.Module):
             key_bias_E = jnp.zeros_like(key_bias_E)
 
         bias_3E = jnp.stack([query_bias_E, key_bias_E, value_bias_E])
-        offset_key_QSh = None if self.positions is None else self.positions()
+        offset_key_QSh = None
+        if self.positions is not None:
+            offset_key_QSh = self.positions()
         return Projections(query_BQE, key_BSE, value_BSE, bias_3E, offset_key_QSh)
+
+    def _multiply_kernels(
+        self,
+        queries_BQD: jax.Array,
+        tokens_BSD: jax.Array,
+    ) -> Sequence[jax.Array]:
+        """Return the products of the inputs with the kernels of queries, keys and values."""
+        kernels = []
+        for layer in (self.query, self.key, self.value):
+            kernel = layer.kernel[...]
+            kernels.append(kernel.astype(self.dtype))
+
+        if queries_BQD is tokens_BSD:
+            tokens_BSD = tokens_BSD.astype(self.dtype)
+            return dispatch.multiply_each(tokens_BSD, kernels)
+
+        products = []
+        inputs = (queries_BQD, tokens_BSD, tokens_BSD)
+        for x, kernel in zip(inputs, kernels, strict=True):
+            product = dispatch.multiply(x.astype(self.dtype), kernel)
+            products.append(product)
+        return products
 
     def _read_bias(self, layer: nnx.Linear) -> jax.Array:
         """Return the bias of a projection, zeros if it has none."""
         if layer.bias is None:
-            return jnp.zeros(layer.kernel.shape[-1]).astype(self.dtype)
-        return layer.bias[...].astype(self.dtype)
+            width = layer.kernel.shape[-1]
+            bias_E = jnp.zeros(width)
+        else:
+            bias_E = layer.bias[...]
+        return bias_E.astype(self.dtype)
 
     def _choose_form(self, projections: Projections) -> str:
         """Return the form of the attention; kernels need as many queries as tokens."""
         tokens = projections.key_BSE
-        if projections.query_BQE.shape != tokens.shape or projections.offset_key_QSh is not None:
+        is_self_attention = projections.query_BQE.shape == tokens.shape
+        if not is_self_attention or projections.offset_key_QSh is not None:
             return "xla"
+
         _, length, width = tokens.shape
         return dispatch.choose_attention(
             self.form,
@@ -142,6 +173,7 @@ class Attention(nnx.Module):
         )
 
     def _project_output(self, output_BQE: jax.Array) -> jax.Array:
+        """Return the attention output in the width of the tokens, (B, Q, D)."""
         if self.norm is not None:
             output_BQE = self.norm(output_BQE)
         return self.out(output_BQE)
@@ -149,7 +181,8 @@ class Attention(nnx.Module):
 
 def _name_heads(product_BSE: jax.Array, name: str) -> jax.Array:
     """Constrain the sharding of a projection, and name it for rematerialisation."""
-    return checkpoint_name(constrain(product_BSE, "heads_BSE"), name)
+    product_BSE = constrain(product_BSE, "heads_BSE")
+    return checkpoint_name(product_BSE, name)
 
 
 def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
@@ -160,14 +193,18 @@ def attend(projections: Projections, num_heads: int, form: str) -> jax.Array:
     return dispatch.compute_attention(form, *projections[:4], num_heads)
 
 
-def attend_with_weights(projections: Projections, num_heads: int) -> tuple[jax.Array, jax.Array]:
+def attend_with_weights(
+    projections: Projections,
+    num_heads: int,
+) -> tuple[jax.Array, jax.Array]:
     """Return softmax(q k^T / sqrt(h)) v of every head (ViT, eq. 5 to 7), and the softmax.
 
     Their shapes are (B, Q, E) and (B, T, Q, S).
     """
     query_BQTh, key_BSTh, value_BSTh = projections.split_heads(num_heads)
     head_dim = query_BQTh.shape[-1]
-    query_BQTh = query_BQTh * jnp.asarray(head_dim**-0.5, query_BQTh.dtype)
+    scale = jnp.asarray(head_dim**-0.5, query_BQTh.dtype)
+    query_BQTh = query_BQTh * scale
 
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     logits_BTQS = product("BQTh,BSTh->BTQS", query_BQTh, key_BSTh)
@@ -176,9 +213,11 @@ def attend_with_weights(projections: Projections, num_heads: int) -> tuple[jax.A
         logits_BTQS += product("BQTh,QSh->BTQS", query_BQTh, offset_key_QSh)
 
     weights_BTQS = jax.nn.softmax(logits_BTQS)
-    output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", weights_BTQS.astype(value_BSTh.dtype), value_BSTh)
+    rounded_BTQS = weights_BTQS.astype(value_BSTh.dtype)
+    output_BQTh = jnp.einsum("BTQS,BSTh->BQTh", rounded_BTQS, value_BSTh)
     output_BQE = output_BQTh.reshape(projections.query_BQE.shape)
-    return checkpoint_name(output_BQE, ATTENTION_OUTPUT), weights_BTQS
+    output_BQE = checkpoint_name(output_BQE, ATTENTION_OUTPUT)
+    return output_BQE, weights_BTQS
 
 
 class LineAttention(Attention):
@@ -190,22 +229,31 @@ class LineAttention(Attention):
 
     def __call__(self, queries_BSD: jax.Array, tokens_BSD: jax.Array) -> jax.Array:
         """Return (B, S, D), as `Attention` with queries of the same length."""
-        output = super().__call__(self._split_lines(queries_BSD), self._split_lines(tokens_BSD))
+        line_queries = self._split_lines(queries_BSD)
+        line_tokens = self._split_lines(tokens_BSD)
+        output = super().__call__(line_queries, line_tokens)
         return output.reshape(queries_BSD.shape)
 
     def with_weights(
-        self, queries_BSD: jax.Array, tokens_BSD: jax.Array
+        self,
+        queries_BSD: jax.Array,
+        tokens_BSD: jax.Array,
     ) -> tuple[jax.Array, jax.Array]:
         """Return output and weights as `Attention`; weights (B, T, S, S) are 0 outside of lines."""
+        line_queries = self._split_lines(queries_BSD)
+        line_tokens = self._split_lines(tokens_BSD)
+        output, weights = super().with_weights(line_queries, line_tokens)
+
         batch, length, _ = tokens_BSD.shape
         num_lines = length // self.length
-        output, weights = super().with_weights(
-            self._split_lines(queries_BSD), self._split_lines(tokens_BSD)
-        )
-        weights_BlTss = weights.reshape(batch, num_lines, self.num_heads, self.length, self.length)
-        weights_BTlsls = jnp.einsum("BlTqs,lm->BTlqms", weights_BlTss, jnp.eye(num_lines))
+        shape_BlTss = (batch, num_lines, self.num_heads, self.length, self.length)
+        weights_BlTss = weights.reshape(shape_BlTss)
+        is_same_line = jnp.eye(num_lines)
+        weights_BTlsls = jnp.einsum("BlTqs,lm->BTlqms", weights_BlTss, is_same_line)
         weights_BTSS = weights_BTlsls.reshape(batch, -1, length, length)
         return output.reshape(queries_BSD.shape), weights_BTSS
 
     def _split_lines(self, x_BSD: jax.Array) -> jax.Array:
-        return x_BSD.reshape(-1, self.length, x_BSD.shape[-1])
+        """Return the lines of all images one after the other, (B l, s, D)."""
+        width = x_BSD.shape[-1]
+        return x_BSD.reshape(-1, self.length, width)

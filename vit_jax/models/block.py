@@ -47,7 +47,10 @@ class Block(nnx.Module):
         self.drops_examples = a.stochastic_depth_fraction > 0
 
     def __call__(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> jax.Array:
         """Return x + attention(norm(x)), then x + mlp(norm(x)).
 
@@ -61,16 +64,22 @@ class Block(nnx.Module):
         return self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
 
     def with_attention(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the attention weights (B, T, S, S)."""
         norm_BSD = self._normalise(x_BSD)
         attended_BSD, weights_BTSS = self.attention.with_weights(norm_BSD, norm_BSD)
-        return self._add_branches(x_BSD, attended_BSD, drop_fraction, key), weights_BTSS
+        output_BSD = self._add_branches(x_BSD, attended_BSD, drop_fraction, key)
+        return output_BSD, weights_BTSS
 
     def _normalise(self, x_BSD: jax.Array) -> jax.Array:
-        """Return the input of the attention."""
-        return self.attention_norm(dispatch.flatten_tokens(x_BSD)).reshape(x_BSD.shape)
+        """Return the input of the attention, (B, S, D)."""
+        x = dispatch.flatten_tokens(x_BSD)
+        norm = self.attention_norm(x)
+        return norm.reshape(x_BSD.shape)
 
     def _add_branches(
         self,
@@ -87,7 +96,8 @@ class Block(nnx.Module):
                 branch = branch * scale[...].astype(branch.dtype)
             if key is None or not self.drops_examples:
                 return branch
-            dropped_BSD = drop_examples(branch.reshape(x_BSD.shape), drop_fraction, key, site)
+            branch_BSD = branch.reshape(x_BSD.shape)
+            dropped_BSD = drop_examples(branch_BSD, drop_fraction, key, site)
             return dropped_BSD.reshape(branch.shape)
 
         x = dispatch.flatten_tokens(x_BSD)
@@ -96,7 +106,8 @@ class Block(nnx.Module):
         x = x + regularise(attended, self.attention_scale, Site.ATTENTION_BRANCH)
         x = checkpoint_name(x, "middle")
 
-        expanded = self.mlp(self.mlp_norm(x), fraction=self.dropout_fraction, key=key)
+        norm = self.mlp_norm(x)
+        expanded = self.mlp(norm, fraction=self.dropout_fraction, key=key)
         x = x + regularise(expanded, self.mlp_scale, Site.MLP_BRANCH)
         return x.reshape(x_BSD.shape)
 
@@ -111,7 +122,10 @@ class AxialBlock(nnx.Module):
         self.columns = Block(a, rngs=rngs, length=num_rows)
 
     def __call__(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> jax.Array:
         """Return (B, S, D), as `Block`; the tokens are patches in raster order."""
         row_key, column_key = split_key(key)
@@ -122,7 +136,10 @@ class AxialBlock(nnx.Module):
         return _transpose_grid(by_column_BSD, self.grid[::-1])
 
     def with_attention(
-        self, x_BSD: jax.Array, drop_fraction: jax.Array, key: jax.Array | None
+        self,
+        x_BSD: jax.Array,
+        drop_fraction: jax.Array,
+        key: jax.Array | None,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the weights (2, B, T, S, S) of both attentions.
 
@@ -133,25 +150,32 @@ class AxialBlock(nnx.Module):
 
         by_column_BSD = _transpose_grid(x_BSD, self.grid)
         by_column_BSD, column_weights_BTSS = self.columns.with_attention(
-            by_column_BSD, drop_fraction, column_key
+            by_column_BSD,
+            drop_fraction,
+            column_key,
         )
         index_S = _index_by_column(self.grid)
-        column_weights_BTSS = column_weights_BTSS[:, :, index_S[:, None], index_S]
+        query_index_S1 = index_S[:, None]
+        column_weights_BTSS = column_weights_BTSS[:, :, query_index_S1, index_S]
 
         both_2BTSS = jnp.stack([row_weights_BTSS, column_weights_BTSS])
-        return _transpose_grid(by_column_BSD, self.grid[::-1]), both_2BTSS
+        output_BSD = _transpose_grid(by_column_BSD, self.grid[::-1])
+        return output_BSD, both_2BTSS
 
 
 def _transpose_grid(x_BSD: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """Return the tokens of a grid, which are in raster order, one column after the other."""
     batch, length, width = x_BSD.shape
-    return x_BSD.reshape(batch, *grid, width).swapaxes(1, 2).reshape(batch, length, width)
+    by_row = x_BSD.reshape(batch, *grid, width)
+    by_column = by_row.swapaxes(1, 2)
+    return by_column.reshape(batch, length, width)
 
 
 def _index_by_column(grid: tuple[int, int]) -> np.ndarray:
     """Return for each token in raster order its index in the order by columns, int (S,)."""
     num_rows, num_columns = grid
-    row_S, column_S = np.divmod(np.arange(num_rows * num_columns), num_columns)
+    token_S = np.arange(num_rows * num_columns)
+    row_S, column_S = np.divmod(token_S, num_columns)
     index_S: np.ndarray = column_S * num_rows + row_S
     return index_S
 
@@ -159,11 +183,14 @@ def _index_by_column(grid: tuple[int, int]) -> np.ndarray:
 def build_attention(a: Architecture, length: int | None, rngs: nnx.Rngs) -> Attention:
     """Return the attention of a block; with a `length`, within lines of this number of tokens."""
     biases = QKV_BIASES[a.qkv_bias]
+    if a.linear_bias:
+        biases = (*biases, "out")
+
     options: dict[str, Any] = {
         "dtype": jnp.dtype(a.compute_dtype),
         "rngs": rngs,
         "form": a.block_attention,
-        "biases": (*biases, "out") if a.linear_bias else biases,
+        "biases": biases,
     }
     if a.attention_norm:
         options["norm"] = build_norm(a)
@@ -182,7 +209,8 @@ def build_layer_scale(a: Architecture) -> nnx.Param | None:
     """Return the vector that multiplies a branch; None without LayerScale."""
     if a.layer_scale is None:
         return None
-    return nnx.Param(jnp.full(a.width, a.layer_scale))
+    scale_D = jnp.full(a.width, a.layer_scale)
+    return nnx.Param(scale_D)
 
 
 def attention_form(a: Architecture) -> str:

@@ -36,7 +36,10 @@ class Site(enum.IntEnum):
 
 @jax.named_scope("dropout")
 def dropout(
-    x: jax.Array, fraction: float, key: jax.Array | None, site: int = Site.ONLY
+    x: jax.Array,
+    fraction: float,
+    key: jax.Array | None,
+    site: int = Site.ONLY,
 ) -> jax.Array:
     """Zero a fraction of `x` and scale the rest up; without a key, outside training, return `x`.
 
@@ -48,21 +51,30 @@ def dropout(
     """
     if key is None or not fraction:
         return x
+
     row_words, column_words = _hash_rows_and_columns(key, site, x.shape)
     return _drop_elements(x, row_words, column_words, fraction)
 
 
 @jax.named_scope("dropout")
 def drop_examples(
-    x: jax.Array, fraction: jax.Array | float, key: jax.Array | None, site: int = Site.ONLY
+    x: jax.Array,
+    fraction: jax.Array | float,
+    key: jax.Array | None,
+    site: int = Site.ONLY,
 ) -> jax.Array:
     """Zero a fraction of the examples of `x` (B, ...), as `dropout` (stochastic depth)."""
     if key is None:
         return x
-    row_words, column_words = _hash_rows_and_columns(key, site, (x.shape[0], 1))
-    uniform = _hash(row_words ^ column_words).astype(jnp.float32) * jnp.float32(2.0**-32)
+
+    batch = x.shape[0]
+    row_words, column_words = _hash_rows_and_columns(key, site, (batch, 1))
+    words = _hash(row_words ^ column_words)
+    uniform = words.astype(jnp.float32) * jnp.float32(2.0**-32)
+    is_kept = uniform >= fraction
+
     ones = (1,) * (x.ndim - 1)
-    is_kept = (uniform >= fraction).reshape(-1, *ones)
+    is_kept = is_kept.reshape(-1, *ones)
     return _scale_kept(x, is_kept, fraction)
 
 
@@ -74,28 +86,51 @@ def split_key(key: jax.Array | None) -> tuple[jax.Array | None, jax.Array | None
     return first, second
 
 
-def _scale_kept(x: jax.Array, is_kept: jax.Array, fraction: jax.Array | float) -> jax.Array:
+def _scale_kept(
+    x: jax.Array,
+    is_kept: jax.Array,
+    fraction: jax.Array | float,
+) -> jax.Array:
+    """Return `x` scaled up where it is kept, and 0 elsewhere."""
     scale = jnp.asarray(1.0 / (1.0 - fraction), x.dtype)
-    return jnp.where(is_kept, x * scale, jnp.zeros_like(x))
+    scaled = x * scale
+    return jnp.where(is_kept, scaled, jnp.zeros_like(x))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _drop_elements(
-    x: jax.Array, row_words: jax.Array, column_words: jax.Array, fraction: float
+    x: jax.Array,
+    row_words: jax.Array,
+    column_words: jax.Array,
+    fraction: float,
 ) -> jax.Array:
-    threshold = min(math.ceil(fraction * 2**32), _LARGEST_WORD)
-    is_kept = _hash(row_words ^ column_words) >= jnp.uint32(threshold)
+    """Zero a fraction of the elements of `x`, and scale the rest up."""
+    threshold = math.ceil(fraction * 2**32)
+    threshold = min(threshold, _LARGEST_WORD)
+    words = _hash(row_words ^ column_words)
+    is_kept = words >= jnp.uint32(threshold)
     return _scale_kept(x, is_kept, fraction)
 
 
 def _save_words(
-    x: jax.Array, row_words: jax.Array, column_words: jax.Array, fraction: float
+    x: jax.Array,
+    row_words: jax.Array,
+    column_words: jax.Array,
+    fraction: float,
 ) -> tuple[jax.Array, Words]:
-    return _drop_elements(x, row_words, column_words, fraction), (row_words, column_words)
+    """Return the result of `_drop_elements`, and the words for the backward pass."""
+    dropped = _drop_elements(x, row_words, column_words, fraction)
+    return dropped, (row_words, column_words)
 
 
-def _differentiate(fraction: float, words: Words, gradient: jax.Array) -> tuple[Any, None, None]:
-    return _drop_elements(gradient, *words, fraction), None, None
+def _differentiate(
+    fraction: float,
+    words: Words,
+    gradient: jax.Array,
+) -> tuple[Any, None, None]:
+    """Return the gradient of `x`; words have none."""
+    dx = _drop_elements(gradient, *words, fraction)
+    return dx, None, None
 
 
 _drop_elements.defvjp(_save_words, _differentiate)
@@ -103,21 +138,30 @@ _drop_elements.defvjp(_save_words, _differentiate)
 
 def _hash_rows_and_columns(key: jax.Array, site: int, shape: tuple[int, ...]) -> Words:
     """Return words of 32 bits for all rows (..., 1) and all columns (C,) of an array."""
-    first, second = jax.random.key_data(key).reshape(-1)[:2]
+    key_words = jax.random.key_data(key).reshape(-1)
+    first, second = key_words[:2]
     site_word = jnp.uint32(site * _GOLDEN_RATIO & _LARGEST_WORD)
 
-    rows = jnp.zeros((*shape[:-1], 1), jnp.uint32)
-    for axis, size in enumerate(shape[:-1]):
-        rows = rows * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis)
-    columns = jax.lax.iota(jnp.uint32, shape[-1])
+    *row_sizes, num_columns = shape
+    rows = jnp.zeros((*row_sizes, 1), jnp.uint32)
+    for axis, size in enumerate(row_sizes):
+        first_of_axis = rows * jnp.uint32(size)
+        rows = first_of_axis + jax.lax.broadcasted_iota(jnp.uint32, rows.shape, axis)
+    columns = jax.lax.iota(jnp.uint32, num_columns)
 
-    row_words = _hash(_hash(rows + _hash(first ^ site_word)) ^ second)
-    column_words = _hash(_hash(columns + _hash(second + site_word)) ^ first)
+    row_seed = _hash(first ^ site_word)
+    row_words = _hash(rows + row_seed)
+    row_words = _hash(row_words ^ second)
+
+    column_seed = _hash(second + site_word)
+    column_words = _hash(columns + column_seed)
+    column_words = _hash(column_words ^ first)
     return row_words, column_words
 
 
 def _hash(words: jax.Array) -> jax.Array:
     """Return a bijection of 32 bits: each input bit changes about half of the output bits."""
     for shift, multiplier in _ROUNDS:
-        words = (words ^ (words >> shift)) * jnp.uint32(multiplier)
+        mixed = words ^ (words >> shift)
+        words = mixed * jnp.uint32(multiplier)
     return words ^ (words >> _LAST_SHIFT)

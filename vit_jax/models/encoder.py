@@ -52,10 +52,12 @@ class Encoder(nnx.Module):
         def build_block(key: jax.Array) -> nnx.Module:
             block = block_class(a, rngs=nnx.Rngs(key))
             if a.position_layers == "every":
-                block.positions = build_positions(a, rngs=nnx.Rngs(jax.random.fold_in(key, 0)))
+                position_key = jax.random.fold_in(key, 0)
+                block.positions = build_positions(a, rngs=nnx.Rngs(position_key))
             return block
 
-        self.blocks: Any = jax.vmap(build_block)(jax.random.split(key, a.depth))
+        block_keys = jax.random.split(key, a.depth)
+        self.blocks: Any = jax.vmap(build_block)(block_keys)
         self.norm = build_norm(a) if a.final_norm == "tokens" else None
         self.depth = a.depth
         self.remat = a.remat
@@ -94,7 +96,11 @@ class Encoder(nnx.Module):
         def run_block(x_BSD: jax.Array, layer: tuple[Any, LayerInputs]) -> tuple[jax.Array, tuple]:
             block, inputs = layer
             x_BSD, weights_BTSS = self._run_block(
-                block, x_BSD, inputs, positions, needs_attention=needs_attention
+                block,
+                x_BSD,
+                inputs,
+                positions,
+                needs_attention=needs_attention,
             )
             if "blocks" in taps:
                 return x_BSD, (x_BSD, weights_BTSS)
@@ -105,11 +111,16 @@ class Encoder(nnx.Module):
             run_block = jax.checkpoint(run_block, policy=policy, prevent_cse=False)
 
         layers = (self.blocks, self._build_layer_inputs(key))
-        unroll = dispatch.choose_block_unroll(self.scan_unroll, self.scan_unroll_on_accelerators)
+        unroll = dispatch.choose_block_unroll(
+            self.scan_unroll,
+            self.scan_unroll_on_accelerators,
+        )
         x_BSD, kept = jax.lax.scan(run_block, x_BSD, layers, unroll=unroll)
+
         blocks_LBSD, attention_LBTSS = kept
         if attention_LBTSS is not None:  # a block may have several
-            attention_LBTSS = attention_LBTSS.reshape(-1, *attention_LBTSS.shape[-4:])
+            shape_BTSS = attention_LBTSS.shape[-4:]
+            attention_LBTSS = attention_LBTSS.reshape(-1, *shape_BTSS)
         if self.norm is not None:
             x_BSD = self.norm(x_BSD)
         return x_BSD, blocks_LBSD, attention_LBTSS
@@ -128,7 +139,8 @@ class Encoder(nnx.Module):
         is_random = self.dropout_fraction > 0 or self.stochastic_depth_fraction > 0
         if key is None or not is_random:
             return LayerInputs(fractions_L, None)
-        return LayerInputs(fractions_L, jax.random.split(key, self.depth))
+        keys_L = jax.random.split(key, self.depth)
+        return LayerInputs(fractions_L, keys_L)
 
     def _run_block(
         self,
@@ -144,6 +156,7 @@ class Encoder(nnx.Module):
             from vit_jax.models.lora import adapt_block
 
             block = adapt_block(block, self.lora_scale)
+
         if self.position_layers == "every":
             x_BSD = add_positions(x_BSD, block.positions)
         elif self.position_layers == "shared":

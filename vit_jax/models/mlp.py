@@ -69,7 +69,11 @@ class Mlp(nnx.Module):
 
     @jax.named_scope("mlp")
     def __call__(
-        self, x: jax.Array, *, fraction: float = 0.0, key: jax.Array | None = None
+        self,
+        x: jax.Array,
+        *,
+        fraction: float = 0.0,
+        key: jax.Array | None = None,
     ) -> jax.Array:
         """Return an array of the shape of `x`, (B, S, D) or (R, D).
 
@@ -79,17 +83,20 @@ class Mlp(nnx.Module):
         if self.gate is None:
             hidden = GELUS[self.form](hidden)
         else:
-            hidden = jax.nn.silu(self._project_hidden(self.gate, x)) * hidden
+            gate = self._project_hidden(self.gate, x)
+            hidden = jax.nn.silu(gate) * hidden
         if self.norm is not None:
             hidden = self.norm(hidden)
 
         hidden = dropout(hidden, fraction, key, Site.MLP_HIDDEN)
-        return dropout(self.contract(hidden), fraction, key, Site.MLP_OUTPUT)
+        output = self.contract(hidden)
+        return dropout(output, fraction, key, Site.MLP_OUTPUT)
 
     def _project_hidden(self, layer: nnx.Linear, x: jax.Array) -> jax.Array:
         """Return a layer's hidden units, with a sharding and a name for rematerialisation."""
         dimensions = {3: "hidden_BSM", 2: "hidden_RM"}[x.ndim]
-        return checkpoint_name(constrain(layer(x), dimensions), "hidden")
+        hidden = constrain(layer(x), dimensions)
+        return checkpoint_name(hidden, "hidden")
 
 
 def build_mlp(a: Architecture, *, rngs: nnx.Rngs) -> Mlp:

@@ -19,8 +19,9 @@ class LayerNorm(nnx.Module):
     """
 
     def __init__(self, a: Architecture, width: int | None = None):
-        self.scale = nnx.Param(jnp.ones((width or a.width,)))
-        self.bias = nnx.Param(jnp.zeros((width or a.width,)))
+        width = width or a.width
+        self.scale = nnx.Param(jnp.ones((width,)))
+        self.bias = nnx.Param(jnp.zeros((width,)))
         self.epsilon = a.layer_norm_epsilon
         self.dtype = jnp.dtype(a.compute_dtype)
 
@@ -29,20 +30,25 @@ class LayerNorm(nnx.Module):
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
         mean = x.mean(-1, keepdims=True)
-        mean_of_squares = jnp.square(x).mean(-1, keepdims=True)  # in the same pass over x
+        squares = jnp.square(x)
+        mean_of_squares = squares.mean(-1, keepdims=True)  # in the same pass over x
         mean = checkpoint_name(mean, STATISTICS)
         mean_of_squares = checkpoint_name(mean_of_squares, STATISTICS)
 
         variance = jnp.maximum(mean_of_squares - jnp.square(mean), 0.0)
-        scale = jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
-        return ((x - mean) * scale + self.bias[...]).astype(self.dtype)
+        inverse = jax.lax.rsqrt(variance + self.epsilon)
+        scale = inverse * self.scale[...]
+        scaled = (x - mean) * scale
+        normed = scaled + self.bias[...]
+        return normed.astype(self.dtype)
 
 
 class RMSNorm(nnx.Module):
     """Divides by the root mean square over the last axis."""
 
     def __init__(self, a: Architecture, width: int | None = None):
-        self.scale = nnx.Param(jnp.ones((width or a.width,)))
+        width = width or a.width
+        self.scale = nnx.Param(jnp.ones((width,)))
         self.epsilon = a.layer_norm_epsilon
         self.dtype = jnp.dtype(a.compute_dtype)
 
@@ -50,13 +56,20 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return an array of the shape of `x`, (..., D), in the compute dtype."""
         x = x.astype(jnp.float32)
-        mean_of_squares = jnp.square(x).mean(-1, keepdims=True)
+        squares = jnp.square(x)
+        mean_of_squares = squares.mean(-1, keepdims=True)
         mean_of_squares = checkpoint_name(mean_of_squares, STATISTICS)
-        scale = jax.lax.rsqrt(mean_of_squares + self.epsilon) * self.scale[...]
-        return (x * scale).astype(self.dtype)
+
+        inverse = jax.lax.rsqrt(mean_of_squares + self.epsilon)
+        scale = inverse * self.scale[...]
+        normed = x * scale
+        return normed.astype(self.dtype)
 
 
-NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {"layer": LayerNorm, "rms": RMSNorm}
+NORMS: dict[str, type[LayerNorm] | type[RMSNorm]] = {
+    "layer": LayerNorm,
+    "rms": RMSNorm,
+}
 
 
 def build_norm(a: Architecture, width: int | None = None) -> LayerNorm | RMSNorm:
