@@ -53,9 +53,10 @@ class StandardizedConv(nnx.Module):
         rngs: nnx.Rngs,
     ):
         shape_HWIO = (size, size, inputs, outputs)
-        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), shape_HWIO, jnp.float32))
-        border = (size // 2, size // 2)
+        kernel_HWIO = LECUN_NORMAL(rngs.params(), shape_HWIO, jnp.float32)
+        self.kernel = nnx.Param(kernel_HWIO)
         self.stride = stride
+        border = (size // 2, size // 2)
         self.padding = "SAME" if a.residual_unit == "postactivation" else (border, border)
         self.epsilon = a.standardization_epsilon
         self.epsilon_added_to = a.standardization_epsilon_added_to
@@ -63,8 +64,10 @@ class StandardizedConv(nnx.Module):
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
         """Return (B, H / stride, W / stride, O), rounded up."""
-        kernel = self.standardized_kernel().astype(self.dtype)
-        y_BHWO = dispatch.convolve(x_BHWC.astype(self.dtype), kernel, self.stride, self.padding)
+        kernel_HWIO = self.standardized_kernel()
+        kernel_HWIO = kernel_HWIO.astype(self.dtype)
+        x_BHWC = x_BHWC.astype(self.dtype)
+        y_BHWO = dispatch.convolve(x_BHWC, kernel_HWIO, self.stride, self.padding)
         return checkpoint_name(y_BHWO, CONVOLUTION)
 
     def standardized_kernel(self) -> jax.Array:
@@ -72,7 +75,11 @@ class StandardizedConv(nnx.Module):
         return standardize(self.kernel[...], self.epsilon, self.epsilon_added_to)
 
 
-def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -> jax.Array:
+def standardize(
+    kernel_HWIO: jax.Array,
+    epsilon: float,
+    epsilon_added_to: str,
+) -> jax.Array:
     """Subtract the mean of every output channel and divide by its standard deviation, in float32.
 
     `epsilon`, which guards the division, is added to the "variance", before the root, or to the
@@ -80,8 +87,11 @@ def standardize(kernel_HWIO: jax.Array, epsilon: float, epsilon_added_to: str) -
     """
     axes = (0, 1, 2)
     kernel_HWIO = kernel_HWIO.astype(jnp.float32)
-    centred = kernel_HWIO - kernel_HWIO.mean(axis=axes, keepdims=True)
-    variance = jnp.square(centred).mean(axis=axes, keepdims=True)
+    mean = kernel_HWIO.mean(axis=axes, keepdims=True)
+    centred = kernel_HWIO - mean
+    squares = jnp.square(centred)
+    variance = squares.mean(axis=axes, keepdims=True)
+
     if epsilon_added_to == "variance":
         return centred * jax.lax.rsqrt(variance + epsilon)
     return centred / (jnp.sqrt(variance) + epsilon)
@@ -91,10 +101,9 @@ class GroupNorm(nnx.Module):
     """Normalises over H, W and the channels of a group.
 
     Sums over a map are of channels, from which sums of groups are made afterwards. In bfloat16 the
-    squares are not
-    centred: on TPUs such sums cost no pass of their own where a convolution writes the map. In
-    float32 they would lose small differences on a large mean, which bfloat16 does not hold in the
-    first place.
+    squares are not centred: on TPUs such sums cost no pass of their own where a convolution writes
+    the map. In float32 they would lose small differences on a large mean, which bfloat16 does not
+    hold in the first place.
     """
 
     def __init__(self, channels: int, a: Architecture, *, initial_scale: float = 1.0):
@@ -104,25 +113,38 @@ class GroupNorm(nnx.Module):
         self.dtype = jnp.dtype(a.compute_dtype)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return a map of the shape of `x_BHWC` in the compute dtype."""
         is_exact = x_BHWC.dtype == jnp.float32
         x_BHWC = x_BHWC.astype(jnp.float32)
         mean_B11C = _group_means(x_BHWC)
+
         if is_exact:
-            variance_B11C = _group_means(jnp.square(x_BHWC - mean_B11C))
+            squares_BHWC = jnp.square(x_BHWC - mean_B11C)
+            variance_B11C = _group_means(squares_BHWC)
         else:
-            mean_of_squares_B11C = _group_means(jnp.square(x_BHWC))
-            variance_B11C = jnp.maximum(mean_of_squares_B11C - jnp.square(mean_B11C), 0.0)
-        scale_B11C = jax.lax.rsqrt(variance_B11C + self.epsilon) * self.scale[...]
-        return ((x_BHWC - mean_B11C) * scale_B11C + self.bias[...]).astype(self.dtype)
+            squares_BHWC = jnp.square(x_BHWC)
+            mean_of_squares_B11C = _group_means(squares_BHWC)
+            difference_B11C = mean_of_squares_B11C - jnp.square(mean_B11C)
+            variance_B11C = jnp.maximum(difference_B11C, 0.0)
+
+        inverse_B11C = jax.lax.rsqrt(variance_B11C + self.epsilon)
+        scale_B11C = inverse_B11C * self.scale[...]
+        scaled_BHWC = (x_BHWC - mean_B11C) * scale_B11C
+        normed_BHWC = scaled_BHWC + self.bias[...]
+        return normed_BHWC.astype(self.dtype)
 
 
 def _group_means(x_BHWC: jax.Array) -> jax.Array:
     """Return for each channel the mean of its group (B, 1, 1, C)."""
-    group_size = x_BHWC.shape[-1] // NUM_GROUPS
+    channels = x_BHWC.shape[-1]
+    group_size = channels // NUM_GROUPS
+
     means_BC = x_BHWC.mean(axis=(1, 2))
-    means_BG = means_BC.reshape(-1, NUM_GROUPS, group_size).mean(axis=2)
+    means_by_group = means_BC.reshape(-1, NUM_GROUPS, group_size)
+    means_BG = means_by_group.mean(axis=2)
     group_means_BC = jnp.repeat(means_BG, group_size, axis=1)
-    return checkpoint_name(group_means_BC[:, None, None], STATISTICS)
+    group_means_B11C = group_means_BC[:, None, None]
+    return checkpoint_name(group_means_B11C, STATISTICS)
 
 
 def build_norm_after(channels: int, a: Architecture) -> GroupNorm | None:
@@ -138,11 +160,20 @@ class Shortcut(nnx.Module):
     The post-activation form norms its output.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.conv = StandardizedConv(1, inputs, outputs, a, stride=stride, rngs=rngs)
         self.norm = build_norm_after(outputs, a)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return (B, H / stride, W / stride, O), rounded up."""
         x_BHWC = self.conv(x_BHWC)
         if self.norm is None:
             return x_BHWC
@@ -150,7 +181,12 @@ class Shortcut(nnx.Module):
 
 
 def build_shortcut(
-    inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs
+    inputs: int,
+    outputs: int,
+    stride: int,
+    a: Architecture,
+    *,
+    rngs: nnx.Rngs,
 ) -> Shortcut | None:
     """Return the shortcut of a unit; None where the unit keeps the shape."""
     if inputs == outputs and stride == 1:
@@ -165,9 +201,17 @@ class Unit(nnx.Module):
     post-activation form norms the output of each convolution, and the sum goes through a ReLU.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, a: Architecture, *, rngs: nnx.Rngs):
-        inner = outputs // BOTTLENECK
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        a: Architecture,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.is_preactivated = a.residual_unit == "preactivation"
+        inner = outputs // BOTTLENECK
         self.conv1 = StandardizedConv(1, inputs, inner, a, rngs=rngs)
         self.conv2 = StandardizedConv(3, inner, inner, a, stride=stride, rngs=rngs)
         self.conv3 = StandardizedConv(1, inner, outputs, a, rngs=rngs)
@@ -182,29 +226,41 @@ class Unit(nnx.Module):
         self.shortcut = build_shortcut(inputs, outputs, stride, a, rngs=rngs)
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return (B, H / stride, W / stride, O), rounded up."""
         inner, outputs = self.conv3.kernel.shape[2:]
-        if dispatch.has_unit_kernel(
-            x_BHWC.shape[1:], inner, outputs, self.conv2.stride, self.norm1.dtype
-        ):
+        has_kernel = dispatch.has_unit_kernel(
+            x_BHWC.shape[1:],
+            inner,
+            outputs,
+            self.conv2.stride,
+            self.norm1.dtype,
+        )
+        if has_kernel:
             return self.compute_by_kernel(x_BHWC)
         if self.is_preactivated:
-            return self._preactivated(x_BHWC)
-        return self._postactivated(x_BHWC)
+            return self._compute_preactivated(x_BHWC)
+        return self._compute_postactivated(x_BHWC)
 
-    def _preactivated(self, x_BHWC: jax.Array) -> jax.Array:
+    def _compute_preactivated(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return the sum of the shortcut and the convolutions, each with a norm before it."""
         y_BHWC = nnx.relu(self.norm1(x_BHWC))
         residual_BHWC = x_BHWC
         if self.shortcut is not None:
             residual_BHWC = self.shortcut(y_BHWC)
+
         y_BHWC = self.conv1(y_BHWC)
-        y_BHWC = self.conv2(nnx.relu(self.norm2(y_BHWC)))
-        y_BHWC = self.conv3(nnx.relu(self.norm3(y_BHWC)))
+        y_BHWC = nnx.relu(self.norm2(y_BHWC))
+        y_BHWC = self.conv2(y_BHWC)
+        y_BHWC = nnx.relu(self.norm3(y_BHWC))
+        y_BHWC = self.conv3(y_BHWC)
         return residual_BHWC + y_BHWC
 
-    def _postactivated(self, x_BHWC: jax.Array) -> jax.Array:
+    def _compute_postactivated(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return the ReLU of the sum of shortcut and convolutions, each with a norm after it."""
         residual_BHWC = x_BHWC
         if self.shortcut is not None:
             residual_BHWC = self.shortcut(x_BHWC)
+
         y_BHWC = nnx.relu(self.norm1(self.conv1(x_BHWC)))
         y_BHWC = nnx.relu(self.norm2(self.conv2(y_BHWC)))
         y_BHWC = self.norm3(self.conv3(y_BHWC))
@@ -223,6 +279,7 @@ class Unit(nnx.Module):
             inner_norms = [self.norm1, self.norm2]
         if self.shortcut is not None and self.shortcut.norm is not None:
             outer_norms.append(self.shortcut.norm)
+
         outer_norms_2N = stack_norms(outer_norms)
         inner_norms_4C = stack_norms(inner_norms)
 
@@ -231,7 +288,9 @@ class Unit(nnx.Module):
         conv3_HWIO = self.conv3.standardized_kernel()
         shortcut_IO = None
         if self.shortcut is not None:
-            shortcut_IO = self.shortcut.conv.standardized_kernel()[0, 0]
+            shortcut_HWIO = self.shortcut.conv.standardized_kernel()
+            shortcut_IO = shortcut_HWIO[0, 0]
+
         parameters = UnitParameters(
             outer_norms_2N=outer_norms_2N,
             inner_norms_4C=inner_norms_4C,
@@ -259,7 +318,8 @@ def stack_norms(norms: Collection[GroupNorm]) -> jax.Array:
     """Return the scale and the bias of each norm in turn, (2 * norms, C)."""
     rows = []
     for norm in norms:
-        rows += [norm.scale[...], norm.bias[...]]
+        rows.append(norm.scale[...])
+        rows.append(norm.bias[...])
     return jnp.stack(rows)
 
 
@@ -277,22 +337,30 @@ class Stage(nnx.Module):
     ):
         first_key, rest_key = jax.random.split(key)
         self.first = Unit(inputs, outputs, stride, a, rngs=nnx.Rngs(first_key))
+
+        def build_unit(key: jax.Array) -> Unit:
+            return Unit(outputs, outputs, 1, a, rngs=nnx.Rngs(key))
+
         rest_keys = jax.random.split(rest_key, num_units - 1)
-        build_rest = jax.vmap(lambda key: Unit(outputs, outputs, 1, a, rngs=nnx.Rngs(key)))
-        self.rest = build_rest(rest_keys) if num_units > 1 else None
+        self.rest = jax.vmap(build_unit)(rest_keys) if num_units > 1 else None
         self.remat = a.remat
         self.scan_unroll = a.scan_unroll
 
     def __call__(self, x_BHWC: jax.Array) -> jax.Array:
+        """Return the map after the last unit."""
+
         def run_unit(x_BHWC: jax.Array, unit: Unit) -> tuple[jax.Array, None]:
-            return constrain(unit(x_BHWC), "map_BHWC"), None
+            y_BHWC = unit(x_BHWC)
+            return constrain(y_BHWC, "map_BHWC"), None
 
         if self.remat != "none":
             policy = REMAT_POLICIES[self.remat]
             run_unit = jax.checkpoint(run_unit, policy=policy, prevent_cse=False)
+
         x_BHWC, _ = run_unit(x_BHWC, self.first)
         if self.rest is None:
             return x_BHWC
+
         keeps_activations = self.remat in UNROLLED
         unroll = self.scan_unroll or dispatch.unrolls_units(keeps_activations)
         x_BHWC, _ = jax.lax.scan(run_unit, x_BHWC, self.rest, unroll=unroll)
@@ -315,7 +383,9 @@ class Root(nnx.Module):
         x_BHWC = self.conv(image_BHWC)
         if self.norm is None:
             return max_pool_among_zeros(x_BHWC)
-        return nnx.max_pool(nnx.relu(self.norm(x_BHWC)), (3, 3), strides=(2, 2), padding="SAME")
+
+        x_BHWC = nnx.relu(self.norm(x_BHWC))
+        return nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding="SAME")
 
 
 def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
@@ -324,12 +394,18 @@ def max_pool_among_zeros(x_BHWC: jax.Array) -> jax.Array:
     No padded map is written: where a window reaches over the border, a negative maximum becomes
     zero.
     """
-    pooled_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+    border = ((1, 1), (1, 1))
+    pooled_BHWC = nnx.max_pool(x_BHWC, (3, 3), strides=(2, 2), padding=border)
+
     _, height, width, _ = x_BHWC.shape
-    sees_zeros_H = _reaches_border(height, pooled_BHWC.shape[1])
-    sees_zeros_W = _reaches_border(width, pooled_BHWC.shape[2])
-    sees_zeros_HW1 = (sees_zeros_H[:, None] | sees_zeros_W)[..., None]
-    return jnp.where(sees_zeros_HW1 & (pooled_BHWC < 0), 0, pooled_BHWC)
+    _, pooled_height, pooled_width, _ = pooled_BHWC.shape
+    sees_zeros_H = _reaches_border(height, pooled_height)
+    sees_zeros_W = _reaches_border(width, pooled_width)
+    sees_zeros_HW = sees_zeros_H[:, None] | sees_zeros_W
+
+    is_negative_BHWC = pooled_BHWC < 0
+    is_zero_BHWC = sees_zeros_HW[..., None] & is_negative_BHWC
+    return jnp.where(is_zero_BHWC, 0, pooled_BHWC)
 
 
 def _reaches_border(size: int, num_windows: int) -> np.ndarray:
@@ -346,6 +422,7 @@ class ResNetBody(nnx.Module):
         root_key, *stage_keys = jax.random.split(key, len(a.units) + 1)
         self.root = Root(a, rngs=nnx.Rngs(root_key))
         self.num_stages = len(a.units)
+
         inputs = a.root_channels
         for stage, (num_units, stage_key) in enumerate(zip(a.units, stage_keys, strict=True)):
             outputs = a.stage_channels(stage)
@@ -356,18 +433,25 @@ class ResNetBody(nnx.Module):
 
     @jax.named_scope("resnet")
     def __call__(
-        self, image_BHWC: jax.Array, taps: Collection[str] = ()
+        self,
+        image_BHWC: jax.Array,
+        taps: Collection[str] = (),
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
         """Return map_BHWC of the architecture's `map_size` and `map_channels`.
 
         With the tap "stages", the maps after each stage are returned too.
         """
-        maps = [constrain(self.root(image_BHWC), "map_BHWC")]
-        for stage in range(1, self.num_stages + 1):
-            maps.append(getattr(self, f"stage{stage}")(maps[-1]))
+        map_BHWC = self.root(image_BHWC)
+        map_BHWC = constrain(map_BHWC, "map_BHWC")
+
+        stages_BHWC = []
+        for number in range(1, self.num_stages + 1):
+            stage = getattr(self, f"stage{number}")
+            map_BHWC = stage(map_BHWC)
+            stages_BHWC.append(map_BHWC)
         if "stages" in taps:
-            return maps[-1], tuple(maps[1:])
-        return maps[-1], None
+            return map_BHWC, tuple(stages_BHWC)
+        return map_BHWC, None
 
 
 class ResNet(nnx.Module):
@@ -398,9 +482,14 @@ class ResNet(nnx.Module):
         map_BHWC, stages_BHWC = self.body(image_BHWC, taps)
         if self.norm is not None:
             map_BHWC = nnx.relu(self.norm(map_BHWC))
-        pooled_BD = map_BHWC.astype(jnp.float32).mean(axis=(1, 2)).astype(map_BHWC.dtype)
+
+        exact_BHWC = map_BHWC.astype(jnp.float32)
+        pooled_BD = exact_BHWC.mean(axis=(1, 2))
+        pooled_BD = pooled_BD.astype(map_BHWC.dtype)
         logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
-        tokens_BND = map_BHWC.reshape(map_BHWC.shape[0], -1, map_BHWC.shape[-1])
+
+        batch, _, _, width = map_BHWC.shape
+        tokens_BND = map_BHWC.reshape(batch, -1, width)
         return ModelOutput(
             logits_BK=logits_BK,
             features_BD=features_BD,
