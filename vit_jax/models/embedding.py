@@ -21,12 +21,10 @@ class PatchEmbedding(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         shape_hwCD = (*a.patch_size, a.map_channels, a.width)
-        self.kernel = nnx.Param(LECUN_NORMAL(rngs.params(), shape_hwCD, jnp.float32))
-        self.bias: nnx.Param | None
-        if a.patch_bias:
-            self.bias = nnx.Param(jnp.zeros((a.width,), jnp.float32))
-        else:
-            self.bias = None
+        kernel_hwCD = LECUN_NORMAL(rngs.params(), shape_hwCD, jnp.float32)
+        self.kernel = nnx.Param(kernel_hwCD)
+
+        self.bias = build_bias(a)
         self.dtype = jnp.dtype(a.compute_dtype)
 
     @jax.named_scope("embedding")
@@ -38,11 +36,31 @@ class PatchEmbedding(nnx.Module):
         columns = image_width // patch_width
 
         covered = image_BHWC[:, : rows * patch_height, : columns * patch_width]
-        patches = covered.reshape(batch, rows, patch_height, columns, patch_width, channels)
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, rows * columns, -1)
+        patches = covered.reshape(
+            batch,
+            rows,
+            patch_height,
+            columns,
+            patch_width,
+            channels,
+        )
+        patches = patches.transpose(0, 1, 3, 2, 4, 5)
+        patches = patches.reshape(batch, rows * columns, -1)
 
-        kernel = self.kernel[...].reshape(-1, width)
-        tokens_BND = dispatch.multiply(patches.astype(self.dtype), kernel.astype(self.dtype))
+        kernel = self.kernel[...]
+        kernel = kernel.reshape(-1, width)
+        patches = patches.astype(self.dtype)
+        kernel = kernel.astype(self.dtype)
+        tokens_BND = dispatch.multiply(patches, kernel)
         if self.bias is None:
             return tokens_BND
-        return tokens_BND + self.bias[...].astype(self.dtype)
+
+        bias_D = self.bias[...].astype(self.dtype)
+        return tokens_BND + bias_D
+
+
+def build_bias(a: Architecture) -> nnx.Param | None:
+    """Return the bias of the patch embedding, (D,); None without one."""
+    if not a.patch_bias:
+        return None
+    return nnx.Param(jnp.zeros((a.width,), jnp.float32))

@@ -30,10 +30,24 @@ class AttentionPooling(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(a.compute_dtype)
-        self.probe = nnx.Param(XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32))
-        self.attention = Attention(a.width, a.pool_num_heads or a.num_heads, dtype=dtype, rngs=rngs)
+        num_heads = a.pool_num_heads or a.num_heads
+        probe_11D = XAVIER_UNIFORM(rngs.params(), (1, 1, a.width), jnp.float32)
+
+        self.probe = nnx.Param(probe_11D)
+        self.attention = Attention(
+            a.width,
+            num_heads,
+            dtype=dtype,
+            rngs=rngs,
+        )
         self.norm = build_norm(a)
-        self.mlp = Mlp(a.width, a.mlp_dim, form=a.gelu, dtype=dtype, rngs=rngs)
+        self.mlp = Mlp(
+            a.width,
+            a.mlp_dim,
+            form=a.gelu,
+            dtype=dtype,
+            rngs=rngs,
+        )
 
     @jax.named_scope("pooling")
     def __call__(self, tokens_BSD: jax.Array) -> jax.Array:
@@ -41,8 +55,10 @@ class AttentionPooling(nnx.Module):
         batch, _, width = tokens_BSD.shape
         probe_11D = self.probe[...].astype(tokens_BSD.dtype)
         probe_B1D = jnp.broadcast_to(probe_11D, (batch, 1, width))
+
         x_B1D = self.attention(probe_B1D, tokens_BSD)
-        x_B1D = x_B1D + self.mlp(self.norm(x_B1D))
+        normed_B1D = self.norm(x_B1D)
+        x_B1D = x_B1D + self.mlp(normed_B1D)
         return x_B1D[:, 0]
 
 
@@ -61,9 +77,12 @@ class Head(nnx.Module):
             features = a.width
         self.hidden = hidden
         self.has_classes = a.num_classes > 0
-        bias_init = constant(a.head_bias_init)
         self.linear = nnx.Linear(
-            features, a.num_classes, kernel_init=ZEROS, bias_init=bias_init, rngs=rngs
+            features,
+            a.num_classes,
+            kernel_init=ZEROS,
+            bias_init=constant(a.head_bias_init),
+            rngs=rngs,
         )
 
     @jax.named_scope("head")
@@ -71,8 +90,12 @@ class Head(nnx.Module):
         """Return logits_BK, or None, and the features_BD they are linear in."""
         features_BD = pooled_BD.astype(jnp.float32)
         if self.hidden is not None:
-            features_BD = jnp.tanh(self.hidden(features_BD))
-        logits_BK = self.linear(features_BD) if self.has_classes else None
+            hidden_BD = self.hidden(features_BD)
+            features_BD = jnp.tanh(hidden_BD)
+
+        if not self.has_classes:
+            return None, features_BD
+        logits_BK = self.linear(features_BD)
         return logits_BK, features_BD
 
 
@@ -84,7 +107,8 @@ class PatchHead(nnx.Module):
 
     def __init__(self, a: Architecture, *, rngs: nnx.Rngs):
         self.linear: Any = nnx.Linear(a.width, a.patch_outputs, kernel_init=ZEROS, rngs=rngs)
-        self.mask = nnx.Param(0.02 * jax.random.normal(rngs.params(), (1, 1, a.width)))
+        mask_11D = 0.02 * jax.random.normal(rngs.params(), (1, 1, a.width))
+        self.mask = nnx.Param(mask_11D)
 
     @jax.named_scope("embedding")
     def corrupt(self, tokens_BND: jax.Array, corruption: Corruption) -> jax.Array:
@@ -92,13 +116,15 @@ class PatchHead(nnx.Module):
         source_BN1 = corruption.source_BN[..., None]
         moved_BND = jnp.take_along_axis(tokens_BND, source_BN1, axis=1)
         is_masked_BN1 = corruption.is_masked_BN[..., None]
-        return jnp.where(is_masked_BN1, self.mask[...].astype(tokens_BND.dtype), moved_BND)
+        mask_11D = self.mask[...].astype(tokens_BND.dtype)
+        return jnp.where(is_masked_BN1, mask_11D, moved_BND)
 
     @jax.named_scope("head")
     def __call__(self, tokens_BND: jax.Array) -> jax.Array:
         """Return patches_BNO, float32."""
-        kernel = self.linear.kernel[...].astype(tokens_BND.dtype)
-        patches_BNO = jnp.matmul(tokens_BND, kernel, preferred_element_type=jnp.float32)
+        kernel_DO = self.linear.kernel[...]
+        kernel_DO = kernel_DO.astype(tokens_BND.dtype)
+        patches_BNO = jnp.matmul(tokens_BND, kernel_DO, preferred_element_type=jnp.float32)
         return patches_BNO + self.linear.bias[...]
 
 
@@ -119,6 +145,7 @@ def build_head(a: Architecture, *, rngs: nnx.Rngs) -> Classifier:
 
 
 def _build_custom(reference: str, field: str, a: Architecture, rngs: nnx.Rngs) -> Any:
+    """Return the module that a user's class builds for an architecture."""
     from vit_jax.imports.references import called, resolve
 
     build = resolve(reference, field)
@@ -134,7 +161,8 @@ def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
     """
     pooled_BD = pooling(tokens_BSD)
     shape = jnp.shape(pooled_BD)
-    expected = (tokens_BSD.shape[0], tokens_BSD.shape[2])
+    batch, _, width = tokens_BSD.shape
+    expected = (batch, width)
     if shape != expected:
         name = type(pooling).__name__
         raise ValueError(
@@ -145,7 +173,9 @@ def apply_pooling(pooling: Pooling, tokens_BSD: jax.Array) -> jax.Array:
 
 
 def apply_head(
-    head: Callable[[jax.Array], Any], pooled_BD: jax.Array, num_classes: int
+    head: Callable[[jax.Array], Any],
+    pooled_BD: jax.Array,
+    num_classes: int,
 ) -> tuple[jax.Array | None, jax.Array]:
     """Return logits_BK, or None without classes, and the features_BD they are computed from.
 
@@ -153,7 +183,8 @@ def apply_head(
       ValueError: the module returns something else.
     """
     output = head(pooled_BD)
-    expected = (pooled_BD.shape[0], num_classes)
+    batch = pooled_BD.shape[0]
+    expected = (batch, num_classes)
     if not _is_head_output(output, expected):
         returned: tuple
         if isinstance(output, tuple):
@@ -164,6 +195,7 @@ def apply_head(
             f"config.model.head: {type(head).__name__} returns shape {returned}: must be logits "
             f"{expected} and features. Return (logits_BK, features_BD)."
         )
+
     logits_BK, features_BD = output
     if num_classes == 0:
         return None, features_BD
@@ -171,7 +203,9 @@ def apply_head(
 
 
 def _is_head_output(output: Any, logits_shape: tuple[int, int]) -> bool:
+    """Return whether a head gave logits of this shape, or any without classes, and features."""
     if not isinstance(output, tuple) or len(output) != 2:
         return False
-    num_classes = logits_shape[1]
+
+    _, num_classes = logits_shape
     return num_classes == 0 or jnp.shape(output[0]) == logits_shape

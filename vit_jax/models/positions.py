@@ -29,15 +29,18 @@ class LearnedPositions1D(nnx.Module):
 
     def __init__(self, architecture: Architecture, *, rngs: nnx.Rngs):
         a = architecture
-        self.num_bare = a.prefix_length if a.position_tokens == "patches" else 0
+        self.num_bare = 0
+        if a.position_tokens == "patches":
+            self.num_bare = a.prefix_length
         num_rows = a.sequence_length - self.num_bare
         self.table = build_table(a, rngs, 1, num_rows, a.width)
 
     def __call__(self) -> jax.Array:
         """Return positions_1SD."""
+        positions_1ND = self.table[...]
         if self.num_bare == 0:
-            return self.table[...]
-        return jnp.pad(self.table[...], ((0, 0), (self.num_bare, 0), (0, 0)))
+            return positions_1ND
+        return jnp.pad(positions_1ND, ((0, 0), (self.num_bare, 0), (0, 0)))
 
 
 class LearnedPositions2D(nnx.Module):
@@ -60,7 +63,8 @@ class LearnedPositions2D(nnx.Module):
         column_half_hwD = jnp.broadcast_to(columns_wD[None], shape_hwD)
         row_half_hwD = jnp.broadcast_to(rows_hD[:, None], shape_hwD)
         grid_hwD = jnp.concatenate((column_half_hwD, row_half_hwD), axis=-1)
-        table_SD = grid_hwD.reshape(-1, grid_hwD.shape[-1])
+        width = grid_hwD.shape[-1]
+        table_SD = grid_hwD.reshape(-1, width)
         if self.class_row is not None:
             table_SD = jnp.concatenate([self.class_row[...], table_SD])
         return table_SD[None]
@@ -111,7 +115,9 @@ def fixed_positions(
     else:
         num_patches = grid[0] * grid[1]
         table_ND = np.zeros((num_patches, width), np.float32)
-    return np.pad(table_ND, ((prefix_length, 0), (0, 0)))[None]
+
+    table_SD = np.pad(table_ND, ((prefix_length, 0), (0, 0)))
+    return table_SD[None]
 
 
 def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.ndarray:
@@ -131,7 +137,12 @@ def sincos2d(grid: Grid, width: int, reference_grid: Grid | None = None) -> np.n
 
     x_angles = x_hw.reshape(-1, 1) * frequencies
     y_angles = y_hw.reshape(-1, 1) * frequencies
-    quarters = [np.sin(x_angles), np.cos(x_angles), np.sin(y_angles), np.cos(y_angles)]
+    quarters = [
+        np.sin(x_angles),
+        np.cos(x_angles),
+        np.sin(y_angles),
+        np.cos(y_angles),
+    ]
     return np.concatenate(quarters, axis=1).astype(np.float32)
 
 
@@ -166,7 +177,8 @@ class RelativePositions(nnx.Module):
     def __call__(self) -> jax.Array:
         """Return keys_SSh: of every query, one for each token."""
         index_SS = index_offsets(self.num_patches, has_class_token=self.has_class_token)
-        return self.table[...][index_SS]
+        keys = self.table[...]
+        return keys[index_SS]
 
 
 def index_offsets(num_patches: int, *, has_class_token: bool) -> np.ndarray:
@@ -211,7 +223,8 @@ class RotaryPositions(nnx.Module):
             has_class_token=self.has_class_token,
             reference_grid=self.reference_grid,
         )
-        angles_S1p = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))[:, None]
+        angles_Sp = np.pad(angles_Np, ((self.prefix_length, 0), (0, 0)))
+        angles_S1p = angles_Sp[:, None]
 
         if self.kind == "centred":
             pair_shape = (2, -1)
@@ -219,7 +232,8 @@ class RotaryPositions(nnx.Module):
         else:
             pair_shape = (-1, 2)
             pair_axis = 4
-        x = x_BSE.astype(jnp.float32).reshape(batch, length, num_heads, *pair_shape)
+        x = x_BSE.astype(jnp.float32)
+        x = x.reshape(batch, length, num_heads, *pair_shape)
         left_BSTp = jax.lax.index_in_dim(x, 0, pair_axis, keepdims=False)
         right_BSTp = jax.lax.index_in_dim(x, 1, pair_axis, keepdims=False)
 
@@ -228,7 +242,8 @@ class RotaryPositions(nnx.Module):
         turned_left = left_BSTp * cos - right_BSTp * sin
         turned_right = right_BSTp * cos + left_BSTp * sin
         turned = jnp.stack([turned_left, turned_right], pair_axis)
-        return turned.reshape(x_BSE.shape).astype(x_BSE.dtype)
+        turned_BSE = turned.reshape(x_BSE.shape)
+        return turned_BSE.astype(x_BSE.dtype)
 
 
 def rotary_angles(
@@ -292,7 +307,8 @@ POSITIONS: dict[str, Callable[..., nnx.Module]] = {
 
 def build_table(a: Architecture, rngs: nnx.Rngs, *shape: int) -> nnx.Param:
     """Return learned positions, with the standard deviation of an architecture."""
-    return nnx.Param(a.position_stddev * jax.random.normal(rngs.params(), shape))
+    table = a.position_stddev * jax.random.normal(rngs.params(), shape)
+    return nnx.Param(table)
 
 
 def build_positions(a: Architecture, *, rngs: nnx.Rngs) -> nnx.Module:
