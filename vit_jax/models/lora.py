@@ -47,7 +47,11 @@ def lora_of(config: "OptimizerConfig") -> Lora | None:
     if rank is None:
         return None
     alpha = config.lora_alpha if config.lora_alpha is not None else rank
-    return Lora(rank=rank, scale=alpha / rank, layers=config.lora_layers)
+    return Lora(
+        rank=rank,
+        scale=alpha / rank,
+        layers=config.lora_layers,
+    )
 
 
 def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
@@ -55,8 +59,10 @@ def require_adaptable(a: Architecture, *, is_standard: bool = True) -> None:
 
     Without `is_standard`, `a` does not describe the network.
     """
-    if is_standard and a.network is None and not is_reference(a.block) and a.has_transformer:
+    has_built_in_blocks = a.has_transformer and a.network is None and not is_reference(a.block)
+    if is_standard and has_built_in_blocks:
         return
+
     rule = f"must be None for {a.name}, which has no built-in blocks of attention and MLP"
     raise ValueError(
         f"config.optimizer.lora_rank: {rule}. Use optimizer.frozen to choose what is trained."
@@ -73,14 +79,18 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
     layers = set[str]()
     for name, shape in shapes.items():
         match = _KERNEL.fullmatch(name)
-        if match is None or (lora.layers and match[2] not in lora.layers):
+        if match is None:
             continue
         path, layer = match.groups()
+        if lora.layers and layer not in lora.layers:
+            continue
+
         depth, inputs, outputs = shape
         largest_rank = min(inputs, outputs)
         if not 1 <= lora.rank <= largest_rank:
             rule = f"must lie in [1, {largest_rank}], for {name}"
             raise ValueError(f"config.optimizer.lora_rank={lora.rank}: {rule}. Use 4 to 64.")
+
         factors[f"{path}/{A}"] = (depth, inputs, lora.rank)
         factors[f"{path}/{B}"] = (depth, lora.rank, outputs)
         layers.add(layer)
@@ -94,14 +104,22 @@ def factor_shapes(shapes: Mapping[str, Shape], lora: Lora) -> dict[str, Shape]:
 
 def initial_factors(shapes: Mapping[str, Shape], key: jax.Array) -> dict[str, jax.Array]:
     """Return initial values: A uniform within 1 / sqrt(I), as in the paper's code; B zero."""
-    keys = jax.random.split(jax.random.fold_in(key, _STREAM), len(shapes))
+    lora_key = jax.random.fold_in(key, _STREAM)
+    keys = jax.random.split(lora_key, len(shapes))
+
     factors = {}
     for name, factor_key in zip(sorted(shapes), keys, strict=True):
         shape = shapes[name]
         bound = 0.0
         if name.endswith(A):
-            bound = 1 / math.sqrt(shape[-2])
-        factors[name] = jax.random.uniform(factor_key, shape, minval=-bound, maxval=bound)
+            inputs = shape[-2]
+            bound = 1 / math.sqrt(inputs)
+        factors[name] = jax.random.uniform(
+            factor_key,
+            shape,
+            minval=-bound,
+            maxval=bound,
+        )
     return factors
 
 
@@ -111,11 +129,15 @@ def add_factors(model: Any, lora: Lora, key: jax.Array) -> Any:
     Raises:
       ValueError: as `factor_shapes`.
     """
-    shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(model).items()}
-    factors = initial_factors(factor_shapes(shapes, lora), key)
+    leaves = pytree.named_leaves(model)
+    shapes = {name: leaf.shape for name, leaf in leaves.items()}
+    shapes_of_factors = factor_shapes(shapes, lora)
+    factors = initial_factors(shapes_of_factors, key)
+
     for name, array in factors.items():
-        attribute = name.rpartition("/")[2]
-        setattr(_find_layer(model, name), attribute, nnx.Param(array))
+        layer = _find_layer(model, name)
+        _, _, attribute = name.rpartition("/")
+        setattr(layer, attribute, nnx.Param(array))
     model.encoder.lora_scale = lora.scale
     return model
 
@@ -123,10 +145,14 @@ def add_factors(model: Any, lora: Lora, key: jax.Array) -> Any:
 def adapt_block(block: Any, scale: float) -> Any:
     """Return one block whose kernels are W + scale * A B."""
     for name in pytree.named_leaves(block):
-        if name.endswith(f"/{A}"):
-            layer = _find_layer(block, name)
-            product_IO = jnp.matmul(layer.lora_a[...], layer.lora_b[...], precision="highest")
-            layer.kernel = nnx.Param(layer.kernel[...] + scale * product_IO)
+        if not name.endswith(f"/{A}"):
+            continue
+        layer = _find_layer(block, name)
+        a_Ir = layer.lora_a[...]
+        b_rO = layer.lora_b[...]
+        product_IO = jnp.matmul(a_Ir, b_rO, precision="highest")
+        kernel_IO = layer.kernel[...] + scale * product_IO
+        layer.kernel = nnx.Param(kernel_IO)
     return block
 
 
@@ -142,9 +168,12 @@ def merge(parameters: Mapping[str, np.ndarray], lora: Lora) -> dict[str, np.ndar
     for name, array in parameters.items():
         if name.endswith((f"/{A}", f"/{B}")):
             continue
+
         layer = name.removesuffix("/kernel")
         if f"{layer}/{A}" in parameters:
-            product = np.matmul(parameters[f"{layer}/{A}"], parameters[f"{layer}/{B}"])
-            array = array + np.float32(lora.scale) * product
+            a_LIr = parameters[f"{layer}/{A}"]
+            b_LrO = parameters[f"{layer}/{B}"]
+            product_LIO = np.matmul(a_LIr, b_LrO)
+            array = array + np.float32(lora.scale) * product_LIO
         merged[name] = array
     return merged

@@ -40,6 +40,7 @@ class VisionTransformer(nnx.Module):
     def __init__(self, a: Architecture, key: jax.Array):
         embedding_key, encoder_key, head_key = jax.random.split(key, 3)
         self.stem = build_stem(a, embedding_key)
+
         rngs = nnx.Rngs(embedding_key)
         self.embedding = PatchEmbedding(a, rngs=rngs)
         self.embedding_norm = build_norm(a) if a.embedding_norm is not None else None
@@ -97,7 +98,10 @@ class VisionTransformer(nnx.Module):
 
         # Equations 2 and 3, L times, and the final norm.
         tokens_BSD, blocks_LBSD, attention_LBTSS = self.encoder(
-            tokens_BSD, encoder_key, taps, self.shared_positions
+            tokens_BSD,
+            encoder_key,
+            taps,
+            self.shared_positions,
         )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
 
@@ -110,6 +114,7 @@ class VisionTransformer(nnx.Module):
             patches_BNO = self.head(tokens_BND)
         else:
             logits_BK, features_BD = apply_head(self.head, pooled_BD, self.num_classes)
+
         return ModelOutput(
             logits_BK=logits_BK,
             patches_BNO=patches_BNO,
@@ -160,8 +165,12 @@ class VisionTransformer(nnx.Module):
                 prefix.append(token[...])
         if not prefix:
             return patches_BND
-        prefix_1PD = jnp.concatenate(prefix, axis=1).astype(patches_BND.dtype)
-        shape_BPD = (patches_BND.shape[0], *prefix_1PD.shape[1:])
+
+        prefix_1PD = jnp.concatenate(prefix, axis=1)
+        prefix_1PD = prefix_1PD.astype(patches_BND.dtype)
+        batch = patches_BND.shape[0]
+        _, prefix_length, width = prefix_1PD.shape
+        shape_BPD = (batch, prefix_length, width)
         prefix_BPD = jnp.broadcast_to(prefix_1PD, shape_BPD)
         return jnp.concatenate([prefix_BPD, patches_BND], axis=1)
 
@@ -169,17 +178,21 @@ class VisionTransformer(nnx.Module):
         """Return the representation of an image: class tokens, the mean of the patches, or both."""
         if self.pooling is not None:
             return apply_pooling(self.pooling, tokens_BSD)
+
         pooled = []
         if self.pool != "gap" and self.class_token is not None:
             num_class_tokens = self.class_token.shape[1]
             pooled = [tokens_BSD[:, index] for index in range(num_class_tokens)]
         if self.pool != "token":
             tokens_BND = tokens_BSD[:, self.prefix_length :]
-            mean_BD = tokens_BND.astype(jnp.float32).mean(axis=1)
+            exact_BND = tokens_BND.astype(jnp.float32)
+            mean_BD = exact_BND.mean(axis=1)
             pooled.append(mean_BD.astype(tokens_BSD.dtype))
+
         pooled_BD = pooled[0]
         if len(pooled) > 1:
             pooled_BD = jnp.concatenate(pooled, axis=-1)
+
         if self.pooled_norm is None:
             return pooled_BD
         return self.pooled_norm(pooled_BD)
@@ -199,4 +212,5 @@ def build_prefix(count: int, width: int) -> nnx.Param | None:
     """Return tokens that begin at zero, (1, count, D); None for a count of 0."""
     if count == 0:
         return None
-    return nnx.Param(jnp.zeros((1, count, width)))
+    tokens = jnp.zeros((1, count, width))
+    return nnx.Param(tokens)
