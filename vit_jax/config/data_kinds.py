@@ -41,7 +41,12 @@ class DataKind:
 
 
 KINDS = (
-    DataKind("digits", "handwritten digits of scikit-learn", "digits", "tfds_source:open_digits"),
+    DataKind(
+        "digits",
+        "handwritten digits of scikit-learn",
+        "digits",
+        "tfds_source:open_unnamed_digits",
+    ),
     DataKind("tfds:NAME", "dataset of the TFDS catalogue", "tfds:cifar10", "tfds_source:open_tfds"),
     DataKind("vtab:TASK", "task of VTAB", "vtab:caltech101", "tfds_source:open_vtab"),
     DataKind("folder:PATH", "folders of images", "folder:my-images", "folder:Folder", True),

@@ -139,13 +139,18 @@ class TfdsSource(Source):
         return files_digest(self.split, self._files)
 
 
-def open_digits(name: str, split: str, data_dir: str | None) -> TfdsSource:
-    """Open the digits of scikit-learn; prepare them if necessary. They have no further name."""
+def open_digits(split: str, data_dir: str | None) -> TfdsSource:
+    """Open the digits of scikit-learn; prepare them if necessary."""
     if data_dir is not None and is_address(data_dir):
         raise ValueError(
             f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out.",
         )
     return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
+
+
+def open_unnamed_digits(name: str, split: str, data_dir: str | None) -> TfdsSource:
+    """Open the digits as a kind of data, whose text has no further name."""
+    return open_digits(split, data_dir)
 
 
 def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "label") -> TfdsSource:
