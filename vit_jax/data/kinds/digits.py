@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that come with scikit-learn, as a small TFDS dataset that needs no download.
+"""The 1,797 handwritten digits of scikit-learn, as a small TFDS dataset without a download.
 
 Grey 8 x 8 images; the stored values 0 to 16 are scaled to 0 to 255.
 """
@@ -56,7 +56,7 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
 
 
 def split_indices(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Train and test indices: ordered by class and, inside a class, by a hash of the index, every fifth is for testing.
+    """Train and test indices: by class and a hash of the index, every fifth is for testing.
 
     The hash puts every writer, whose digits are neighbours in the file, on both sides; it never
     changes.

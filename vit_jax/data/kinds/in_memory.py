@@ -16,14 +16,15 @@ class MemorySource(Source):
         labels: np.ndarray,
         class_names: tuple[str, ...],
     ) -> None:
-        """Take images, uint8 (N, H, W, C) with C = 1 or 3 (RGB), and labels, integers (N,) or of 0 and 1 (N, K).
+        """Take images, uint8 (N, H, W, 1 or 3), and labels, integers (N,) or 0 and 1 (N, K).
 
         Raises:
           ValueError: the arrays have other types or shapes, or a label has no class.
         """
         if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] not in (1, 3):
             raise ValueError(
-                f"Images are {images.dtype} {images.shape}; give uint8 (N, H, W, 3) or (N, H, W, 1).",
+                f"Images are {images.dtype} {images.shape}; "
+                "give uint8 (N, H, W, 3) or (N, H, W, 1).",
             )
         self.images = images
         self.labels = labels
@@ -43,7 +44,7 @@ class MemorySource(Source):
 
 
 class CachedSource(WrappedSource):
-    """Reads every record of another source once in each process and keeps it as it was stored, still encoded.
+    """Reads every record of another source once in each process and keeps it, still encoded.
 
     The cache fills as records are read, and is not sent to worker processes.
     """

@@ -1,4 +1,6 @@
-"""Datasets of the TFDS catalogue: prepared once as ArrayRecord files, then read by index without TensorFlow.
+"""Datasets of the TFDS catalogue: prepared once as ArrayRecord files, then read by index.
+
+Reading needs no TensorFlow.
 
 Images stay as they are stored (encoded); the transforms decode them.
 """
@@ -26,7 +28,8 @@ from vit_jax.storage.files import expanded, is_mirrored, mirror, read_json
 from vit_jax.text.nearest import closest
 
 _NAME = re.compile(r"[A-Za-z]\w*(/(?!\.+(:|$))[\w+.-]+)?(:(\d+|\*)(\.(\d+|\*)){2})?", re.ASCII)
-UNFINISHED = ".unfinished"  # a folder beside the versions of a dataset that is made of tars; TFDS takes it for none
+# A folder beside the versions of a dataset that is made of tars; TFDS takes it for none.
+UNFINISHED = ".unfinished"
 READ_WHOLE = (".json", ".txt")  # descriptions, which TFDS opens by itself
 CHUNK = 256  # records read at once for their labels
 
@@ -36,7 +39,10 @@ class NotPrepared(ValueError):
 
 
 def tfds_folder(data_dir: str | None, dataset: str = "") -> Path:
-    """Return the folder of prepared datasets; None: TFDS's own. For gs:// it is a mirror with this dataset alone."""
+    """Return the folder of prepared datasets; None: the default of TFDS.
+
+    For gs:// it is a mirror with this dataset alone.
+    """
     if data_dir is not None and is_address(data_dir):
         return mirror(f"{data_dir.rstrip('/')}/{dataset}", *READ_WHOLE).parent
     return expanded(data_dir or tfds.core.constants.DATA_DIR)
@@ -73,12 +79,14 @@ class TfdsSource(Source):
         self._labels = labels
         self._known = dict(builder.info.features)
         self._records = _records(builder, split)
-        self._files = sorted(
-            {part.filename for part in builder.info.splits[split].file_instructions},
-        )
+        parts = builder.info.splits[split].file_instructions
+        self._files = sorted({part.filename for part in parts})
         # Nothing else is parsed: TFDS would decode other images with TensorFlow.
         self._features = tfds.features.FeaturesDict(
-            {name: self._known[name] for name in ("image", labels.feature)},
+            {
+                "image": self._known["image"],
+                labels.feature: self._known[labels.feature],
+            },
         )
 
     def __len__(self) -> int:
@@ -93,43 +101,48 @@ class TfdsSource(Source):
             stored,
             decoders={"image": tfds.decode.SkipDecoding()},
         )
-        image = (
-            record["image"] if self._labels.image is None else self._labels.image(record["image"])
-        )
+        image = record["image"]
+        if self._labels.image is not None:
+            image = self._labels.image(image)
         return Record(image, self._label(record[self._labels.feature]))
 
     def _label(self, value: Any) -> int:
-        return int(value if self._labels.label is None else self._labels.label(value))
+        if self._labels.label is not None:
+            value = self._labels.label(value)
+        return int(value)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:  # type: ignore[override]  # read when it is first needed
-        """Read once and kept; no image is decoded, but the files with the images are read from end to end.
+        """Read once and kept: no image is decoded, but the files are read from end to end.
 
         0 for a damaged record, which is an unreadable image.
         """
-        labels = (
-            0 if value is None else self._label(value)
-            for value in self.column(self._labels.feature)
-        )
-        return np.fromiter(labels, np.int32, len(self))
+        labels = np.zeros(len(self), np.int32)
+        for index, value in enumerate(self.column(self._labels.feature)):
+            if value is not None:
+                labels[index] = self._label(value)
+        return labels
 
     def column(self, key: str) -> Iterator[Any]:
         """Yield one feature of every record, without decoding images; None for a damaged record."""
         raw = self._records
         parse = tfds.features.FeaturesDict({key: self._known[key]}).deserialize_example_np
 
-        def read(chunk: range) -> list[Any]:
+        def read(chunk: range) -> Iterator[Any]:
             try:
-                return [parse(record)[key] for record in raw.__getitems__(chunk)]
+                values = [parse(record)[key] for record in raw.__getitems__(chunk)]
             except RuntimeError:
-                return (
-                    [None]
-                    if len(chunk) == 1
-                    else [one for index in chunk for one in read(range(index, index + 1))]
-                )
+                if len(chunk) == 1:
+                    yield None
+                    return
+                for index in chunk:
+                    yield from read(range(index, index + 1))
+            else:
+                yield from values
 
         for first in range(0, len(raw), CHUNK):
-            yield from read(range(first, min(first + CHUNK, len(raw))))
+            end = min(first + CHUNK, len(raw))
+            yield from read(range(first, end))
 
     def name_of(self, index: int) -> str:
         return f"{self.split}:{index}"
@@ -143,9 +156,12 @@ def open_digits(split: str, data_dir: str | None) -> TfdsSource:
     """Open the digits of scikit-learn; prepare them if necessary."""
     if data_dir is not None and is_address(data_dir):
         raise ValueError(
-            f"input.data_dir={data_dir}: has no effect on digits, which each machine has. Leave it out.",
+            f"input.data_dir={data_dir}: has no effect on digits, which each machine has. "
+            "Leave it out.",
         )
-    return TfdsSource(tfds.builder_from_directory(str(digits.prepare(data_dir))), split)
+    folder = digits.prepare(data_dir)
+    builder = tfds.builder_from_directory(str(folder))
+    return TfdsSource(builder, split)
 
 
 def open_unnamed_digits(name: str, split: str, data_dir: str | None) -> TfdsSource:
@@ -161,34 +177,39 @@ def open_tfds(name: str, split: str, data_dir: str | None, label_key: str = "lab
       ValueError: it is no name, TFDS knows no such dataset or version, or would download its code;
         otherwise as `TfdsSource`.
     """
-    if not _NAME.fullmatch(
-        name,
-    ):  # for others TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it
+    # For other texts TFDS runs code: NAMESPACE:NAME downloads it, NAME/config=FOLDER has it.
+    if not _NAME.fullmatch(name):
         raise ValueError(
             f"data='tfds:{name}': must be a name. Write NAME, NAME/CONFIG, NAME:VERSION or both.",
         )
-    home = tfds_folder(data_dir, family := re.split("[/:]", name)[0])
+
+    family = re.split("[/:]", name)[0]
+    home = tfds_folder(data_dir, family)
     _require_descriptions(home / family)
     try:
         builder = tfds.builder(name, data_dir=data_dir and str(home))
     except tfds.core.DatasetNotFoundError:
-        if ((root := home / name) / UNFINISHED).exists():
-            raise NotPrepared(
-                f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.",
-            ) from None
-        _, near = in_catalogue(name, *(path.name for path in home.glob("[a-z]*/")))
-        hint = f"Nearest: {', '.join(near)}." if near else "See tfds.list_builders() for the names."
-        raise ValueError(
-            f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}",
-        ) from None
-    except (
-        AssertionError,
-        TypeError,
-        ValueError,
-        json_format.ParseError,
-    ) as error:  # also of versions and configs
+        raise _explain_missing(name, home) from None
+    # Versions and configs raise these, too.
+    except (AssertionError, TypeError, ValueError, json_format.ParseError) as error:
         raise ValueError(f"TFDS cannot open {name!r}: {error}") from error
     return TfdsSource(builder, split, Labels(label_key))
+
+
+def _explain_missing(name: str, home: Path) -> ValueError:
+    """Return the error of a dataset that TFDS does not find."""
+    root = home / name
+    if (root / UNFINISHED).exists():
+        return NotPrepared(f"Dataset {str(root)!r} is unfinished. Repeat vit-jax prepare.")
+
+    prepared = [path.name for path in home.glob("[a-z]*/")]
+    _, near = in_catalogue(name, *prepared)
+    hint = "See tfds.list_builders() for the names."
+    if near:
+        hint = f"Nearest: {', '.join(near)}."
+    return ValueError(
+        f"TFDS has no dataset {name!r}, and none is prepared in {str(home)!r}. {hint}",
+    )
 
 
 def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
@@ -199,28 +220,35 @@ def open_vtab(name: str, split: str, data_dir: str | None) -> TfdsSource:
         the splits hold for; otherwise as `TfdsSource`.
     """
     task = find_task(name)
-    if (tfds_split := task.splits.get(split)) is None:
+    tfds_split = task.splits.get(split)
+    if tfds_split is None:
         raise ValueError(
             f"Task vtab:{name} has no split {split!r}; it has {', '.join(task.splits)}.",
         )
     root = tfds.core.Path(tfds_folder(data_dir, task.dataset))
     prepared = tfds.core.utils.version.list_all_versions(root / task.dataset)
     allowed = task.version.split(",")
-    usable = [version for version in prepared if any(version.match(pattern) for pattern in allowed)]
+    usable = [version for version in prepared if any(map(version.match, allowed))]
     if not usable:
-        version = "" if "*" in allowed[0] else f":{allowed[0]}"
-        manual = f" --manual_dir=FOLDER\nFOLDER holds {task.manual}." if task.manual else ""
-        command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}{manual}"
+        version = ""
+        if "*" not in allowed[0]:
+            version = f":{allowed[0]}"
+        command = f"vit-jax prepare {task.dataset}{version} --data_dir={root}"
+        if task.manual:
+            command += f" --manual_dir=FOLDER\nFOLDER holds {task.manual}."
+        present = few(prepared, str) if prepared else "none"
         raise ValueError(
-            f"Task vtab:{name} has its splits from version {' or '.join(allowed)} of {task.dataset!r}; in "
-            f"{str(root)!r} there is {few(prepared, str) if prepared else 'none'}. Run: {command}",
+            f"Task vtab:{name} has its splits from version {' or '.join(allowed)} of "
+            f"{task.dataset!r}; in {str(root)!r} there is {present}. Run: {command}",
         )
+
     builder = tfds.builder_from_directory(str(root / task.dataset / str(usable[-1])))
     source = TfdsSource(builder, tfds_split, task.labels)
     if source.num_classes != task.num_classes:
         raise ValueError(
-            f"Task vtab:{name} has {task.num_classes} classes, and {builder.info.full_name!r} in {str(root)!r} has "
-            f"{source.num_classes}: it is another dataset than the splits are made for. Remove it and prepare it anew.",
+            f"Task vtab:{name} has {task.num_classes} classes, and {builder.info.full_name!r} in "
+            f"{str(root)!r} has {source.num_classes}: it is another dataset than the splits are "
+            "made for. Remove it and prepare it anew.",
         )
     return source
 
@@ -246,8 +274,9 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:
             raise ValueError(
-                f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do (training does not): "
-                f"{install_command('prepare')}, best in a separate environment, and run the command again.",
+                f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do "
+                f"(training does not): {install_command('prepare')}, best in a separate "
+                "environment, and run the command again.",
             )
         builder.download_and_prepare(
             download_config=tfds.download.DownloadConfig(manual_dir=manual_dir),
@@ -257,9 +286,8 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
 
 def in_catalogue(name: str, *more: str) -> tuple[bool, list[str]]:
     """Return True if the catalogue has this dataset, and the nearest names."""
-    known = tfds.list_builders(
-        with_community_datasets=False,
-    )  # those of the community would be downloaded
+    # Datasets of the community would be downloaded.
+    known = tfds.list_builders(with_community_datasets=False)
     family = name.partition("/")[0].partition(":")[0]
     return family in known, closest(family, [*known, *more], 3)
 
@@ -274,48 +302,53 @@ def _require_prepared(builder: tfds.core.DatasetBuilder) -> None:
         raise NotPrepared(f"Dataset {name!r} is not prepared in {str(root)!r}; run: {command}")
     if file_format is not tfds.core.FileFormat.ARRAY_RECORD:
         raise ValueError(
-            f"Dataset {name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be read by index. "
-            f"Move {str(data_dir)!r} away, or choose another data_dir, and run: {command}",
+            f"Dataset {name!r} in {str(root)!r} is prepared as {file_format.value}, which cannot be "
+            f"read by index. Move {str(data_dir)!r} away, or choose another data_dir, and run: "
+            f"{command}",
         )
 
 
 def _require_descriptions(dataset: Path) -> None:
     """Reject a description of a dataset that is no JSON, or a pipe, for which TFDS would wait."""
     for name in ("dataset_info.json", "features.json"):
-        for file in itertools.chain(
-            dataset.glob(f"*/{name}"),
-            dataset.glob(f"*/*/{name}"),
-        ):  # VERSION, CONFIG/VERSION
+        of_versions = dataset.glob(f"*/{name}")
+        of_configs = dataset.glob(f"*/*/{name}")
+        for file in itertools.chain(of_versions, of_configs):
             read_json(file)
 
 
 def _require_split(builder: tfds.core.DatasetBuilder, split: str) -> None:
     try:
-        problem = "" if builder.info.splits[split].num_examples else "no examples in"
+        if builder.info.splits[split].num_examples:
+            return
+        problem = "no examples in"
     except (KeyError, ValueError, AssertionError):
         problem = "no split"
-    if problem:
-        sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
-        have = f"{sizes}, and parts of them such as {next(iter(sizes))}[:98%]"
-        raise ValueError(
-            f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {have}.",
-        )
+
+    sizes = {name: info.num_examples for name, info in builder.info.splits.items()}
+    first = next(iter(sizes))
+    raise ValueError(
+        f"Dataset {builder.info.full_name!r} has {problem} {split!r}; it has {sizes}, "
+        f"and parts of them such as {first}[:98%].",
+    )
 
 
 def _require_files(builder: tfds.core.DatasetBuilder, split: str) -> None:
-    """Reject files with an unreadable index, which is at their end, or another number of records than prepared."""
+    """Reject files with an unreadable index or another number of records than prepared."""
     for part in builder.info.splits[split].file_instructions:
+        expected = part.examples_in_shard
         try:
-            count = num_records(part.filename)
-            expected = part.examples_in_shard
-            problem = "" if count == expected else f"it has {count} records instead of {expected}"
+            count = num_records(part.filename)  # read from the end of the file
         except RuntimeError as error:
             problem = str(error)
-        if problem:
-            fix = "copy it again, or remove the dataset and prepare it anew"
-            raise ValueError(
-                f"{part.filename!r} is missing, cut off or damaged ({problem}): {fix}.",
-            )
+        else:
+            if count == expected:
+                continue
+            problem = f"it has {count} records instead of {expected}"
+        raise ValueError(
+            f"{part.filename!r} is missing, cut off or damaged ({problem}): "
+            "copy it again, or remove the dataset and prepare it anew.",
+        )
 
 
 def _records(builder: tfds.core.DatasetBuilder, split: str) -> _Records:
@@ -334,7 +367,9 @@ def _class_names(builder: tfds.core.DatasetBuilder, labels: Labels) -> tuple[str
     )
     if not is_labelled or not isinstance(features.get("image"), tfds.features.Image):
         kinds = {key: type(feature).__name__ for key, feature in features.items()}
-        needed = f"'image' (an Image) and {labels.feature!r}{'' if labels.class_names else ' (a ClassLabel)'}"
+        needed = f"'image' (an Image) and {labels.feature!r}"
+        if not labels.class_names:
+            needed += " (a ClassLabel)"
         raise ValueError(
             f"Dataset {builder.info.full_name!r} has the features {kinds}; it needs {needed}.",
         )
