@@ -1,4 +1,4 @@
-"""Hugging Face image datasets in parquet files ("parquet:PATH"), such as a local copy of a repository of the Hub.
+"""Hugging Face image datasets in parquet files ("parquet:PATH"), such as a copy of the Hub.
 
 Parquet compresses the images of a row group together, so that one image costs reading its group.
 Groups are kept in memory up to `CACHE_BYTES`: images in order are read once, images in random order
@@ -109,7 +109,8 @@ class _Groups:
         images.set_result(content)
         with self._lock:
             if key in self._held:  # files may state another size
-                self._hold(key, _Group(images, sum(len(image or b"") for image in content)))
+                num_bytes = sum(len(image or b"") for image in content)
+                self._hold(key, _Group(images, num_bytes))
                 self._shrink()
 
     def _hold(self, key: tuple[_File, int, str], group: _Group) -> None:
@@ -137,7 +138,9 @@ def _now(path: str) -> _File:
 
 def _readable(path: str) -> str | io.BufferedReader:
     """Return what the library opens: a path, or a file that lies in a bucket."""
-    return open_regular(path) if is_mirrored(path) else path
+    if is_mirrored(path):
+        return open_regular(path)
+    return path
 
 
 @contextlib.contextmanager
@@ -169,7 +172,11 @@ class _Description(NamedTuple):
 
 @functools.lru_cache(1024)
 def _describe(file: _File) -> _Description:
-    """Return the footer of a file; ValueError if it is no parquet file, or is cut off or damaged."""
+    """Return the footer of a file.
+
+    Raises:
+      ValueError: it is no parquet file, or is cut off or damaged.
+    """
     try:
         layout = read_layout(file.path)
         metadata = pq.read_metadata(_readable(file.path))
@@ -217,7 +224,9 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
             use_threads=False,
         ):
             array = batch.column(0)
-            image = (array.field(0) if pa.types.is_struct(array.type) else array)[0].as_py()
+            if pa.types.is_struct(array.type):
+                array = array.field(0)
+            image = array[0].as_py()
             num_bytes += len(image or b"")
             if num_bytes > MAX_GROUP_BYTES:
                 raise ValueError(f"it holds more than {MAX_GROUP_BYTES / 2**30:g} GiB of images")
@@ -231,8 +240,12 @@ def _read_group(file: _File, group: int, column: str) -> list[bytes | None]:
 def _count_missing(file: str, column: str) -> int:
     """Return the number of rows without bytes, as far as the statistics in the footer state it."""
     state = _now(file)
-    chunks = [_chunk(state, group, column) for group in range(len(_describe(state).layout.groups))]
-    return sum(chunk.num_missing or 0 for chunk in chunks)
+    num_groups = len(_describe(state).layout.groups)
+    num_missing = 0
+    for group in range(num_groups):
+        chunk = _chunk(state, group, column)
+        num_missing += chunk.num_missing or 0
+    return num_missing
 
 
 class ParquetSource(PackedSource):
@@ -251,14 +264,19 @@ class ParquetSource(PackedSource):
     ) -> None:
         self._column = column
         self._states = [_now(file) for file in files]
-        layouts = [_describe(file).layout for file in self._states]
-        rows = [[group.num_rows for group in layout.groups] for layout in layouts]
-        super().__init__(files, [*map(sum, rows)], class_names, labels, root)
+        rows_of_files = []
+        for state in self._states:
+            groups = _describe(state).layout.groups
+            rows_of_files.append([group.num_rows for group in groups])
+        sizes = list(map(sum, rows_of_files))
+        super().__init__(files, sizes, class_names, labels, root)
         if len(labels) != self._firsts[-1]:
             raise ValueError(
-                f"{few(files)}: {len(labels):,} labels are of {self._firsts[-1]:,} rows. Copy them again.",
+                f"{few(files)}: {len(labels):,} labels are of {self._firsts[-1]:,} rows. "
+                "Copy them again.",
             )
-        self._first_rows = [np.cumsum([0, *groups]) for groups in rows]  # of each group of a file
+        # The first row of each group, by file.
+        self._first_rows = [np.cumsum([0, *num_rows]) for num_rows in rows_of_files]
 
     def image_of(self, index: int) -> bytes:
         number, row = self._place_of(index)
@@ -288,15 +306,17 @@ class ParquetSource(PackedSource):
 
     def surveyed(self) -> Sequence[int]:
         """Return records of the first group: each further one would be read for it."""
-        sizes = (int(size) for first_rows in self._first_rows for size in np.diff(first_rows))
-        return range(min(next(sizes, 0), MOST_FILES))
+        for first_rows in self._first_rows:
+            for size in np.diff(first_rows):
+                return range(min(int(size), MOST_FILES))
+        return range(0)
 
 
 class Parquet(Packed):
-    """Parquet files with a column of images and one of labels, named in the metadata that Hugging Face writes.
+    """Parquet files with a column of images and one of labels.
 
-    Without it the columns are `image` and `label`, and classes are numbers or the texts of the
-    labels.
+    The metadata that Hugging Face writes name them. Without these the columns are `image` and
+    `label`, and classes are numbers or the texts of the labels.
     """
 
     kind = "parquet"
@@ -309,14 +329,17 @@ class Parquet(Packed):
             for name, value in self._facts(file).items():
                 if value != first[name]:
                     raise ValueError(
-                        f"{file} and {self.files[0]} differ in their {name}: {few(value or (), repr)} and "
-                        f"{few(first[name] or (), repr)}. Give files of one dataset.",
+                        f"{file} and {self.files[0]} differ in their {name}: "
+                        f"{few(value or (), repr)} and {few(first[name] or (), repr)}. "
+                        "Give files of one dataset.",
                     )
 
     @property
     def names(self) -> tuple[str, ...] | None:
         feature = self._features.get(self._label_column, {})
-        names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+        if feature.get("_type") != "ClassLabel":
+            return None
+        names = feature.get("names")
         if names is None:
             return None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -327,7 +350,10 @@ class Parquet(Packed):
         return tuple(names)
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
-        return np.concatenate([_read_labels(_now(file), self._label_column) for file in files])
+        labels = []
+        for file in map(_now, files):
+            labels.append(_read_labels(file, self._label_column))
+        return np.concatenate(labels)
 
     def records(
         self,
@@ -345,9 +371,9 @@ class Parquet(Packed):
                 size = _chunk(file, group, self._image_path).uncompressed
                 if size > MAX_GROUP_BYTES:
                     raise ValueError(
-                        f"{file.path}: row group {group} holds {size / 2**30:.1f} GiB of images, which are read "
-                        "together. Write the file with smaller groups: pyarrow.parquet.write_table(…, "
-                        "row_group_size=100).",
+                        f"{file.path}: row group {group} holds {size / 2**30:.1f} GiB of images, "
+                        "which are read together. Write the file with smaller groups: "
+                        "pyarrow.parquet.write_table(…, row_group_size=100).",
                     )
 
     def _require_bytes(self, files: Sequence[str], num_rows: int) -> None:
@@ -360,11 +386,12 @@ class Parquet(Packed):
         column = f"column {self._image_path!r}"
         if num_missing >= num_rows:
             raise ValueError(
-                f"{without}: {column} holds no bytes in all {num_rows:,} rows. Store the files of the images in it, or "
-                "list their paths in a table: csv:FILE.",
+                f"{without}: {column} holds no bytes in all {num_rows:,} rows. Store the files of "
+                "the images in it, or list their paths in a table: csv:FILE.",
             )
         warn_once(
-            f"{without}: {column} holds no bytes in {num_missing:,} of {num_rows:,} rows, which are unreadable.",
+            f"{without}: {column} holds no bytes in {num_missing:,} of {num_rows:,} rows, "
+            "which are unreadable.",
         )
 
     @functools.cached_property
@@ -400,31 +427,30 @@ class Parquet(Packed):
             if name not in self._schema.names:
                 continue
             kind = self._field(name).type
-            if (
-                pa.types.is_struct(kind)
-                and kind.get_field_index("bytes") >= 0
-                and _is_bytes(kind.field("bytes").type)
-            ):
+            is_struct = pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+            if is_struct and _is_bytes(kind.field("bytes").type):
                 return self._require_one_column(f"{name}.bytes")
             if _is_bytes(kind):
                 return self._require_one_column(name)
         raise ValueError(
-            f"{self.files[0]} has no column of images, with their bytes; it has {few(self._described())}. Name it "
-            "'image', a struct with the field 'bytes'.",
+            f"{self.files[0]} has no column of images, with their bytes; it has "
+            f"{few(self._described())}. Name it 'image', a struct with the field 'bytes'.",
         )
 
     @functools.cached_property
     def _label_column(self) -> str:
-        known = [
-            name for name, feature in self._features.items() if feature.get("_type") == "ClassLabel"
-        ]
-        wanted = (self.label,) if self.label else (*_LABELS, *known)
+        wanted = list(_LABELS)
+        for name, feature in self._features.items():
+            if feature.get("_type") == "ClassLabel":
+                wanted.append(name)
+        if self.label:
+            wanted = [self.label]
         for name in wanted:
             if name in self._schema.names and _is_label(self._field(name).type):
                 return self._require_one_column(name)
         raise ValueError(
-            f"{self.files[0]} has no column of labels {few(wanted, repr)}, integers or text; it has "
-            f"{few(self._described())}. Name it: parquet:PATH#COLUMN.",
+            f"{self.files[0]} has no column of labels {few(wanted, repr)}, integers or text; "
+            f"it has {few(self._described())}. Name it: parquet:PATH#COLUMN.",
         )
 
     def _field(self, name: str) -> pa.Field:
@@ -432,12 +458,17 @@ class Parquet(Packed):
         indices = self._schema.get_all_field_indices(name)
         if len(indices) > 1:
             raise ValueError(
-                f"{self.files[0]}: {len(indices)} columns have the name {name!r}. Rename the others.",
+                f"{self.files[0]}: {len(indices)} columns have the name {name!r}. "
+                "Rename the others.",
             )
         return self._schema.field(indices[0])
 
     def _require_one_column(self, path: str) -> str:
-        """Return a path; ValueError if it is of several columns, as "a.b" of a column "a.b" and of a field of "a"."""
+        """Return a path.
+
+        Raises:
+          ValueError: several columns have it, as a column "a.b" and the field "b" of "a".
+        """
         if path in _describe(_now(self.files[0])).layout.repeated:
             raise ValueError(
                 f"{self.files[0]}: several columns have the path {path!r}. Rename the others.",
@@ -456,10 +487,11 @@ class Parquet(Packed):
 
 
 def _require_same_metadata(stored: dict[bytes, bytes]) -> None:
-    """Compare the names of classes with their copy in the schema of pyarrow: a footer has no checksum."""
+    """Compare the names of classes with their copy for pyarrow: a footer has no checksum."""
     if _SCHEMA_COPY not in stored:
         return
-    schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(stored[_SCHEMA_COPY])))
+    copy = base64.b64decode(stored[_SCHEMA_COPY])
+    schema = pa.ipc.read_schema(pa.BufferReader(copy))
     if (schema.metadata or {}).get(_HUGGING_FACE) != stored.get(_HUGGING_FACE):
         raise ValueError("the two copies of the metadata 'huggingface' differ")
 
@@ -506,23 +538,24 @@ def _read_labels(file: _File, column: str) -> np.ndarray:
         while True:
             with _explain_damage(file.path, place):
                 batch = next(batches, None)
-                array = None if batch is None else batch.column(0)
-            if array is None:
-                break
+                if batch is None:
+                    break
+                array = batch.column(0)
             if array.null_count:
-                row = first_row + int(
-                    np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0],
-                )
+                is_null = array.is_null().to_numpy(zero_copy_only=False)
+                row = first_row + int(np.flatnonzero(is_null)[0])
                 raise ValueError(
                     f"{file.path}: row {row:,} has no label in {place}. Remove such rows.",
                 )
             found.append(_labels_of(file.path, place, array, first_row))
             first_row += len(array)
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    if not found:
+        return np.zeros(0, np.int64)
+    return np.concatenate(found)
 
 
 def _labels_of(file: str, place: str, array: pa.Array, first_row: int) -> np.ndarray:
-    """Return the labels of an array without nulls, checked; `first_row` is the number of its first row."""
+    """Return the labels of an array without nulls, checked; `first_row` is its first row."""
     is_dictionary = pa.types.is_dictionary(array.type)
     if is_dictionary and _is_text(array.type.value_type):
         return _text_labels(file, place, array, first_row)
@@ -534,8 +567,8 @@ def _labels_of(file: str, place: str, array: pa.Array, first_row: int) -> np.nda
     if len(wrong):
         row = int(wrong[0])
         raise ValueError(
-            f"{file}: row {first_row + row:,} has the label {numbers[row]} in {place}, and class numbers are 0 to "
-            f"{MAX_CLASSES - 1:,}. Choose a split with labels, or correct them.",
+            f"{file}: row {first_row + row:,} has the label {numbers[row]} in {place}, and class "
+            f"numbers are 0 to {MAX_CLASSES - 1:,}. Choose a split with labels, or correct them.",
         )
     return numbers.astype(np.int64)
 
@@ -552,8 +585,9 @@ def _text_labels(file: str, place: str, array: pa.DictionaryArray, first_row: in
         number = int(wrong[0])
         row = first_row + int(first_rows[number])
         raise ValueError(
-            f"{file}: row {row:,} has a label of {num_bytes[number]:,} bytes in {place}. Labels have 1 to "
-            f"{MAX_NAME_BYTES:,} bytes: correct it, or name another column: parquet:PATH#COLUMN.",
+            f"{file}: row {row:,} has a label of {num_bytes[number]:,} bytes in {place}. Labels "
+            f"have 1 to {MAX_NAME_BYTES:,} bytes: correct it, or name another column: "
+            "parquet:PATH#COLUMN.",
         )
     texts = np.empty(len(used), object)
     with _explain_damage(file, place):
