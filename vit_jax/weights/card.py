@@ -1,8 +1,11 @@
-"""The model card of a folder of weights: README.md with the metadata that the Hugging Face Hub reads, and the use."""
+"""The model card of a folder of weights: README.md with the use.
+
+It begins with the metadata that the Hugging Face Hub reads.
+"""
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
@@ -18,18 +21,32 @@ CARD = "README.md"
 _BEGINNING = "---\nlibrary_name: "
 MOST_CLASSES = 20  # that a card names
 HUB_LICENCES = ("apache-2.0", "mit", "cc-by-nc-4.0")
-_LIBRARY = {"timm": "timm", "huggingface": "transformers", "vit_jax": "vit_jax"}
-_USE = {  # {} is the folder
+_LIBRARY = {
+    "timm": "timm",
+    "huggingface": "transformers",
+    "vit_jax": "vit_jax",
+}
+# Code that loads the folder {}.
+_USE = {
     "timm": "import timm\n\nmodel = timm.create_model({}, pretrained=True)",
     "huggingface": "import transformers\n\nmodel = transformers.CLASS.from_pretrained({})",
-    "vit_jax": 'import vit_jax\n\nmodel = vit_jax.load_model({})\nmodel.predict(["image.jpg"])  # probabilities',
+    "vit_jax": (
+        "import vit_jax\n\n"
+        "model = vit_jax.load_model({})\n"
+        'model.predict(["image.jpg"])  # probabilities'
+    ),
 }
-_OUTPUTS = {  # by `is_multilabel`
+# Sentences by `is_multilabel`.
+_OUTPUTS = {
     True: "multi-label: the sigmoid of each logit is the probability of its class",
     False: "single-label: the softmax of the logits gives the probabilities",
 }
-_PHOTOGRAPHS: dict[object, str] = {  # by `exif_orientation`
-    True: "were turned upright as their Exif data say, before the preparation: `PIL.ImageOps.exif_transpose`",
+# Sentences by `exif_orientation`.
+_PHOTOGRAPHS: dict[object, str] = {
+    True: (
+        "were turned upright as their Exif data say, before the preparation: "
+        "`PIL.ImageOps.exif_transpose`"
+    ),
     False: "were taken as they are stored; their orientation in Exif data was ignored",
     None: "not known whether they were turned upright as their Exif data say",
 }
@@ -39,128 +56,165 @@ _ALSO_READ = "`vit_jax.load_model` and `vit-jax finetune` read the same folder, 
 
 
 def write_card(weights: Weights, format_name: str, folder: pathlib.Path) -> None:
-    """Write the card into the folder of the weights, unless it has a README.md that is not a card."""
+    """Write the card into the folder of the weights.
+
+    A README.md that is not a card stays.
+    """
     path = folder / CARD
     if path.exists():
         with open_regular(path) as file:
-            if file.read(len(_BEGINNING)) != _BEGINNING.encode():
-                return
-    write_atomically(path, model_card(weights, format_name, folder.absolute().name))
+            beginning = file.read(len(_BEGINNING))
+        if beginning != _BEGINNING.encode():
+            return
+
+    text = model_card(weights, format_name, folder.absolute().name)
+    write_atomically(path, text)
 
 
 def model_card(weights: Weights, format_name: str, name: str) -> str:
-    """Return the text of a card, without paths of this machine; a folder of images has its name only."""
+    """Return the text of a card, without paths of this machine.
+
+    A folder of images has its name only.
+    """
     a = weights.architecture
     count = sum(array.size for array in weights.parameters.values())
     head = "no classifier: it ends in its features"
     if a.num_classes:
         head = f"{a.num_classes:,} classes"
-    lines = [
-        f"{_BEGINNING}{_LIBRARY[format_name]}",
-        *(f"{field}: {json.dumps(value)}" for field, value in _front_matter(weights).items()),
-        "---",
-        "",
-        f"# {markdown_text(name)}",
-        "",
-        f"{markdown_text(a.name)}, {count:,} parameters, {head}.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {field} | {value} |" for field, value in _rows(weights, format_name).items()),
-        "",
-    ]
+
+    lines = [f"{_BEGINNING}{_LIBRARY[format_name]}"]
+    for field, value in _build_front_matter(weights).items():
+        lines.append(f"{field}: {json.dumps(value)}")
+    lines += ["---", ""]
+
+    lines += [f"# {markdown_text(name)}", ""]
+    lines += [f"{markdown_text(a.name)}, {count:,} parameters, {head}.", ""]
+
+    lines += ["| | |", "|---|---|"]
+    for field, cell in _build_rows(weights, format_name).items():
+        lines.append(f"| {field} | {cell} |")
+    lines.append("")
+
     if a.num_classes:
-        lines += ["## Classes", "", _classes(weights.class_names), ""]
-    lines += ["## Use", "", "```python", _use(a, format_name, name), "```", ""]
+        lines += ["## Classes", "", _list_classes(weights.class_names), ""]
+    lines += ["## Use", "", "```python", _write_code(a, format_name, name), "```", ""]
     if format_name != "vit_jax":
         lines += [_ALSO_READ, ""]
     return "\n".join(lines)
 
 
-def _front_matter(weights: Weights) -> dict[str, object]:
+def _build_front_matter(weights: Weights) -> dict[str, object]:
     """Return the fields that the Hub reads."""
     a = weights.architecture
     front: dict[str, object] = {}
     if weights.licence in HUB_LICENCES:
         front["license"] = weights.licence
     elif weights.licence:
-        front |= {"license": "other", "license_name": weights.licence}
-    front["pipeline_tag"] = "image-classification" if a.num_classes else "image-feature-extraction"
-    front["tags"] = ["vision-transformer" if a.has_transformer else "resnet", "vit_jax"]
+        front["license"] = "other"
+        front["license_name"] = weights.licence
+
+    if a.num_classes:
+        front["pipeline_tag"] = "image-classification"
+    else:
+        front["pipeline_tag"] = "image-feature-extraction"
+    network = "vision-transformer" if a.has_transformer else "resnet"
+    front["tags"] = [network, "vit_jax"]
     return front
 
 
-def _rows(weights: Weights, format_name: str) -> dict[str, str]:
+def _build_rows(weights: Weights, format_name: str) -> dict[str, str]:
     """Return the rows of the table."""
     a = weights.architecture
     prepared = weights.preprocessing or {}
     height, width = a.image_size
-    scaling = _scaling(weights, format_name)
+    scaling = _describe_scaling(weights, format_name)
     rows = {
         "images": f"RGB, {height} x {width} pixels (height x width), {scaling}",
-        "preparation": _preparation(prepared),
+        "preparation": _describe_preparation(prepared),
     }
     if a.num_classes:
         rows["outputs"] = _OUTPUTS[weights.is_multilabel]
-    rows["photographs"] = _PHOTOGRAPHS.get(prepared.get("exif_orientation"), _PHOTOGRAPHS[None])
+    orientation = prepared.get("exif_orientation")
+    rows["photographs"] = _PHOTOGRAPHS.get(orientation, _PHOTOGRAPHS[None])
+
     values: Any = prepared.get("value_range")
     if is_value_range(values):
         low, high = values
         rows["more than 8 bits"] = (
             f"values from {low:g} to {high:g} become 0 to 255, before the preparation"
         )
+
     if weights.licence:
         rows["licence of the pre-trained weights"] = markdown_text(weights.licence)
-    rows["trained on"] = _training(weights.training)
-    rows["computed with"] = _details(a)
+    rows["trained on"] = _describe_training(weights.training)
+    rows["computed with"] = _describe_details(a)
     return rows
 
 
-def _training(training: TrainingData | None) -> str:
+def _describe_training(training: TrainingData | None) -> str:
     if training is None:
         return "not known"
-    lora = f", LoRA of rank {training.lora_rank}, merged" if training.lora_rank else ""
-    return f"{_data(training.data)}{lora}"
+    data = _describe_data(training.data)
+    if not training.lora_rank:
+        return data
+    return f"{data}, LoRA of rank {training.lora_rank}, merged"
 
 
-def _use(a: Architecture, format_name: str, name: str) -> str:
+def _write_code(a: Architecture, format_name: str, name: str) -> str:
     """Return the code that loads the folder."""
     code = _USE[format_name]
     if format_name == "huggingface":
         code = code.replace("CLASS", huggingface_class(a))
-    source = f"local-dir:{name}" if format_name == "timm" else name
+    source = name
+    if format_name == "timm":
+        source = f"local-dir:{name}"
     return code.format(json.dumps(source))  # a literal of Python on one line
 
 
-def _scaling(weights: Weights, format_name: str) -> str:
+def _describe_scaling(weights: Weights, format_name: str) -> str:
     """Return how pixels are scaled for the arrays of the file."""
     pixels = stored_normalisation(weights.preprocessing)
     if format_name == "vit_jax" or pixels == OURS:
         return "scaled to [-1, 1]"
-    mean, std = (", ".join(f"{number:g}" for number in numbers) for numbers in pixels)
+    mean = _join_numbers(pixels.mean)
+    std = _join_numbers(pixels.std)
     return f"scaled to [0, 1], less the mean ({mean}), divided by the standard deviation ({std})"
 
 
-def _data(data: str) -> str:
+def _join_numbers(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+_LISTINGS = {
+    "folder": "a folder",
+    "csv": "a table",
+}
+
+
+def _describe_data(data: str) -> str:
     """Return data as in a config, without the folders that lead to it."""
     kind, colon, path = data.partition(":")
-    if colon and kind in ("folder", "csv"):
-        listing = {"folder": "a folder", "csv": "a table"}[kind]
-        return f"{listing} of images, {markdown_code(pathlib.Path(path).name, in_table=True)}"
-    return markdown_code(data, in_table=True)
+    if not colon or kind not in _LISTINGS:
+        return markdown_code(data, in_table=True)
+    name = markdown_code(pathlib.Path(path).name, in_table=True)
+    return f"{_LISTINGS[kind]} of images, {name}"
 
 
-def _preparation(prepared: Mapping[str, object]) -> str:
+def _describe_preparation(prepared: Mapping[str, object]) -> str:
     if "resize" not in prepared:
         return "not known"
+
+    how = "resized"
     filter_name = prepared.get("interpolation")
-    how = f"resized ({markdown_text(str(filter_name))}, antialiased)" if filter_name else "resized"
+    if filter_name:
+        how = f"resized ({markdown_text(str(filter_name))}, antialiased)"
     if prepared["resize"] == "direct":
         return f"both sides {how} to those of the input"
-    return f"the short side {how}, and the middle kept: {prepared.get('crop_fraction', 1):g} of it"
+    crop_fraction = prepared.get("crop_fraction", 1)
+    return f"the short side {how}, and the middle kept: {crop_fraction:g} of it"
 
 
-def _details(a: Architecture) -> str:
+def _describe_details(a: Architecture) -> str:
     terms = []
     if a.has_transformer:
         terms.append(f"GELU {markdown_text(a.gelu)}, layer norm epsilon {a.layer_norm_epsilon:g}")
@@ -170,9 +224,11 @@ def _details(a: Architecture) -> str:
     return "; ".join(terms)
 
 
-def _classes(names: Sequence[str] | None) -> str:
+def _list_classes(names: Sequence[str] | None) -> str:
     if names is None:
         return "Their names are not known."
     first = ", ".join(map(markdown_code, names[:MOST_CLASSES]))
     rest = len(names) - MOST_CLASSES
-    return f"{first} and {rest:,} more." if rest > 0 else f"{first}."
+    if rest > 0:
+        return f"{first} and {rest:,} more."
+    return f"{first}."

@@ -1,4 +1,7 @@
-"""Facts about a network from names and shapes of a file, which may contain anything: no shape is trusted."""
+"""Facts about a network from names and shapes of a file.
+
+A file may contain anything: no shape is trusted.
+"""
 
 import dataclasses
 import re
@@ -46,22 +49,33 @@ class Facts:
     @property
     def prefix_length(self) -> int:
         """Number of class tokens and registers."""
-        options = self.modern_options
-        return int(options.get("class_tokens", 0) + options.get("registers", 0))
+        class_tokens = self.modern_options.get("class_tokens", 0)
+        registers = self.modern_options.get("registers", 0)
+        return int(class_tokens + registers)
 
 
 def shape_of(shapes: Mapping[str, Shape], name: str, ndim: int) -> Shape:
-    """Return the shape of an array; ValueError if it is missing, has another number of axes, or an empty one."""
+    """Return the shape of an array.
+
+    Raises:
+      ValueError: it is missing, has another number of axes, or an empty one.
+    """
     if name not in shapes:
         raise ValueError(f"{name} is missing")
-    if len(shapes[name]) != ndim or 0 in shapes[name]:
+    shape = shapes[name]
+    if len(shape) != ndim or 0 in shape:
         raise ValueError(
-            f"{name} has the shape {shapes[name]}, where {ndim} axes with elements are expected"
+            f"{name} has the shape {shape}, where {ndim} axes with elements are expected"
         )
-    return shapes[name]
+    return shape
 
 
-def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -> int:
+def classes_of(
+    shapes: Mapping[str, Shape],
+    kernel: str,
+    axis: int,
+    bias: str,
+) -> int:
     """Return the number of classes, from the first or last axis of the head's kernel; 0 without a head.
 
     The bias states it too, so that a kernel under another name is reported as missing.
@@ -72,7 +86,10 @@ def classes_of(shapes: Mapping[str, Shape], kernel: str, axis: int, bias: str) -
 
 
 def count(names: Iterable[str], pattern: str) -> int:
-    """Return how many values the group of `pattern` has at the beginning of names; gaps are reported later, by name."""
+    """Return how many values the group of `pattern` has at the beginning of names.
+
+    Gaps are reported later, by name.
+    """
     values = set()
     for name in names:
         if match := re.match(pattern, name):
@@ -81,11 +98,15 @@ def count(names: Iterable[str], pattern: str) -> int:
 
 
 def counts(names: Iterable[str], pattern: str) -> tuple[int, ...]:
-    """Return how many values the second group has for each number of the first: the units of every stage."""
+    """Return how many values the second group has for each number of the first.
+
+    They are the units of every stage.
+    """
     units: dict[str, set[str]] = {}
     for name in names:
         if match := re.match(pattern, name):
-            units.setdefault(match[1], set()).add(match[2])
+            stage, unit = match.groups()
+            units.setdefault(stage, set()).add(unit)
     stages = sorted(units, key=lambda digits: (len(digits), digits))
     return tuple(len(units[stage]) for stage in stages)
 
@@ -124,17 +145,22 @@ class Parts:
     def count_registers(self) -> int:
         """Return the number of registers."""
         registers = self.find("register_tokens")
-        return registers[-2] if registers is not None and len(registers) > 1 else 0
+        if registers is None or len(registers) < 2:
+            return 0
+        return registers[-2]
 
     def count_positions(self) -> int | None:
         """Return the length of the table of positions; None where there is none."""
         table = self.find("positions/table")
-        return table[-2] if table is not None and len(table) > 1 else None
+        if table is None or len(table) < 2:
+            return None
+        return table[-2]
 
     def count_blocks(self) -> int:
         """Return the depth."""
         first_norm = self.name(f"{_BLOCK}/attention_norm/scale")
-        start = re.escape(first_norm.partition("0")[0])
+        beginning, _, _ = first_norm.partition("0")
+        start = re.escape(beginning)
         return count(self.shapes, start + r"(\d+)\.")
 
     def find_pool(self) -> str:
@@ -149,13 +175,17 @@ class Parts:
         """Return the form of the MLP."""
         if not self.has_in_block("mlp/gate/kernel"):
             return "gelu"
-        return "swiglu_norm" if self.has_in_block("mlp/norm/scale") else "swiglu"
+        if self.has_in_block("mlp/norm/scale"):
+            return "swiglu_norm"
+        return "swiglu"
 
     def find_final_norm(self) -> str:
         """Return the place of the last norm."""
         if self.has("pooled_norm/scale"):
             return "pooled"
-        return "tokens" if self.has("encoder/norm/scale") else "none"
+        if self.has("encoder/norm/scale"):
+            return "tokens"
+        return "none"
 
     def find_qkv_bias(self) -> str:
         """Return which of query, key and value have a bias; the value has one if the query has."""
@@ -163,17 +193,24 @@ class Parts:
         has_key = self.has_in_block("attention/key/bias")
         if has_query and has_key:
             return "all"
-        return "query_value" if has_query or has_key else "none"
+        if has_query or has_key:
+            return "query_value"
+        return "none"
 
     def find_options(self) -> dict[str, Any]:
         """Return the fields of the architecture that the arrays decide."""
+        has_layer_scale = self.has_in_block("attention_scale")
+        has_norm_bias = self.has_in_block("attention_norm/bias")
+        embedding_norm = None
+        if self.has("embedding_norm/scale"):
+            embedding_norm = "tokens"
         return {
             "class_tokens": self.count_tokens(),
             "registers": self.count_registers(),
-            "layer_scale": 1.0 if self.has_in_block("attention_scale") else None,
+            "layer_scale": 1.0 if has_layer_scale else None,
             "mlp": self.find_mlp(),
-            "norm": "layer" if self.has_in_block("attention_norm/bias") else "rms",
-            "embedding_norm": "tokens" if self.has("embedding_norm/scale") else None,
+            "norm": "layer" if has_norm_bias else "rms",
+            "embedding_norm": embedding_norm,
             "final_norm": self.find_final_norm(),
             "attention_norm": self.has_in_block("attention/norm/scale"),
             "patch_bias": self.has("embedding/bias"),
@@ -191,15 +228,17 @@ def vit_facts(
     head: str = "linear",
     **others: Any,
 ) -> Facts:
-    """Return the facts about a ViT in PyTorch's layouts, whose names have these rules; not the number of heads.
+    """Return the facts about a ViT in PyTorch's layouts, whose names have these rules.
 
-    Further arguments are fields of `Facts`. ValueError as for `shape_of`.
+    The number of heads is not among them. Further arguments are fields of `Facts`. ValueError as for `shape_of`.
     """
     parts = Parts(shapes, rules)
-    width, _, *patch_size = shape_of(shapes, parts.name("embedding/kernel"), 4)
-    _, mlp_dim = shape_of(shapes, parts.name(f"{_BLOCK}/mlp/contract/kernel"), 2)
+    embedding = parts.name("embedding/kernel")
+    width, _, patch_height, patch_width = shape_of(shapes, embedding, 4)
+    contract = parts.name(f"{_BLOCK}/mlp/contract/kernel")
+    _, mlp_dim = shape_of(shapes, contract, 2)
     return Facts(
-        patch_size=(patch_size[0], patch_size[1]),
+        patch_size=(patch_height, patch_width),
         width=width,
         depth=parts.count_blocks(),
         mlp_dim=mlp_dim,

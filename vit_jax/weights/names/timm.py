@@ -1,5 +1,6 @@
-"""Names of timm's models (.safetensors): VisionTransformer, its hybrids, Eva, and ResNetV2 as Big Transfer's.
+"""Names of timm's models (.safetensors).
 
+They are VisionTransformer, its hybrids, Eva, and ResNetV2 as Big Transfer's.
 VisionTransformer keeps query, key and value in one array, Eva (DINOv3, EVA-02, PE) sometimes apart.
 Names in the authors' own files are renamed to these first.
 """
@@ -46,12 +47,18 @@ class Style(NamedTuple):
 
 def read_style(shapes: Mapping[str, Shape]) -> Style:
     """Return the style of a file."""
+    scale = Style().scale
+    if "blocks.0.gamma_1" in shapes:
+        scale = "gamma_{}"
+    embedding_norm = Style().embedding_norm
+    if "patch_embed.norm.weight" in shapes:
+        embedding_norm = "patch_embed.norm"
     return Style(
-        scale="gamma_{}" if "blocks.0.gamma_1" in shapes else Style().scale,
+        scale=scale,
         splits_qkv="blocks.0.attn.q_proj.weight" in shapes,
         splits_bias="blocks.0.attn.q_bias" in shapes,
         splits_gate="blocks.0.mlp.fc1_g.weight" in shapes,
-        embedding_norm="patch_embed.norm" if "patch_embed.norm.weight" in shapes else "norm_pre",
+        embedding_norm=embedding_norm,
         is_flat=len(shapes.get("pos_embed", ())) == 2,
         embeds_linearly=len(shapes.get("patch_embed.proj.weight", ())) == 2,
         joins_pooling="attn_pool.qkv.weight" in shapes,
@@ -62,19 +69,27 @@ def choose_style(a: Architecture) -> Style:
     """Return the style of timm's class for a network."""
     has_normed_mlp = a.mlp == "swiglu_norm"
     has_apart_gate = a.mlp == "swiglu" and (a.norm == "rms" or a.rope == "centred")
+    scale = Style().scale
+    if is_eva(a):
+        scale = "gamma_{}"
+    embedding_norm = Style().embedding_norm
+    if a.embedding_norm == "patches":
+        embedding_norm = "patch_embed.norm"
     return Style(
-        scale="gamma_{}" if is_eva(a) else Style().scale,
+        scale=scale,
         splits_qkv=has_normed_mlp,
         splits_bias=a.qkv_bias == "query_value",
         splits_gate=has_normed_mlp or has_apart_gate,
-        embedding_norm="patch_embed.norm" if a.embedding_norm == "patches" else "norm_pre",
+        embedding_norm=embedding_norm,
     )
 
 
 def make_rules(a: Architecture, shapes: Mapping[str, Shape]) -> list[Rule]:
     """Return the names of a ViT, a hybrid or a pre-activation ResNet."""
     style = read_style(shapes) if shapes else choose_style(a)
-    stem_root = f"{STEM}.stem" if a.units else STEM
+    stem_root = STEM
+    if a.units:
+        stem_root = f"{STEM}.stem"
     layers = _resnet_layers("stem", stem_root, f"{STEM}.stages")
     if a.residual_unit == "preactivation":
         layers |= _resnet_layers("body", "stem", "stages")
@@ -142,7 +157,8 @@ def _name_gate(style: Style) -> dict[str, str]:
 
 
 def _name_pooling(style: Style) -> dict[str, str]:
-    query, key_value = ("qkv", "qkv") if style.joins_pooling else ("q", "kv")
+    query = "qkv" if style.joins_pooling else "q"
+    key_value = "qkv" if style.joins_pooling else "kv"
     return {
         "pooling/attention/query": f"attn_pool.{query}",
         "pooling/attention/(?:key|value)": f"attn_pool.{key_value}",
@@ -158,18 +174,21 @@ def _resnet_layers(
 ) -> dict[str, str | Callable[[re.Match[str]], str]]:
     unit = rf"{ours}/stage(\d+)/unit(\d+)"
 
-    def theirs(rest: str) -> Callable[[re.Match[str]], str]:
-        return lambda match: match.expand(
-            rf"{stages}.{int(match[1]) - 1}.blocks.{int(match[2]) - 1}.{rest}"
-        )
+    def make_name(rest: str) -> Callable[[re.Match[str]], str]:
+        def name_layer(match: re.Match[str]) -> str:
+            stage = int(match[1]) - 1
+            block = int(match[2]) - 1
+            return match.expand(rf"{stages}.{stage}.blocks.{block}.{rest}")
+
+        return name_layer
 
     return {
         f"{ours}/root/conv": f"{root}.conv",
         f"{ours}/root/norm": f"{root}.norm",
-        rf"{unit}/conv(\d)": theirs(r"conv\3"),
-        rf"{unit}/norm(\d)": theirs(r"norm\3"),
-        f"{unit}/shortcut/conv": theirs("downsample.conv"),
-        f"{unit}/shortcut/norm": theirs("downsample.norm"),
+        rf"{unit}/conv(\d)": make_name(r"conv\3"),
+        rf"{unit}/norm(\d)": make_name(r"norm\3"),
+        f"{unit}/shortcut/conv": make_name("downsample.conv"),
+        f"{unit}/shortcut/norm": make_name("downsample.norm"),
     }
 
 
@@ -186,12 +205,14 @@ def canonical(names: Iterable[str]) -> dict[str, str] | None:
         return None
     if is_resnet and "norm.weight" not in names:
         raise ValueError(
-            "its residual units norm after each convolution, which our networks pad otherwise than timm"
+            "its residual units norm after each convolution, "
+            "which our networks pad otherwise than timm"
         )
     if "dist_token" in names and not {"head_dist.weight", "head_dist.bias"} & names:
         raise ValueError(
-            "it is a distilled DeiT without its heads, whose features in timm are the mean of the class and the "
-            "distillation token, which our networks do not compute: bring the file with head and head_dist"
+            "it is a distilled DeiT without its heads, whose features in timm are the mean of "
+            "the class and the distillation token, which our networks do not compute: "
+            "bring the file with head and head_dist"
         )
     return renamed
 
@@ -210,12 +231,14 @@ def find_facts(shapes: Mapping[str, Shape]) -> Facts:
         raise ValueError(
             "it has a norm in MLPs without a gate, which our networks do not compute: blocks.0.mlp.norm"
         )
-    has_packed_gate = shapes.get("blocks.0.mlp.fc1.weight", (0,))[0] == 2 * facts.mlp_dim
+    first_layer = shapes.get("blocks.0.mlp.fc1.weight", (0,))
+    has_packed_gate = first_layer[0] == 2 * facts.mlp_dim
     if not style.splits_gate and not has_packed_gate:
         changes["mlp"] = "gelu"  # gate and expand have one name, which is that of one layer
     if style.embedding_norm == "patch_embed.norm":
         changes["embedding_norm"] = "patches"
-    return dataclasses.replace(facts, modern_options={**facts.modern_options, **changes})
+    modern_options = {**facts.modern_options, **changes}
+    return dataclasses.replace(facts, modern_options=modern_options)
 
 
 def _unfold_patches(shapes: Mapping[str, Shape]) -> Shape:
@@ -226,26 +249,36 @@ def _unfold_patches(shapes: Mapping[str, Shape]) -> Shape:
 
 
 def _find_vit_facts(shapes: Mapping[str, Shape], style: Style) -> Facts:
-    has_stages = f"{STEM}.stem.conv.weight" in shapes
-    root = f"{STEM}.stem.conv.weight" if has_stages else f"{STEM}.conv.weight"
+    root = f"{STEM}.stem.conv.weight"
+    if root not in shapes:
+        root = f"{STEM}.conv.weight"  # of a stem without stages
     is_hybrid = root in shapes
+
     num_classes = classes_of(shapes, "head.weight", 0, "head.bias")
+    absent = frozenset[str]()
     if style.is_flat:
         num_classes = classes_of(shapes, "proj", -1, "")
+        absent = frozenset(["head/linear/bias"])
+
+    family = "vit"
+    root_channels = 64
     defaults: dict[str, Any] = {"gelu": "exact", "layer_norm_epsilon": 1e-6}
     if is_hybrid:
+        family = "hybrid"
         defaults |= RESNET_DEFAULTS
+        root_channels = shape_of(shapes, root, 4)[0]
+
     return vit_facts(
         shapes,
         make_vit_rules(style),
         num_classes=num_classes,
-        family="hybrid" if is_hybrid else "vit",
+        family=family,
         units=counts(shapes, rf"{re.escape(STEM)}\.stages\.(\d+)\.blocks\.(\d+)\."),
-        root_channels=shape_of(shapes, root, 4)[0] if is_hybrid else 64,
+        root_channels=root_channels,
         fixed_positions="none",
         defaults=defaults,
         needs_rope=_has_rope(shapes, style),
-        absent=frozenset(["head/linear/bias"]) if style.is_flat else frozenset(),
+        absent=absent,
     )
 
 
