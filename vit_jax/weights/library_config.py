@@ -1,4 +1,7 @@
-"""Configurations that timm and Hugging Face read beside weights, so that they build the network themselves."""
+"""Configurations that timm and Hugging Face read beside weights.
+
+With them they build the network themselves.
+"""
 
 import json
 import math
@@ -27,8 +30,16 @@ from vit_jax.weights.sidecar import (
 )
 
 _TIMM_POOLS = {ours: theirs for theirs, ours in POOLS.items()}
-_TIMM_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_tanh", "quick": "quick_gelu"}
-_ACTIVATIONS = {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
+_TIMM_ACTIVATIONS = {
+    "exact": "gelu",
+    "tanh": "gelu_tanh",
+    "quick": "quick_gelu",
+}
+_ACTIVATIONS = {
+    "exact": "gelu",
+    "tanh": "gelu_pytorch_tanh",
+    "quick": "quick_gelu",
+}
 """GELU forms by transformers' names."""
 
 _PILLOW_BILINEAR = 2
@@ -59,27 +70,31 @@ def write_library_config(
     else:
         config = huggingface_config(a, class_names, preprocessing)
         processor = _processor_config(a, preprocessing)
+
     if config is not None and a.num_classes:  # timm ignores the field; we read it again
         config["problem_type"] = MULTI_LABEL if is_multilabel else SINGLE_LABEL
     _write_or_remove(folder / CONFIG, config)
     _write_or_remove(folder / PREPROCESSOR, processor)
 
     if config is None:
-        return (
-            f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: build the network yourself.",
+        note = (
+            f"timm has no model with the ResNet of {a.name}, so there is no {CONFIG}: "
+            "build the network yourself."
         )
-    if format_name == "timm":
-        return (
-            () if is_known(preprocessing) else (_describe_unknown(f"{CONFIG} does not state it"),)
-        )
-    return tuple(_describe_huggingface(a, preprocessing, processor))
+        return (note,)
+    if format_name != "timm":
+        return tuple(_describe_huggingface(a, preprocessing, processor))
+    if is_known(preprocessing):
+        return ()
+    return (_describe_unknown(f"{CONFIG} does not state it"),)
 
 
 def _write_or_remove(path: pathlib.Path, value: Mapping[str, object] | None) -> None:
     if value is None:
         path.unlink(missing_ok=True)
-    else:
-        write_atomically(path, json.dumps(value, indent=2) + "\n")
+        return
+    text = json.dumps(value, indent=2)
+    write_atomically(path, f"{text}\n")
 
 
 def _describe_unknown(where: str) -> str:
@@ -87,7 +102,9 @@ def _describe_unknown(where: str) -> str:
 
 
 def _describe_huggingface(
-    a: Architecture, preprocessing: Preprocessing | None, processor: Mapping[str, object] | None
+    a: Architecture,
+    preprocessing: Preprocessing | None,
+    processor: Mapping[str, object] | None,
 ) -> list[str]:
     """Return notes on differences between a network and its class of transformers with the processor."""
     notes = []
@@ -99,7 +116,8 @@ def _describe_huggingface(
         notes.append(_describe_unknown(f"there is no {PREPROCESSOR}"))
     elif preprocessing["crop_fraction"] != 1.0 and "crop_size" not in processor:
         notes.append(
-            "Hugging Face's processor resizes the full image; this network was tested on central crops."
+            "Hugging Face's processor resizes the full image; "
+            "this network was tested on central crops."
         )
     return notes
 
@@ -113,12 +131,16 @@ def is_known(preprocessing: Preprocessing | None) -> bool:
 
 
 def huggingface_config(
-    a: Architecture, class_names: Sequence[str] | None, preprocessing: Preprocessing | None
+    a: Architecture,
+    class_names: Sequence[str] | None,
+    preprocessing: Preprocessing | None,
 ) -> dict[str, object]:
     """Return the `config.json` of the class of transformers that computes a ViT."""
     labels = class_names or [f"LABEL_{number}" for number in range(a.num_classes)]
     model = huggingface_model(a)
-    arguments = model.arguments(a, stored_normalisation(preprocessing))
+    pixels = stored_normalisation(preprocessing)
+    arguments = model.arguments(a, pixels)
+
     config: dict[str, object] = {
         "architectures": [huggingface_class(a)],
         "model_type": model.model_type,
@@ -130,10 +152,14 @@ def huggingface_config(
         if ours != "mlp_dim":
             config[theirs] = getattr(a, ours)
     config["hidden_act"] = _name_activation(a, model)
-    config["rms_norm_eps" if a.norm == "rms" else "layer_norm_eps"] = a.layer_norm_epsilon
+    if a.norm == "rms":
+        config["rms_norm_eps"] = a.layer_norm_epsilon
+    else:
+        config["layer_norm_eps"] = a.layer_norm_epsilon
     if "mlp_ratio" not in arguments:
         config[HUGGINGFACE_SIZES["mlp_dim"]] = a.mlp_dim
     config |= arguments
+
     config["id2label"] = {str(number): label for number, label in enumerate(labels)}
     config["label2id"] = {label: number for number, label in enumerate(labels)}
     return config
@@ -146,30 +172,20 @@ def _name_activation(a: Architecture, model: TransformersModel) -> str:
 
 
 def _processor_config(
-    a: Architecture, preprocessing: Preprocessing | None
+    a: Architecture,
+    preprocessing: Preprocessing | None,
 ) -> dict[str, object] | None:
     """Return the `preprocessor_config.json` of known preprocessing; None for other."""
     if preprocessing is None or not is_known(preprocessing):
         return None
-    height, width = a.image_size
+
     pixels = stored_normalisation(preprocessing)
-    size = {"height": height, "width": width}
-    # Both processors take pixels as Pillow resizes them; the first can crop.
-    if preprocessing["resize"] == "short_side" and height == width:
-        edge = math.floor(height / preprocessing["crop_fraction"])
-        resizing = {
-            "image_processor_type": "BitImageProcessor",
-            "do_resize": True,
-            "size": {"shortest_edge": edge},
-            "do_center_crop": True,
-            "crop_size": size,
-        }
-    else:
-        resizing = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": size}
-    is_bicubic = preprocessing.get("interpolation") == "bicubic"
+    resample = _PILLOW_BILINEAR
+    if preprocessing.get("interpolation") == "bicubic":
+        resample = _PILLOW_BICUBIC
     return {
-        **resizing,
-        "resample": _PILLOW_BICUBIC if is_bicubic else _PILLOW_BILINEAR,
+        **_describe_resizing(a, preprocessing),
+        "resample": resample,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": huggingface_model(a).normalises_pixels,
@@ -178,21 +194,49 @@ def _processor_config(
     }
 
 
+def _describe_resizing(a: Architecture, preprocessing: Preprocessing) -> dict[str, object]:
+    """Return a processor that takes pixels as Pillow resizes them, with a crop if it is needed."""
+    height, width = a.image_size
+    size = {"height": height, "width": width}
+    if preprocessing["resize"] != "short_side" or height != width:
+        return {
+            "image_processor_type": "ViTImageProcessor",
+            "do_resize": True,
+            "size": size,
+        }
+    edge = math.floor(height / preprocessing["crop_fraction"])
+    return {
+        "image_processor_type": "BitImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": edge},
+        "do_center_crop": True,
+        "crop_size": size,
+    }
+
+
 # timm.
 
 
 def timm_config(
-    a: Architecture, class_names: Sequence[str] | None, preprocessing: Preprocessing | None
+    a: Architecture,
+    class_names: Sequence[str] | None,
+    preprocessing: Preprocessing | None,
 ) -> dict[str, object] | None:
-    """Return the `config.json` of a model that timm knows by name, with every number; None if timm has none."""
+    """Return the `config.json` of a model that timm knows by name, with every number.
+
+    It is None if timm has no such model.
+    """
     name = timm_model(a).name if a.family == "vit" else timm_body(a)
     if name is None:
         return None
+
     arguments: dict[str, object] = {}
     if a.has_transformer:
         arguments |= _transformer_arguments(a)
-    if a.family == "vit":
-        arguments |= _eva_arguments(a) if is_eva(a) else _vit_arguments(a)
+    if a.family == "vit" and is_eva(a):
+        arguments |= _eva_arguments(a)
+    elif a.family == "vit":
+        arguments |= _vit_arguments(a)
 
     config: dict[str, object] = {
         "architecture": name,
@@ -210,6 +254,7 @@ def timm_config(
 
 def _pretrained_config(a: Architecture, preprocessing: Preprocessing | None) -> dict[str, object]:
     """Return the preprocessing as timm states it."""
+    # Only a ViT is written for other pixels than ours.
     pixels = stored_normalisation(preprocessing if a.family == "vit" else None)
     config: dict[str, object] = {
         "input_size": [3, *a.image_size],
@@ -220,7 +265,9 @@ def _pretrained_config(a: Architecture, preprocessing: Preprocessing | None) -> 
     if preprocessing is not None and is_known(preprocessing):
         config["interpolation"] = preprocessing.get("interpolation") or "bilinear"
         config["crop_pct"] = preprocessing["crop_fraction"]
-        config["crop_mode"] = "squash" if preprocessing["resize"] == "direct" else "center"
+        config["crop_mode"] = "center"
+        if preprocessing["resize"] == "direct":
+            config["crop_mode"] = "squash"
     return config
 
 
@@ -241,7 +288,8 @@ def _transformer_arguments(a: Architecture) -> dict[str, object]:
         return arguments
     arguments["fc_norm"] = False
     if a.mlp == "gelu":
-        arguments |= {"pos_embed": "learn", "act_layer": _TIMM_ACTIVATIONS[a.gelu]}
+        arguments["pos_embed"] = "learn"
+        arguments["act_layer"] = _TIMM_ACTIVATIONS[a.gelu]
     return arguments
 
 
@@ -291,8 +339,10 @@ def _eva_arguments(a: Architecture) -> dict[str, object]:
 def _compute_ratio(a: Architecture) -> float:
     """Return a ratio of MLP and width from which timm computes `mlp_dim`: it multiplies and rounds down."""
     # Packed SwiGLU of VisionTransformer counts gate and value as one.
+    mlp_dim = a.mlp_dim
     is_packed = a.mlp == "swiglu" and a.rope is None and a.norm == "layer"
-    mlp_dim = 2 * a.mlp_dim if is_packed else a.mlp_dim
+    if is_packed:
+        mlp_dim = 2 * mlp_dim
     ratio = mlp_dim / a.width
     if int(a.width * ratio) == mlp_dim:
         return ratio
@@ -302,4 +352,6 @@ def _compute_ratio(a: Architecture) -> float:
 def _shorten(size: tuple[int, int]) -> int | list[int]:
     """Return one number for a square."""
     height, width = size
-    return height if height == width else [height, width]
+    if height == width:
+        return height
+    return [height, width]

@@ -33,10 +33,10 @@ _DECIDED = ("patch_size", "width", "depth", "mlp_dim", "num_classes")
 _FOR_RESNETS = ("group_norm_", "standardization_")  # beginnings of options
 _REMEDY = "take weights of a family that docs/pretrained.md lists"
 _UNNAMED = (
-    "The file does not name its network: norms before each branch are assumed, as most models of timm have them. If "
-    "its name is known, give it, such as architecture=vit_base_patch16_224."
+    "The file does not name its network: norms before each branch are assumed, as most models "
+    "of timm have them. If its name is known, give it, such as architecture=vit_base_patch16_224."
 )
-_OF_TEXT = (
+_TEXT_TOWER = (
     r"text_(model|encoder|projection)\.|logit_(scale|bias)$|temperature$|(.*\.)?token_embedding\."
 )
 
@@ -93,6 +93,7 @@ def recognise(
     stated = stated or {}
     chosen = validated_options(options or {})
     chosen.pop("architecture", None)  # `stated` has its facts
+
     name, names = _find_format(arrays)
     format_ = FORMATS[name]
     shapes = {canonical: arrays[in_file].shape for canonical, in_file in names.items()}
@@ -113,15 +114,18 @@ def recognise(
     entries = format_.entries(architecture, shapes, facts.absent, packing)
     folded_rows = _count_folded_rows(facts, architecture)
     if folded_rows:
-        shape = (1, math.prod(architecture.grid) + folded_rows, architecture.width)
+        num_rows = math.prod(architecture.grid) + folded_rows
+        shape = (1, num_rows, architecture.width)
         entries = with_shape(entries, "positions/table", shape)
+
     used = set(names.values())
+    ignored = [in_file for in_file in arrays if in_file not in used]
     return Recognised(
         format=format_.name_style(shapes, names) or name,
         architecture=architecture,
         entries=entries,
         names=names,
-        ignored=[in_file for in_file in arrays if in_file not in used],
+        ignored=ignored,
         folded_rows=folded_rows,
         facts=facts,
         packing=packing,
@@ -129,8 +133,14 @@ def recognise(
     )
 
 
-def _find_packing(shapes: Mapping[str, Shape], arrays: Mapping[str, StoredArray]) -> Packing:
-    """Return how a file packs parameters, from its shapes by canonical names and its arrays by names in the file."""
+def _find_packing(
+    shapes: Mapping[str, Shape],
+    arrays: Mapping[str, StoredArray],
+) -> Packing:
+    """Return how a file packs parameters.
+
+    Its shapes are by canonical names, its arrays by names in the file.
+    """
     for family in load_families():
         for packing in family.packings:
             if packing.is_in(shapes, arrays):
@@ -139,14 +149,18 @@ def _find_packing(shapes: Mapping[str, Shape], arrays: Mapping[str, StoredArray]
 
 
 def _count_folded_rows(facts: Facts, a: Architecture) -> int:
-    """Return the number of rows of the table of positions that belong to tokens without positions."""
+    """Return the number of rows of the table that belong to tokens without positions."""
     if a.position_tokens != "patches" or facts.position_rows is None:
         return 0
     return max(0, facts.position_rows - math.prod(a.grid))
 
 
 def validated_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are not None, image_size as a tuple; ValueError for a value that no network has."""
+    """Return the options that are not None, image_size as a tuple.
+
+    Raises:
+      ValueError: a value that no network has.
+    """
     chosen = {name: value for name, value in options.items() if value is not None}
     for name, value in chosen.items():
         is_possible, rule = _find_rule(name)
@@ -176,10 +190,17 @@ def _is_positive(value: Any) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "architecture": (
         _is_name,
-        "a model of timm or a model type of transformers that is read, such as vit_base_patch16_224",
+        "a model of timm or a model type of transformers that is read, "
+        "such as vit_base_patch16_224",
     ),
-    "num_heads": (_is_count, "a divisor of the network's width"),
-    "image_size": (_is_size, "height and width in pixels, such as 224,224"),
+    "num_heads": (
+        _is_count,
+        "a divisor of the network's width",
+    ),
+    "image_size": (
+        _is_size,
+        "height and width in pixels, such as 224,224",
+    ),
 }
 _NUMBER_RULE = (_is_positive, "a number above 0, such as 1e-6")
 
@@ -194,13 +215,21 @@ def _find_rule(option: str) -> tuple[Callable[[Any], bool], str]:
 
 
 def refuse_contradictions(
-    options: Mapping[str, object], known: Mapping[str, object], source: str
+    options: Mapping[str, object],
+    known: Mapping[str, object],
+    source: str,
 ) -> None:
-    """Raise ValueError for an option whose value is known, if it is another; the image size may change."""
+    """Raise ValueError for an option whose value is known, if it is another.
+
+    The image size may change.
+    """
     for name, value in options.items():
-        if name != "image_size" and known.get(name) is not None and known[name] != value:
+        if name == "image_size":
+            continue
+        known_value = known.get(name)
+        if known_value is not None and known_value != value:
             raise ValueError(
-                f"{name}={value!r}: must be {known[name]!r}, as {source} states. Omit the option."
+                f"{name}={value!r}: must be {known_value!r}, as {source} states. Omit the option."
             )
 
 
@@ -209,16 +238,20 @@ def _find_format(arrays: Mapping[str, StoredArray]) -> tuple[str, dict[str, str]
     _refuse_unread(arrays)
     for name, format_ in FORMATS.items():
         with naming(f"the file has the names of {name}"):
-            if names := format_.canonical(arrays):
+            names = format_.canonical(arrays)
+            if names:
                 return name, names
-    if any(re.match(_OF_TEXT, name) for name in arrays):
+
+    if any(re.match(_TEXT_TOWER, name) for name in arrays):
         raise ValueError(
-            "the file is of a text tower alone, which is no image network: take the file with both towers"
+            "the file is of a text tower alone, which is no image network: "
+            "take the file with both towers"
         )
+    first_names = ", ".join(list(arrays)[:4])
     raise ValueError(
-        f"its {len(arrays)} arrays have names of no known format ({', '.join(list(arrays)[:4])}, ...). Known are "
-        "the released ViT, big_vision, Big Transfer, timm and Hugging Face, and the families that docs/pretrained.md "
-        "lists. Give a file of one of these"
+        f"its {len(arrays)} arrays have names of no known format ({first_names}, ...). "
+        "Known are the released ViT, big_vision, Big Transfer, timm and Hugging Face, "
+        "and the families that docs/pretrained.md lists. Give a file of one of these"
     )
 
 
@@ -229,16 +262,19 @@ def _refuse_unread(arrays: Mapping[str, StoredArray]) -> None:
         kinds[f"{name}:{len(array.shape)}:{array.dtype.kind}"] = name
     for family in load_families():
         for rejected in family.rejected_arrays:
-            odd = [name for kind, name in kinds.items() if re.match(rejected.pattern, kind)]
-            if odd:
-                raise ValueError(
-                    f"the file is of {rejected.family}: it has {rejected.feature} ({odd[0]}), which are not read: "
-                    f"{rejected.remedy}"
-                )
+            for kind, name in kinds.items():
+                if re.match(rejected.pattern, kind):
+                    raise ValueError(
+                        f"the file is of {rejected.family}: it has {rejected.feature} ({name}), "
+                        f"which are not read: {rejected.remedy}"
+                    )
 
 
 class _Completion:
-    """The architecture of a file from its facts, and from values that are stated beside it or given by the caller."""
+    """The architecture of a file from its facts, and from other values.
+
+    These are stated beside it or given by the caller.
+    """
 
     def __init__(
         self,
@@ -248,7 +284,9 @@ class _Completion:
         chosen: Chosen,
         assumptions: list[str],
     ) -> None:
-        """Take values from three places; sentences about values that none of them has go to `assumptions`.
+        """Take values from three places.
+
+        Sentences about values that none of them has go to `assumptions`.
 
         Raises:
           ValueError: they contradict each other.
@@ -273,16 +311,19 @@ class _Completion:
         fields = format_defaults(self.facts)
         fields["num_heads"] = self.find_num_heads(chosen_fields.pop("num_heads", None))
         fields["image_size"], prefix_rows = self.find_image_size()
-        fields["name"] = _name(self.facts, fields["num_heads"])
+        fields["name"] = _name_network(self.facts, fields["num_heads"])
         self.complete_positions(fields, chosen_fields, prefix_rows)
-        if fields.get("class_tokens") == int(self.facts.pool in ("token", "token_gap")):
+
+        usual_class_tokens = int(self.facts.pool in ("token", "token_gap"))
+        if fields.get("class_tokens") == usual_class_tokens:
             fields["class_tokens"] = None  # as the pooling has it
+
         a = bounded_architecture(fields | chosen_fields)
         if a.modern_options.keys() - {"position_tokens"} and not self.stated:
             self.assumptions.append(
-                f"WARNING: without the config.json of these weights, gelu={a.gelu}, layer_norm_epsilon="
-                f"{a.layer_norm_epsilon:g} and pixels in [-1, 1] are assumed, which other families do not have. Give "
-                "the folder with both files."
+                f"WARNING: without the config.json of these weights, gelu={a.gelu}, "
+                f"layer_norm_epsilon={a.layer_norm_epsilon:g} and pixels in [-1, 1] are assumed, "
+                "which other families do not have. Give the folder with both files."
             )
         return a
 
@@ -293,22 +334,27 @@ class _Completion:
             choices.pop(field, None)
         if self.facts.needs_rope and "rope" not in choices:
             raise ValueError(
-                "the file does not state its rotary positions: give the folder with its config.json, or its name in "
-                "timm, such as architecture=vit_small_patch16_dinov3"
+                "the file does not state its rotary positions: give the folder with its "
+                "config.json, or its name in timm, such as architecture=vit_small_patch16_dinov3"
             )
         return choices
 
     def find_num_heads(self, chosen: int | None) -> int:
-        """Return the number of heads: that of the file, the given one, or that of the ViT of this size."""
+        """Return the number of heads.
+
+        It is the one of the file, the given one, or the one of the ViT of this size.
+        """
         facts = self.facts
         if facts.num_heads is not None:
             return facts.num_heads
+
         if chosen is not None:
             if chosen < 1 or facts.width % chosen:
                 raise ValueError(
                     f"num_heads={chosen}: must divide the width. Give a divisor of {facts.width}."
                 )
             return chosen
+
         sizes = (facts.width, facts.depth, facts.mlp_dim)
         for name, size in VIT_SIZES.items():
             if (size.width, size.depth, size.mlp_dim) == sizes:
@@ -317,28 +363,35 @@ class _Completion:
                 )
                 return size.num_heads
         raise ValueError(
-            f"the file does not state the number of heads, and no known size has width {sizes[0]}, depth {sizes[1]} "
-            f"and mlp_dim {sizes[2]}: give num_heads, a divisor of {sizes[0]}"
+            f"the file does not state the number of heads, and no known size has width "
+            f"{facts.width}, depth {facts.depth} and mlp_dim {facts.mlp_dim}: "
+            f"give num_heads, a divisor of {facts.width}"
         )
 
     def complete_positions(
-        self, fields: dict[str, Any], chosen_fields: dict[str, Any], prefix_rows: int
+        self,
+        fields: dict[str, Any],
+        chosen_fields: dict[str, Any],
+        prefix_rows: int,
     ) -> None:
         """Add the form of the positions to fields of the architecture."""
         facts = self.facts
-        prefix_length = (fields.get("class_tokens") or 0) + fields.get("registers", 0)
+        class_tokens = fields.get("class_tokens") or 0
+        prefix_length = class_tokens + fields.get("registers", 0)
         has_table = facts.position_rows is not None
         if has_table and (self.packing.fits_any_grid or prefix_rows != prefix_length):
             fields["position_tokens"] = "patches"
+
         if not has_table and facts.family != "resnet":
             fields["position_embedding"] = facts.fixed_positions
             has_rope = chosen_fields.get("rope") is not None  # which needs no table
             if "position_embedding" not in chosen_fields and not has_rope:
                 self.assumptions.append(
-                    f"It has no table of positions; {facts.fixed_positions!r} is assumed. If that is wrong, give "
-                    "position_embedding=sincos2d or none."
+                    f"It has no table of positions; {facts.fixed_positions!r} is assumed. "
+                    "If that is wrong, give position_embedding=sincos2d or none."
                 )
-        if chosen_fields.get("rope_grid") == _grid(fields):
+
+        if chosen_fields.get("rope_grid") == _find_grid(fields):
             chosen_fields["rope_grid"] = None
 
     def find_image_size(self) -> tuple[tuple[int, int], int]:
@@ -348,25 +401,33 @@ class _Completion:
         for it alone.
         """
         patch = _find_patch(self.facts)
-        given = self.chosen.get("image_size")
-        chosen = given and _require_multiple(given, patch)
+        chosen = self.chosen.get("image_size")
+        if chosen:
+            chosen = _require_multiple(chosen, patch)
         stated = self.stated.get("image_size")
-        stated = stated and self.cut_border(stated, patch)
+        if stated:
+            stated = self.cut_border(stated, patch)
+
         if self.packing.fits_any_grid:
             return _require_size(chosen or stated, patch), 0
         if self.facts.position_rows is None:
             return _require_size(stated or chosen, patch), 0
 
         lengths = _list_lengths(self.facts)
-        fitting = [size for size in (stated, chosen) if size and _count(size, patch) in lengths]
-        size = fitting[0] if fitting else stated
+        size = stated
+        for candidate in (stated, chosen):
+            if candidate and _count_patches(candidate, patch) in lengths:
+                size = candidate
+                break
         size = size or self.assume_square(lengths, patch) or chosen
         size = _require_size(size, patch)
-        patches = _count(size, patch)
+
+        patches = _count_patches(size, patch)
         if patches not in lengths:
+            possible = " or ".join(map(str, lengths))
             raise ValueError(
-                f"image_size={size} has {patches} patches of {patch[0]}x{patch[1]} pixels, the file has positions for "
-                f"{' or '.join(map(str, lengths))}"
+                f"image_size={size} has {patches} patches of {patch[0]}x{patch[1]} pixels, "
+                f"the file has positions for {possible}"
             )
         return size, lengths[patches]
 
@@ -378,22 +439,27 @@ class _Completion:
         if (height, width) != size:
             self.assumptions.append(
                 f"The configuration beside it says {size[0]}x{size[1]} images, where patches of "
-                f"{patch[0]}x{patch[1]} pixels leave out a border; ours show all of the image in {height}x{width}."
+                f"{patch[0]}x{patch[1]} pixels leave out a border; ours show all of the image "
+                f"in {height}x{width}."
             )
         return height, width
 
     def assume_square(
-        self, lengths: Iterable[int], patch: tuple[int, int]
+        self,
+        lengths: Iterable[int],
+        patch: tuple[int, int],
     ) -> tuple[int, int] | None:
         """Return the size of square images; None if no possible number of patches is a square."""
         for length in lengths:
             side = math.isqrt(max(length, 0))
-            if side > 0 and side**2 == length:
-                size = (side * patch[0], side * patch[1])
-                self.assumptions.append(
-                    f"A square grid of {side}x{side} patches is assumed, of {size[0]}x{size[1]} images."
-                )
-                return size
+            if side == 0 or side**2 != length:
+                continue
+            height = side * patch[0]
+            width = side * patch[1]
+            self.assumptions.append(
+                f"A square grid of {side}x{side} patches is assumed, of {height}x{width} images."
+            )
+            return height, width
         return None
 
 
@@ -402,22 +468,28 @@ def _refuse_known(facts: Facts, stated: Stated, chosen: Chosen) -> None:
     positions = "learned_1d" if facts.position_rows else None
     known = {"num_heads": facts.num_heads, "position_embedding": positions}
     refuse_contradictions(chosen, known, "the file")
-    if "rope" in stated and chosen.get("rope", stated["rope"]) != stated["rope"]:
+
+    if "rope" not in stated or "rope" not in chosen:
+        return
+    if chosen["rope"] != stated["rope"]:
         raise ValueError(
-            f"rope={chosen['rope']!r}: must be {stated['rope']}, by the network's name. Omit the option."
+            f"rope={chosen['rope']!r}: must be {stated['rope']}, by the network's name. "
+            "Omit the option."
         )
 
 
 def _refuse_without_effect(facts: Facts, chosen: Chosen) -> None:
     """Raise ValueError for a given value that a network does not use."""
     for name in chosen.keys() - {"image_size"}:
-        if facts.family == ("vit" if name.startswith(_FOR_RESNETS) else "resnet"):
+        other_family = "vit" if name.startswith(_FOR_RESNETS) else "resnet"
+        if facts.family == other_family:
+            value = chosen[name]
             raise ValueError(
-                f"{name}={chosen[name]!r}: must not be set, as it has no effect on a {facts.family}."
+                f"{name}={value!r}: must not be set, as it has no effect on a {facts.family}."
             )
 
 
-def _grid(fields: Mapping[str, Any]) -> tuple[int, int]:
+def _find_grid(fields: Mapping[str, Any]) -> tuple[int, int]:
     """Return rows and columns of patches."""
     height, width = fields["image_size"]
     patch_height, patch_width = fields["patch_size"]
@@ -425,12 +497,22 @@ def _grid(fields: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _require_pooled_tokens(facts: Facts, stated: Stated) -> None:
-    """Raise ValueError if the network beside a file pools other tokens than ours: attention all, the mean patches."""
-    ours = {"map": "all", "gap": "patches"}.get(facts.pool)
+    """Raise ValueError if the network beside a file pools other tokens than ours.
+
+    Our attention pools all tokens, our mean the patches.
+    """
+    ours = _POOLED_TOKENS.get(facts.pool)
     theirs = stated.get("pooled_tokens", ours)
-    if facts.prefix_length and ours is not None and theirs != ours:
-        pooled = "all tokens" if theirs == "all" else "patches without prefix tokens"
-        raise ValueError(f"it pools {pooled} by {facts.pool}, which is not supported: {_REMEDY}")
+    if not facts.prefix_length or ours is None or theirs == ours:
+        return
+    pooled = "all tokens" if theirs == "all" else "patches without prefix tokens"
+    raise ValueError(f"it pools {pooled} by {facts.pool}, which is not supported: {_REMEDY}")
+
+
+_POOLED_TOKENS = {
+    "map": "all",
+    "gap": "patches",
+}
 
 
 def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:
@@ -444,26 +526,35 @@ def _require_same_network(facts: Facts, stated: Mapping[str, object]) -> None:
         compared.remove("num_classes")
     if "map" not in (facts.pool, stated.get("pool")):
         compared.remove("pool")
+
     different = []
     for name, value in stated.items():
-        in_file = getattr(facts, name) if name in compared else value
+        if name not in compared:
+            continue
+        in_file = getattr(facts, name)
         if value != in_file:
             different.append(f"{name} {value} there, {in_file} in the file")
     if different:
         raise ValueError(
-            f"the configuration beside it is of another network: {'; '.join(different)}. Bring both from one place, or "
-            "remove the configuration and give its values as options"
+            f"the configuration beside it is of another network: {'; '.join(different)}. "
+            "Bring both from one place, or remove the configuration and give its values as options"
         )
 
 
 def format_defaults(facts: Facts) -> dict[str, Any]:
-    """Return the fields of the architecture that the file decides or the format fixes: GELU form, epsilons."""
+    """Return the fields of the architecture that the file decides or the format fixes.
+
+    A format fixes the GELU form and epsilons.
+    """
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(Architecture):
         if field.default is not dataclasses.MISSING:
             fields[field.name] = field.default
-    fields |= vars(RESIDUAL_UNITS[facts.defaults.get("residual_unit", "postactivation")])
-    fields |= {**facts.defaults, **facts.modern_options}
+
+    residual_unit = facts.defaults.get("residual_unit", "postactivation")
+    fields |= vars(RESIDUAL_UNITS[residual_unit])
+    fields |= facts.defaults
+    fields |= facts.modern_options
     for name in ("family", "units", "pool", "head", *_DECIDED):
         fields[name] = getattr(facts, name)
     fields["width_factor"] = facts.root_channels / ROOT_CHANNELS
@@ -472,8 +563,10 @@ def format_defaults(facts: Facts) -> dict[str, Any]:
 
 def _find_patch(facts: Facts) -> tuple[int, int]:
     """Return the pixels of an image that a patch covers."""
-    divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1]) if facts.family == "hybrid" else 1
     height, width = facts.patch_size
+    if facts.family != "hybrid":
+        return height, width
+    divisor = resnet_downsampling(facts.units[: MOST_STAGES + 1])
     return height * divisor, width * divisor
 
 
@@ -485,42 +578,56 @@ def _list_lengths(facts: Facts) -> dict[int, int]:
     return {facts.position_rows - rows: rows for rows in sorted(possible)}
 
 
-def _count(size: tuple[int, int], patch: tuple[int, int]) -> int:
+def _count_patches(size: tuple[int, int], patch: tuple[int, int]) -> int:
     """Return the number of patches of an image."""
-    return (size[0] // patch[0]) * (size[1] // patch[1])
+    height, width = size
+    patch_height, patch_width = patch
+    return (height // patch_height) * (width // patch_width)
 
 
-def _require_size(size: tuple[int, int] | None, patch: tuple[int, int]) -> tuple[int, int]:
+def _require_size(
+    size: tuple[int, int] | None,
+    patch: tuple[int, int],
+) -> tuple[int, int]:
     if size is None:
         raise ValueError(
-            "the file does not state the image size, and its positions are not a square grid of patches: give "
-            f"image_size, height and width in pixels, multiples of {patch[0]} and {patch[1]}"
+            "the file does not state the image size, and its positions are not a square grid "
+            "of patches: give image_size, height and width in pixels, "
+            f"multiples of {patch[0]} and {patch[1]}"
         )
     return size
 
 
 def _round_down(size: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
-    return size[0] // patch[0] * patch[0], size[1] // patch[1] * patch[1]
+    height, width = size
+    patch_height, patch_width = patch
+    rows = height // patch_height
+    columns = width // patch_width
+    return rows * patch_height, columns * patch_width
 
 
 def _require_multiple(size: tuple[int, int], patch: tuple[int, int]) -> tuple[int, int]:
     height, width = _round_down(size, patch)
     if (height, width) != size:
-        near = f"{max(height, patch[0])},{max(width, patch[1])}"
+        patch_height, patch_width = patch
+        near_height = max(height, patch_height)
+        near_width = max(width, patch_width)
         raise ValueError(
-            f"image_size={size}: must be a multiple of its patches of {patch[0]}x{patch[1]} pixels. Give image_size, "
-            f"such as {near}."
+            f"image_size={size}: must be a multiple of its patches of "
+            f"{patch_height}x{patch_width} pixels. Give image_size, such as "
+            f"{near_height},{near_width}."
         )
     return size
 
 
-def _name(facts: Facts, num_heads: int) -> str:
+def _name_network(facts: Facts, num_heads: int) -> str:
     """Return the usual name of the network, as far as its sizes have one."""
     transformer = f"ViT-{_name_size(facts, num_heads)}"
     height, width = facts.patch_size
     if facts.family == "vit":
-        patch = str(height) if height == width else f"{height}x{width}"
-        return f"{transformer}/{patch}"
+        if height == width:
+            return f"{transformer}/{height}"
+        return f"{transformer}/{height}x{width}"
 
     factor = ""
     if facts.root_channels != ROOT_CHANNELS:
@@ -545,6 +652,7 @@ def _name_units(units: tuple[int, ...]) -> str:
     """Return the depth of the ResNet with these units; a hybrid of fewer stages has the units of all."""
     last = len(units) - 1
     for depth, all_units in RESNET_UNITS.items():
-        if (*all_units[:last], sum(all_units[last:])) == units:
+        merged_units = (*all_units[:last], sum(all_units[last:]))
+        if merged_units == units:
             return str(depth)
     return "-custom"

@@ -7,7 +7,7 @@ in the folder of the index and holds exactly the arrays that the index states.
 import contextlib
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -38,9 +38,14 @@ def is_shard(name: str) -> bool:
 
 
 def read_headers(
-    path: pathlib.Path, resources: contextlib.ExitStack, open_file: Opener
+    path: pathlib.Path,
+    resources: contextlib.ExitStack,
+    open_file: Opener,
 ) -> ArrayFile:
-    """Open all shards of an index by `open_file` and check their headers; `resources` close them."""
+    """Open all shards of an index by `open_file` and check their headers.
+
+    `resources` close them.
+    """
     weight_map = _read_weight_map(path)
     shards = sorted(set(weight_map.values()))
     _require_files(path, shards)
@@ -52,15 +57,17 @@ def read_headers(
         with naming(shown(shard)):
             file = open_file(path.with_name(shard), resources)
         stated = {name for name, place in weight_map.items() if place == shard}
-        problems += [f"{name} is not in {shard}" for name in sorted(stated - file.arrays.keys())]
-        problems += [
-            f"{name} of {shard} is not in the index" for name in sorted(file.arrays.keys() - stated)
-        ]
+        for name in sorted(stated - file.arrays.keys()):
+            problems.append(f"{name} is not in {shard}")
+        for name in sorted(file.arrays.keys() - stated):
+            problems.append(f"{name} of {shard} is not in the index")
         arrays |= file.arrays
         files |= dict.fromkeys(stated, file)
+
     if problems:
         raise ValueError(
-            f"the index and its shards differ: {_listed(problems)}. Fetch all files from one place."
+            f"the index and its shards differ: {_join_first(problems)}. "
+            "Fetch all files from one place."
         )
 
     def read(name: str) -> np.ndarray:
@@ -72,30 +79,45 @@ def read_headers(
 def _read_weight_map(path: pathlib.Path) -> Mapping[str, str]:
     """Return the shard of each array, whose names are those of files beside the index."""
     index = read_json(path)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = None
+    if isinstance(index, dict):
+        weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(
             "it has no weight_map from arrays to files. Give the index of a model, or its folder."
         )
     stored.check_number(len(weight_map))
 
-    pickles = find_pickles({shard for shard in weight_map.values() if isinstance(shard, str)})
+    shards = {shard for shard in weight_map.values() if isinstance(shard, str)}
+    pickles = find_pickles(shards)
     if pickles:
         inputs = [str(path.with_name(name)) for name in pickles if _is_plain(name)]
         output = str(path.with_name(WEIGHTS))
         raise ValueError(f"it is the index of PyTorch files, {advise(output, inputs)}")
+
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or not _is_plain(shard) or not shard.endswith(".safetensors"):
+        if not _is_weights_file(shard):
             raise ValueError(
-                f"array {shown(name)} is in {shown(str(shard))}: must be the name of a .safetensors file in the "
-                "folder of the index. Fetch the index again."
+                f"array {shown(name)} is in {shown(str(shard))}: must be the name of "
+                "a .safetensors file in the folder of the index. Fetch the index again."
             )
     return weight_map
 
 
+def _is_weights_file(shard: object) -> bool:
+    """Return True for the name of a .safetensors file without a folder."""
+    if not isinstance(shard, str):
+        return False
+    return _is_plain(shard) and shard.endswith(".safetensors")
+
+
 def _is_plain(name: str) -> bool:
     """Return True for the name of a file, False for a path to another folder."""
-    return name.isprintable() and not {"/", "\\"} & set(name) and name not in ("", ".", "..")
+    if name in ("", ".", ".."):
+        return False
+    if "/" in name or "\\" in name:
+        return False
+    return name.isprintable()
 
 
 def _require_files(index: pathlib.Path, shards: list[str]) -> None:
@@ -104,28 +126,44 @@ def _require_files(index: pathlib.Path, shards: list[str]) -> None:
         raise ValueError(
             f"{len(shards):,} shards are more than the {MAX_SHARDS} allowed. Join them."
         )
-    if missing := [shard for shard in shards if not index.with_name(shard).is_file()]:
+
+    missing = []
+    for shard in shards:
+        if not index.with_name(shard).is_file():
+            missing.append(shard)
+    if missing:
         raise ValueError(
-            f"shards that it names are not in its folder: {_listed(missing)}. Fetch them."
+            f"shards that it names are not in its folder: {_join_first(missing)}. Fetch them."
         )
-    series = {_series_of(shard) for shard in shards} - {None}
-    present = {file.name for file in index.parent.glob("*.safetensors")}
-    if others := sorted(name for name in present - set(shards) if _series_of(name) in series):
+
+    series = set(map(_find_series, shards)) - {None}
+    others = []
+    for file in sorted(index.parent.glob("*.safetensors")):
+        if file.name not in shards and _find_series(file.name) in series:
+            others.append(file.name)
+    if others:
         raise ValueError(
-            f"shards in its folder are not in the index: {_listed(others)}. Fetch all from one place."
+            f"shards in its folder are not in the index: {_join_first(others)}. "
+            "Fetch all from one place."
         )
 
 
-def _series_of(name: str) -> tuple[str, str] | None:
-    """Return what shards of one save have in common: their name without the number."""
+def _find_series(name: str) -> tuple[str, str] | None:
+    """Return the common part of the names of shards of one save: all but the number."""
     match = _SHARD.fullmatch(name)
-    return None if match is None else (match["stem"], match["total"])
+    if match is None:
+        return None
+    return match["stem"], match["total"]
 
 
-def _listed(words: Iterable[str]) -> str:
-    words = list(words)
+def _join_first(words: Sequence[str]) -> str:
+    """Return the first of several words, and the number of the others."""
+    first = []
+    for word in words[:_MOST_LISTED]:
+        short = shortened(word, _MOST_CHARACTERS)
+        first.append(printable(short))
+    listed = ", ".join(first)
     more = len(words) - _MOST_LISTED
-    listed = ", ".join(
-        printable(shortened(word, _MOST_CHARACTERS)) for word in words[:_MOST_LISTED]
-    )
-    return listed if more <= 0 else f"{listed} and {more} more"
+    if more <= 0:
+        return listed
+    return f"{listed} and {more} more"
