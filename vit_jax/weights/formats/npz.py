@@ -21,21 +21,22 @@ from vit_jax.weights.formats import metadata as metadata_texts
 from vit_jax.weights.formats import stored
 from vit_jax.weights.formats.stored import BFLOAT16, DAMAGED, ArrayFile, StoredArray, naming, shown
 
-# zipfile has no public name for the record that ends an archive, which is needed before it reads the directory: checked
-# with Python 3.11 to 3.14. Places in its list: size of the directory, size of the comment, position.
+# zipfile has no public name for the record that ends an archive, which is needed before it reads
+# the directory: checked with Python 3.11 to 3.14. Places in its list: size of the directory, size
+# of the comment, position.
 PRIVATE = "_EndRecData"
 _DIRECTORY_SIZE = 5
 _COMMENT_SIZE = 7
 _POSITION = 9
 
+# Most bytes from one; deflate makes 258 from two bits.
 _RATIOS = {
     zipfile.ZIP_STORED: 1,
     zipfile.ZIP_DEFLATED: 1032,
-}  # most bytes from one; deflate: 258 from two bits
+}
 MAX_HEADER_BYTES = 10_000  # NumPy's own limit
-MAX_DIRECTORY_BYTES = (
-    256 * stored.MAX_ARRAYS
-)  # zipfile reads it as a whole, 30,000 entries a second
+# zipfile reads the directory as a whole, 30,000 entries a second.
+MAX_DIRECTORY_BYTES = 256 * stored.MAX_ARRAYS
 _SUFFIX = ".npy"
 _DESCRIPTOR = 0x8
 _MAX_DESCRIPTOR_BYTES = 24
@@ -43,50 +44,67 @@ _LOCAL_HEADER_BYTES = 30
 _END_BYTES = 22
 _UNIX = 3
 _PERMISSIONS = 0o600 << 16  # the same on every system
+# Version 3 has the layout of 2; it allows names of fields that no array here has.
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (
-        3,
-        0,
-    ): np.lib.format.read_array_header_2_0,  # the same layout; it allows names of fields that no array here has
+    (3, 0): np.lib.format.read_array_header_2_0,
 }
 
 
 def read_headers(path: pathlib.Path, resources: contextlib.ExitStack) -> ArrayFile:
     """Open and check an archive and read the headers of its arrays; `resources` close it."""
     file = resources.enter_context(open_regular(path))
-    if end := getattr(zipfile, PRIVATE)(file):  # without it ZipFile raises
-        if end[_DIRECTORY_SIZE] > MAX_DIRECTORY_BYTES:
-            raise ValueError(
-                f"its directory takes {end[_DIRECTORY_SIZE]:,} bytes, more than any network's."
-            )
-        if end[_POSITION] + _END_BYTES + end[_COMMENT_SIZE] != os.fstat(file.fileno()).st_size:
-            raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
+    _check_end(file)
     archive = resources.enter_context(zipfile.ZipFile(file))
     stored.check_number(len(archive.infolist()))
     _check_members(archive, file)
-    arrays = {
-        member.filename.removesuffix(_SUFFIX): _stored_array(archive, member)
-        for member in archive.infolist()
-    }
+
+    arrays = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(_SUFFIX)
+        arrays[name] = _read_header(archive, member)
 
     def read(name: str) -> np.ndarray:
-        with (
-            archive.open(f"{name}{_SUFFIX}") as stream,
-            warnings.catch_warnings(action="ignore"),
-        ):  # of Python 2's
-            array = np.lib.format.read_array(
-                stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES
-            )
-            if (
-                stream.read(1) or (array.shape, _dtype(array.dtype)) != arrays[name]
-            ):  # the end has the checksum
-                raise ValueError("it has changed since the file was opened.")
-        array = array.view(BFLOAT16) if array.dtype.kind == "V" else array
-        return array.astype(arrays[name].dtype, order="C", copy=False)
+        return _read_array(archive, name, arrays[name])
 
-    return ArrayFile(path, arrays, metadata_texts.from_comment(archive.comment), read)
+    metadata = metadata_texts.from_comment(archive.comment)
+    return ArrayFile(path, arrays, metadata, read)
+
+
+def _check_end(file: BinaryIO) -> None:
+    """Raise ValueError unless the directory has a possible size and the archive ends the file."""
+    end = getattr(zipfile, PRIVATE)(file)
+    if not end:  # ZipFile raises
+        return
+
+    directory_bytes = end[_DIRECTORY_SIZE]
+    if directory_bytes > MAX_DIRECTORY_BYTES:
+        raise ValueError(f"its directory takes {directory_bytes:,} bytes, more than any network's.")
+    archive_bytes = end[_POSITION] + _END_BYTES + end[_COMMENT_SIZE]
+    if archive_bytes != os.fstat(file.fileno()).st_size:
+        raise ValueError(f"the archive does not end where the file does. {DAMAGED}")
+
+
+def _read_array(archive: zipfile.ZipFile, name: str, expected: StoredArray) -> np.ndarray:
+    """Return an array of an archive, which must still have the expected shape and dtype."""
+    with (
+        archive.open(f"{name}{_SUFFIX}") as stream,
+        warnings.catch_warnings(action="ignore"),  # about headers of Python 2
+    ):
+        array = np.lib.format.read_array(
+            stream,
+            allow_pickle=False,
+            max_header_size=MAX_HEADER_BYTES,
+        )
+        has_more = stream.read(1) != b""  # reading the end compares the checksum
+        found = StoredArray(array.shape, _find_dtype(array.dtype))
+        if has_more or found != expected:
+            raise ValueError("it has changed since the file was opened.")
+
+    if array.dtype.kind == "V":
+        array = array.view(BFLOAT16)
+    return array.astype(expected.dtype, order="C", copy=False)
 
 
 def write_npz(
@@ -94,9 +112,9 @@ def write_npz(
     arrays: Mapping[str, np.ndarray],
     metadata: Mapping[str, object] | None = None,
 ) -> None:
-    """Write arrays, ordered by name and not compressed, completely or not at all; equal input gives equal bytes.
+    """Write arrays, ordered by name and not compressed, completely or not at all.
 
-    bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
+    Equal input gives equal bytes. bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
 
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot
@@ -111,46 +129,70 @@ def write_npz(
             member = zipfile.ZipInfo(f"{name}{_SUFFIX}")  # dated 1980: equal input, equal bytes
             member.create_system = _UNIX
             member.external_attr = _PERMISSIONS
-            plain = array.view("V2") if array.dtype == BFLOAT16 else array
+            plain = array
+            if array.dtype == BFLOAT16:
+                plain = array.view("V2")
             with archive.open(member, "w", force_zip64=True) as stream:
                 np.lib.format.write_array(stream, plain, version=(1, 0), allow_pickle=False)
 
 
 def _check_members(archive: zipfile.ZipFile, file: BinaryIO) -> None:
-    """Raise ValueError unless members fill the file up to the directory, side by side, with possible sizes."""
+    """Raise ValueError unless members fill the file up to the directory, side by side.
+
+    Their sizes must be possible.
+    """
     members = sorted(archive.infolist(), key=lambda member: member.header_offset)
-    if len({member.filename for member in members}) < len(members):
+    names = {member.filename for member in members}
+    if len(names) < len(members):
         raise ValueError(f"a member is in it twice. {DAMAGED}")
+
     end = 0
     slack = 0
-    for member, start in [*((m, m.header_offset) for m in members), (None, archive.start_dir)]:
-        with naming(f"member {shown(member.orig_filename)}" if member else "its directory"):
-            if not 0 <= start - end <= slack:
-                raise ValueError(
-                    f"it starts at byte {start:,}, and what is before it ends at {end:,}. {DAMAGED}"
-                )
-            if member is None:
-                return
-            if member.file_size > _RATIOS.get(member.compress_type, -1) * member.compress_size:
-                raise ValueError(
-                    f"it claims to hold {member.file_size:,} bytes in {member.compress_size:,}, compressed by method "
-                    f"{member.compress_type}: must be method 0 or 8, and possible with it. {DAMAGED}"
-                )
-            file.seek(start + _LOCAL_HEADER_BYTES - 4)
-            end = (
-                start
-                + _LOCAL_HEADER_BYTES
-                + sum(struct.unpack("<2H", file.read(4)))
-                + member.compress_size
-            )
-            slack = _MAX_DESCRIPTOR_BYTES if member.flag_bits & _DESCRIPTOR else 0
+    for member in members:
+        with naming(f"member {shown(member.orig_filename)}"):
+            _check_start(member.header_offset, end, slack)
+            _check_sizes(member)
+            end = _find_end(member, file)
+        has_descriptor = member.flag_bits & _DESCRIPTOR
+        slack = _MAX_DESCRIPTOR_BYTES if has_descriptor else 0
+    with naming("its directory"):
+        _check_start(archive.start_dir, end, slack)
 
 
-def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArray:
+def _check_start(start: int, end: int, slack: int) -> None:
+    """Raise ValueError unless a part starts at the end of the one before it, but for some slack."""
+    if not 0 <= start - end <= slack:
+        raise ValueError(
+            f"it starts at byte {start:,}, and what is before it ends at {end:,}. {DAMAGED}"
+        )
+
+
+def _check_sizes(member: zipfile.ZipInfo) -> None:
+    """Raise ValueError unless a member can be as large as it claims."""
+    ratio = _RATIOS.get(member.compress_type, -1)
+    if member.file_size > ratio * member.compress_size:
+        raise ValueError(
+            f"it claims to hold {member.file_size:,} bytes in {member.compress_size:,}, "
+            f"compressed by method {member.compress_type}: must be method 0 or 8, "
+            f"and possible with it. {DAMAGED}"
+        )
+
+
+def _find_end(member: zipfile.ZipInfo, file: BinaryIO) -> int:
+    """Return the byte after a member, whose local header states two lengths of its own."""
+    start = member.header_offset
+    file.seek(start + _LOCAL_HEADER_BYTES - 4)
+    name_bytes, extra_bytes = struct.unpack("<2H", file.read(4))
+    return start + _LOCAL_HEADER_BYTES + name_bytes + extra_bytes + member.compress_size
+
+
+def _read_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredArray:
+    """Return the shape and dtype that the header of a member states."""
     name = member.orig_filename  # zipfile cuts `filename` at a zero byte, which no name may have
     if not name.endswith(_SUFFIX):
         raise ValueError(f"the member {shown(name)} is not an array: it does not end in {_SUFFIX}.")
     stored.check_name(name.removesuffix(_SUFFIX))
+
     with naming(f"member {shown(name)}"), archive.open(member) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
@@ -159,17 +201,25 @@ def _stored_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> StoredAr
             )
         with warnings.catch_warnings(action="ignore"):
             shape, _, dtype = _HEADERS[version](stream, max_header_size=MAX_HEADER_BYTES)
-        array = StoredArray(tuple(map(int, shape)), _dtype(dtype))
+        array = StoredArray(tuple(map(int, shape)), _find_dtype(dtype))
+
         num_bytes = member.file_size - stream.tell()
         if min(array.shape, default=0) < 0 or array.num_bytes != num_bytes:
-            stated = f"its shape {array.shape} of {array.dtype} takes {array.num_bytes:,} bytes"
-            raise ValueError(f"{stated}, and it has {num_bytes:,}. {DAMAGED}")
+            raise ValueError(
+                f"its shape {array.shape} of {array.dtype} takes {array.num_bytes:,} bytes, "
+                f"and it has {num_bytes:,}. {DAMAGED}"
+            )
         return array
 
 
-def _dtype(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in the machine's byte order; NumPy writes bfloat16, which it does not know, as two bytes."""
-    native = BFLOAT16 if dtype == np.dtype("V2") else dtype.newbyteorder("=")
+def _find_dtype(dtype: np.dtype) -> np.dtype:
+    """Return the dtype in the machine's byte order.
+
+    NumPy writes bfloat16, which it does not know, as two bytes.
+    """
+    native = dtype.newbyteorder("=")
+    if dtype == np.dtype("V2"):
+        native = BFLOAT16
     if native not in stored.DTYPES:
         raise ValueError(f"it is of type {shown(str(dtype))}, which is not read. {stored.ALLOWED}")
     return native

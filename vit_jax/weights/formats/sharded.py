@@ -91,7 +91,10 @@ def _read_weight_map(path: pathlib.Path) -> Mapping[str, str]:
     shards = {shard for shard in weight_map.values() if isinstance(shard, str)}
     pickles = find_pickles(shards)
     if pickles:
-        inputs = [str(path.with_name(name)) for name in pickles if _is_plain(name)]
+        inputs = []
+        for name in pickles:
+            if _is_plain(name):
+                inputs.append(str(path.with_name(name)))
         output = str(path.with_name(WEIGHTS))
         raise ValueError(f"it is the index of PyTorch files, {advise(output, inputs)}")
 
