@@ -185,8 +185,12 @@ def _join_planes(refs: Any, u: Sizes) -> None:
 def _end_preactivated(refs: Any, u: Sizes, dy1_factors: Factors) -> None:
     """Go through the first convolution, the shortcut, and the norm before both."""
     norm = Norm(refs, OUTER, u)
+
+    def read_normed(rows: slice) -> Any:
+        return normalise_and_relu(refs.x[rows], norm.a, norm.b)
+
     if u.is_strided:
-        gather_strided(refs, lambda rows: normalise_and_relu(refs.x[rows], norm.a, norm.b), u)
+        gather_strided(refs, read_normed, u)
         _differentiate_strided_shortcut(refs, lambda rows: refs.dout[rows], u)
 
     sums = _differentiate_preactivated_input(refs, u, norm, dy1_factors)
