@@ -1,4 +1,6 @@
-"""ArrayRecord files that lie in a bucket, read in ranges: the library `array_record` opens files of this machine only.
+"""ArrayRecord files that lie in a bucket, read in ranges.
+
+The library `array_record` opens files of this machine only.
 
 A file is a sequence of chunks in blocks of 64 KiB (the format of Riegeli). Each block begins with a
 header of 24 bytes, wherever in a chunk that is. The last block has the offset of the footer, a
@@ -40,16 +42,17 @@ class _Index(NamedTuple):
 
 
 class BucketRecords:
-    """Serialised records of parts of ArrayRecord files, by index; can be pickled and read by many threads.
+    """Serialised records of parts of ArrayRecord files, by index.
 
-    Reading raises RuntimeError for a damaged record, as `array_record` does, and OSError if the
-    bucket does not answer.
+    They can be pickled and read by many threads. Reading raises RuntimeError for a damaged record,
+    as `array_record` does, and OSError if the bucket does not answer.
     """
 
     def __init__(self, parts: Sequence[tuple[str, int, int]]):
         """Take (file, first record, number of records); the index of each file is read."""
         self._parts = list(parts)
-        self._firsts = np.cumsum([0, *(count for _, _, count in parts)])
+        counts = [count for _, _, count in parts]
+        self._firsts = np.cumsum([0, *counts])
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -63,10 +66,14 @@ class BucketRecords:
         index = indices.start
         while index < indices.stop:
             part = int(np.searchsorted(self._firsts, index, side="right")) - 1
-            stop = min(indices.stop, int(self._firsts[part + 1]))
+            first_of_part = int(self._firsts[part])
+            end_of_part = int(self._firsts[part + 1])
+            stop = min(indices.stop, end_of_part)
+
             file, first, _ = self._parts[part]
-            begin = first + index - int(self._firsts[part])
-            records += _read_records(file, begin, begin + stop - index)
+            begin = first + index - first_of_part
+            end = begin + stop - index
+            records += _read_records(file, begin, end)
             index = stop
         return records
 
@@ -93,9 +100,14 @@ def _read_records(file: str, begin: int, end: int) -> list[bytes]:
     offset = int(index.offsets[first])
     stop = int(index.offsets[last])
     content = read_range(file, offset, stop - offset)
+
     records = list[bytes]()
-    for low, high in itertools.pairwise(index.offsets[first : last + 1].tolist()):
-        records += _records_of(_without_headers(content[low - offset : high - offset], low))
+    offsets = index.offsets[first : last + 1].tolist()
+    for low, high in itertools.pairwise(offsets):
+        stored = content[low - offset : high - offset]
+        chunk = _without_headers(stored, low)
+        records += _records_of(chunk)
+
     skipped = begin - int(index.firsts[first])
     return records[skipped : skipped + end - begin]
 
@@ -104,22 +116,36 @@ def _read_records(file: str, begin: int, end: int) -> list[bytes]:
 def _index_of(file: str) -> _Index:
     with open_regular(file) as opened:
         size = size_of(opened)
-    _require(size > 0 and size % _BLOCK_BYTES == 0, "it does not end as an ArrayRecord file")
+    has_whole_blocks = size > 0 and size % _BLOCK_BYTES == 0
+    _require(has_whole_blocks, "it does not end as an ArrayRecord file")
+
     start = size - _BLOCK_BYTES
-    postscript = dict(
-        _fields(_records_of(_without_headers(read_range(file, start, _BLOCK_BYTES), start))[0]),
-    )
+    last_block = _read_chunk(file, start, size)
+    postscript = dict(_fields(last_block[0]))
     footer = postscript.get(_FOOTER_OFFSET, 0)
     is_plausible = 0 < footer < start and start - footer <= _MOST_FOOTER_BYTES
     _require(
         is_plausible and postscript.get(_FOOTER_MAGIC) == _MAGIC,
         "it does not end as an ArrayRecord file",
     )
-    _, *chunks = _records_of(_without_headers(read_range(file, footer, start - footer), footer))
-    listed = [dict(_fields(chunk)) for chunk in chunks]
-    offsets = np.array([*(chunk[_OFFSET] for chunk in listed), footer], np.int64)
-    _require(bool((np.diff(offsets) > 0).all()), "its footer is damaged")
-    return _Index(offsets, np.cumsum([0, *(chunk.get(_NUM_RECORDS, 0) for chunk in listed)]))
+
+    _, *chunks = _read_chunk(file, footer, start)
+    offsets = []
+    counts = []
+    for chunk in chunks:
+        fields = dict(_fields(chunk))
+        offsets.append(fields[_OFFSET])
+        counts.append(fields.get(_NUM_RECORDS, 0))
+    bounds = np.array([*offsets, footer], np.int64)
+    is_ascending = bool((np.diff(bounds) > 0).all())
+    _require(is_ascending, "its footer is damaged")
+    return _Index(bounds, np.cumsum([0, *counts]))
+
+
+def _read_chunk(file: str, start: int, end: int) -> list[bytes]:
+    """Return the records of the chunk between two places of a file."""
+    content = read_range(file, start, end - start)
+    return _records_of(_without_headers(content, start))
 
 
 def _without_headers(content: bytes, offset: int) -> bytes:

@@ -90,16 +90,23 @@ def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
     try:
         groups = [_parse_group(group, num_bytes) for group in footer.get(4, [])]
         num_rows = int(footer[3])
-        repeated = sorted({path for group in footer.get(4, []) for path in _repeated_paths(group)})
+        repeated = set[str]()
+        for group in footer.get(4, []):
+            repeated.update(_repeated_paths(group))
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise LayoutError("its footer is damaged") from error
-    if sum(group.num_rows for group in groups) != num_rows:
+    rows_of_groups = sum(group.num_rows for group in groups)
+    if rows_of_groups != num_rows:
         raise LayoutError(f"its footer states {num_rows:,} rows, but its row groups others")
-    return Layout(groups, repeated)
+    return Layout(groups, sorted(repeated))
 
 
 def _parse_group(group: dict[int, Any], num_bytes: int) -> RowGroup:
-    chunks = {_path_of(column): _parse_chunk(column[3], num_bytes) for column in group[1]}
+    chunks = {}
+    for column in group[1]:
+        path = _path_of(column)
+        chunks[path] = _parse_chunk(column[3], num_bytes)
+
     num_rows = int(group[3])
     if num_rows < 0:
         raise LayoutError(f"its footer states {num_rows:,} rows")
@@ -107,8 +114,10 @@ def _parse_group(group: dict[int, Any], num_bytes: int) -> RowGroup:
 
 
 def _repeated_paths(group: dict[int, Any]) -> list[str]:
-    paths = [_path_of(column) for column in group[1]]
-    return [path for path in paths if paths.count(path) > 1] if len({*paths}) < len(paths) else []
+    paths = list(map(_path_of, group[1]))
+    if len({*paths}) == len(paths):
+        return []
+    return [path for path in paths if paths.count(path) > 1]
 
 
 def _path_of(column: dict[int, Any]) -> str:
@@ -118,7 +127,9 @@ def _path_of(column: dict[int, Any]) -> str:
 def _parse_chunk(described: dict[int, Any], num_bytes: int) -> Chunk:
     data_page = int(described[9])
     dictionary_page = int(described.get(11, 0))
-    first_page = min(data_page, dictionary_page) if dictionary_page > 0 else data_page
+    first_page = data_page
+    if dictionary_page > 0:
+        first_page = min(data_page, dictionary_page)
     num_missing = described.get(12, {}).get(3)
     chunk = Chunk(int(described[6]), first_page, int(described[7]), num_missing)
     is_inside = len(_MAGIC) <= first_page <= first_page + chunk.compressed <= num_bytes
@@ -128,7 +139,7 @@ def _parse_chunk(described: dict[int, Any], num_bytes: int) -> Chunk:
 
 
 def measure_pages(file: str, chunk: Chunk, most_bytes: int) -> int:
-    """Return the size of the headers and uncompressed pages of a column in a row group, as the headers state it.
+    """Return the size of the headers and uncompressed pages of a column, as the headers state it.
 
     Raises:
       LayoutError: a header is damaged, or the size is above `most_bytes`.
@@ -179,7 +190,11 @@ class _Reader:
         self.place = 0
 
     def read_struct(self, level: int = 0) -> dict[int, Any]:
-        """Return the values of a struct by the numbers of its fields; LayoutError if it is cut off or damaged."""
+        """Return the values of a struct by the numbers of its fields.
+
+        Raises:
+          LayoutError: it is cut off or damaged.
+        """
         if level > _MOST_LEVELS:
             raise LayoutError("it is nested too deep")
         fields = dict[int, Any]()
@@ -190,10 +205,14 @@ class _Reader:
                 return fields
             kind = byte & 0xF
             step = byte >> 4
-            number = number + step if step else self._read_integer()
-            fields[number] = (
-                kind == _TRUE if kind in (_TRUE, _FALSE) else self._read_value(kind, level)
-            )
+            if step:
+                number += step
+            else:
+                number = self._read_integer()
+            if kind in (_TRUE, _FALSE):
+                fields[number] = kind == _TRUE
+            else:
+                fields[number] = self._read_value(kind, level)
 
     def _read_value(self, kind: int, level: int) -> Any:
         if kind in _INTEGERS:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -75,21 +76,28 @@ def parse_selection(text: str) -> Selection:
     Raises:
       ValueError: there are two keys, or a suffix is of a label.
     """
-    parts = [part for part in text.split("#") if part]
-    keys = [part for part in parts if not part.startswith(".")]
-    suffixes = tuple(part[1:].lower() for part in parts if part.startswith("."))
+    keys = list[str]()
+    suffixes = list[str]()
+    for part in filter(None, text.split("#")):
+        if part.startswith("."):
+            suffixes.append(part[1:].lower())
+        else:
+            keys.append(part)
     if len(keys) > 1:
         raise ValueError(
-            f"#{text}: must have one key of .json, and has {few(keys, repr)}. Write wds:PATH#KEY#.SUFFIX.",
+            f"#{text}: must have one key of .json, and has {few(keys, repr)}. "
+            "Write wds:PATH#KEY#.SUFFIX.",
         )
-    labels = [
-        f".{suffix}" for suffix in suffixes if extension(f"x.{suffix}") in ("", *LABEL_EXTENSIONS)
-    ]
+
+    labels = list[str]()
+    for suffix in suffixes:
+        if extension(f"x.{suffix}") in ("", *LABEL_EXTENSIONS):
+            labels.append(f".{suffix}")
     if labels:
         raise ValueError(
             f"#{text}: {few(labels)} is no suffix of images. Write one such as wds:PATH#.seg.png.",
         )
-    return Selection("".join(keys), suffixes)
+    return Selection("".join(keys), tuple(suffixes))
 
 
 class Notes(NamedTuple):
@@ -123,7 +131,7 @@ class Index(NamedTuple):
 
 
 def find_index(file: str, selection: Selection) -> Index:
-    """Return the index of a shard, stored beside it or, if that cannot be written, in the user's cache folder.
+    """Return the index of a shard, stored beside it or else in the user's cache folder.
 
     Raises:
       ValueError: as `read_index`, or the shard cannot be read.
@@ -196,7 +204,7 @@ def _to_bytes(index: Index, about: dict[str, Any], checks: Checks) -> bytes:
 
 
 def _load(place: Path, file: str, about: dict[str, Any]) -> Index | None:
-    """Return the index in a file; None if it is of another state of the shard, or damaged, which is logged."""
+    """Return the index in a file; None if it is of another state of the shard, or damaged."""
     try:
         digest, _, content = read_bounded(place, _MOST_INDEX_BYTES).partition(b"\n")
     except (OSError, ValueError):
@@ -243,10 +251,11 @@ def _parse_notes(stated: dict[str, Any]) -> Notes:
 
 
 def _are_inside(rows: np.ndarray, num_bytes: int) -> bool:
-    ends = rows["offset"] + rows["size"]
-    return bool(
-        (rows["offset"] >= 0).all() and (rows["size"] >= 0).all() and (ends <= num_bytes).all(),
-    )
+    offsets = rows["offset"]
+    sizes = rows["size"]
+    ends = offsets + sizes
+    is_inside = (offsets >= 0) & (sizes >= 0) & (ends <= num_bytes)
+    return bool(is_inside.all())
 
 
 def _digest_ranges(opened: io.BufferedReader, ranges: Iterable[tuple[int, int]]) -> str:
@@ -332,7 +341,10 @@ def read_index(file: str, selection: Selection) -> tuple[Index, Checks]:
 def _build_rows(chosen: Sequence[_Chosen]) -> np.ndarray:
     names = [one.image.name.encode() for one in chosen]
     labels = [one.label.value.encode() for one in chosen]
-    rows = np.empty(len(chosen), _row_type(max(map(len, names)), max(map(len, labels))))
+    longest_name = max(map(len, names))
+    longest_label = max(map(len, labels))
+
+    rows = np.empty(len(chosen), _row_type(longest_name, longest_label))
     rows["name"] = names
     rows["offset"] = [one.image.offset for one in chosen]
     rows["size"] = [one.image.size for one in chosen]
@@ -342,11 +354,13 @@ def _build_rows(chosen: Sequence[_Chosen]) -> np.ndarray:
 
 def _ranges_of(chosen: Sequence[_Chosen]) -> list[tuple[int, int]]:
     """Return the headers of a few images, and the headers and contents of their labels."""
-    numbers = np.unique(np.linspace(0, len(chosen) - 1, _NUM_CHECKED).astype(int)).tolist()
+    numbers = np.linspace(0, len(chosen) - 1, _NUM_CHECKED).astype(int)
     ranges = list[tuple[int, int]]()
-    for image, label in (chosen[number] for number in numbers):
+    for number in np.unique(numbers).tolist():
+        image, label = chosen[number]
+        label_bytes = min(_BLOCK + label.size, _MOST_CHECKED_BYTES)
         ranges.append((image.offset - _BLOCK, _BLOCK))
-        ranges.append((label.offset - _BLOCK, min(_BLOCK + label.size, _MOST_CHECKED_BYTES)))
+        ranges.append((label.offset - _BLOCK, label_bytes))
     return ranges
 
 
@@ -381,7 +395,10 @@ def _read_label(stream: Stream, member: Member, kind: str, selection: Selection)
     part = _Part(member.name, suffix_of(member.name), member.offset, member.size)
     content = {kind: stream.read(member.size)}
     try:
-        value = label_of(content, (selection.key,)) if selection.key else label_of(content)
+        if selection.key:
+            value = label_of(content, (selection.key,))
+        else:
+            value = label_of(content)
     except ValueError as error:
         return part._replace(problem=str(error))
     return part._replace(value=str(value))
@@ -490,8 +507,9 @@ def _require_one_order(read: dict[str, str], skipped: dict[str, str]) -> None:
     if both:
         suffix = both[0]
         raise ValueError(
-            f"{read[suffix]!r} is the only image of its sample, but {skipped[suffix]!r} is not the first one of its "
-            f"sample. Name the suffixes to read, in their order: wds:PATH#.{suffix}",
+            f"{read[suffix]!r} is the only image of its sample, but {skipped[suffix]!r} is not the "
+            "first one of its sample. Name the suffixes to read, in their order: "
+            f"wds:PATH#.{suffix}",
         )
 
 
@@ -500,14 +518,19 @@ def describe_notes(notes: Sequence[Notes]) -> list[str]:
     lines = list[str]()
     num_several = sum(one.num_several for one in notes)
     if num_several:
-        read = sorted({suffix for one in notes for suffix in one.read})
-        skipped = sorted({suffix for one in notes for suffix in one.skipped})
+        read = _join(one.read for one in notes)
+        skipped = _join(one.skipped for one in notes)
         lines.append(
-            f"{num_several:,} samples have several images: the first of {few(read)} is read, and {few(skipped)} are "
-            f"skipped. To read others: wds:PATH#{skipped[0]}.",
+            f"{num_several:,} samples have several images: the first of {few(read)} is read, and "
+            f"{few(skipped)} are skipped. To read others: wds:PATH#{skipped[0]}.",
         )
     num_without = sum(one.num_without for one in notes)
     if num_without:
-        without = [name for one in notes for name in one.without]
+        without = list(itertools.chain.from_iterable(one.without for one in notes))
         lines.append(f"{num_without:,} labels have no image and are skipped: {few(without[:10])}.")
     return lines
+
+
+def _join(suffixes: Iterable[Sequence[str]]) -> list[str]:
+    """Return the different suffixes of all shards, sorted."""
+    return sorted({*itertools.chain.from_iterable(suffixes)})
