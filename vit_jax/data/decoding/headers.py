@@ -94,7 +94,9 @@ def jpeg_scans(file: bytes) -> int:
     for marker, place in jpeg_segments(file):
         if marker in JPEG_FRAMES:
             frame_marker = marker
-            components = file[place + 5] if place + 5 < len(file) else 0
+            components = 0
+            if place + 5 < len(file):
+                components = file[place + 5]
         elif marker == JPEG_SCAN:
             has_all_components = file[place : place + 1] == bytes((components,))
             if frame_marker in _JPEG_SEQUENTIAL and has_all_components:

@@ -25,7 +25,7 @@ class VitJaxDigits(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # 
         features = tfds.features.FeaturesDict(
             {
                 "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
-                "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
+                "label": tfds.features.ClassLabel(names=list(map(str, range(10)))),
             },
         )
         return tfds.core.DatasetInfo(

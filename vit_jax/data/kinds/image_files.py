@@ -179,7 +179,7 @@ def walk(folder: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
     Raises:
       ValueError: a folder cannot be read.
     """
-    seen = {_inode(parent) for parent in Path(os.path.abspath(folder)).parents}
+    seen = set(map(_inode, Path(os.path.abspath(folder)).parents))
     waiting = [folder]
     while waiting:
         parent = waiting.pop()
@@ -297,10 +297,14 @@ def _expand(argument: str) -> list[str]:
             files += image_files(match)
         else:
             files.append(match)
-    files = [file for file in files if is_image(os.path.basename(file)) and not is_special(file)]
+    files = list(filter(_is_readable_image, files))
     if not files:
         raise ValueError(_describe_missing(argument, path))
     return files
+
+
+def _is_readable_image(file: str) -> bool:
+    return is_image(os.path.basename(file)) and not is_special(file)
 
 
 def _matches(pattern: str) -> Iterator[str]:

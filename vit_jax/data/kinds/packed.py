@@ -82,7 +82,10 @@ class PackedSource(ListedSource):
         self.class_names = class_names
         self.labels = labels
         self.root = root
-        self._names = [os.fsencode(os.path.relpath(file, root)) for file in files]
+        self._names = []
+        for file in files:
+            name = os.path.relpath(file, root)
+            self._names.append(os.fsencode(name))
         self._firsts = np.cumsum([0, *sizes])
 
     def image_of(self, index: int) -> bytes:
@@ -284,7 +287,11 @@ class Packed(Listing):
         longest_first = sorted(known_splits(names), key=len, reverse=True)
         words = "|".join(map(re.escape, longest_first))
         word = re.compile(rf"(?<![^\W\d_])({words})(?![^\W\d_])")
-        return [_split_of(os.path.relpath(file, self.root), word) for file in self.files]
+        splits = []
+        for file in self.files:
+            name = os.path.relpath(file, self.root)
+            splits.append(_split_of(name, word))
+        return splits
 
 
 def _split_of(file: str, word: re.Pattern[str]) -> str:
@@ -329,9 +336,10 @@ def _choices(braces: str) -> list[str]:
 
     first = int(numbers[1])
     last = int(numbers[2])
+    width = len(numbers[1])
     if not first <= last < first + MOST_FILES:
         raise ValueError(
             f"{{{braces}}}: a range must be of at most {MOST_FILES:,} numbers, "
             "the smaller one first.",
         )
-    return [str(number).zfill(len(numbers[1])) for number in range(first, last + 1)]
+    return [str(number).zfill(width) for number in range(first, last + 1)]

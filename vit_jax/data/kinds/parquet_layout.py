@@ -88,10 +88,11 @@ def read_layout(file: str) -> Layout:
 
 def _parse_footer(footer: dict[int, Any], num_bytes: int) -> Layout:
     try:
-        groups = [_parse_group(group, num_bytes) for group in footer.get(4, [])]
+        groups = list[RowGroup]()
         num_rows = int(footer[3])
         repeated = set[str]()
         for group in footer.get(4, []):
+            groups.append(_parse_group(group, num_bytes))
             repeated.update(_repeated_paths(group))
     except (KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
         raise LayoutError("its footer is damaged") from error

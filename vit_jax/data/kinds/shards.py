@@ -39,8 +39,14 @@ class ShardSource(PackedSource):
         labels: np.ndarray,
         root: str,
     ) -> None:
-        sizes = [len(index) for index in indices]
-        super().__init__(files, sizes, class_names, labels, root)
+        sizes = list(map(len, indices))
+        super().__init__(
+            files,
+            sizes,
+            class_names,
+            labels,
+            root,
+        )
         self._members = _join_column(indices, "name")
         self._offsets = _join_column(indices, "offset")
         self._sizes = _join_column(indices, "size")
@@ -104,8 +110,7 @@ class Shards(Packed):
         return None
 
     def labels(self, files: Sequence[str]) -> np.ndarray:
-        rows = [index.rows for index in self._indices(files)]
-        labels = _join_column(rows, "label")
+        labels = _join_column(self._rows(files), "label")
         if all(map(_NUMBER.fullmatch, labels.tolist())):  # numpy would take "1_0" for a number too
             return labels.astype(np.int64)
 
@@ -136,8 +141,17 @@ class Shards(Packed):
         class_names: tuple[str, ...],
         labels: np.ndarray,
     ) -> ShardSource:
-        rows = [index.rows for index in self._indices(files)]
-        return ShardSource(files, rows, class_names, labels, self.root)
+        return ShardSource(
+            files,
+            self._rows(files),
+            class_names,
+            labels,
+            self.root,
+        )
+
+    def _rows(self, files: Sequence[str]) -> list[np.ndarray]:
+        """Return the rows of the index of each shard."""
+        return [index.rows for index in self._indices(files)]
 
     def require(self) -> None:
         super().require()
