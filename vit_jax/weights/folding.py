@@ -24,7 +24,8 @@ class Normalisation(NamedTuple):
 
     def scaled(self, factor: float) -> "Normalisation":
         """Return the normalisation of pixels that are multiplied by `factor`."""
-        mean, std = (tuple(factor * number for number in numbers) for numbers in self)
+        mean = tuple(factor * number for number in self.mean)
+        std = tuple(factor * number for number in self.std)
         return Normalisation(mean, std)
 
 
@@ -32,29 +33,37 @@ OURS = Normalisation()
 
 
 def fold(
-    parameters: Mapping[str, np.ndarray], normalisation: Normalisation
+    parameters: Mapping[str, np.ndarray],
+    normalisation: Normalisation,
 ) -> dict[str, np.ndarray]:
     """Return parameters for pixels in [-1, 1]; the input has those for normalised pixels.
 
     They hold the patch embedding's kernel (height, width, 3, D), and its bias (D) if there is one.
     """
-    mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
-    scale_C, shift_C = (
-        1 / (2 * std_C),
-        (0.5 - mean_C) / std_C,
-    )  # of pixels in [-1, 1] to normalised ones
+    mean_C = np.asarray(normalisation.mean, np.float64)
+    std_C = np.asarray(normalisation.std, np.float64)
+
+    # Pixels in [-1, 1] times the scale plus the shift are normalised ones.
+    scale_C = 1 / (2 * std_C)
+    shift_C = (0.5 - mean_C) / std_C
     kernel_hwCD = parameters[KERNEL].astype(np.float64)
-    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, shift_C) + parameters.get(BIAS, 0.0)
+    shift_D = np.einsum("hwCD,C->D", kernel_hwCD, shift_C)
+    bias_D = shift_D + parameters.get(BIAS, 0.0)
+    folded_hwCD = kernel_hwCD * scale_C[:, None]
+
     dtype = parameters[KERNEL].dtype
     return {
         **parameters,
-        KERNEL: (kernel_hwCD * scale_C[:, None]).astype(dtype),
+        KERNEL: folded_hwCD.astype(dtype),
         BIAS: bias_D.astype(dtype),
     }
 
 
 def unfold(
-    parameters: Mapping[str, np.ndarray], normalisation: Normalisation, *, has_bias: bool = True
+    parameters: Mapping[str, np.ndarray],
+    normalisation: Normalisation,
+    *,
+    has_bias: bool = True,
 ) -> dict[str, np.ndarray]:
     """Return parameters for normalised pixels; the input has those for pixels in [-1, 1]. The inverse of `fold`.
 
@@ -64,25 +73,35 @@ def unfold(
     Raises:
       ValueError: a bias that is not zero would be dropped.
     """
-    mean_C, std_C = (np.asarray(numbers, np.float64) for numbers in normalisation)
+    mean_C = np.asarray(normalisation.mean, np.float64)
+    std_C = np.asarray(normalisation.std, np.float64)
     kernel_hwCD = parameters[KERNEL].astype(np.float64)
-    stored_D = parameters.get(BIAS, np.zeros(kernel_hwCD.shape[-1]))
-    bias_D = np.einsum("hwCD,C->D", kernel_hwCD, 2 * mean_C - 1) + stored_D
+    width = kernel_hwCD.shape[-1]
+    stored_D = parameters.get(BIAS, np.zeros(width))
+
+    scale_C = 2 * std_C
+    shift_C = 2 * mean_C - 1
+    unfolded_hwCD = kernel_hwCD * scale_C[:, None]
+    shift_D = np.einsum("hwCD,C->D", kernel_hwCD, shift_C)
+    bias_D = shift_D + stored_D
+
     dtype = parameters[KERNEL].dtype
-    result = {
-        **parameters,
-        KERNEL: (kernel_hwCD * (2 * std_C)[:, None]).astype(dtype),
-        BIAS: bias_D.astype(dtype),
-    }
+    result = dict(parameters)
+    result[KERNEL] = unfolded_hwCD.astype(dtype)
     if has_bias:
+        result[BIAS] = bias_D.astype(dtype)
         return result
-    terms_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(2 * mean_C - 1)) + np.abs(stored_D)
-    if (np.abs(bias_D) > np.finfo(np.float32).eps * terms_D).any():
+
+    magnitudes_D = np.einsum("hwCD,C->D", np.abs(kernel_hwCD), np.abs(shift_C))
+    rounding_D = np.finfo(np.float32).eps * (magnitudes_D + np.abs(stored_D))
+    if (np.abs(bias_D) > rounding_D).any():
         raise ValueError(
-            "patch_bias=True: the class of the library has no patch bias, and this one is not zero "
-            "without the normalisation of pixels, for example after fine-tuning. Write vit_jax instead."
+            "patch_bias=True: the class of the library has no patch bias, and this one is not "
+            "zero without the normalisation of pixels, for example after fine-tuning. "
+            "Write vit_jax instead."
         )
-    return {name: array for name, array in result.items() if name != BIAS}
+    result.pop(BIAS, None)
+    return result
 
 
 def stored_normalisation(preprocessing: Mapping[str, object] | None) -> Normalisation:
@@ -91,17 +110,23 @@ def stored_normalisation(preprocessing: Mapping[str, object] | None) -> Normalis
     Raises:
       ValueError: as for `parse_normalisation`.
     """
-    stated = [(preprocessing or {}).get(name) for name in Normalisation._fields]
-    return OURS if stated == [None, None] else parse_normalisation(*stated)
+    if not preprocessing:
+        return OURS
+    mean = preprocessing.get("mean")
+    std = preprocessing.get("std")
+    if mean is None and std is None:
+        return OURS
+    return parse_normalisation(mean, std)
 
 
 def describe_normalisation(normalisation: Normalisation) -> dict[str, object]:
     """Return the fields of the preprocessing of weights that state it; none for ours."""
-    return (
-        {}
-        if normalisation == OURS
-        else {name: list(value) for name, value in normalisation._asdict().items()}
-    )
+    if normalisation == OURS:
+        return {}
+    return {
+        "mean": list(normalisation.mean),
+        "std": list(normalisation.std),
+    }
 
 
 def parse_normalisation(mean: object, std: object) -> Normalisation:
@@ -110,13 +135,18 @@ def parse_normalisation(mean: object, std: object) -> Normalisation:
     Raises:
       ValueError: they are not three numbers each, or a standard deviation is not positive.
     """
-    values = [value for value in (mean, std) if isinstance(value, Sequence) and len(value) == 3]
-    numbers = [
-        float(number) for value in values for number in value if type(number) in (int, float)
-    ]
+    numbers: list[float] = []
+    for value in (mean, std):
+        if not isinstance(value, Sequence) or len(value) != 3:
+            continue
+        for number in value:
+            if type(number) in (int, float):
+                numbers.append(float(number))
+
     if len(numbers) != 6 or not np.isfinite(numbers).all() or min(numbers[3:]) <= 0:
         raise ValueError(
-            f"mean={shortened(str(mean), 80)}, std={shortened(str(std), 80)}: must be three finite numbers each, std "
-            "positive, since they are folded into the patch embedding. Correct the file."
+            f"mean={shortened(str(mean), 80)}, std={shortened(str(std), 80)}: must be three finite "
+            "numbers each, std positive, since they are folded into the patch embedding. "
+            "Correct the file."
         )
     return Normalisation(tuple(numbers[:3]), tuple(numbers[3:]))
