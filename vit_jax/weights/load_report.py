@@ -39,35 +39,53 @@ class Report(NamedTuple):
     notes: Sequence[str]
 
     def text(self, *, is_complete: bool) -> str:
-        """Return the report for a terminal, with each array or their numbers; notes come last, where they are seen."""
+        """Return the report for a terminal, with each array or their numbers.
+
+        Notes come last, where they are seen.
+        """
         show = table if is_complete else counted
-        read = f"Read from {printable(self.source)}:"
-        written = f"Written to {printable(self.destination)}:"
-        sections = [read, show(self.read), written, show(self.written), printable(self.network)]
-        return "\n".join([*sections, *(f"- {printable(note)}" for note in self.notes)])
+        sections = [
+            f"Read from {printable(self.source)}:",
+            show(self.read),
+            f"Written to {printable(self.destination)}:",
+            show(self.written),
+            printable(self.network),
+        ]
+        for note in self.notes:
+            sections.append(f"- {printable(note)}")
+        return "\n".join(sections)
 
 
 def counted(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each status: the number of arrays."""
     counts = collections.Counter(status.status for status in statuses)
-    return "\n".join(f"  {count:>5,} arrays {status}" for status, count in counts.most_common())
+    lines = []
+    for status, count in counts.most_common():
+        lines.append(f"  {count:>5,} arrays {status}")
+    return "\n".join(lines)
 
 
 def table(statuses: Iterable[ArrayStatus]) -> str:
     """Return one line for each array."""
     rows = [_HEADINGS]
     for name, ours, shape, dtype, status in statuses:
-        size = "x".join(map(str, shape))
-        rows.append((name, joined_names(ours) or "-", size or "scalar", dtype, status))
-    return textwrap.indent(columns(rows, "<<<<<"), "  ")
+        names = joined_names(ours) or "-"
+        size = "x".join(map(str, shape)) or "scalar"
+        rows.append((name, names, size, dtype, status))
+    text = columns(rows, "<<<<<")
+    return textwrap.indent(text, "  ")
 
 
 def joined_names(names: Sequence[str]) -> str:
-    """Return names that differ in one place as one: `attention/{query,key,value}/kernel`, `blocks/{0..11}/scale`."""
+    """Return names that differ in one place as one.
+
+    Examples are `attention/{query,key,value}/kernel` and `blocks/{0..11}/scale`.
+    """
     if len(names) < 2:
         return "".join(names)
     parts = [name.split("/") for name in names]
-    return "/".join(map(_join_words, zip(*parts, strict=True)))
+    words = map(_join_words, zip(*parts, strict=True))
+    return "/".join(words)
 
 
 def _join_words(words: Sequence[str]) -> str:
