@@ -243,7 +243,7 @@ class Table(Listing):
         cells = self._read_column(header, lines, name)
         if name == "label":
             self._require_single_labels(cells)
-            return [tuple(filter(None, (cell,))) for cell in cells]
+            return [(cell,) if cell else () for cell in cells]
         separator = self._choose_separator(cells)
         return [split_labels(cell, separator) for cell in cells]
 
@@ -253,7 +253,7 @@ class Table(Listing):
         A separator must not be named either.
         """
         filled = list(filter(None, cells))
-        num_joint = len([cell for cell in filled if BETWEEN in cell])
+        num_joint = sum(BETWEEN in cell for cell in filled)
         if self._separator:
             raise ValueError(
                 f"csv:{self.path}{self.suffix}: the column 'label' holds one label an image. "
