@@ -66,7 +66,7 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
             > (layout.interval - 1) * layout.unit[1]
         )
     assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 95"
-    assert describe_copy(f"folder:{folder}") == prepared.preparation("digits") == ""
+    assert describe_copy(f"folder:{folder}") == describe_copy("digits") == ""
 
 
 def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
