@@ -37,10 +37,10 @@ def test_bins_are_shown_by_their_middle():
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_image_of_targets_has_these_targets(kind):
     pixels = sample_pixels(2)
-    targets = objective(kind).targets(jnp.asarray(pixels))
+    targets = objective(kind).compute_targets(jnp.asarray(pixels))
     image = to_image(np.asarray(targets), kind, GRID, PATCH)
     assert image.shape == pixels.shape
-    assert np.allclose(objective(kind).targets(jnp.asarray(image)), targets, atol=1e-6)
+    assert np.allclose(objective(kind).compute_targets(jnp.asarray(image)), targets, atol=1e-6)
     if kind == "pixels":
         assert np.array_equal(image, pixels)
 
@@ -57,7 +57,9 @@ def test_hidden_patches_alone_are_predicted(kind):
     assert (found["seen"][where] == HIDDEN).all()
     for name in ("seen", "predicted", "target"):
         assert np.array_equal(found[name][~where], pixels[~where])
-    best = to_image(np.asarray(objective(kind).targets(jnp.asarray(pixels))), kind, GRID, PATCH)
+    best = to_image(
+        np.asarray(objective(kind).compute_targets(jnp.asarray(pixels))), kind, GRID, PATCH
+    )
     assert np.array_equal(found["target"][where], best[where])
     other = pixels.copy()
     other[where] = 255 - other[where]
