@@ -12,7 +12,8 @@ VERSION = re.search(
 assert VERSION, "vit_jax/__init__.py must hold a line __version__ = ..."
 README = ROOT / "README.md"
 
-# The lower bounds are what the tests run with on Python 3.11, the oldest supported; newer Pythons get newer JAX.
+# The lower bounds are what the tests run with on Python 3.11, the oldest supported; newer Pythons
+# get newer JAX.
 REQUIREMENTS = [
     "array_record>=0.8.6",
     "flatbuffers>=25.12.19",  # the form in which jax.export writes programs
@@ -31,7 +32,8 @@ REQUIREMENTS = [
     "safetensors>=0.8.0",
     "scikit-learn>=1.9.1",  # the digits of the embedded default; average precision
     "scipy>=1.17",  # Cholesky in float64; JAX requires it too
-    "simplejpeg>=1.9.0",  # libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
+    # Libjpeg-turbo, which decodes a part of a JPEG; without it OpenCV decodes all of it
+    "simplejpeg>=1.9.0",
     "tensorboardX>=2.6.5",
     "tensorflow-datasets>=4.9.10",
     "tifffile>=2026.3.3",

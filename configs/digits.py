@@ -1,6 +1,7 @@
 """Scikit-learn's handwritten digits: 1,797 real scans of 8x8 pixels, nothing to download, minutes on a laptop.
 
-They are treated as ImageNet is: prepared into ArrayRecord files, read by TFDS and grain, trained by the sharded step.
+They are treated as ImageNet is: prepared into ArrayRecord files, read by TFDS and grain, trained by
+the sharded step.
 """
 
 from typing import Any
@@ -26,7 +27,8 @@ TRANSFORMER: dict[str, Any] = {
     "mlp_dim": 256,
     "num_heads": 4,
     "pool": "gap",
-    "position_embedding": "sincos2d",  # with so few steps, learned positions are still learning at the end
+    # With so few steps, learned positions are still learning at the end
+    "position_embedding": "sincos2d",
 }
 MODELS: dict[
     str, tuple[int, dict[str, Any]]

@@ -2,7 +2,8 @@
 
   vit-jax study NAME --config=digits_studies --workdir=FOLDER
 
-`STUDIES` has the values of each study's axes, as the options of the command (`--models=`) would give them.
+`STUDIES` has the values of each study's axes, as the options of the command (`--models=`) would
+give them.
 """
 
 from typing import Any
@@ -21,7 +22,8 @@ from vit_jax.config import (
     parse_argument,
 )
 
-# Positions that start as large as the patches are learnt in these few steps: 91.67 %, with 0.02, the default, 54.72 %.
+# Positions that start as large as the patches are learnt in these few steps: 91.67 %, with 0.02,
+# the default, 54.72 %.
 TRANSFORMER: dict[str, Any] = {
     "name": "ViT-mu/2",
     "pool": "gap",
@@ -55,7 +57,8 @@ STUDIES = {
             *VALIDATED,
             "evaluation.evaluators.final.split=test",
             "evaluation.evaluators.fewshot.split=test",
-            "evaluation.evaluators.fewshot.arguments.l2=1.0",  # the released 1024 suits features of a thousand numbers
+            # The released 1024 suits features of a thousand numbers
+            "evaluation.evaluators.fewshot.arguments.l2=1.0",
         ),
         "measures": ("final_accuracy", "fewshot_5shot_accuracy"),
     },

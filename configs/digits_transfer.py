@@ -1,6 +1,7 @@
 """Transfer on real images in minutes: pre-train on the digits 0 to 4, fine-tune on ten images each of 5 to 9.
 
-Three runs, in this order; the third is the control, the same loop and the same grid on a network that learnt nothing.
+Three runs, in this order; the third is the control, the same loop and the same grid on a network
+that learnt nothing.
 
   vit-jax pretrain --config=configs/digits_transfer.py:pretrain --workdir=A
   vit-jax finetune --config=configs/digits_transfer.py:finetune --workdir=B --config.init_from=A

@@ -1,14 +1,17 @@
-"""Fine-tuning as in ViT, Table 4 and App. B.1.1, for weights in any format; BiT-HyperRule for ResNets; your images.
+"""Fine-tuning as in ViT, Table 4 and App.
 
-The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain resize for testing
-(`test_resize=direct`) are those of the released code. big_vision's transfer.py tests on the middle 384 pixels of images
-with a short side of 448: `test_resize=short_side`. ImageNet at 512 and 518 pixels with a Polyak average is the paper's
-Table 2; everything else is trained at 384 without.
+B.1.1, for weights in any format; BiT-HyperRule for ResNets; your images.
 
-The rule augreg fine-tunes the weights of AugReg (2106.10270). Those of `FAMILIES` fine-tune current pre-trained ViTs:
-AdamW with layer decay, on 224 pixels unless image_size says otherwise. On ImageNet batch, length and learning rate are
-those of the table. On other tasks batch and length are the task's, and the learning rate falls with the root of the
-batch, which is our choice.
+The paper names neither warm-up nor crop. 500, 100 and 200 steps, the inception crop and a plain
+resize for testing (`test_resize=direct`) are those of the released code. big_vision's transfer.py
+tests on the middle 384 pixels of images with a short side of 448: `test_resize=short_side`.
+ImageNet at 512 and 518 pixels with a Polyak average is the paper's Table 2; everything else is
+trained at 384 without.
+
+The rule augreg fine-tunes the weights of AugReg (2106.10270). Those of `FAMILIES` fine-tune current
+pre-trained ViTs: AdamW with layer decay, on 224 pixels unless image_size says otherwise. On
+ImageNet batch, length and learning rate are those of the table. On other tasks batch and length are
+the task's, and the learning rate falls with the root of the batch, which is our choice.
 """
 
 import dataclasses
@@ -83,8 +86,9 @@ TASKS = {
         learning_rates=(0.003, 0.01, 0.03, 0.06),
         validation_fraction=0.01,
     ),
-    # Any of the 19 tasks of VTAB-1k, `data="vtab:TASK"`, with the setting that the paper found best for all of them;
-    # `vit-jax vtab` compares settings and leaves out what harms a task. Images are cropped as Big Transfer does.
+    # Any of the 19 tasks of VTAB-1k, `data="vtab:TASK"`, with the setting that the paper found best
+    # for all of them; `vit-jax vtab` compares settings and leaves out what harms a task. Images are
+    # cropped as Big Transfer does.
     "vtab": Task(
         train_split="train800val200",
         num_examples=1_000,
@@ -93,7 +97,8 @@ TASKS = {
         learning_rates=(0.01,),
         crop="resize",
     ),
-    # Own images: a batch and a resolution that a single GPU takes, a length that goes by their number.
+    # Own images: a batch and a resolution that a single GPU takes, a length that goes by their
+    # number.
     "own": Task(total="20 epochs", warmup="0.1 fraction", global_batch=64, pixels=224),
 }
 TABLE_2_PIXELS = {"ViT-L/16": 512, "ViT-H/14": 518}  # on ImageNet
@@ -128,8 +133,9 @@ class Family:
 
 
 FAMILIES = {
-    # MAE: FINETUNE.md of its code, for ViT-B. The paper's Table 9 has a rate of 4e-3 at a layer decay of 0.75, for
-    # pre-training without normalised pixels, and no random erasing. In the code the norm after the pooling is new.
+    # MAE: FINETUNE.md of its code, for ViT-B. The paper's Table 9 has a rate of 4e-3 at a layer
+    # decay of 0.75, for pre-training without normalised pixels, and no random erasing. In the code
+    # the norm after the pooling is new.
     "mae": Family(
         learning_rate=2e-3,
         epochs=100,
@@ -142,13 +148,14 @@ FAMILIES = {
         final_norm="pooled",
         head_stddev=2e-5,
     ),
-    # DINOv2, DINOv3: uncertain. Their authors publish no values for fine-tuning (DINOv2 took DeiT III's). These are
-    # usual for strong features; the class token and the mean of patches are what DINOv2's linear probe sees.
+    # DINOv2, DINOv3: uncertain. Their authors publish no values for fine-tuning (DINOv2 took DeiT
+    # III's). These are usual for strong features; the class token and the mean of patches are what
+    # DINOv2's linear probe sees.
     "dinov3": Family(
         learning_rate=4e-4, epochs=50, layer_decay=0.75, stochastic_depth=0.1, pool="token_gap"
     ),
-    # SigLIP 2: uncertain. Its authors publish no values for fine-tuning. These are FT-CLIP's (Dong et al., 2022) for
-    # CLIP ViT-B/16, which has no mixup, CutMix and stochastic depth.
+    # SigLIP 2: uncertain. Its authors publish no values for fine-tuning. These are FT-CLIP's (Dong
+    # et al., 2022) for CLIP ViT-B/16, which has no mixup, CutMix and stochastic depth.
     "siglip2": Family(
         learning_rate=6e-4,
         global_batch=2048,
@@ -188,9 +195,10 @@ RULES = ("paper", "bit", "quick", *NAMED_RULES)
 def get_config(argument: str = "") -> FinetuneConfig:
     """Argument: MODEL,TASK[,rule=RULE][,crop=…][,image_size=N][,examples=N][,test_resize=HOW], of `TASKS` and `RULES`.
 
-    MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with this rule.
-    `examples` is the number of training images, for the BiT rule on your data. The rule "quick" is the paper's with the
-    rate 0.01 instead of a search: one run instead of five. HOW is direct or short_side.
+    MODEL is what `config.init_from` must hold, "any", or one of `NAMED_RULES` for any network with
+    this rule. `examples` is the number of training images, for the BiT rule on your data. The rule
+    "quick" is the paper's with the rate 0.01 instead of a search: one run instead of five. HOW is
+    direct or short_side.
     """
     chosen = parse_argument(
         argument,
@@ -387,7 +395,8 @@ def bit_hyperrule(chosen: dict[str, Any], task: Task) -> FinetuneConfig:
 def adapted(model: str, pixels: int) -> AdaptConfig:
     """The paper's head: a linear layer of zeros replaces that of pre-training.
 
-    H/14 at 384 pixels sees 378 of them, as in the released code; `image_size=378` shows it all of the image instead.
+    H/14 at 384 pixels sees 378 of them, as in the released code; `image_size=378` shows it all of
+    the image instead.
     """
     if model == "any":
         return AdaptConfig()

@@ -1,8 +1,11 @@
-"""Self-supervised pre-training by masked patch prediction (ViT, sec. 4.6 and App. B.1.2) on the dataset you give.
+"""Self-supervised pre-training by masked patch prediction (ViT, sec.
 
-The paper: 1 M steps of 4,096 images of JFT-300M, about 14 epochs, Adam, 2e-4, warm-up over 10,000 steps, cosine decay.
-After fine-tuning, 100,000 steps were nearly as good, and pre-training on ImageNet too. It states neither weight decay
-nor dropout: here there is none, and gradients are not clipped, as on JFT.
+4.6 and App. B.1.2) on the dataset you give.
+
+The paper: 1 M steps of 4,096 images of JFT-300M, about 14 epochs, Adam, 2e-4, warm-up over 10,000
+steps, cosine decay. After fine-tuning, 100,000 steps were nearly as good, and pre-training on
+ImageNet too. It states neither weight decay nor dropout: here there is none, and gradients are not
+clipped, as on JFT.
 """
 
 from vit_jax.config import (

@@ -1,7 +1,8 @@
 """AugReg, "How to train your ViT" (2106.10270), on ImageNet-21k and ImageNet-1k: augmentation and regularisation.
 
-Networks have a class token and a linear head, as the released weights; big_vision's later configs have mean pooling on
-ImageNet-21k. The test split is ImageNet's validation split; a part of ImageNet-21k is held out (configs/README.md).
+Networks have a class token and a linear head, as the released weights; big_vision's later configs
+have mean pooling on ImageNet-21k. The test split is ImageNet's validation split; a part of
+ImageNet-21k is held out (configs/README.md).
 """
 
 import re
@@ -20,7 +21,9 @@ from vit_jax.config import (
     parse_argument,
 )
 
-MODELS = {  # augmentation by data; of ViTs the choice of the authors' configs, of hybrids that of the released weights
+# Augmentation by data; of ViTs the choice of the authors' configs, of hybrids that of the released
+# weights
+MODELS = {
     "Ti/16": {"i21k": "none", "i1k": "light1"},
     "S/32": {"i21k": "none", "i1k": "medium1"},
     "S/16": {"i21k": "light1", "i1k": "medium2"},
@@ -50,9 +53,10 @@ FILE_NAME = re.compile(  # of released weights
 def get_config(argument: str = "") -> PretrainConfig:
     """Argument: MODEL[,data=i21k|i1k][,aug=…][,wd=N][,do=N][,sd=N][,epochs=N] or a file name; MODEL is one of `MODELS`.
 
-    `aug` is one of `AUGMENTATIONS`; by default the authors' choice. wd is the decay that multiplies the learning rate
-    (0.1 or 0.03), do the dropout and sd the stochastic depth (0 or 0.1 both). The name of a released file, such as
-    B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0, says all of these.
+    `aug` is one of `AUGMENTATIONS`; by default the authors' choice. wd is the decay that multiplies
+    the learning rate (0.1 or 0.03), do the dropout and sd the stochastic depth (0 or 0.1 both). The
+    name of a released file, such as B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0, says
+    all of these.
     """
     named = FILE_NAME.match(argument.removesuffix(".npz").partition("--")[0])
     defaults = {

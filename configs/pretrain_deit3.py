@@ -1,11 +1,12 @@
 """DeiT III (2204.07118) as its public JAX reproduction (deit3-jax) trains it: LAMB, LayerScale, ThreeAugment.
 
-On ImageNet-1k: binary cross-entropy, inception crops, mixup or CutMix, three copies of each image; B, L and H at a
-lower resolution, then 20 epochs at 224 with AdamW and RandAugment. On ImageNet-21k: softmax, the simple crop, CutMix
-alone, then 50 epochs on ImageNet-1k. configs/README.md lists differences from the reproduction.
+On ImageNet-1k: binary cross-entropy, inception crops, mixup or CutMix, three copies of each image;
+B, L and H at a lower resolution, then 20 epochs at 224 with AdamW and RandAugment. On ImageNet-21k:
+softmax, the simple crop, CutMix alone, then 50 epochs on ImageNet-1k. configs/README.md lists
+differences from the reproduction.
 
-  vit-jax pretrain --config=configs/pretrain_deit3.py:B/16 --workdir=A
-  vit-jax finetune --config=configs/pretrain_deit3.py:B/16,stage=finetune --workdir=B --config.init_from=A
+  vit-jax pretrain --config=configs/pretrain_deit3.py:B/16 --workdir=A vit-jax finetune
+  --config=configs/pretrain_deit3.py:B/16,stage=finetune --workdir=B --config.init_from=A
 """
 
 import dataclasses
@@ -72,8 +73,8 @@ FOLLOWED = {  # how often a run is looked at and saved
 def get_config(argument: str = "") -> PretrainConfig | FinetuneConfig:
     """Argument: MODEL[,data=i1k|i21k][,epochs=N][,stage=pretrain|finetune]; MODEL is one of `MODELS`.
 
-    epochs is the length of pre-training, also of the weights to fine-tune: 400 or 800 on ImageNet-1k, 90 or 240 on
-    ImageNet-21k.
+    epochs is the length of pre-training, also of the weights to fine-tune: 400 or 800 on
+    ImageNet-1k, 90 or 240 on ImageNet-21k.
     """
     chosen = parse_argument(argument, model="B/16", data="i1k", epochs=0, stage="pretrain")
     model = chosen["model"].replace("ViT-", "")

@@ -1,7 +1,7 @@
 """ViT from scratch on ImageNet (ViT, Table 3: one row, "ViT-*", for every size).
 
-The paper does not name the loss. Sigmoid with a head bias of -10 is the default, because those who reproduced
-the run used it; loss=softmax has a head bias of 0.
+The paper does not name the loss. Sigmoid with a head bias of -10 is the default, because those who
+reproduced the run used it; loss=softmax has a head bias of 0.
 """
 
 from vit_jax.config import (

@@ -1,7 +1,7 @@
 """ViT on ImageNet-21k (ViT, Table 3; loss, head bias and end of the decay from its authors' answers to issues).
 
-The dataset is not in the TFDS catalogue, so --config.data is required (docs/imagenet21k.md). The splits suit a folder
-of images with 51,200 held out, and datasets of `vit-jax prepare`.
+The dataset is not in the TFDS catalogue, so --config.data is required (docs/imagenet21k.md). The
+splits suit a folder of images with 51,200 held out, and datasets of `vit-jax prepare`.
 """
 
 from vit_jax.config import (

@@ -1,8 +1,10 @@
-"""ViTs, ResNets and hybrids on JFT-300M (ViT, Table 3). JFT is private: the recipe runs on what --config.data says.
+"""ViTs, ResNets and hybrids on JFT-300M (ViT, Table 3).
 
-The paper is silent on the loss: sigmoid with a head bias of -10 is JFT practice, an image having 1.26 labels
-on average. It is silent on the end of the linear decay too: 1e-5 is what its authors gave for ImageNet-21k.
-Gradients are clipped only in its ImageNet runs.
+JFT is private: the recipe runs on what --config.data says.
+
+The paper is silent on the loss: sigmoid with a head bias of -10 is JFT practice, an image having
+1.26 labels on average. It is silent on the end of the linear decay too: 1e-5 is what its authors
+gave for ImageNet-21k. Gradients are clipped only in its ImageNet runs.
 """
 
 from vit_jax.config import (

@@ -1,8 +1,9 @@
 """Any network from scratch on 1,000 to 100,000 of your images; data by `--config.data=folder:PATH`.
 
-The fewer the images, the longer and the stronger augmented: AugReg (2106.10270) found both to stand in for data.
-The network and its optimiser are those of the better plain ViT-S/16 (2205.01580), at a batch that one GPU takes.
-With fewer images, or with weights at hand, fine-tuning (`finetune.py:any,own`) gives more.
+The fewer the images, the longer and the stronger augmented: AugReg (2106.10270) found both to stand
+in for data. The network and its optimiser are those of the better plain ViT-S/16 (2205.01580), at a
+batch that one GPU takes. With fewer images, or with weights at hand, fine-tuning
+(`finetune.py:any,own`) gives more.
 """
 
 from vit_jax.config import (
@@ -20,7 +21,8 @@ from vit_jax.config import (
 )
 from vit_jax.config.variants import parse_name
 
-# By largest number of images: epochs, batch, magnitude of RandAugment (of two layers), alpha of mixup.
+# By largest number of images: epochs, batch, magnitude of RandAugment (of two layers), alpha of
+# mixup.
 ROWS = ((3_000, 600, 64, 15, 0.5), (20_000, 300, 128, 15, 0.5), (100_000, 200, 256, 10, 0.2))
 
 

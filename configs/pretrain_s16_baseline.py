@@ -1,7 +1,8 @@
 """The better plain ViT-S/16 for ImageNet (2205.01580): 76.5 % in 90 epochs, without dropout or tricks.
 
-The rows of its ablation are overrides of this recipe (configs/README.md). It computes in float32, as the released
-recipe does; `--config.model.compute_dtype=bfloat16` takes half of the memory, and on most devices less time.
+The rows of its ablation are overrides of this recipe (configs/README.md). It computes in float32,
+as the released recipe does; `--config.model.compute_dtype=bfloat16` takes half of the memory, and
+on most devices less time.
 """
 
 from vit_jax.config import (

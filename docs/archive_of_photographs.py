@@ -1,7 +1,7 @@
 """Write train.tar, a tar of one tar for each of three classes, and a folder `test` with copies of nine of its images.
 
-Two classes are windows of the two photographs of scikit-learn, the third one is clouds of noise. One image is cut off,
-another one is tiny.
+Two classes are windows of the two photographs of scikit-learn, the third one is clouds of noise.
+One image is cut off, another one is tiny.
 """
 
 import io

@@ -1,8 +1,9 @@
 """Write vit_jax/evals/imagenet_classes.tsv: the 1,000 classes of ILSVRC-2012 in their order.
 
-One line a class: its WordNet id, whether ImageNet-A ("A") and ImageNet-R ("R") have it ("-": neither), and its WordNet
-lemmas. The ids and their order are those of tensorflow_datasets (datasets/imagenet2012/labels.txt); the lemmas and the
-two lists of 200 classes, which are those of the releases of the two sets, are in the package timm (data/_info).
+One line a class: its WordNet id, whether ImageNet-A ("A") and ImageNet-R ("R") have it ("-":
+neither), and its WordNet lemmas. The ids and their order are those of tensorflow_datasets
+(datasets/imagenet2012/labels.txt); the lemmas and the two lists of 200 classes, which are those of
+the releases of the two sets, are in the package timm (data/_info).
 
     pip download --no-deps timm && unzip -q timm-*.whl -d timm
     python docs/imagenet_classes.py timm/timm/data/_info

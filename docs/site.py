@@ -1,7 +1,7 @@
 """Hooks of the documentation site (mkdocs.yml): pages generated from code, and links that leave docs/.
 
-The home page is the README. A linked file outside docs/ becomes a page under repository/ with its unchanged text, so
-every link of the site resolves and is checked.
+The home page is the README. A linked file outside docs/ becomes a page under repository/ with its
+unchanged text, so every link of the site resolves and is checked.
 """
 
 import ast

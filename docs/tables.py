@@ -1,7 +1,7 @@
 """Tables of documentation pages, generated from code.
 
-A table stands between the comments `<!-- generated: NAME -->` and `<!-- end of generated -->`. `PAGES` has the names.
-`UPDATE_GOLDEN=1 pytest tests/docs/test_tables.py` renews all tables.
+A table stands between the comments `<!-- generated: NAME -->` and `<!-- end of generated -->`.
+`PAGES` has the names. `UPDATE_GOLDEN=1 pytest tests/docs/test_tables.py` renews all tables.
 """
 
 import ast

@@ -68,7 +68,8 @@ def render(words: Sequence[str] | None = None) -> str:
     """Return the manifest for these words of the command line; with shares one for each, as documents of one file.
 
     Raises:
-      ValueError: a name, accelerator, topology or workdir that Kubernetes or the run would not accept.
+      ValueError: a name, accelerator, topology or workdir that Kubernetes or the run would not
+        accept.
     """
     options = _parser().parse_args(words)
     values = _values(options)
@@ -91,7 +92,8 @@ def render(words: Sequence[str] | None = None) -> str:
 def _machine(options: argparse.Namespace, values: Mapping[str, object]) -> str:
     """Return what gke.sh checks a run with, a line each.
 
-    Devices and slices as JAX counts them, workdir, mounts, chips of all shares, the topology's name in `vit-jax plan`.
+    Devices and slices as JAX counts them, workdir, mounts, chips of all shares, the topology's name
+    in `vit-jax plan`.
     """
     kind = _kind(options)
     nodes = options.slices * values["parallelism"]
@@ -144,7 +146,8 @@ def hosts_and_chips(accelerator: str, topology: str, chips_per_host: int | None)
     """Hosts of a TPU slice, and chips of each, from its topology.
 
     Raises:
-      ValueError: a topology that this accelerator does not have, or chips that do not divide into hosts.
+      ValueError: a topology that this accelerator does not have, or chips that do not divide into
+        hosts.
     """
     dims = TPUS[accelerator]
     sides = (

@@ -18,9 +18,11 @@ os.environ["XLA_FLAGS"] = " ".join(
             "--xla_force_host_platform_device_count=8",
             # Programs run a few times: without optimisation they compile several times faster.
             "--xla_backend_optimization_level=0",
-            # One piece of machine code for each program, instead of up to 32: a fifth less time for one core.
+            # One piece of machine code for each program, instead of up to 32: a fifth less time for
+            # one core.
             "--xla_cpu_parallel_codegen_split_count=1",
-            # This halves the time again. XLA ends a process whose flags it does not know, and later ones do not.
+            # This halves the time again. XLA ends a process whose flags it does not know, and later
+            # ones do not.
             *(
                 ["--xla_cpu_use_fusion_emitters=false"]
                 if version("jax").startswith("0.10.")
@@ -30,7 +32,8 @@ os.environ["XLA_FLAGS"] = " ".join(
     )
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Compiled once, read by every later process on this machine: other workers, commands that tests start, later runs.
+# Compiled once, read by every later process on this machine: other workers, commands that tests
+# start, later runs.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(
     pathlib.Path(__file__).parents[1] / ".cache" / f"xla-{version('jax')}"
 )
@@ -47,7 +50,8 @@ CACHE_DAYS = 7
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-# A shell's background job is started with Ctrl-C ignored, and what tests start and interrupt would inherit that.
+# A shell's background job is started with Ctrl-C ignored, and what tests start and interrupt would
+# inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -111,7 +115,10 @@ def data_dir(tmp_path_factory):
 
 
 def program_of(config, architecture, num_examples, devices, label_shape=()):
-    """Return what the programs of a run depend on, and its lengths. Where it reads and writes is no part of it."""
+    """Return what the programs of a run depend on, and its lengths.
+
+    Where it reads and writes is no part of it.
+    """
     from vit_jax.config import resolve
 
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))

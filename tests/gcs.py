@@ -31,7 +31,10 @@ class Fault(NamedTuple):
 
 
 class Proxy(http.server.ThreadingHTTPServer):
-    """Hands requests on to a server on this machine. `requests` has all of them, as "METHOD PATH [NAME]"."""
+    """Hands requests on to a server on this machine.
+
+    `requests` has all of them, as "METHOD PATH [NAME]".
+    """
 
     daemon_threads = True
 
@@ -157,7 +160,8 @@ def upload(folder, address):
 def _start_server(proxy):
     """Start a server behind the proxy; return its process once it answers.
 
-    A port that was free may belong to another program a moment later: then the server ends, and another port is tried.
+    A port that was free may belong to another program a moment later: then the server ends, and
+    another port is tried.
     """
     program = _program()
     for _ in range(_MOST_PORTS):

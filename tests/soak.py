@@ -1,9 +1,9 @@
 """python -m tests.soak [MINUTES] [--seed=N]: ends runs in every way, at random moments, and counts what goes wrong.
 
-Not part of the test suite: a soak takes as long as it is given. Each trial starts a small run of the digits in a layout
-of processes and devices, does one harm to it, checks how it ends, and resumes it to its end. Nothing goes wrong if the
-run ended with a code that its launcher can act on, and the resumed run has the parameters, the evaluations and the
-metrics of one that was left alone.
+Not part of the test suite: a soak takes as long as it is given. Each trial starts a small run of
+the digits in a layout of processes and devices, does one harm to it, checks how it ends, and
+resumes it to its end. Nothing goes wrong if the run ended with a code that its launcher can act on,
+and the resumed run has the parameters, the evaluations and the metrics of one that was left alone.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The shape of the code base: who may import whom, and what must not be there.
 
-Every check is a function from sources (path in the repository → text) to complaints, so that each is also shown to
-complain: a check that cannot fail proves nothing.
+Every check is a function from sources (path in the repository → text) to complaints, so that each
+is also shown to complain: a check that cannot fail proves nothing.
 """
 
 import ast
@@ -470,8 +470,9 @@ def attributes_read(source: str) -> set[str]:
 def unread_fields(sources: Sources) -> list[str]:
     """Options that nothing reads: whoever sets one is silently ignored.
 
-    What `Architecture` takes over from `ModelConfig` is copied and checked in config/, which uses nothing: models/ or
-    sharding/ must read it. Fields are told apart by name only: one `every` that is read hides another that is not.
+    What `Architecture` takes over from `ModelConfig` is copied and checked in config/, which uses
+    nothing: models/ or sharding/ must read it. Fields are told apart by name only: one `every` that
+    is read hides another that is not.
     """
     declared: dict[str, set[str]] = {}
     for path in DECLARATIONS:
@@ -797,11 +798,13 @@ CASES = [  # a check, sources, and how many complaints
     (
         unread_fields,
         {
-            "vit_jax/config/schema.py": f"{FIELDS}def f(c):\n    return c.total",  # the schema itself does not count
+            # The schema itself does not count
+            "vit_jax/config/schema.py": f"{FIELDS}def f(c):\n    return c.total",
             "vit_jax/config/architecture.py": "class Architecture:\n    name: str\n    width: int\n    gelu: str\n"
             "def check(a):\n    return a.gelu",  # nor does checking a copy
             "vit_jax/models/vit.py": "def build(a):\n    return [getattr(a, n) for n in ('width',)]",
-            "vit_jax/train/pretrain.py": "def run(c):\n    c.total = 3\n    return c.seed",  # nor does writing
+            # Nor does writing
+            "vit_jax/train/pretrain.py": "def run(c):\n    c.total = 3\n    return c.seed",
         },
         2,
     ),

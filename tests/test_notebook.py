@@ -61,7 +61,10 @@ def without_rounding(text):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_runs_and_has_its_outputs(path, tmp_path, monkeypatch):
-    """`UPDATE_GOLDEN=1` stores new outputs. Only results are stored: no paths, times or warnings."""
+    """`UPDATE_GOLDEN=1` stores new outputs.
+
+    Only results are stored: no paths, times or warnings.
+    """
     monkeypatch.chdir(tmp_path)
     notebook = json.loads(path.read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]

@@ -241,7 +241,10 @@ LAYER_DECAY = {"MAE": 0.65, "DINOv3": 0.75, "SigLIP 2": 0.6, "paper": 1.0}
 
 @pytest.mark.parametrize("family", LAYER_DECAY)
 def test_learning_rate_of_each_layer(family):
-    """Adam's first step is its rate. The decay has the power L - i in block i of L, and L + 1 before (BEiT)."""
+    """Adam's first step is its rate.
+
+    The decay has the power L - i in block i of L, and L + 1 before (BEiT).
+    """
     decay = LAYER_DECAY[family]
     config = recipe(family).optimizer
     without_decay = dataclasses.replace(

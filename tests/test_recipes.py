@@ -1,7 +1,7 @@
 """Every recipe with every argument: golden values, length in steps, traced step.
 
-The golden texts hold the defaults of the schema, and of each recipe the values that differ from these.
-`UPDATE_GOLDEN=1 pytest tests/test_recipes.py` renews them.
+The golden texts hold the defaults of the schema, and of each recipe the values that differ from
+these. `UPDATE_GOLDEN=1 pytest tests/test_recipes.py` renews them.
 """
 
 import dataclasses
@@ -292,7 +292,10 @@ STEPS = {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values()
     "recipe", [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS]
 )
 def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
-    """Traced, which takes no memory. A recipe for weights of any network is given those of ViT-B/16."""
+    """Traced, which takes no memory.
+
+    A recipe for weights of any network is given those of ViT-B/16.
+    """
     config = load(recipe)
     dataset = RECIPES[recipe]
     if config.model.name is None:

@@ -1,8 +1,9 @@
 """The fast tier: every test without one of the markers below, which say why a test is not in it.
 
-`--fast` selects the tier, `--newest` the tier and the tests marked `newest`. `--cpu-limit=SECONDS` fails a test without
-a marker that uses more CPU time: CPU time, not wall time, because other programs on the machine change it little.
-Unmarked tests use about a third of the limit of `launch/test.sh` or less (cold cache, one process per file).
+`--fast` selects the tier, `--newest` the tier and the tests marked `newest`. `--cpu-limit=SECONDS`
+fails a test without a marker that uses more CPU time: CPU time, not wall time, because other
+programs on the machine change it little. Unmarked tests use about a third of the limit of
+`launch/test.sh` or less (cold cache, one process per file).
 """
 
 import os
@@ -63,7 +64,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 class Limit:
-    """Measures the setup and the call of each test. Session-scoped fixtures count for no test: any may be the first."""
+    """Measures the setup and the call of each test.
+
+    Session-scoped fixtures count for no test: any may be the first.
+    """
 
     def __init__(self, seconds):
         self.seconds = seconds

@@ -1,6 +1,7 @@
 """The tiny run of the tests: one network, one dataset, one recipe.
 
-Runs with equal configs share their compiled programs (`compiled_once` in conftest.py), so a test changes few fields.
+Runs with equal configs share their compiled programs (`compiled_once` in conftest.py), so a test
+changes few fields.
 """
 
 import pathlib

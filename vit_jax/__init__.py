@@ -1,7 +1,8 @@
 """Train Vision Transformers, BiT-ResNets and their hybrids in JAX, and use them.
 
-`create_model` and `load_model` give a network with its preparation of images, `list_models` the names of networks.
-Importing the package loads nothing heavy: they, and JAX, are imported on first use.
+`create_model` and `load_model` give a network with its preparation of images, `list_models` the
+names of networks. Importing the package loads nothing heavy: they, and JAX, are imported on first
+use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
 """Values that pass between the folders of vit_jax, with shapes, dtypes and ranges.
 
-Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K classes, N patch tokens,
-P class tokens and registers, D model width; L blocks, S = P + N tokens, T heads, Q queries (= S).
+Legend: B global batch, H W image height and width in pixels, C = 3 colour channels (RGB), K
+classes, N patch tokens, P class tokens and registers, D model width; L blocks, S = P + N tokens, T
+heads, Q queries (= S).
 """
 
 import dataclasses
@@ -19,8 +20,10 @@ class Batch:
 
     Attributes:
       image_BHWC: uint8, 0 to 255, RGB.
-      label_B: int32, 0 to K - 1; where an image may have several labels (B, K), 0 or 1 for each class.
-      mask_B: float32, 1 for an example that counts, 0 for padding or an image that could not be read.
+      label_B: int32, 0 to K - 1; where an image may have several labels (B, K), 0 or 1 for each
+        class.
+      mask_B: float32, 1 for an example that counts, 0 for padding or an image that could not be
+        read.
     """
 
     image_BHWC: Any
@@ -48,7 +51,8 @@ class Corruption:
 
     Attributes:
       is_masked_BN: bool, patches replaced by the learned [mask] embedding.
-      source_BN: int32, for every other patch the one of the same image whose embedding stands there; mostly itself.
+      source_BN: int32, for every other patch the one of the same image whose embedding stands
+        there; mostly itself.
     """
 
     is_masked_BN: Any
@@ -61,7 +65,8 @@ class Targets:
     """Targets that an objective compares with the model's output.
 
     Attributes:
-      label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are predicted.
+      label_BK: float32 class probabilities; one-hot unless mixed or several. None where patches are
+        predicted.
       mask_B: as in `Batch`.
       corruption: of the input; None for the images as they are.
       patch_BNT: T targets for each patch: int32 classes, or float32 numbers.
@@ -89,9 +94,11 @@ class ModelOutput:
       pooled_BD: class token, mean or attention pooling after the final norm.
       tokens_BND: patch tokens after the final norm.
       prefix_BPD: class tokens, then registers, after the final norm; P may be 0.
-      blocks_LBSD: with taps=("blocks",): output of every block before the final norm, in the compute dtype.
-      attention_LBTQS: with taps=("attention",): float32 weights of token S for query Q in head T, which sum to 1 over
-        S. Axial blocks have 2 L, along rows and along columns in turn, 0 outside of these.
+      blocks_LBSD: with taps=("blocks",): output of every block before the final norm, in the
+        compute dtype.
+      attention_LBTQS: with taps=("attention",): float32 weights of token S for query Q in head T,
+        which sum to 1 over S. Axial blocks have 2 L, along rows and along columns in turn, 0
+        outside of these.
       stages_BHWC: with taps=("stages",): the map after each stage of a ResNet.
     """
 

@@ -1,7 +1,7 @@
 """Trees by path: names of leaves, ordered rules over names, differences of two trees.
 
-A name is the path with "/" between its parts, without the `value` that Flax variables add at the end:
-`blocks/attention/query/kernel`.
+A name is the path with "/" between its parts, without the `value` that Flax variables add at the
+end: `blocks/attention/query/kernel`.
 """
 
 import functools

@@ -4,8 +4,8 @@ Run it:
 
     python docs/figures/photographs.py
 
-It writes `crops/`, with a folder of 150 square crops for each of eight classes (photograph and rotation), and
-`photos/`, with the left, middle and right part of both photographs.
+It writes `crops/`, with a folder of 150 square crops for each of eight classes (photograph and
+rotation), and `photos/`, with the left, middle and right part of both photographs.
 """
 
 import pathlib

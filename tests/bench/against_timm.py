@@ -1,18 +1,21 @@
 """Compare our training step and inference with timm's on one machine: images/s, memory, share of the peak.
 
-    python tests/bench/against_timm.py --json=FILE [--models S/16 L/16@384 ...] [--rounds=3] [--steps=30]
-    python tests/bench/against_timm.py --models B/16 --batches=256 --rounds=2    # ten minutes on a GPU
-    python tests/bench/against_timm.py --small --rounds=1                        # on a CPU, to see that it works
+    python tests/bench/against_timm.py --json=FILE [--models S/16 L/16@384 ...] [--rounds=3]
+    [--steps=30] python tests/bench/against_timm.py --models B/16 --batches=256 --rounds=2    # ten
+    minutes on a GPU python tests/bench/against_timm.py --small --rounds=1                        #
+    on a CPU, to see that it works
 
-Needs jax, flax and optax, and for timm's half torch and timm, in the same environment or in that of `--timm=PYTHON`; no
-package that reads data. Both compute in bfloat16 with parameters and Adam's moments in float32, a class token, a linear
-head, softmax, decoupled weight decay, no clipping, no dropout and no rematerialisation, on a random batch that lies on
-the device. Ours competes with several forms of attention and with unrolled layers. timm's model is compiled by
-torch.compile (forward pass and loss), with scaled dot product attention and fused AdamW.
+Needs jax, flax and optax, and for timm's half torch and timm, in the same environment or in that of
+`--timm=PYTHON`; no package that reads data. Both compute in bfloat16 with parameters and Adam's
+moments in float32, a class token, a linear head, softmax, decoupled weight decay, no clipping, no
+dropout and no rematerialisation, on a random batch that lies on the device. Ours competes with
+several forms of attention and with unrolled layers. timm's model is compiled by torch.compile
+(forward pass and loss), with scaled dot product attention and fused AdamW.
 
-Each contender first tries batches twice as large each time until memory ends, and keeps its fastest. Then all take
-turns for several rounds. Every measurement has a process of its own, so JAX and PyTorch never share the GPU's memory.
-The ceiling is the fastest product of two square matrices in bfloat16, by either library.
+Each contender first tries batches twice as large each time until memory ends, and keeps its
+fastest. Then all take turns for several rounds. Every measurement has a process of its own, so JAX
+and PyTorch never share the GPU's memory. The ceiling is the fastest product of two square matrices
+in bfloat16, by either library.
 """
 
 import argparse
@@ -67,7 +70,8 @@ def timed(start, wait, steps):
 def build_ours(model, batch, form, unrolled, device):
     """Build what a run trains: the initial leaves, the training step and the inference, as functions to compile.
 
-    Steps take leaves by name, as the training loop's do: modules take Python milliseconds more to hand over.
+    Steps take leaves by name, as the training loop's do: modules take Python milliseconds more to
+    hand over.
     """
     import jax
     import jax.numpy as jnp
@@ -439,7 +443,8 @@ def main():
             "PYTHONPATH": str(Path(__file__).parents[2]),
             "JAX_COMPILATION_CACHE_DIR": f"{cache}/jax",
             "TORCHINDUCTOR_CACHE_DIR": f"{cache}/torch",
-            # Processes take turns, so each can have nearly all memory; JAX takes 75 % of it by default.
+            # Processes take turns, so each can have nearly all memory; JAX takes 75 % of it by
+            # default.
             "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92",
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0],
         }

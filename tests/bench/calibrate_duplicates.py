@@ -4,8 +4,8 @@ Run it, with any weights:
 
     python -m tests.bench.calibrate_duplicates [WEIGHTS]
 
-The sets are the digits and synthetic photographs with windows of the two photographs of scikit-learn
-(`tests/data/photographs.py`). It prints a table in Markdown.
+The sets are the digits and synthetic photographs with windows of the two photographs of
+scikit-learn (`tests/data/photographs.py`). It prints a table in Markdown.
 """
 
 import contextlib

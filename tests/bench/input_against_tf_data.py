@@ -1,16 +1,18 @@
 """Compares our input with big_vision's operations in tf.data: images/s, CPU time and memory, in one run.
 
-    python tests/bench/input_against_tf_data.py FOLDER --tensorflow=PATH/TO/python [--rounds=5] [--prepared=FOLDER]
+    python tests/bench/input_against_tf_data.py FOLDER --tensorflow=PATH/TO/python [--rounds=5]
+    [--prepared=FOLDER]
 
-`--tensorflow` is the Python of an environment with tensorflow-cpu and cv2, which ours needs not have. Both read 2,000
-JPEGs, written into FOLDER by the first run, take a random part of each (5 to 100 % of its area, as TensorFlow draws
-it), resize it to 224 x 224, bilinear without antialiasing, flip half of them, and make batches of 256, still uint8.
-They take turns, each in a process of its own. `--prepared` is a copy that `vit-jax prepare` has written; ours reads it
-too.
+`--tensorflow` is the Python of an environment with tensorflow-cpu and cv2, which ours needs not
+have. Both read 2,000 JPEGs, written into FOLDER by the first run, take a random part of each (5 to
+100 % of its area, as TensorFlow draws it), resize it to 224 x 224, bilinear without antialiasing,
+flip half of them, and make batches of 256, still uint8. They take turns, each in a process of its
+own. `--prepared` is a copy that `vit-jax prepare` has written; ours reads it too.
 
-The JPEGs are made, not photographed: parts of scikit-learn's two photographs, enlarged to the sizes that are common in
-ImageNet, with noise of several wavelengths so that a file has 105 kB on average. 70 % store colours at half the
-resolution, 3 % are progressive, 2 % grey, and 6 % larger (1024 x 768 and 1600 x 1200).
+The JPEGs are made, not photographed: parts of scikit-learn's two photographs, enlarged to the sizes
+that are common in ImageNet, with noise of several wavelengths so that a file has 105 kB on average.
+70 % store colours at half the resolution, 3 % are progressive, 2 % grey, and 6 % larger (1024 x 768
+and 1600 x 1200).
 """
 
 import argparse

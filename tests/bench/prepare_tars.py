@@ -2,9 +2,10 @@
 
     python tests/bench/prepare_tars.py FOLDER [--rounds=3]
 
-Two archives are written into FOLDER by the first run, each with 100 tars in one: 20,000 JPEGs of 64 x 64 pixels, and
-4,000 with the sizes of ImageNet's (`input_against_tf_data.make`: 500 x 375 and others, 106 kB on average). Each round
-prepares both from the start, with a part held out. Times of the stages include the start of Python (2 s of CPU time).
+Two archives are written into FOLDER by the first run, each with 100 tars in one: 20,000 JPEGs of 64
+x 64 pixels, and 4,000 with the sizes of ImageNet's (`input_against_tf_data.make`: 500 x 375 and
+others, 106 kB on average). Each round prepares both from the start, with a part held out. Times of
+the stages include the start of Python (2 s of CPU time).
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     python -m tests.bench.sources FOLDER [--count=1000] [--rounds=3]
 
-The first run writes JPEGs of `input_against_tf_data` into FOLDER, and packs them as ArrayRecord (TFDS), tar shards and
-parquet with row groups of 100 images, as the Hub has them. All kinds take turns in one process of one thread, on files
-that the system holds in memory. The figures are medians over the rounds, by CPU time.
+The first run writes JPEGs of `input_against_tf_data` into FOLDER, and packs them as ArrayRecord
+(TFDS), tar shards and parquet with row groups of 100 images, as the Hub has them. All kinds take
+turns in one process of one thread, on files that the system holds in memory. The figures are
+medians over the rounds, by CPU time.
 """
 
 import argparse

@@ -100,7 +100,10 @@ def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(ve
 
 @pytest.mark.parametrize("verb", cli.VERBS)
 def test_the_help_of_a_verb_fits_one_screen(verb, monkeypatch):
-    """40 lines of 100 columns; no line is longer than the terminal is wide. Fields of recipes follow in `show`."""
+    """40 lines of 100 columns; no line is longer than the terminal is wide.
+
+    Fields of recipes follow in `show`.
+    """
     for columns in (72, 80, 100, 120, 160):
         monkeypatch.setenv("COLUMNS", str(columns))
         text = shown(verb, "--help")

@@ -174,7 +174,8 @@ def test_words_may_stand_between_options():
         ("--data=x --fast", VERB, "--fast: has no effect without --json"),
         ("--data=x --slow=1", VERB, "--slow=1: has no effect without --form=a or b"),
         ("--data=x --slow=1 --form=a --json", VERB, "--slow=1: has no effect with --json"),
-        # fields of the config without its name, where there is a config; other verbs have none to set
+        # fields of the config without its name, where there is a config; other verbs have none to
+        # set
         ("--init_from=w.npz", Run, r"Did you mean --config.init_from=\?"),
         ("--learning-rate=0.1", Run, r"Did you mean --config.schedule.learning_rate=\?"),
         ("--model.width=64", Run, r"Did you mean --config.model.width=\?"),

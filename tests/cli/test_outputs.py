@@ -16,7 +16,8 @@ from vit_jax.cli.outputs import resolve_output_file, resolve_output_folder
 from vit_jax.data.sources import listing_of, located
 
 WEIGHTS = "no-such-weights.npz"  # a verb that looks for them before it checks outputs says so
-OUTPUTS = {  # by verb, the words before the output, and the options that name a file or, with a slash, a folder
+# By verb, the words before the output, and the options that name a file or, with a slash, a folder
+OUTPUTS = {
     "lr-range": (["--config=no-such-recipe"], ["output=a.png"]),
     "evaluate": ([WEIGHTS, "--data=digits"], ["csv=a.csv", "report=a/"]),
     "predict": ([WEIGHTS, "."], ["csv=a.csv"]),

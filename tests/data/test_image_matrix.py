@@ -1,6 +1,7 @@
 """Each format and layout gives the pixels of Pillow, tifffile or imagecodecs, or an error that names the layout.
 
-References are read by these libraries, or are the pixels that were written where a format loses none.
+References are read by these libraries, or are the pixels that were written where a format loses
+none.
 """
 
 import contextlib
@@ -63,7 +64,8 @@ def saved(image, kind, **options):
 
 # TIFF
 
-WRITTEN = {  # compressions that tifffile writes, by the name that it takes, and their names in messages
+# Compressions that tifffile writes, by the name that it takes, and their names in messages
+WRITTEN = {
     "none": "none",
     "lzw": "LZW",
     "deflate": "deflate",

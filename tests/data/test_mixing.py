@@ -30,9 +30,8 @@ def test_mixup_by_hand(unreadable):
     part = float(label[0, 0])
     assert 0.5 < part < 0.95
     for row in range(B):
-        weight = (
-            1 if unreadable in (row, row - 1) else part
-        )  # neither the unreadable one nor the one mixed with it
+        # Neither the unreadable one nor the one mixed with it
+        weight = 1 if unreadable in (row, row - 1) else part
         np.testing.assert_allclose(
             image[row], weight * IMAGE[row] + (1 - weight) * IMAGE[row - 1], rtol=1e-5, atol=1e-6
         )
@@ -83,8 +82,8 @@ def test_weight_is_the_larger_part_of_a_beta():
 def test_boxes_of_cutmix():
     """A box has the aspect of the image; with alpha 1 its area is uniform before the border cuts it off.
 
-    A centre is uniform. A box with sides of s images has (1 - s / 4)^2 of its area inside on average, and s^2 is
-    uniform: the mean of s^2 (1 - s / 4)^2 is 1/2 - 1/5 + 1/48 = 0.321.
+    A centre is uniform. A box with sides of s images has (1 - s / 4)^2 of its area inside on
+    average, and s^2 is uniform: the mean of s^2 (1 - s / 4)^2 is 1/2 - 1/5 + 1/48 = 0.321.
     """
     draw = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, 64, 96)[..., 0]))
     inside = 1 - np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))

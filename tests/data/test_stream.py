@@ -158,7 +158,10 @@ def test_orders_are_permutations(num_records, seed):
 
 
 def test_an_order_that_grain_gets_wrong():
-    """grain 0.2.18 repeats a record where the last index is 65,536. So many records have no stored order."""
+    """grain 0.2.18 repeats a record where the last index is 65,536.
+
+    So many records have no stored order.
+    """
     order = [pick_record(3, 1, offset, 65_537) for offset in range(65_537)]
     assert sorted(order) == list(range(65_537))
     others = [

@@ -123,7 +123,8 @@ def gradient(height, width, step):
 @pytest.mark.parametrize(
     ("crop", "size", "columns"),
     [
-        # 16 x 32 becomes 8 x 8: columns are 4 apart, samples between the middle two; then any 6 columns
+        # 16 x 32 becomes 8 x 8: columns are 4 apart, samples between the middle two; then any 6
+        # columns
         ("resize", (6, 6), [1.5 + 4 * k for k in range(8)]),
         # 16 x 32 becomes 8 x 16: pairs of columns are averaged; then any 6 columns
         ("resize_short_side", (8, 6), [0.5 + 2 * k for k in range(16)]),

@@ -63,9 +63,8 @@ def test_workers_end_with_a_killed_run(tmp_path):
             assert len(pids) == 2
             assert all(is_running(pid) for pid in pids)
             run.kill()
-            deadline = (
-                time.monotonic() + 300
-            )  # against a hang; they look for the run twice a second
+            # Against a hang; they look for the run twice a second
+            deadline = time.monotonic() + 300
             while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert not [pid for pid in pids if is_running(pid)]

@@ -1,7 +1,7 @@
 """The datasets of VTAB with made-up content, in the very form that TFDS gives them: its features, files and sizes.
 
-Record i of a split has the labels that the number i % PERIOD gives. So few distinct records are stored in groups that
-compress them, and 737,280 take half a second.
+Record i of a split has the labels that the number i % PERIOD gives. So few distinct records are
+stored in groups that compress them, and 737,280 take half a second.
 """
 
 import pathlib
@@ -35,9 +35,8 @@ SIZES = {  # of the splits that parts are taken of; the others are shorter than 
     "kitti": {"train": 1000, "validation": 300, "test": 300},
     "smallnorb": {"train": 1000, "test": 24_300},
 }
-PERIOD = (
-    997  # distinct records, repeated: a prime, so that parts with a wrong start have other labels
-)
+# Distinct records, repeated: a prime, so that parts with a wrong start have other labels
+PERIOD = 997
 
 
 def builder_of(dataset, version=""):

@@ -1,4 +1,7 @@
-"""Generated tables of pages are up to date. `UPDATE_GOLDEN=1 pytest tests/docs/test_tables.py` renews them."""
+"""Generated tables of pages are up to date.
+
+`UPDATE_GOLDEN=1 pytest tests/docs/test_tables.py` renews them.
+"""
 
 import os
 import pathlib

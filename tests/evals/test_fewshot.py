@@ -84,8 +84,8 @@ def test_unreadable_images_are_neither_learnt_from_nor_counted():
         few_shot(FewShot(), nothing, test, 3)
 
 
-# Hand-made accuracies of three datasets at penalties 1, 10 and 100, for 1 shot and for 5. The mean prefers a penalty
-# that is far ahead on one dataset, the mean rank one that is ahead on most.
+# Hand-made accuracies of three datasets at penalties 1, 10 and 100, for 1 shot and for 5. The mean
+# prefers a penalty that is far ahead on one dataset, the mean rank one that is ahead on most.
 PENALTIES = (1.0, 10.0, 100.0)
 ACCURACIES = {
     1: [(0.10, 0.20, 0.90), (0.60, 0.62, 0.61), (0.40, 0.45, 0.41)],
@@ -117,7 +117,10 @@ def test_mean_accuracy_chooses_one_penalty_at_the_most_shots():
 
 
 def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
-    """Ranks by hand, 0 for the lowest. 1 shot: 012, 021, 021, sums 0 5 4. 5 shots: 210, 102, 102, sums 4 1 4."""
+    """Ranks by hand, 0 for the lowest.
+
+    1 shot: 012, 021, 021, sums 0 5 4. 5 shots: 210, 102, 102, sums 4 1 4.
+    """
     protocol = FewShot(shots=(1, 5), seeds=(0, 1), l2=PENALTIES, penalty_choice="mean_rank")
     found = choose_l2(table_results(), protocol)
     assert found == {1: 10.0, 5: 1.0}  # of equal sums the first penalty given

@@ -36,7 +36,8 @@ def test_reaches_the_minimum_of_scikit_learn(penalty, monkeypatch):
         features.astype(np.float64), labels
     )
     expected = objective(reference.coef_.T, reference.intercept_, features, labels, penalty)
-    # The gradient's largest number is below 1e-5 a mean loss: the value is that of the minimum to six digits.
+    # The gradient's largest number is below 1e-5 a mean loss: the value is that of the minimum to
+    # six digits.
     assert objective(found.weight_DK, found.bias_K, features, labels, penalty) == pytest.approx(
         expected, rel=1e-5
     )

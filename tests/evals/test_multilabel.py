@@ -16,8 +16,8 @@ NAN = float("nan")
 def test_average_precision_by_hand():
     """Of five images in the order of their scores the first, third and fourth have class 0: (1/1 + 2/3 + 3/4) / 3.
 
-    The second and third image have the same score for class 1: both are answered at once, and 1 of 3 is right then, and
-    2 of 4 later. All have class 2, and none has class 3.
+    The second and third image have the same score for class 1: both are answered at once, and 1 of
+    3 is right then, and 2 of 4 later. All have class 2, and none has class 3.
     """
     score_NK = (
         np.array([[9, 9, 1, 1], [8, 5, 2, 2], [7, 5, 3, 3], [6, 4, 4, 4], [5, 1, 5, 5]], np.float32)

@@ -225,7 +225,8 @@ def test_each_dataset_and_its_text():
     }
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text(results)
-    expected = "test accuracy     100.00%  (95 % interval 92.59% to 100.00%) of 48 images"  # 48 / (48 + 1.96**2)
+    # 48 / (48 + 1.96**2)
+    expected = "test accuracy     100.00%  (95 % interval 92.59% to 100.00%) of 48 images"
     assert expected in to_text(results)
     results, _ = run_on_pairs(
         pairs, Found(), lambda pair, *sides: (probe(*sides, 4, "least_squares", 2.0)[1], [])

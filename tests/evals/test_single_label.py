@@ -270,7 +270,11 @@ def test_the_ends_are_the_shares_that_a_normal_test_just_does_not_reject(right, 
 
 
 def test_calibration_by_hand():
-    """Bins of 1/15. Two answers of 0.62 and 0.66 share one (9/15 to 10/15), half of them right; 0.98 is wrong; 0.2 is
+    """Bins of 1/15.
+
+    Two answers of 0.62 and 0.66 share one (9/15 to 10/15), half of them right; 0.98 is wrong; 0.2
+    is
+
     the upper end of its bin (2/15 to 3/15) and right; 0.21 is in the next."""
     calibration = Calibration()
     calibration.add(np.array([0.62, 0.98, 0.2]), np.array([True, False, True]))

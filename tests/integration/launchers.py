@@ -31,7 +31,10 @@ def slurm(num_processes):
 
 
 def jobset(num_processes):
-    """Jobs of one pod each. The name of the first pod means nothing outside of its cluster: the address is given."""
+    """Jobs of one pod each.
+
+    The name of the first pod means nothing outside of its cluster: the address is given.
+    """
     jobs = {"JOBSET_NAME": "vit", "REPLICATED_JOB_NAME": "workers", "NUM_JOBS": str(num_processes)}
     jobs |= {
         "JOB_COMPLETION_INDEX": "0",

@@ -1,6 +1,7 @@
 """The commands at the top of docs/custom_images.md, from a folder to predicted labels.
 
-Its commands are copied. Options at the end of the two trainings make the network tiny and the runs short.
+Its commands are copied. Options at the end of the two trainings make the network tiny and the runs
+short.
 """
 
 import re

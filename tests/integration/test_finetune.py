@@ -77,20 +77,18 @@ def test_what_the_search_leaves(uninterrupted):
     assert "head/linear/kernel replaced" in out
     assert "positions/table resized from 4x4 to 8x8" in out
     said = ("trial ", "data ", "classes ", "the best ")
-    assert (
-        [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)]
-        == [
-            "trial 1 of 2: learning rate 0.003",
-            "data digits: 105 training and 45 validation images, 5 classes",  # 30 % of 30 images of each class held out
-            "classes '5', '6', '7', '8', '9'",
-            "trial 2 of 2: learning rate 0.03",
-            "data digits: 105 training and 45 validation images, 5 classes",
-            "classes '5', '6', '7', '8', '9'",
-            f"the best of 2: learning rate {best}",
-            "data digits: 150 training and 179 test images, 5 classes",
-            "classes '5', '6', '7', '8', '9'",
-        ]
-    )
+    assert [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)] == [
+        "trial 1 of 2: learning rate 0.003",
+        # 30 % of 30 images of each class held out
+        "data digits: 105 training and 45 validation images, 5 classes",
+        "classes '5', '6', '7', '8', '9'",
+        "trial 2 of 2: learning rate 0.03",
+        "data digits: 105 training and 45 validation images, 5 classes",
+        "classes '5', '6', '7', '8', '9'",
+        f"the best of 2: learning rate {best}",
+        "data digits: 150 training and 179 test images, 5 classes",
+        "classes '5', '6', '7', '8', '9'",
+    ]
     assert commands.summary(workdir)["test_images"] == 179
     assert trials[best]["validation_images"] == 45
     assert not (workdir / "search" / "learning_rate=0.03" / "checkpoints").exists()

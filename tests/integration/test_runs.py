@@ -129,7 +129,8 @@ def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
 def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_dir, tmp_path):
     """A limit on file size stands in for the disk: writing beyond it fails just so, in the middle of a save.
 
-    How orbax divides arrays among files varies; what it says of the optimiser's is always a file of 17 KB.
+    How orbax divides arrays among files varies; what it says of the optimiser's is always a file of
+    17 KB.
     """
     workdir = tmp_path / "run"
     shutil.copytree(finished[0], workdir)

@@ -171,7 +171,8 @@ def test_two_processes_stop_together_at_an_image_of_one(in_two):
     assert [outcome.code for outcome in outcomes] == [2, 2], outcomes
     assert [figures(outcome.out) for outcome in outcomes] == [[], []]
     assert all("--max_unreadable=0: 1 images cannot be read" in outcome.err for outcome in outcomes)
-    # The process that met it names it, in its log at least: the other's error, without the name, may end it first.
+    # The process that met it names it, in its log at least: the other's error, without the name,
+    # may end it first.
     assert any("000.png" in outcome.err for outcome in outcomes)
     own = [outcome.err for outcome in outcomes if " of 2 (" not in outcome.err]
     assert sum("000.png. Replace" in err for err in own) <= 1

@@ -36,7 +36,10 @@ def test_the_gradient_of_a_kernel_begins_with_the_input():
 
 
 def test_products_of_one_activation_on_gpus():
-    """They are those of each kernel. In the sums of their gradients a product comes first, so that cuBLAS can add."""
+    """They are those of each kernel.
+
+    In the sums of their gradients a product comes first, so that cuBLAS can add.
+    """
     rng = np.random.default_rng(0)
     x, *kernels = (
         jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 5, 4), *[(4, 6)] * 3)

@@ -11,7 +11,8 @@ import pytest
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 LAUNCH = Path(__file__).parents[2] / "launch"
-# Undoes what nohup and background jobs of a shell do: a script cannot trap a signal that its parent ignores.
+# Undoes what nohup and background jobs of a shell do: a script cannot trap a signal that its parent
+# ignores.
 LISTENING = ("/usr/bin/env", "--default-signal=HUP,INT,TERM")
 
 

@@ -163,7 +163,8 @@ def test_gpus_are_told_where_the_others_are():
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "nfs"}
     assert "annotations" not in manifest["metadata"]
-    # The names and numbers are those that vit_jax/hosts reads; Kubernetes sets JOB_COMPLETION_INDEX.
+    # The names and numbers are those that vit_jax/hosts reads; Kubernetes sets
+    # JOB_COMPLETION_INDEX.
     known = {"JOBSET_NAME": "vit-h", "REPLICATED_JOB_NAME": replicated["name"], "JOB_INDEX": "2"}
     place = jobset_place(values | known | {"JOB_COMPLETION_INDEX": "1"})
     assert (place.num_processes, place.process_id) == (12, 9)

@@ -1,7 +1,8 @@
 """docs/pod.md from its first command to its last: processes of this machine take the place of the pod's hosts.
 
-Every command is that of the page, with fields that make the run small, and paths of this machine behind them. gcloud is
-a stand-in: a bucket is a folder, a worker a home folder in which tpu_worker.sh and vit-jax run as they would there.
+Every command is that of the page, with fields that make the run small, and paths of this machine
+behind them. gcloud is a stand-in: a bucket is a folder, a worker a home folder in which
+tpu_worker.sh and vit-jax run as they would there.
 """
 
 import io
@@ -151,9 +152,8 @@ def test_every_command_of_the_page(stage):
             text=True,
             stdin=subprocess.DEVNULL,
         )
-        may_be_slow = (
-            words[1] == "doctor" and result.returncode == 1
-        )  # the speed of this machine decides
+        # The speed of this machine decides
+        may_be_slow = words[1] == "doctor" and result.returncode == 1
         assert result.returncode == 0 or may_be_slow, (
             f"{shlex.join(words)}\n{result.stdout}\n{result.stderr}"
         )

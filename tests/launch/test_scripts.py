@@ -9,7 +9,8 @@ import pytest
 
 BASH = shutil.which("bash") or pytest.skip("no bash here", allow_module_level=True)
 
-# Knows the few ways in which environment.sh calls Python. An environment that it makes contains a copy of it.
+# Knows the few ways in which environment.sh calls Python. An environment that it makes contains a
+# copy of it.
 FAKE_PYTHON = """#!/bin/bash
 case "$1 ${2:-}" in
   "-c "*)

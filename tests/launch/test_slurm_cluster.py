@@ -1,4 +1,7 @@
-"""slurm.sbatch on a real SLURM of two nodes, started for these tests. The names of its nodes do not resolve."""
+"""slurm.sbatch on a real SLURM of two nodes, started for these tests.
+
+The names of its nodes do not resolve.
+"""
 
 import json
 import os

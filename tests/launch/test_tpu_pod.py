@@ -469,7 +469,8 @@ LIVES = {
         status=KILLED,
         tail="echo the last words of worker 1",
     ),
-    # The workers still tell how an earlier attempt ended; taken for this one's end, it would be tried for ever.
+    # The workers still tell how an earlier attempt ended; taken for this one's end, it would be
+    # tried for ever.
     "a failed installation is a failure whatever an earlier attempt left": life(
         "create install stop install delete",
         "no space left",

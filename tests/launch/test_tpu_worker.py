@@ -12,7 +12,8 @@ import pytest
 from tests.launch.conftest import STAND_INS
 from tests.launch.test_scripts import FAKE_PYTHON, write_program
 
-# Takes the place of vit-jax: does what the n-th line of $SCRIPT says when it is started for the n-th time.
+# Takes the place of vit-jax: does what the n-th line of $SCRIPT says when it is started for the
+# n-th time.
 FAKE_RUN = """#!/bin/bash
 echo x >>"$HOME/starts"
 script="$(sed -n "$(wc -l <"$HOME/starts")p" "$SCRIPT")"

@@ -1,6 +1,9 @@
-"""FLOPs of a forward pass by formula: an oracle for the count of a program. Matrix products count, as in papers.
+"""FLOPs of a forward pass by formula: an oracle for the count of a program.
 
-Legend: MAC multiply-accumulate = 2 FLOPs; N patches, S tokens a block sees, D width, M mlp_dim, K classes.
+Matrix products count, as in papers.
+
+Legend: MAC multiply-accumulate = 2 FLOPs; N patches, S tokens a block sees, D width, M mlp_dim, K
+classes.
 """
 
 import math
@@ -44,9 +47,8 @@ def _block(a: Architecture) -> int:
     tokens = a.sequence_length
     dense_layers = 2 if a.mlp == "gelu" else 3  # with a gate
     projections_and_mlp = tokens * (4 * a.width * a.width + dense_layers * a.width * a.mlp_dim)
-    products = (
-        3 if a.position_embedding == "relative" else 2
-    )  # QK^T and AV; and Q times the keys of offsets
+    # QK^T and AV; and Q times the keys of offsets
+    products = 3 if a.position_embedding == "relative" else 2
     attention = [
         products * tokens * length * a.width for length in a.attention_lengths
     ]  # all heads: the full width

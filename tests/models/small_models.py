@@ -17,7 +17,10 @@ class Place(types.SimpleNamespace):
 
 
 def filled(architecture):
-    """The model with made-up parameters, also in the head, which starts at zero. Initialisers take long to compile."""
+    """The model with made-up parameters, also in the head, which starts at zero.
+
+    Initialisers take long to compile.
+    """
     rng = np.random.default_rng(0)
     return jax.tree.map(
         lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture)

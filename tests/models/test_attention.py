@@ -14,7 +14,8 @@ from vit_jax.models import attention as attentions
 from vit_jax.models.attention import Attention, Projections, attend
 from vit_jax.models.norm import LayerNorm
 
-SHAPES = [  # images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
+# Images, tokens, heads, head dimension: tiles shared, filled, spanned; one block of queries and two
+SHAPES = [
     (2, 49, 3, 64),
     (1, 197, 4, 64),
     (1, 50, 16, 72),

@@ -56,7 +56,8 @@ def test_gmacs_to_a_thousandth_of_the_table(row: dict[str, Any]) -> None:
 )
 def test_exaflops_column_of_the_paper(row: dict[str, Any]) -> None:
     """ViT, Table 6, is measured by a compiler and rounded: its ResNets are 0.5 to 0.9 % above their convolutions, and
-    B/32's 55 is 2 % below any count of matrix products. With padding, which the table leaves out, they would be above.
+    B/32's 55 is 2 % below any count of matrix products. With padding, which the table leaves out,
+    they would be above.
     """
     name = row["name"]
     images = row["epochs_of_jft"] * JFT_IMAGES
@@ -105,7 +106,10 @@ def test_axial_blocks_and_relative_positions_by_hand() -> None:
 )
 @pytest.mark.parametrize("stride", [1, 2])
 def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenly: bool) -> None:
-    """BiT pads both sides alike; the hybrids' "SAME" pads the odd zero after. On maps of even and odd length."""
+    """BiT pads both sides alike; the hybrids' "SAME" pads the odd zero after.
+
+    On maps of even and odd length.
+    """
     height = 12
     width = 9
     inputs = 2

@@ -1,7 +1,7 @@
 """Parameters of built networks: published counts (golden/parameter_counts.json) and cases worked by hand.
 
-`UPDATE_GOLDEN=1` renews the golden rows whose source is "computed" and adds one for each new size; rows that come from
-a publication are never rewritten.
+`UPDATE_GOLDEN=1` renews the golden rows whose source is "computed" and adds one for each new size;
+rows that come from a publication are never rewritten.
 """
 
 import dataclasses
@@ -31,11 +31,11 @@ TINY = Architecture(
 )
 TINY_MLP = (8 * 16 + 16) + (16 * 8 + 8)
 TINY_BLOCK = 2 * 16 + 4 * (64 + 8) + TINY_MLP  # two norms, four projections, two dense layers
-TINY_COUNT = (
-    (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)
-)  # class token, position embedding; norm, head
+# Class token, position embedding; norm, head
+TINY_COUNT = (48 * 8 + 8) + 8 + 7 * 8 + TINY_BLOCK + 16 + (8 * 5 + 5)
 
-# 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256 outer ones.
+# 32 channels after the root; stages of 2 and 1 units with 32 and 64 inner channels, 128 and 256
+# outer ones.
 POSTACTIVATION = {"family": "resnet", "units": (2, 1), "width_factor": 0.5}
 POSTACTIVATION |= {"image_size": (16, 12), "patch_size": (1, 1)}
 PREACTIVATION = POSTACTIVATION | {"residual_unit": "preactivation"}

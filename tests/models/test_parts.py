@@ -1,4 +1,7 @@
-"""Parts of current pre-trained ViTs, each one option of the model. Values are compared in weights/test_families.py."""
+"""Parts of current pre-trained ViTs, each one option of the model.
+
+Values are compared in weights/test_families.py.
+"""
 
 import dataclasses
 

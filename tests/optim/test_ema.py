@@ -42,7 +42,10 @@ def average_of(parameters, **settings):
     ],
 )
 def test_against_a_float64_loop(num_steps, start_step, factor):
-    """Corrected: a weighted mean of what came after the start. Otherwise: begun at the parameters of the start."""
+    """Corrected: a weighted mean of what came after the start.
+
+    Otherwise: begun at the parameters of the start.
+    """
     parameters = history(num_steps)
     seen = parameters[start_step + 1 :].astype(np.float64)
     weights = factor ** np.arange(len(seen))[::-1]

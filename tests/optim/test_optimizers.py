@@ -1,6 +1,7 @@
 """Adam, SGD and the three meanings of weight decay against a float64 loop; optimisers by reference.
 
-float32 knows 1 - 0.999 to about 3e-5, so Adam's direction is held to 1e-4 of its size, which is near 1.
+float32 knows 1 - 0.999 to about 3e-5, so Adam's direction is held to 1e-4 of its size, which is
+near 1.
 """
 
 import jax.numpy as jnp

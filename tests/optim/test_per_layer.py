@@ -113,7 +113,10 @@ def kernels(arrays):
 
 @pytest.mark.parametrize("trained", ["all", "head"])
 def test_lamb_scales_the_kernels_of_every_layer_to_their_norms(trained):
-    """Against the transformations of optax that make up LAMB, on unstacked parameters. One kernel is 0 first."""
+    """Against the transformations of optax that make up LAMB, on unstacked parameters.
+
+    One kernel is 0 first.
+    """
     params, *gradients = (fill(abstract(), seed) for seed in range(STEPS + 1))
     params.embedding.kernel[...] = jnp.zeros_like(params.embedding.kernel[...])
     optimizer = optax.chain(

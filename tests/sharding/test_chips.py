@@ -69,7 +69,8 @@ def test_the_clock_makes_the_peak(kind, units, side):
 @pytest.mark.parametrize(
     ("kind", "operation", "group", "seconds"),
     [
-        # 1 GB around a ring of 16 at 2 x 50 GB/s: 15/16 of it passes, twice for a sum; 8 hops each time
+        # 1 GB around a ring of 16 at 2 x 50 GB/s: 15/16 of it passes, twice for a sum; 8 hops each
+        # time
         ("v5e", "all-gather", Group((16,), (True,)), 0.9375 / 100 + 8 * HOP_SECONDS),
         ("v5e", "reduce-scatter", Group((16,), (True,)), 0.9375 / 100 + 8 * HOP_SECONDS),
         ("v5e", "all-reduce", Group((16,), (True,)), 2 * 0.9375 / 100 + 16 * HOP_SECONDS),
@@ -81,7 +82,8 @@ def test_the_clock_makes_the_peak(kind, units, side):
         ("v5e", "all-to-all", Group((16,), (True,)), 0.25 * 0.9375 / 100 + 8 * HOP_SECONDS),
         ("v5e", "collective-permute", Group((16,), (True,)), 1 / 50 + HOP_SECONDS),
         ("v5e", "all-reduce", Group(), 0.0),  # nobody else
-        # two slices of 16: each chip takes a sixteenth to the other slice and back, half of it its own
+        # two slices of 16: each chip takes a sixteenth to the other slice and back, half of it its
+        # own
         (
             *("v5e", "all-reduce", Group((16,), (True,), num_slices=2)),
             2 * 0.9375 / 100 + 16 * HOP_SECONDS + 2 * (1 / 16) * 0.5 / 3.125 + 2 * NETWORK_SECONDS,

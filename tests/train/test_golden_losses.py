@@ -18,8 +18,9 @@ from vit_jax.config import ModelConfig
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "losses.json"
 NUM_STEPS = 20
-# JAX 0.12.0 sums in another order than 0.10.2: after twenty steps ViT and hybrid differ by 2e-7. The ResNet, whose loss
-# falls to a seventieth, makes 1e-3 of such differences where it falls steepest.
+# JAX 0.12.0 sums in another order than 0.10.2: after twenty steps ViT and hybrid differ by 2e-7.
+# The ResNet, whose loss falls to a seventieth, makes 1e-3 of such differences where it falls
+# steepest.
 TOLERANCE = 1e-5
 TOLERANCES = {"resnet": 3e-3}
 IMAGES = ["input.image_size=32,32", "input.mixup_alpha=0", "schedule.learning_rate=1e-3"]

@@ -12,7 +12,8 @@ from vit_jax import pytree
 
 WIDE = ["model.width=32", "model.num_heads=8"]  # heads for eight model shards
 NUM_STEPS = 10
-LAYOUTS = [  # parameters, replicas, model shards, attention; the data axis has the rest of eight devices
+# Parameters, replicas, model shards, attention; the data axis has the rest of eight devices
+LAYOUTS = [
     ("replicated", 1, 1, "xla"),
     ("fsdp", 2, 2, "pallas"),
     ("fsdp", 1, 8, "xla"),  # a data axis of one device, and one head for each model shard

@@ -50,7 +50,10 @@ def test_the_same_data(stored):
 
 
 def test_positions_added_elsewhere_are_of_another_network():
-    """The parameters are the same. Checkpoints from before blocks could add positions do not say where."""
+    """The parameters are the same.
+
+    Checkpoints from before blocks could add positions do not say where.
+    """
     there = dataclasses.asdict(runs.build().architecture)
     assert there.pop("position_layers") == "stem"
     assert restore(FACTS | {"architecture": there}, FACTS) == 5

@@ -257,7 +257,8 @@ def test_every_mismatch_is_listed_at_once():
     assert {line.split()[1] for line in told.splitlines() if "shape:" in line} == different
 
 
-# Tables of positions on other grids: against numbers worked by hand, SciPy, and filters written out.
+# Tables of positions on other grids: against numbers worked by hand, SciPy, and filters written
+# out.
 
 
 def table(*shape, seed=0):

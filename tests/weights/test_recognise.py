@@ -83,7 +83,8 @@ SAID = {"image_size": (8, 12), "num_heads": 2}
         (VIT, "timm", {"options": SAID | {"num_heads": 8}}, {"num_heads": 8, "gelu": "exact"}),
         (NO_TABLE, "released", {"options": {"image_size": (8, 12)}}, {}),
         (NO_TABLE, "released", {"options": {"image_size": (8, 12)} | NO_POSITIONS}, NO_POSITIONS),
-        # What is given counts more than what is stated beside the file; of the head, one of the two may have none.
+        # What is given counts more than what is stated beside the file; of the head, one of the two
+        # may have none.
         (
             VIT,
             "timm",

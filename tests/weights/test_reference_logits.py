@@ -21,8 +21,8 @@ from vit_jax.weights.saving import save_weights
 GOLDEN = json.loads(
     (pathlib.Path(__file__).parents[1] / "golden/reference_logits.json").read_text()
 )["cases"]
-# Relative to the largest logit. Both sides compute in float32 and sum in another order, over up to 512
-# channels: they were seen to differ by 8e-7. The GELU form alone makes 1e-3.
+# Relative to the largest logit. Both sides compute in float32 and sum in another order, over up to
+# 512 channels: they were seen to differ by 8e-7. The GELU form alone makes 1e-3.
 TOLERANCE = 1e-4
 
 

@@ -38,7 +38,10 @@ def detailed(a):
 
 
 def test_a_custom_pooling_and_head_are_saved_loaded_and_replaced(tmp_path):
-    """The metadata name both classes. A head for other classes is a new linear one; the pooling stays."""
+    """The metadata name both classes.
+
+    A head for other classes is a new linear one; the pooling stays.
+    """
     parts = {"pool": "docs.examples.pooling:WeightedMean", "head": "docs.examples.head:CosineHead"}
     a = dataclasses.replace(VIT, **parts)
     written = weights_of(a, class_names=NAMES)

@@ -294,7 +294,10 @@ def describe_condition(
 
 
 class Group(Options):
-    """The base of groups of options. The first line of a group's docstring is its description in the help."""
+    """The base of groups of options.
+
+    The first line of a group's docstring is its description in the help.
+    """
 
     PREFIX: ClassVar[str]
 

@@ -29,7 +29,8 @@ def resolve_output_file(value: str, option: str = "--output=") -> pathlib.Path:
     Links are followed. A pipe or a device, which is written into, can be in a read-only folder.
 
     Raises:
-      UsageError: it is a folder or a socket, no file can be created beside it, or it is a file of a run.
+      UsageError: it is a folder or a socket, no file can be created beside it, or it is a file of a
+        run.
     """
     path = expanded(value)
     if path.is_dir():

@@ -93,7 +93,10 @@ class Architecture(options.NetworkOptions):
 
     @property
     def is_standard(self) -> bool:
-        """Return True without user-defined components. Formulas and other formats know standard networks only."""
+        """Return True without user-defined components.
+
+        Formulas and other formats know standard networks only.
+        """
         return not self.custom_components
 
     @property

@@ -1,4 +1,6 @@
-"""Checks of a config. `lengths` converts its durations to steps. `architecture_rules` has the checks of the network.
+"""Checks of a config.
+
+`lengths` converts its durations to steps. `architecture_rules` has the checks of the network.
 
 `validate` needs the config alone; `resolve` the size of the dataset and the devices, `require_fit`
 the network, `require_labels` the kind of labels.

@@ -480,7 +480,10 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoints to resume from. The last step is always saved, and every evaluated step if `keep_best`."""
+    """Checkpoints to resume from.
+
+    The last step is always saved, and every evaluated step if `keep_best`.
+    """
 
     every: Duration
     """Time between checkpoints; the last step is always saved."""

@@ -62,9 +62,8 @@ class ModelName:
         1,
         1,
     )  # height and width as written, in pixels; of a hybrid, its total downsampling
-    units: tuple[int, ...] | None = (
-        None  # residual units of each stage, () for the root alone; None for a ViT
-    )
+    # Residual units of each stage, () for the root alone; None for a ViT
+    units: tuple[int, ...] | None = None
     width_factor: float = 1.0  # of the ResNet
 
 

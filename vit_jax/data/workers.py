@@ -118,9 +118,8 @@ def start_workers(batches: object) -> None:
     if (starter := getattr(batches, _STARTER, None)) is None:
         return
     _shared_with_workers()["no_cuda"] = _NoCuda()  # read before grain, which imports JAX
-    os.environ["PYTHONSAFEPATH"] = (
-        "1"  # multiprocessing starts `python -c`, whose path begins with that directory
-    )
+    # Multiprocessing starts `python -c`, whose path begins with that directory
+    os.environ["PYTHONSAFEPATH"] = "1"
     _start_tracker()  # it lets the signals through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:

@@ -25,9 +25,8 @@ from vit_jax.storage.files import WriteError, make_folder, open_regular, parse_j
 from vit_jax.text.printable import first_line, printable
 
 RECORD = "about.json"
-STALE_SECONDS = (
-    24 * 3600.0
-)  # without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s
+# Without renewal, of an unfinished folder of another machine; a lock is renewed every 5 s
+STALE_SECONDS = 24 * 3600.0
 _UNFINISHED = ".unfinished_"
 _MOST_RECORD_BYTES = 2**20
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, OverflowError, tokenize.TokenError)
@@ -142,7 +141,8 @@ class Entry:
         try:
             with make_folder(cache.folder):
                 unfinished = _unfinished(cache.folder)
-                unfinished.mkdir()  # not by tempfile, which would hide it from other users of a shared cache
+                # Not by tempfile, which would hide it from other users of a shared cache
+                unfinished.mkdir()
             try:
                 with cache.lock(unfinished):
                     cache.remove_abandoned(now=unfinished.stat().st_mtime)

@@ -1,7 +1,7 @@
 """The processes of one run: how they find each other, which one prints and writes, and that all end together.
 
-`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches, `notice` polls the
-platform, `exits` has exit codes.
+`cluster` and `slurm` read the environment, `join` starts `jax.distributed`, `peers` watches,
+`notice` polls the platform, `exits` has exit codes.
 """
 
 import atexit
@@ -49,11 +49,12 @@ _this_process: Peers | None = None
 def start() -> None:
     """Join the other processes of the run, if the environment names any; a second call has no effect.
 
-    TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere set `VIT_JAX_COORDINATOR` (host:port),
-    `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID`.
+    TPU pods, SLURM, Kubernetes JobSets and Open MPI are recognised. Elsewhere set
+    `VIT_JAX_COORDINATOR` (host:port), `VIT_JAX_NUM_PROCESSES` and `VIT_JAX_PROCESS_ID`.
 
     Raises:
-      ValueError: variables are missing or contradict each other, or the first process's port is taken.
+      ValueError: variables are missing or contradict each other, or the first process's port is
+        taken.
     """
     global _this_process
     if _this_process is not None:
@@ -87,8 +88,9 @@ def start() -> None:
 def _connect() -> None:
     """Connect the CPUs of all processes while these are together.
 
-    Gloo does so at the first collective, gives up after 30 s, and JAX has no option for it. Later it waits. On a busy
-    machine compiling alone may differ by as much: processes meet again before the collective itself.
+    Gloo does so at the first collective, gives up after 30 s, and JAX has no option for it. Later
+    it waits. On a busy machine compiling alone may differ by as much: processes meet again before
+    the collective itself.
     """
     wait_for_all("devices")
     if jax.process_count() > 1 and jax.default_backend() == "cpu":
@@ -180,11 +182,15 @@ def wait_for_all(name: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, of JSON, by process id. Every process calls this as often as the others."""
+    """Return the values of all processes, of JSON, by process id.
+
+    Every process calls this as often as the others.
+    """
     client = global_state.client
     if client is None or jax.process_count() == 1:
         return [json.loads(json.dumps(value))]
-    # Who meets others here has left the meeting before: two folders in turn suffice, and the store does not grow.
+    # Who meets others here has left the meeting before: two folders in turn suffice, and the store
+    # does not grow.
     folder = next(_folders)
     client.key_value_set(f"{folder}/{jax.process_index()}", json.dumps(value), allow_overwrite=True)
     wait_for_all("gathered")

@@ -1,4 +1,6 @@
-"""The processes of a run, and the number of this one, from the variables that launchers set. SLURM's are in `slurm`.
+"""The processes of a run, and the number of this one, from the variables that launchers set.
+
+SLURM's are in `slurm`.
 
 Functions raise ValueError for variables that are missing, are not valid, or contradict each other.
 """

@@ -1,7 +1,8 @@
 """A program: the coordination service of a run, in its own process beside the first process.
 
-Inside the first process it would end with it, and then JAX would abort every other process with a C++ stack. Started by
-path, so that it imports nothing of vit_jax; its input gives the time to continue after the first process.
+Inside the first process it would end with it, and then JAX would abort every other process with a
+C++ stack. Started by path, so that it imports nothing of vit_jax; its input gives the time to
+continue after the first process.
 """
 
 import errno
@@ -17,8 +18,8 @@ PORT_SECONDS = 120  # the service of the run before may still listen
 def main() -> None:
     """`coordinator.py ADDRESS NUM_PROCESSES HEARTBEAT_SECONDS SHUTDOWN_SECONDS`; prints "ready", or why not.
 
-    The end of input is the end of the first process. The service then continues for as many seconds as the last line
-    contains, so that the others can read the reason.
+    The end of input is the end of the first process. The service then continues for as many seconds
+    as the last line contains, so that the others can read the reason.
     """
     address, num_processes, heartbeat, shutdown = sys.argv[1:]
     stay = "0"

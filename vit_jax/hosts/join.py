@@ -30,8 +30,9 @@ def find_place(
 ) -> Place | None:
     """Return the place of this process in its run; None if it is the only one.
 
-    `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of GPUs it can use;
-    `find_host` maps the name of a SLURM node to a name or address that can be reached.
+    `has_tpu` says whether it computes on the TPUs of this host; `count_gpus` returns the number of
+    GPUs it can use; `find_host` maps the name of a SLURM node to a name or address that can be
+    reached.
 
     Raises:
       ValueError: variables are missing or contradict each other.
@@ -76,7 +77,8 @@ def find_place(
 def find_own_place() -> Place | None:
     """`find_place` of this process; warns in a SLURM job whose tasks were not started.
 
-    A process that uses other devices than the host's TPUs (`JAX_PLATFORMS`) is not part of their pod.
+    A process that uses other devices than the host's TPUs (`JAX_PLATFORMS`) is not part of their
+    pod.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_tpu = running_in_cloud_tpu_vm and (not platforms or "tpu" in platforms)
@@ -101,7 +103,8 @@ def join(place: Place, stay_seconds: float) -> subprocess.Popen | None:
     """Start `jax.distributed`; end the process with a message if the others do not join.
 
     Returns:
-      In the first process, that of the coordination service; if the first is killed, it continues for `stay_seconds`.
+      In the first process, that of the coordination service; if the first is killed, it continues
+      for `stay_seconds`.
     """
     timeout = join_seconds(os.environ)
     serving = threading.Event()

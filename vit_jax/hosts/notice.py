@@ -1,7 +1,7 @@
 """Compute Engine's preemption notice, converted to SIGTERM.
 
-A spot machine has about 30 seconds after it, some of which pass before the system's own SIGTERM. SLURM and Kubernetes
-send theirs at once.
+A spot machine has about 30 seconds after it, some of which pass before the system's own SIGTERM.
+SLURM and Kubernetes send theirs at once.
 """
 
 import os
@@ -51,7 +51,10 @@ class Notice:
         self._is_stopped.set()
 
     def poll(self) -> None:
-        """Send SIGTERM once the notice has come; called by the thread. It ends too after `MAX_FAILURES` or `stop`."""
+        """Send SIGTERM once the notice has come; called by the thread.
+
+        It ends too after `MAX_FAILURES` or `stop`.
+        """
         failures = 0
         while failures < MAX_FAILURES and not self._is_stopped.wait(POLL_SECONDS):
             try:

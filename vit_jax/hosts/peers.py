@@ -1,8 +1,9 @@
 """Watching the processes of a run: if one is lost or fails, all end with a message that names it.
 
-JAX alone lets the others wait for minutes in a collective, or aborts them with a C++ stack. Two threads of each process
-watch: one exchanges reports with the others, one evaluates them. Messages are JSON in the key-value store of the
-coordination service: under "vit_jax/all" those of every process for the first one, under "vit_jax/first" its own.
+JAX alone lets the others wait for minutes in a collective, or aborts them with a C++ stack. Two
+threads of each process watch: one exchanges reports with the others, one evaluates them. Messages
+are JSON in the key-value store of the coordination service: under "vit_jax/all" those of every
+process for the first one, under "vit_jax/first" its own.
 """
 
 import contextlib
@@ -72,7 +73,8 @@ Rule = Callable[[Mapping[int, Report]], Verdict | None]
 class Peers:
     """The peers of this process; a run of one process has no store.
 
-    A process without a sign of life for `lost_seconds` counts as lost. `leave(exit_code)` ends this one at once.
+    A process without a sign of life for `lost_seconds` counts as lost. `leave(exit_code)` ends this
+    one at once.
     """
 
     def __init__(
@@ -130,7 +132,8 @@ class Peers:
     ) -> None:
         """Start to watch that steps follow each other, after those that were done before; wait for all processes.
 
-        The first process calls `rule` with the reports of all. `last_checkpoint` gives its step, for the last message.
+        The first process calls `rule` with the reports of all. `last_checkpoint` gives its step,
+        for the last message.
         """
         self._rule = rule
         self._last_checkpoint = last_checkpoint

@@ -1,7 +1,7 @@
 """A run's processes from SLURM's variables, and the GPUs of each of several processes on one node.
 
-JAX's own detection gives every task the GPU of its local number, so that one task for a node would use a single GPU,
-and reads the first name of "rack[1-2]n[01-04]" as "rack1".
+JAX's own detection gives every task the GPU of its local number, so that one task for a node would
+use a single GPU, and reads the first name of "rack[1-2]n[01-04]" as "rack1".
 """
 
 import re
@@ -31,8 +31,8 @@ def slurm_place(
 ) -> Place | None:
     """Return the place of a task that `srun` started; None outside of a step, where one process runs alone.
 
-    `count_gpus`, the number of GPUs this process can use, is called where no variable gives it; `find_host` with the
-    name of the first node. Errors are those of `cluster`.
+    `count_gpus`, the number of GPUs this process can use, is called where no variable gives it;
+    `find_host` with the name of the first node. Errors are those of `cluster`.
     """
     if not _is_in_step(environment):
         return None

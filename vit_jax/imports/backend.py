@@ -148,8 +148,9 @@ def has_tpu(root: pathlib.Path) -> bool:
 def default_platforms(environment: Mapping[str, str], root: pathlib.Path) -> str:
     """Return "cpu" where JAX would try an accelerator that is absent, and "" where its own choice is right.
 
-    libtpu and the CUDA plugin, installed for plans and tests, print errors when JAX starts them without a device.
-    Wherever anything hints at an accelerator, JAX decides: its devices, its variables, or another plugin of JAX.
+    libtpu and the CUDA plugin, installed for plans and tests, print errors when JAX starts them
+    without a device. Wherever anything hints at an accelerator, JAX decides: its devices, its
+    variables, or another plugin of JAX.
     """
     if environment.get("JAX_PLATFORMS"):
         return ""

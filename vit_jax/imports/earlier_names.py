@@ -34,7 +34,9 @@ def find_present_name(name: str) -> str | None:
 
 
 class EarlierNames:
-    """An importer that gives the present module for an earlier name. Both names are the same module object.
+    """An importer that gives the present module for an earlier name.
+
+    Both names are the same module object.
 
     It has no base class: `importlib.abc` would add ten milliseconds to each start.
     """

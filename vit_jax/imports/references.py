@@ -1,9 +1,11 @@
 """References to a user's own code: the text "package.module:name" in a config, and the object that it names.
 
-Wherever a config names a built-in component, it also takes such a reference. Nothing is imported until a run starts.
+Wherever a config names a built-in component, it also takes such a reference. Nothing is imported
+until a run starts.
 
-Who wrote a reference decides whether it is imported. Text of the user (recipe, command line, Python) is. Text of a file
-of weights is not, unless the caller allows its package: readers of metadata mark it with `mark_stored`.
+Who wrote a reference decides whether it is imported. Text of the user (recipe, command line,
+Python) is. Text of a file of weights is not, unless the caller allows its package: readers of
+metadata mark it with `mark_stored`.
 """
 
 import contextlib
@@ -37,7 +39,8 @@ class CodeNotAllowed(ValueError):
 class StoredReference(str):
     """A reference in the metadata of a file. `resolve` imports it only from an allowed package.
 
-    Copies by `dataclasses`, `copy` and `pickle` stay marked. `str(reference)` is plain text: do not resolve that.
+    Copies by `dataclasses`, `copy` and `pickle` stay marked. `str(reference)` is plain text: do not
+    resolve that.
     """
 
     file: str = "a file"
@@ -121,10 +124,12 @@ def called(subject: str, arguments: str) -> Iterator[None]:
 def resolve(text: str, field: str) -> Any:
     """Import what a reference names; modules in the working directory are found after installed ones.
 
-    The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for the error.
+    The name may be an attribute of an attribute, "Class.method"; `field` is that of the option, for
+    the error.
 
     Raises:
-      CodeNotAllowed: a file names it, and the caller does not allow its package. Nothing is imported.
+      CodeNotAllowed: a file names it, and the caller does not allow its package. Nothing is
+        imported.
       ValueError: another form, no such module or name, or the module fails to import.
     """
     if not is_reference(text):

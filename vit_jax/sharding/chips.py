@@ -17,7 +17,8 @@ class Chip:
     name: str  # short and unique
     # Values of `jax.Device.device_kind`, without "NVIDIA " or "Tesla ".
     device_kinds: tuple[str, ...]
-    # FLOP/s of dense matrix products with float32 sums; in float16 where the source says that there is no bfloat16.
+    # FLOP/s of dense matrix products with float32 sums; in float16 where the source says that there
+    # is no bfloat16.
     peak_bf16_flops: float
     # Nominal: vendors' GB of device memory are GiB; ECC and the driver keep a few per cent.
     memory_bytes: int
@@ -60,7 +61,8 @@ CHIPS = (
 def find_chip(device_kind: str) -> Chip | None:
     """Return the chip that jax calls `device_kind`, or None.
 
-    Only complete names match: a slice of a GPU ("... MIG 1g.10gb") or a variant without a row here is unknown.
+    Only complete names match: a slice of a GPU ("... MIG 1g.10gb") or a variant without a row here
+    is unknown.
     """
     kind = device_kind.removeprefix("NVIDIA ").removeprefix("Tesla ")
     for chip in CHIPS:

@@ -1,6 +1,7 @@
 """Interconnects of accelerators: links within a slice or node, the network between them, and the time of a collective.
 
-The numbers are from data sheets; a collective is modelled as a ring on every axis of a torus. No jax here.
+The numbers are from data sheets; a collective is modelled as a ring on every axis of a torus. No
+jax here.
 """
 
 import dataclasses
@@ -18,14 +19,17 @@ class Fabric:
 
     kind: str  # how a topology names it, such as "v5e"
     device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
-    num_axes: int  # of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
+    # Of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
+    num_axes: int
     # Of one link of the torus in one direction; of a GPU, of all its links to the switch.
     link_bytes_per_second: float
     network_bytes_per_second: float  # of one chip, to other slices or nodes
     cores_per_chip: int  # what "core-days" count; 1 for GPUs
-    clock_hertz: float  # peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
+    # Peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
+    clock_hertz: float
     wraps_at: int  # length, or its multiples, from which an axis closes into a ring; 0 for GPUs
-    usable_bytes: int  # to a program: what XLA for TPUs reports when one does not fit; of GPUs an assumed 92 %
+    # To a program: what XLA for TPUs reports when one does not fit; of GPUs an assumed 92 %
+    usable_bytes: int
     largest_slice: int  # chips, or GPUs of a node
     source: str  # the document that the numbers are from
 
@@ -35,7 +39,8 @@ def _gpus(
 ) -> Fabric:
     """Return a node of up to eight GPUs.
 
-    Each has `gib` of memory, `nvlink` GB/s of NVLink or PCIe in both directions, and `cards` Gbit/s of network.
+    Each has `gib` of memory, `nvlink` GB/s of NVLink or PCIe in both directions, and `cards` Gbit/s
+    of network.
     """
     return Fabric(
         kind,
@@ -94,7 +99,8 @@ PASSES = {
 class Group:
     """The chips that take part in one collective."""
 
-    # Lengths of the torus' axes that the group spans, without those of length 1; () behind a switch.
+    # Lengths of the torus' axes that the group spans, without those of length 1; () behind a
+    # switch.
     lengths: tuple[int, ...] = ()
     is_ring: tuple[bool, ...] = ()  # for each of these axes, whether its ends are joined
     # Largest distance of neighbours along an axis, and number of groups that share each link.
@@ -106,8 +112,9 @@ class Group:
 def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
     """Return the time of one collective that has the links to itself.
 
-    Within a slice all axes of the group work at once, each with one link, two where it is a ring. Between slices each
-    chip sends its share of the array. `operation` is a key of `PASSES`; `num_bytes` are of the complete array.
+    Within a slice all axes of the group work at once, each with one link, two where it is a ring.
+    Between slices each chip sends its share of the array. `operation` is a key of `PASSES`;
+    `num_bytes` are of the complete array.
     """
     num_members = group.num_switched * math.prod(group.lengths)
     inside = 0.0

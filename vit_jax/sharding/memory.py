@@ -1,8 +1,8 @@
 """Memory of a training step by formula: arrays in tiles, activations kept for the backward pass, temporary arrays.
 
-Which arrays are kept follows from the layers' equations and the rematerialisation policy. How much more exists at the
-same time depends on the compiler: the constants below are fitted to compiled steps (table in `plan/README.md`).
-No jax here.
+Which arrays are kept follows from the layers' equations and the rematerialisation policy. How much
+more exists at the same time depends on the compiler: the constants below are fitted to compiled
+steps (table in `plan/README.md`). No jax here.
 
 Legend: S tokens a block sees, D width, M mlp_dim, T heads.
 """
@@ -74,7 +74,8 @@ GPU_HIDDEN = {"none": 3.4, "dots": 2.7}
 DELAYED = 0.6
 """Gradients that wait on TPUs for sums of which each chip keeps a part, as a fraction of activations, outside of loops.
 
-Fitted for v5e, where products run beside these sums (`sharding/mesh.py`); assumed for other TPUs."""
+Fitted for v5e, where products run beside these sums (`sharding/mesh.py`); assumed for other
+TPUs."""
 SUMS = 1.5
 """Gradients summed over micro-batches, and copies of them, as a multiple of the gradients."""
 GATHERED = 1.7
@@ -129,14 +130,17 @@ def passing_bytes(
 ) -> dict[str, int]:
     """Return the bytes on one device that exist within a step alone: "activations", "gradients" and "temporary".
 
-    The peak is at the layer of the backward pass where kept activations and working memory are most.
+    The peak is at the layer of the backward pass where kept activations and working memory are
+    most.
 
     Args:
       architecture: the network; its `remat` decides what is kept.
       images: of one micro-batch, on one device.
       gradient_bytes: of this device's shard of all gradients, float32.
-      layer_parameters: of the layers run by loops, on one device: they are copied in the compute dtype.
-      gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those outside of layers.
+      layer_parameters: of the layers run by loops, on one device: they are copied in the compute
+        dtype.
+      gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those
+        outside of layers.
       is_accumulated: gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
       tiled: memory is in a TPU's tiles.
@@ -253,7 +257,10 @@ class _Sizes:
 
     @property
     def is_unrolled(self) -> bool:
-        """Return whether XLA sees all blocks at once. It then keeps as much with the policy none as with dots."""
+        """Return whether XLA sees all blocks at once.
+
+        It then keeps as much with the policy none as with dots.
+        """
         is_light = self.a.remat in UNROLLED
         return is_light and self.has_kernel and self.a.scan_unroll_on_accelerators >= self.a.depth
 
@@ -286,7 +293,8 @@ class _Sizes:
     def _unit(self, unit: convolutions.Unit, remat: str) -> int:
         """Return bytes of a residual unit: its input, outputs of its convolutions, or inputs and outputs of its norms.
 
-        Norms before the convolutions see the input and the outputs of the first two, norms after them all outputs.
+        Norms before the convolutions see the input and the outputs of the first two, norms after
+        them all outputs.
         """
         entering = (unit.main[0].size, unit.main[0].inputs)
         if remat == "full":

@@ -1,7 +1,7 @@
 """One mesh for every run, from a laptop's single device to several slices of a pod, or nodes of a cluster.
 
-Axes: `replica` between groups of devices that each hold all parameters (slices, nodes), `data` within such a group,
-`model` for tensor parallelism. The batch is split over the first two.
+Axes: `replica` between groups of devices that each hold all parameters (slices, nodes), `data`
+within such a group, `model` for tensor parallelism. The batch is split over the first two.
 """
 
 import dataclasses
@@ -34,22 +34,24 @@ _SPECS = {
     "rows_BTGS": PartitionSpec(BATCH_AXES, "model", None, None),
 }
 TPU_OPTIONS = {
-    # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts ("windowed einsum"). By
-    # its own cycle count a step of ViT-B/16 with FSDP takes four times as long with these loops as with collectives
-    # (plan/README.md). They are allowed from this many MiB on.
+    # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts
+    # ("windowed einsum"). By its own cycle count a step of ViT-B/16 with FSDP takes four times as
+    # long with these loops as with collectives (plan/README.md). They are allowed from this many
+    # MiB on.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
-    # Sums of gradients run beside the products of other layers, as gathered parameters do anyway: "continuation fusion"
-    # in MaxText (benchmarks/xla_flags_library.py).
+    # Sums of gradients run beside the products of other layers, as gathered parameters do anyway:
+    # "continuation fusion" in MaxText (benchmarks/xla_flags_library.py).
     "xla_enable_async_all_reduce": "ENABLED",
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
-    # A sum of several arrays cannot run beside anything, so only those of less than a MiB together, as of norms, are
-    # joined. XLA would join up to 120 MiB.
+    # A sum of several arrays cannot run beside anything, so only those of less than a MiB together,
+    # as of norms, are joined. XLA would join up to 120 MiB.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
 KIND_OPTIONS = {  # by `device_kind`
     "TPU v5 lite": {  # v5e
-        # The same for sums of which each chip keeps a part. A product beside one needs more of the chip's 128 MiB of
-        # vector memory than the 16 MiB that XLA allows: without the third option it refuses H/14.
+        # The same for sums of which each chip keeps a part. A product beside one needs more of the
+        # chip's 128 MiB of vector memory than the 16 MiB that XLA allows: without the third option
+        # it refuses H/14.
         "xla_enable_async_reduce_scatter_fusion": "ENABLED",
         "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
         "xla_tpu_scoped_vmem_limit_kib": str(32 * 1024),
@@ -60,8 +62,8 @@ KIND_OPTIONS = {  # by `device_kind`
 def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
     """Return all devices in the order of their network: neighbours along `model`, slices along `replica`.
 
-    The product of the config's `num_replicas` and `num_model_shards` divides the number of devices (`resolve` checks
-    it); the data axis takes the remaining ones.
+    The product of the config's `num_replicas` and `num_model_shards` divides the number of devices
+    (`resolve` checks it); the data axis takes the remaining ones.
 
     Raises:
       ValueError: numbers that do not fit the slices.
@@ -126,7 +128,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
 class Placement:
     """The layout of activations on a mesh, for `devices.placed_by`.
 
-    Without it the compiler may follow the placement of FSDP's parameters instead and gather the batch on every device.
+    Without it the compiler may follow the placement of FSDP's parameters instead and gather the
+    batch on every device.
     """
 
     mesh: Mesh

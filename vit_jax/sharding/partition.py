@@ -1,10 +1,11 @@
 """Parameter placement: ordered rules over names, of which the first that matches decides.
 
-They apply to the complete training state: moments and averages have the name and shape of their parameter. Arrays of
-other shapes (Adafactor's factors) and parameters of unknown networks are split by the last rule.
+They apply to the complete training state: moments and averages have the name and shape of their
+parameter. Arrays of other shapes (Adafactor's factors) and parameters of unknown networks are split
+by the last rule.
 
-Legend: L layers, D width, E of all heads together, M MLP dimension, r rank of LoRA, I O input and output channels,
-K classes.
+Legend: L layers, D width, E of all heads together, M MLP dimension, r rank of LoRA, I O input and
+output channels, K classes.
 """
 
 import dataclasses
@@ -38,14 +39,16 @@ WHOLE = Split()
 OTHER = Split()  # for unknown names: FSDP splits the largest dimension that the data axis divides
 
 RULES: tuple[tuple[str, Split], ...] = (
-    # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each half of a block.
+    # Tensor parallelism as in Megatron-LM: heads and hidden units are spread, one sum after each
+    # half of a block.
     (r".*attention/(query|key|value)/kernel", Split(data=-2, model=-1)),  # (L, D, E)
     (r".*attention/(query|key|value)/bias", Split(model=-1)),  # (L, E)
     (r".*attention/out/kernel", Split(data=-1, model=-2)),  # (L, E, D)
     (r".*mlp/(expand|gate)/kernel", Split(data=-2, model=-1)),  # (L, D, M)
     (r".*mlp/(expand|gate)/bias", Split(model=-1)),  # (L, M)
     (r".*mlp/contract/kernel", Split(data=-1, model=-2)),  # (L, M, D)
-    # Factors of LoRA: the dimension that they share with the split one of their kernel; too small for FSDP.
+    # Factors of LoRA: the dimension that they share with the split one of their kernel; too small
+    # for FSDP.
     (r".*attention/(query|key|value)/lora_b", Split(model=-1)),  # (L, r, E)
     (r".*attention/out/lora_a", Split(model=-2)),  # (L, E, r)
     (r".*mlp/(expand|gate)/lora_b", Split(model=-1)),  # (L, r, M)
@@ -78,9 +81,10 @@ def spec_of(
       name: as `pytree` gives it.
       shape: of the array.
       axes: size of each axis of the mesh.
-      strategy: "replicated", or "fsdp" to split parameters over the data axis where it divides the dimension.
-      parameters: shapes of the network's parameters by name; an array unlike its parameter follows the rule for unknown
-        names. None: the array is itself a parameter.
+      strategy: "replicated", or "fsdp" to split parameters over the data axis where it divides the
+        dimension.
+      parameters: shapes of the network's parameters by name; an array unlike its parameter follows
+        the rule for unknown names. None: the array is itself a parameter.
 
     Raises:
       ValueError: the model axis does not divide the dimension that a rule assigns to it.

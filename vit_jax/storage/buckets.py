@@ -1,8 +1,9 @@
 """Google Cloud Storage by address: `gs://BUCKET/NAME` as a path, writes with preconditions, reads of ranges.
 
-A bucket has objects and no folders: a folder is what names before a "/" have in common, and exists while an object is
-below it. An object is written as a whole or not at all. Each version of it has a number, its generation; a write that
-names the generation which it replaces fails if another process has written in between.
+A bucket has objects and no folders: a folder is what names before a "/" have in common, and exists
+while an object is below it. An object is written as a whole or not at all. Each version of it has a
+number, its generation; a write that names the generation which it replaces fails if another process
+has written in between.
 """
 
 import concurrent.futures
@@ -68,8 +69,9 @@ class Status(NamedTuple):
 class BucketPath(pathlib.PurePosixPath):
     """A path of an object or folder in a bucket, with the methods of `pathlib.Path` that a run needs.
 
-    Methods raise the errors that `pathlib.Path` raises: FileNotFoundError (no object, no bucket), PermissionError (403,
-    no credentials), FileExistsError (a precondition failed), and `NoAnswer` (no reply in time).
+    Methods raise the errors that `pathlib.Path` raises: FileNotFoundError (no object, no bucket),
+    PermissionError (403, no credentials), FileExistsError (a precondition failed), and `NoAnswer`
+    (no reply in time).
     """
 
     __slots__ = ()
@@ -193,7 +195,8 @@ class BucketPath(pathlib.PurePosixPath):
 
         Args:
           content: of the object.
-          generation: the one to replace, 0 for a new object; None: the one that there is when the write begins.
+          generation: the one to replace, 0 for a new object; None: the one that there is when the
+            write begins.
 
         Raises:
           FileExistsError: the object has another generation.

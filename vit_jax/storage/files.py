@@ -1,6 +1,7 @@
 """Atomic writes, bounded reads, and paths of this machine or of a bucket.
 
-Paths are of this machine, or of a bucket (`buckets.BucketPath`), which `expanded` makes of an address.
+Paths are of this machine, or of a bucket (`buckets.BucketPath`), which `expanded` makes of an
+address.
 """
 
 import contextlib
@@ -54,8 +55,8 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
     """Return a path with the home folder in the place of `~` and `~user`; a `BucketPath` of a gs:// address.
 
     Raises:
-      ValueError: the system knows no such user, or no home folder of a user without a name, as in some containers; an
-        address names no bucket, or the libraries for it are not installed.
+      ValueError: the system knows no such user, or no home folder of a user without a name, as in
+        some containers; an address names no bucket, or the libraries for it are not installed.
     """
     if buckets.is_address(path):
         return cast(pathlib.Path, _open_address(os.fspath(path)))  # with the methods that are used
@@ -142,9 +143,12 @@ MAX_JSON_DEPTH = 64  # recursive code handles this many levels
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Open a regular file for reading. A device would be read without end, and a pipe would be waited for.
+    """Open a regular file for reading.
 
-    Objects of buckets are read in ranges: those of a `BucketPath`, and those that a `mirror` has the names of.
+    A device would be read without end, and a pipe would be waited for.
+
+    Objects of buckets are read in ranges: those of a `BucketPath`, and those that a `mirror` has
+    the names of.
 
     Raises:
       ValueError: it is another kind of file.
@@ -197,7 +201,8 @@ def read_json(path: str | os.PathLike[str], most_bytes: int = MAX_JSON_BYTES) ->
     """Return the JSON value in a file.
 
     Raises:
-      ValueError: the file cannot be read, is larger than `most_bytes`, or holds no JSON; the message names it.
+      ValueError: the file cannot be read, is larger than `most_bytes`, or holds no JSON; the
+        message names it.
     """
     try:
         return parse_json(read_bounded(path, most_bytes))
@@ -286,7 +291,8 @@ class WriteError(OSError, ValueError):
 def make_folder(path: pathlib.Path) -> Iterator[None]:
     """Create a folder and its parents; after a ValueError or a stop, remove those it created, unless filled.
 
-    Links are followed, also those whose target does not exist. A bucket has no folders: nothing is created.
+    Links are followed, also those whose target does not exist. A bucket has no folders: nothing is
+    created.
 
     Raises:
       WriteError: the system refuses, or `path` is not a folder.
@@ -318,13 +324,14 @@ def make_folder(path: pathlib.Path) -> Iterator[None]:
 def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yield a new file that replaces `path` at the end, or is removed after an error; an object is uploaded at the end.
 
-    Links are followed: the target is replaced, and the link stays. The file is in the folder of the target, and its
-    `name` is its path, for libraries that write by path. A pipe, a terminal, another character device or an open
-    descriptor (`/dev/stdout`) is not replaced: at the end the content is written into it.
+    Links are followed: the target is replaced, and the link stays. The file is in the folder of the
+    target, and its `name` is its path, for libraries that write by path. A pipe, a terminal,
+    another character device or an open descriptor (`/dev/stdout`) is not replaced: at the end the
+    content is written into it.
 
     Raises:
-      WriteError: the system refuses (no such folder, no permission, no space), or `path` is a folder, a socket, a block
-        device or a pipe without a reader.
+      WriteError: the system refuses (no such folder, no permission, no space), or `path` is a
+        folder, a socket, a block device or a pipe without a reader.
       BrokenPipeError: the reader of a pipe has closed it.
     """
     try:
@@ -364,7 +371,10 @@ def target_of(path: str | os.PathLike[str]) -> pathlib.Path | None:
 
 
 def _follow(path: pathlib.Path) -> pathlib.Path:
-    """Return the path that links lead to, which may not exist. Links of this process to its descriptors are kept."""
+    """Return the path that links lead to, which may not exist.
+
+    Links of this process to its descriptors are kept.
+    """
     for _ in range(_MOST_LINKS):
         path = pathlib.Path(os.path.realpath(path.parent), path.name)
         if _is_descriptor(path) or not path.is_symlink():

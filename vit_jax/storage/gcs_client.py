@@ -1,7 +1,8 @@
 """The client of Google Cloud Storage: one for each process, with time limits, repetition and errors of the system.
 
-Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to `RETRY_SECONDS` since the
-first failure of any request of the process, but for at least `LATER_RETRY_SECONDS`. An answer ends this silence.
+Requests that fail with a status of 408, 429 or 5xx, or get no reply, are repeated for up to
+`RETRY_SECONDS` since the first failure of any request of the process, but for at least
+`LATER_RETRY_SECONDS`. An answer ends this silence.
 """
 
 import atexit
@@ -32,8 +33,9 @@ class NoAnswer(OSError):
 def set_up_libraries() -> None:
     """Give orbax's libraries the endpoint, time limits and kind of bucket that `get_client` uses.
 
-    orbax finds and commits checkpoints through etils and gcsfs and writes arrays through tensorstore. Folders as
-    objects of their own (hierarchical namespaces) are not used: gcsfs would ask for the kind of each bucket by gRPC.
+    orbax finds and commits checkpoints through etils and gcsfs and writes arrays through
+    tensorstore. Folders as objects of their own (hierarchical namespaces) are not used: gcsfs would
+    ask for the kind of each bucket by gRPC.
     """
     # Where TensorFlow is installed, etils would use its file system.
     os.environ.setdefault("EPATH_USE_TF", "false")

@@ -1,7 +1,8 @@
 """Mirrors: names, sizes and generations of a bucket's objects in a folder of this machine.
 
-A placeholder has the name and size of its object, no content (it takes no space), and no permission to read; its time
-of change is the object's generation in microseconds. `open_remote` reads its content from the bucket.
+A placeholder has the name and size of its object, no content (it takes no space), and no permission
+to read; its time of change is the object's generation in microseconds. `open_remote` reads its
+content from the bucket.
 """
 
 import errno

@@ -14,8 +14,8 @@ _ESCAPES = {sign: f"\\{sign}" for sign in r"\`*_{}[]#!"}
 _ENTITIES = {sign: f"&#{ord(sign)};" for sign in "<>&|~$:"}
 _MARKUP = str.maketrans(_ESCAPES | _ENTITIES)
 
-# Spreadsheets take such a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A quote before it
-# is guarded as well, so that removing one quote restores every cell.
+# Spreadsheets take such a cell for a formula (OWASP, "CSV Injection"); full-width signs too. A
+# quote before it is guarded as well, so that removing one quote restores every cell.
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
 
@@ -103,7 +103,10 @@ def to_csv(rows: Iterable[Sequence[object]]) -> str:
 
 
 def write_csv(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
-    """Write rows as CSV. A text cell that a spreadsheet would take for a formula gets a single quote in front."""
+    """Write rows as CSV.
+
+    A text cell that a spreadsheet would take for a formula gets a single quote in front.
+    """
     line = io.StringIO(newline="")
     # With another end of lines, a carriage return in a cell would get no quotes.
     writer = csv.writer(line, lineterminator="\r\n")

@@ -1,4 +1,5 @@
 """Tools around the core: plans, sweeps, machines, figures, preparation of data, exports.
 
-The core (pre-training, fine-tuning, evaluation, prediction) imports none of them; the verbs of `cli` do.
+The core (pre-training, fine-tuning, evaluation, prediction) imports none of them; the verbs of
+`cli` do.
 """

@@ -218,7 +218,10 @@ class Composition:
         evaluation: EvaluationConfig,
         label_shape: tuple[int, ...],
     ) -> BatchLayout:
-        """Lay batches out on the devices. The batch of evaluation defaults to the one of training."""
+        """Lay batches out on the devices.
+
+        The batch of evaluation defaults to the one of training.
+        """
         return BatchLayout(
             sharding=batch_sharding(compiler.mesh),
             label_shape=label_shape,

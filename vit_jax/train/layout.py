@@ -44,7 +44,10 @@ Above it parameters are split."""
 LEAST_IMAGES = 16
 """Images of a micro-batch on one device: fewer do not keep it busy."""
 MOST_IMAGES = {"TPU v5e": 64, "TPU v5p": 64}
-"""Images of a micro-batch on one chip, by its name. Layers of B/16 and H/14 are slower with more."""
+"""Images of a micro-batch on one chip, by its name.
+
+Layers of B/16 and H/14 are slower with more.
+"""
 LEAST_WIDTH = 768
 """Width of a transformer to which `MOST_IMAGES` applies: S/16 is faster with more images."""
 _CHOSEN = (

@@ -65,7 +65,9 @@ def unfold(
     *,
     has_bias: bool = True,
 ) -> dict[str, np.ndarray]:
-    """Return parameters for normalised pixels; the input has those for pixels in [-1, 1]. The inverse of `fold`.
+    """Return parameters for normalised pixels; the input has those for pixels in [-1, 1].
+
+    The inverse of `fold`.
 
     Without `has_bias` the bias is dropped: it is zero up to rounding if the input of `fold` had
     none.

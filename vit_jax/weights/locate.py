@@ -1,4 +1,7 @@
-"""Files of weights by source: a file, a folder, an address of the Hub or of a bucket. No array is read here."""
+"""Files of weights by source: a file, a folder, an address of the Hub or of a bucket.
+
+No array is read here.
+"""
 
 import fnmatch
 import pathlib

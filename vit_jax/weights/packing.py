@@ -1,4 +1,7 @@
-"""Arrays of a file that hold several parameters of ours, or parts of one. The base class is for files without any."""
+"""Arrays of a file that hold several parameters of ours, or parts of one.
+
+The base class is for files without any.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple

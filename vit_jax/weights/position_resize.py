@@ -24,8 +24,9 @@ EQUALS: dict[str, str] = {
 }
 """The library whose numbers each method equals, for reports.
 
-corners is bilinear between samples whose corners stay corners (scipy's order-1 zoom). The others see samples as the
-middles of cells. huggingface and dinov2 are PyTorch's bicubic without antialiasing.
+corners is bilinear between samples whose corners stay corners (scipy's order-1 zoom). The others
+see samples as the middles of cells. huggingface and dinov2 are PyTorch's bicubic without
+antialiasing.
 """
 
 

@@ -1,4 +1,6 @@
-"""Public weights by network and by family, in formats that `load` reads. This module downloads nothing.
+"""Public weights by network and by family, in formats that `load` reads.
+
+This module downloads nothing.
 
 `families` holds them. An address is a file in a bucket of its authors, to be downloaded first, or
 `hf://owner/name`. {A,B} stands for both.

@@ -94,7 +94,8 @@ FULL = {
     "TIFF that states less than there is": tiff(GREY, t281=("H", 255)),
     "PGM of 16 bits": pnm(GREY, 65535),
     "PGM of 8 bits": pnm(GREY // 16, 255),
-    # as the PNG specification wants it: values scaled to 16 bits, by a factor or with zeros at the end
+    # as the PNG specification wants it: values scaled to 16 bits, by a factor or with zeros at the
+    # end
     "PNG with sBIT, scaled": png((GREY << 4 | GREY >> 8).astype(np.uint16), 12),
     "PNG with sBIT, scaled and dark": png((GREY // 20 << 4).astype(np.uint16), 12),
     "PNG with sBIT of all bits": png(GREY, 16),

@@ -1,6 +1,7 @@
 """Decoding usual, odd and broken files, and resizing, compared with exact formulas.
 
-The files in base64 were written once with PIL, which the tests do not need; PNGs are put together chunk by chunk.
+The files in base64 were written once with PIL, which the tests do not need; PNGs are put together
+chunk by chunk.
 """
 
 import base64
@@ -38,7 +39,8 @@ CMYK_JPEG = base64.b64decode(
     "FBgSFBUU/8AAFAgACAAIBEMRAE0RAFkRAEsRAP/EABUAAQEAAAAAAAAAAAAAAAAAAAcI/8QAFBABAAAAAAAAAAAAAAAAAAAAAP/aAA4EQwBN"
     "AFkASwAAPwCyyGOllv/Z"
 )
-# 8 x 8 pixels of (200, 120, 40) and no black, stored as luma and chroma of the inverted inks, as Photoshop does.
+# 8 x 8 pixels of (200, 120, 40) and no black, stored as luma and chroma of the inverted inks, as
+# Photoshop does.
 YCCK_JPEG = base64.b64decode(
     "/9j/7gAOQWRvYmUAZAAAAAAC/9sAQwADAgIDAgIDAwMDBAMDBAUIBQUEBAUKBwcGCAwKDAwLCgsLDQ4SEA0OEQ4LCxAWEBETFBUVFQwPFxgW"
     "FBgSFBUU/8AAFAgACAAIBEMRAE0RAFkRAEsRAP/EABcAAAMBAAAAAAAAAAAAAAAAAAUHCAn/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/9oADgRD"
@@ -88,9 +90,8 @@ PNGS = {
 @pytest.mark.parametrize("kind", PNGS)
 def test_png(kind):
     file, expected = PNGS[kind]
-    tolerance = (
-        1 if kind.startswith("16") else 0
-    )  # OpenCV may round where we say "low bits are lost"
+    # OpenCV may round where we say "low bits are lost"
+    tolerance = 1 if kind.startswith("16") else 0
     assert np.abs(images.decode(file).astype(int) - np.array(expected)).max() <= tolerance
 
 
@@ -135,7 +136,8 @@ def test_cmyk_that_may_be_inverted_or_not_is_rejected():
 
 def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels():
     assert np.array_equal(images.decode(ANIMATED_GIF), np.broadcast_to([250, 10, 0], (2, 3, 3)))
-    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"  # orientation 6: a quarter turn
+    # Orientation 6: a quarter turn
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
     tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
     assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (
         60,

@@ -96,9 +96,8 @@ def png(order, orientation):
 def webp(order, orientation):
     options = (cv2.IMWRITE_WEBP_QUALITY, 101)
     pixels = cv2.imencode(".webp", coloured(STORED)[..., ::-1], options)[1].tobytes()[12:]
-    head = (
-        b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])
-    )  # 8: with Exif; 3 x 2 pixels
+    # 8: with Exif; 3 x 2 pixels
+    head = b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])
     data = exif(order, orientation)
     chunks = b"WEBP" + head + pixels + b"EXIF" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks

@@ -335,7 +335,10 @@ DAMAGED_FILES = {
 
 @pytest.mark.parametrize("name", DAMAGED_FILES)
 def test_damaged_files(tmp_path, make_config, name):
-    """The same labels or one line. Images too, if pages have checksums; 4,800 such files were tried, here are 60."""
+    """The same labels or one line.
+
+    Images too, if pages have checksums; 4,800 such files were tried, here are 60.
+    """
     kind, options = DAMAGED_FILES[name]
     numbers = [number % 3 for number in range(20)]
     labels = numbers if kind == "numbers" else [NAMES[number] for number in numbers]

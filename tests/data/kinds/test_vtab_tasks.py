@@ -16,8 +16,8 @@ from vit_jax.data.kinds.vtab_tasks import TASKS
 from vit_jax.data.records import checked_labels
 from vit_jax.data.sources import open_source
 
-# Of VTAB's paper and code: how many hundredths of train are for training, and how many before those for testing, where
-# TFDS has no such splits.
+# Of VTAB's paper and code: how many hundredths of train are for training, and how many before those
+# for testing, where TFDS has no such splits.
 HUNDREDTHS = {
     "caltech101": 90,
     "cifar100": 90,
@@ -168,9 +168,8 @@ def test_what_is_too_short_or_of_other_classes_is_rejected(tmp_path, make_config
 
 def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
     def beyond(number, example):
-        return (
-            example | {"objects": example["objects"][:2]} if number == 7 else example
-        )  # two objects, not three
+        # Two objects, not three
+        return example | {"objects": example["objects"][:2]} if number == 7 else example
 
     vtab_datasets.write(tmp_path, "clevr", sizes={"train": 70_000, "validation": 8}, changed=beyond)
     source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
@@ -178,7 +177,8 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
         checked_labels(source)
 
 
-# Label functions by hand: what VTAB's code gives, and strictly on which side of a threshold a distance on it is.
+# Label functions by hand: what VTAB's code gives, and strictly on which side of a threshold a
+# distance on it is.
 
 
 def objects(distances, types=None):

@@ -1,8 +1,9 @@
 """Loaded by Python where this folder is on PYTHONPATH: holds a run at its first new checkpoint until a signal comes.
 
-Without it a small run could end before a test has seen the checkpoint and sent the signal. Of several processes JAX's
-service sees the signal: the file HELD_RELEASE then ends the wait, once it exists. HELD_CALL=module:function
-holds another verb after its first call of the function, and makes HELD_FILE.
+Without it a small run could end before a test has seen the checkpoint and sent the signal. Of
+several processes JAX's service sees the signal: the file HELD_RELEASE then ends the wait, once it
+exists. HELD_CALL=module:function holds another verb after its first call of the function, and makes
+HELD_FILE.
 """
 
 import importlib

@@ -22,9 +22,8 @@ pytestmark = pytest.mark.slow
 
 NUM_CASES = 2000
 DRAWN_EVERY = 200  # pages whose pictures are drawn too, which takes a hundred times as long
-MARK = (
-    "zqjx"  # in every hostile name, in lower case, as the parser has names of tags and attributes
-)
+# In every hostile name, in lower case, as the parser has names of tags and attributes
+MARK = "zqjx"
 PIECES = (
     *(
         f"<script>{MARK}()</script>",

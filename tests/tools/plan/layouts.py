@@ -2,9 +2,10 @@
 
 `python -m tests.tools.plan.layouts` runs it.
 
-A layout is a policy of rematerialisation, the devices that share parameters, and a number of micro-batches. Layouts
-without a loop over layers compile for minutes: networks of DEPTHS layers are compiled, the rest extrapolated.
-Figures go to tests/golden/layouts.json, a table to the README of `vit_jax/plan`. Needs a checkout of the repository.
+A layout is a policy of rematerialisation, the devices that share parameters, and a number of
+micro-batches. Layouts without a loop over layers compile for minutes: networks of DEPTHS layers are
+compiled, the rest extrapolated. Figures go to tests/golden/layouts.json, a table to the README of
+`vit_jax/plan`. Needs a checkout of the repository.
 """
 
 import argparse
@@ -157,8 +158,8 @@ class Estimate:
 def at_full_depth(layout: Layout, figures: dict[str, Any]) -> Estimate | None:
     """Return figures of the complete network, of which every layer costs the same; None if too little was compiled.
 
-    From two depths by extrapolation. From one the parts of layers count in proportion to the depth, the update to the
-    parameters, and the rest once.
+    From two depths by extrapolation. From one the parts of layers count in proportion to the depth,
+    the update to the parameters, and the rest once.
     """
     full = FULL_DEPTH[layout.network]
     by_depth = {int(depth): one for depth, one in figures.items() if one.get("ms")}

@@ -2,10 +2,11 @@
 
 `python -m tests.tools.plan.matrix_limit` runs it.
 
-Its four units hold 128 x 128 weights each and take a row of 128 values a cycle. Contracted dimensions and columns are
-padded to complete tiles, rows are not. A convolution is one product for each tap of its kernel, as XLA does; that
-of the root is one product of all taps. In the gradient of weights the rows are contracted, and the better of the two
-ways to lay out the channels counts. Nothing but products is counted.
+Its four units hold 128 x 128 weights each and take a row of 128 values a cycle. Contracted
+dimensions and columns are padded to complete tiles, rows are not. A convolution is one product for
+each tap of its kernel, as XLA does; that of the root is one product of all taps. In the gradient of
+weights the rows are contracted, and the better of the two ways to lay out the channels counts.
+Nothing but products is counted.
 """
 
 from collections.abc import Iterator
@@ -23,9 +24,8 @@ def limit(architecture: Architecture, images: int) -> float:
     cycles = 0.0
     for place, (count, rows, contracted, columns) in enumerate(_products(architecture, images)):
         forward = rows * _tiles(contracted) * _tiles(columns)
-        of_inputs = (
-            rows * _tiles(columns) * _tiles(contracted) if place else 0
-        )  # of images there is no gradient
+        # Of images there is no gradient
+        of_inputs = rows * _tiles(columns) * _tiles(contracted) if place else 0
         of_weights = _tiles(rows) * min(contracted * _tiles(columns), columns * _tiles(contracted))
         cycles += count * (forward + of_inputs + of_weights)
     return cycles / UNITS

@@ -1,7 +1,8 @@
 """Renew the recorded plans: `python -m tests.tools.plan.record [NAME ...]` compiles cases in turn.
 
-Figures are stored in tests/golden/plan.json, with which tests compare arithmetic, and shown in the tables of the README
-beside this file. Rows of other cases stay as they are. Needs libtpu and a checkout of the repository.
+Figures are stored in tests/golden/plan.json, with which tests compare arithmetic, and shown in the
+tables of the README beside this file. Rows of other cases stay as they are. Needs libtpu and a
+checkout of the repository.
 """
 
 import datetime

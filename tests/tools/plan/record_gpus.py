@@ -1,7 +1,8 @@
 """Renews the recorded plans for GPUs: `python -m tests.tools.plan.record_gpus [NAME ...]` compiles the cases below.
 
-Figures are stored in tests/golden/plan_gpus.json and shown in the README of `vit_jax/plan`. They are estimates of
-programs that nothing has executed. Needs the extra plan-gpu and a checkout of the repository.
+Figures are stored in tests/golden/plan_gpus.json and shown in the README of `vit_jax/plan`. They
+are estimates of programs that nothing has executed. Needs the extra plan-gpu and a checkout of the
+repository.
 """
 
 import datetime
@@ -37,9 +38,8 @@ class Case(NamedTuple):
     images: int | None = None
     machines: tuple[str, ...] = MACHINES
     dataset: tuple[tuple[str, int], ...] = ()  # numbers of data that the recipe does not name
-    peer_ms: float | None = (
-        None  # roofline of the step of big_vision on H100s with the same images of each
-    )
+    # Roofline of the step of big_vision on H100s with the same images of each
+    peer_ms: float | None = None
 
     def command(self, machine: str) -> list[str]:
         """Return the words of the verb plan."""

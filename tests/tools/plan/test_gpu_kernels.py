@@ -12,7 +12,8 @@ from vit_jax.tools.plan.gpu_kernels import BANDWIDTH, LAUNCH_SECONDS, PRODUCTS, 
 from vit_jax.tools.plan.timeline import step_timeline
 from vit_jax.tools.plan.topology import parse_topology
 
-# As XLA for GPUs prints programs: two layers in a loop, whose kernels are stacked and whose results are kept.
+# As XLA for GPUs prints programs: two layers in a loop, whose kernels are stacked and whose results
+# are kept.
 TEXT = """\
 HloModule jit_train_step, is_scheduled=true
 

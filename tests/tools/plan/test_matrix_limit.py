@@ -29,9 +29,8 @@ def test_a_case_worked_by_hand():
         ModelConfig(name="ViT-mu/4", **numbers), image_size=(16, 16), num_classes=10
     )
     rows = 8 * 16
-    embedding = (
-        rows + 48
-    )  # forward, weights: one tile of rows, and 48 rows of weights; no gradient of images
+    # Forward, weights: one tile of rows, and 48 rows of weights; no gradient of images
+    embedding = rows + 48
     projections = 4 * (rows + rows + 128)
     mlp = 2 * (2 * rows + 2 * rows + 256)
     attention = 8 * (16 + 16 + 16) + 8 * (16 + 16 + 16)  # for each image

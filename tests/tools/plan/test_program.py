@@ -244,7 +244,10 @@ frontend_attributes={kernel_metadata={
 
 
 def test_a_kernel_costs_its_bundles_times_its_programs():
-    """XLA counts no cycles for it. Its metadata has lines of its own in the text, which end no computation."""
+    """XLA counts no cycles for it.
+
+    Its metadata has lines of its own in the text, which end no computation.
+    """
     line = timeline(KERNEL, bundles={"attention.1": 70, "other": 9})
     assert line.kernel_seconds == pytest.approx(3 * 20 * 70 * CYCLE)
     (first,) = re.findall(r"  %attention.1 = .*?QUJD.*?\n", KERNEL, re.DOTALL)

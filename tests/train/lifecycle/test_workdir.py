@@ -148,7 +148,10 @@ for line in sys.stdin:
 
 @pytest.mark.processes
 def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
-    """Also where a killed run has left its lock. The other is told who has the workdir, and writes nothing."""
+    """Also where a killed run has left its lock.
+
+    The other is told who has the workdir, and writes nothing.
+    """
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", RACE, str(seed)],

@@ -1,7 +1,8 @@
 """Thousands of damaged files: each is read as what it was, or refused by one ValueError, in little memory.
 
-A ZIP archive has checksums and our .safetensors have digests, so damage is noticed. A damaged header under a right
-checksum is read as NumPy reads it, and of another's .safetensors each array is what its header announces.
+A ZIP archive has checksums and our .safetensors have digests, so damage is noticed. A damaged
+header under a right checksum is read as NumPy reads it, and of another's .safetensors each array is
+what its header announces.
 """
 
 import io

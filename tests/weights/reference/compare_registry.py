@@ -3,8 +3,8 @@
 python -m tests.weights.reference.compare_registry FOLDER [NAME ...]
 
 It renews `FOLDER/results.json`, the names of models in `vit_jax/weights/families/` and the table in
-`vit_jax/bench/AGREEMENT.md`. With names, the results of the other models are those of the last walk. All models are
-tried that have no known reason to be rejected, in the list or not.
+`vit_jax/bench/AGREEMENT.md`. With names, the results of the other models are those of the last
+walk. All models are tried that have no known reason to be rejected, in the list or not.
 """
 
 import collections

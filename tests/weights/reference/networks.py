@@ -1,6 +1,7 @@
 """The small networks that are compared with timm and Hugging Face, with parameters and images made from seeds.
 
-Used by `write_files.py`, which makes the files that the libraries load, and by the tests, which make the same again.
+Used by `write_files.py`, which makes the files that the libraries load, and by the tests, which
+make the same again.
 """
 
 import dataclasses

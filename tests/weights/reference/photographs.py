@@ -18,7 +18,9 @@ OPENAI = {
 }
 IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
 SQUARE = {"height": 48, "width": 48}
-PROCESSORS = {  # case of `run_families.py`: class of transformers and its arguments, in proportion to the released ones
+# Case of `run_families.py`: class of transformers and its arguments, in proportion to the released
+# ones
+PROCESSORS = {
     "dinov2": (
         "BitImageProcessor",
         {

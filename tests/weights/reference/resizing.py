@@ -2,7 +2,8 @@
 
     python tests/weights/reference/resizing.py tests/golden/resizing.npz
 
-It needs Pillow, timm, torch, torchvision and transformers, in an environment of its own, and nothing of ours.
+It needs Pillow, timm, torch, torchvision and transformers, in an environment of its own, and
+nothing of ours.
 """
 
 import sys

@@ -1,7 +1,8 @@
 """Records what timm computes with two of the families when they are adapted, in tests/golden/adapted.json.
 
-"rescaled": Perception Encoder at another image size, its rotary positions scaled to the grid of the weights. "gap": MAE
-with the mean of patches and the norm of the weights behind it. Needs what run_families.py needs:
+"rescaled": Perception Encoder at another image size, its rotary positions scaled to the grid of the
+weights. "gap": MAE with the mean of patches and the norm of the weights behind it. Needs what
+run_families.py needs:
 
 python tests/weights/reference/run_adapted.py tests/golden/adapted.json
 """

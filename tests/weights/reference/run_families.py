@@ -51,7 +51,8 @@ TIMM = {  # case: name of the model, image size, other arguments
     "eva02_small": ("eva02_small_patch14_224", 42, {"num_classes": 3}),
     "eva02_base": ("eva02_base_patch14_224", 42, {"num_classes": 3}),
     "eva02_clip": ("eva02_base_patch16_clip_224", 48, {"num_classes": 3}),
-    # timm scales the places of patches to its reference grid: the grid of this image is as in the original code.
+    # timm scales the places of patches to its reference grid: the grid of this image is as in the
+    # original code.
     "pe_core": (
         "vit_pe_core_base_patch16_224",
         48,
@@ -83,7 +84,9 @@ PE_NAMES = {  # names of timm → the authors'; the names of the pooling come fi
     "fc2": "c_proj",
     r"head\.weight": "proj",
 }
-ORIGINAL = {  # case: name of timm's model, image size, other arguments, names of timm → the authors', ignored arrays
+# Case: name of timm's model, image size, other arguments, names of timm → the authors', ignored
+# arrays
+ORIGINAL = {
     "clip": (
         "vit_base_patch32_clip_quickgelu_224",
         64,
@@ -262,9 +265,8 @@ def run(
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
             features = model.forward_head(model.forward_features(x), pre_logits=True)
-            outputs = (
-                {} if hasattr(model, "head_dist") else {"features": features}
-            )  # the mean of two tokens
+            # The mean of two tokens
+            outputs = {} if hasattr(model, "head_dist") else {"features": features}
             outputs |= {"logits": model(x)} if model.num_classes else {}
         elif case.endswith("_both"):
             output = model.get_image_features(x, **is_resized)
@@ -277,9 +279,8 @@ def run(
             outputs = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
         else:
             output = model(x, **is_resized)
-            pooled = (
-                "hidden" if case.endswith("_pooler") else "features"
-            )  # behind a layer with tanh
+            # Behind a layer with tanh
+            pooled = "hidden" if case.endswith("_pooler") else "features"
             names = {
                 "logits": "logits",
                 "image_embeds": "logits",

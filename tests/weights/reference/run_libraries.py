@@ -1,6 +1,7 @@
 """Loads in timm and Hugging Face what `write_files.py` wrote, and writes down what they say: arrays and logits.
 
-Needs torch, timm and transformers, and nothing of vit_jax, so that neither can learn from the other.
+Needs torch, timm and transformers, and nothing of vit_jax, so that neither can learn from the
+other.
 
 python tests/weights/reference/run_libraries.py FOLDER tests/golden/reference_logits.json
 """

@@ -1,6 +1,7 @@
 """Builds networks from the folders of `write_files.py` with their library, and compares them with `families.json`.
 
-Needs torch, timm and transformers, and nothing of vit_jax. It fails if a difference is above 1e-5 of the largest value:
+Needs torch, timm and transformers, and nothing of vit_jax. It fails if a difference is above 1e-5
+of the largest value:
 
 python tests/weights/reference/run_written.py FOLDER tests/golden/families.json
 """

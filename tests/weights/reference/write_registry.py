@@ -4,9 +4,10 @@ Needs torch, timm and safetensors, and nothing of vit_jax:
 
 python tests/weights/reference/write_registry.py FOLDER [NAME ...]
 
-Each model has two blocks of width 32 and a small image where its function takes these arguments; everything else is as
-in its entry. `FOLDER/NAME/` holds timm's `config.json` and `model.safetensors`, `expected.npz`, and `full.json` with
-the shapes of all arrays at full size and the configuration of a published file, which has no `model_args`.
+Each model has two blocks of width 32 and a small image where its function takes these arguments;
+everything else is as in its entry. `FOLDER/NAME/` holds timm's `config.json` and
+`model.safetensors`, `expected.npz`, and `full.json` with the shapes of all arrays at full size and
+the configuration of a published file, which has no `model_args`.
 """
 
 import json
@@ -119,9 +120,8 @@ def fill(model: torch.nn.Module) -> None:
             if name.endswith("running_var"):
                 drawn = np.abs(drawn) + 1
             if name.startswith("patch_embed.backbone.") and name.endswith("norm3.weight"):
-                drawn = (
-                    0.2 * drawn
-                )  # else 16 units amplify timm's rounding to 4e-5 of its outputs in float64
+                # Else 16 units amplify timm's rounding to 4e-5 of its outputs in float64
+                drawn = 0.2 * drawn
             state[name] = torch.from_numpy(drawn)
     model.load_state_dict(state)
 

@@ -1,6 +1,7 @@
 """Read boxes of AVIF and JPEG 2000; of AVIF the turns of the image, Exif and XMP.
 
-Source: ISO 14496-12 and 23008-12. Offsets and counts of the file are limits only: nothing is allocated by them.
+Source: ISO 14496-12 and 23008-12. Offsets and counts of the file are limits only: nothing is
+allocated by them.
 """
 
 import struct

@@ -312,7 +312,8 @@ def resize_bilinear(
 ) -> np.ndarray:
     """Resize to `size` (height, width), bilinear without antialiasing, as TF's `resize`.
 
-    Samples are at the centres of pixels. The result may be `out`, an array of this size, or the image itself.
+    Samples are at the centres of pixels. The result may be `out`, an array of this size, or the
+    image itself.
     """
     if image.shape[:2] == tuple(size):
         return image

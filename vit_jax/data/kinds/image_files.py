@@ -119,7 +119,8 @@ def is_image(name: str) -> bool:
 def image_files(folder: str, others: collections.Counter[str] | None = None) -> list[str]:
     """Return the image files below an existing folder, at any depth, sorted.
 
-    `others` counts other files by extension. A link that leads nowhere is listed, so that reading it names the file.
+    `others` counts other files by extension. A link that leads nowhere is listed, so that reading
+    it names the file.
 
     Raises:
       ValueError: a folder cannot be read.

@@ -48,7 +48,8 @@ class ListedSource(Source):
 class FileSource(ListedSource):
     """Image files.
 
-    Their paths are one numpy array of bytes: a million strings would be slow to send to each worker.
+    Their paths are one numpy array of bytes: a million strings would be slow to send to each
+    worker.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """A traced program as an ONNX graph: the operations of our networks, and no others.
 
-Values that do not depend on the images become constants; the loop over layers is unrolled, so that every runtime can
-read the graph. `export.py` writes and checks files.
+Values that do not depend on the images become constants; the loop over layers is unrolled, so that
+every runtime can read the graph. `export.py` writes and checks files.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,8 @@
 """A network as a program that runs without this package: StableHLO for CPU, CUDA and TPU, or ONNX.
 
-The program takes uint8 images of the network's size and returns probabilities; it includes the scaling of pixels. A
-description of decoding and resizing is beside a StableHLO program and inside an ONNX file.
+The program takes uint8 images of the network's size and returns probabilities; it includes the
+scaling of pixels. A description of decoding and resizing is beside a StableHLO program and inside
+an ONNX file.
 """
 
 import json
@@ -22,9 +23,8 @@ from vit_jax.storage.files import expanded, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of jax.export
-LARGEST_DIFFERENCE = (
-    1e-3  # of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
-)
+# Of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
+LARGEST_DIFFERENCE = 1e-3
 _PREPARATION = {
     "direct": {
         "meaning": "both sides are resized to those of the input",
@@ -44,8 +44,8 @@ def export_stablehlo(
 ) -> list[pathlib.Path]:
     """Write the serialised program, and beside it PATH.json: classes, input, preparation of images.
 
-    Read it with `jax.export.deserialize(open(path, "rb").read()).call(image)`: uint8 (B, H, W, 3), any B, to float32
-    (B, K).
+    Read it with `jax.export.deserialize(open(path, "rb").read()).call(image)`: uint8 (B, H, W, 3),
+    any B, to float32 (B, K).
 
     Args:
       model: on one device; its parameters become constants of the program.
@@ -56,8 +56,8 @@ def export_stablehlo(
       The two files.
 
     Raises:
-      ValueError: a file exists or cannot be written; the model has no classes, no preparation of images, or too many
-        parameters.
+      ValueError: a file exists or cannot be written; the model has no classes, no preparation of
+        images, or too many parameters.
     """
     path, description_path = _checked(model, path, "stablehlo", overwrite=overwrite)
     description = json.dumps(_description(model) | {"platforms": PLATFORMS}, indent=2)
@@ -75,8 +75,8 @@ def export_onnx(
 ) -> list[pathlib.Path]:
     """Write an ONNX file: "images", uint8 (B, H, W, 3), any B, to "probabilities", float32 (B, K), in float32.
 
-    The file is first checked on random images: its results must be those of the model. Its metadata are the description
-    that is beside a StableHLO program, each value as JSON.
+    The file is first checked on random images: its results must be those of the model. Its metadata
+    are the description that is beside a StableHLO program, each value as JSON.
 
     Args:
       model: computes in float32.
@@ -87,8 +87,8 @@ def export_onnx(
       The file, alone in its list.
 
     Raises:
-      ValueError: as `export_stablehlo`; onnx or onnxruntime is not installed; the model computes in bfloat16 or has an
-        unsupported operation; the file gives other results.
+      ValueError: as `export_stablehlo`; onnx or onnxruntime is not installed; the model computes in
+        bfloat16 or has an unsupported operation; the file gives other results.
     """
     (path,) = _checked(model, path, "onnx", overwrite=overwrite)
     if model.architecture.compute_dtype != "float32":

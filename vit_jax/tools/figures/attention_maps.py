@@ -2,7 +2,8 @@
 
 Arithmetic on the weights that a model returns on request (`taps=("attention",)`); nothing is drawn.
 
-Legend: L blocks, B images, T heads, S tokens, Q queries (= S), N patches: the tokens without the class token, if any.
+Legend: L blocks, B images, T heads, S tokens, Q queries (= S), N patches: the tokens without the
+class token, if any.
 """
 
 import dataclasses
@@ -35,8 +36,9 @@ def mean_distances(
 ) -> jax.Array:
     """Return mean attention distances in pixels (B, L, T): distances to patches by weight, averaged over queries.
 
-    As the authors of ViT compute it: row and column of the class token are left out, and the weights that stay are
-    not brought back to a sum of 1, so what goes to the class token counts as a distance of 0.
+    As the authors of ViT compute it: row and column of the class token are left out, and the
+    weights that stay are not brought back to a sum of 1, so what goes to the class token counts as
+    a distance of 0.
     """
     distance_NN = jnp.asarray(token_distances(grid, patch_size))
     first = attention_LBTQS.shape[-1] - math.prod(grid)
@@ -53,7 +55,8 @@ def mean_entropies(attention_LBTQS: jax.Array) -> jax.Array:
 def rollout(attention_LBTQS: jax.Array) -> jax.Array:
     """Return the attention rollout from output tokens to input tokens (B, Q, S) (Abnar and Zuidema, 2020).
 
-    Of each block the mean over heads and the identity, for the residual branch, are averaged; blocks are multiplied.
+    Of each block the mean over heads and the identity, for the residual branch, are averaged;
+    blocks are multiplied.
     """
     mean_LBQS = attention_LBTQS.mean(axis=2)
     mixed_LBQS = (
@@ -65,7 +68,8 @@ def rollout(attention_LBTQS: jax.Array) -> jax.Array:
 def by_image(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
     """Return the weight of each patch in the representation of the image (..., N).
 
-    With a class token its row without its own column, else the mean over queries. Dimensions in front stay.
+    With a class token its row without its own column, else the mean over queries. Dimensions in
+    front stay.
     """
     first = weights_BQS.shape[-1] - num_patches
     return weights_BQS[..., 0, first:] if first else weights_BQS.mean(axis=-2)
@@ -74,8 +78,9 @@ def by_image(weights_BQS: jax.Array, num_patches: int) -> jax.Array:
 def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[str, np.ndarray]:
     """Return the results of `reduce` on the model's output with attention weights, joined over images.
 
-    `reduce` maps the `ModelOutput` of some images to arrays whose first dimension is the image. Weights are reduced
-    before the next images are run, so memory does not grow with the number of images.
+    `reduce` maps the `ModelOutput` of some images to arrays whose first dimension is the image.
+    Weights are reduced before the next images are run, so memory does not grow with the number of
+    images.
     """
     a = model.architecture
     per_image = a.depth * a.num_heads * a.sequence_length**2

@@ -200,7 +200,8 @@ def _own_panel(metric: str) -> Panel:
 def draw_curves(runs: Sequence[RunLog], asked: Sequence[str] = USUAL, axis: str = "steps") -> Any:
     """Return a figure with a panel for each kind of metric.
 
-    Runs are told apart by colour, metrics of a panel by the line: training metrics thin, others by dashes and points.
+    Runs are told apart by colour, metrics of a panel by the line: training metrics thin, others by
+    dashes and points.
 
     `asked` has names of `PANELS` or of metrics; `axis` is one of `AXES`.
 

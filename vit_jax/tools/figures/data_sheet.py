@@ -28,13 +28,14 @@ LEAST_SHARE = 0.02  # of a label that a caption names
 def draw_data(config: RunConfig, shown: int) -> dict[str, Figure]:
     """Return figures of the first step's training images, "train", and of evaluation images, "test".
 
-    Their numbers are `image` float32 (N, H, W, 3) from 0 to 1, `label` float32 (N, K), of training images after mixing
-    and smoothing, `mask` float32 (N,), 0 for an unreadable image, and `record` int64 (N,), the number in the split.
+    Their numbers are `image` float32 (N, H, W, 3) from 0 to 1, `label` float32 (N, K), of training
+    images after mixing and smoothing, `mask` float32 (N,), 0 for an unreadable image, and `record`
+    int64 (N,), the number in the split.
 
     Args:
       config: with `data`.
-      shown: most images of each sheet. Training images are the first of step 0, in the size of its phase;
-        evaluation images are evenly spread.
+      shown: most images of each sheet. Training images are the first of step 0, in the size of its
+        phase; evaluation images are evenly spread.
 
     Raises:
       ValueError: as for `open_datasets`.

@@ -43,7 +43,8 @@ _said_to_be_missing = set[str]()  # letters
 def require_drawing(*packages: str) -> None:
     """Import matplotlib, and other packages of the extra `figures`; ValueError if one is not installed.
 
-    The file `matplotlibrc` of the working directory, which may make matplotlib run LaTeX, is not read.
+    The file `matplotlibrc` of the working directory, which may make matplotlib run LaTeX, is not
+    read.
     """
     for name in ("matplotlib", *packages):
         if sys.modules.get(name):

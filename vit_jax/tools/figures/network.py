@@ -49,7 +49,10 @@ class Figure(NamedTuple):
 
 
 def draw_filters(model: Model, view: View) -> Figure:
-    """Principal components of the patch embedding (ViT, Fig. 7 left); of a ResNet or hybrid the kernels of its root."""
+    """Principal components of the patch embedding (ViT, Fig.
+
+    7 left); of a ResNet or hybrid the kernels of its root.
+    """
     del view
     a = model.architecture
     module = cast(Any, model.module)
@@ -75,7 +78,10 @@ def draw_filters(model: Model, view: View) -> Figure:
 
 
 def draw_positions(model: Model, view: View) -> Figure:
-    """Cosine similarity of the position embedding of each patch with that of every other (ViT, Fig. 7 centre, 10)."""
+    """Cosine similarity of the position embedding of each patch with that of every other (ViT, Fig.
+
+    7 centre, 10).
+    """
     del view
     a = model.architecture
     (rows, columns) = model.architecture.grid
@@ -112,7 +118,10 @@ def draw_positions(model: Model, view: View) -> Figure:
 
 
 def draw_distance(model: Model, view: View) -> Figure:
-    """Mean attention distance of each head (ViT, Fig. 7 right, 11), and the entropy of its attention."""
+    """Mean attention distance of each head (ViT, Fig.
+
+    7 right, 11), and the entropy of its attention.
+    """
     a = model.architecture
     cell = cell_size(model.architecture)
 

@@ -56,9 +56,9 @@ def reconstruct(model: Model, images_NHWC: np.ndarray, seed: int = 0) -> dict[st
     """Hide half of the patches, as in training but all of them by the [mask] embedding, and predict them.
 
     Returns:
-      uint8 images (N, H, W, 3) of what the patches cover: "original", "seen", with hidden patches in grey,
-      "predicted", and "target", the best that could be predicted; in the last two patches that are seen are the
-      original. And "is_hidden" (N, rows, columns), bool.
+      uint8 images (N, H, W, 3) of what the patches cover: "original", "seen", with hidden patches
+      in grey, "predicted", and "target", the best that could be predicted; in the last two patches
+      that are seen are the original. And "is_hidden" (N, rows, columns), bool.
     """
     a = model.architecture
     kind = target_of(a)

@@ -82,8 +82,8 @@ def large(image_HWC: np.ndarray) -> tuple[np.ndarray, int]:
 def smooth(map_hw: np.ndarray, cell: tuple[int, int], size: tuple[int, int]) -> np.ndarray:
     """Return a map of patches at the resolution of the image, from 0 to 1, float32 (H, W).
 
-    As the authors of ViT drew it: enlarged by Lanczos, blurred by about a patch, and scaled to the full range. What no
-    patch covers, at the bottom and on the right, repeats the last values.
+    As the authors of ViT drew it: enlarged by Lanczos, blurred by about a patch, and scaled to the
+    full range. What no patch covers, at the bottom and on the right, repeats the last values.
 
     Args:
       map_hw: not negative.

@@ -27,7 +27,8 @@ class View:
       images_NHWC: uint8, prepared; None without images.
       names: of the images.
       shown: number of images of a sheet, evenly spread.
-      heads: layer and head, both from 1, whose attention is drawn; () for up to eight heads of the last layer.
+      heads: layer and head, both from 1, whose attention is drawn; () for up to eight heads of the
+        last layer.
       notes: remarks for readers of the figures.
     """
 
@@ -83,7 +84,10 @@ def in_batches(
 
 
 def finite(model: Model, array: np.ndarray, first: int = 0) -> np.ndarray:
-    """Return the outputs of a network, one row an image from `first` on. Raise ValueError if one is not finite."""
+    """Return the outputs of a network, one row an image from `first` on.
+
+    Raise ValueError if one is not finite.
+    """
     return require_finite(array, model.source, lambda row: f"image {first + row}")
 
 
@@ -99,7 +103,8 @@ def read_view(
 
     Args:
       model: prepares the images.
-      images: an image, a folder of images at any depth or a pattern; or data as in a recipe, "digits", "tfds:NAME".
+      images: an image, a folder of images at any depth or a pattern; or data as in a recipe,
+        "digits", "tfds:NAME".
       split: of data; None for the one to test on.
       data_dir: where TFDS keeps prepared datasets.
       num_images: largest number, evenly spread; unreadable ones are skipped with a note.

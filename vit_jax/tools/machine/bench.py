@@ -67,11 +67,13 @@ def bench(config: RunConfig, *, num_steps: int, with_data: bool = False) -> dict
 
     Args:
       config: as loaded.
-      num_steps: how often each part is timed, after a few times that do not count; checkpoints `NUM_SAVES` times.
+      num_steps: how often each part is timed, after a few times that do not count; checkpoints
+        `NUM_SAVES` times.
       with_data: times also the parts that read the recipe's dataset: its input, and the loop.
 
     Returns:
-      JSON values: what was timed and where, the step's memory on one device, and under "parts" the figures of each.
+      JSON values: what was timed and where, the step's memory on one device, and under "parts" the
+      figures of each.
     """
     validate(config)
     if isinstance(config, PretrainConfig):

@@ -23,12 +23,10 @@ from vit_jax.train.overview import PACKAGES
 
 GIB = 2**30
 LEAST_MEMORY_BYTES = 2 * GIB  # Python, JAX and a few batches of images
-LEAST_SHARED_BYTES = (
-    GIB / 2
-)  # containers get 64 MiB, too little for NCCL and for workers that decode images
-LEAST_DISK_BYTES = (
-    GIB  # a checkpoint of ViT-B/16 with Adam's moments, where the recipe is not known
-)
+# Containers get 64 MiB, too little for NCCL and for workers that decode images
+LEAST_SHARED_BYTES = GIB / 2
+# A checkpoint of ViT-B/16 with Adam's moments, where the recipe is not known
+LEAST_DISK_BYTES = GIB
 LEAST_DRIVERS = {"12": 525, "13": 580}  # by CUDA release; JAX's installation page
 _ROOT = pathlib.Path("/")
 _QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")

@@ -31,14 +31,16 @@ def examine(
 ) -> Iterator[tuple[str, list[Finding]]]:
     """Yield the name of each check with the findings of all processes.
 
-    With a topology the recipe's data are compared with the step that is planned for it, not with the step on the
-    devices here.
+    With a topology the recipe's data are compared with the step that is planned for it, not with
+    the step on the devices here.
 
-    Call it in every process of a run, after `hosts.start`. A check that all do together and that one cannot do ends
-    all of them. Devices that are missing or compute wrongly end it, too, but not with the checks of the hardware.
+    Call it in every process of a run, after `hosts.start`. A check that all do together and that
+    one cannot do ends all of them. Devices that are missing or compute wrongly end it, too, but not
+    with the checks of the hardware.
 
     Raises:
-      ExaminationError: this process cannot do a check, or the checks of the hardware have several processes.
+      ExaminationError: this process cannot do a check, or the checks of the hardware have several
+        processes.
     """
     if with_hardware and jax.process_count() > 1:
         raise ExaminationError(

@@ -1,7 +1,7 @@
 """First contact with an accelerator: are its results right, twice the same, and as fast as planned?
 
-All devices of one process. On the CPU the same is done in small. Each check has what it needs from a `Trial`, which
-compiles a network's step once; one that fails does not stop the others.
+All devices of one process. On the CPU the same is done in small. Each check has what it needs from
+a `Trial`, which compiles a network's step once; one that fails does not stop the others.
 """
 
 import dataclasses

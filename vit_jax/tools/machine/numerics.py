@@ -1,7 +1,7 @@
 """Attention and norms on the devices of this process, compared with plain formulas in float32 on the host.
 
-Values and gradients, in the dtypes of training. Every device computes two images. An error is the largest difference,
-divided by the largest number of the reference.
+Values and gradients, in the dtypes of training. Every device computes two images. An error is the
+largest difference, divided by the largest number of the reference.
 
 Legend: B batch, S sequence length, T heads, E = T h of all heads, H W height and width, C channels.
 """
@@ -67,7 +67,8 @@ def attention(form: AttentionForm, num_heads: int) -> Finding:
     platform = Placement(mesh).platform
     if reason := _ELSEWHERE.get((form, platform)):
         return Finding(f"not available: {reason}")
-    # Scores are -8 on average. Padding has a score of 0, so it would outweigh all tokens if it were not masked.
+    # Scores are -8 on average. Padding has a score of 0, so it would outweigh all tokens if it were
+    # not masked.
     bias_3E = np.repeat([[1.0], [-1.0], [0.5]], num_heads * HEAD_DIM, axis=1)
     errors = list[Errors]()
     taken = dict[str, list[str]]()
@@ -189,7 +190,10 @@ def _compare(
     operands: Sequence[np.ndarray],
     mesh: Mesh,
 ) -> Errors:
-    """Run both on the same numbers. Operands of one dimension are parameters, which training keeps in float32."""
+    """Run both on the same numbers.
+
+    Operands of one dimension are parameters, which training keeps in float32.
+    """
     inputs = [x.astype(np.float32 if x.ndim == 1 else jnp.dtype(dtype)) for x in operands]
     weight = np.random.default_rng(1).normal(size=operands[0].shape).astype(np.float32)
     results = program(compute, mesh)(

@@ -1,6 +1,7 @@
 """The figures of `vit-jax plan` for the devices of this process, from a process of its own.
 
-A plan uses no device, and needs variables that libtpu reads when it is loaded, which has happened here.
+A plan uses no device, and needs variables that libtpu reads when it is loaded, which has happened
+here.
 """
 
 import json

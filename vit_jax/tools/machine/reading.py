@@ -28,8 +28,8 @@ STEPS = 20  # batches that are timed
 def data_path(config: RunConfig, topology: Topology) -> Finding:
     """Compare the speed of this host's data with the step that `plan` estimates for a machine.
 
-    No device computes: it can be measured on any machine that sees the data, before the accelerators are rented. A
-    process counts as one host.
+    No device computes: it can be measured on any machine that sees the data, before the
+    accelerators are rented. A process counts as one host.
 
     Raises:
       ValueError: the config, its data or the machine cannot be used.

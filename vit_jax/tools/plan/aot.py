@@ -2,9 +2,9 @@
 
 The compilers come with the extras `tpu` and `plan-gpu`. Nothing is executed.
 
-XLA's cycle counts for TPUs are in the HLO, except those of Pallas kernels, which it takes as they are. What one
-execution of a kernel costs is in the schedule that the compiler writes to a folder on request: bundles of instructions,
-one a cycle. For GPUs it counts nothing: `gpu_kernels.py` does.
+XLA's cycle counts for TPUs are in the HLO, except those of Pallas kernels, which it takes as they
+are. What one execution of a kernel costs is in the schedule that the compiler writes to a folder on
+request: bundles of instructions, one a cycle. For GPUs it counts nothing: `gpu_kernels.py` does.
 """
 
 import atexit
@@ -38,10 +38,12 @@ _ENVIRONMENT = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several plans at once: the lock that this lifts guards a chip
+    # Several plans at once: the lock that this lifts guards a chip
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of CUDA's libraries, which a compiler does without
 }
-# Without a GPU nothing can be timed to choose tiles, and XLA's own kernels for products fail: cuBLAS does all of them.
+# Without a GPU nothing can be timed to choose tiles, and XLA's own kernels for products fail:
+# cuBLAS does all of them.
 _GPU_OPTIONS: dict[str, str | bool] = {
     "xla_gpu_autotune_level": "0",
     "xla_gpu_enable_triton_gemm": False,
@@ -118,9 +120,8 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
         return _gpus(topology)
     options: dict[str, Any] = {}
     if topology.fabric.kind == "v4":
-        options["chip_config_name"] = (
-            "megacore"  # one device for each chip, as in jobs; the default of the other kinds
-        )
+        # One device for each chip, as in jobs; the default of the other kinds
+        options["chip_config_name"] = "megacore"
     if topology.chips_per_slice == 1:
         options["chips_per_host_bounds"] = [1, 1, 1]
     if topology.num_slices > 1:
@@ -134,7 +135,8 @@ def topology_devices(topology: Topology) -> Sequence[jax.Device]:
 
 
 def _gpus(topology: Topology) -> Sequence[jax.Device]:
-    shape = f"{topology.num_slices}x1x{topology.chips_per_slice}"  # nodes, processes of a node, GPUs of a process
+    # Nodes, processes of a node, GPUs of a process
+    shape = f"{topology.num_slices}x1x{topology.chips_per_slice}"
     describe = functools.partial(
         topologies.get_topology_desc,
         *(topology.fabric.kind, "cuda"),

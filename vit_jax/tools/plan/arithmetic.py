@@ -72,7 +72,8 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
         * run.config.global_batch
         / topology.num_chips
     )
-    # XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it takes about four times.
+    # XLA for TPUs multiplies float32 in one pass of bfloat16 unless asked for more; on GPUs it
+    # takes about four times.
     peak = chip.peak_bf16_flops / (1 if a.compute_dtype == "bfloat16" or topology.is_tpu else 4)
     all_kept = dataclasses.replace(a, remat="none", scan_unroll=a.scan_unroll_on_accelerators)
     activations = kept_bytes(
@@ -89,9 +90,9 @@ def roofline(run: Assembly, topology: Topology) -> Roofline:
 def limit_seconds(run: Assembly, topology: Topology) -> float | None:
     """Return the least time of a step of a transformer on one device; None for other networks.
 
-    Each matrix product takes the time of its FLOPs at the peak or of its operands and result at the bandwidth of the
-    memory, whichever is longer. Attention keeps scores on the chip. Elementwise work costs nothing, the update of the
-    state its bytes.
+    Each matrix product takes the time of its FLOPs at the peak or of its operands and result at the
+    bandwidth of the memory, whichever is longer. Attention keeps scores on the chip. Elementwise
+    work costs nothing, the update of the state its bytes.
     """
     a = run.architecture
     chip = topology.chip
@@ -151,17 +152,15 @@ def _collectives(run: Assembly, topology: Topology) -> Iterator[float]:
             [leaf for leaf in spread if _is_even(leaf, topology) == even], mesh
         )
         if num_bytes:
-            yield (
-                2 * micro_batches * seconds(gather, num_bytes, members("data"))
-            )  # in the forward and backward pass
+            # In the forward and backward pass
+            yield 2 * micro_batches * seconds(gather, num_bytes, members("data"))
             yield micro_batches * seconds(scatter, num_bytes, members("data"))
             yield seconds("all-reduce", num_bytes // mesh.shape["data"], members("replica"))
     if mesh.shape["model"] > 1 and run.architecture.has_transformer:
         a = run.architecture
         tokens = size * _images(run) * a.sequence_length * a.width
-        sums = (
-            4 * a.depth * len(a.attention_lengths)
-        )  # two for each attention and its MLP, forward and backward
+        # Two for each attention and its MLP, forward and backward
+        sums = 4 * a.depth * len(a.attention_lengths)
         yield sums * seconds("all-reduce", tokens, members("model"))
 
 

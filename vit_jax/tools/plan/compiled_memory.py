@@ -40,9 +40,8 @@ def compiled_memory(stats: Any, program: Program) -> Memory:
             if loop.opcode == "while":
                 kind = "gradients" if "transpose(" in loop.source else "activations"
                 kept[kind] += sum(array.padded_bytes for array in _filled(loop, makers, program))
-    new_outputs = (
-        stats.output_size_in_bytes - stats.alias_size_in_bytes
-    )  # others reuse the memory of an argument
+    # Others reuse the memory of an argument
+    new_outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
     temporary = stats.temp_size_in_bytes + new_outputs - sum(kept.values())
     return Memory(
         **arguments, **kept, temporary=temporary, program=stats.generated_code_size_in_bytes

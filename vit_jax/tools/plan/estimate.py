@@ -113,9 +113,8 @@ class Plan:
         speed = self.config.global_batch / self.step_seconds
         flops = run.training_flops_per_image
         all_flops = run.training_flops(run.steps.total) * self.num_runs
-        equal_steps = (
-            all_flops / (flops * self.config.global_batch) if run.earlier else steps
-        )  # of the last phase
+        # Of the last phase
+        equal_steps = all_flops / (flops * self.config.global_batch) if run.earlier else steps
         days = equal_steps * self.step_seconds / 86400
         chip_days = days * topology.num_chips
         is_standard = run.architecture.is_standard
@@ -148,8 +147,8 @@ def make_plan(
     """Plan a run; without `can_compile` by arithmetic even where a compiler is installed.
 
     Raises:
-      ValueError: a config that does not fit the machine or the dataset, or a network with a user's own code where
-        nothing can be compiled.
+      ValueError: a config that does not fit the machine or the dataset, or a network with a user's
+        own code where nothing can be compiled.
     """
     validate(config)
     reason = aot.missing_compiler(topology) if can_compile else "as requested"

@@ -1,8 +1,9 @@
 """Time of each kernel of a program compiled for a GPU, by arithmetic and memory: XLA counts no cycles there.
 
-A kernel takes the longer of its FLOPs at an attainable share of the peak and its bytes at an attainable share of the
-bandwidth, and its launch. Bytes are those of its operands and results; of a slice or an update only that. Not
-counted: arithmetic other than products, such as GELU and random numbers, and operands that are read twice.
+A kernel takes the longer of its FLOPs at an attainable share of the peak and its bytes at an
+attainable share of the bandwidth, and its launch. Bytes are those of its operands and results; of a
+slice or an update only that. Not counted: arithmetic other than products, such as GELU and random
+numbers, and operands that are read twice.
 """
 
 import math

@@ -1,6 +1,7 @@
 """Descriptions of NVIDIA GPUs, from which XLA compiles for them without one.
 
-Numbers are of NVIDIA's white papers of each architecture; memory and its bandwidth are those of `sharding/chips.py`.
+Numbers are of NVIDIA's white papers of each architecture; memory and its bandwidth are those of
+`sharding/chips.py`.
 """
 
 from typing import NamedTuple

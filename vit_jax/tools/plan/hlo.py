@@ -1,6 +1,7 @@
 """Parses optimised HLO text into computations and instructions.
 
-Only what an estimate needs: order, operands, array sizes, called computations, loop lengths, XLA's own cycle counts.
+Only what an estimate needs: order, operands, array sizes, called computations, loop lengths, XLA's
+own cycle counts.
 """
 
 import dataclasses

@@ -86,8 +86,8 @@ def search(
       report: receives a line before each plan; a compilation may take minutes.
 
     Raises:
-      ValueError: the machine allows no layout, or the network has user-defined components, for which there is no
-        formula.
+      ValueError: the machine allows no layout, or the network has user-defined components, for
+        which there is no formula.
     """
     validate(config)
     refusals: list[str] = []
@@ -126,7 +126,8 @@ def search(
 def _in_order(candidates: list[Candidate], usable_bytes: int, limit: float) -> list[Candidate]:
     """Return the candidates in the order in which they are tried, none that is larger than the limit.
 
-    First come those with the least recomputation of all that fit by arithmetic, then the others, then those in doubt.
+    First come those with the least recomputation of all that fit by arithmetic, then the others,
+    then those in doubt.
     """
     sure = [candidate for candidate in candidates if candidate.needed_bytes <= usable_bytes]
     doubtful = [
@@ -194,9 +195,8 @@ def _smallest_accumulation(
 
 
 def _shardings(topology: Topology) -> Iterator[ShardingConfig]:
-    together = (
-        topology.chips_per_slice if topology.is_tpu else topology.num_chips
-    )  # without a number of replicas
+    # Without a number of replicas
+    together = topology.chips_per_slice if topology.is_tpu else topology.num_chips
     for model in MODEL_SHARDS:
         if topology.chips_per_slice % model:
             continue

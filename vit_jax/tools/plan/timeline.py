@@ -1,11 +1,12 @@
 """Time of one step: a simulation of the compiled schedule.
 
-The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each kernel
-(`gpu_kernels.py`). A Pallas kernel, of which XLA counts none, takes the bundles of its schedule times the programs of
-its grid that one core runs. Beside it, each with its own queue, the links carry collectives, the network exchanges
-between slices, and the memory bus prefetches; a `-done` waits for them. A collective without start and done blocks the
-core. A loop costs its body times its length, a conditional its longest branch; one of metrics its shortest, since most
-steps are not logged. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
+The core executes instructions in order: on a TPU for XLA's cycles, on a GPU for the time of each
+kernel (`gpu_kernels.py`). A Pallas kernel, of which XLA counts none, takes the bundles of its
+schedule times the programs of its grid that one core runs. Beside it, each with its own queue, the
+links carry collectives, the network exchanges between slices, and the memory bus prefetches; a
+`-done` waits for them. A collective without start and done blocks the core. A loop costs its body
+times its length, a conditional its longest branch; one of metrics its shortest, since most steps
+are not logged. Not modelled: core and prefetches sharing the bus, stragglers, hosts.
 """
 
 import dataclasses
@@ -29,7 +30,8 @@ _SUMS = (  # fields of a timeline that a loop multiplies
     *("compute_seconds", "kernel_seconds", "collective_seconds", "prefetch_seconds"),
     *("unknown_loops_pass_seconds", "num_unknown_kernels"),
 )
-# A collective may overlap with several fusions; XLA's names distinguish its start and end from its middle.
+# A collective may overlap with several fusions; XLA's names distinguish its start and end from its
+# middle.
 _FUSED_START = "async-collective-start"
 _FUSED_MIDDLE = "async_collective_fusion"
 
@@ -59,13 +61,11 @@ class Timeline:
         default_factory=dict
     )  # seconds of the core, kernels included
     collectives: tuple[Collective, ...] = ()  # all of them, the most expensive first
-    num_unknown_loops: int = (
-        0  # loops of unknown length, counted as one pass; the random numbers of mixup have such
-    )
+    # Loops of unknown length, counted as one pass; the random numbers of mixup have such
+    num_unknown_loops: int = 0
     unknown_loops_pass_seconds: float = 0.0  # one pass of each of these
-    num_unknown_kernels: int = (
-        0  # kernels without a count of cycles or of programs, counted as nothing
-    )
+    # Kernels without a count of cycles or of programs, counted as nothing
+    num_unknown_kernels: int = 0
 
     @property
     def seconds(self) -> float:
@@ -157,9 +157,8 @@ class _Walk:
         elif instruction.is_kernel:
             bundles = self.bundles.get(instruction.kernel)
             programs = instruction.programs
-            cores = (
-                self.topology.fabric.cores_per_chip
-            )  # share the grid, so that the fuller one decides
+            # Share the grid, so that the fuller one decides
+            cores = self.topology.fabric.cores_per_chip
             cycles = (
                 None
                 if bundles is None or programs is None

@@ -2,7 +2,8 @@
 
 TPUs also by Google Cloud's type: "v5litepod-256", "2*v5p-1024".
 
-Their devices in name only, and how fast these communicate. Neither the machine nor a compiler for it is needed.
+Their devices in name only, and how fast these communicate. Neither the machine nor a compiler for
+it is needed.
 """
 
 import dataclasses
@@ -40,7 +41,10 @@ CollectiveSeconds = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-    """A device in name only: enough to lay out a mesh, not to compile for it. Fields as jax names them."""
+    """A device in name only: enough to lay out a mesh, not to compile for it.
+
+    Fields as jax names them.
+    """
 
     id: int
     platform: str

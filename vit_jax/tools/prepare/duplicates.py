@@ -1,7 +1,8 @@
 """Training images that are near-duplicates of test images, also mirrored.
 
-Pairs with nearly equal perceptual hashes are duplicates. With weights, so are pairs with less equal hashes, or with any
-hashes, whose frozen features have a large cosine: features see through crops, which change a hash.
+Pairs with nearly equal perceptual hashes are duplicates. With weights, so are pairs with less equal
+hashes, or with any hashes, whose frozen features have a large cosine: features see through crops,
+which change a hash.
 """
 
 import json
@@ -191,7 +192,8 @@ def report(
 ) -> str:
     """Return a summary as text, or as JSON with the pairs.
 
-    `files` may have paths to write: "output" for the pairs, "write" for the ids of images in `split` of the source.
+    `files` may have paths to write: "output" for the pairs, "write" for the ids of images in
+    `split` of the source.
     """
     opened = list(tests.items())
     rows = [

@@ -1,7 +1,7 @@
 """A perceptual hash: nearly equal for copies of an image in another size, quality, brightness or colour.
 
-Each of 64 bits tells whether one of the lowest frequencies of the luminance, reduced to 32 x 32 pixels, is above their
-median. Copies differ in few bits; unrelated images in about half.
+Each of 64 bits tells whether one of the lowest frequencies of the luminance, reduced to 32 x 32
+pixels, is above their median. Copies differ in few bits; unrelated images in about half.
 
 Legend: B images, N records, Q queries, H height, W width, U and V frequencies.
 """
@@ -66,7 +66,8 @@ def near(
 ) -> Iterator[tuple[int, int, int]]:
     """Yield every pair of hashes that differ in at most `distance` bits: index, index of the query, distance.
 
-    All pairs are compared: 1.5 billion a second on one core, which buckets of equal bits do not beat beyond few bits.
+    All pairs are compared: 1.5 billion a second on one core, which buckets of equal bits do not
+    beat beyond few bits.
     """
 
     def near_in_block(start: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """Smaller copies of image folders, which are read several times faster: the same files, each with a shorter side.
 
-The copies are JPEGs with a restart marker after every row of blocks, where `jpeg` skips the rows above a crop.
-A file beside them states their size and quality, and whether the copy is complete.
+The copies are JPEGs with a restart marker after every row of blocks, where `jpeg` skips the rows
+above a crop. A file beside them states their size and quality, and whether the copy is complete.
 """
 
 import functools
@@ -22,7 +22,8 @@ from vit_jax.data.workers import in_threads
 from vit_jax.storage.files import find_unfinished, make_folder, write_atomically
 
 QUALITY = 90
-_UNIT = 16  # height and width of the blocks that are coded together, with colours at half the resolution
+# Height and width of the blocks that are coded together, with colours at half the resolution
+_UNIT = 16
 
 
 def prepare_folder(
@@ -30,16 +31,18 @@ def prepare_folder(
 ) -> dict[str, int]:
     """Write a copy of an image folder with the same names, classes and splits; continue one that was interrupted.
 
-    An image whose short side is not longer than `short_side`, that has more than 8 bits, or that cannot be decoded, is
-    copied unchanged. Of a larger one, each new pixel is the average over its area, and the file is a JPEG whatever its
-    name. It keeps the orientation that its Exif data state. Files that cannot be opened are skipped and named.
+    An image whose short side is not longer than `short_side`, that has more than 8 bits, or that
+    cannot be decoded, is copied unchanged. Of a larger one, each new pixel is the average over its
+    area, and the file is a JPEG whatever its name. It keeps the orientation that its Exif data
+    state. Files that cannot be opened are skipped and named.
 
     Returns:
-      How many images this call made smaller, copied, and could not open: "reduced", "copied" and "unreadable".
+      How many images this call made smaller, copied, and could not open: "reduced", "copied" and
+      "unreadable".
 
     Raises:
-      ValueError: there is no such folder, it has no images, or `output` is inside it, holds another copy or cannot be
-        written.
+      ValueError: there is no such folder, it has no images, or `output` is inside it, holds another
+        copy or cannot be written.
     """
     files = image_files(str(folder)) if folder.is_dir() else []
     if not files:
@@ -104,6 +107,5 @@ def reduced(stored: bytes, short_side: int, quality: int) -> bytes | None:
     is_encoded, file = cv2.imencode(
         ".jpg", smaller, (cv2.IMWRITE_JPEG_QUALITY, quality, *sampling, *restarts)
     )
-    return (
-        tagged(file.tobytes(), orientation_of(stored)) if is_encoded else None
-    )  # no with more than 65,535 columns
+    # No with more than 65,535 columns
+    return tagged(file.tobytes(), orientation_of(stored)) if is_encoded else None

@@ -1,8 +1,9 @@
 """Records in an order by a seeded hash of their names, with one pass over them and little memory.
 
-Each record goes to one of several bucket files by its key, the hash; a journal keeps its key, label and size. The
-buckets, sorted one after the other, are all records in the order of their keys: an order that depends on the seed and
-the names alone, not on that in which the records came. Memory holds 16 bytes for each record at the end, no record.
+Each record goes to one of several bucket files by its key, the hash; a journal keeps its key, label
+and size. The buckets, sorted one after the other, are all records in the order of their keys: an
+order that depends on the seed and the names alone, not on that in which the records came. Memory
+holds 16 bytes for each record at the end, no record.
 """
 
 import fcntl

@@ -1,8 +1,8 @@
 """Datasets made of tar archives: read once, without unpacking, and written as shuffled ArrayRecord files.
 
-The result is a folder that `tfds:NAME` reads, with a manifest of its records and a list of skipped and odd files.
-`tar_reading` reads the archives into a `scatter`, which holds the images until all classes are known, and `tar_writing`
-writes them.
+The result is a folder that `tfds:NAME` reads, with a manifest of its records and a list of skipped
+and odd files. `tar_reading` reads the archives into a `scatter`, which holds the images until all
+classes are known, and `tar_writing` writes them.
 """
 
 import collections
@@ -116,8 +116,9 @@ def prepare_tars(
       The folder; and the numbers of records by split, of classes, and of listed files by kind.
 
     Raises:
-      ValueError: the name is not allowed; a dataset of this name has other archives or options; the disk is too small;
-        an archive is damaged or has a class that is not in `options.classes`; fewer than two classes.
+      ValueError: the name is not allowed; a dataset of this name has other archives or options; the
+        disk is too small; an archive is damaged or has a class that is not in `options.classes`;
+        fewer than two classes.
     """
     if not _NAME.fullmatch(name) or in_catalogue(name)[0]:
         raise ValueError(

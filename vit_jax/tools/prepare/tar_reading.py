@@ -265,7 +265,8 @@ class Options:
       min_side: pixels; an image with a shorter side is skipped.
       min_class_images: a class with fewer images is skipped.
       holdout_per_class: images of each class, at most half of it, that are the split "validation".
-      short_side: pixels to which longer short sides are reduced, as `prepared.reduced` does; None: no change.
+      short_side: pixels to which longer short sides are reduced, as `prepared.reduced` does; None:
+        no change.
       quality: JPEG quality of reduced images.
       shards: files of each split; None: one for each `tar_dataset.SHARD_BYTES` of the archives, and
         `tar_dataset.SHARDS_OF_STREAM` for the standard input.

@@ -28,7 +28,8 @@ DUPLICATE = "duplicate"
 SMALL_CLASS = "small class"
 
 _ROW_GROUP = 10_000  # of the manifest, written at once
-_FORMAT = "group_size:1,uncompressed"  # TFDS compresses, which makes images no smaller and takes four times as long
+# TFDS compresses, which makes images no smaller and takes four times as long
+_FORMAT = "group_size:1,uncompressed"
 _COLUMNS = pa.schema(
     {"id": pa.string(), "split": pa.string(), "label": pa.int32(), "class": pa.string()}
     | {"source": pa.string(), "sha256": pa.string(), "size": pa.int64()}
@@ -48,8 +49,8 @@ class _Plan(NamedTuple):
 def plan(scatter: Scatter, options: Options) -> _Plan:
     """Number the classes and divide the records among the splits.
 
-    Numbers are those of `options.classes`, else those that files state, else places in the sorted names of the classes
-    that are not skipped.
+    Numbers are those of `options.classes`, else those that files state, else places in the sorted
+    names of the classes that are not skipped.
 
     Raises:
       ValueError: fewer than two classes have images.

@@ -1,4 +1,7 @@
-"""The paper's studies, as tables of axes. Values are the paper's, for recipes of its models (`pretrain_jft`)."""
+"""The paper's studies, as tables of axes.
+
+Values are the paper's, for recipes of its models (`pretrain_jft`).
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -75,7 +78,10 @@ def _position(config: PretrainConfig, value: str, values: Sequence[str]) -> list
 
 
 def _shape(config: PretrainConfig, value: str, values: Sequence[str]) -> list[str]:
-    """Multiply a dimension: "depth:2" doubles the depth. Heads keep their size; all: depth, width and MLP together."""
+    """Multiply a dimension: "depth:2" doubles the depth.
+
+    Heads keep their size; all: depth, width and MLP together.
+    """
     if value == "base":
         return []
     dimension, _, text = value.partition(":")

@@ -43,14 +43,16 @@ def make_sweep(
     Args:
       recipe: "digits", "configs/x.py:ARGUMENT".
       overrides: of the command, "--config.model.width=64".
-      words: "FIELD=A,B", "FIELD=A,B;C,D" for values with commas, "FIELD=log(LOW,HIGH)" or "FIELD=uniform(LOW,HIGH)".
+      words: "FIELD=A,B", "FIELD=A,B;C,D" for values with commas, "FIELD=log(LOW,HIGH)" or
+        "FIELD=uniform(LOW,HIGH)".
       metric: by which settings are compared; None: `checkpoint.best_metric`.
-      num_settings: number of random settings; None: all combinations. The first N of more settings are the same.
+      num_settings: number of random settings; None: all combinations. The first N of more settings
+        are the same.
       seed: random seed.
 
     Raises:
-      ValueError: other words, a range without `num_settings`, fewer settings than that, two equal runs, or an invalid
-        config.
+      ValueError: other words, a range without `num_settings`, fewer settings than that, two equal
+        runs, or an invalid config.
     """
     values: dict[str, Range | tuple[str, ...]] = {}
     for word in words:

@@ -1,6 +1,7 @@
 """Studies and sweeps: axes, whose values are overrides of a recipe. No run is started here.
 
-Each run equals `vit-jax pretrain --config=RECIPE:ARGUMENT --config.FIELD=VALUE ...` in the same folder.
+Each run equals `vit-jax pretrain --config=RECIPE:ARGUMENT --config.FIELD=VALUE ...` in the same
+folder.
 """
 
 import dataclasses
@@ -24,7 +25,8 @@ class Axis:
     Attributes:
       name: of the column of the table, and of the option with an s at its end.
       overrides: overrides of a value.
-      values: the paper's; (): the axis has an effect only if the command or the recipe gives values.
+      values: the paper's; (): the axis has an effect only if the command or the recipe gives
+        values.
       takes: the fields that it sets, which the command must not set.
       is_searched: only the value with the best evaluation is shown.
     """
@@ -63,10 +65,12 @@ class Study:
       picture: how results are drawn.
       config: overrides of all its runs; overrides of the recipe and of the command come after them.
       measures: names of results in `summary.json`, drawn side by side.
-      stops_early: measures are those of the best evaluation by `checkpoint.best_metric`, not of the last.
+      stops_early: measures are those of the best evaluation by `checkpoint.best_metric`, not of the
+        last.
       allows: returns True for points of the grid.
       is_trained: False for a study whose runs are timed.
-      is_sweep: over any fields of a recipe; not drawn, and the deviation over seeds is shown, not the extremes.
+      is_sweep: over any fields of a recipe; not drawn, and the deviation over seeds is shown, not
+        the extremes.
     """
 
     name: str
@@ -162,7 +166,8 @@ def make_grid(
       chosen: values by option, "models".
 
     Raises:
-      ValueError: an option that the study does not have, a field that it sets itself, or an invalid config.
+      ValueError: an option that the study does not have, a field that it sets itself, or an invalid
+        config.
     """
     table = {**load_studies(recipe).get(study.name, {}), **chosen}
     config = (*study.config, *table.pop("config", ()))
@@ -197,7 +202,8 @@ def make_runs(
     """Return one run for each point.
 
     Raises:
-      ValueError: a repeated value, an override that an axis sets itself, no point, or an invalid config.
+      ValueError: a repeated value, an override that an axis sets itself, no point, or an invalid
+        config.
     """
     for axis, values in axes.items():
         require_different(study.option(axis), values)

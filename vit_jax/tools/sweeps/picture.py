@@ -16,7 +16,8 @@ MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apar
 _LABELS = {"images_per_second": "images per second", "largest_batch": "largest batch (images)"}
 _WIDTH = 6.4
 _HEIGHT = 4.2  # inches of a panel
-_SIDES = (  # of a point where a label may stand: offset in typographic points, alignment of the text
+# Of a point where a label may stand: offset in typographic points, alignment of the text
+_SIDES = (
     (-5, 4, "right", "bottom"),
     (5, -4, "left", "top"),
     (-5, -4, "right", "top"),
@@ -33,7 +34,8 @@ def draw(
 ) -> "Figure":
     """Return a figure with a panel for each measure.
 
-    The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of their own.
+    The paper's points are drawn in the same panel if the axes overlap, otherwise in a panel of
+    their own.
     """
     drawn = [row for row in rows if study.measures[0] in row and study.picture.x in row]
     cheapest = min(row.exaflops for row in TABLE_6)

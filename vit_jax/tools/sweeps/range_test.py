@@ -1,6 +1,9 @@
-"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, sec. 3.3), with a rate that rises exponentially.
+"""The learning-rate range test (Smith, 2017, arXiv:1506.01186, sec.
 
-A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Nothing is kept of them.
+3.3), with a rate that rises exponentially.
+
+A few steps of a recipe, each at a higher rate than the one before, until the loss diverges. Nothing
+is kept of them.
 """
 
 import dataclasses
@@ -39,14 +42,16 @@ if TYPE_CHECKING:
 
 LEAST_STEPS = 20
 WINDOW = 0.1  # of all steps: over which losses are smoothed, and in which nothing diverges
-MARGIN = 0.01  # of the loss at the start, above which it has diverged; or the spread at the start, if that is more
+# Of the loss at the start, above which it has diverged; or the spread at the start, if that is more
+MARGIN = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class RangeTest:
     """Learning rates in ascending order, and the training loss after the step with each.
 
-    The loss has diverged where its mean over the steps around is above that of the first steps, which learn nothing.
+    The loss has diverged where its mean over the steps around is above that of the first steps,
+    which learn nothing.
     """
 
     num_steps: int  # of the complete test, which may have ended before
@@ -119,7 +124,8 @@ class RangeTest:
 def run_range_test(config: RunConfig, low: float, high: float, num_steps: int) -> RangeTest:
     """Train with rates from `low` to `high`, at most `num_steps` of them, on this machine; write nothing.
 
-    Random numbers depend on the config's seed. Warm-up, decay, average and evaluations of the config are ignored.
+    Random numbers depend on the config's seed. Warm-up, decay, average and evaluations of the
+    config are ignored.
 
     Raises:
       ValueError: the config, its data or its weights cannot be used, or there are too few steps.

@@ -39,9 +39,10 @@ ANY_MACHINE = "v5e:1x1"  # exaFLOPs do not depend on it
 class Halving:
     """Early stopping of bad settings: one rung of successive halving.
 
-    Every run is trained up to a fraction of its steps, where it is paused after an evaluation. Settings are compared by
-    the mean over their seeds, and only the best are resumed. A paused run is an ordinary workdir with a checkpoint, so
-    a resumed one ends as if it had never been paused. The comparison depends on the runs alone, not on machines.
+    Every run is trained up to a fraction of its steps, where it is paused after an evaluation.
+    Settings are compared by the mean over their seeds, and only the best are resumed. A paused run
+    is an ordinary workdir with a checkpoint, so a resumed one ends as if it had never been paused.
+    The comparison depends on the runs alone, not on machines.
     """
 
     fraction: float  # of a run's steps, below 1
@@ -212,7 +213,8 @@ def plan_to_markdown(
     `sizes` has the numbers of images and classes from the command.
 
     Raises:
-      ValueError: as `check`; a config that does not fit the machine or the data, or data of an unknown size.
+      ValueError: as `check`; a config that does not fit the machine or the data, or data of an
+        unknown size.
     """
     check(grid, halving)
     stopped: Mapping[str, float] = {}

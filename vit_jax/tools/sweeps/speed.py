@@ -35,7 +35,8 @@ SecondsOf = Callable[[int], float | None]
 def measure(config: PretrainConfig, workdir: str, topology: Topology | None = None) -> None:
     """Time the network of a recipe and write `summary.json`.
 
-    It is timed on the first device, or for one chip of a TPU by the schedule of the compiled program.
+    It is timed on the first device, or for one chip of a TPU by the schedule of the compiled
+    program.
     """
     architecture = architecture_of(config, NUM_CLASSES)
     if topology is None:

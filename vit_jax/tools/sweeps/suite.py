@@ -18,10 +18,12 @@ class Task:
       name: of the task, and of its folder.
       group: over whose tasks a mean is taken.
       data: as in a recipe: "vtab:pets", "digits", "folder:PATH", "csv:FILE", "package.module:name".
-      train, validation: splits of `data`: each setting is trained on the first and compared on the second.
+      train, validation: splits of `data`: each setting is trained on the first and compared on the
+        second.
       train_and_validation, test: those of the final run.
       flip, crop: whether training may mirror, and crop, the images.
-      published: top-1 accuracies of the paper in percent, in the order of `PUBLISHED`; () where there are none.
+      published: top-1 accuracies of the paper in percent, in the order of `PUBLISHED`; () where
+        there are none.
     """
 
     name: str

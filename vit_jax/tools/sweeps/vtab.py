@@ -40,8 +40,9 @@ class Setting:
         return f"learning rate {self.learning_rate:g}, {self.num_steps:,} steps"
 
 
-# The paper tries two rates and two lengths, does not say which, and names the best: 0.01 for 2,500 steps. 500 steps and
-# both warm-ups are those of its authors' code; 0.003 is the next rate in Table 4.
+# The paper tries two rates and two lengths, does not say which, and names the best: 0.01 for 2,500
+# steps. 500 steps and both warm-ups are those of its authors' code; 0.003 is the next rate in Table
+# 4.
 LEARNING_RATES = (0.003, 0.01)
 LENGTHS = ((500, 100), (2500, 200))
 
@@ -119,7 +120,8 @@ class Sweep:
       tasks: those of them whose data can be opened, on every machine.
       own: the tasks of this machine.
       settings: to compare; a single one needs no trials.
-      is_shared: one setting for all tasks, by the mean over their validation examples; else one for each task.
+      is_shared: one setting for all tasks, by the mean over their validation examples; else one for
+        each task.
       config: a recipe for fine-tuning, with `init_from`; fields of task and setting are replaced.
       folder: the workdir of the sweep.
     """
@@ -206,7 +208,8 @@ def run_sweep(sweep: Sweep) -> None:
     Every process of the machine's run calls this, after `hosts.start`.
 
     Raises:
-      ValueError: the workdir is of other weights, or a run in it of another config; otherwise as `finetune`.
+      ValueError: the workdir is of other weights, or a run in it of another config; otherwise as
+        `finetune`.
       Unfinished: trials of other machines are missing.
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """

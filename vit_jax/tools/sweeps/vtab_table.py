@@ -26,7 +26,10 @@ _WORDS = (
 
 
 def results_of(sweep: Sweep) -> list[Row]:
-    """Return one row for each task whose final run has ended and not diverged. Accuracies are fractions."""
+    """Return one row for each task whose final run has ended and not diverged.
+
+    Accuracies are fractions.
+    """
     rows = []
     for task, (setting, outcome) in sweep.finals().items():
         if (accuracy := outcome.accuracy) is not None:

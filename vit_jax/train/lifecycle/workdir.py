@@ -152,8 +152,8 @@ def _raise_together(path: pathlib.Path, error: ValueError | OSError | None) -> N
 def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
     """Open a context that removes new files and folders after a ValueError.
 
-    Nothing is removed if there are other new files than `files`, or if another run has the lock: the
-    new files are then of that run.
+    Nothing is removed if there are other new files than `files`, or if another run has the lock:
+    the new files are then of that run.
     """
     if not hosts.is_first():
         yield

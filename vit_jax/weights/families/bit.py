@@ -84,7 +84,10 @@ def find_canonical(names: Iterable[str]) -> dict[str, str] | None:
 
 
 def find_facts(shapes: Mapping[str, Shape]) -> Facts:
-    """Return the facts of a file, without an image size: a ResNet takes any. ValueError as for `shape_of`."""
+    """Return the facts of a file, without an image size: a ResNet takes any.
+
+    ValueError as for `shape_of`.
+    """
     return Facts(
         family="resnet",
         width=shape_of(shapes, "resnet/group_norm/gamma", 1)[0],

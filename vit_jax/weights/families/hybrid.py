@@ -1,4 +1,7 @@
-"""Hybrids of the paper and of AugReg: a ViT on the features of a ResNet. Files have the names of the ViT."""
+"""Hybrids of the paper and of AugReg: a ViT on the features of a ResNet.
+
+Files have the names of the ViT.
+"""
 
 from vit_jax.weights.family import (
     Family,

@@ -143,9 +143,8 @@ ViT-H/14
 
 # The authors' files.
 
-_STATE = (
-    r"(opt|chrono|extra)/|(epoch|state)$"  # of optimiser and clock, in a checkpoint of training
-)
+# Of optimiser and clock, in a checkpoint of training
+_STATE = r"(opt|chrono|extra)/|(epoch|state)$"
 _BESIDE = {  # prefix of the network → prefixes allowed beside it
     "params/img/": rf"{_STATE}|params/(?!img/)",
     "params/": _STATE,

@@ -114,7 +114,8 @@ def write_npz(
 ) -> None:
     """Write arrays, ordered by name and not compressed, completely or not at all.
 
-    Equal input gives equal bytes. bfloat16 is written as NumPy does: two bytes without a kind (`|V2`).
+    Equal input gives equal bytes. bfloat16 is written as NumPy does: two bytes without a kind
+    (`|V2`).
 
     Raises:
       ValueError: a name, a dtype or metadata that such a file cannot hold, or the system cannot

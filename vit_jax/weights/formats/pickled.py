@@ -17,8 +17,9 @@ _NO_WEIGHTS = {  # beside weights, as transformers' trainer writes them
 }
 _USUAL = ("pytorch_model.bin", "adapter_model.bin", "model.pth")
 _SHARD = re.compile(r"-\d+-of-\d+\.\w+$")
-# Entries in entries, as checkpoints of training have them, get names joined by dots. The optimiser's state, twice as
-# large as the weights, is omitted. Namespaces hold the arguments of a training script, and run no code.
+# Entries in entries, as checkpoints of training have them, get names joined by dots. The
+# optimiser's state, twice as large as the weights, is omitted. Namespaces hold the arguments of a
+# training script, and run no code.
 _PROGRAM = """\
 import sys, argparse, torch, safetensors.torch as s; \
 torch.serialization.add_safe_globals([argparse.Namespace]); \

@@ -33,7 +33,8 @@ _LENGTH = struct.Struct("<Q")  # of the header, which follows
 _METADATA = "__metadata__"
 _OURS = "vit_jax"
 _DIGESTS = "vit_jax_sha256"
-# Other libraries look for the framework whose layout the arrays have; transformers once read no other than this.
+# Other libraries look for the framework whose layout the arrays have; transformers once read no
+# other than this.
 _FORMAT = {"format": "pt"}
 _KINDS = {"f": "F", "i": "I", "u": "U", "V": "BF", "b": "BOOL"}
 _DTYPES = {

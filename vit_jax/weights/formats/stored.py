@@ -33,7 +33,8 @@ DAMAGED = "The file is damaged or incomplete: fetch it again."
 MAX_ARRAYS = 10_000  # 16 in each of 600 layers; a header takes a third of a millisecond
 MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
-# What the system and parsers raise on damaged bytes; RuntimeError includes RecursionError and NotImplementedError.
+# What the system and parsers raise on damaged bytes; RuntimeError includes RecursionError and
+# NotImplementedError.
 _BUILT_IN = (
     EOFError,
     MemoryError,

@@ -230,7 +230,8 @@ def vit_facts(
 ) -> Facts:
     """Return the facts about a ViT in PyTorch's layouts, whose names have these rules.
 
-    The number of heads is not among them. Further arguments are fields of `Facts`. ValueError as for `shape_of`.
+    The number of heads is not among them. Further arguments are fields of `Facts`. ValueError as
+    for `shape_of`.
     """
     parts = Parts(shapes, rules)
     embedding = parts.name("embedding/kernel")

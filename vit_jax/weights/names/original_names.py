@@ -10,7 +10,8 @@ from vit_jax.weights.patterns import NEVER
 class OriginalNames(NamedTuple):
     """Names of a family in its authors' code."""
 
-    # A name that only this family has, below the prefix; "" for files without any mark, as timm's are.
+    # A name that only this family has, below the prefix; "" for files without any mark, as timm's
+    # are.
     mark: str
     renames: Mapping[str, str]  # regular expression → replacement, in this order; all matches apply
     prefixes: tuple[str, ...] = ("",)  # of the network's names, the first of these

@@ -38,7 +38,8 @@ class Style(NamedTuple):
     splits_bias: bool = False  # the same for their biases, if kernels are in one array
     splits_gate: bool = False  # one array each for the gate and the gated layer of SwiGLU
     embedding_norm: str = "norm_pre"
-    # Class token and positions have no leading axes, and the head is a kernel without transposition.
+    # Class token and positions have no leading axes, and the head is a kernel without
+    # transposition.
     is_flat: bool = False
     # The patch embedding is a linear layer, and all prefix tokens are one array.
     embeds_linearly: bool = False

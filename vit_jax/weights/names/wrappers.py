@@ -35,7 +35,8 @@ WRAPPERS = AVERAGED | {
 _INNER = re.compile(
     r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
 )  # at any depth
-_PARTS = {  # reason → the first words of names, below wrappers, of arrays that are no part of a network
+# Reason → the first words of names, below wrappers, of arrays that are no part of a network
+_PARTS = {
     "state of training": (
         *(
             "optimizer",
