@@ -85,9 +85,10 @@ class StepCompiler:
         """
         placed_step = self.place(step)
 
-        def train_step_of_leaves(leaves: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
-            state = pytree.from_named_leaves(self.abstract_state, leaves)
-            new_state, metrics = placed_step(state, batch)
+        # The compiled program names its arguments state['model/...'], by which plans tell their kinds.
+        def train_step_of_leaves(state: Leaves, batch: Batch) -> tuple[Leaves, Metrics]:
+            complete_state = pytree.from_named_leaves(self.abstract_state, state)
+            new_state, metrics = placed_step(complete_state, batch)
             return pytree.named_leaves(new_state), metrics
 
         leaf_shardings = pytree.named_leaves(self.state_shardings)
