@@ -20,7 +20,7 @@ from vit_jax.evals.probe_predictions import (
 SEARCH_FOLDS = 5
 """A search holds out each fifth of the images once, with equal shares of every class."""
 MOST_FOLDED = 50_000
-"""Of more images one fifth is held out: its loss is precise enough."""
+"""The most images for folds; with more, one fifth is held out: its loss is precise enough."""
 Method = Literal["logistic", "least_squares"]
 Predictions = ClassPredictions | LabelPredictions
 

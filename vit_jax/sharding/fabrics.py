@@ -19,9 +19,9 @@ class Fabric:
 
     kind: str  # how a topology names it, such as "v5e"
     device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
-    # Of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
+    # Axes of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
     num_axes: int
-    # Of one link of the torus in one direction; of a GPU, of all its links to the switch.
+    # One link of the torus in one direction; for a GPU, all its links to the switch.
     link_bytes_per_second: float
     network_bytes_per_second: float  # of one chip, to other slices or nodes
     cores_per_chip: int  # what "core-days" count; 1 for GPUs

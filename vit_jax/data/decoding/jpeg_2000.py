@@ -14,7 +14,7 @@ from vit_jax.data.decoding.bitmaps import MOST_BANDS, UndecodableRaster
 from vit_jax.data.decoding.heif import read_boxes
 
 STARTS = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
-"""Of a file with boxes, and of a codestream alone."""
+"""The first bytes of a file with boxes, and of a codestream alone."""
 
 _CODESTREAM = b"\xff\x4f\xff\x51"
 _BANDS_AT = 40  # in the codestream

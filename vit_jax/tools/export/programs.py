@@ -23,7 +23,7 @@ from vit_jax.storage.files import expanded, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 LARGEST_PROGRAM_BYTES = 2_000_000_000  # below the limit of jax.export
-# Of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
+# Largest difference of log-probabilities, relative to their range: rounding gives 1e-5, mistakes 0.1
 LARGEST_DIFFERENCE = 1e-3
 _PREPARATION = {
     "direct": {

@@ -113,7 +113,7 @@ class Plan:
         speed = self.config.global_batch / self.step_seconds
         flops = run.training_flops_per_image
         all_flops = run.training_flops(run.steps.total) * self.num_runs
-        # Of the last phase
+        # Days are counted in steps of the last phase
         equal_steps = all_flops / (flops * self.config.global_batch) if run.earlier else steps
         days = equal_steps * self.step_seconds / 86400
         chip_days = days * topology.num_chips

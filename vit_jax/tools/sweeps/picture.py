@@ -16,7 +16,7 @@ MARKERS = "osD^vPX"  # beside the colour, for those who cannot tell colours apar
 _LABELS = {"images_per_second": "images per second", "largest_batch": "largest batch (images)"}
 _WIDTH = 6.4
 _HEIGHT = 4.2  # inches of a panel
-# Of a point where a label may stand: offset in typographic points, alignment of the text
+# Places of a label beside a point: offset in typographic points, alignment of the text
 _SIDES = (
     (-5, 4, "right", "bottom"),
     (5, -4, "left", "top"),

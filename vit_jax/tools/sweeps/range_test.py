@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 LEAST_STEPS = 20
 WINDOW = 0.1  # of all steps: over which losses are smoothed, and in which nothing diverges
-# Of the loss at the start, above which it has diverged; or the spread at the start, if that is more
+# Multiple of the loss at the start above which it has diverged; or the spread, if that is more
 MARGIN = 0.01
 
 

@@ -143,7 +143,7 @@ ViT-H/14
 
 # The authors' files.
 
-# Of optimiser and clock, in a checkpoint of training
+# Arrays of optimiser and clock, in a checkpoint of training
 _STATE = r"(opt|chrono|extra)/|(epoch|state)$"
 _BESIDE = {  # prefix of the network → prefixes allowed beside it
     "params/img/": rf"{_STATE}|params/(?!img/)",

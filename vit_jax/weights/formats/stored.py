@@ -33,7 +33,7 @@ DAMAGED = "The file is damaged or incomplete: fetch it again."
 MAX_ARRAYS = 10_000  # 16 in each of 600 layers; a header takes a third of a millisecond
 MAX_NAME_CHARACTERS = 1024
 _SHOWN_CHARACTERS = 80
-# What the system and parsers raise on damaged bytes; RuntimeError includes RecursionError and
+# Errors of the system and of parsers on damaged bytes; RuntimeError includes RecursionError and
 # NotImplementedError.
 _BUILT_IN = (
     EOFError,
