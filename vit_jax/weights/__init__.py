@@ -3,8 +3,9 @@
 States of runs are in `checkpoint`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vit_jax.imports.public_names import import_on_use
 from vit_jax.weights.overrides import OPTIONS
 
 if TYPE_CHECKING:
@@ -12,11 +13,5 @@ if TYPE_CHECKING:
 
 __all__ = ["OPTIONS", "Weights", "load_weights"]
 
-
-def __getattr__(name: str) -> Any:
-    """Import on first use, so that the command line reads its options without JAX."""
-    if name not in ("Weights", "load_weights"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from vit_jax.weights import load
-
-    return getattr(load, name)
+# The command line reads the options without JAX.
+__getattr__ = import_on_use(__name__, {"load": ("Weights", "load_weights")})
