@@ -8,7 +8,7 @@ import dataclasses
 import json
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vit_jax.config.durations import parse_duration
@@ -84,6 +84,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def is_within(name: str, fields: Iterable[str]) -> bool:
+    """Return whether a name of `flatten` is one of these fields, or in one of these sections."""
+    return any(name == field or name.startswith(f"{field}.") for field in fields)
 
 
 def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

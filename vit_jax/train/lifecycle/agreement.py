@@ -15,7 +15,7 @@ import numpy as np
 import vit_jax
 from vit_jax import hosts
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.parsing import flatten
+from vit_jax.config.parsing import flatten, is_within
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.records import Record, Source, few
 from vit_jax.data.workers import in_threads
@@ -61,7 +61,7 @@ def _collect_facts(config: RunConfig, data: Datasets, weights_sha256: str | None
     """Return what must be equal in all processes, by name."""
     facts: JsonObject = {}
     for name, value in flatten(to_dict(config)).items():
-        if not _is_of_a_host(name):
+        if not is_within(name, OF_A_HOST):
             facts[f"config.{name}"] = value
     facts["code"] = f"vit_jax {vit_jax.__version__}, {code_sha256()[:12]}"
     facts["number of training images"] = len(data.train)
@@ -178,11 +178,6 @@ def _describe_different_images(
 
     count = f"{len(different)} of {len(common)}"
     return f"{count} compared {name} have other bytes or labels: {few(different)}"
-
-
-def _is_of_a_host(name: str) -> bool:
-    """Return whether a field, or its section, may differ between hosts."""
-    return any(name == field or name.startswith(f"{field}.") for field in OF_A_HOST)
 
 
 @functools.cache

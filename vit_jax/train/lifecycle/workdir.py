@@ -11,7 +11,7 @@ from vit_jax import hosts
 from vit_jax.checkpoint.presence import require_exact_path
 from vit_jax.checkpoint.reader import has_checkpoints
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.config.parsing import flatten, from_dict
+from vit_jax.config.parsing import flatten, from_dict, is_within
 from vit_jax.config.schema import RUNTIME_FIELDS
 from vit_jax.storage.files import OUT_OF_FILES, JsonObject, expanded, resolved, write_atomically
 from vit_jax.text.printable import shortened
@@ -288,7 +288,7 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
         )
     lines = ""
     for name in sorted(stored.keys() | now.keys()):
-        if stored.get(name) == now.get(name) or _may_change(name):
+        if stored.get(name) == now.get(name) or is_within(name, RUNTIME_FIELDS):
             continue
         there = _format_value(stored, name)
         given = _format_value(now, name)
@@ -298,11 +298,6 @@ def require_same_config(path: pathlib.Path, config: RunConfig) -> None:
             f"workdir {str(path)!r} belongs to a run with another config:\n{lines}"
             "Choose another workdir, or give the config it was started with."
         )
-
-
-def _may_change(name: str) -> bool:
-    """Return whether a field, or its section, may differ when a run is resumed."""
-    return any(name == field or name.startswith(f"{field}.") for field in RUNTIME_FIELDS)
 
 
 def _format_value(values: Mapping[str, object], name: str) -> str:
