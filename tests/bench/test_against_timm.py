@@ -17,6 +17,7 @@ MISSING = aot.missing_compiler(parse_topology("h100:1"))
 @pytest.mark.parametrize("form", [("xla", False), ("auto", True)])
 def test_ours_is_measured_on_the_machine_at_hand(form):
     found = against_timm.measure_ours("mu/16@32", 2, 2, *form)
+
     assert [len(found[name]) for name in ("training", "inference")] == [2, 2]
     assert all(0 < seconds < math.inf for seconds in found["training"] + found["inference"])
     assert 0 < found["loss"] < 10
@@ -28,6 +29,7 @@ def test_programs_of_ours_compile_for_a_gpu():
     """With a class token, so for an odd number of tokens."""
     device = aot.topology_devices(parse_topology("h100:1"))[0]
     _, *traced = against_timm.build_ours("mu/16@32", 2, "xla", True, device)
+
     for program in traced:
         assert isinstance(aot.compile_program(program.lower, device), aot.Executable)
 
@@ -38,6 +40,7 @@ def test_the_table_has_speeds_beside_the_ceiling_and_timm():
     row = against_timm.table(
         {"S/16@32": {"ours, xla": twice, "timm": RESULT}}, ceiling
     ).splitlines()[2]
+
     assert [cell.strip() for cell in row.split("|")[3:-1]] == [
         "2",
         "8.0, 7.3 to 8.9",
@@ -75,6 +78,7 @@ def test_why_a_process_ended(tmp_path, text, problem):
     path.chmod(0o755)
     words = types.SimpleNamespace(timm=str(path), environment=dict(os.environ), limit=600)
     lines, found = against_timm.ask(words, "timm")
+
     assert lines == [{"batch": 32}]
     assert found.startswith(problem)
     assert bool(found) == bool(problem)
@@ -89,6 +93,7 @@ def test_a_process_that_takes_too_long(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", run)
     words = types.SimpleNamespace(timm="python", environment={}, limit=60)
+
     assert against_timm.ask(words, "timm") == ([{"batch": 32}], "stopped after 60 s")
 
 
@@ -108,6 +113,7 @@ def test_a_contender_takes_its_fastest_batch_and_failures_are_told(monkeypatch, 
     monkeypatch.setattr(against_timm, "ask", ask)
     words = types.SimpleNamespace(batches=[2, 4, 8], steps=2, rounds=2)
     found = against_timm.compare(words, "S/16")
+
     assert list(found) == ["ours, xla", "ours, cudnn, unrolled", "timm"]
     assert found["ours, xla"] == {
         "batch": 4,
@@ -116,6 +122,7 @@ def test_a_contender_takes_its_fastest_batch_and_failures_are_told(monkeypatch, 
         "peak_bytes": 5,
         "loss": 1,
     }
+
     out = capsys.readouterr().out
     assert "S/16, ours, cudnn: images/s by batch none; code 1: ValueError: no GPU\n" in out
     assert (

@@ -31,14 +31,18 @@ def test_fewshot(words):
     out = succeed(["fewshot", *words, "--shots=1,3", "--seeds=0,4", "--json"])
     result = json.loads(out)
     (dataset,) = result["datasets"].values()
+
     assert list(dataset) == ["1", "3"]
     assert len(dataset["1"]["seeds"]) == 2
     assert dataset["1"]["test_images"] == 21
+
     text = succeed(["fewshot", *words, "--shots=2", "--sampling=first", "--l2=1,100"])
     assert "the best mean accuracy of 2" in text
+
     text = succeed(["fewshot", *words, "--shots=2", "--l2=1,100", "--penalty-choice=mean_rank"])
     assert "the best mean rank of 2" in text
     assert result["preparation"]["value_range"] is None
+
     with_range = json.loads(
         succeed(["fewshot", *words, "--shots=2", "--json", "--images.value_range=0,4095"])
     )
@@ -48,11 +52,14 @@ def test_fewshot(words):
 def test_probe_knn_and_features(words, tmp_path):
     assert "least_squares, penalty 1024" in succeed(["probe", *words, "--method=least_squares"])
     assert "logistic, penalty 3" in succeed(["probe", *words, "--penalty=3", "--layer=block:1"])
+
     captured = run_words(["knn", *words, "--neighbours=2,50"])
     assert "2 neighbours" in captured.out
     assert "too few training images for 50 neighbours" in captured.err
+
     output = tmp_path / "f.npz"
     assert "21 x 16 float32" in succeed(["features", *words, f"--output={output}", "--split=train"])
+
     with np.load(output) as arrays:
         assert all("/train/" in name for name in arrays["names"].tolist())
 
@@ -68,14 +75,18 @@ def test_a_saved_probe_is_used_as_weights(words, tmp_path, method, more):
     fitted = ["--method=" + method, "--penalty=2", "--folds=3", *more]
     captured = run_words(["probe", *words, *fitted, f"--output={output}", "--json"])
     (result,) = json.loads(captured.out)["datasets"].values()
+
     assert len(result["folds"]) == 3
     assert f"vit-jax predict {output} IMAGE" in captured.err
+
     evaluated = json.loads(succeed(["evaluate", str(output), data, "--json"]))
     assert evaluated["accuracy"] == result["accuracy"]
+
     model = vit_jax.load_model(output)
     assert len(model.class_names) == 7
     assert model.architecture.image_size == ((12, 16) if more else (8, 12))
     assert model.training.train_split == "train"
+
     again = ["probe", *words, *fitted, f"--output={output}"]
     assert "exists" in run_words(again).err
     assert run_words([*again, "--overwrite"]).code == 0
@@ -85,6 +96,7 @@ def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, mon
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     outcome = run_words(["knn", *words[:-1], "--neighbours=2"])
+
     assert outcome.code == 0
     assert "2 neighbours" in outcome.out
     assert (
@@ -109,6 +121,7 @@ def test_a_default_cache_that_cannot_be_written_is_not_used(words, tmp_path, mon
 )
 def test_mistakes(words, verb, argument, more):
     outcome = run_words([verb, *words, argument, *more])
+
     assert outcome.code == 2
     assert outcome.err.startswith(f"vit-jax: {argument.partition('=')[0]}")
 
@@ -126,6 +139,7 @@ def test_too_few_images_are_an_error_before_features_are_computed(
 ):
     monkeypatch.setattr(Extractor, "extract", None)
     outcome = run_words([verb, *words, *more])
+
     assert outcome.code != 0
     assert message in outcome.err
 
@@ -136,7 +150,9 @@ def test_a_search_of_the_penalty_needs_images_before_features_are_computed(
     monkeypatch.setattr(Extractor, "extract", None)
     for split in ("train", "test"):
         write_classes(tmp_path / "few" / split, np.arange(4), sample_pixels(4))
+
     outcome = run_words(["probe", words[0], f"--data=folder:{tmp_path / 'few'}"])
+
     assert outcome.code != 0
     assert "4 training images: no class has enough images" in outcome.err
 
@@ -145,9 +161,11 @@ def test_features_of_a_folder_with_one_class_and_a_test_split(words, tmp_path):
     write_classes(tmp_path / "tested" / "test", np.zeros(3, int), sample_pixels(3))
     output = tmp_path / "f.npz"
     data = f"--data=folder:{tmp_path / 'tested'}"
+
     assert "3 x 16 float32" in succeed(
         ["features", words[0], data, f"--output={output}", "--cache=none"]
     )
+
     with np.load(output) as arrays:
         assert arrays["labels"].tolist() == [0, 0, 0]
         assert len(arrays["class_names"]) == 1

@@ -65,6 +65,7 @@ def test_all_pictures_and_their_numbers(here):
             "--shown=2",
         ]
     )
+
     assert code == 0, err
     assert out.split() == [
         f"new/pictures/{name}.{form}" for name in DRAWN for form in ("png", "npz")
@@ -73,10 +74,12 @@ def test_all_pictures_and_their_numbers(here):
     assert "note: reconstructions is skipped" in err
     for name in DRAWN:
         assert (here / f"new/pictures/{name}.png").read_bytes().startswith(b"\x89PNG")
+
     with np.load(here / "new/pictures/similar.npz") as numbers:
         assert numbers["names"].tolist() == [
             f"images/{number:03}.png" for number in (0, 2, 4, 5, 7, 9)
         ]
+
     with np.load(here / "new/pictures/distance.npz") as numbers:
         assert numbers["distance_pixels"].shape == (2, 2)
         assert 0 < numbers["distance_pixels"].min() < numbers["distance_pixels"].max() < 12
@@ -84,6 +87,7 @@ def test_all_pictures_and_their_numbers(here):
 
 def test_without_images_what_needs_none(here, quick):
     code, out, err = run(["inspect", "vit", "all", "--output=o"])
+
     assert (code, out.split()) == (
         0,
         ["o/filters.png", "o/filters.npz", "o/positions.png", "o/positions.npz"],
@@ -93,12 +97,14 @@ def test_without_images_what_needs_none(here, quick):
 
 def test_one_image_is_enough_for_all_but_similar(here, quick):
     code, out, err = run(["inspect", "vit", "--images=images/000.png", "--output=o"])
+
     assert code == 0
     assert (
         "note: similar is skipped: it needs at least 2 images, and --images=images/000.png has 1."
         in err
     )
     assert "o/pca.png" in out.split()
+
     code, out, err = run(["inspect", "vit", "similar", "--images=images/000.png", "--output=p"])
     assert (code, out) == (2, "")
     assert "similar: it needs at least 2 images" in err
@@ -108,10 +114,13 @@ def test_chosen_heads_of_a_pattern_of_files(here, quick):
     assert succeed(
         ["inspect", "vit", "heads", "--images=images/00[1-3].png", "--heads=2:1,1:2", "--output=o"]
     )
+
     with np.load(here / "o/heads.npz") as numbers:
         assert numbers["heads"].tolist() == [[2, 1], [1, 2]]
         assert numbers["size"] == 3
+
     (here / "o/heads.png").write_bytes(b"old")
+
     assert succeed(["inspect", "vit", "heads", "--images=images", "--output=o"])
     assert (here / "o/heads.png").read_bytes() == b"png", "files of the same name are replaced"
 
@@ -126,6 +135,7 @@ def test_data_of_a_recipe(here, quick):
     assert succeed(
         ["inspect", "vit", "pca", "--images=folder:data", "--num_images=3", "--output=o"]
     )
+
     with np.load(here / "o/pca.npz") as numbers:
         assert numbers["size"] == 3
 
@@ -135,6 +145,7 @@ def test_images_that_cannot_be_read_are_left_out(here, quick):
     (here / "some/a.png").write_bytes(to_png(sample_pixels(1)[0]))
     (here / "some/b.png").write_bytes(b"rubbish")
     code, _, err = run(["inspect", "vit", "pca", "--images=some", "--output=o"])
+
     assert code == 0
     assert "note: 1 images cannot be read and are left out: some/b.png" in err
     assert (
@@ -181,6 +192,7 @@ MISTAKES = [
 )
 def test_mistakes(here, quick, words, message):
     code, out, err = run(["inspect", *words])
+
     assert (code, out) == (2, "")
     assert message in err
     assert not (here / "o").exists()
@@ -189,6 +201,7 @@ def test_mistakes(here, quick, words, message):
 def test_without_matplotlib_it_says_so_first(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, _, err = run(["inspect", "nothing", "--output=o"])
+
     assert code == 2
     assert install_command("figures") in err
 
@@ -203,11 +216,13 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
     ]
     words += ["--config.objective.label_smoothing_fraction=0.1"]
     out = succeed(["inspect", "data", *words, f"--output={tmp_path}/o"])
+
     assert out.split() == [
         f"{tmp_path}/o/{name}.{form}" for name in ("train", "test") for form in ("png", "npz")
     ]
     for name in ("train", "test"):
         assert (tmp_path / f"o/{name}.png").read_bytes().startswith(b"\x89PNG")
+
     train, test = (np.load(tmp_path / f"o/{name}.npz") for name in ("train", "test"))
     config = load_recipe("digits", words[1:-2] + words[-1:])
     source = open_datasets(config).train
@@ -216,6 +231,7 @@ def test_sheets_of_the_data_of_a_recipe(tmp_path):
     image, label = mix_batch(
         config.input, 10, config.model.compute_dtype, batch, step_keys(config.seed, 0)[0]
     )
+
     np.testing.assert_array_equal(
         train["image"], np.clip((np.asarray(image, np.float32)[:6] + 1) / 2, 0, 1)
     )
@@ -234,11 +250,13 @@ def test_a_sheet_has_the_size_of_the_first_phase(tmp_path):
     words += ["--config.phases.small.global_batch=2", "--shown=3", f"--output={tmp_path}/o"]
     succeed(["inspect", "data", *words])
     train, test = (np.load(tmp_path / f"o/{name}.npz")["image"].shape for name in ("train", "test"))
+
     assert (train, test) == ((2, 4, 4, 3), (3, 8, 8, 3))
 
 
 def test_data_without_a_dataset_is_rejected(tmp_path):
     code, _, err = run(["inspect", "data", "--config=pretrain_own", f"--output={tmp_path}/o"])
+
     assert code == 2
     assert "config.data=None: must be set" in err
     assert not (tmp_path / "o").exists()
@@ -246,6 +264,7 @@ def test_data_without_a_dataset_is_rejected(tmp_path):
 
 def test_captions():
     names = ("cat", "dog", "a name of many letters that a sheet has no room for")
+
     assert caption(np.array([0.27, 0.73, 0.0]), names) == "dog 0.73\ncat 0.27"
     assert caption(np.array([0.0, 1.0, 0.0]), names) == "dog 1.00"
     assert len(caption(np.array([0.0, 0.0, 1.0]), names)) < 30

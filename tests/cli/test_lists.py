@@ -33,6 +33,7 @@ def test_models_lists_every_network():
 
 def test_models_shows_size_cost_and_weights():
     cells = models_by_name("ViT-[Be]/16") | models_by_name("R50x1")
+
     assert cells["ViT-B/16"] == ["86.6", "35.1", "ViT, AugReg, SAM, Hugging Face, timm"]
     assert cells["R50x1"][0] == "25.5"
     assert cells["ViT-e/16"] == ["3,807.4", "1,514.2", ""]
@@ -40,6 +41,7 @@ def test_models_shows_size_cost_and_weights():
 
 def test_models_lists_addresses_on_request():
     text = shown("models", "R26+ViT-B/32", "--weights")
+
     assert "R26+ViT-B/32:\n  gs://vit_models/imagenet21k/R26+ViT-B_32.npz\n" in text
     assert "ViT-e/14:\n  none\n" in shown("models", "ViT-e/14", "--weights")
     assert "gs://" not in shown("models", "R26+ViT-B/32")
@@ -47,6 +49,7 @@ def test_models_lists_addresses_on_request():
 
 def test_models_as_json():
     (row,) = json.loads(shown("models", "ViT-H/14", "--json"))
+
     assert row["parameters"] == 632045800  # as in golden/parameter_counts.json
     assert "hf://google/vit-huge-patch14-224-in21k" in row["weights"]
 
@@ -54,29 +57,35 @@ def test_models_as_json():
 def test_weights_lists_families_with_licence_accuracy_and_addresses():
     text = shown("weights", "--list")
     (row,) = [line for line in text.splitlines() if line.startswith("| DINOv2  ")]
+
     assert "| apache-2.0 " in row
     assert "k-NN S 79.0, B 82.1" in row
     assert "\n\nSigLIP 2:\n  hf://google/siglip2-{base-patch16-224," in text
+
     (family,) = json.loads(shown("weights", "dinov3", "--list", "--json"))
     assert family["licence"] == "dinov3-license"
     with rejects("PATTERN=nothing", "DINOv3"):
         cli.VERBS["weights"](["nothing", "--list"])
+
     assert "apache" not in shown("weights", "dinov2")
 
 
 def test_unknown_models_and_recipes_are_rejected():
     with rejects("PATTERN=ViT-B/61", "ViT-B/16"):
         cli.VERBS["models"](["ViT-B/61"])
+
     with rejects("PATTERN=nothing", "digits"):
         cli.VERBS["recipes"](["nothing"])
 
 
 def test_recipes_shows_what_each_takes():
     text = " ".join(shown("recipes").split())
+
     assert {path.stem for path in (ROOT / "configs").glob("*.py")} <= set(text.split())
     assert "vit-jax finetune, data by --config.data=, 20 epochs by default" in text
     assert "TASKS: cifar10 cifar100" in text
     assert "LEARNING_RATES: ViT-B/16,epochs=7" in text
+
     (row,) = json.loads(shown("recipes", "digits_masked", "--json"))
     assert (row["verb"], row["data"], row["total"]) == ("pretrain", "digits", "100 epochs")
 
@@ -85,6 +94,7 @@ def test_recipes_shows_what_each_takes():
 def test_a_recipe_has_a_description_and_takes_the_choices_that_are_listed(recipe):
     assert recipe.description
     assert recipe.argument.endswith(".")
+
     before = {"TASKS": "any,", "RULES": "any,pets,rule="} if recipe.name == "finetune" else {}
     for name, choice in (
         (name, choice) for name, choices in recipe.choices.items() for choice in choices

@@ -38,6 +38,7 @@ def shown(*words):
 def test_help_is_a_short_list_of_verbs():
     text = shown()
     assert text == shown("--help") == shown("help") == shown("-h")
+
     entries = dict(line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  "))
     assert entries == {name: verb.summary for name, verb in cli.VERBS.items()}
     assert all(len(line) <= 120 and line.endswith(".") for line in text.splitlines() if line)
@@ -72,6 +73,7 @@ print(*(name for name in sys.modules if name.startswith("vit_jax.cli.")))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     loaded = {name.removeprefix("vit_jax.cli.") for name in done.stdout.split()}
+
     assert "lists" in loaded
     assert loaded.isdisjoint({"analysis", "frozen", "planning", "sweeps", "training", "weights"})
 
@@ -80,20 +82,27 @@ print(*(name for name in sys.modules if name.startswith("vit_jax.cli.")))
 def test_the_help_of_a_verb_has_every_argument_and_two_examples_that_it_takes(verb):
     text = shown(verb, "--help")
     assert text == shown("help", verb) == shown(verb, "word", "-h")
+
     lines, examples = text.partition("\n\nFields of a recipe")[0].split("Examples:\n")
     examples = examples.replace("\\\n", "")
     usage, _, entries = lines.partition("\n\n")
+
     assert re.findall(r"^  --([\w.]+)", entries, re.MULTILINE) == cli.VERBS[verb].flags
+
     first_line = " ".join(usage.split())
     positional = re.findall(
         r"(?<= )\[?[A-Z]+…?\]?(?= )", re.split(" --| \\[OPTION", first_line)[0] + " "
     )
+
     assert re.findall(r"^  (\[?[A-Z]+…?\]?)(?=  |$)", entries, re.MULTILINE) == positional
     assert len(examples.splitlines()) == 2
+
     for line in examples.splitlines():
         name, given_verb, *words = shlex.split(line)
         options = cli.VERBS[verb].parse(words)
+
         assert (name, given_verb) == ("vit-jax", verb)
+
         if isinstance(options, Recipe):
             options.load()
 
@@ -107,10 +116,14 @@ def test_the_help_of_a_verb_fits_one_screen(verb, monkeypatch):
     for columns in (72, 80, 100, 120, 160):
         monkeypatch.setenv("COLUMNS", str(columns))
         text = shown(verb, "--help")
+
         assert max(map(len, text.splitlines())) <= max(columns, longest_word(text) + 7)
+
         lines = text.partition("\n\nFields of a recipe")[0].splitlines()
         assert columns < 100 or len(lines) <= 40
+
     narrow, wide = (cli.VERBS[verb].help(columns).count("\n") for columns in (72, 160))
+
     assert wide < narrow or narrow < 15
 
 
@@ -122,6 +135,7 @@ def longest_word(text):
 
 def test_the_help_of_a_verb_hides_earlier_names():
     text = shown("evaluate", "--help")
+
     assert "--weights.FIELD VALUE" in text
     assert "--images.FIELD VALUE" in text
     for kind in GROUPS:
@@ -150,6 +164,7 @@ def test_every_option_is_read():
     declared -= {axis.option for study in STUDIES.values() for axis in study.all_axes} | {
         "measures"
     }
+
     assert not [name for name in declared if not re.search(rf'[.]{name}\b|"{name}"', code)]
 
 
@@ -164,6 +179,7 @@ def test_choices_of_weights_are_those_of_the_schema():
     expected = {
         name: [one for one in get_args(kind) if one != "relative"] for name, kind in allowed.items()
     }
+
     assert choices == expected  # no other format has relative positions
 
 
@@ -174,6 +190,7 @@ def test_commands_of_the_documents_are_taken(document):
     text = "\n".join(blocks).replace("\\\n", " ")
     for name, words in re.findall(r"^(\w+)=\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
         text = text.replace(f'"${{{name}[@]}}"', words.replace("\n", " "))
+
     for line in text.splitlines():
         if not line.startswith("vit-jax ") or re.search(r"…|\[OPTIONS\]", line):
             continue
@@ -200,6 +217,7 @@ def test_ctrl_c_is_one_line(monkeypatch):
 
     monkeypatch.setitem(cli.VERBS, "predict", interrupted)
     monkeypatch.setattr(os, "_exit", sys.exit)  # pytest stays
+
     assert run(["predict", "w.npz", "a.png"]) == (130, "", "vit-jax: stopped\n")
 
 
@@ -220,6 +238,7 @@ def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch):
     for verb in (terminated, wrapped):
         monkeypatch.setitem(cli.VERBS, "predict", verb)
         message = "vit-jax: stopped by SIGTERM; the same command starts again\n"
+
         assert run(["predict", "w.npz", "a.png"]) == (exits.PREEMPTED, "", message)
         assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook) == before
 
@@ -249,6 +268,7 @@ def test_a_signal_is_not_lost_in_a_callback(number, code):
     """Python prints what is raised there and forgets it; JAX has such a callback of the garbage collector."""
     words = [sys.executable, "-c", IN_A_CALLBACK, str(int(number))]
     result = subprocess.run(words, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
     assert (result.returncode, result.stderr.count("\n")) == (code, 1), result.stderr
     assert result.stderr.startswith("vit-jax: stopped")
 
@@ -261,6 +281,7 @@ def test_an_output_that_nobody_reads(words):
     command = [sys.executable, "-m", "vit_jax", *words.split()]
     result = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(write_end)
+
     assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, "")
 
 
@@ -291,6 +312,7 @@ def test_closed_standard_streams(redirection, words, code, err):
     result = subprocess.run(
         command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL
     )
+
     assert (result.returncode, result.stdout, result.stderr) == (code, "", err)
 
 
@@ -300,10 +322,12 @@ def test_an_error_of_the_file_system_is_one_line(monkeypatch):
 
     monkeypatch.setitem(cli.VERBS, "predict", refused)
     outcome = run(["predict", "w.npz", "a.png"])
+
     assert (outcome.code, outcome.err.partition(". ")[0]) == (
         1,
         "vit-jax: /home/me: Permission denied",
     )
+
     monkeypatch.setenv("VIT_JAX_TRACEBACK", "1")
     with pytest.raises(PermissionError):
         cli.main(["predict", "w.npz", "a.png"])

@@ -82,6 +82,7 @@ def test_options_switches_and_overrides():
     options = VERB.parse(
         ["--data-dir=/a=b --c", "--json", "--form=b", "--data", "x.py", "--steps=1,20"]
     )
+
     assert (options.data, options.data_dir, options.form, options.json) == (
         "x.py",
         "/a=b --c",
@@ -89,6 +90,7 @@ def test_options_switches_and_overrides():
         True,
     )
     assert (options.steps, options.top, options.rate) == ((1, 20), 3, None)
+
     options = Run.parse(
         ["--config.a.b=1", "--config=x.py:ViT-L/16,epochs=14", "--workdir=w", "--config.seed", "2"]
     )
@@ -108,6 +110,7 @@ def test_the_last_override_of_a_field_counts():
 def test_an_option_that_may_be_repeated_keeps_every_value():
     words = ["--config=x", "--grid", "a.b=1,2", "--workdir=w", "--grid=c=x y;z", "--config.seed=2"]
     options = Run.parse(words)
+
     assert (options.grid, options.overrides) == (["a.b=1,2", "c=x y;z"], ["--config.seed=2"])
     assert Run.parse(["--config=x", "--workdir=w"]).grid == []  # a new list
 
@@ -228,6 +231,7 @@ def test_addresses_of_buckets_are_taken_where_they_are_read(verb, words):
 def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = run([name, "--config=digits", "--workdir=gs://bucket/run"])
+
     assert (outcome.code, "gcsfuse BUCKET FOLDER" in outcome.err) == (2, True)
     assert not list(tmp_path.iterdir())
 
@@ -235,6 +239,7 @@ def test_no_folder_is_made_of_an_address_that_is_rejected(name, tmp_path, monkey
 def test_options_without_effect_are_those_with_another_value_than_their_default():
     options = VERB.parse(["--data=x", "--top=3", "--rate=2", "--json", "--steps=1,2"])
     assert options.collect_values("top", "rate", "part") == {"top": 3, "rate": 2.0}
+
     options.reject_ineffective(("top", "part"), "here")
     with rejects("--steps=1,2, --rate=2.0, --json: ", "has no effect here. Leave it out."):
         options.reject_ineffective(("top", "rate", "part", "json", "steps"), "here")
@@ -249,6 +254,7 @@ def test_a_wrong_range_of_values(text):
 
 def test_shares_of_several_machines():
     share = verb_of(Share).parse
+
     assert (share([]).share, share(["--index=2", "--count=3"]).share) == ((0, 1), (2, 3))
     for words, rule in (("--index=3 --count=3", r"\[0, 3\)"), ("--count=2", r"None.*\[0, 2\)")):
         with rejects("--index=", f"{rule}.*--count="):
@@ -309,6 +315,7 @@ def test_every_field_of_a_group_has_its_earlier_name(prefix, name):
     for flag in (f"--{prefix}.{name}", f"--{name}", f"--{name.replace('_', '-')}"):
         options = verb_of(Reading).parse([flag + end])
         assert getattr(getattr(options, prefix), name) == value
+
     assert verb_of(Reading).parse([]) != options
     with rejects(f"--{name}, --{prefix}.{name}: ", "two names of one option"):
         verb_of(Reading).parse([f"--{name}{end}", f"--{prefix}.{name}{end}"])
@@ -319,8 +326,10 @@ def test_verbs_take_groups():
     with_weights = {name for name, verb in cli.VERBS.items() if "weights.FIELD" in verb.flags}
     with_images = {name for name, verb in cli.VERBS.items() if "images.FIELD" in verb.flags}
     computing = {"evaluate", "predict", "export", "inspect", "fewshot", "probe", "knn", "features"}
+
     assert with_images == computing | {"duplicates"}
     assert with_weights == with_images | {"convert", "replay", "report"}
+
     for name in ("replay", "report"):
         options = cli.VERBS[name].parse(["runs/x", "--weights.allow_code=a"])
         assert options == cli.VERBS[name].parse(["runs/x", "--allow_code=a"])
@@ -348,12 +357,15 @@ def test_wrong_fields_of_groups(words, rule):
 def test_a_field_of_a_group_without_effect():
     with rejects("--colours.depth=3: ", "has no effect without --colours.name"):
         PAINT.parse(["--colours.depth=3"])
+
     with rejects("--depth=3: ", "has no effect without --colours.name"):
         PAINT.parse(["--depth=3"])
+
     options = PAINT.parse(["--colours.name=x", "--depth=3"])
     for names in (["colours"], ["colours.name", "colours.depth"]):
         with rejects("--colours.name=x, --colours.depth=3: ", "has no effect here"):
             options.reject_ineffective(names, "here")
+
     options.reject_ineffective(["plain"], "here")
 
 
@@ -370,9 +382,12 @@ def test_a_group_and_an_option_may_have_the_same_name():
     """--images=FILES beside --images.FIELD, and --weights=CHECKPOINT beside --weights.FIELD."""
     words = ["w.npz", "--output=o", "--images=photos", "--images.resize=direct"]
     options = cli.VERBS["inspect"].parse(words)
+
     assert (options.files, options.images.resize) == ("photos", "direct")
+
     words = ["folder:a", "--against=folder:b", "--weights=w.npz", "--weights.raw"]
     options = cli.VERBS["duplicates"].parse(words)
+
     assert (options.checkpoint, options.weights.raw) == ("w.npz", True)
 
 
@@ -380,15 +395,18 @@ def test_allowed_code_is_a_field_of_a_recipe():
     """A verb that takes a recipe passes it on as an override; the others have it in a group."""
     allowed = verb_of(Reading)
     assert allowed.parse(["--allow-code=a,b.c"]).weights.allow_code == "a,b.c"
+
     overridden = verb_of(Overrides)
     assert overridden.parse(["--allow_code=a,b.c"]).overrides == ["--config.allow_code=a,b.c"]
     with rejects("--config.allow_code, --allow_code: ", "two names of one option"):
         overridden.parse(["--config.allow_code=a", "--allow_code=b"])
+
     texts = [verb.help() for verb in cli.VERBS.values()]
     of_weights = [
         text for text in texts if {"CHECKPOINT", "SOURCE", "WORKDIR"} & {*text.split()[:4]}
     ]
     of_recipes = [text for text in texts if "--config RECIPE" in text]
+
     assert len(of_weights) >= 11
     assert all("allow_code" in text and "--weights.FIELD" in text for text in of_weights)
     assert all("--config.SECTION.FIELD" in text for text in of_recipes)

@@ -43,6 +43,7 @@ def test_every_output_of_every_verb_is_listed_here():
         for option in verb.flags
         if option in names
     }
+
     assert declared == {(verb, option.partition("=")[0]) for verb, _, option in CASES}
 
 
@@ -60,6 +61,7 @@ def test_outputs_come_first(verb, words, option, tmp_path, monkeypatch):
                 2,
                 f"vit-jax: --{name}="[: len(name) + 12],
             )
+
     assert sorted(path.name for path in pathlib.Path().iterdir()) == ["file"]
 
 
@@ -87,6 +89,7 @@ def test_outputs_that_would_change_a_run_are_rejected_first(
     for target in targets:
         err = rejected([verb, *words, f"--{name}={target}"])
         assert f"--{name}={target}: '{tmp_path}/mine' is the workdir of a run" in err
+
     assert {
         str(path): path.read_text() for path in pathlib.Path("mine").rglob("*") if path.is_file()
     } == files
@@ -111,6 +114,7 @@ def test_files_of_a_run_are_never_replaced(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = make_run()
     err = rejected(words)
+
     assert f"'{tmp_path}/mine' is the workdir of a run" in err
     assert WEIGHTS not in err
     assert {
@@ -126,6 +130,7 @@ def test_converted_weights(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("file").touch()
     err = rejected(words)
+
     assert WEIGHTS not in err
     assert words[-1].removeprefix("--output=") in err
 
@@ -146,6 +151,7 @@ def test_a_home_folder_that_is_not_known(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_pngs(tmp_path, sample_pixels(1))
     err = rejected(words)
+
     assert "~nobody-here/" in err
     assert "home folder is not known" in err
     assert len(os.listdir()) == 1
@@ -171,6 +177,7 @@ def test_links_are_followed(tmp_path, target, rule):
     (tmp_path / "folder").mkdir()
     link = tmp_path / "loop"
     link.symlink_to(tmp_path / target)
+
     with rejects(f"--csv={link}", rule):
         resolve_output_file(str(link), "--csv=")
 
@@ -193,6 +200,7 @@ def test_what_is_written_into_needs_no_new_file_beside_it(tmp_path, monkeypatch,
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(outputs.tempfile, "TemporaryFile", refuse)
+
     assert resolve_output_file(str(tmp_path / name), "--csv=") == tmp_path / name
     with rejects("--csv=", "no file can be created"):
         resolve_output_file(str(tmp_path / "file"), "--csv=")
@@ -227,6 +235,8 @@ def test_a_full_standard_output_is_named_and_then_discarded(monkeypatch):
         monkeypatch.setattr(outputs.sys, "stdout", full)
         with pytest.raises(OSError, match="No space left") as raised:
             print("a line", flush=True, file=full)
+
         message = outputs.describe_system_error(raised.value, "runs/a")
         assert message == "standard output: No space left on device"
+
         full.flush()  # discarded

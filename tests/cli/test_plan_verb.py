@@ -56,6 +56,7 @@ def test_json():
         "--num_classes=7",
     ]
     values = json.loads(succeed([*COMMAND, *words]))
+
     assert values["num_chips"] == 8
     assert values["mesh"] == {"replica": 2, "data": 4, "model": 1}
     assert values["dataset"]["num_classes"] == 7
@@ -65,6 +66,7 @@ def test_json():
 def test_search():
     words = [*COMMAND, "--topology=h100:2", "--search", "--arithmetic"]
     outcome = run([*words, "--json"])
+
     assert json.loads(outcome.out)["winner"]["fits"]
     assert "planning 1 of 4: " in outcome.err
     assert "add to the command:" in succeed(words)
@@ -91,5 +93,6 @@ def test_options_that_do_not_fit_each_other(words, rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(backend, "plugins", dict)
     err = rejected([*COMMAND, *words])
+
     assert re.search(rule, err)
     assert not list(tmp_path.iterdir())

@@ -37,6 +37,7 @@ def fails(data_dir, tmp_path):
 
 def test_a_value_that_cannot_work(fails):
     assert "config.global_batch=100" in fails("--config.global_batch=100")  # once data are open
+
     message = fails("--config.input.holdout_fraction=0.1")
     assert "--config.input.holdout_fraction=0.1" in message
     assert "digits" in message
@@ -93,6 +94,7 @@ def test_check(tmp_path, capsys):
     words = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", "--check"]
     cli.main(["pretrain", *words, "--devices=8", "--slices=2"])
     line = capsys.readouterr().out
+
     assert "1,437 training and 360 test images of 10 classes" in line
     assert "on 8 devices (2 replica x 4 data x 1 model)" in line
     for override, rule in (
@@ -107,6 +109,7 @@ def test_check(tmp_path, capsys):
         ["pretrain", *words[:2], "--devices=6"]
     )
     assert "vit-jax pretrain --config=" in rejected(["finetune", *words])
+
     words[0] = f"--config={ROOT}/configs/finetune.py:ViT-B/16,cifar10"
     assert "config.init_from" in rejected(["finetune", *words])
     assert not list(tmp_path.iterdir())
@@ -123,6 +126,7 @@ def test_a_start_that_failed_does_not_bind_the_workdir(fails, tmp_path):
     assert "resume_from" in fails(
         "--config.init_from=/nowhere", "--config.resume_from=/nowhere", workdir=tmp_path
     )
+
     (tmp_path / "file").write_text("")
     assert f"{tmp_path}/file/run" in fails(workdir=tmp_path / "file" / "run")
     assert "resume_from='/nowhere'" in fails(
@@ -148,6 +152,7 @@ def test_sigterm_while_a_run_prepares_has_the_code_that_starts_it_again(
     (tmp_path / "recipe.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
     monkeypatch.setattr(os, "_exit", sys.exit)
     outcome = run([verb, f"--config={tmp_path / 'recipe.py'}", "--workdir=y"])
+
     assert outcome.code == exits.PREEMPTED
     assert "stopped before the first step: there is nothing to save" in outcome.err
     assert signal.getsignal(signal.SIGTERM) == before

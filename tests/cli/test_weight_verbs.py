@@ -104,6 +104,7 @@ def test_wrong_words(weights, here, words, message):
     write_pngs(here, sample_pixels(1))
     (here / "000.png").rename(here / "a.png")
     before = contents(here)
+
     assert message in fails(*words.split(" "))
     assert contents(here) == before, "a mistake writes nothing"
 
@@ -117,6 +118,7 @@ def test_predict_names_on_standard_input(weights, here, monkeypatch):
     lines = b"000.png\n\n" + os.fsencode(odd.name) + b"\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     code, out, _ = run("predict", "w.npz", "002.png", "-", "000.png", "--json")
+
     assert (code, [one["image"] for one in json.loads(out)]) == (
         0,
         ["002.png", "000.png", odd.name],
@@ -132,6 +134,7 @@ def test_predict_reads_nothing_without_end(weights, here):
     code, out, _ = run("predict", "w.npz", "pipe.png", "/dev/zero", "large.png", "000.png")
     reasons = [line.partition("cannot be read: ")[2] for line in out.splitlines()]
     expected = ["The file is not read: it is not a regular file"] * 2
+
     assert (code, reasons[:2]) == (1, expected)
     assert reasons[2:] == ["The file is not read: it is larger than 1,073,741,824 bytes", ""]
 
@@ -152,17 +155,21 @@ def test_predict_does_the_rest_when_some_cannot_be_read(weights, here):
     write_pngs(here / "photos", sample_pixels(3))
     (here / "photos/001.png").write_bytes(b"")
     code, out, err = run("predict", "w.npz", "photos", "--json", "--csv=table.csv")
+
     assert code == 1
+
     records = json.loads(out)
     assert records[1] == {"image": "photos/001.png", "error": "The file is empty"}
     assert ["predictions" in record for record in records] == [True, False, True]
     assert err == "vit-jax: 1 of 3 images cannot be read: photos/001.png\n"
+
     header, first, second, _ = csv.reader((here / "table.csv").read_text().splitlines())
     assert header == [
         "image",
         "error",
         *(f"{word}_{n}" for n in (1, 2, 3) for word in ("class", "probability")),
     ]
+
     expected = [
         cell
         for one in records[0]["predictions"]
@@ -183,11 +190,14 @@ def test_predict_names_that_the_terminal_cannot_show(here, monkeypatch, encoding
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, encoding, errors="strict"))
     cli.main(["predict", "w", ".", "--top=7"])
     text = output.getvalue()
+
     assert text.startswith((rb"\udce9.png   ", rb"./\udce9.png   "))
     assert rb"caf\udce9 " in text
     assert "café ".encode(encoding, "backslashreplace") in text
+
     cli.main(["predict", "w", ".", "--json", "--top=7"])
     records = json.loads(output.getvalue()[len(text) :])
+
     assert {one["class"] for one in records[0]["predictions"]} == set(names)
 
 
@@ -202,12 +212,14 @@ def test_names_from_files_have_no_power_over_the_terminal(here):
     for name in (hostile, "cat\x1b[2J"):
         (folder / "classes" / name).mkdir(parents=True)
         (folder / "classes" / name / "a.png").write_bytes(b"")
+
     said = [
         run("predict", "w", folder.name, "--top=7"),
         run("predict", "nowhere\x1b[2J", folder.name),
     ]
     said.append(run("evaluate", "w", f"--data=folder:{folder.name}/classes", "--split=all"))
     text = "".join(out + err for _, out, err in said)
+
     assert "\x1b" not in text
     assert "\nvit-jax: all is well" not in text
     for shown in (
@@ -217,6 +229,7 @@ def test_names_from_files_have_no_power_over_the_terminal(here):
         r"know: cat\x1b[2J",
     ):
         assert shown in text
+
     records = json.loads(run("predict", "w", folder.name, "--top=7", "--json")[1])
     assert hostile in {one["class"] for one in records[0]["predictions"]}
 
@@ -232,10 +245,13 @@ def test_a_table_on_a_terminal_has_no_power_over_it(here, monkeypatch):
     pathlib.Path(write_pngs(here, sample_pixels(1))[0]).rename(here / "a\x1b]0;owned\x07\r.png")
     words = ["predict", "w", *map(str, pathlib.Path().glob("a*")), "--csv=-", "--top=7"]
     piped = run(*words)[1]
+
     assert '"a\x1b]0;owned\x07\r.png",' in piped
+
     monkeypatch.setattr(sys, "stdout", Terminal())
     cli.main(words)
     shown = sys.stdout.getvalue()
+
     assert not {"\x1b", "\x07", "\r"} & {*shown}
     assert r"a\x1b]0;owned\x07\r.png" in shown
     assert r"c\x1b[2J" in shown
@@ -246,7 +262,9 @@ def test_cells_that_a_spreadsheet_would_execute(here):
     """Names of classes and files get a quote in front; probabilities stay numbers."""
     save_weights(sample_weights(class_names=("=1+2", "-3", *NAMES[2:])), here / "w", OWN)
     pathlib.Path(write_pngs(here, sample_pixels(1))[0]).rename(here / "@SUM(A1).png")
+
     assert run("predict", "w", "@SUM(A1).png", "--csv=t.csv", "--top=7")[0] == 0
+
     (row,) = [*csv.reader((here / "t.csv").read_text().splitlines())][1:]
     assert row[0] == "'@SUM(A1).png"
     assert {"'=1+2", "-3", *NAMES[2:]} == {*row[2::2]}
@@ -258,7 +276,9 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
     (here / "names.txt").write_text("ant\nbee\ncat\n")
     write_pngs(here, sample_pixels(2, (12, 12)))
     message = fails("predict", "foreign.npz", "000.png", "--weights.num_heads=2")
+
     assert "does not state how images are prepared: add --images.resize=direct" in message
+
     words = (
         "predict",
         "foreign.npz",
@@ -269,14 +289,19 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
         "--class_names=names.txt",
     )
     code, out, err = run(*words, "--images.resize=direct")
+
     assert code == 0
     assert "note: A square grid of 3x3 patches is assumed, of 12x12 images." in err
+
     model = from_weights(load_weights("foreign.npz", num_heads=2), resize="direct").module
     expected = softmax(logits_of(model, sample_pixels(2, (12, 12))))[0]
+
     assert probabilities(json.loads(out)[0], NAMES[:3]) == pytest.approx(expected, abs=1e-6)
     assert run(*words, "--images.resize=short_side", "--images.crop_fraction=0.5")[1] != out
+
     words = ("export", "foreign.npz", "--to=stablehlo", "--weights.num_heads=2", "--output=p")
     assert "add --images.resize=direct" in fails(*words)
+
     for orientation in ("applied", "ignored"):
         preparation = {
             "resize": "short_side",
@@ -285,7 +310,9 @@ def test_a_foreign_file_asks_how_images_are_prepared(here):
         }
         preparation |= {"interpolation": "bicubic"} if orientation == "applied" else {}
         given = (f"--{name}={value}" for name, value in preparation.items())
+
         assert run(*words, *given, "--overwrite")[0] == 0
+
         written = json.loads((here / "p.json").read_text())["preprocessing"]
         assert preparation.items() <= written.items()
         assert ("bicubic with antialiasing" in written["filter"]) == (
@@ -320,8 +347,10 @@ def test_values_of_more_than_8_bits(here):
             "note: 1 of 3 checked files have several pages: page 1 of 2 is used.\n",
         )
         assert all(probabilities(record, NAMES) == expected for record in json.loads(out))
+
     code, out, err = run("predict", "w.npz", *files, "--json", "--top=9")
     dark, stated, unread = json.loads(out)
+
     assert code == 1
     assert probabilities(stated, NAMES) == expected != probabilities(dark, NAMES)
     assert "--images.value_range=0,1" in unread["error"]
@@ -345,14 +374,18 @@ def test_numbers_that_stand_for_names_are_told(here):
         code, _, err = run(*words)
         assert (code, err) == (0, f"{note}, one a line.\n")
         assert run(*words, "--class_names=names.txt")[2] == ""
+
     weights = sample_weights()
     weights.parameters["head/linear/kernel"][:] = 0
     save_weights(weights, here / "zeros.npz", "released")
+
     assert "note: WARNING: the head is all zeros" in run("predict", "zeros.npz", "000.png")[2]
+
     write_classes(here / "images", np.arange(14) % 7, sample_pixels(14))
     code, _, err = run(
         "probe", "zeros.npz", "--data=folder:images", "--cache=none", "--method=least_squares"
     )
+
     assert code == 0
     assert "the head" not in err
 
@@ -372,6 +405,7 @@ def test_classes_of_imagenet_have_readable_names(here):
         "--top=1",
     )
     code, out, err = run(*words)
+
     assert (code, out) == (0, "000.png   tench 100.0%\n")
     assert (
         "note: the weights do not name their classes: ImageNet's 1,000 names are used; --class_names="
@@ -403,13 +437,16 @@ def test_polyak_average_or_raw_parameters(here):
         assert probabilities(record) == pytest.approx(
             softmax(logits_of(expected, pixels))[1], abs=1e-6
         )
+
         code, out, _ = run("export", "run", "--to=npz", "--output=out.npz", "--overwrite", *words)
         assert (code, ("Polyak average" if not words else "parameters") + " of step 5" in out) == (
             0,
             True,
         )
+
         leaves = {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(expected).items()}
         assert_same(load_weights("out.npz").parameters, leaves)
+
     for inside in ("run/checkpoints", "run/checkpoints/5"):
         message = fails("evaluate", inside, "--data=digits")
         assert f"{inside} holds no checkpoints of ours" in message
@@ -429,16 +466,21 @@ def test_evaluate_prints_figures_and_writes_the_table(weights, here):
     labels[:4] = (labels[:4] + 1) % 7
     for split in ("train", "test"):
         data = write_classes(here / "images" / split, labels, pixels)
+
     data = data.removesuffix("/test")
     code, out, err = run("evaluate", "w.npz", data, "--csv=table.csv", "--global_batch=6")
+
     assert (code, err) == (0, "")
+
     result = figures(out)
     assert result["weights"] == "w.npz (released)"
     assert (result["images"], result["accuracy"]) == ("20", "80.00%  (95 %: 58.40% to 91.93%)")
+
     rows = [line.split(",") for line in (here / "table.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == ["class", *NAMES]
     assert sum(int(row[1]) for row in rows[1:]) == 20
     assert sum(int(row[2]) for row in rows[1:]) == 16
+
     code, out, _ = run("evaluate", "w.npz", data, "--split=train", "--csv=table.csv")
     assert (code, figures(out)["images"]) == (0, "20")
 
@@ -447,6 +489,7 @@ def test_evaluate_a_part_of_a_folder_without_splits(weights, here):
     data = write_classes(here / "images", [0] * 10 + [3] * 10 + [5] * 3, sample_pixels(23))
     words = ("--split=train", "--holdout_fraction=0.3", "--seed=1", "--classes=ant,dog")
     code, out, err = run("evaluate", "w.npz", data, *words)
+
     assert (code, err) == (0, "")
     assert figures(out)["data"] == f"train of {data.removeprefix('--data=')}, 14 of 23 images"
 
@@ -461,9 +504,12 @@ def test_evaluate_tells_unreadable_images_and_tables_that_cannot_be_written(
     (here / "images/ant/002.png").write_bytes(b"")
     words = ("evaluate", "w.npz", data, "--split=train", "--seed=1")
     code, out, _ = run(*words)
+
     assert (code, figures(out)["images"]) == (0, "5, and 1 that cannot be read")
+
     monkeypatch.setattr("vit_jax.cli.weights.write_atomically", full_disk)
     code, out, err = run("evaluate", "w.npz", data, "--csv=table.csv")
+
     assert (code, figures(out)["images"]) == (
         2,
         "7, and 1 that cannot be read",
@@ -491,8 +537,10 @@ def test_exported_weights_read_back_to_the_bit(here, a, words, written):
     weights = sample_weights(a, class_names=NAMES[: a.num_classes], training=TRAINING)
     save_weights(weights, here / "source", OWN)
     code, out, err = run("export", "source", *words)
+
     assert (code, err) == (0, "")
     assert written in out
+
     read = load_weights(here / written)
     assert (read.architecture, read.class_names) == (a, weights.class_names)
     assert (read.preprocessing, read.training) == (weights.preprocessing, TRAINING)

@@ -31,14 +31,17 @@ def test_dropout_is_that_of_the_released_configs(name):
     for known in (*FINETUNE_DROPOUT, name):
         expected = 0.0 if known == name else 0.1
         a = network(known)
+
         assert adapted(a).dropout_fraction == adapted(a, name=known).dropout_fraction == expected
         assert (
             adapted(dataclasses.replace(a, name="my network")).dropout_fraction == expected
         )  # it goes by the numbers
+
         augreg = dataclasses.replace(a, head="linear")  # its files have no hidden layer in the head
         assert (
             adapted(augreg).dropout_fraction == adapted(augreg, name=known).dropout_fraction == 0.0
         )
+
         if a.has_transformer:
             assert adapted(a, dropout_fraction=0.2).dropout_fraction == 0.2
 
@@ -63,6 +66,7 @@ def test_what_changes_and_what_stays():
         "head_bias_init": 0.0,
     }
     expected |= {"stochastic_depth_fraction": 0.1, "compute_dtype": "float32", "remat": "none"}
+
     assert {name: after[name] for name in after if before[name] != after[name]} == expected
     assert b.grid == (24, 20)
     for head, form in (("zero", "linear"), ("zero_keep_hidden", "mlp"), ("keep", "mlp")):
@@ -72,6 +76,7 @@ def test_what_changes_and_what_stays():
 def test_weights_of_another_network_are_rejected_with_every_difference():
     with rejects("config.model.name='ViT-L/32'", "ViT-B/16") as error:
         adapted(network("ViT-B/16"), name="ViT-L/32")
+
     assert str(error.value).splitlines()[1:] == [
         "  width: there 768, ViT-L/32 has 1024",
         "  depth: there 12, ViT-L/32 has 24",
@@ -79,6 +84,7 @@ def test_weights_of_another_network_are_rejected_with_every_difference():
         "  num_heads: there 12, ViT-L/32 has 16",
         "  patch_size: there (16, 16), ViT-L/32 has (32, 32)",
     ]
+
     others = {
         "R50x2": "width_factor: there 1.0",
         "R101x1": r"units: there \(3, 4,",
@@ -131,6 +137,7 @@ def test_an_option_without_effect_is_rejected(a, options, rule):
 def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
     a = network("ViT-B/16", registers=4)
     mae = adapted(a, pool="gap", final_norm="pooled")
+
     assert (mae.pool, mae.final_norm, mae.num_class_tokens, mae.sequence_length) == (
         "gap",
         "pooled",
@@ -139,8 +146,10 @@ def test_pooling_and_the_last_norm_change_and_class_tokens_stay():
     )
     assert adapted(mae, pool="token", final_norm="tokens") == adapted(a)
     assert adapted(a, pool="token_gap").feature_width == 2 * a.width
+
     siglip = network("ViT-B/16", pool="map", pool_num_heads=4)
     assert adapted(siglip, pool="map") == adapted(siglip)
+
     gap = adapted(siglip, pool="gap")
     assert (gap.pool, gap.pool_num_heads, gap.class_tokens) == ("gap", None, None)
 
@@ -176,6 +185,7 @@ def test_a_pooling_that_the_weights_do_not_allow_is_rejected(a, options, rule):
 def test_only_rotary_positions_that_count_patches_have_a_grid_to_be_scaled_to():
     a = network("ViT-B/16", rope="index", position_embedding="none")
     assert adapted(a, image_size=(384, 384)).rope_grid is None
+
     scaled = adapted(a, image_size=(384, 384), rope_rescale=True)
     assert scaled.rope_grid == (14, 14)
     assert adapted(scaled, image_size=(448, 448), rope_rescale=True).rope_grid == (
@@ -187,6 +197,7 @@ def test_only_rotary_positions_that_count_patches_have_a_grid_to_be_scaled_to():
 
 def test_relative_positions_are_resized_and_have_no_kernel():
     a = network("ViT-B/16", position_embedding="relative")
+
     assert adapted(a, image_size=(384, 384), position_resize="bicubic").grid == (24, 24)
     with rejects("attention='pallas'", "relative positions"):
         adapted(a, attention="pallas")
@@ -196,6 +207,7 @@ def test_a_border_that_no_patch_covers_is_dropped_only_where_it_is_said():
     a = network("ViT-H/14")
     with rejects("model.name='ViT-H/14'", "384.*378 or 392.*model.uncovered_border=drop"):
         adapted(a, image_size=(384, 384))
+
     b = adapted(a, image_size=(384, 384), uncovered_border="drop")
     assert (b.image_size, b.grid, b.sequence_length) == ((384, 384), (27, 27), 730)
     assert read_architecture(dataclasses.asdict(b)) == b

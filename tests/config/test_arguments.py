@@ -23,6 +23,7 @@ ROWS = (("ViT-B/16", 7), ("ViT-L/16", 7), ("ViT-L/16", 14))
 )
 def test_values_by_position_and_by_name(argument, changed):
     values = parse_argument(argument, **DEFAULTS)
+
     assert values == DEFAULTS | changed
     assert [type(value) for value in values.values()] == [str, int, float, bool]
 

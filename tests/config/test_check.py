@@ -164,10 +164,12 @@ def test_limits_are_allowed():
     for metric, mode in (("c_ece", "min"), ("c_calibration_error", "auto")):
         fields = {"checkpoint.best_metric": metric, "checkpoint.best_mode": mode}
         validate(change({"evaluation.evaluators": CUSTOM} | fields))
+
     validate(change({"checkpoint.best_metric": "none", "checkpoint.keep_best": 0}))
     validate(change({**ONE_RATE, "search.validation_fraction": 0.0}, FINETUNING))  # of no search
     for fraction in (None, 0.0):  # not even that of the released configs
         validate(change({**HEAD, "model.dropout_fraction": fraction}, FINETUNING))
+
     validate(
         change({**BIG_VISION, "optimizer.name": "adam", "optimizer.momentum": 0.9}, FINETUNING)
     )  # of trials
@@ -221,6 +223,7 @@ def test_a_setting_without_effect_is_rejected(fields, needed):
 def test_a_missing_optimizer_is_reported_before_the_weight_decay_of_the_recipe():
     with rejects("config.optimizer.name='optax:lionn'", "Did you mean 'lion'"):
         validate(change({"optimizer.weight_decay": 0.1, "optimizer.name": "optax:lionn"}))
+
     with rejects(
         "config.optimizer.weight_decay=0.1", r"or add --config\.optimizer\.weight_decay=0\.0\.$"
     ):
@@ -354,6 +357,7 @@ def test_only_fields_that_may_be_references_are_imported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     importlib.invalidate_caches()
     validate(change(other))
+
     assert sys.modules.pop("mine").f
 
 
@@ -439,6 +443,7 @@ def test_every_length_becomes_steps():
         "log_every": 1,
         "evaluators_every": {"v2": 20, "v3": 50},
     }
+
     assert steps == RunSteps(**given, **every)
 
 
@@ -490,6 +495,7 @@ def test_a_mesh_that_does_not_divide_the_devices():
 
 def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
     monkeypatch.setattr(check, "out_of_range", lambda config: pytest.fail("validated again"))
+
     assert steps_of().total == 2000
     with pytest.raises(pytest.fail.Exception):
         validate(BASE)
@@ -497,9 +503,11 @@ def test_lengths_are_resolved_without_a_second_validation(monkeypatch):
 
 def test_what_fits():
     fits = {"global_batch": 64, "optimizer__accumulation_steps": 8, "evaluation__global_batch": 24}
+
     assert steps_of(**fits).total == 4000
     assert steps_of(evaluation__global_batch=None).total == 2000
     assert steps_of(global_batch=2560).total == 100  # more than an epoch at a step
+
     shortest = steps_of(total="1 step", schedule__warmup="0 steps")
     assert (shortest.total, shortest.warmup, shortest.evaluate_every) == (1, 0, 500)
     assert steps_of(config=FINETUNING).total == 400

@@ -19,6 +19,7 @@ def test_a_row_names_its_opener_and_recognises_its_example(kind):
         assert opener.kind == kind.prefix
     else:
         assert list(inspect.signature(opener).parameters)[:3] == ["name", "split", "data_dir"]
+
     assert find_kind(kind.example) is kind
 
 
@@ -31,5 +32,6 @@ def test_other_texts_name_no_kind(data):
 
 def test_the_schema_and_messages_list_every_kind():
     fields = {field.name: field for section in read_sections() for field in section.fields}
+
     assert all(f'"{kind.form}"' in fields["data"].description for kind in KINDS)
     assert all(f"{kind.form} ({kind.description})" in spell_descriptions() for kind in KINDS)

@@ -35,11 +35,13 @@ def test_sections_hold_the_fields_of_all_runs():
     paths = {section.prefix + field.name for section in SECTIONS for field in section.fields}
     sections = {section.prefix.removesuffix(".").removesuffix(".NAME") for section in SECTIONS}
     known = {*field_paths(PretrainConfig), *field_paths(FinetuneConfig)}
+
     assert paths - sections == {path.removesuffix(".NAME") for path in known}
 
 
 def test_types_and_defaults_are_those_of_the_schema():
     fields = {section.name: {field.name: field for field in section.fields} for section in SECTIONS}
+
     for name, default in (("total", None), ("seed", "0"), ("polyak", "PolyakConfig()")):
         assert fields["AnyRun"][name].default == default
     assert fields["ScheduleConfig"]["timescale"].default == "'10000 steps'"
@@ -50,6 +52,7 @@ def test_types_and_defaults_are_those_of_the_schema():
     assert fields["ModelConfig"]["depth"].type == "int >= 1 | None"
     assert fields["OptimizerConfig"]["beta1"].type == "float in [0, 1)"
     assert fields["OptimizerConfig"]["learning_rate_multipliers"].type == "Mapping[str, float > 0]"
+
     classes = [
         kind
         for module in (network_options, schema)
@@ -62,6 +65,7 @@ def test_types_and_defaults_are_those_of_the_schema():
 def test_the_help_of_show_describes_every_field(capsys):
     cli.main(["show", "--help"])
     text = "".join(capsys.readouterr().out.split())
+
     for section in SECTIONS:
         for field in section.fields:
             assert f"{section.prefix}{field.name}{field.description}[".replace(" ", "") in text

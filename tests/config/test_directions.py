@@ -71,6 +71,7 @@ def config_of(evaluator="silent", metric="c_brier_score", mode="auto", **checkpo
 def test_a_run_takes_the_direction(evaluator, metric, mode, expected):
     config = config_of(evaluator, metric, mode)
     validate(config)
+
     assert require_direction(config, metric).mode == expected
 
 
@@ -80,6 +81,7 @@ def test_a_metric_states_its_direction(metric, mode):
     evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:{metric}",))
     config = dataclasses.replace(config, evaluation=evaluation)
     direction = find_direction(config, f"test_{metric}")
+
     assert (direction and direction.mode) == mode
     assert find_direction(config, "test_other") is None
 
@@ -87,12 +89,14 @@ def test_a_metric_states_its_direction(metric, mode):
 def test_a_direction_of_a_metric_that_is_none():
     config = config_of()
     evaluation = dataclasses.replace(config.evaluation, metrics=(f"{MODULE}:upwards",))
+
     with rejects("evaluation.metrics", "'max' or 'min', not 'up'"):
         validate(dataclasses.replace(config, evaluation=evaluation))
 
 
 def test_other_results_of_the_run_do_not_take_best_mode():
     config = config_of("silent", "c_brier_score", "min")
+
     assert find_direction(config, "c_regret") is None
     assert find_direction(config_of("Stating", "test_loss"), "c_brier_score").mode == "min"
     assert find_direction(config_of("Stating", "test_loss"), "test_brier_score") is None
@@ -122,7 +126,9 @@ def test_a_run_is_rejected_before_it_starts(evaluator, metric, mode, rule):
 def test_a_run_without_best_checkpoints_needs_no_direction():
     config = config_of("silent", keep_best=0)
     validate(config)
+
     with rejects("best_mode", "c_brier_score"):
         require_direction(config, "c_brier_score")
+
     with rejects("metric=c_regret", "best_metric=c_regret"):
         require_direction(config, "c_regret")

@@ -50,6 +50,7 @@ def get(config, name):
 def test_override(override, value):
     name = override.partition("=")[0]
     actual = get(load(override), name)
+
     assert (actual, type(actual)) == (value, type(value))
 
 
@@ -58,10 +59,13 @@ def test_what_counts_last():
     config = load_recipe(
         f"{DIGITS}:epochs=3", ["--config.model.width=None", "--config.model.width=32"]
     )
+
     assert (config.total, config.model.width) == ("3 epochs", 32)
     assert load_recipe(f"{DIGITS}:epochs=3", ["--config.total=4 epochs"]).total == "4 epochs"
+
     before = flatten(to_dict(load()))
     changed = flatten(to_dict(config))
+
     assert {name for name in before if before[name] != changed[name]} == {"model.width", "total"}
 
 
@@ -101,6 +105,7 @@ def test_bad_override(override, rule):
 def test_recipe_is_found_from_any_folder(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("digits").write_text("of another program")
+
     assert load_recipe(name).data == "digits"
     assert load_recipe(f"{name}:epochs=3").total == "3 epochs"
 
@@ -128,6 +133,7 @@ def test_what_is_no_recipe(tmp_path, monkeypatch, path, source, rule):
     pathlib.Path("mine.py").write_text(
         f"import dataclasses\nfrom vit_jax.config import load_recipe\n{source}\n"
     )
+
     with rejects("", rule):
         load_recipe(path)
 
@@ -150,8 +156,10 @@ NAMED = (
 )
 def test_round_trip(overrides):
     config = load(*overrides)
+
     assert from_dict(PretrainConfig, to_dict(config)) == config
     assert from_dict(PretrainConfig, json.loads(json.dumps(to_dict(config)))) == config
+
     read = dict(
         line.split(": ", 1) for line in to_text(config).splitlines()
     )  # every field once, in order
@@ -164,8 +172,10 @@ def test_round_trip(overrides):
 def test_missing_fields_are_those_without_a_default():
     values = to_dict(load())
     del values["total"], values["model"], values["seed"]
+
     with rejects("total, model") as error:
         from_dict(PretrainConfig, values)
+
     assert "seed" not in str(error.value)
     with rejects("model.name"):
         from_dict(PretrainConfig, to_dict(load()) | {"model": {"width": 3}})
@@ -197,6 +207,7 @@ def test_a_long_value_is_not_printed_whole(field):
         read_architecture(
             dataclasses.asdict(named_architecture("ViT-mu/16")) | {field: "x" * 10**5}
         )
+
     assert len(str(error.value)) < 1000
 
 
@@ -205,5 +216,6 @@ def test_a_command_line_builds_no_flags_for_its_overrides(monkeypatch):
 
     monkeypatch.setattr(flags, "FlagValues", lambda: pytest.fail("flags were built"))
     config = load("seed=0x10", "schedule.learning_rate=1e-3", "input.flip=f", "input.image_size=9")
+
     assert (config.seed, config.schedule.learning_rate) == (16, 1e-3)
     assert (config.input.flip, config.input.image_size) == (False, (9, 9))

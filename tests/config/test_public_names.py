@@ -16,9 +16,11 @@ def test_both_lists_of_names_agree():
         if isinstance(node, ast.ImportFrom) and node.module.startswith("vit_jax.config."):
             module = node.module.rpartition(".")[2]
             for_type_checkers |= {(module, alias.name) for alias in node.names}
+
     on_first_use = {
         (module, name) for module, names in config.PUBLIC_NAMES.items() for name in names
     }
+
     assert on_first_use == for_type_checkers
     assert all(hasattr(config, name) for _, name in on_first_use)
 
@@ -37,4 +39,5 @@ def test_an_architecture_loads_neither_parsing_nor_checks():
         [sys.executable, "-c", report], capture_output=True, text=True, check=True
     )
     names = ("architecture", "network_options", "rules", "sizes")
+
     assert result.stdout.split() == [f"vit_jax.config.{name}" for name in names]

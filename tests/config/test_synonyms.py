@@ -13,6 +13,7 @@ FINETUNING = field_paths(FinetuneConfig)
 
 def test_every_word_means_a_field_and_is_none():
     known = {*PRETRAINING, *FINETUNING}
+
     assert {field.partition("=")[0] for field in MEANT.values()} <= known
     assert not MEANT.keys() & {field.rpartition(".")[2] for field in known}
 

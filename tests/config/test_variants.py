@@ -31,8 +31,10 @@ HEADS = {
 def test_name_stands_for_numbers(size):
     """The golden counts of parameters hold the other numbers of a size."""
     a = build(f"ViT-{size}/14")
+
     assert (a.num_heads, a.width % a.num_heads) == (HEADS.get(size, 16), 0)
     assert (a.patch_size, a.grid, a.sequence_length) == ((14, 14), (16, 16), 257)
+
     for pool, length in (("token", 7), ("gap", 6), ("map", 6)):
         a = build(f"{size}/16x8", image_size=(32, 24), pool=pool)
         assert (a.grid, a.sequence_length) == ((2, 3), length)
@@ -64,6 +66,7 @@ def test_unknown_name_offers_the_nearest(name, nearest):
 def test_resnet_stands_for_numbers(name, width):
     a = build(name)
     channels = width // 32
+
     assert (a.family, a.has_transformer, a.has_resnet) == ("resnet", False, True)
     assert (a.width, a.map_channels, a.root_channels) == (width, width, channels)
     assert [a.stage_channels(stage) for stage in range(4)] == [
@@ -100,6 +103,7 @@ def test_hybrid_stands_for_numbers(name, units, channels, patch, tokens):
         (192, 384) if name.endswith("64") else (224, 384), tokens, strict=True
     ):
         a = build(name, image_size=(pixels, pixels))
+
         assert (a.family, a.has_transformer, a.has_resnet) == ("hybrid", True, True)
         assert (a.units, a.map_channels, a.patch_size) == (units, channels, (patch, patch))
         assert a.map_size == (a.grid[0] * patch, a.grid[1] * patch)
@@ -170,6 +174,7 @@ def test_a_hybrid_has_use_for_all_options():
     }
     given |= TRANSFORMER_ONLY | RESNET_ONLY | {"scan_unroll": 2}
     a = build("R50+B/16", **given)
+
     assert {name: getattr(a, name) for name in given} == given
 
 
@@ -236,6 +241,7 @@ def test_numbers_that_do_not_fit(fields, rule):
 @pytest.mark.parametrize("name", ["ViT-B/16", "R50x0.5", "R50+ViT-L/16", "R+ViT-Ti/16"])
 def test_architecture_survives_json(name):
     a = build(name, image_size=(224, 256), num_classes=0)
+
     assert a.num_classes == 0  # it ends in its features
     assert read_architecture(json.loads(json.dumps(dataclasses.asdict(a)))) == a
 

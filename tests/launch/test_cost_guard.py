@@ -57,9 +57,11 @@ def test_hours_and_price_are_printed_before_anything_is_rented(stage, words, chi
     stage.answers("plan", PLAN)
     for kind in ("summary", "describe", "apply"):
         stage.answers(kind, "echo down >&2; exit 1")
+
     said = stage.run(*words, "--price=2", "--max_hours=10", *WORDS).stderr.splitlines()
     plan = "vit-jax: plan, by arithmetic: 12.0 hours on 16 chips, 192 chip-hours, 384.00 at 2 a chip-hour; "
     plan += "evaluation, checkpoints, input and interruptions are not included"
+
     assert plan in said
     assert said.index(plan) < said.index("down")
     assert (
@@ -67,6 +69,7 @@ def test_hours_and_price_are_printed_before_anything_is_rented(stage, words, chi
         in said
     )
     assert "vit-jax: by this plan the run does not fit into the memory of the chips" in said
+
     limit = "vit-jax: --max_hours=10: at most 160.0 chip-hours, 320.00 at 2 a chip-hour, then the run is saved and "
     assert f"{limit}stopped" in said[: said.index("down")]
 
@@ -76,8 +79,10 @@ def test_a_plan_that_fails_stops_no_run(stage):
         "plan", "echo 'vit-jax: How many images folder:x has is not known here' >&2; exit 2"
     )
     result = stage.run("gke.sh", "submit", *TPU, *WORDS)
+
     assert result.returncode == 0, result.stderr
     assert "hours and price are not known: vit-jax: How many images folder:x has" in result.stderr
+
     result = stage.run("tpu_pod.sh", *RUN[:3], "--type=v2-8", RUN[-1], "--dry-run", *WORDS)
     assert "plan does not know v2-8" in result.stderr
 
@@ -90,6 +95,7 @@ def test_hours_that_limit_nothing_are_refused(stage, hours):
         *(["delete", *RUN[1:3], "--max_hours=1"] if not hours else [*RUN, *words]),
         *WORDS,
     )
+
     assert result.returncode == 2
     assert (f"--max_hours={hours}: must be" if hours else "--max_hours is of run") in result.stderr
     assert stage.calls() == []
@@ -98,8 +104,11 @@ def test_hours_that_limit_nothing_are_refused(stage, hours):
 def test_the_workers_get_what_is_left_of_the_hours(stage):
     for kind, script in MACHINE.items():
         stage.answers(kind, script)
+
     result = stage.run("tpu_pod.sh", *RUN, *QUIET, "--max_hours=1", *WORDS)
+
     assert result.returncode == 0, result.stderr
+
     (start,) = (
         word for call in stage.calls("gcloud") for word in call if "tpu_worker.sh start" in word
     )
@@ -132,6 +141,7 @@ def test_a_machine_is_deleted_or_named_whatever_step_fails(stage, trouble):
         if len(stage.calls("gcloud")) <= number:
             assert number >= STEPS, step
             break
+
         command = "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a"
         if machine.exists():
             assert process.returncode != 0, step
@@ -141,7 +151,9 @@ def test_a_machine_is_deleted_or_named_whatever_step_fails(stage, trouble):
         elif process.returncode == 0:
             assert "pod is deleted" in stderr or "Nothing is created" in stderr, step
             assert not rented.exists(), step
+
         ends.add(machine.exists())
+
     assert False in ends, "some end with no machine left"
 
 
@@ -161,6 +173,7 @@ def test_nodes_of_a_cluster_are_named(stage, command, number):
         if number:
             os.killpg(process.pid, number)
         _, stderr = finish(process, timeout=60)
+
     assert process.returncode != 0
     assert "the nodes of vit cost money until" in stderr
     assert "./launch/gke.sh delete --name=vit" in stderr
@@ -169,6 +182,7 @@ def test_nodes_of_a_cluster_are_named(stage, command, number):
 def test_a_jobset_at_its_time_limit(stage):
     stage.answers("get", "echo Failed/0", "echo DeadlineExceeded")
     result = stage.run("gke.sh", "run", *TPU, "--max_hours=10", *WORDS)
+
     assert result.returncode == 75
     assert "vit was stopped after --max_hours" in result.stderr
     assert "activeDeadlineSeconds: 36000" in (stage.folder / "applied").read_text()

@@ -105,8 +105,10 @@ EVERY_OPTION = [
 def test_manifest_keeps_to_the_schema(machine, options):
     manifest = render([*machine, *options, *WORDS])
     validate(manifest)
+
     with pytest.raises(AssertionError):
         validate(manifest | {"spec": manifest["spec"] | {"failurePolice": {}}})
+
     manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["paralelism"] = 4
     with pytest.raises(kubernetes_validate.ValidationError, match="paralelism"):
         validate(manifest)
@@ -116,6 +118,7 @@ def test_slices_of_a_tpu():
     manifest = render([*TPU, "--slices=2", "--spot", *WORDS])
     replicated, pod, container = parts(manifest)
     job = replicated["template"]["spec"]
+
     assert (replicated["replicas"], job["parallelism"], job["completions"]) == (2, 64, 64)
     assert container["resources"] == {"limits": {"google.com/tpu": 4}}
     assert pod["nodeSelector"] == {
@@ -123,6 +126,7 @@ def test_slices_of_a_tpu():
         "cloud.google.com/gke-tpu-topology": "16x16",
         "cloud.google.com/gke-spot": "true",
     }
+
     exclusive = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
     assert manifest["metadata"]["annotations"] == exclusive
     assert "env" not in container  # GKE sets what JAX reads
@@ -140,6 +144,7 @@ def test_shares_of_a_study_are_jobsets_of_their_own():
             f"--index={index}",
             "--count=2",
         ]
+
     assert len(manifests) == 2
     with pytest.raises(ValueError, match="pretrain is one run; study, sweep, vtab have several"):
         render([*GPU, "--shares=2", *WORDS])
@@ -152,6 +157,7 @@ def test_gpus_are_told_where_the_others_are():
         one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"]
         for one in container["env"]
     }
+
     assert values == {
         "JOBSET_NAME": "metadata.annotations['jobset.sigs.k8s.io/jobset-name']",
         "REPLICATED_JOB_NAME": "metadata.annotations['jobset.sigs.k8s.io/replicatedjob-name']",
@@ -163,10 +169,12 @@ def test_gpus_are_told_where_the_others_are():
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
     assert pod["volumes"][1]["persistentVolumeClaim"] == {"claimName": "nfs"}
     assert "annotations" not in manifest["metadata"]
+
     # The names and numbers are those that vit_jax/hosts reads; Kubernetes sets
     # JOB_COMPLETION_INDEX.
     known = {"JOBSET_NAME": "vit-h", "REPLICATED_JOB_NAME": replicated["name"], "JOB_INDEX": "2"}
     place = jobset_place(values | known | {"JOB_COMPLETION_INDEX": "1"})
+
     assert (place.num_processes, place.process_id) == (12, 9)
     assert place.coordinator == "vit-h-worker-0-0.vit-h:8476"
     assert {"containerPort": 8476} in container["ports"]
@@ -202,6 +210,7 @@ def test_exit_codes_meet_their_rules():
         137: "RestartJobSet",
         1: "RestartJobSet",
     }
+
     assert {code: action(code) for code in expected} == expected
     assert policy["maxRestarts"] == 5
 
@@ -214,6 +223,7 @@ def test_what_mounts_buckets_is_not_short_of_anything():
         return replicated["template"]["spec"]["template"].get("metadata", {}).get("annotations", {})
 
     limits = {f"gke-gcsfuse/{name}-limit": "0" for name in ("cpu", "memory", "ephemeral-storage")}
+
     assert annotations(TPU) == {"gke-gcsfuse/volumes": "true"} | limits
     assert annotations(GPU) == {}, "a claim"
 
@@ -225,15 +235,18 @@ def test_workdir_in_a_bucket_is_one_folder_for_all():
         "--config=configs/x.py:ViT-H/14",
         "--workdir=/workdir/runs/h",
     ]
+
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     workdir = volumes["workdir"]["csi"]
     data = volumes["data"]["csi"]
+
     assert workdir["volumeAttributes"]["bucketName"] == "bucket"
     assert (
         "metadata-cache:ttl-secs:0,metadata-cache:negative-ttl-secs:0"
         in workdir["volumeAttributes"]["mountOptions"]
     )
     assert (data["readOnly"], data["volumeAttributes"]["bucketName"]) == (True, "images")
+
     cached = data["volumeAttributes"]["mountOptions"]
     assert "metadata-cache:ttl-secs:-1" in cached
     assert "file-cache:max-size-mb:51200,file-cache:cache-file-for-range-read:true" in cached
@@ -365,6 +378,7 @@ def test_images_by_tag_and_digest(image):
 @pytest.mark.parametrize("name", ["$(id)", "a/b", "..", "A", "a-"])
 def test_a_namespace_that_kubernetes_would_not_accept(stage, name):
     result = stage.run("gke.sh", "status", "--name=vit-h", f"--namespace={name}")
+
     assert (result.returncode, stage.calls()) == (2, [])
     assert f"--namespace={name}: must be" in result.stderr
 
@@ -375,11 +389,14 @@ def test_one_command_from_the_manifest_to_the_end(stage):
         "logs", "echo 'pods are not there yet' >&2; exit 1", "echo step 1", "exit 1", "echo step 2"
     )
     result = stage.run("gke.sh", "run", *TPU, "--namespace=team", "--poll_seconds=0", *WORDS)
+
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\nstep 2\n"
     assert stage.calls()[:2] == [["vit-jax", *CHECKED], ["vit-jax", *PLANNED]]
+
     calls = stage.calls("kubectl")
     assert all(call.pop(-2).startswith("--since-time=20") for call in calls[3::2])
+
     place = ["--namespace=team"]
     assert calls == [["apply", "--filename=-", *place], *[[*LOGS, *place], [*STATE, *place]] * 4]
     assert yaml.safe_load((stage.folder / "applied").read_text()) == render([*TPU, *WORDS])
@@ -391,9 +408,11 @@ def test_one_command_from_the_manifest_to_the_end(stage):
 def test_dry_run_prints_exactly_what_is_executed(stage):
     result = stage.run("gke.sh", "run", *TPU, "--dry-run", *WORDS)
     assert stage.calls() == []
+
     stage.answers("get", "echo Completed/0")
     stage.run("gke.sh", "run", *TPU, *WORDS)
     check, plan, manifest, *lines = result.stdout.splitlines()
+
     assert shlex.split(manifest) == ["./launch/render_jobset.py", *TPU, *WORDS, "|"]
     assert [shlex.split(line)[1:] for line in (check, plan)] == [CHECKED, PLANNED]
     assert [shlex.split(line) for line in lines] == stage.calls()[2:]
@@ -427,6 +446,7 @@ def test_machines_as_vit_jax_counts_them(
     ]
     lines += [f"chips {chips}", *([f"topology {topology}"] if topology else [])]
     lines += ["mount /data gs://images"] * ("--data_bucket=gs://images" in options)
+
     assert renderer["render"]([*machine, *options, "--machine", *WORDS]).splitlines() == lines
 
 
@@ -445,10 +465,12 @@ def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, found, 
     stage.answers("ls", found)
     stage.answers("get", "echo Completed/0")
     result = stage.run("gke.sh", command, *TPU, "--data_bucket=gs://images", *WORDS)
+
     assert stage.calls("vit-jax") == [CHECKED, *([] if message else [PLANNED])]
     assert result.returncode == (2 if message else 0), result.stderr
     assert bool(stage.calls("kubectl")) == (message is None)
     assert (message or "") in result.stderr
+
     address = {"/data/": "gs://images/tfds/cifar10", "/workd": "gs://bucket/runs/before"}.get(
         unseen[:6]
     )
@@ -458,6 +480,7 @@ def test_a_run_is_checked_before_it_is_submitted(stage, command, unseen, found, 
 def test_a_recipe_that_cannot_start_is_not_submitted(stage):
     stage.answers("check", "echo 'config.optimzer: there is no such field' >&2; exit 2")
     result = stage.run("gke.sh", "submit", *TPU, *WORDS)
+
     assert result.returncode == 2
     assert "there is no such field" in result.stderr
     assert stage.calls("kubectl") == []
@@ -470,7 +493,9 @@ def test_a_recipe_that_cannot_start_is_not_submitted(stage):
 def test_what_is_not_checked(stage, options, verb):
     words = ["--", verb, "--config=configs/x.py", "--config.input.data_dir=/data/tfds"]
     result = stage.run("gke.sh", "submit", *TPU, "--data_bucket=gs://images", *options, *words)
+
     assert result.returncode == 0, result.stderr
+
     is_run = verb == "pretrain"
     assert ("the recipe is not checked here" in result.stderr) == is_run
     assert stage.calls("gcloud") == [["storage", "ls", "gs://images/tfds"]] * is_run
@@ -485,8 +510,10 @@ def test_data_that_cannot_be_looked_for_are_named(stage):
         "echo 'not visible from here: /data/tfds'",
     )
     result = stage.run("gke.sh", "submit", *GPU, *WORDS)
+
     assert result.returncode == 0, result.stderr
     assert "/workdir/weights is on the volume claim:nfs and is not looked for" in result.stderr
+
     programs = stage.folder / "bin"
     programs.mkdir()
     for name in (
@@ -505,11 +532,13 @@ def test_data_that_cannot_be_looked_for_are_named(stage):
         "flock",
     ):
         (programs / name).symlink_to(shutil.which(name) or "/bin/true")
+
     (programs / "python3").symlink_to(sys.executable)
     (programs / "kubectl").symlink_to("/bin/true")
     result = stage.run(
         "gke.sh", "submit", *TPU, "--data_bucket=gs://images", *WORDS, PATH=str(programs)
     )
+
     assert result.returncode == 0, result.stderr
     assert "gcloud is not installed here: gs://images/tfds is not looked for" in result.stderr
 
@@ -540,7 +569,9 @@ def test_runs_that_fail(stage, words, play, code, message):
     for kind, script in play.items():
         later = {"echo Failed/3": ["echo 'jobset failed: mistake'"]}.get(script, [])
         stage.answers(kind, script, *later)
+
     result = stage.run("gke.sh", *words)
+
     assert result.returncode == code
     assert message in result.stderr
     assert ("jobset failed: mistake" in result.stderr) == ("has failed" in message)
@@ -564,5 +595,6 @@ def test_ctrl_c_says_what_goes_on(stage):
         assert process.stdout.readline() == "step 1\n"
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=300)
+
     assert process.returncode == 130
     assert "./launch/gke.sh delete --name=vit-h" in stderr

@@ -29,6 +29,7 @@ def linter(name: str) -> str:
 def test_shellcheck(folder):
     words = [linter("shellcheck"), "--external-sources", *folder]
     result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+
     assert result.returncode == 0, result.stdout
 
 
@@ -50,7 +51,9 @@ def test_images_install_the_extras_of_setup():
             re.MULTILINE,
         )
     )
+
     assert targets == {"cpu": "cpu", "tpu": "tpu", "cuda": "cuda"}
+
     setup = (ROOT / "setup.py").read_text()
     for extra in targets.values():
         assert f'"{extra}": [' in setup
@@ -58,6 +61,7 @@ def test_images_install_the_extras_of_setup():
 
 def test_images_hold_what_the_installation_reads():
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
+
     assert not {
         "README.md",
         "setup.py",
@@ -79,6 +83,7 @@ SOURCED = ("check.sh", "commands.sh", "environment.sh", "tpu_attempt.sh", "tpu_m
 )
 def test_scripts_may_be_executed_and_stop_at_errors(script):
     text = script.read_text()
+
     assert script.stat().st_mode & 0o100
     assert text.startswith("#!/usr/bin/env bash\n")
     assert "\nset -euo pipefail\n" in text
@@ -88,6 +93,7 @@ def test_no_hyper_parameter_in_launch():
     """No script gives vit-jax a value of its configuration: these live in configs/ and on the user's command line."""
     fields = set(PretrainConfig.__dataclass_fields__) | set(FinetuneConfig.__dataclass_fields__)
     assert "optimizer" in fields
+
     for path in LAUNCH.iterdir():
         if path.is_file() and path.suffix != ".md":
             assert not re.findall(r"--config\.[a-z_]+", path.read_text()), path

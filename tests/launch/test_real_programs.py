@@ -157,6 +157,7 @@ def test_every_step_and_option_is_among_them(script, runs):
     in_help |= {*re.findall(r"^  (--[a-z_-]+)", text, re.MULTILINE)} | {
         *re.findall(r" \| (--[a-z_-]+)", text)
     }
+
     assert in_help - used <= {"--dry-run", "render"}
 
 
@@ -167,6 +168,7 @@ def test_gcloud_accepts_all_commands(stage):
         re.match(r"gcloud (storage \w+|compute tpus [\w-]+ \w+)", " ".join(words))[1]
         for words in commands
     }
+
     assert kinds == {
         *("storage cat", "storage ls", "storage rsync"),
         *(f"compute tpus queued-resources {verb}" for verb in ("create", "describe", "delete")),
@@ -230,16 +232,23 @@ def test_gcloud_copies_data_and_results(stage, storage):
     data = stage.run(
         "tpu_pod.sh", "data", "--data_bucket=gs://images", "--", "tar:a.tar", "--data_dir=tfds"
     )
+
     assert data.returncode == 0, data.stderr
+
     for name in ("run/summary.json", "run/checkpoints/1/model"):
         post(f"{storage}/upload/storage/v1/b/bucket/o?uploadType=media&name={name}", b"{}")
+
     fetched = stage.run("tpu_pod.sh", "fetch", *POD, "--workdir=gs://bucket/run")
+
     assert fetched.returncode == 0, fetched.stderr
     assert [path.name for path in (stage.checkout / "runs/pod").iterdir()] == ["summary.json"]
+
     absent = ["--", "pretrain", "--config.input.data_dir=/mnt/vit_jax_data/images/tfds/other"]
     missing = stage.run("tpu_pod.sh", "run", *POD, *RUN, "--no_check", *absent)
+
     assert missing.returncode == 2
     assert "gs://images/tfds/other was looked for and not found" in missing.stderr
+
     listed = subprocess.run(
         ["gcloud", "storage", "ls", "gs://images/tfds/mine"],
         env=stage.variables,
@@ -252,6 +261,7 @@ def test_gcloud_copies_data_and_results(stage, storage):
 @need("kubectl")
 def test_kubectl_accepts_all_commands(stage):
     commands = printed(stage, "gke.sh", JOBSETS)
+
     assert {words[1] for words in commands} >= {"apply", "get", "logs", "delete"}
     for words in commands:
         assert re.search(NO_CLUSTER, outcome(stage, words)), words

@@ -77,16 +77,20 @@ def installed(sandbox):
 
 def test_first_run_installs_and_second_does_not(sandbox):
     first = sandbox.run("local.sh", "pretrain")
+
     assert first.returncode == 0, first.stderr
     assert (
         first.stdout == f"vit-jax in {sandbox.elsewhere}: [pretrain]\n"
     )  # nothing of pip on the way
     assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
+
     second = sandbox.run("local.sh", "pretrain", cwd=sandbox.checkout)
     assert (second.stdout, second.stderr) == (f"vit-jax in {sandbox.checkout}: [pretrain]\n", "")
+
     link = sandbox.elsewhere / "vit"
     link.symlink_to(sandbox.checkout / "launch/local.sh")
     subprocess.run([link, "doctor"], env=sandbox.variables, check=True, capture_output=True)
+
     assert len(installed(sandbox)) == 2
 
 
@@ -102,6 +106,7 @@ def test_arguments_pass_untouched(sandbox):
         "-e",
     )
     result = sandbox.run("local.sh", *arguments)
+
     assert (
         result.stdout.partition(": ")[2]
         == " ".join(f"[{argument}]" for argument in arguments) + "\n"
@@ -113,7 +118,9 @@ def test_changed_requirements_and_a_moved_checkout_install_again(sandbox):
     for name in ("setup.py", "pyproject.toml"):
         (sandbox.checkout / name).write_text("changed")
         sandbox.run("local.sh", "doctor")
+
     sandbox.checkout = sandbox.checkout.rename(sandbox.checkout.with_name("moved"))
+
     assert sandbox.run("local.sh", "doctor").returncode == 0
     assert installed(sandbox) == ["venv", *["pip .[cpu,figures,hub]"] * 4]
 
@@ -123,21 +130,26 @@ def test_failed_installation_is_shown_and_repeated(sandbox):
     (sandbox.checkout / ".venv/bin").mkdir(parents=True)
     (sandbox.checkout / ".venv/pyvenv.cfg").touch()
     failed = sandbox.run("local.sh", "doctor", FAKE_PIP_FAILS="1")
+
     assert failed.returncode == 1
     assert failed.stdout == ""
     assert "what pip says" in failed.stderr
     assert f"{sandbox.checkout}/.venv/install.log" in failed.stderr
     assert sandbox.run("local.sh", "doctor").returncode == 0
+
     sandbox.run("test.sh", "-q", FAKE_PIP_FAILS="1")
     for script in ("local.sh", "test.sh", "local.sh", "test.sh"):  # which share an environment
         sandbox.run(script, "x")
+
     expected = ["pip .[cpu,figures,hub]", "pip .[cpu,figures,hub]", "pip .[cpu,test,figures,hub]"]
+
     assert installed(sandbox) == ["venv", *expected, *expected[1:]]
 
 
 def test_a_directory_that_is_no_environment_is_left_alone(sandbox):
     (sandbox.elsewhere / "letters").touch()
     result = sandbox.run("local.sh", "doctor", VIT_JAX_VENV=str(sandbox.elsewhere))
+
     assert result.returncode == 1
     assert "is not a virtual environment" in result.stderr
     assert (sandbox.elsewhere / "letters").exists()
@@ -147,6 +159,7 @@ def test_a_directory_that_is_no_environment_is_left_alone(sandbox):
 @pytest.mark.skipif(not shutil.which("flock"), reason="without flock there is no lock")
 def test_two_first_runs_install_once(sandbox):
     processes = [sandbox.start("local.sh", "doctor", FAKE_PIP_SECONDS="0.3") for _ in range(2)]
+
     for process in processes:
         assert process.communicate(timeout=300)[0].endswith(": [doctor]\n")
     assert installed(sandbox) == ["venv", "pip .[cpu,figures,hub]"]
@@ -191,6 +204,7 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
         name: value for name, value in sandbox.variables.items() if name != "VIT_JAX_ACCELERATOR"
     }
     words = [BASH, "-c", script, "bash", sandbox.checkout, sandbox.folder]
+
     assert subprocess.check_output(words, env=variables, text=True).strip() == extra
 
 
@@ -201,23 +215,30 @@ def test_accelerators_are_detected(sandbox, nvidia_smi, file, text, extra):
 def test_old_python_is_refused_unless_there_is_a_newer_one(sandbox, script, message):
     write_program(sandbox.programs / "python3", f"#!/bin/bash\n{script}\n")
     result = sandbox.run("local.sh", "doctor")
+
     assert result.returncode == 1
     assert message in result.stderr
     assert not (sandbox.checkout / ".venv").exists()
+
     write_program(sandbox.programs / "python3.12", FAKE_PYTHON)
     assert "with Python 3.12.1" in sandbox.run("local.sh", "doctor", FAKE_VERSION="3.12.1").stderr
 
 
 def test_chosen_python_is_never_ignored(sandbox):
     chosen = str(write_program(sandbox.programs / "chosen", FAKE_PYTHON))
+
     assert sandbox.run("local.sh", "doctor", PYTHON=chosen).returncode == 0
     assert sandbox.run("local.sh", "doctor", PYTHON=chosen).returncode == 0
+
     other = str(write_program(sandbox.programs / "other", "#!/bin/bash\necho 3.13.0\n"))
     refused = sandbox.run("local.sh", "doctor", PYTHON=other)
+
     assert refused.returncode == 1
     assert "was made with Python 3.11.7" in refused.stderr
+
     old = str(write_program(sandbox.programs / "old", "#!/bin/bash\necho 3.9.2\n"))
     refused = sandbox.run("local.sh", "doctor", PYTHON=old, VIT_JAX_VENV="fresh")
+
     assert f"PYTHON={old} is 3.9.2; 3.11 or newer is needed." in refused.stderr
 
 
@@ -233,6 +254,7 @@ def test_test_script(sandbox):
         *checked, last = sandbox.run("test.sh", *words, **variables).stdout.splitlines()
         assert [line.partition(" in ")[0] for line in checked] == checks
         assert last == f"tool in {sandbox.checkout}: {pytest_words} {added}".rstrip()
+
     assert installed(sandbox) == ["venv", "pip .[cpu,test]"]
 
 
@@ -278,15 +300,19 @@ def test_accelerators_are_named_and_the_environment_is_left_alone(
     result = sandbox.run(
         "local.sh", "x", VIT_JAX_ACCELERATOR=accelerator, FAKE_TOOL=str(show), **variables
     )
+
     assert message in result.stderr
     assert installed(sandbox) == ["venv", f"pip .[{accelerator},figures,hub]"]
+
     added = {line for line in result.stdout.splitlines() if line.partition("=")[0] not in before}
     expected = {"JAX_PLATFORMS": "cpu"} | variables if accelerator == "cpu" else variables
+
     assert added == {f"{name}={value}" for name, value in expected.items()}
 
 
 def test_an_unknown_accelerator_is_refused(sandbox):
     unknown = sandbox.run("local.sh", "doctor", VIT_JAX_ACCELERATOR="gpu")
+
     assert unknown.returncode == 1
     assert "none of cpu, cuda, tpu" in unknown.stderr
 
@@ -294,8 +320,10 @@ def test_an_unknown_accelerator_is_refused(sandbox):
 def test_dry_run_of_a_first_run_executes_nothing(sandbox):
     result = sandbox.run("local.sh", "--dry-run", "pretrain", "--workdir=my runs")
     assert result.returncode == 0, result.stderr
+
     venv = f"{sandbox.checkout}/.venv"
     pip = "-m pip install --disable-pip-version-check --no-input -e"
+
     assert result.stdout.splitlines() == [
         f"python3 -m venv --clear -- '{venv}'",
         f"'{venv}/bin/python' {pip} '{sandbox.checkout}[cpu,figures,hub]'",
@@ -303,6 +331,8 @@ def test_dry_run_of_a_first_run_executes_nothing(sandbox):
     ]
     assert installed(sandbox) == []
     assert not (sandbox.checkout / ".venv").exists()
+
     sandbox.run("local.sh", VIT_JAX_VENV="mine")  # relative to the caller
     later = sandbox.run("local.sh", "--dry-run", VIT_JAX_VENV="mine")
+
     assert later.stdout == f"{sandbox.elsewhere}/mine/bin/vit-jax --help\n"

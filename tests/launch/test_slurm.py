@@ -47,14 +47,17 @@ def submit(job, codes="0 0", **variables):
 def test_every_task_runs_the_command_and_the_job_ends(job):
     result = submit(job, SLURM_CPUS_PER_TASK="12")
     assert result.returncode == 0, result.stderr
+
     task = f"{job.checkout}/launch/slurm_task.sh"
     ends = f"{job.checkout}/runs/slurm/7/end"
     vit_jax = f"{job.checkout}/.venv/bin/vit-jax"
     flags = ["--kill-on-bad-exit=1", "--label", "--cpus-per-task=12"]
+
     assert job.calls() == [
         ["vit-jax", *WORDS, "--check", "--devices=2"],
         ["srun", *flags, task, ends, vit_jax, *WORDS],
     ]
+
     line = "vit-jax pretrain --config=configs/x.py:ViT-B/16 --workdir=/shared/a run\n"
     assert (job.folder / "lines").read_text() == line * 2
     assert not (job.checkout / "runs/slurm/7").exists()
@@ -64,16 +67,19 @@ def test_dry_run_prints_exactly_what_the_job_executes(job):
     result = job.run(
         "slurm.sbatch", "--dry-run", *WORDS, NCCL_SOCKET_IFNAME="ib0", NCCL_DEBUG="INFO"
     )
+
     assert job.calls() == []
     assert (
         "export NCCL_DEBUG=INFO NCCL_SOCKET_IFNAME=ib0 NCCL_IGNORE_CPU_AFFINITY=1" in result.stdout
     )
+
     submit(job, "75 75")
     lines = [
         shlex.split(line)
         for line in result.stdout.splitlines()
         if not line.startswith(("#", "export"))
     ]
+
     assert lines[0][:3] == ["env", "JAX_PLATFORMS=cpu", f"{job.checkout}/.venv/bin/vit-jax"]
     assert [["vit-jax", *lines[0][3:]], *lines[1:]] == job.calls()
 
@@ -98,6 +104,7 @@ def test_a_job_is_checked_once_for_its_gpus(job, variables, words, checked):
     stamp = job.checkout / ".venv/vit-jax-installed"
     stamp.write_text(stamp.read_text().replace("cpu", "cuda", 1))
     result = job.run("slurm.sbatch", *words, **variables)
+
     assert result.returncode == 0, result.stderr
     assert job.calls("vit-jax") == ([checked] if checked else [])
     assert ("platforms=cpu" in result.stdout) == bool(checked)
@@ -107,6 +114,7 @@ def test_a_job_is_checked_once_for_its_gpus(job, variables, words, checked):
 @pytest.mark.parametrize(("answer", "code", "starts"), [("exit 2", 2, 0), ("exit 137", 0, 1)])
 def test_a_job_that_cannot_start_ends_and_is_not_queued_again(job, answer, code, starts):
     job.answers("check", answer)
+
     assert submit(job).returncode == code
     assert len(job.calls("srun")) == starts
     assert job.calls("scontrol") == []
@@ -118,9 +126,11 @@ def test_a_run_is_checked_on_a_login_node(job):
     job.answers("check", "echo platforms=$JAX_PLATFORMS", "exit 2")
     login = {"SLURM_JOB_ID": "", "VIT_JAX_ACCELERATOR": ""}
     result = job.run("slurm.sbatch", "--check", *WORDS, "--devices=32", **login)
+
     assert (result.returncode, result.stdout) == (0, "platforms=cpu\n"), result.stderr
     assert job.calls() == [["vit-jax", *WORDS, "--devices=32", "--check"]]
     assert job.run("slurm.sbatch", "--check", *WORDS, **login).returncode == 2
+
     for words, variables in (
         (["study", "pooling"], {}),
         (WORDS, {"VIT_JAX_IMAGE": "vit.sif"}),
@@ -142,6 +152,7 @@ def test_status_on_a_login_node(job):
     (job.folder / "bin").mkdir()
     (job.folder / "bin/squeue").symlink_to("/bin/echo")
     result = job.run("slurm.sbatch", "--status", "runs", "--follow=60", **login)
+
     assert (result.returncode, result.stdout) == (0, "--name=vit-jax\nplatforms=cpu\na table\n"), (
         result.stderr
     )
@@ -155,6 +166,7 @@ def test_jobs_of_an_array_share_the_runs_of_a_study(job):
     study = ["study", "pooling", *WORDS[1:]]
     share_1 = ["--index=1", "--count=3"]
     sweep = ["sweep", "--grid", "seed=0,1", *WORDS[1:]]
+
     for words, share in (
         (study, share_1),
         (sweep, share_1),
@@ -162,8 +174,10 @@ def test_jobs_of_an_array_share_the_runs_of_a_study(job):
     ):  # of a run alone an array is a chain
         assert job.run("slurm.sbatch", *words, SLURM_PROCID_CODES="0 0", **array).returncode == 0
         assert job.calls()[-1][-len(words) - len(share) :] == [*words, *share]
+
     with_gaps = array | {"SLURM_ARRAY_TASK_MAX": "9"}  # --array=5-9:2
     result = job.run("slurm.sbatch", *study, **with_gaps)
+
     assert result.returncode == 2
     assert "must have no gaps" in result.stderr
 
@@ -178,10 +192,13 @@ def test_installed_beforehand_on_a_login_node(stage):
         "PYTHON": "python3",
     }
     result = stage.run("slurm.sbatch", "--install", **path)
+
     assert result.returncode == 0, result.stderr
     assert "jobs that are submitted from here find it" in result.stderr
+
     made = (stage.folder / "calls").read_text()
     assert made == "venv\npip .[cuda]\n"
+
     job = {
         "SLURM_JOB_ID": "7",
         "SLURM_NTASKS": "1",
@@ -190,8 +207,10 @@ def test_installed_beforehand_on_a_login_node(stage):
     }
     assert stage.run("slurm.sbatch", *WORDS, **path, **job).returncode == 0
     assert "pip" not in (stage.folder / "calls").read_text().removeprefix(made)
+
     (stage.checkout / ".venv/vit-jax-installed").unlink()
     result = stage.run("slurm.sbatch", *WORDS, **path, **job)
+
     assert result.returncode == 1
     assert "install on a login node first: bash launch/slurm.sbatch --install" in result.stderr
 
@@ -201,6 +220,7 @@ def test_an_installation_that_failed_is_not_reported_as_done(stage, failure):
     write_program(stage.folder / "python3", FAKE_PYTHON)
     path = {"PATH": f"{stage.folder}:{stage.variables['PATH']}", "PYTHON": "python3"}
     result = stage.run("slurm.sbatch", "--install", **path, **failure)
+
     assert result.returncode == 1
     assert "find it" not in result.stderr
 
@@ -219,9 +239,12 @@ def test_containers(job):
     flags = ["srun", "--kill-on-bad-exit=1", "--label"]
     bind = f"--bind={place},/shared,/data"
     apptainer = ["apptainer", "exec", "--nv", bind, f"--pwd={place}", "/images/vit.sif", "vit-jax"]
+
     assert call("/images/vit.sif") == [*flags, *task, *apptainer, *WORDS]
+
     mounts = f"--container-mounts={place}:{place},/shared:/shared,/data:/data"
     pyxis = ["--container-image=registry.example/vit:1", mounts, f"--container-workdir={place}"]
+
     assert call("registry.example/vit:1") == [*flags, *pyxis, *task, "vit-jax", *WORDS]
 
 
@@ -243,6 +266,7 @@ def test_preempted_job_is_queued_again_and_not_counted(job):
         "scontrol", "true", "true", "echo 'Requested operation is presently disabled' >&2; exit 1"
     )
     results = [submit(job, codes, VIT_JAX_MAX_FAILURES="0") for codes in ("75 75", "0 75", "75 0")]
+
     assert [result.returncode for result in results] == [75, 75, 75]
     assert job.calls("scontrol") == [REQUEUE] * 3
     assert all("saved: queued again to resume" in result.stderr for result in results)
@@ -257,7 +281,9 @@ def test_the_first_to_fail_is_named(job):
     now = int(time.time())
     for task, code in enumerate((76, 134, 1)):
         (job.folder / f"end.{task}").write_text(f"{code} node{task} {now + task}.5\n")
+
     job.answers("srun", f'cp "{job.folder}"/end.* "{ends}"; exit 134')
+
     assert "task 1 on node1 ended with exit code 134" in submit(job).stderr
 
 
@@ -284,6 +310,7 @@ def test_the_first_to_fail_is_named(job):
 def test_failures_are_named_and_mistakes_not_repeated(job, codes, srun, code, requeued, said):
     job.answers("srun", srun)
     result = submit(job, codes)
+
     assert result.returncode == code
     assert job.calls("scontrol") == [REQUEUE] * requeued
     assert not [text for text in said if text not in result.stderr]
@@ -304,6 +331,7 @@ def test_sigterm_to_all_processes_leaves_their_codes(job):
         assert process.stdout.readline() == "ready\n"
         os.killpg(process.pid, 15)
         process.communicate(timeout=300)
+
     assert process.returncode == 0  # not a failure in srun's eyes
     assert (job.folder / "end.0").read_text().startswith("75 node0 ")
 
@@ -319,6 +347,7 @@ def test_sigterm_to_all_processes_leaves_their_codes(job):
 )
 def test_mistakes_are_refused(job, variables, message):
     result = submit(job, **variables)
+
     assert result.returncode == 2
     assert message in result.stderr
     assert job.calls() == []
@@ -331,5 +360,6 @@ def test_options_of_sbatch_are_before_the_first_command(job):
         number for number, line in enumerate(lines) if line and not line.startswith("#")
     )
     options = [line.split()[1] for line in lines[:first_command] if line.startswith("#SBATCH")]
+
     assert {"--requeue", "--open-mode=append", "--signal=TERM@300"} <= set(options)
     assert not [line for line in lines[first_command:] if line.startswith("#SBATCH")]

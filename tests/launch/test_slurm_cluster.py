@@ -160,7 +160,9 @@ def test_an_array_shares_the_runs_of_a_study(jobs):
         "--learning_rates=0.01",
     ]
     job = jobs.submit(*words, *short, options=("--nodes=1", "--array=0-1"))
+
     assert jobs.end(job) == (["COMPLETED"] * 2, "0:0")
+
     rows = json.loads((folder / "study.json").read_text())["rows"]
     assert sorted(row["folders"][0] for row in rows) == [
         f"runs/pool={pool},learning_rate=0.01" for pool in ("gap", "token")
@@ -193,7 +195,9 @@ def fake(jobs):
 def test_a_killed_task_is_queued_again_up_to_the_limit(fake):
     job = fake.submit("codes", "0,killed", VIT_JAX_MAX_FAILURES="1")
     fake.wait(lambda: fake.show(job, "Restarts") == ["1"], job)
+
     assert "a dead worker: task 1 on n2 ended with exit code 137" in fake.log(job)
+
     job = fake.submit("codes", "0,killed", VIT_JAX_MAX_FAILURES="0")
     assert fake.end(job) == (["FAILED"], "1:0")
     assert "failed more than VIT_JAX_MAX_FAILURES=0 times" in fake.log(job)
@@ -201,6 +205,7 @@ def test_a_killed_task_is_queued_again_up_to_the_limit(fake):
 
 def test_a_mistake_is_not_queued_again(fake):
     job = fake.submit("codes", "2,2")
+
     assert fake.end(job) == (["FAILED"], "2:0")
     assert fake.show(job, "Restarts") == ["0"]
     assert "Starting again would not help" in fake.log(job)
@@ -210,6 +215,7 @@ def test_the_time_limit_saves_and_queues_again(fake):
     """SLURM sends the signal up to a minute earlier than asked, and limits are minutes."""
     job = fake.submit("wait", options=("--nodes=2", "--time=1", "--signal=TERM@55"))
     fake.wait(lambda: fake.show(job, "Restarts") == ["1"], job)
+
     assert fake.log(job).count("saved\n") == 2
     assert "near the time limit, and saved: queued again to resume" in fake.log(job)
 
@@ -218,7 +224,9 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(fake):
     job = fake.submit("wait")
     fake.wait(lambda: fake.log(job).count("start") == 2, job)
     fake.call("scancel", job)
+
     assert fake.end(job)[0] == ["CANCELLED"]
+
     fake.wait(lambda: fake.log(job).count("saved\n") == 2, job)
 
 
@@ -228,6 +236,7 @@ def test_installing_on_a_login_node_while_a_job_runs_changes_nothing_under_it(fa
     program = fake.stage.checkout / ".venv/bin/vit-jax"
     before = program.stat()
     result = fake.call("bash", "launch/slurm.sbatch", "--install")
+
     assert "jobs that are submitted from here find it" in result.stderr
     assert program.stat() == before
     assert fake.show(job, "JobState") == ["RUNNING"]
@@ -239,12 +248,14 @@ def test_two_nodes_train_to_the_end_and_the_preempted_run_resumes_with_equal_byt
     """Last, when two minutes have passed."""
     jobs.tool(VIT_JAX)
     job = jobs.submit(*training(data_dir, jobs.folder / "run"))
+
     assert jobs.end(job) == (["COMPLETED"], "0:0"), jobs.log(job)
     assert not (jobs.stage.checkout / f"runs/slurm/{job}").exists()
 
     of_preempted, job, workdir = preempted
     assert jobs.end(job) == (["COMPLETED"], "0:0"), of_preempted.log(job)
     assert jobs.show(job, "Restarts") == ["1"]
+
     (stopped_at,) = re.findall(
         r"continuing from this workdir's checkpoint of step (\d+)", of_preempted.log(job)
     )

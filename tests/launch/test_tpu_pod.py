@@ -160,13 +160,17 @@ def test_one_command_is_the_whole_life(stage):
         describe=[NOT_THERE, NOT_THERE, *waiting, "echo ACTIVE"],
         log=["echo step 1; echo step 2"],
     )
+
     assert result.returncode == 0, result.stderr
+
     calls = stage.calls("gcloud")
     archive = next(call[4] for call in calls if "scp" in call)
+
     assert calls == whole_life(archive, waiting=3)
     assert stage.calls()[:2] == [["vit-jax", *CHECKED], ["vit-jax", *PLANNED]]
     assert result.stdout == "step 1\nstep 2\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == "step 1\nstep 2\n"
+
     said = [line.removeprefix("vit-jax: ") for line in result.stderr.splitlines()]
     assert said[:5] == [
         "plan has no time for this run",
@@ -181,9 +185,11 @@ def test_one_command_is_the_whole_life(stage):
 
 def test_dry_run_prints_exactly_what_a_run_executes(stage):
     result = stage.run("tpu_pod.sh", *RUN, "--dry-run", *WORDS)
+
     assert result.returncode == 0, result.stderr
     assert stage.calls() == []
     assert not (stage.checkout / "runs").exists()
+
     pack, *commands = sorted(
         result.stdout.splitlines(), key=lambda line: not line.startswith("git")
     )
@@ -205,7 +211,9 @@ def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, ot
     (stage.checkout / "pyproject.toml").unlink()
     stage.answers("scp", f'cp "$archive" "{stage.folder}/shipped.tar.gz"')
     result = stage.run("tpu_pod.sh", "install", *NAME, *uploads)
+
     assert result.returncode == 0, result.stderr
+
     listing = subprocess.check_output(
         ["tar", "-tzf", stage.folder / "shipped.tar.gz"], text=True
     ).splitlines()
@@ -213,9 +221,11 @@ def test_what_is_shipped_is_what_git_tracks_and_what_is_named(stage, uploads, ot
         "setup.py",
         *(f"launch/{path.name}" for path in (stage.checkout / "launch").iterdir()),
     }
+
     assert set(listing) == tracked | ({"runs/weights", "my recipe.py"} if uploads else set())
     assert f"{len(listing)} files, 0.0 MB compressed, are copied to every worker" in result.stderr
     assert f"without {others} file(s) that git does not track" in result.stderr
+
     line = stage.run("tpu_pod.sh", "install", *NAME, *uploads, "--dry-run").stdout.splitlines()[0]
     assert ("ls-files -z --others -- runs 'my recipe.py')" in line) == bool(uploads)
 
@@ -235,9 +245,11 @@ def test_a_recipe_is_read_before_a_machine_is_asked_for(stage, refusal, recipe, 
     (stage.checkout / "mine.py").write_text("")
     stage.answers("check", refusal)
     result = run(stage, words=["--", "pretrain", f"--config={recipe}"])
+
     assert result.returncode == 2
     assert message in result.stderr
     assert stage.calls("gcloud") == []
+
     if refusal == "true":
         assert (
             run(
@@ -268,6 +280,7 @@ def test_the_recipe_is_checked_for_the_devices_that_jax_will_count(stage, type, 
         for line in stage.run("tpu_pod.sh", *options, *WORDS).stdout.splitlines()
         if "--check" in line
     )
+
     assert shlex.split(line)[-3:] == [f"--devices={devices}", f"--slices={slices}", "--remote=/"]
 
 
@@ -277,7 +290,9 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
     lines = "; ".join(f"echo 'not visible from here: {path}'" for path in unseen)
     stage.answers("check", f"echo 'checked: a recipe'; {lines}")
     result = run(stage, "--data_bucket=gs://images")
+
     assert result.returncode == 0, result.stderr
+
     looks = [
         ["storage", "ls", f"gs://{address}"]
         for address in ("images/tfds/cifar10", "bucket/my runs/a")
@@ -285,9 +300,11 @@ def test_data_are_looked_for_in_the_buckets_before_a_machine_is_asked_for(stage)
     assert stage.calls("gcloud")[:3] == [*looks, SUMMARY]
     assert result.stdout == "step 1\n"
     assert "checked: a recipe" in result.stderr
+
     stage.answers("ls", "true", "echo 'One or more URLs matched no objects.' >&2; exit 1")
     before = len(stage.calls("gcloud"))
     result = run(stage, "--data_bucket=gs://images")
+
     assert result.returncode == 2
     assert "matched no objects" in result.stderr
     assert "gcloud storage rsync --recursive FOLDER 'gs://bucket/my runs/a'" in result.stderr
@@ -316,9 +333,11 @@ def test_paths_that_the_workers_do_not_have_are_refused(stage, line, message):
     (stage.checkout / "weights.npz").write_text("")
     stage.answers("check", f"echo '{line}'")
     result = run(stage, "--data_bucket=gs://images")
+
     assert result.returncode == 2
     assert message in result.stderr
     assert stage.calls("gcloud") == []
+
     if line.startswith("looked"):
         assert run(stage, "--upload=weights.npz").returncode == 0
 
@@ -332,13 +351,17 @@ def test_without_a_check_the_data_that_arguments_name_are_looked_for(stage, opti
         return run(stage, option, "--data_bucket=gs://images", words=words)
 
     result = look("/mnt/vit_jax_data/images/photos")
+
     assert result.returncode == 0, result.stderr
+
     printed = [
         shlex.split(line)[1:] for line in result.stdout.splitlines() if line.startswith("gcloud")
     ]
     calls = printed if option == "--dry-run" else stage.calls("gcloud")
+
     assert calls[:2] == [["storage", "ls", "gs://images/photos"], SUMMARY]
     assert not stage.calls("vit-jax")
+
     result = look("/mnt/vit_jax_data/others/photos")
     assert result.returncode == 2
     assert (
@@ -351,8 +374,10 @@ def test_a_recipe_is_found_among_the_files_of_a_large_checkout(stage):
     (stage.checkout / "a.py").write_text("")
     for number in range(300):
         (stage.checkout / f"module_{number}.py").write_text("")
+
     subprocess.run(["git", "-C", stage.checkout, "add", "--all"], check=True)
     result = stage.run("tpu_pod.sh", *RUN, "--dry-run", "--", "pretrain", "--config=a.py")
+
     assert result.returncode == 0, result.stderr
 
 
@@ -527,15 +552,18 @@ LIVES = {
 def test_what_happens_to_a_run(stage, name):
     does, said, code, options, answers = LIVES[name]
     result = run(stage, *options, **answers)
+
     assert result.returncode == code, result.stderr
     assert changes(stage) == does.split()
     assert not [text for text in said if text not in result.stderr]
     assert code or "status" in answers or "dead worker" not in result.stderr
+
     creations = [
         call for call in stage.calls("gcloud") if call[2:4] == ["queued-resources", "create"]
     ]
     assert all(call == creations[0] for call in creations)
     assert not creations or ("--spot" in creations[0]) == ("--spot" in options)
+
     if answers.get("status") == [KILLED]:
         assert (
             stage.checkout / "runs/pod/worker-1-of-pod.txt"
@@ -546,6 +574,7 @@ def test_what_happens_to_a_run(stage, name):
 def test_a_checkout_that_git_does_not_know_is_refused_before_a_machine_is_asked_for(stage):
     shutil.rmtree(stage.checkout / ".git")
     result = run(stage)
+
     assert result.returncode == 2
     assert (
         "is not a git checkout, so its files are not known: give --repository=URL" in result.stderr
@@ -562,13 +591,16 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
         r"printf '\nvit-jax-log 32\n\nstep 4\nno end'",
     ]
     result = run(stage, log=[f"{first}; exit 255", *rest], status=[BOTH_RUN, BOTH_RUN, ENDED_WELL])
+
     assert result.returncode == 0, result.stderr
     assert result.stdout == "step 1\n\nstép 2\nst\nstep 3\ncut\ncut line\n\nstep 4\nno end\n"
     assert (stage.checkout / "runs/pod/log.txt").read_text() == result.stdout
+
     asked = [
         call for call in stage.calls("gcloud") if any("tpu_worker.sh log" in word for word in call)
     ]
     whole_lines = len("step 1..stép 2.step 3.".encode())
+
     assert asked == [
         step(f"log {size}", worker=0) for size in (0, whole_lines, whole_lines + len("cut line."))
     ]
@@ -579,8 +611,10 @@ def test_log_that_gcloud_repeats_is_kept_once(stage):
 def test_slices_are_one_request_and_every_node_is_started(stage):
     options = ("--type=v6e-64", "--slices=2", "--reserved", "--create_flag=--network=mine")
     result = run(stage, *options, status=['echo "$node-host exit 0 100"'])
+
     assert result.returncode == 0, result.stderr
     assert "(128 chips)" in result.stderr
+
     calls = stage.calls("gcloud")
     flags = [
         "--node-count=2",
@@ -590,6 +624,7 @@ def test_slices_are_one_request_and_every_node_is_started(stage):
         "--async",
         *PLACE,
     ]
+
     assert calls[3] == [
         *CREATE[:5],
         "--accelerator-type=v6e-64",
@@ -613,16 +648,20 @@ def test_repository_is_cloned_on_the_workers(stage):
         "--data_bucket=gs://images",
     ]
     assert stage.run("tpu_pod.sh", *words).returncode == 0
+
     clone = "git clone --quiet https://example.org/v.git vit_jax.new && git -C vit_jax.new checkout --quiet v1.0"
     install = "bash vit_jax.new/launch/tpu_worker.sh install --data=gs://images"
+
     assert stage.calls("gcloud") == [ssh(f"rm -rf vit_jax.new && {clone} && {install}")]
 
 
 def test_steps_alone(stage):
     stage.answers("describe", "echo ACTIVE")
     stage.answers("status", BOTH_RUN)
+
     assert stage.run("tpu_pod.sh", "create", *NAME, "--type=v5litepod-16").returncode == 0
     assert stage.run("tpu_pod.sh", "wait", *NAME).returncode == 0
+
     status = stage.run("tpu_pod.sh", "status", *NAME)
     assert status.returncode == 0
     assert status.stdout == "pod t1v-n-1-w-0 running\npod t1v-n-1-w-1 running\n"
@@ -631,11 +670,14 @@ def test_steps_alone(stage):
     assert stage.calls("gcloud") == [
         *(CREATE, DESCRIBE, DESCRIBE, step("status"), step("progress", worker=0), FETCH, DELETE),
     ]
+
     stage.answers("fetch", "exit 1")
     assert stage.run("tpu_pod.sh", "fetch", *NAME, "--workdir=gs://bucket/run").returncode == 1
+
     stage.answers("describe", "echo FAILED")
     stage.answers("reason", "echo 'message: no such type here'")
     result = stage.run("tpu_pod.sh", "wait", *NAME)
+
     assert result.returncode == 1
     assert "no such type here" in result.stderr
     assert stage.run("tpu_pod.sh", "run", "--help").stdout == stage.run("tpu_pod.sh").stdout
@@ -645,7 +687,9 @@ def test_data_are_prepared_and_copied(stage):
     words = ["tar:a.tar", "--name=mine", "--data_dir=tfds"]
     stage.answers("check", "mkdir tfds", "exit 1")
     result = stage.run("tpu_pod.sh", "data", "--data_bucket=gs://images", "--", *words)
+
     assert result.returncode == 0, result.stderr
+
     copy = ["storage", "rsync", "--recursive", "tfds", "gs://images/tfds"]
     assert stage.calls() == [["vit-jax", "prepare", *words], ["gcloud", *copy]]
     assert "input.data_dir=/mnt/vit_jax_data/images/tfds." in result.stderr
@@ -663,7 +707,9 @@ def test_a_missing_tool_is_named(stage, words, tool):
     for program in ("bash", "readlink", "dirname", "git"):
         (stage.folder / "bin").mkdir(exist_ok=True)
         (stage.folder / "bin" / program).symlink_to(shutil.which(program))
+
     result = stage.run(*words, PATH=str(stage.folder / "bin"))
+
     assert result.returncode == 2
     assert result.stderr == f"vit-jax: {tool} is not installed here, or not on the PATH.\n"
 
@@ -688,6 +734,7 @@ def test_a_missing_tool_is_named(stage, words, tool):
 def test_status_has_exit_codes(stage, state, workers, code):
     stage.answers("describe", state)
     stage.answers("status", workers)
+
     assert stage.run("tpu_pod.sh", "status", *NAME).returncode == code
 
 
@@ -702,6 +749,7 @@ def test_types(stage):
     for type, version in versions.items():
         line = stage.run("tpu_pod.sh", "create", *NAME, f"--type={type}", "--dry-run").stdout
         assert f"--accelerator-type={type} --runtime-version={version} " in line
+
     assert "(64 chips)" in run(stage, "--type=tpu7x-128").stderr  # which have two cores each
 
 
@@ -711,11 +759,15 @@ def test_commands_of_the_documents_can_be_looked_at_as_they_stand(stage, documen
     text = (LAUNCH.parent / document).read_text().replace("\\\n", " ")
     lines = re.findall(r"^\./launch/((?:tpu_pod|gke)\.sh run .*)$", text, re.MULTILINE)
     commands = [shlex.split(line) for line in lines]
+
     assert commands
+
     for script, *words in commands:
         stop = words.index("--")
         result = stage.run(script, *words[:stop], "--dry-run", *words[stop:])
+
         assert result.returncode == 0, result.stderr
+
         refused = stage.run(script, *words)
         assert refused.returncode == 2
         assert "in the place of BUCKET" in refused.stderr
@@ -730,17 +782,21 @@ def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer
         "summary": "exit 1",
     }.items():
         stage.answers(kind, script)
+
     stage.answers("log", "echo step 1; sleep 600")
     terminal, ours = pty.openpty()
     with stage.start(
         "tpu_pod.sh", *RUN, *WORDS, stdin=subprocess.DEVNULL if answer is None else ours
     ) as process:
         assert process.stdout.readline() == "step 1\n"
+
         os.write(terminal, (answer or "").encode())
         os.killpg(process.pid, signal.SIGINT)
         _, stderr = process.communicate(timeout=300)
+
     os.close(terminal)
     os.close(ours)
+
     assert process.returncode == 130
     assert "continues; the same command again follows it" in stderr
     assert "./launch/tpu_pod.sh delete --name=pod --zone=us-west4-a" in stderr
@@ -750,8 +806,10 @@ def test_ctrl_c_says_what_still_costs_money_and_asks_on_a_terminal(stage, answer
 def test_price_is_an_argument(stage):
     result = run(stage, "--type=v5p-1024", "--price=3600", log=["sleep 1.1"])
     assert "--runtime-version=v2-alpha-tpuv5" in stage.calls("gcloud")[3]
+
     line = next(line for line in result.stderr.splitlines() if "chip-hours" in line)
     cost = float(line.split()[5])
+
     assert "(512 chips)" in line
     assert cost >= 512  # whole seconds, at least one, at 1 a second and chip
     assert cost % 512 == 0
@@ -824,6 +882,7 @@ def test_price_is_an_argument(stage):
 )
 def test_mistakes_are_refused_before_anything_is_asked_for(stage, words, message):
     result = stage.run("tpu_pod.sh", *words)
+
     assert result.returncode == 2
     assert message in result.stderr
     assert stage.calls() == []

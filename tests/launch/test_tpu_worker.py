@@ -64,6 +64,7 @@ def exit_code(stage) -> str:
 
 def test_start_returns_at_once_and_the_end_is_recorded(worker):
     play(worker, "echo step 1; until [[ -e $HOME/go ]]; do sleep 0.02; done; echo step 2; exit 75")
+
     assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 none\n"
     assert (
         worker.run(
@@ -72,12 +73,16 @@ def test_start_returns_at_once_and_the_end_is_recorded(worker):
         == 0
     )
     assert worker.run("tpu_worker.sh", "status").stdout == "t1v-n-1-w-0 running\n"
+
     with worker.start("tpu_worker.sh", "log") as process:
         (worker.folder / "go").touch()
         log, _ = process.communicate(timeout=300)  # to the end of the run
+
     words = f"vit-jax pretrain --config.note=it's --workdir={worker.folder}/buckets/bucket/a run\n"
+
     assert log == "\nvit-jax-log 0\n" + words + "step 1\nstep 2\n"
     assert exit_code(worker) == "75"
+
     later = worker.run("tpu_worker.sh", "log", str(len(words))).stdout
     assert later == f"\nvit-jax-log {len(words)}\nstep 1\nstep 2\n"
     assert worker.run("tpu_worker.sh", "tail").stdout == words + "step 1\nstep 2\n"
@@ -88,14 +93,18 @@ def test_run_survives_the_session_that_started_it_and_is_not_started_twice(worke
     play(worker, "until [[ -e $HOME/go ]]; do sleep 0.02; done; echo survived")
     with worker.start("tpu_worker.sh", "start", "gs://bucket/run", "pretrain") as process:
         process.communicate(timeout=300)
+
     with pytest.raises(ProcessLookupError):  # nothing of the run has stayed in it
         os.killpg(process.pid, signal.SIGHUP)
+
     again = worker.run("tpu_worker.sh", "start", "gs://bucket/run", "pretrain")
     assert again.returncode == 0
     assert "t1v-n-1-w-0 is already running the command" in again.stderr
+
     other = worker.run("tpu_worker.sh", "start", "gs://bucket/other", "pretrain")
     assert other.returncode == 1
     assert "runs another command" in other.stderr
+
     (worker.folder / "go").touch()
     assert worker.run("tpu_worker.sh", "log").stdout.endswith("survived\n")
     assert (worker.folder / "starts").read_text() == "x\n"
@@ -113,6 +122,7 @@ def test_the_exit_code_stays_whatever_ends_the_run(worker, trap, code):
         os.killpg(int((worker.folder / "vit_jax_run/pid").read_text()), signal.SIGTERM)
     else:
         assert worker.run("tpu_worker.sh", "stop", "0").returncode == 0
+
     assert exit_code(worker) == code
 
 
@@ -136,14 +146,17 @@ def test_a_time_limit_is_kept_by_the_worker_alone(worker, end, code):
     path = f"{worker.folder}/bin:{worker.variables['PATH']}"
     play(worker, f"trap '{end}' TERM; echo ready; while :; do sleep 0.02; done")
     words = ["--seconds=1", "gs://bucket/run", "pretrain", "--config=x"]
+
     assert worker.run("tpu_worker.sh", "start", *words, PATH=path).returncode == 0
     assert exit_code(worker) == code
+
     *flags, seconds, _, verb, _, _ = (worker.folder / "timeout-arguments").read_text().split()
     assert (seconds, verb) == ("1", "pretrain")
     assert (
         subprocess.run(["timeout", *flags, "0.1", "sleep", "600"]).returncode
         == 128 + signal.SIGTERM
     )
+
     play(worker, "", f"{end.replace('76', '75')}")
     assert worker.run("tpu_worker.sh", "start", "--seconds=600", *words[1:]).returncode == 0
     assert exit_code(worker) == end.replace("76", "75").removeprefix("exit "), (
@@ -153,10 +166,12 @@ def test_a_time_limit_is_kept_by_the_worker_alone(worker, end, code):
 
 def test_progress_is_of_the_run_that_was_started(worker):
     assert "no run was started here" in worker.run("tpu_worker.sh", "progress").stderr
+
     play(worker, "exit 0", "")
     worker.run("tpu_worker.sh", "start", "gs://bucket/a run", "pretrain")
     exit_code(worker)
     result = worker.run("tpu_worker.sh", "progress")
+
     assert result.stdout == f"vit-jax status {worker.folder}/buckets/bucket/a run\n"
 
 
@@ -166,22 +181,27 @@ def test_mount_remembers_nothing_of_what_is_there(worker):
     other = worker.run(
         "tpu_worker.sh", "--dry-run", "install", "--cache=/mnt/ssd", "--data=gs://images"
     ).stdout
+
     assert " --cache-dir=/mnt/ssd/images " in other
+
     start = worker.run("tpu_worker.sh", "--dry-run", "start", "gs://bucket/run", "pretrain").stdout
     assert "gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0" in install
     assert "vit_jax_venv/bin/vit-jax pretrain --workdir=" in start
     assert worker.calls() == []  # a dry run executes nothing
+
     write_program(worker.folder / "vit_jax_venv/bin/python", FAKE_PYTHON)
     for _ in range(2):
         worker.run(
             "tpu_worker.sh", "install", "gs://bucket", "--data=gs://images", FAKE_TOOL="/bin/true"
         )
+
     flags = [
         "--implicit-dirs",
         "--metadata-cache-ttl-secs=0",
         "--metadata-cache-negative-ttl-secs=0",
     ]
     workdir, data = worker.calls("gcsfuse")
+
     assert workdir == [
         *flags,
         "--rename-dir-limit=200000",
@@ -193,6 +213,7 @@ def test_mount_remembers_nothing_of_what_is_there(worker):
     assert "--metadata-cache-ttl-secs=-1" in data
     assert f"--cache-dir={worker.folder}/vit_jax_cache/images" in data
     assert "--file-cache-cache-file-for-range-read" in data
+
     (size,) = (
         int(flag.partition("=")[2]) for flag in data if flag.startswith("--file-cache-max-size-mb=")
     )
@@ -207,21 +228,27 @@ def test_packages_are_tried_again_while_another_program_installs(worker):
     bin.mkdir()
     for path in STAND_INS.iterdir():
         (bin / path.name).symlink_to(path)
+
     (bin / "gcsfuse").unlink()
     for name in ("sleep", "apt-cache"):
         write_program(bin / name, "#!/bin/bash\n")
+
     locked = "echo 'E: Could not get lock /var/lib/apt/lists/lock' >&2; exit 100"
     worker.answers(
         "apt-get", locked, locked, "true", locked, f"ln -s {STAND_INS}/gcsfuse {bin}", locked
     )
     environment = {"FAKE_TOOL": "/bin/true", "PATH": f"{bin}:{os.environ['PATH']}"}
     result = worker.run("tpu_worker.sh", "install", "gs://bucket", **environment)
+
     assert result.returncode == 0, result.stderr
+
     calls = [call for call in worker.calls("sudo") if call[0] == "apt-get"]
     assert [call[-1] for call in calls] == ["update"] * 3 + ["gcsfuse"] * 2
     assert all("DPkg::Lock::Timeout=600" in call for call in calls)
+
     (bin / "gcsfuse").unlink()
     result = worker.run("tpu_worker.sh", "install", "gs://other", **environment)
+
     assert result.returncode == 1
     assert "apt-get update has failed 20 times" in result.stderr
 
@@ -234,6 +261,7 @@ def test_a_downloaded_package_lies_where_only_the_user_may_write(worker):
     bin.mkdir()
     for path in STAND_INS.iterdir():
         (bin / path.name).symlink_to(path)
+
     (bin / "gcsfuse").unlink()
     write_program(bin / "apt-cache", "#!/bin/bash\nexit 1\n")
     output = 'while [[ "$1" != --output ]]; do shift; done; echo package >"$2"'
@@ -243,7 +271,9 @@ def test_a_downloaded_package_lies_where_only_the_user_may_write(worker):
     worker.answers("apt-get", "true", f"ln -s {STAND_INS}/gcsfuse {bin}")
     environment = {"FAKE_TOOL": "/bin/true", "PATH": f"{bin}:{os.environ['PATH']}"}
     result = worker.run("tpu_worker.sh", "install", "gs://bucket", **environment)
+
     assert result.returncode == 0, result.stderr
+
     (package,) = (call[-1] for call in worker.calls("sudo") if call[-1].endswith(".deb"))
     assert Path(package).parent == worker.folder / "vit_jax_downloads"
     assert seen.read_text() == "700\n"
@@ -280,11 +310,13 @@ def test_four_workers_of_which_one_is_killed(stage):
         SCRIPT=str(stage.folder / "script"),
         FAKE_TOOL=str(tool),
     )
+
     assert result.returncode == 0, result.stderr
     assert "a dead worker: pod-w-2 (worker 2 of pod) was killed (exit code 137" in result.stderr
     assert [(stage.folder / f"homes/pod-w-{number}/starts").read_text() for number in range(4)] == [
         "x\n" * 2
     ] * 4
+
     log = (stage.checkout / "runs/pod/log.txt").read_text()
     assert [line for line in log.splitlines() if not line.startswith("vit-jax")] == [
         "a process was lost",

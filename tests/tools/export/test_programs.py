@@ -129,6 +129,7 @@ def test_outputs_elsewhere_are_those_of_predict(elsewhere, name, batch):
     """Programs of half precision may round to eight bits at other places: probabilities move by a few of 2**-8."""
     folder, said, expected = elsewhere
     found = np.load(folder / f"{name}_{batch}.npy")
+
     assert found.shape == (batch, len(NAMES))
     assert np.abs(found - expected[name][:batch]).max() < (0.02 if name == "half" else 1e-5)
     assert expected[name].std(axis=0).max() > 0.01, "images that look the same would prove little"
@@ -184,12 +185,14 @@ def test_the_words_on_preparation_are_true(preprocessing, size, prepare):
     image = sample_pixels(1, size)[0]
     bgra = np.dstack([image[..., ::-1], np.full(size, 90, np.uint8)])
     found = model.transform(Record(cv2.imencode(".png", bgra)[1].tobytes(), 0))
+
     assert np.abs(found - prepare(image)).max() <= 1 + 1e-9  # half for each of two passes
 
 
 @pytest.mark.slow
 def test_the_words_on_direct_preparation(elsewhere):
     words = json.loads((elsewhere[0] / "vit.stablehlo.json").read_text())["preprocessing"]
+
     assert words.pop("filter").startswith("bilinear")
     assert words.pop("meaning") == "both sides are resized to those of the input"
     assert words == {
@@ -204,6 +207,7 @@ def test_the_description_beside_it_prepares_images(tmp_path):
     """What stands in it is enough to come from a file to the answers of `predict`."""
     weights = sample_weights(preprocessing=CROPPED)
     files = export_stablehlo(from_weights(weights), tmp_path / "net.bin")
+
     assert files == [tmp_path / "net.bin", tmp_path / "net.bin.json"]
     assert json.loads(files[1].read_text()) == {
         "network": "ViT-custom/4",
@@ -226,11 +230,14 @@ def test_the_description_beside_it_prepares_images(tmp_path):
         "platforms": ["cpu", "cuda", "tpu"],
         "weights": "w.npz (released)",
     }
+
     (image,) = sample_pixels(1, size=(16, 24))
     (tmp_path / "a.png").write_bytes(to_png(image))
     (expected,) = probabilities(from_weights(weights), [str(tmp_path / "a.png")])
     prepared = image[4:12, 6:18]  # the middle half of an image that is twice the network's size
+
     assert np.array_equal(prepared, from_weights(weights).transform(Record(to_png(image), 0)))
+
     program = export.deserialize(files[0].read_bytes())
     assert program.call(prepared[None])[0] == pytest.approx(expected, abs=1e-5)
 
@@ -243,14 +250,19 @@ def test_what_exists_is_kept_unless_overwritten(tmp_path):
     model = from_weights(sample_weights())
     for taken in ("net", "net.json"):
         (tmp_path / taken).write_text("precious")
+
         with rejects(taken, "exists.*--overwrite"):
             export_stablehlo(model, tmp_path / "net")
+
         assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
             (taken, "precious")
         ]
+
         (tmp_path / taken).unlink()
+
     (tmp_path / "net").touch()
     export_stablehlo(model, tmp_path / "net", overwrite=True)
+
     assert sorted(path.name for path in tmp_path.iterdir() if path.stat().st_size) == [
         "net",
         "net.json",
@@ -271,10 +283,13 @@ def test_an_onnx_file_answers_as_the_model(name, tmp_path):
     model = from_weights(sample_weights(a))
     pixels = sample_pixels(3, a.image_size)
     expected = np.asarray(jax.nn.softmax(model(pixels).logits_BK))
+
     assert export_onnx(model, tmp_path / "net.onnx") == [tmp_path / "net.onnx"]
     onnx.checker.check_model(tmp_path / "net.onnx", full_check=True)
+
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx")
     (given,), (returned,) = session.get_inputs(), session.get_outputs()
+
     assert (given.name, given.type, given.shape) == (
         "images",
         "tensor(uint8)",
@@ -300,6 +315,7 @@ def test_an_onnx_file_describes_itself(tmp_path):
     (path,) = export_onnx(model, tmp_path / "net.onnx")
     beside = json.loads(export_stablehlo(model, tmp_path / "net")[1].read_text())
     stored = {entry.key: json.loads(entry.value) for entry in onnx.load(path).metadata_props}
+
     assert stored | {"platforms": ["cpu", "cuda", "tpu"]} == beside
 
 
@@ -312,6 +328,7 @@ def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(tmp_path)
     )
     with open_arrays(tmp_path / "folder/model.safetensors") as file:
         write_safetensors(file.path, {name: file.read(name) for name in file.arrays}, {})
+
     config = json.loads((tmp_path / "folder/config.json").read_text())
     pixels = sample_pixels(2, size=(12, 12))
     for kind, normalise in (
@@ -323,9 +340,11 @@ def test_programs_of_multi_label_weights_of_hugging_face_have_sigmoids(tmp_path)
         model = load_model(tmp_path / "folder")
         program, beside = export_stablehlo(model, tmp_path / f"{kind}.stablehlo")
         probabilities = export.deserialize(program.read_bytes()).call(pixels)
+
         np.testing.assert_allclose(
             probabilities, normalise(logits_of(model.module, pixels)), atol=1e-6
         )
+
         word = "sigmoid" if kind == "multi" else "softmax"
         assert word in json.loads(beside.read_text())["output"]["meaning"]
 

@@ -28,6 +28,7 @@ def test_uniform_attention_has_the_distance_worked_by_hand(class_tokens):
     length = 4 + class_tokens
     weights = jnp.full((1, 2, 3, length, length), 1 / length)
     found = attention_maps.mean_distances(weights, (2, 2), (16, 16))
+
     assert found.shape == (2, 1, 3)
     assert np.allclose(found, UNIFORM * 4 / length, rtol=1e-6)
     assert np.allclose(attention_maps.mean_entropies(weights), math.log(length), rtol=1e-6)
@@ -37,6 +38,7 @@ def test_attention_to_oneself_or_to_the_class_token_has_distance_zero():
     itself = jnp.eye(5)
     to_class = jnp.zeros((5, 5)).at[:, 0].set(1)
     weights = jnp.stack([itself, to_class])[:, None, None]
+
     assert not attention_maps.mean_distances(weights, (2, 2), (16, 16)).any()
     assert not attention_maps.mean_entropies(weights).any()
 
@@ -49,7 +51,9 @@ def test_blocks_heads_and_images_keep_their_places():
         .set(jnp.zeros((4, 4)).at[:, 0].set(1))
     )
     found = np.array(attention_maps.mean_distances(weights, (2, 2), (16, 16)))
+
     assert found[0, 1, 2] == pytest.approx(UNIFORM)
+
     found[0, 1, 2] = 0
     assert not found.any()
 
@@ -59,14 +63,17 @@ def test_rollout_of_known_matrices():
     first = jnp.array([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 1.0], [1.0, 0.0]]])
     second = jnp.broadcast_to(jnp.array([[1.0, 0.0], [1.0, 0.0]]), (2, 2, 2))
     weights = jnp.stack([first, second])[:, None]
+
     assert np.allclose(attention_maps.rollout(weights)[0], [[0.75, 0.25], [0.5, 0.5]])
     assert np.allclose(attention_maps.rollout(weights[::-1])[0], [[0.875, 0.125], [0.625, 0.375]])
+
     identity = jnp.broadcast_to(jnp.eye(3), (4, 1, 2, 3, 3))
     assert np.allclose(attention_maps.rollout(identity), jnp.eye(3))
 
 
 def test_the_image_as_a_whole_is_the_class_token_or_the_mean():
     weights = jnp.arange(9.0).reshape(1, 3, 3)
+
     assert attention_maps.by_image(weights, 2).tolist() == [[1.0, 2.0]]
     assert attention_maps.by_image(weights, 3).tolist() == [[3.0, 4.0, 5.0]]
 
@@ -86,5 +93,6 @@ def test_images_are_reduced_a_few_at_a_time(monkeypatch):
         return {"mean": output.attention_LBTQS.mean(axis=(0, 2))}
 
     found = attention_maps.over_images(model, pixels, reduce)
+
     assert shapes == [2], "one program for two images, also where only one is left"
     assert np.allclose(found["mean"], expected, atol=1e-6)

@@ -16,6 +16,7 @@ def test_components_of_rows_that_are_known():
         + [[1], [1], [-1], [-1]] * across
     )
     found = principal_components(rows, 2)
+
     assert np.allclose(found.mean_V, [5, 7])
     assert np.allclose(found.component_KV, [along, -across], atol=1e-6)
     assert np.allclose(found.explained_K, [0.9, 0.1])
@@ -27,6 +28,7 @@ def test_components_are_the_eigenvectors_of_the_covariance(shape):
     rows = np.random.default_rng(0).normal(size=shape) * np.arange(1, shape[1] + 1)
     found = principal_components(rows, 4)
     values, vectors = np.linalg.eigh(np.cov(rows.T))
+
     assert np.allclose(found.explained_K, (values / values.sum())[::-1][:4], atol=1e-5)
     assert np.allclose(
         np.abs(np.sum(found.component_KV * vectors.T[::-1][:4], axis=1)), 1, atol=1e-4
@@ -36,6 +38,7 @@ def test_components_are_the_eigenvectors_of_the_covariance(shape):
 
 def test_rows_that_are_all_alike():
     found = principal_components(np.ones((3, 4)), 2)
+
     assert not found.explained_K.any()
     assert np.allclose(found.project(np.ones((3, 4))), 0)
 
@@ -43,6 +46,7 @@ def test_rows_that_are_all_alike():
 def test_cosine_similarities():
     found = cosine_similarities(np.array([[1, 0], [2, 2], [0, -3], [0, 0]]))
     half = np.sqrt(0.5)
+
     assert np.allclose(
         found, [[1, half, 0, 0], [half, 1, -half, 0], [0, -half, 1, 0], [0, 0, 0, 0]]
     )

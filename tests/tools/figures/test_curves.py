@@ -36,11 +36,13 @@ def lines_of(axes):
 
 def test_curves_hold_what_was_written(here):
     (only,) = read_runs(["study/b"])
+
     assert only.metrics()[:2] == ["train_loss", "learning_rate"]
     assert [values.tolist() for values in only.curve("test_loss")] == [
         [15],
         [1.5],
     ]  # not what is not finite
+
     loss, accuracy, rate = draw_curves([only]).axes
     assert lines_of(loss) == [([10, 20], [2, 1]), ([15], [1.5])]
     assert lines_of(accuracy) == [([15, 20], [25, 50])]
@@ -56,6 +58,7 @@ def test_values_that_axes_cannot_hold_are_not_drawn():
     log = RunLog(
         "x", {}, [{"step": step, "test_loss": value} for step, value in enumerate(values, 1)]
     )
+
     assert [values.tolist() for values in log.curve("test_loss")] == [[6], [3e38]]
 
 
@@ -70,6 +73,7 @@ def test_values_that_axes_cannot_hold_are_not_drawn():
 )
 def test_positions_on_an_axis(here, axis, positions, label):
     (axes,) = draw_curves(read_runs(["study/a"]), ["test_accuracy"], axis).axes
+
     assert (lines_of(axes), axes.get_xlabel()) == ([(positions, [25, 50])], label)
     assert axes.get_ylabel() == "test accuracy (%)"
 
@@ -77,21 +81,26 @@ def test_positions_on_an_axis(here, axis, positions, label):
 def test_long_runs_have_hours():
     lines = [{"step": 1, "train_loss": 1.0, "wall_seconds": 36_000.0}]
     (axes,) = draw_curves([RunLog("long", {}, lines)], ["loss"], "time").axes
+
     assert (lines_of(axes), axes.get_xlabel()) == ([([10], [1])], "time since the start (hours)")
 
 
 def test_runs_of_a_folder_have_their_own_names_and_colours(here):
     runs = read_runs(["study"])
+
     assert [one.name for one in runs] == ["a", "b"]  # without the trials of a
     assert [one.name for one in read_runs(["study/a", "study/a/search/trial"])] == [
         "a",
         "a/search/trial",
     ]
+
     figure = draw_curves(runs, ["loss"])
     (axes,) = figure.axes
     colours = [line.get_color() for line in axes.get_lines()]
+
     assert colours[0] == colours[1] != colours[2] == colours[3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+
     many = draw_curves([runs[0]] * 9, ["train_loss"]).axes[0].get_lines()
     assert len({tuple(np.ravel(line.get_color())) for line in many}) == 9
 
@@ -99,6 +108,7 @@ def test_runs_of_a_folder_have_their_own_names_and_colours(here):
 def test_a_run_of_a_folder_that_has_just_begun_is_left_out(here):
     (here / "study/c").mkdir()
     (here / "study/c/metrics.jsonl").touch()
+
     assert [one.name for one in read_runs(["study"])] == ["a", "b"]
     assert "study/c has no metrics" in run(["plot", "study/c"]).err
 
@@ -141,6 +151,8 @@ def test_refusals(here, words, message):
         (here / "study" / name).mkdir()
         for file in files:
             (here / "study" / name / file).write_text('{"step": 1, "train_loss": 2.0}\n')
+
     code, _, error = run(["plot", *words])
+
     assert (code, message in error) == (2, True), error
     assert not list(here.glob("*.png"))

@@ -55,13 +55,16 @@ def test_nothing_of_the_working_directory_is_read(tmp_path):
     found = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
+
     assert found.stdout.split() == [os.path.realpath(tmp_path), "False"]
 
 
 def test_letters_are_taken_of_another_font(installed, caplog):
     figure = figure_of("cat", WORD)
+
     assert drawing.to_bytes(figure)
     assert caplog.messages == []
+
     axes = figure.axes[0]
     assert {text.get_fontfamily()[-1] for text in (axes.title, *axes.get_xticklabels())} == {
         "Squares"
@@ -70,6 +73,7 @@ def test_letters_are_taken_of_another_font(installed, caplog):
 
 def test_letters_of_no_font_are_named_once(installed, caplog):
     caplog.set_level(logging.WARNING)
+
     for form in ("png", "svg"):
         assert drawing.to_bytes(figure_of(WORD, OTHER, OTHER), form)
     assert caplog.messages == [f"Figures show boxes for {OTHER}: install a font that has them."]
@@ -78,5 +82,6 @@ def test_letters_of_no_font_are_named_once(installed, caplog):
 def test_usual_letters_keep_their_font(caplog):
     figure = figure_of("caf\u00e9 \u2192 \u03b1\u2026", "\u0436")
     drawing.to_bytes(figure)
+
     assert "Squares" not in figure.axes[0].title.get_fontfamily()
     assert caplog.messages == []

@@ -269,6 +269,7 @@ def test_names_stay_text(evaluated, monkeypatch):
             text = check(page.build_page(report))
         except Exception as error:
             raise AssertionError(f"case {case}") from error
+
         for words in (report.run.name, report.run.config["data"], *report.notes):
             assert printable(words) in text, case
 

@@ -17,6 +17,7 @@ def test_a_case_worked_by_hand():
         [jnp.array([[0.0, 4.0], [2.0, 2.0]]), jnp.array([[-4.0, 0.0], [0.0, 0.0]])], axis=-1
     )
     found = class_activation(jnp.stack([first, second], axis=-1)[None], gradients[None])
+
     assert found.tolist() == [[[2.0, 0.0], [4.0, 0.0]]]
 
 
@@ -32,9 +33,11 @@ def test_of_a_resnet_whose_end_is_linear():
         map_BHWC.shape[1:3]
     )
     found = class_activations(model, pixels)
+
     assert found["label"].tolist() == label.tolist()
     assert expected.any()
     assert np.allclose(found["activation"], expected, atol=1e-5 * expected.max())
+
     shares = np.exp(output.logits_BK) / np.exp(output.logits_BK).sum(axis=1, keepdims=True)
     assert np.allclose(found["probability"], shares.max(axis=1), atol=1e-5)
 
@@ -42,5 +45,6 @@ def test_of_a_resnet_whose_end_is_linear():
 def test_of_a_hybrid_it_has_the_size_of_the_map():
     model = from_weights(weights_of(HYBRID))
     found = class_activations(model, sample_pixels(2, HYBRID.image_size))
+
     assert found["activation"].shape == (2, *HYBRID.map_size)
     assert found["activation"].any()

@@ -108,16 +108,20 @@ def test_components_of_known_kernels():
         "fd,fhwc->hwcd", strengths, np.stack([left, right])
     )
     data = draw_filters(model, View()).data
+
     assert data["explained"][:2].sum() == pytest.approx(1)
+
     kernel_DV = np.asarray(model.module.embedding.kernel[...]).reshape(-1, VIT.width).T
     expected = np.linalg.svd(np.cov(kernel_DV.T))[0].T[:2]
     found = data["filters"].reshape(-1, 48)[:2]
+
     assert np.allclose(np.abs(np.sum(found * expected, axis=1)), 1, atol=1e-5)
 
 
 def test_root_kernels_are_shown_as_they_are():
     model = from_weights(weights_of(RESNET))
     data = draw_filters(model, View()).data
+
     assert data["filters"].shape == (32, 7, 7, 3)
     assert np.array_equal(
         data["filters"][5], np.asarray(model.module.body.root.conv.kernel[...])[..., 5]
@@ -129,7 +133,9 @@ def test_positions_are_compared_without_the_class_token(pool):
     model = from_weights(weights_of(dataclasses.replace(VIT, pool=pool)))
     table = np.asarray(model.module.positions())[0, pool == "token" :]
     similarity = draw_positions(model, View()).data["similarity"]
+
     assert similarity.shape == (2, 3, 2, 3)
+
     expected = table[1] @ table[5] / np.linalg.norm(table[1]) / np.linalg.norm(table[5])
     assert similarity[0, 1, 1, 2] == pytest.approx(expected, abs=1e-6)
 
@@ -137,7 +143,9 @@ def test_positions_are_compared_without_the_class_token(pool):
 def test_positions_of_every_block_are_compared_apart():
     model = from_weights(weights_of(dataclasses.replace(VIT, position_layers="every")))
     similarity = draw_positions(model, View()).data["similarity"]
+
     assert similarity.shape == (2, 2, 3, 2, 3)
+
     for layer, table in enumerate(
         np.asarray(model.module.encoder.blocks.positions.table[...])[:, 0, 1:]
     ):
@@ -150,6 +158,7 @@ def test_rows_and_columns_are_two_attentions_of_a_block():
     model = from_weights(weights_of(dataclasses.replace(VIT, pool="gap", block="axial")))
     view = View(images_NHWC=sample_pixels(2), heads=((4, 1),))
     distance = draw_distance(model, view).data["distance_pixels"]
+
     assert distance.shape == (4, 2)
     assert (distance[::2] < 8).all()
     assert (distance[1::2] < 4).all()
@@ -161,6 +170,7 @@ def test_rows_and_columns_are_two_attentions_of_a_block():
 def test_a_network_that_is_damaged_is_refused():
     model = from_weights(weights_of(VIT))
     model.module.encoder.norm.scale[...] = np.full(VIT.width, np.nan, np.float32)
+
     with pytest.raises(ValueError, match="image 0 are not finite"):
         draw_pca(model, View(images_NHWC=sample_pixels(2)))
 
@@ -185,6 +195,7 @@ def test_images_have_their_predicted_classes(num_classes, monkeypatch):
     else:
         assert of_rollout["column_names"] == ["", ""]
         assert [row[0] for row in of_heads["captions"]] == ["image", "image"]
+
     assert of_heads["captions"][1][1:] == [
         f"layer {VIT.depth}, head {head + 1}" for head in range(VIT.num_heads)
     ]
@@ -196,6 +207,7 @@ def test_similar_images_are_found_among_all():
     noise = np.random.default_rng(1).integers(0, 3, pixels.shape)
     images = np.concatenate([pixels, np.clip(pixels + noise, 0, 255)]).astype(np.uint8)
     data = draw_similar(from_weights(weights_of(VIT)), View(images_NHWC=images, shown=4)).data
+
     assert data["images"].tolist() == spread(12, 4).tolist() == [0, 4, 7, 11]
     assert data["nearest"].shape == (4, 6)
     assert data["nearest"][:, 0].tolist() == [6, 10, 1, 5]
@@ -211,8 +223,10 @@ def test_directions_of_colours_are_those_of_all_images(monkeypatch):
     centred = tokens.reshape(-1, VIT.width) - tokens.mean(axis=(0, 1))
     variance = np.linalg.svd(centred, compute_uv=False) ** 2
     data = draw_pca(model, View(images_NHWC=pixels, shown=2)).data
+
     assert data["components"].shape == (2, 2, 3, 3)
     assert np.allclose(data["explained"], (variance / variance.sum())[:3], atol=1e-5)
+
     monkeypatch.setattr("vit_jax.tools.figures.network.MOST_ROWS", 12)
     assert not np.allclose(
         draw_pca(model, View(images_NHWC=pixels)).data["explained"], data["explained"]
@@ -244,4 +258,5 @@ def test_every_picture_is_drawn():
                 if array.dtype.kind == "f"
             ), name
             drawn.add(name)
+
     assert drawn == {*KINDS}

@@ -39,8 +39,10 @@ def test_an_image_of_targets_has_these_targets(kind):
     pixels = sample_pixels(2)
     targets = objective(kind).compute_targets(jnp.asarray(pixels))
     image = to_image(np.asarray(targets), kind, GRID, PATCH)
+
     assert image.shape == pixels.shape
     assert np.allclose(objective(kind).compute_targets(jnp.asarray(image)), targets, atol=1e-6)
+
     if kind == "pixels":
         assert np.array_equal(image, pixels)
 
@@ -49,20 +51,25 @@ def test_an_image_of_targets_has_these_targets(kind):
 def test_hidden_patches_alone_are_predicted(kind):
     model = from_weights(weights_of(masked(kind)))
     assert model.architecture.patch_outputs == KINDS[kind], "the head stays"
+
     pixels = sample_pixels(3)
     found = reconstruct(model, pixels)
     where = found["is_hidden"].repeat(4, axis=1).repeat(4, axis=2)
+
     assert 0 < where.mean() < 1
     assert np.array_equal(found["original"], pixels)
     assert (found["seen"][where] == HIDDEN).all()
     for name in ("seen", "predicted", "target"):
         assert np.array_equal(found[name][~where], pixels[~where])
+
     best = to_image(
         np.asarray(objective(kind).compute_targets(jnp.asarray(pixels))), kind, GRID, PATCH
     )
     assert np.array_equal(found["target"][where], best[where])
+
     other = pixels.copy()
     other[where] = 255 - other[where]
+
     assert np.array_equal(
         reconstruct(model, other)["predicted"][where], found["predicted"][where]
     ), "nothing leaks"

@@ -57,27 +57,37 @@ FILES = {"result.json"} | TABLES | FIGURES
 def test_every_file_against_the_images(here):
     out = succeed([*WORDS, "--report=report", "--csv=classes.csv"])
     assert {path.name for path in (here / "report").iterdir()} == FILES
+
     shares = softmax(logits_of(from_weights(sample_weights()).module, PIXELS))
     header, *rows = rows_of(here / "report/images.csv")
+
     assert header == ["image", "class", "answer", "probability", "is_right"]
     assert len(rows) == len({row[0] for row in rows}) == 20
+
     for name, label, answer, probability, is_right in rows:
         number = int(name[-7:-4])
+
         assert name == f"images/{label}/{number:03}.png"
         assert (label, answer) == (NAMES[LABELS[number]], NAMES[shares[number].argmax()])
         assert float(probability) == pytest.approx(shares[number].max(), abs=2e-6)
         assert is_right == str(int(label == answer))
+
     header, *rows = rows_of(here / "report/confusion.csv")
+
     assert header == ["class", *NAMES]
+
     counts = np.zeros((7, 7), int)
     np.add.at(counts, (LABELS, shares.argmax(axis=1)), 1)
+
     assert [[row[0], *map(int, row[1:])] for row in rows] == [
         [NAMES[k], *counts[k]] for k in range(7)
     ]
     assert (here / "report/classes.csv").read_text() == (here / "classes.csv").read_text()
+
     result = json.loads((here / "report/result.json").read_text())
     assert result["accuracy"] == np.trace(counts) / 20
     assert f"{result['accuracy']:.2%}" in out
+
     for name in FIGURES:
         picture = cv2.imread(str(here / "report" / name))
         assert min(picture.shape[:2]) > 300
@@ -87,11 +97,13 @@ def test_every_file_against_the_images(here):
 def test_json_is_the_result_of_the_report(here):
     printed = json.loads(succeed([*WORDS, "--report=report", "--json"]))
     written = json.loads((here / "report/result.json").read_text())
+
     assert printed == written
     assert printed["weights"] == "w (vit_jax, parameters of step 0)"
     assert printed["unreadable_images"] == 0
     assert printed["gflops_per_image"] > 0
     assert sum(one["images"] for one in printed["calibration_bins"]) == 20
+
     low, high = printed["accuracy_interval"]
     assert low <= printed["accuracy"] <= high
 
@@ -102,7 +114,9 @@ def test_what_cannot_be_read_is_in_no_table(here):
     (here / "images" / NAMES[0] / "000.png").rename(odd)
     (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
     result = json.loads(succeed([*WORDS, "--report=report", "--json"]))
+
     assert (result["images"], result["unreadable_images"]) == (19, 1)
+
     names = [row[0] for row in rows_of(here / "report/images.csv")[1:]]
     assert len(names) == 19
     assert str(odd.relative_to(here)) in names
@@ -112,6 +126,7 @@ def test_what_cannot_be_read_is_in_no_table(here):
 def test_too_many_that_cannot_be_read_leave_no_table(here):
     (here / "images" / NAMES[1] / "001.png").write_bytes(b"")
     code, _, err = run([*WORDS, "--report=report", "--max_unreadable=0"])
+
     assert (code, "1 images cannot be read" in err) == (2, True)
     assert not (here / "report").exists()
 
@@ -119,6 +134,7 @@ def test_too_many_that_cannot_be_read_leave_no_table(here):
 def test_a_folder_that_cannot_be(here):
     (here / "report").write_text("a file")
     code, out, err = run([*WORDS, "--report=report"])
+
     assert (code, out) == (2, "")
     assert err.startswith("vit-jax: --report=report: ")
 
@@ -126,6 +142,7 @@ def test_a_folder_that_cannot_be(here):
 def test_without_matplotlib_it_says_so_first(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     code, out, err = run([*WORDS, "--report=report"])
+
     assert (code, out) == (2, "")
     assert install_command("figures") in err
     assert not (here / "report").exists()
@@ -163,6 +180,7 @@ def metrics_of(source, first, confidence):
 def test_pictures_of_odd_names_and_images(wrong):
     metrics = metrics_of(Stored(), [1] * wrong + [0] * (3 - wrong), [0.75] * 3)
     transform = EvaluationTransform((8, 8), "direct", 1.0)
+
     for draw in (
         figures.draw_reliability,
         figures.draw_confusion,
@@ -184,9 +202,12 @@ def test_a_large_matrix_keeps_its_single_cells(size, shape, words, monkeypatch):
     metrics.confusion_2LA[0, 3, 4] = 12
     axes, bar = figures.draw_confusion(metrics).axes
     cells = axes.images[0].get_array()
+
     assert (cells.shape, bar.get_ylabel()) == (shape, f"share of the class's images{words}")
+
     row = 3 * shape[0] // size
     assert (cells[-1, -1], cells[row, 5], cells[row, 4], cells.sum()) == (1, 0.25, 0.75, 2)
+
     counts = {(text.get_position(), text.get_text()) for text in axes.texts}
     assert counts == ({((4, 3), "12"), ((5, 3), "4"), ((6, 6), "2")} if size == 7 else set())
 
@@ -198,6 +219,7 @@ def test_bins_with_few_images_are_pale(monkeypatch):
     colours = {
         bars.get_label(): to_hex(bars[0].get_facecolor()).upper() for bars in above.containers
     }
+
     assert colours == {"accuracy": BLUE, "accuracy, fewer than 10 images": SKY}
     assert [bar.get_height() for bars in below.containers for bar in bars] == [10, 9]
 
@@ -205,6 +227,7 @@ def test_bins_with_few_images_are_pale(monkeypatch):
 def test_too_many_classes_for_a_matrix_are_told(here, monkeypatch):
     monkeypatch.setattr("vit_jax.evals.single_label.LARGEST_CONFUSION", 48)
     code, _, err = run([*WORDS, "--report=report"])
+
     assert code == 0
     assert (
         "note: confusions are not counted: the matrix of 7 classes and 7 answers would take too much memory."

@@ -12,6 +12,7 @@ def test_tiles_are_joined_with_gaps():
 
 def test_tiles_in_rows_are_filled_up():
     tiles = in_rows(np.arange(1, 6).reshape(5, 1, 1), 0)
+
     assert tiles.shape == (2, 3, 1, 1)
     assert tiles.ravel().tolist() == [1, 2, 3, 4, 5, 0]
     assert in_rows(np.zeros((28, 2, 2, 3)), 1).shape == (4, 7, 2, 2, 3)
@@ -27,8 +28,10 @@ def test_a_map_is_highest_where_its_patch_is():
     map_hw = np.zeros((2, 3), np.float32)
     map_hw[1, 2] = 0.2
     found = smooth(map_hw, (8, 4), (19, 12))
+
     assert found.shape == (19, 12)
     assert (found.min(), found.max()) == (0, 1)
+
     row, column = np.unravel_index(found.argmax(), found.shape)
     assert row >= 8
     assert column >= 8
@@ -47,5 +50,6 @@ def test_an_image_is_dark_where_the_map_is_low():
     image = np.full((8, 8, 3), 200, np.uint8)
     map_hw = np.array([[1.0, 0.0], [0.0, 0.0]], np.float32)
     shown = lit(image, map_hw, (4, 4))
+
     assert shown.shape == (160, 160, 3), "small images are enlarged"
     assert shown[:40, :40].mean() > 150 > 20 > shown[-40:, -40:].mean()

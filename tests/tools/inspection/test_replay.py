@@ -86,6 +86,7 @@ def test_what_is_recorded(diverged):
     found = read_divergence(workdir)
     steps = order(6)
     (step,) = {place + 1 for place in np.flatnonzero((steps == POISONED).any(axis=1))}
+
     assert (found["step"], found["records"]) == (step, steps[step - 1].tolist())
     assert found["metrics"]["train_loss"] == math.inf
     assert found["checkpoint"] == (step - 1) // 2 * 2
@@ -100,15 +101,18 @@ def test_the_step_is_repeated_to_the_bit(diverged):
     before = digests(workdir)
     step = read_divergence(workdir)["step"]
     found = replay(str(workdir), allow_code=OURS)
+
     assert (found.step, found.differences) == (step, [])
     assert found.first_cause == f"the loss of record {POISONED}, record {POISONED}"
     assert found.record_B[~np.isfinite(found.figures["loss_B"])].tolist() == [POISONED]
     assert found.figures["label_B"][found.record_B == POISONED] == 9
+
     written = json.loads((found.folder / REPORT_FILE).read_text())
     assert written["first_not_finite"] == found.first_cause
     assert [example["record"] for example in written["examples"]] == found.record_B.tolist()
     assert digests(workdir) == before
     assert f"| {POISONED} |" in " ".join(found.to_text().split())
+
     weights = load_weights(found.folder, allow_code=OURS)
     assert weights.source.endswith(f"step {step - 1})")
 
@@ -117,6 +121,7 @@ def test_the_step_is_repeated_to_the_bit(diverged):
 def test_a_finite_loss_with_a_gradient_that_is_not(diverge):
     workdir, message = diverge("steep")
     assert "the norm of the gradient is nan" in message
+
     found = replay(str(workdir), allow_code=OURS)
     assert found.differences == []
     assert np.isfinite(found.metrics["train_loss"])
@@ -129,11 +134,14 @@ def test_any_step_of_a_healthy_run(tiny_run, tmp_path):
     shutil.copytree(tiny_run.workdir, tmp_path / "run")
     for step in commands.checkpoint_steps(tmp_path / "run")[:-1]:
         shutil.rmtree(tmp_path / "run" / "checkpoints" / str(step))
+
     found = replay(str(tmp_path / "run"), 5)
+
     assert found.start == "starting from scratch with seed 0"
     assert (found.differences, found.first_cause) == ([], "")
     assert found.metrics["train_loss"] == commands.losses(tiny_run.workdir)[5]
     assert array_digests(found.folder, 4) == array_digests(tiny_run.workdir, 4)
+
     for name, kind in (("gradient_norm", "gradient"), ("update_norm", "update")):
         total = math.sqrt(sum(float(norm) ** 2 for norm in found.figures[kind].values()))
         assert total == pytest.approx(found.metrics[name], rel=1e-5)
@@ -160,10 +168,13 @@ def test_norms_by_layer():
         },
     }
     found = {name: float(norm) for name, norm in compute_norms(tree).items()}
+
     assert found["stem/stage1/rest/0"] == 5.0
     assert found["encoder/blocks/10"] == 2.0
+
     order = in_forward_order(dict.fromkeys(KINDS, found))
     stages = [f"stem/{name}" for name in ("root", "stage1/first", "stage1/rest/0", "stage1/rest/1")]
+
     assert order == [*stages, *(f"encoder/blocks/{i}" for i in range(11)), "encoder/norm", "head"]
 
 
@@ -172,6 +183,7 @@ def test_other_figures_than_the_run_wrote_are_named(copy):
     changed = [line | {"train_loss": 0.5} if line["step"] == 3 else line for line in lines]
     (copy / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in changed))
     found = replay(str(copy), 3, allow_code=OURS)
+
     assert (found.differences, found.first_cause) == (["train_loss"], "")
     assert "not the step of the run: train_loss 0.5 then, " in found.to_text()
 
@@ -182,9 +194,12 @@ def test_a_killed_replay_leaves_the_run_as_it_was(copy, monkeypatch):
 
     before = digests(copy)
     monkeypatch.setattr(CheckpointStore, "save", stop)
+
     with pytest.raises(KeyboardInterrupt):
         replay(str(copy), allow_code=OURS)
+
     assert digests(copy) == before
+
     monkeypatch.undo()
     assert replay(str(copy), allow_code=OURS).differences == []
     assert digests(copy) == before
@@ -195,6 +210,7 @@ def test_a_damaged_checkpoint_is_skipped(copy):
     next((copy / "checkpoints" / str(step) / "model").rglob("_METADATA")).write_text("{")
     said = []
     found = replay(str(copy), allow_code=OURS, say=said.append)
+
     assert found.start == "starting from scratch with seed 0"
     assert "damaged" in said[0]
     assert found.differences == []
@@ -203,18 +219,24 @@ def test_a_damaged_checkpoint_is_skipped(copy):
 def test_mistakes(copy, tmp_path):
     with rejects("", "is not the workdir of a run"):
         replay(str(tmp_path))
+
     with rejects("--step=7", "must be from 1 to 6"):
         replay(str(copy), 7, allow_code=OURS)
+
     with rejects("config.objective.loss", "names code of tests, which is not an allowed package"):
         replay(str(copy), allow_code="another")
+
     outcome = commands.run(["replay", str(copy), "--step=0"])
     assert (outcome.code, outcome.err) == (2, "vit-jax: --step=0: must be at least 1.\n")
+
     (copy / "divergence.json").write_text('{"step": 3, "metrics": {}}')
     with rejects("divergence.json", "must have config"):
         replay(str(copy))
+
     (copy / "divergence.json").unlink()
     with rejects("no step has diverged", "--step=N"):
         replay(str(copy))
+
     (copy / replays.FOLDER).symlink_to(tmp_path)
     with rejects(replays.FOLDER, "is a link"):
         replay(str(copy), 3, allow_code=OURS)
@@ -225,6 +247,7 @@ def test_a_run_that_starts_again_forgets(tiny_run, tmp_path):
     shutil.copytree(tiny_run.workdir, tmp_path / "run")
     (tmp_path / "run" / "divergence.json").write_text("{}")
     pretrain(tiny_run.config, str(tmp_path / "run"))
+
     assert not (tmp_path / "run" / "divergence.json").exists()
 
 
@@ -252,6 +275,7 @@ def test_micro_batches_on_shards_in_an_early_phase(diverge):
     )
     workdir, _ = diverge("infinite", *fields, *phase)
     found = replay(str(workdir), allow_code=OURS)
+
     assert (found.step, len(found.record_B), found.differences) == (2, 32, [])
     assert (
         found.record_B.tolist()
@@ -271,7 +295,9 @@ def test_masked_patches(data_dir, tmp_path):
     )
     pretrain(tiny.config(*fields), str(tmp_path))
     found = replay(str(tmp_path), 4)
+
     assert (found.differences, found.first_cause) == ([], "")
+
     total = math.sqrt(sum(float(norm) ** 2 for norm in found.figures["gradient"].values()))
     assert total == pytest.approx(found.metrics["gradient_norm"], rel=1e-5)
     assert found.figures["loss_B"].mean() == pytest.approx(found.metrics["train_loss"], rel=2e-2)
@@ -290,14 +316,17 @@ def test_fine_tuning_and_its_trials(data_dir, tiny_run, tmp_path):
     recipe = f"{tiny.ROOT / 'configs' / 'digits_transfer.py'}:finetune"
     finetune(load_recipe(recipe, tiny.flags(*fields, *search)), str(tmp_path))
     found = replay(str(tmp_path), 4)
+
     assert (found.start, found.differences, found.first_cause) == (
         "from the checkpoint of step 2",
         [],
         "",
     )
     assert found.metrics["learning_rate"] < 0.01
+
     trial = tmp_path / "search" / "learning_rate=1e+30"
     found = replay(str(trial))
+
     assert found.start == f"starting at step 0 with the weights of {tiny_run.workdir}"
     assert found.differences == []
     assert found.first_cause

@@ -17,6 +17,7 @@ def test_figures_of_a_part():
     expected = {f"{name}_milliseconds": value for name, value in expected.items()} | {
         "images_per_second": 2000
     }
+
     assert figures == pytest.approx(expected)
 
 
@@ -25,6 +26,7 @@ def test_every_part_is_timed(data_dir, capsys):
     overrides = flags(*RUN, f"input.data_dir={data_dir}")
     cli.main(["bench", "--config=configs/digits.py", "--steps=3", "--data", "--json", *overrides])
     result = json.loads(capsys.readouterr().out)  # and nothing that the loop prints
+
     assert list(result["parts"]) == [*ALWAYS, "input", "input with step", "loop"]
     assert all(
         0 < value < math.inf for figures in result["parts"].values() for value in figures.values()
@@ -35,6 +37,7 @@ def test_every_part_is_timed(data_dir, capsys):
         jax.__version__,
     )
     assert "mfu" not in result, "a CPU has no peak to compare with"
+
     rows = to_text(result).splitlines()[3:]
     assert [row[: len(name)] for row, name in zip(rows, result["parts"], strict=True)] == list(
         result["parts"]

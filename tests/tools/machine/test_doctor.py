@@ -62,6 +62,7 @@ def test_a_machine_where_all_is_well(tmp_path, data_dir):
     words = [f"--workdir={tmp_path / 'a' / 'run'}", f"--config={RECIPE}", *fields]
     outcome = run(["doctor", *words, "--json"])
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+
     assert outcome.code == (1 if report["speed"]["remedy"] else 0), (
         "the speed of this machine decides"
     )
@@ -80,9 +81,12 @@ def test_text_and_exit_code(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "LEAST_DISK_BYTES", 2**80)
     (tmp_path / "file").write_text("")
     outcome = run(["doctor", f"--workdir={tmp_path / 'file' / 'run'}"])
+
     assert outcome.code == 1
+
     heads = [line[:25].rstrip() for line in outcome.out.splitlines() if not line.startswith(" ")]
     wrong = ("disk", "checkpoint")
+
     assert heads == [
         f"{'wrong' if name in wrong else 'good ':}  {name}" for name in (*ALWAYS, "checkpoint")
     ]
@@ -103,6 +107,7 @@ def test_two_examinations_of_one_workdir(tmp_path, monkeypatch):
             second.append(together.checkpoint(tmp_path))
 
     monkeypatch.setattr(together.CheckpointStore, "wait", examine_between)
+
     assert together.checkpoint(tmp_path).is_good
     assert second[1].is_good
     assert not list(tmp_path.iterdir())
@@ -119,6 +124,7 @@ def test_a_plugin_of_another_version(tmp_path, monkeypatch):
     assert checks.versions().remedy.startswith(
         f"jax-cuda12-plugin 0.4.1 is not of jaxlib {jax.lib.__version__}"
     )
+
     install(
         monkeypatch, tmp_path / "new", f"jax_cuda12_plugin-{jax.lib.__version__}", "libtpu-0.0.1"
     )
@@ -155,6 +161,7 @@ def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
     install(monkeypatch, system, *plugins.split())
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     finding = checks.driver(system)
+
     assert finding.found.startswith(f"NVIDIA {version}, {text}" if version else text)
     assert (remedy in finding.remedy) if remedy else finding.is_good
 
@@ -163,8 +170,10 @@ def test_drivers(system, monkeypatch, version, plugins, backend, text, remedy):
 def test_a_tpu_that_jax_does_not_use(system, monkeypatch, file):
     write(system / file, "0x1ae0\n")
     assert install_command("tpu") in checks.driver(system).remedy
+
     install(monkeypatch, system, "libtpu-0.0.42")
     assert "another program may hold it" in checks.driver(system).remedy
+
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert checks.driver(system).is_good, "it was asked for"
     assert (
@@ -178,9 +187,12 @@ def test_memory_of_the_host_and_of_the_container(system):
         system / "proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable:  4194304 kB\n"
     )
     assert checks.memory(system).found.startswith("4.0 of 8.0 GiB free")
+
     write(system / "sys/fs/cgroup/memory.max", "max\n")
     write(system / "sys/fs/cgroup/memory.current", f"{2**30}\n")
+
     assert checks.memory(system).is_good
+
     write(system / "sys/fs/cgroup/memory.max", f"{2 * 2**30}\n")
     assert checks.memory(system).found.startswith("1.0 of 2.0 GiB free")
     assert "needs 2 GiB" in checks.memory(system).remedy
@@ -188,6 +200,7 @@ def test_memory_of_the_host_and_of_the_container(system):
 
 def test_shared_memory_of_a_container(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=64 * 2**20))
+
     assert checks.shared_memory().found == "0.06 GiB free in /dev/shm"
     assert "--shm-size" in checks.shared_memory().remedy
     assert "make room" in checks.disk(pathlib.Path("/nowhere/run")).remedy
@@ -202,6 +215,7 @@ def test_devices_that_compute_wrongly(monkeypatch):
     monkeypatch.setattr(
         jax, "device_put", lambda array, device: put(array + (device.id == 3), device)
     )
+
     assert checks.compilation().remedy.startswith(f"{jax.devices()[3]}: a wrong result")
     assert [name for name, _ in doctor.examine(None, None)][-1] == "compilation", "the rest is left"
 
@@ -209,6 +223,7 @@ def test_devices_that_compute_wrongly(monkeypatch):
         return make(shape, sharding, lambda index: row(index) + (index[0].start == 3))
 
     monkeypatch.setattr(jax, "make_array_from_callback", made)
+
     assert "the sum is wrong" in together.all_reduce().remedy
 
 
@@ -218,8 +233,10 @@ def test_an_input_that_is_slower_than_the_step(monkeypatch):
     parts = {"step": Part("step", [0.1], 16), "input": Part("input", [0.2], 16)}
     for name, part in parts.items():
         monkeypatch.setattr(together, f"time_{name}", lambda *_, part=part: part)
+
     run = types.SimpleNamespace(compile_train_step=lambda: None)
     finding = together.speed(lambda: (run, None))
+
     assert finding.found == "input 80 images/s, step 160"
     assert finding.remedy.startswith("the devices will wait")
 
@@ -228,7 +245,9 @@ def test_findings_of_several_processes(monkeypatch):
     others = [Finding("jax 1"), Finding("jax 2"), Finding("jax 1", "do this")]
     monkeypatch.setattr(hosts, "gather", lambda own: list(map(vars, others)))
     name, findings = next(doctor.examine(None, None))
+
     assert [finding.is_good for finding in findings] == [True, False, False]
+
     first, _ = doctor.lines(name, findings)
     assert first.startswith("wrong  versions          process 1: jax 2\n")
     assert "process 0 has jax 1: make all processes the same" in first
@@ -240,6 +259,7 @@ def test_every_check_that_fails_is_a_line_of_its_name(monkeypatch):
 
     monkeypatch.setattr(checks, "devices", devices)
     *_, (name, findings) = doctor.examine(None, None)
+
     assert (name, findings) == (
         "devices",
         [Finding("RuntimeError: the TPU is in use", "mend what the message names")],
@@ -253,8 +273,10 @@ def test_of_several_processes_one_that_fails_ends_all(monkeypatch):
     monkeypatch.setattr(together, "all_reduce", lambda: next(iter(())))
     monkeypatch.setattr(hosts, "start", lambda: None)
     outcome = run(["doctor"])
+
     assert outcome.code == 1
     assert outcome.err.startswith("vit-jax: all-reduce: StopIteration")
+
     names = [line.removeprefix("good   ")[:18].rstrip() for line in outcome.out.splitlines()]
     assert names == [*ALWAYS[:5], "compilation"], "without a workdir nothing is said of disks"
 
@@ -273,6 +295,7 @@ def test_a_run_examines_first(monkeypatch, code, expected, tmp_path):
     monkeypatch.setattr(training, "run_training", lambda loop, workdir: trained.append(workdir))
     words = [f"--config={RECIPE}", f"--workdir={tmp_path}", "--config.seed=1"]
     outcome = run(["pretrain", "--doctor", *words])
+
     assert started == [[sys.executable, "-P", "-m", "vit_jax", "doctor", *words]]
     assert (outcome.code, bool(trained)) == ((0, True) if expected is None else (expected, False))
     assert run(["pretrain", "--doctor", f"--config={RECIPE}:x", f"--workdir={tmp_path}"]).code == 2
@@ -288,5 +311,6 @@ def test_a_signal_ends_the_examination_too(monkeypatch, tmp_path):
     doctor = types.SimpleNamespace(wait=wait, kill=lambda: killed.append(True))
     monkeypatch.setattr(subprocess, "Popen", lambda command: doctor)
     monkeypatch.setattr(os, "_exit", sys.exit)
+
     assert run(["pretrain", "--doctor", f"--config={RECIPE}", f"--workdir={tmp_path}"]).code == 130
     assert killed == [True]

@@ -43,7 +43,9 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
     monkeypatch.setattr(hardware, "SMALL", dataclasses.replace(hardware.SMALL, images=1))
     outcome = run(["doctor", "--hardware", f"--workdir={tmp_path / 'run'}", "--json"])
     report = {findings[0]["name"]: findings[0] for findings in json.loads(outcome.out)}
+
     assert [name for name in report if name in CHECKS] == CHECKS
+
     wrong = [name for name, finding in report.items() if finding["remedy"]]
     assert wrong in ([], ["input"]), "the speed of this machine decides"
     assert outcome.code == bool(wrong)
@@ -70,6 +72,7 @@ def test_the_whole_in_small(monkeypatch, tmp_path):
 def test_trainings_that_differ(trial, monkeypatch):
     """A pixel of one of the ten batches of the second training is another one."""
     assert hardware.determinism(trial).is_good
+
     draw = hardware.random_batch
 
     def draw_another(*arguments):
@@ -79,6 +82,7 @@ def test_trainings_that_differ(trial, monkeypatch):
 
     monkeypatch.setattr(hardware, "random_batch", draw_another)
     finding = hardware.determinism(trial)
+
     assert finding.remedy.startswith("runs cannot be repeated")
     assert " arrays differ" in finding.found
 
@@ -86,6 +90,7 @@ def test_trainings_that_differ(trial, monkeypatch):
 @pytest.mark.slow
 def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
     assert hardware.restored_state(trial, None).is_good
+
     restore = CheckpointReader.restore
 
     def damaged(*arguments):
@@ -97,6 +102,7 @@ def test_a_storage_that_gives_back_another_number(trial, monkeypatch, tmp_path):
 
     monkeypatch.setattr(CheckpointReader, "restore", damaged)
     finding = hardware.restored_state(trial, tmp_path)
+
     assert (
         finding.remedy == "other numbers came back (model/head/linear/bias): the storage is damaged"
     )
@@ -119,6 +125,7 @@ def test_parameters_are_compared_by_their_bits(second, loss, remedy):
             name="tiny", trained=(states[0], loss), train=lambda: (states[1], loss)
         )
     )
+
     assert finding.remedy.startswith(remedy)
     assert finding.is_good == (not remedy)
 
@@ -154,6 +161,7 @@ def test_a_step_beside_its_plan(planned, text, remedy):
         "10.00 ms (9.00 to 11.00), 100 images/s, 1.00 GiB a device; "
     )
     assert hardware.describe(STEP, planned).endswith(text)
+
     advice = hardware.compare(STEP, planned)
     assert advice.startswith(remedy)
     assert bool(advice) == bool(remedy)
@@ -173,6 +181,7 @@ def test_an_input_that_is_slower_than_every_step(monkeypatch):
     for seconds, is_good in ((0.15, True), (0.25, False)):
         monkeypatch.setattr(hardware, "time_input", lambda *_, s=seconds: Part("input", [s], 16))
         finding = hardware.input_speed(trials)
+
         assert finding.is_good == is_good
         assert finding.found.endswith(
             " from JPEGs of 375x500 in memory, S/16 takes 160, B/16 takes 80"
@@ -182,6 +191,7 @@ def test_an_input_that_is_slower_than_every_step(monkeypatch):
 def test_the_images_are_like_those_of_imagenet(tmp_path):
     hardware.write_images(tmp_path)
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.jpg")]
+
     assert len(sizes) == hardware.IMAGES
     assert 70_000 < np.mean(sizes) < 140_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["class0", "class1"]
@@ -193,6 +203,7 @@ def test_accelerators_train_complete_networks(monkeypatch):
         "step S/16",
         "step B/16",
     ]
+
     trial = Trial("B/16", hardware.COMPLETE)
     assert trial.config.global_batch == 128 * jax.device_count()
     assert (trial.config.model.remat, trial.config.model.scan_unroll) == ("dots", 1)
@@ -208,6 +219,7 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
     more = {"determinism": determinism, "input": lambda: Finding("fast")}
     monkeypatch.setattr(hardware, "checks", lambda workdir: more)
     outcome = run(["doctor", "--hardware"])
+
     assert outcome.code == 1
     assert "wrong  compilation       wrong\n" in outcome.out
     assert "wrong  determinism       RuntimeError: out of memory\n" in outcome.out
@@ -217,5 +229,6 @@ def test_a_check_that_fails_stops_no_other(monkeypatch):
 def test_several_processes_are_rejected(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(hosts, "gather", lambda own: [own, own])
+
     with pytest.raises(doctor.ExaminationError, match="devices of one process, not of 2"):
         next(doctor.examine(None, None, with_hardware=True))

@@ -59,9 +59,11 @@ def test_an_attention_form_with_an_error(monkeypatch, core):
     monkeypatch.setattr(numerics, "attend", lambda given, num_heads, _: core(given, num_heads))
     finding = numerics.attention("xla", 2)
     values, gradients = finding.figures.values()
+
     assert finding.is_good == (core is XLA)
     assert (values <= 2e-2) == (core in (XLA, with_wrong_gradient))
     assert not gradients <= 2e-2 or core in (XLA, scaled, not_finite)
+
     if core is not XLA:
         assert finding.remedy.endswith(
             "and train with another --config.model.attention= until then"
@@ -74,16 +76,20 @@ def test_an_attention_form_with_an_error(monkeypatch, core):
 )
 def test_a_norm_with_an_error(monkeypatch, layer, check):
     assert check().is_good
+
     call = layer.__call__
     monkeypatch.setattr(layer, "__call__", lambda self, x: call(self, x) * jnp.bfloat16(1.05))
+
     assert not check().is_good
 
 
 def test_forms_of_other_devices_and_a_form_that_is_rejected(monkeypatch):
     assert numerics.attention("cudnn", 2).found == "not available: it is for NVIDIA GPUs"
+
     monkeypatch.setattr(numerics, "_ELSEWHERE", {})
     monkeypatch.setattr(attention_cudnn, "find_problem", lambda *_: "it is missing")
     finding = numerics.attention("cudnn", 2)
+
     assert finding.found.startswith(
         "not available: bfloat16 5: cuDNN rejects this attention: it is missing."
     )
@@ -108,5 +114,6 @@ def test_programs_compile_for_tpus(dtype):
     ]
     program = numerics.program(functools.partial(numerics._attend, "pallas", 2), mesh)
     compiled = aot.compile_program(lambda: program.trace(*operands).lower(), mesh.devices.flat[0])
+
     assert isinstance(compiled, aot.Executable)
     assert "tpu_custom_call" in compiled.text

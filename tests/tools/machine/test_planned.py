@@ -59,6 +59,7 @@ def program(tmp_path, monkeypatch):
 )
 def test_what_the_process_says(program, text, expected):
     program(text)
+
     assert plan("recipe", ["--config.x=1"], V5E) == expected
     assert expected.is_compiled == (expected.seconds is not None)
 
@@ -67,12 +68,14 @@ def test_words_of_the_process(program, tmp_path):
     program(f'echo "$@" >{tmp_path / "words"}; exit 1')
     plan("recipe", ["--config.x=1"], V5E)
     words = "-P -m vit_jax plan --config=recipe --config.x=1 --topology=v5e:1x1 --json\n"
+
     assert (tmp_path / "words").read_text() == words
 
 
 def test_a_process_that_does_not_end_is_killed(program, monkeypatch):
     monkeypatch.setattr(planned, "LIMIT_SECONDS", 0.01)
     program("exec sleep 600")
+
     assert plan("recipe", [], V5E) == Planned("plan for v5e:1x1 took longer than 0.01 s")
 
 
@@ -81,6 +84,7 @@ def test_a_process_that_does_not_end_is_killed(program, monkeypatch):
 def test_a_plan_of_a_tpu():
     overrides = ["--config.input.image_size=32,32", "--config.global_batch=8"]
     figures = plan("pretrain_imagenet1k:ViT-mu/16", overrides, V5E)
+
     assert figures.basis == "compiled for v5e:1x1"
     assert 0 < figures.seconds < 1
     assert figures.num_bytes > 2**20

@@ -28,10 +28,13 @@ def test_reading_is_timed_with_all_threads(monkeypatch):
     source = Slow(pixels.images, pixels.labels, pixels.class_names)
     monkeypatch.setattr(reading, "MOST_RECORDS", 8)
     read, read_bytes = reading.read_speed(source, Parallelism(num_workers=2, num_threads=2))
+
     assert 0 < read <= 4 / Slow.seconds
     assert read_bytes == pytest.approx(read * source.images[0].nbytes)
+
     monkeypatch.setattr(reading, "READ_SECONDS", 0.0)
     monkeypatch.setattr(reading, "MOST_RECORDS", 10**6)
+
     assert reading.read_speed(source, Parallelism(0, 1))[0] <= 1 / Slow.seconds
 
 
@@ -53,7 +56,9 @@ def test_the_planned_step_decides(data_dir, monkeypatch, read, decoded, remedy):
     monkeypatch.setattr(reading, "read_speed", lambda *_: (read * needed, 1e6))
     monkeypatch.setattr(reading, "decode_speed", lambda *_: decoded * needed)
     outcome = run(["doctor", *words, machine])
+
     assert outcome.code == (1 if remedy else 0), outcome.out
+
     line = next(line for line in outcome.out.splitlines() if "data path" in line)
     assert line.startswith("wrong" if remedy else "good ")
     assert f"needs {needed:,.0f} on each of 8 host(s)" in line
@@ -71,6 +76,7 @@ def test_speeds_of_real_data(data_dir):
     report = json.loads(run(["doctor", *words]).out)
     (finding,) = next(findings for findings in report if findings[0]["name"] == "data path")
     figures = finding["figures"]
+
     assert figures["read_images_per_second"] > 0
     assert figures["images_per_second"] > 0
     assert bool(finding["remedy"]) == (

@@ -65,6 +65,7 @@ def test_stand_ins_are_like_the_devices_of_the_compiler(name):
         ]
         for devices in (aot.topology_devices(topology), topology.stand_ins())
     )
+
     assert real == stand_ins
     assert dict(os.environ) == before, "this machine must not look like a host of TPUs"
 
@@ -91,6 +92,7 @@ def test_the_clock_turns_cycles_into_the_speed_of_the_chip(name):
         seconds["copy" if is_copy else "product"] += (
             instruction.cycles / topology.fabric.clock_hertz
         )
+
     assert 0.6 < 2 * size**3 / seconds["product"] / topology.chip.peak_bf16_flops < 1
     assert (
         0.6
@@ -123,6 +125,7 @@ def test_a_kernel_costs_the_programs_that_one_core_runs(name):
     )
     (last,) = re.findall(r"scmp\.ge\S* %\S+, (\d+) /\* loop exit test", schedule.read_text())
     passes = int(last) - 2
+
     assert passes == num_images / topology.fabric.cores_per_chip
     assert line.kernel_seconds == pytest.approx(bundles * passes / topology.fabric.clock_hertz)
 
@@ -147,6 +150,7 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
     kernels = {
         name: bundles for name, bundles in compiled.bundles.items() if name.startswith("unit_")
     }
+
     assert len(kernels) == 2
     assert line.num_unknown_kernels == 0
     assert line.kernel_seconds == pytest.approx(
@@ -169,9 +173,11 @@ def test_a_step_is_compiled_for_four_chips(plan):
     """Its kinds of memory sum up and its state is that of arithmetic; its schedule has loops and collectives."""
     assert plan.fits
     assert plan.compiled.text.startswith("HloModule")
+
     text = to_text(plan)
     assert "XLA compiled the step for this machine" in text
     assert "ms by the compiled schedule" in text
+
     arithmetic = arithmetic_memory(plan.run, plan.topology)
     assert min(dataclasses.astuple(plan.memory)) >= 0
     assert plan.memory.parameters == pytest.approx(arithmetic.parameters, rel=0.01)
@@ -188,13 +194,16 @@ def test_a_step_is_compiled_for_four_chips(plan):
     assert any(collective.count == 2 for collective in plan.timeline.collectives), (
         "one for each of two blocks"
     )
+
     every = (
         i
         for computation in hlo.parse(plan.compiled.text).computations.values()
         for i in computation
     )
     (norm,) = (i for i in every if i.opcode == "conditional")
+
     assert "metrics" in norm.source, "by which the plan knows that most steps do without it"
+
     sums = [c for c in plan.timeline.collectives if c.operation == "all-reduce"]
     assert {len(c.devices) for c in sums} == {4}
 
@@ -210,6 +219,7 @@ def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
     monkeypatch.setattr(aot, "compile_step", lambda _: plan.compiled)
     result = make_plan(plan.config, plan.topology, plan.dataset)
     values = to_json(result)
+
     assert (values["roofline"], values["totals"]["mfu"], values["memory"]) == (
         None,
         None,
@@ -217,8 +227,10 @@ def test_own_code_has_the_figures_of_the_compiled_step_only(plan, monkeypatch):
     )
     assert values["totals"]["days"] == plan.totals.days
     assert "no arithmetic estimate" in to_text(result)
+
     monkeypatch.setattr(aot, "compile_step", lambda _: aot.TooLarge(None, None, "too large"))
     result = make_plan(plan.config, plan.topology, plan.dataset)
+
     assert (result.step_seconds, result.totals) == (None, None)
     assert "DOES NOT FIT" in to_text(result)
     with pytest.raises(ValueError, match="mine:Block: no formula"):
@@ -232,6 +244,7 @@ def test_what_does_not_fit_is_a_result():
         "model.width=8192", "model.mlp_dim=65536", "model.depth=24", "global_batch=4"
     )
     plan = make_plan(config, parse_topology("v5e:2x2"), small.dataset(config))
+
     assert not plan.fits
     assert plan.memory is None
     assert plan.usable_bytes == plan.topology.fabric.usable_bytes

@@ -27,6 +27,7 @@ def planned(topology, *overrides, **options):
 def test_without_the_compiler_it_falls_back_and_says_so(monkeypatch):
     monkeypatch.setattr(estimate.aot, "has_compiler", lambda: False)
     plan = planned("v5e:2x2")
+
     assert plan.compiled is None
     assert f"libtpu is not installed; {install_command('tpu')}" in to_text(plan)
     with pytest.raises(ValueError, match="No compiler for v5e:2x2"):
@@ -40,6 +41,7 @@ def test_without_the_compiler_for_gpus_it_falls_back_and_says_so(monkeypatch, pl
     monkeypatch.setattr(backend, "plugins", lambda: dict.fromkeys(plugins, "1.2"))
     monkeypatch.setattr(aot, "_has_ptxas", lambda: has_ptxas)
     plan = planned("h100:2")
+
     assert plan.compiled is None
     assert f"the compiler for GPUs is not installed; {install_command('plan-gpu')}" in to_text(plan)
     with pytest.raises(ValueError, match="No compiler for h100:2"):
@@ -50,6 +52,7 @@ def test_what_is_too_large_does_not_fit():
     plan = planned(
         "v100:1", "model.width=8192", "model.mlp_dim=32768", "model.depth=24", can_compile=False
     )
+
     assert plan.memory.total > plan.usable_bytes
     assert not plan.fits
     assert "DOES NOT FIT" in to_text(plan)
@@ -58,6 +61,7 @@ def test_what_is_too_large_does_not_fit():
 def test_json_holds_the_same_numbers():
     plan = planned("2*h100:8", price_per_chip_hour=2.0, can_compile=False)
     values = json.loads(json.dumps(to_json(plan)))
+
     assert values["basis"] == "arithmetic"
     assert sum(values["memory"].values()) == values["needed_bytes"] == plan.memory.total
     assert values["step_seconds"] == pytest.approx(sum(values["roofline"].values()))
@@ -68,15 +72,19 @@ def test_json_holds_the_same_numbers():
 def test_the_data_of_a_recipe():
     recipe = "configs/pretrain_jft.py:ViT-H/14"
     config = load_recipe(recipe)
+
     assert choose_dataset(f"/elsewhere/{recipe}", config) == JFT
     assert choose_dataset(recipe, dataclasses.replace(config, data="tfds:imagenet2012")) == IMAGENET
+
     both = choose_dataset("own.py", config, num_examples=5, num_classes=7)
     assert (both.num_examples, both.num_classes, both.source) == (5, 7, "the command line")
+
     one = choose_dataset(recipe, config, num_classes=7)
     assert (one.num_examples, one.num_classes) == (JFT.num_examples, 7)
     assert "command line" in one.source
     with pytest.raises(ValueError, match="--num_examples=N and --num_classes=N"):
         choose_dataset(recipe, dataclasses.replace(config, data="folder:/my/images"))
+
     with pytest.raises(ValueError, match="not known here"):
         choose_dataset("own.py", config, num_examples=5)
 
@@ -104,19 +112,23 @@ def totals(topology, *, steps=864_000, seconds=0.1, price=1.5, in_phases=False, 
 
 def test_a_day_on_a_pod():
     total = totals("v5p:8x8x8")
+
     assert total.core_days == pytest.approx(1024)  # two TensorCores a chip
     assert (total.days, total.chip_hours, total.price) == pytest.approx(
         (1, 512 * 24, 512 * 24 * 1.5)
     )
     assert (total.steps, total.images) == (864_000, 864_000 * 4096)
     assert total.images_per_second == pytest.approx(40_960)
+
     useful = total.exaflops * 1e18 / (total.days * 86400)
     assert total.mfu == pytest.approx(useful / (512 * 459e12))
     # the same share of the peak of TPU v3 cores, 61.5 TFLOP/s each
     assert total.mfu == pytest.approx(useful / (total.tpu_v3_core_days / total.days * 61.5e12))
+
     halved = totals("v5p:8x8x8", in_phases=True)
     assert (halved.days, halved.images) == pytest.approx((0.5 + 0.5 / 8, 0.75 * total.images))
     assert halved.exaflops == pytest.approx((0.5 + 0.5 / 8) * total.exaflops)
+
     total = totals(
         "h100:8", price=None, block="mine:Block"
     )  # GPUs have no cores, own code has no FLOPs
@@ -126,9 +138,11 @@ def test_a_day_on_a_pod():
         None,
         None,
     )
+
     # The paper counts 2,500 TPUv3-core-days for 4,262 exaFLOPs: these are 32 % of their peak.
     steps = round(14 * 303e6 / 4096)
     total = totals("v5e:16x16", steps=steps, seconds=4262e18 / steps / (0.32 * 256 * 197e12))
+
     assert total.tpu_v3_core_days == pytest.approx(2500, rel=0.03)
 
 
@@ -147,6 +161,7 @@ def test_the_least_time_of_a_step(machine, bandwidth_bound):
     out = max(out, 3 * 2 * tokens * width**2 / chip.peak_bf16_flops)
     least = 12 * (mlp + out)  # without query, key, value, attention, embedding, head and update
     flops = plan.run.training_flops_per_image * 256 / chip.peak_bf16_flops
+
     assert max(least, flops) < plan.limit_seconds < 1.35 * flops
     assert (plan.limit_seconds > 1.2 * flops) == bandwidth_bound
     assert "of this limit" in to_text(plan)
@@ -155,5 +170,6 @@ def test_the_least_time_of_a_step(machine, bandwidth_bound):
 def test_the_least_time_of_a_resnet_is_not_known():
     recipe = "configs/pretrain_jft.py:R50x1"
     plan = make_plan(load_recipe(recipe), parse_topology("v5e:4x4"), JFT, can_compile=False)
+
     assert plan.limit_seconds is None
     assert "of this limit" not in to_text(plan)

@@ -140,6 +140,7 @@ SCORES = 4 * 6 * 128 * 128
 def test_bytes_and_flops(name, num_bytes, flops):
     instruction = KERNELS.makers[name]
     assert KERNELS.flops(instruction) == flops
+
     if num_bytes is not None:
         assert KERNELS.num_bytes(instruction) == num_bytes
 
@@ -147,15 +148,19 @@ def test_bytes_and_flops(name, num_bytes, flops):
 def test_a_kernel_takes_the_longer_of_both(monkeypatch):
     product = KERNELS.makers["product"]
     memory = KERNELS.num_bytes(product) / (BANDWIDTH * 3.35e12)
+
     assert KERNELS.seconds(product) == pytest.approx(memory + LAUNCH_SECONDS)
+
     monkeypatch.setattr(gpu_kernels, "BANDWIDTH", 1e9)
     assert KERNELS.seconds(product) == pytest.approx(
         2 * 256 * 64 * 32 / (PRODUCTS * 989.4e12) + LAUNCH_SECONDS
     )
+
     wide = hlo.parse(
         TEXT.replace("%x = bf16[256,64]", "%x = f32[256,64]")
     )  # TF32 has half the peak
     halved = Kernels(wide, H100)
+
     assert halved.seconds(halved.makers["product"]) - LAUNCH_SECONDS == pytest.approx(
         2 * (KERNELS.seconds(product) - LAUNCH_SECONDS)
     )
@@ -183,11 +188,13 @@ def test_the_timeline_of_tpus_takes_these_prices(collective):
         price[name] for name in ("fmha", "fmha.1", "conv", "conv.1", "conv.2")
     )
     loop = 2 * (price["loop_slice_fusion"] + price["fusion-start"])
+
     assert line.kernel_seconds == pytest.approx(calls)
     assert line.compute_seconds == pytest.approx(
         loop + price["stack"] + price["dots"] + price["part"]
     )
     assert sizes == [(2 * (256 * 64 + 64 * 8), 8)]  # the complete arrays of both
+
     hidden = loop + 2 * price["product"]
     assert line.collective_seconds == pytest.approx(max(0, collective - hidden))
     assert line.phases["mlp"] == pytest.approx(2 * (price["product"] + price["loop_slice_fusion"]))
@@ -200,12 +207,14 @@ def test_what_a_loop_fills_is_kept():
         **{f"{name}_size_in_bytes": size for name, size in numbers.items()}
     )
     memory = compiled_memory(stats, PROGRAM)
+
     assert (memory.parameters, memory.batch) == (2 * 2 * 64 * 32, 2 * 256 * 64)
     assert (memory.activations, memory.temporary) == (2 * 2 * 256 * 32, 100_000 - 2 * 2 * 256 * 32)
 
 
 def test_every_kind_of_gpu_is_described():
     assert set(gpu_targets.TARGETS) == {fabric.kind for fabric in FABRICS if fabric.num_axes == 0}
+
     text = gpu_targets.target_config(parse_topology("4*l4:8"))
     for part in (
         '"NVIDIA L4"',

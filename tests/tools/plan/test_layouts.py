@@ -11,7 +11,9 @@ from tests.tools.plan import layouts
 def test_default_layouts_are_the_golden_ones(network):
     if os.environ.get("UPDATE_GOLDEN") == "1":
         layouts.store_defaults()
+
     recorded = layouts.load_defaults()
+
     assert recorded.keys() == {f"{name} {machine}" for name, machine in layouts.PAIRS}
     for machine in layouts.MACHINES:
         assert recorded[f"{network} {machine}"] == layouts.choose(network, machine)
@@ -22,6 +24,7 @@ def test_defaults_are_within_5_percent_of_the_best_compiled_layout_that_fits():
     above = [
         float(row[-4].strip().removesuffix("%")) for row in rows if row[-4].strip().endswith("%")
     ]
+
     assert len(above) >= 3, "or this proves nothing"
     assert max(above) <= 5
 
@@ -29,10 +32,12 @@ def test_defaults_are_within_5_percent_of_the_best_compiled_layout_that_fits():
 def test_extrapolation_from_two_depths():
     layout = layouts.parse("B/16 h100:8 none unrolled /1 x2")
     assert layouts.parse(layout.name) == layout
+
     two = {"ms": 5.0, "waits_ms": 1.0, "gib": 1.0}
     four = {"ms": 9.0, "waits_ms": 1.5, "gib": 1.5}
     twelve = {"ms": 24.0, "waits_ms": 4.0, "gib": 3.0}
     figures = {"2": two, "4": four}
+
     assert layouts.at_full_depth(layout, figures) == layouts.Estimate(25.0 - 3.5, None, 25.0, 3.5)
     assert layouts.at_full_depth(layout, figures | {"12": twelve}) == layouts.Estimate(
         20.0, None, 24.0, 3.0
@@ -55,6 +60,7 @@ def test_extrapolation_from_the_parts_of_one_depth():
     }
     one = {"ms": 12.0, "waits_ms": 1.0, "prefetch_ms": 0.25, "gib": 1.0, "parts_ms": parts}
     actual = layouts.at_full_depth(layout, {"1": one})
+
     assert (actual.ms, actual.gib) == (None, None)
     assert actual.update_ms == pytest.approx(0.25 * (12 * layer + rest) / (layer + rest), rel=1e-6)
     assert actual.core_ms == pytest.approx(12 * (2 + 3 + 1 + 0.25) + 0.5 + 4 + actual.update_ms)
@@ -72,7 +78,9 @@ def test_one_layer_agrees_with_more(name):
     """The parts of a recorded layer, beside all 32 layers, or an extrapolation from one and two."""
     layout = layouts.parse(name)
     figures = layouts.load()[name]
+
     assert len(figures) == 2
+
     one, more = (
         layouts.at_full_depth(layout, by_depth) for by_depth in ({"1": figures["1"]}, figures)
     )

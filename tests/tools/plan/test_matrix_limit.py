@@ -12,6 +12,7 @@ def test_padding_only_adds_to_the_arithmetic(name):
         ModelConfig(name=name, head="linear"), image_size=(224, 224), num_classes=1000
     )
     least = 2.9 * 64 * forward_macs(architecture) / (UNITS * TILE**2)  # images have no gradient
+
     assert least < limit(architecture, 64) < 1.5 * least
 
 
@@ -35,4 +36,5 @@ def test_a_case_worked_by_hand():
     mlp = 2 * (2 * rows + 2 * rows + 256)
     attention = 8 * (16 + 16 + 16) + 8 * (16 + 16 + 16)  # for each image
     head = 8 + 8 + 10
+
     assert limit(a, 8) == (embedding + projections + mlp + attention + head) / UNITS

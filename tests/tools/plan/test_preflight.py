@@ -16,6 +16,7 @@ def check(*overrides, **options):
 
 def test_one_line():
     (line,) = check()
+
     assert "1,437 training and 360 test images of 10 classes" in line
     assert "on 1 device (" in line
 
@@ -81,6 +82,7 @@ def test_more_neighbours_than_training_images():
         ValueError, match=r"evaluators.near: 2000 neighbours of 1437 training images"
     ):
         check(*near)
+
     check("data=folder:/mnt/remote/photos", *near, remote=pathlib.Path("/mnt/remote"))
 
 
@@ -93,6 +95,7 @@ def test_weights(tiny_run):
     """Weights and data are opened; a network that differs from the weights is rejected."""
     same = f"init_from={tiny_run.workdir}"
     check(same)
+
     with pytest.raises(ValueError, match="does not fit"):
         check(same, "model.width=32")
 
@@ -102,21 +105,28 @@ def test_paths_that_only_the_machines_have(tmp_path, monkeypatch):
     first, *unseen = check(
         "data=folder:/mnt/remote/photos", "init_from=/mnt/remote/run", remote=remote
     )
+
     assert "folder:/mnt/remote/photos is not visible from here" in first
     assert unseen == [f"not visible from here: /mnt/remote/{name}" for name in ("photos", "run")]
+
     first, *unseen = check("data=tfds:cifar10", "input.data_dir=/mnt/remote/tfds", remote=remote)
     assert unseen == ["not visible from here: /mnt/remote/tfds/cifar10"]
+
     for data, name in (("vtab:dmlab", "dmlab"), ("tfds:cifar10:3.0.2", "cifar10")):
         _, unseen = check(f"data={data}", remote=pathlib.Path("/"))
         assert unseen == f"not visible from here: {tfds.core.constants.DATA_DIR}/{name}", (
             "the default of TFDS"
         )
+
     data = "evaluation.evaluators.more.data=csv:/mnt/remote/table.csv"
     first, *unseen = check("data=digits", data, remote=remote)
+
     assert "not visible" in first
     assert unseen == ["not visible from here: /mnt/remote/table.csv"]
+
     monkeypatch.chdir(tmp_path)
     _, read = check("data=digits", "input.data_dir=tfds", remote=pathlib.Path("/"))
+
     assert read == "looked for here: tfds"
     with pytest.raises(ValueError, match="num_heads=7"):
         check("data=folder:/mnt/remote/photos", "model.num_heads=7", remote=remote)
@@ -128,6 +138,7 @@ def test_a_network_that_the_weights_decide_and_are_elsewhere():
         tiny.flags("data=digits", "init_from=/there/run"),
     )
     line, _ = check_start("finetune", config, num_devices=8, remote=pathlib.Path("/"))
+
     assert "the network is that of /there/run, and is not checked; digits with 1,437" in line
     with pytest.raises(ValueError, match=r"/there/run: there is no such file or folder"):
         check_start("finetune", config)
@@ -142,6 +153,7 @@ def test_attention_by_cudnn(monkeypatch):
     """Machines without cuDNN check the recipe as its machines would."""
     monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", None)
     check("model.attention=cudnn", "model.compute_dtype=bfloat16")
+
     with pytest.raises(
         ValueError, match=r"cuDNN rejects this attention: it needs bfloat16 or float16, not float32"
     ):
@@ -150,8 +162,10 @@ def test_attention_by_cudnn(monkeypatch):
 
 def test_devices():
     (line,) = check("sharding.num_model_shards=2", num_devices=8, num_slices=2)
+
     assert "on 8 devices (2 replica x 2 data x 2 model)" in line
     with pytest.raises(ValueError, match=r"--devices=3: must be divisible by --slices=2"):
         check(num_devices=3, num_slices=2)
+
     with pytest.raises(ValueError, match="must divide the 3 device"):
         check("sharding.num_model_shards=2", num_devices=3)

@@ -153,7 +153,9 @@ def test_kinds_of_a_program():
         temporary=200_000 + 4096 - kept,
         program=1000,
     )
+
     assert compiled_memory(stats(), hlo.parse(TEXT)) == expected
+
     backward = hlo.parse(TEXT.replace("jvp()/while", "transpose(jvp())/while"))
     assert compiled_memory(stats(), backward) == dataclasses.replace(
         expected, activations=0, gradients=kept
@@ -189,6 +191,7 @@ def test_cycles_times_loops_and_memory_that_comes_too_late(
     text, memory, compute, prefetch, num_unknown_loops
 ):
     line = timeline(text, memory=memory)
+
     assert line.compute_seconds == pytest.approx(compute)
     assert line.prefetch_seconds == pytest.approx(prefetch)
     assert (line.collective_seconds, line.num_unknown_loops) == (0, num_unknown_loops)
@@ -216,6 +219,7 @@ ENTRY"""
 metadata={{op_name="jit(train_step)/{source}"}}
   ROOT %result"""
     line = timeline(TEXT.replace("ENTRY", branches).replace("  ROOT %result", chosen))
+
     assert line.seconds == pytest.approx(ENTRY + LOOP + branch * CYCLE)
 
 
@@ -229,6 +233,7 @@ def test_norms_in_one_fusion_with_the_update_count_as_the_update(inside, phase):
     text = text.replace(
         "add(%a, %b)", f'add(%a, %b), metadata={{op_name="jit(train_step)/{inside}"}}'
     )
+
     assert timeline(text).phases[phase] == pytest.approx(500 * CYCLE)
 
 
@@ -250,10 +255,12 @@ def test_a_kernel_costs_its_bundles_times_its_programs():
     """
     line = timeline(KERNEL, bundles={"attention.1": 70, "other": 9})
     assert line.kernel_seconds == pytest.approx(3 * 20 * 70 * CYCLE)
+
     (first,) = re.findall(r"  %attention.1 = .*?QUJD.*?\n", KERNEL, re.DOTALL)
     twice = KERNEL.replace(
         first, first + first.replace("attention.1", "attention.2")
     )  # XLA compiles one of equal ones
+
     assert timeline(twice, bundles={"attention.1": 70}).kernel_seconds == pytest.approx(
         2 * line.kernel_seconds
     )
@@ -281,6 +288,7 @@ def test_a_kernel_without_a_count_is_reported(text, bundles):
 
 def test_a_collective_costs_what_no_work_hides():
     line = timeline(collective=5e-6)
+
     # the sum of each pass stops the core; the gather runs beside 2000 cycles
     assert line.collective_seconds == pytest.approx(3 * 5e-6 + (5e-6 - 2000 * CYCLE))
     assert [(c.operation, c.count, c.num_bytes, len(c.devices)) for c in line.collectives] == [
@@ -300,6 +308,7 @@ def test_slices_exchange_over_the_network():
   %recv-done = (f32[8,128]{1,0:T(8,128)}, token[]) recv-done(%recv), channel_id=9
   %before ="""
     line = timeline(TEXT.replace("  %before =", exchange))
+
     assert line.collective_seconds == pytest.approx(8 * 128 * 4 / 1e9 + 20e-6)
     assert line.collectives[0].operation == "exchange between slices"
 
@@ -313,4 +322,5 @@ def test_a_fusion_that_keeps_a_part_of_a_sum_is_a_reduce_scatter():
         "%scattered = bf16[256,128]{1,0}",
     )
     operations = {c.operation: c.num_bytes for c in timeline(text, collective=1e-6).collectives}
+
     assert operations["reduce-scatter"] == 1024 * 128 * 2

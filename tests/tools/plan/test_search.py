@@ -24,28 +24,34 @@ def result():
 
 def test_every_policy_and_sharding_is_looked_at_with_few_micro_batches(result):
     configs = [c.config for c in result.candidates]
+
     assert {config.model.remat for config in configs} == set(POLICIES)
     assert {config.sharding.parameters for config in configs} == {"replicated", "fsdp"}
     assert {config.sharding.num_model_shards for config in configs} == {1, 2, 4}
     assert {config.global_batch for config in configs} == {4096}
+
     replicated = ShardingConfig(parameters="replicated")
     steps = {
         c.model.remat: c.optimizer.accumulation_steps for c in configs if c.sharding == replicated
     }
+
     assert steps["none"] > 1
     assert steps["full"] <= steps["none"]
 
 
 def test_the_winner_is_the_fastest_that_fits_and_its_overrides_make_it(result):
     fitting = [c for c in result.candidates if c.needed_bytes <= result.usable_bytes]
+
     assert result.winner.fits
     assert result.winner.step_seconds == min(c.step_seconds for c in fitting)
     assert load_recipe(H14, result.overrides) == result.winner.config
+
     text = result_to_text(result)
     rows = [
         [cell.strip() for cell in line.split("|")]
         for line in text.splitlines()[: 1 + len(result.candidates)]
     ]
+
     assert {len(row) for row in rows} == {11}
     assert [row[-3:] for row in rows].count(["", "", "fastest that fits"]) == 1, (
         "nothing was compiled"
@@ -59,6 +65,7 @@ def test_nothing_fits():
         "model.width=8192", "model.mlp_dim=32768", "model.depth=64", "global_batch=1"
     )
     result = search(config, parse_topology("v100:1"), small.dataset(config), can_compile=False)
+
     assert result.winner is None
     assert "Nothing fits" in result_to_text(result)
 
@@ -73,7 +80,9 @@ def test_other_batches_are_compared_by_image(monkeypatch):
         can_compile=False,
         other_batches=True,
     )
+
     assert {c.config.global_batch for c in result.candidates} == {8, 16, 32, 64, 128}
+
     rates = [c.seconds_per_image for c in result.candidates]
     assert rates == sorted(rates)
 
@@ -101,6 +110,7 @@ def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
     num_sure, num_tried = (
         sum(c.needed_bytes <= most for c in result.candidates) for most in (sure, limit)
     )
+
     assert num_sure < num_tried < len(result.candidates), "or this proves nothing"
     assert [c.needed_bytes <= sure for c in order] == [
         number < num_sure for number in range(num_tried)
@@ -112,24 +122,28 @@ def test_what_is_in_doubt_is_tried_last(monkeypatch, result):
 @pytest.mark.slow
 def test_tries_are_spent_on_the_least_recomputation_that_fits(monkeypatch, result):
     result, order = search_compiled(monkeypatch, result.winner, "v5e:16x16", 4, {3})
+
     assert [c.config.model.remat for c in order] == ["none"] * 4
     assert [c.step_seconds for c in order] == sorted(c.step_seconds for c in order)
     assert ("fsdp", 16) in [
         (c.config.sharding.parameters, c.config.sharding.num_replicas) for c in order
     ]
     assert result.winner.config == order[2].config
+
     _, order = search_compiled(monkeypatch, result.winner, "v5e:2x2", 20, set())
     policies = [
         c.config.model.remat
         for c in order
         if c.needed_bytes <= parse_topology("v5e:2x2").fabric.usable_bytes
     ]
+
     assert policies[: policies.count("none")] == ["none"] * policies.count("none")
     assert {*policies} == {*POLICIES}
 
 
 def test_the_compiler_decides_between_the_best(monkeypatch, result):
     result, order = search_compiled(monkeypatch, result.winner, "v100:2", 3, {2})
+
     assert len(order) == 3
     assert result.winner.config == order[1].config
     assert "does not fit" in result_to_text(result)
@@ -139,6 +153,7 @@ def test_own_code_cannot_be_ordered_by_arithmetic(monkeypatch):
     config = load_recipe(H14)
     own = dataclasses.replace(architecture_of(config, 10), block="mine:Block")
     monkeypatch.setattr(module, "architecture_of", lambda *_: own)
+
     with pytest.raises(ValueError, match="mine:Block: no formula"):
         search(config, parse_topology("v5e:8x8"), JFT)
 

@@ -27,11 +27,13 @@ SQUARE = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)]
 def test_sizes(name, chips, hosts, device_kind):
     topology = parse_topology(name)
     devices = topology.stand_ins()
+
     assert topology.num_chips == chips == len(devices)
     assert {device.process_index for device in devices} == set(range(hosts))
     assert {device.device_kind for device in devices} == {device_kind}
     assert [device.id for device in devices] == list(range(chips))
     assert len({(device.slice_index, device.coords) for device in devices}) == chips
+
     if topology.is_tpu:  # four chips of a host are a square; slices follow each other
         assert {device.coords for device in devices if not device.process_index} <= set(SQUARE)
         assert [device.slice_index for device in devices] == sorted(
@@ -62,6 +64,7 @@ def test_sizes(name, chips, hosts, device_kind):
 def test_names_that_are_none(name, message):
     with pytest.raises(ValueError, match="--topology=") as error:
         parse_topology(name)
+
     assert message in str(error.value)
     with pytest.raises(ValueError, match="--slices=2 both say how many slices"):
         parse_topology("2*v5e:4x4", num_slices=2)
@@ -112,6 +115,7 @@ def test_groups(name, keep, group):
 )
 def test_types_of_google_cloud(name, shape, chips, hosts):
     topology = parse_topology(name)
+
     assert (topology.shape, topology.fabric) == (
         parse_topology(shape).shape,
         parse_topology(shape).fabric,

@@ -57,15 +57,19 @@ def test_planted_copies_are_written_and_excluded(folder, tmp_path):
     pairs = tmp_path / "pairs.csv"
     ids = tmp_path / "ids.json"
     out = succeed(words(folder, f"--output={pairs}", f"--write={ids}"))
+
     assert "5 of 8" in out
+
     rows = list(csv.DictReader(pairs.read_text().splitlines()))
     assert sorted((row["id"][2:4], row["test_id"][2:4]) for row in rows) == [
         (f"0{n}", f"0{n}") for n in range(5)
     ]
     assert [row["id"] for row in rows if row["is_mirrored"] == "True"] == ["b/01.png"]
     assert all(int(row["distance"]) <= 6 and row["cosine"] == "" for row in rows)
+
     data = f"folder:{folder}/images"
     train = open_source(data, "train", config(f"input.exclude={ids}").input, 0)
+
     assert {train.key_of(index)[2:4] for index in range(len(train))} == {
         b"%02d" % n for n in range(5, 12)
     }
@@ -76,8 +80,10 @@ def test_all_images_are_compared_where_there_are_no_splits(folder):
     """Which images a run would hold out depends on its seed."""
     train, test = (f"folder:{folder}/images/{split}" for split in ("train", "test"))
     found = json.loads(succeed(["duplicates", train, f"--against={test}", "--json"]))
+
     assert (found["images"], found["duplicates"]) == (12, 5)
     assert found[f"{test}: copied test images"] == "5 of 8"
+
     same = json.loads(succeed(["duplicates", train, f"--against={train}", "--json"]))
     assert same["images"] < 12
     assert same[f"{train}: copied test images"] == f"0 of {12 - same['images']}"
@@ -118,12 +124,15 @@ def test_pairs_have_the_cosine_of_their_features(folder):
             )
         )
     )
+
     for found in (by_features, confirmed, both):
         assert all(
             one["cosine"] == pytest.approx(expected[pair], abs=1e-4) for pair, one in found.items()
         )
+
     pairs = {pair[:2] for pair, cosine in expected.items() if cosine >= least}
     equal = {pair[:2] for pair, one in both.items() if one["distance"] == 0}
+
     assert {pair[:2] for pair in by_features} == pairs | equal
     assert len(confirmed) > 20
     assert {pair[:2] for pair in confirmed} <= pairs | equal
@@ -144,6 +153,7 @@ def test_pairs_have_the_cosine_of_their_features(folder):
 )
 def test_mistakes_are_named(folder, more, rule):
     outcome = run(words(folder, *more))
+
     assert outcome.code == 2
     assert re.search(f"(?is){rule}", outcome.err), outcome.err
 
@@ -151,6 +161,7 @@ def test_mistakes_are_named(folder, more, rule):
 def test_unreadable_images_are_no_duplicates(folder, make_source):
     source = make_source([b"rubbish", photographs(1, sides=(40, 50))[0], b"rubbish"])
     (pair,) = find_by_hashes(source, [source], 0, 2)
+
     assert pair[:4] == (1, 0, 1, 0)
     with rejects("2 images cannot be read"):
         find_by_hashes(source, [source], 0, 1)
@@ -168,5 +179,6 @@ def make_source():
 def test_too_many_pairs_are_rejected(folder, monkeypatch):
     monkeypatch.setattr(duplicates, "MOST_PAIRS", 20)
     outcome = run(words(folder, "--distance=64"))
+
     assert outcome.code == 2
     assert "More than 20 pairs" in outcome.err

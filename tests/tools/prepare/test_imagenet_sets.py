@@ -94,21 +94,28 @@ def test_the_whole_family(here, logits, labels):
     for one in SINGLE:
         prepare(here, one.dataset, examples(labels(one.subset)))
         expected[one.name] = accuracy(logits, labels(one.subset), one.subset)
+
     sets = [[int(row.argmax())] if n % 3 else [] for n, row in enumerate(logits)]
     prepare(here, "imagenet2012_real", examples(labels(), "original_label", real_label=sets))
     found, notes = evaluated(here, "--data=imagenet")
+
     assert list(found["sets"]) == [one.name for one in SETS if one.name != "objectnet"]
+
     for name, (top1, top5) in expected.items():
         values = found["sets"][name]
+
         assert (values["accuracy"], values["top5_accuracy"]) == (
             pytest.approx(top1),
             pytest.approx(top5),
         ), name
         assert values["images"] == COUNT
         assert values["loss"] > 0
+
     unrestricted = accuracy(logits, labels("A"))[0]
     restricted = expected["a"][0]
+
     assert unrestricted < restricted, "or the restriction would prove nothing"
+
     real = found["sets"]["real"]
     assert (real["accuracy"], real["images"], real["loss"]) == (1, sum(map(bool, sets)), None)
     assert list(found["absent"]) == ["objectnet"]
@@ -117,8 +124,10 @@ def test_the_whole_family(here, logits, labels):
         in notes
     )
     assert "imagenet:a has 23 images here, and 7,500 were released." in notes
+
     out = succeed(["evaluate", str(here / "w.npz"), "--data=imagenet:a,v2", f"--data_dir={here}"])
     names = [line.split()[0] for line in out.splitlines()[4:]]
+
     assert names == ["a", "v2/matched-frequency", "v2/threshold-0.7", "v2/topimages"]
 
 
@@ -132,6 +141,7 @@ def test_a_set_as_its_archive_unpacks(here, logits, labels, one):
     found, _ = evaluated(here, f"--data=imagenet:{one.name}")
     values = found["sets"][one.name]
     top1, top5 = accuracy(logits, chosen, one.subset)
+
     assert (values["accuracy"], values["top5_accuracy"]) == (
         pytest.approx(top1),
         pytest.approx(top5),
@@ -143,11 +153,14 @@ def test_answers_outside_a_subset_are_not_given(here, unnamed, labels):
     """By hand: of three classes two are allowed; the third is the network's first answer and takes no part."""
     prepare(here, "imagenet_a", examples(labels("A")))
     label_map = open_family("imagenet:a", unnamed, data_dir=str(here))[0]["a"].label_map
+
     assert np.array_equal(np.flatnonzero(label_map.is_allowed_K), classes.members("A"))
     assert np.array_equal(label_map.listed, classes.members("A"))
+
     report = here / "report"
     evaluated(here, "--data=imagenet:a", f"--report={report}")
     answers = {line.split(",")[2] for line in (report / "images.csv").read_text().splitlines()[1:]}
+
     assert answers <= {classes.class_names()[number] for number in classes.members("A")}
     assert len((report / "classes.csv").read_text().splitlines()) == 201
 
@@ -163,6 +176,7 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
         wide = np.full((*parameters[name].shape[:-1], 1400), fill, np.float32)
         wide[..., order] = parameters[name]
         parameters[name] = wide
+
     a = dataclasses.replace(weights.architecture, num_classes=1400)
     wide = dataclasses.replace(
         weights, architecture=a, parameters=parameters, class_names=tuple(names), format=""
@@ -173,6 +187,7 @@ def test_a_head_of_more_classes_is_mapped_by_wordnet_id(here, logits, labels):
     same, _ = evaluated(here, "--data=imagenet:validation")
     wide = found["sets"]["validation"]
     narrow = same["sets"]["validation"]
+
     for name in ("accuracy", "top5_accuracy"):
         assert wide[name] == narrow[name]
     for name in ("loss", "calibration_error"):
@@ -200,6 +215,7 @@ def test_a_class_that_the_head_lacks_is_never_right(here, logits, labels):
     found, notes = evaluated(here, "--data=imagenet:validation", weights="lean.npz")
     values = found["sets"]["validation"]
     first = kept[logits[:, kept].argmax(axis=1)]
+
     assert (values["accuracy"], values["loss"]) == (
         pytest.approx((first == chosen).mean()),
         None,
@@ -225,17 +241,21 @@ def test_real_by_hand(here, logits, labels, form):
     else:
         (here / "real.json").write_text(json.dumps(sets))
         words.append(f"--real={here / 'real.json'}")
+
     if form == "tfds and file":
         prepare(here, "imagenet2012", examples(labels()))
     elif form == "folder and file":
         write_folder(here / "val", labels())
+
     found, _ = evaluated(here, *words, f"--report={here / 'report'}")
     values = found["sets"]["real"]
     counted = [n for n in range(COUNT) if n % 5]
+
     assert values["images"] == len(counted) == 18
     assert values["accuracy"] == pytest.approx(np.mean([n % 4 == 0 for n in counted]))
     assert values["top5_accuracy"] == 1
     assert values["loss"] is None
+
     rows = [
         line.rsplit(",", 1)[1]
         for line in (here / "report" / "images.csv").read_text().splitlines()[1:]
@@ -256,6 +276,7 @@ def test_real_by_hand(here, logits, labels, form):
 def test_files_that_are_not_reals(here, unnamed, content, rule):
     write_folder(here / "val", np.arange(COUNT))
     (here / "real.json").write_text(content)
+
     with rejects("", rule):
         open_family("imagenet:real", unnamed, data_dir=str(here), real=str(here / "real.json"))
 
@@ -287,18 +308,22 @@ def test_objectnet(here, unnamed, logits):
     write_objectnet(here, PIXELS, folders)
     labelled = open_family("imagenet:objectnet", unnamed, data_dir=str(here))[0]["objectnet"]
     kept = sorted((folder, n) for n, folder in enumerate(folders) if folder != "briefcase")
+
     assert len(labelled.source) == len(kept)
     for index, (folder, number) in enumerate(kept):
         assert np.array_equal(labelled.source[index].image, PIXELS[number]), (
             "not a pixel more or less is removed"
         )
         assert labelled.source.class_names[labelled.source[index].label] == folder
+
     found, _ = evaluated(here, "--data=imagenet:objectnet")
     first = np.argsort(-logits, axis=1)[:, :5]
     rights = np.array([np.isin(first[number], RIGHT[folder]) for folder, number in kept])
     values = found["sets"]["objectnet"]
+
     assert values["accuracy"] == pytest.approx(rights[:, 0].mean())
     assert values["top5_accuracy"] == pytest.approx(rights.any(axis=1).mean())
+
     label_map = labelled.label_map
     answers = np.array([[409, 530, 954, 0]] * len(kept))
     labels = labelled.source.labels
@@ -306,6 +331,7 @@ def test_objectnet(here, unnamed, logits):
         [True, True, False, False] if label == 0 else [False, False, True, False]
         for label in labels
     ]
+
     assert label_map.is_right(np.arange(len(kept)), labels, answers).tolist() == by_hand
 
 
@@ -320,7 +346,9 @@ def test_objectnet_without_its_mappings(here, unnamed):
         mapping.write_text(content)
         with rejects("objectnet", rule):
             open_family("imagenet:objectnet", unnamed, data_dir=str(here))
+
     shutil.rmtree(mapping.parent)
+
     with rejects("folder_to_objectnet_label.json", "read"):
         open_family("imagenet:objectnet", unnamed, data_dir=str(here))
 
@@ -331,6 +359,7 @@ def test_objectnet_without_its_mappings(here, unnamed):
 def test_nothing_is_there(here, unnamed):
     with rejects("imagenet:a") as error:
         open_family("imagenet", unnamed, data_dir=str(here))
+
     lines = str(error.value).splitlines()
     assert len(lines) == len(SETS)
     for name, said in (
@@ -367,7 +396,9 @@ def test_nothing_is_there(here, unnamed):
 def test_wrong_words(here, labels, words, message):
     for one in (one for one in SETS if one.subset):
         write_folder(here / one.folders[0], labels(one.subset))
+
     code, out, err = run(["evaluate", str(here / "w.npz"), f"--data_dir={here}", *words])
+
     assert (code, out) == (2, "")
     assert message in err
 
@@ -375,5 +406,6 @@ def test_wrong_words(here, labels, words, message):
 def test_classes_of_another_set_are_rejected(here, unnamed):
     others = np.setdiff1d(np.arange(1000), classes.members("R"))[:COUNT]
     write_folder(here / "imagenet-r", others)
+
     with rejects("imagenet:r", IDS[others[0]]):
         open_family("imagenet:r", unnamed, data_dir=str(here))

@@ -32,8 +32,10 @@ def expected(image):
 
 def test_bits_are_those_of_the_cosine_transform(images):
     found = hash_images(images)
+
     assert found.dtype == np.uint64
     assert found[:, 0].tolist() == [expected(image) for image in images]
+
     mirrored = hash_images([image[:, ::-1] for image in images])
     assert (
         np.bitwise_count(mirrored ^ found[:, ::-1]).max() <= 2
@@ -46,7 +48,9 @@ def test_copies_are_near_and_others_are_not(images):
         copies = hash_images([COPIES[kind](image) for image in images])
         side = int(kind.startswith("mirrored"))
         assert np.bitwise_count(own[:, side] ^ copies[:, 0]).max() <= BITS, kind
+
     bits = np.bitwise_count(own[:, :1] ^ own.T.reshape(-1))
+
     assert np.sort(bits.ravel())[12] > BITS  # after each with itself
 
 
@@ -55,6 +59,7 @@ def test_a_jpeg_is_reduced_while_it_is_decoded(images):
     large = cv2.resize(images[0], (1600, 1200), interpolation=cv2.INTER_CUBIC)
     file = cv2.imencode(".jpg", large)[1].tobytes()
     of_file = hashes(Reduction(180.0)(Record(file, 0))[None])
+
     assert (
         np.bitwise_count(
             of_file ^ hash_images([cv2.imdecode(np.frombuffer(file, np.uint8), 1)[..., ::-1]])
@@ -77,5 +82,6 @@ def test_every_near_pair_is_found(monkeypatch):
         for number, query in enumerate(queries)
         if (int(one) ^ int(query)).bit_count() <= 15
     }
+
     assert len(expected) >= 16
     assert set(near(some, queries, 15, 2)) == expected

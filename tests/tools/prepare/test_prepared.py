@@ -44,6 +44,7 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
         "copied": 2,
         "unreadable": 0,
     }
+
     before, after = (
         open_source(f"folder:{path}", "all", make_config(), 0) for path in (folder, copy)
     )
@@ -53,12 +54,15 @@ def test_a_copy_has_the_same_files_and_shorter_sides(folder, tmp_path, make_conf
     assert before.class_names == after.class_names
     for name in ("a/broken.jpg", "a/small.png"):
         assert (copy / name).read_bytes() == (folder / name).read_bytes()
+
     for name, shape in (("a/photo.png", (60, 80)), ("b/c/tall.jpg", (80, 60))):
         file, original = ((path / name).read_bytes() for path in (copy, folder))
         exact = images.resize_to_cover(images.decode(original), (60, 60)).astype(int)
         found = images.decode(file)
+
         assert found.shape[:2] == exact.shape[:2] == shape
         assert np.abs(found - exact).mean() <= 3  # strong colours at half the resolution
+
         layout = jpeg.layout_of(file)
         assert (
             layout.interval * layout.unit[1]
@@ -74,6 +78,7 @@ def test_values_of_more_than_8_bits_are_copied(tmp_path, make_folder):
     deep = cv2.imencode(".png", LARGE.astype(np.uint16) * 16)[1].tobytes()
     folder = make_folder({"a/deep.png": deep})
     counts = prepared.prepare_folder(folder, tmp_path / "copy", short_side=60)
+
     assert counts == {"reduced": 0, "copied": 1, "unreadable": 0}
     assert (tmp_path / "copy/a/deep.png").read_bytes() == deep
 
@@ -84,6 +89,7 @@ def test_an_interrupted_copy_goes_on(folder, tmp_path):
     (copy / "a/small.png").rename(
         copy / "a/.small.png.1f.tmp"
     )  # as a kill before the rename leaves it
+
     assert len(image_files(str(copy))) == 3
     assert prepared.prepare_folder(folder, copy, short_side=60) == {
         "reduced": 0,
@@ -115,6 +121,7 @@ def test_two_processes_make_one_copy(folder, tmp_path, monkeypatch):
     prepare_before("rename")
     prepare_before("replace")
     prepared.prepare_folder(folder, copy, short_side=60)
+
     assert kinds[1] == {"reduced": 2, "copied": 2, "unreadable": 0}
     assert len(image_files(str(copy))) == 4
     assert list(copy.glob("**/.*")) == []
@@ -131,15 +138,18 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
     (folder / "b/wide.png").write_bytes(wide)
     copy = tmp_path / "copy"
     counts = prepared.prepare_folder(folder, copy, short_side=60)
+
     assert counts == {"reduced": 2, "copied": 3, "unreadable": 3}
     assert (copy / "b/wide.png").read_bytes() == wide
     assert sorted(path.name for path in copy.rglob("*") if path.is_file()) == [
         *("broken.jpg", "photo.png", "prepared.json", "small.png", "tall.jpg", "wide.png")
     ]
+
     (message,) = [record.getMessage() for record in caplog.records]
     assert str(folder / "a/dangling.png") in message
     assert str(folder / "b/loop.jpg") in message
     assert str(folder / "b/sparse.jpg") in message
+
     missing.write_bytes(wide)
     assert prepared.prepare_folder(folder, copy, short_side=60) == {
         "reduced": 0,
@@ -151,8 +161,10 @@ def test_files_that_cannot_be_read_or_encoded(folder, tmp_path, caplog):
 def test_the_verb_ends_with_code_1_after_an_unreadable_file(folder, tmp_path):
     words = ["prepare", f"folder:{folder}", f"--output={tmp_path / 'copy'}", "--short_side=60"]
     assert run(words).code == 0
+
     (folder / "a/dangling.png").symlink_to(tmp_path / "elsewhere.png")
     outcome = run(words)
+
     assert (outcome.code, "1 cannot be read" in outcome.out) == (1, True)
 
 
@@ -160,10 +172,12 @@ def test_an_output_that_cannot_be_written(folder, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with rejects(str(tmp_path / "file/copy"), "cannot be written"):
         prepared.prepare_folder(folder, tmp_path / "file/copy", short_side=60)
+
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)
     (copy / "b").rename(copy / "elsewhere")
     (copy / "b").write_bytes(b"")
+
     with rejects(str(copy / "b"), "cannot be written"):
         prepared.prepare_folder(folder, copy, short_side=60)
 
@@ -184,12 +198,15 @@ def test_an_unfinished_copy_is_rejected(folder, tmp_path, make_config, monkeypat
         patch.setattr(prepared, "decode", fail_at_last)
         with pytest.raises(KeyboardInterrupt):
             prepared.prepare_folder(folder, copy, short_side=60)
+
     assert len(image_files(str(copy))) < 4
     assert [path.name for path in copy.rglob(".*")] == []
+
     command = f"vit-jax prepare folder:{folder} --short_side=60 --quality=90 --output={copy}"
     for part in (copy, copy / "a"):
         with rejects(f"folder:{part}", command):
             open_source(f"folder:{part}", "all", make_config(), 0)
+
     prepared.prepare_folder(folder, copy, short_side=60)
     assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
 
@@ -207,6 +224,7 @@ def test_a_copy_of_an_older_version_has_no_mark_and_is_taken_as_finished(
     copy = tmp_path / "copy"
     prepared.prepare_folder(folder, copy, short_side=60)
     (copy / "prepared.json").write_text('{"short_side": 60, "quality": 90}')
+
     assert len(open_source(f"folder:{copy}", "all", make_config(), 0)) == 4
     assert describe_copy(f"folder:{copy}") == ", prepared with short side 60 and JPEG quality 90"
     assert prepared.prepare_folder(folder, copy, short_side=60) == {
@@ -223,11 +241,14 @@ def test_rejections(folder, tmp_path):
 
     with rejects(str(tmp_path / "missing"), "no folder with images"):
         prepare(tmp_path / "missing", tmp_path / "copy")
+
     with rejects(str(folder / "copy"), "inside"):
         prepare(folder, folder / "copy")
+
     (tmp_path / "other").mkdir()
     with rejects(str(tmp_path / "other"), "not prepared"):
         prepare(folder, tmp_path / "other")
+
     prepare(folder, tmp_path / "copy")
     with rejects(str(tmp_path / "copy"), "'short_side': 61"):
         prepare(folder, tmp_path / "copy", short_side=61)
@@ -252,5 +273,6 @@ def test_files_that_a_killed_process_left_are_removed_from_the_finished_copy(fol
     other = output / ".notes.tmp"
     other.write_text("not ours")
     prepared.prepare_folder(folder, output, short_side=32)
+
     assert not left.exists()
     assert other.exists()

@@ -136,8 +136,10 @@ def test_every_image_is_read_with_its_class(prepare, archive):
     """From a tar for each class, compressed too, a folder for each class, and WebDataset samples."""
     folder, counts = prepare(archive, shards=3)
     found = records(folder)
+
     assert set(found) == IMAGES
     assert len(found) == counts["train"] == len(IMAGES)
+
     rows = manifest(folder)
     assert [(row["class"], row["sha256"]) for row in rows] == found
     assert [row["id"] for row in rows] == [f"train:{k}" for k in range(len(rows))]
@@ -153,16 +155,20 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
     backwards = by_class(
         {name: dict(reversed(CLASSES[name].items())) for name in reversed(CLASSES)}
     )
+
     assert (
         content(prepare({"other.tar.gz": gzip.compress(backwards)}, "backwards", shards=4)[0])
         == expected
     )
+
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(WHOLE))))
     archives = tar_dataset.list_archives(["-"])
     folder, _ = tar_dataset.prepare_tars(
         archives, "mine", data_dir=str(tmp_path / "input"), options=Options(shards=4)
     )
+
     assert content(folder) == expected
+
     for shard in folder.glob("*.array_record*"):
         reader = array_record_module.ArrayRecordReader(str(shard))
         for record in reader.read(
@@ -170,13 +176,16 @@ def test_the_order_depends_on_seed_and_names_alone(prepare, tmp_path, monkeypatc
         ):  # protobuf's order is by chance otherwise
             assert record.index(b"file_name") < record.index(b"image") < record.index(b"label")
         reader.close()
+
     order = [name for name, _ in records(folder)]
+
     assert len(list(itertools.groupby(order))) > len(SIZES)
     assert records(prepare(WHOLE, "seed", shards=4, seed=1)[0]) != records(folder)
 
 
 def test_parts_of_a_split(prepare):
     folder, _ = prepare(WHOLE)
+
     assert records(folder, "train[:5]") + records(folder, "train[5:]") == records(folder)
     assert set(records(folder, "train[:50%]")) | set(records(folder, "train[50%:]")) == IMAGES
 
@@ -185,6 +194,7 @@ def test_several_archives_may_have_members_of_one_name(prepare):
     half = {name: dict(itertools.islice(files.items(), 2)) for name, files in CLASSES.items()}
     other = {name: {file: picture(next(NUMBERS)) for file in files} for name, files in half.items()}
     folder, counts = prepare({"a.tar": by_class(half), "b.tar": by_class(other)})
+
     assert counts["train"] == 12
     assert {row["source"].partition("/")[0] for row in manifest(folder)} == {"a.tar", "b.tar"}
 
@@ -224,6 +234,7 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
     )
     before = set(tmp_path.parent.rglob("*"))
     folder, counts = prepare(archive)
+
     assert set(listed(folder)) == {
         ("mislabelled", "a.tar/png.JPEG"),
         ("tiny", "a.tar/tiny.JPEG"),
@@ -240,14 +251,17 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
         *(("no class", f"{name}.jpg") for name in "def"),
         ("unsafe", "device"),
     }
+
     kinds = collections.Counter(kind for kind, _ in listed(folder))
     assert {kind: counts[kind] for kind in kinds} == kinds
+
     expected = {*((good | {"png.JPEG": odd["png.JPEG"]}).values())}
     assert {image for name, image in records(folder) if name == "a"} == set(map(sha, expected))
     assert {image for name, image in records(folder) if name == "b"} == {
         sha(picture(6)),
         sha(picture(8)),
     }
+
     new = set(tmp_path.parent.rglob("*")) - before
     assert {path for path in new if (tmp_path / "data") not in (path, *path.parents)} == {
         tmp_path / "whole.tar"
@@ -280,9 +294,11 @@ def test_files_that_are_left_out_or_odd_are_listed(prepare, tmp_path):
 def test_archives_that_are_rejected(prepare, tmp_path, archive, rule):
     with rejects("", rule):
         prepare(archive)
+
     assert [path.name for path in (tmp_path / "data/mine").iterdir()] == [".unfinished"]
     with rejects("mine", "unfinished"):
         open_source("tfds:mine", "train", tar_dataset_config(tmp_path / "data/mine/1.0.0"), 0)
+
     with rejects("mine", "unfinished"):
         tar_dataset.check("mine", str(tmp_path / "data"))
 
@@ -300,12 +316,14 @@ def test_numbers_of_the_classes(prepare):
     assert numbering(prepare(WHOLE)[0]) == (("n01", "n02", "n10"), set(SIZES))
     assert numbering(prepare(WHOLE, "a", classes=ORDER)[0]) == (ORDER, set(SIZES))
     assert numbering(prepare(OF_NUMBERS, "b")[0]) == (tuple(map(str, range(11))), {"1", "2", "10"})
+
     names = tuple(f"class {k}" for k in range(11))
     assert numbering(prepare(OF_NUMBERS, "c", classes=names)[0]) == (
         names,
         {"class 1", "class 2", "class 10"},
     )
     assert set(records(prepare(OF_JSON, "d", classes=ORDER)[0])) == IMAGES
+
     of_numbers = tuple(f"n{k:02}" for k in range(11))
     for name, classes, expected in (("e", ORDER, ORDER), ("f", (), ("n01", "n02", "n10"))):
         folder, _ = prepare(OF_NUMBERS, name, classes=classes, number_names=of_numbers)
@@ -318,8 +336,10 @@ def test_classes_that_the_list_does_not_have(prepare, archive):
     classes = ("n01", "n02", "x")  # neither "n10" nor number 10
     with rejects("class", "--other_classes=skip"):
         prepare(archive, classes=classes)
+
     folder, counts = prepare(archive, "other", classes=classes, skips_others=True)
     expected = SIZES["n01"] + SIZES["n02"]
+
     assert (len(records(folder)), counts["classes"]) == (expected, 3)
     assert counts["no class"] == (1 if archive is WHOLE else SIZES["n10"])
 
@@ -327,12 +347,16 @@ def test_classes_that_the_list_does_not_have(prepare, archive):
 def test_small_classes_and_hold_out(prepare):
     """Hold out the same number of each class, at most half; the places depend on the seed alone."""
     folder, counts = prepare(WHOLE, shards=3, min_class_images=5, holdout_per_class=4)
+
     assert counts == {"train": 9, "validation": 7, "classes": 2, "small class": 1}
     assert listed(folder) == [("small class", "n01")]
+
     train = records(folder)
     validation = records(folder, "validation")
+
     assert collections.Counter(name for name, _ in validation) == {"n02": 3, "n10": 4}
     assert {*train, *validation} == {pair for pair in IMAGES if pair[0] != "n01"}
+
     rows = {row["id"]: (row["class"], row["sha256"]) for row in manifest(folder)}
     for split, found in (("train", train), ("validation", validation)):
         assert [rows[f"{split}:{k}"] for k in range(len(found))] == found
@@ -346,6 +370,7 @@ def test_smaller_images(prepare):
         by_class({name: {"0.png": picture(0, ".png", (70, 90))} for name in "ab"}), short_side=35
     )
     source = open_source("tfds:mine", "train", tar_dataset_config(folder), 0)
+
     assert images.decode(source[0].image).shape == (35, 45, 3)
     assert tar_dataset.check("mine", str(folder.parents[1])) == []
 
@@ -384,7 +409,9 @@ def test_an_interrupted_command_goes_on(prepare, archive, rest, monkeypatch):
                 shutil.copytree(unfinished(prepare), unfinished(prepare, "copy"))
                 prepare(archive, "copy", shards=3)
             assert len(added) == rest
+
     folder, _ = prepare(archive, shards=3)
+
     assert content(folder) == expected
     assert listed(folder) == []
 
@@ -399,9 +426,12 @@ def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
             (f"{number:02}.cls", b"ab"[number % 2 :][:1]),
             (f"{number:02}.jpg", picture(number)),
         ]
+
     archive = packed(*members)
     folder, counts = prepare(archive, "whole", shards=1)
+
     assert {image for _, image in records(folder)} == {sha(picture(number)) for number in range(12)}
+
     skipped = [("other", f"{number:02}.seg.png") for number in range(12)]
     assert (listed(folder), counts["other"]) == (skipped, 12)
 
@@ -410,7 +440,9 @@ def test_one_image_of_a_sample_is_stored(prepare, monkeypatch):
         patch.setattr(scatter.Scatter, "add", killing(scatter.Scatter.add, 5))
         with pytest.raises(Kill):
             prepare(archive, shards=1)
+
     again, _ = prepare(archive, shards=1)
+
     assert content(again) == content(folder)
     assert listed(again) == skipped
 
@@ -429,7 +461,9 @@ def test_the_standard_input_begins_again(tmp_path, monkeypatch):
             patch.setattr(place, name, killing(getattr(place, name), after))
             with pytest.raises(Kill):
                 make("data")
+
     monkeypatch.setattr(tar_reading, "read_images", killing(None, 0))  # all was read
+
     assert content(make("data")[0]) == expected
 
 
@@ -448,6 +482,7 @@ def killing(function, after):
 def test_an_archive_or_an_option_that_changed(prepare):
     folder, counts = prepare(WHOLE)
     times = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
     assert prepare(WHOLE) == (folder, counts)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == times
     for archive, options in ((WHOLE, {"seed": 1}), (FOLDERS, {})):
@@ -458,19 +493,24 @@ def test_an_archive_or_an_option_that_changed(prepare):
 def test_an_unfinished_dataset_of_other_options(prepare, monkeypatch):
     monkeypatch.setattr(tar_reading, "_COMMIT_BYTES", 1)
     monkeypatch.setattr(tar_writing, "_write_bucket", killing(None, 0))
+
     with pytest.raises(Kill):
         prepare(WHOLE)
+
     with rejects(str(unfinished(prepare)), "other archives or options"):
         prepare(WHOLE, min_side=1)
+
     with open(unfinished(prepare) / "lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with rejects(str(unfinished(prepare)), "another process"):
             prepare(WHOLE)
+
     bucket = unfinished(prepare) / "bucket-00000"
     stored = bytearray(bucket.read_bytes())
     stored[-9] ^= 1
     bucket.write_bytes(stored)
     monkeypatch.undo()
+
     with rejects(str(unfinished(prepare)), "damaged"):
         prepare(WHOLE)
 
@@ -481,7 +521,9 @@ def test_a_bucket_that_a_loss_of_power_cut(prepare, monkeypatch):
         patch.setattr(scatter.Scatter, "add", killing(scatter.Scatter.add, 8))
         with pytest.raises(Kill):
             prepare(WHOLE)
+
     (unfinished(prepare) / "bucket-00000").write_bytes(b"")
+
     with rejects("bucket-00000", "has 0 bytes instead of"):
         prepare(WHOLE)
 
@@ -490,8 +532,10 @@ def test_a_disk_that_is_too_small(prepare, monkeypatch):
     """It must hold the images once, and one bucket; what is there already counts."""
     usage = collections.namedtuple("usage", "free")
     monkeypatch.setattr(tar_dataset.shutil, "disk_usage", lambda _: usage(len(WHOLE)))
+
     with rejects(str(unfinished(prepare)), r"GB free, and .* GB are needed"):
         prepare(WHOLE, shards=2)
+
     monkeypatch.setattr(tar_dataset.shutil, "disk_usage", lambda _: usage(2 * len(WHOLE)))
     assert prepare(WHOLE, shards=2)
 
@@ -513,7 +557,9 @@ def test_a_disk_that_fills_up_while_shards_are_written(prepare, monkeypatch):
         patch.setattr(array_record_module, "ArrayRecordWriter", Full)
         with pytest.raises(OSError, match=r"cannot be written .No space left on device"):
             prepare(WHOLE)
+
     folder, _ = prepare(WHOLE)
+
     assert not tar_dataset.check("mine", str(folder.parents[1]))
 
 
@@ -533,7 +579,9 @@ def test_memory_is_bounded(prepare, monkeypatch):
     monkeypatch.setattr(tar_reading, "_check", check)
     monkeypatch.setattr(tar_reading, "_MEMORY_BYTES", 20_000)
     prepare(WHOLE)
+
     assert max(most) == 1
+
     monkeypatch.setattr(tar_reading, "MAX_MEMBER_BYTES", 100)
     with rejects("0 classes"):
         prepare(WHOLE, "other")
@@ -560,14 +608,19 @@ def test_a_check_finds_what_changed(prepare):
     flip(shard, whole[shard].index(b"JFIF") + 400)
     (problem,) = problems()
     name = problem.split()[1]
+
     assert name in rows
     assert str(shard) in problem
+
     shard.write_bytes(whole[shard][:-70_000])
     assert problems()
+
     shard.unlink()
     assert problems()
+
     shutil.copy(folder / "mine-train.array_record-00000-of-00002", shard)
     assert len(problems()) > 1
+
     (folder / "manifest/00001-of-00002.parquet").unlink()
     assert problems()
     assert problems() == []
@@ -584,14 +637,18 @@ def test_the_verb(tmp_path):
         "--holdout_per_class=1",
     ]
     outcome = run([*words, f"--classes={tmp_path}/classes.txt"])
+
     assert (outcome.code, outcome.out) == (
         0,
         f"{tmp_path}/data/mine/1.0.0: 17 train, 3 validation, 5 classes\n",
     )
+
     check = ["prepare", "mine", f"--data_dir={tmp_path}/data", "--check"]
     assert run(check).code == 0
+
     shard = tmp_path / "data/mine/1.0.0/mine-train.array_record-00000-of-00001"
     flip(shard, shard.read_bytes().index(b"JFIF") + 400)
+
     assert run(check).code == 1
 
 
@@ -619,5 +676,6 @@ def test_the_verb(tmp_path):
 )
 def test_words_that_are_rejected(tmp_path, words, rule):
     outcome = run(["prepare", *words, *([] if "folder:b" in words else [f"--data_dir={tmp_path}"])])
+
     assert (outcome.code, rule in outcome.err) == (2, True), outcome.err
     assert not list(tmp_path.iterdir())

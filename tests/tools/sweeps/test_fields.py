@@ -23,11 +23,13 @@ def test_all_combinations_each_with_every_seed():
         flags("model.width=16"),
         ["seed=0,1", f"{RATE}=1e-3,0.01", "config.model.pool=gap"],
     )
+
     assert [run.name for run in grid.runs] == [
         f"{RATE}={rate},model.pool=gap,seed={seed}" for rate in ("1e-3", "0.01") for seed in (0, 1)
     ]
     for run in grid.runs:  # it is a run of `vit-jax pretrain`
         assert load_recipe(run.recipe, run.overrides) == run.config
+
     values = [
         (run.config.schedule.learning_rate, run.config.seed, run.config.model.width)
         for run in grid.runs
@@ -38,6 +40,7 @@ def test_all_combinations_each_with_every_seed():
 
 def test_values_may_have_commas_and_spaces():
     grid = make_sweep(str(RECIPE), [], ["input.image_size=8,8;16,16", "total=7 epochs,9 epochs"])
+
     assert [run.config.input.image_size for run in grid.runs] == [
         (8, 8),
         (8, 8),
@@ -51,6 +54,7 @@ def test_random_settings_are_those_of_the_seed_and_the_first_of_more():
     words = [f"{RATE}=log(1e-4,1e-2)", "model.pool=gap,token", "seed=0,1"]
     few = points(*words, num_settings=3)
     more = points(*words, num_settings=9)
+
     assert few == more[: len(few)] == points(*words, num_settings=3)
     assert points(*words, num_settings=3, seed=1) != few
     assert [point["seed"] for point in few] == ["0", "1"] * 3
@@ -69,6 +73,7 @@ def test_draws_are_even_over_the_range(range_, middle):
     """Half of 1,000 draws lie below the middle of the range, or of its logarithm, within five standard deviations."""
     rng = random.Random(0)
     drawn = [float(range_.draw(rng)) for _ in range(1000)]
+
     assert range_.low <= min(drawn) < max(drawn) <= range_.high
     assert abs(sum(value < middle for value in drawn) - 500) < 5 * math.sqrt(1000 / 4)
 
@@ -77,6 +82,7 @@ def test_all_combinations_can_be_drawn():
     words = ["model.pool=gap,token", f"{RATE}=0.1,0.2,0.3"]
     drawn = points(*words, num_settings=6)
     listed = points(*words)
+
     assert drawn != listed
     assert sorted(map(str, drawn)) == sorted(map(str, listed))
 

@@ -28,13 +28,16 @@ def differences(one, other):
 def test_every_run_can_be_trained(name, recipe):
     found = grid(name, recipe)
     assert len({run.name for run in found.runs}) == len(found.runs) > 1
+
     for run in found.runs:
         examples = run.config.input.train_examples or {DIGITS: 1437, PAPER: 303_000_000}[recipe]
         assert resolve(run.config, num_examples=examples, num_devices=1).total > 1
+
         build_architecture(run.config.model, image_size=run.config.input.image_size, num_classes=10)
         assert (
             load_recipe(run.recipe, run.overrides) == run.config
         )  # it is a run of `vit-jax pretrain`
+
         json.dumps(run.point)
 
 
@@ -44,6 +47,7 @@ def test_parts_of_the_data_are_trained_on_for_equally_many_steps():
         resolve(run.config, num_examples=run.config.input.train_examples, num_devices=1)
         for run in runs
     )
+
     assert few == many
     assert few.total == round(10 * 1140 / 32)
     assert differences(*runs) == {"input.train_examples": 1140}
@@ -58,6 +62,7 @@ def test_regularisers_are_searched_for_each_part():
         weight_decays=["0.1", "0.3"],
         dropouts=["0", "0.1"],
     )
+
     assert [axis.name for axis in found.axes if axis.is_searched] == ["weight_decay", "dropout"]
     assert [
         (r.config.optimizer.weight_decay, r.config.model.dropout_fraction) for r in found.runs
@@ -67,6 +72,7 @@ def test_regularisers_are_searched_for_each_part():
 def test_models_are_arguments_of_the_recipe_with_further_fields():
     words = ["ViT-L/16,epochs=14", "ViT-B/32,model.name=ViT-b/32", "R50x1"]
     configs = [run.config for run in grid("scaling", PAPER, models=words).runs]
+
     assert [(c.model.name, c.total, c.schedule.learning_rate) for c in configs] == [
         *(
             ("ViT-L/16", "14 epochs", 4e-4),
@@ -74,6 +80,7 @@ def test_models_are_arguments_of_the_recipe_with_further_fields():
             ("R50x1", "7 epochs", 1e-3),
         )
     ]
+
     short = grid("scaling", "digits_studies:epochs=2", models=["ResNet"], epochs=[]).runs[0]
     assert (short.config.model.name, short.config.total, short.name) == (
         "R14x0.5",
@@ -89,6 +96,7 @@ def test_table_8_has_eight_kinds_of_positions():
         for kind in ("learned_1d", "learned_2d")
         for layer in ("stem", "every", "shared")
     ]
+
     assert points == [("none", "stem"), *learned, ("relative", "stem")]
 
 
@@ -108,6 +116,7 @@ def test_table_8_has_eight_kinds_of_positions():
 def test_shapes_are_multiples_of_the_recipes(shape, expected):
     base, other = grid("shape", shapes=["base", shape]).runs
     found = differences(base, other)
+
     assert {name: found[name] for name in expected} == expected
     assert all(name.startswith("model.") for name in found)
 
@@ -119,6 +128,7 @@ def test_the_base_shape_may_be_chosen():
 
 def test_sgd_has_the_hyper_parameters_of_big_transfer():
     adam, sgd = (run.config for run in grid("optimizer", PAPER, models=["R50x1"]).runs)
+
     assert (adam.optimizer.name, adam.schedule.learning_rate, adam.optimizer.weight_decay) == (
         "adam",
         1e-3,
@@ -130,8 +140,10 @@ def test_sgd_has_the_hyper_parameters_of_big_transfer():
         1e-4,
     )
     assert sgd.schedule.learning_rate == pytest.approx(0.03 * 4096 / 256)
+
     drops = [round(40 * fraction) for fraction in sgd.schedule.drop_at_fraction]
     assert (sgd.schedule.decay, drops) == ("staircase", [10, 23, 30, 37])  # of BiT-L's 40 epochs
+
     (slow,) = grid(
         "optimizer", PAPER, models=["R50x1"], optimizers=["adam"], rate_factors=["0.5"]
     ).runs

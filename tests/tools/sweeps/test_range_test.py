@@ -22,7 +22,9 @@ def losses(x):
 def test_what_is_suggested():
     test = RangeTest(100, RATES, losses(np.log10(RATES)), became_infinite=False)
     at_start = 10 ** np.interp(2.3, [1.9, 6], [-1, 0])  # where the loss is what it was
+
     assert test.rate_P[test.diverged] == pytest.approx(at_start, rel=0.3)  # two places
+
     (_, fastest), (reason, tenth) = test.suggestions().items()
     assert 1.2e-3 < fastest < 0.8e-2
     assert reason == f"a tenth of {test.rate_P[test.diverged]:.2g}, where the loss diverges"
@@ -35,6 +37,7 @@ def test_without_divergence_and_with_a_loss_that_is_not_finite():
     finite, infinite = (
         RangeTest(100, RATES[:70], losses(x), became_infinite=end) for end in (False, True)
     )
+
     assert list(finite.suggestions()) == ["where the loss falls fastest"]
     assert infinite.diverged == 69
     assert len(infinite.suggestions()) == 2
@@ -57,6 +60,7 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     words = ["lr-range", config, *fields, "--low=1e-4", "--high=10", "--steps=30"]
     first = commands.succeed([*words, "--output=a.png"])
     again = commands.succeed([*words, "--output=b.svg"])
+
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "a.json",
         "a.png",
@@ -65,6 +69,7 @@ def test_a_recipe_twice(data_dir, tmp_path, monkeypatch):
     ]
     assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
     assert first.replace("a.", "b.").replace("png", "svg") == again
+
     found = json.loads((tmp_path / "a.json").read_text())
     assert found["learning_rates"][:2] == pytest.approx([1e-4, 1e-4 * 1e5 ** (1 / 29)])
     assert len(found["learning_rates"]) < 30, "it diverges before the last"

@@ -42,11 +42,13 @@ def studied(tmp_path_factory):
 @pytest.mark.slow
 def test_each_machine_does_its_share_and_the_last_collects_all(studied):
     folder, (first, second) = studied
+
     assert re.findall(r"^run (\d of \d): (.*)$", first, re.MULTILINE) == [("1 of 1", NAMES[0])]
     assert f"Not ended: {NAMES[1]}." in first
     assert re.findall(r"^run (\d of \d): (.*)$", second, re.MULTILINE) == [("1 of 1", NAMES[1])]
     assert second.endswith((folder / "study.md").read_text())
     assert "Not ended" not in second
+
     for row, name in zip(rows(folder), NAMES, strict=True):
         summary = commands.summary(folder / "runs" / name)
         assert (row["test_accuracy"], row["folders"]) == (
@@ -59,8 +61,10 @@ def test_each_machine_does_its_share_and_the_last_collects_all(studied):
 def test_the_same_command_again_trains_nothing_and_another_config_is_refused(studied):
     folder, _ = studied
     before = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")}
+
     assert "run 1" not in succeed(words_of(folder, *POOLS))
     assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/*.json*")} == before
+
     outcome = run(words_of(folder, *POOLS, "--config.optimizer.weight_decay=0.5"))
     assert outcome.code == 2
     assert re.search(
@@ -78,8 +82,11 @@ def test_killed_in_its_second_run_it_comes_to_the_same_results(studied, tmp_path
     shutil.rmtree(unfinished / "checkpoints" / "4")
     for file in folder.glob("study.*"):
         file.unlink()
+
     out = succeed(words_of(folder, *POOLS))
+
     assert re.findall(r"^run (\d of \d): (.*)$", out, re.MULTILINE) == [("2 of 2", NAMES[1])]
+
     resumed, expected = (
         commands.summary(place / "runs" / NAMES[1]) for place in (folder, studied[0])
     )
@@ -96,10 +103,12 @@ def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_
         NAMES[1]: Interrupted("stopped after step 2"),
     }
     outcome = run(words_of(tmp_path, *POOLS))
+
     assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 2\n")
     assert (
         f"Not ended: {NAMES[1]}." in (tmp_path / "study.md").read_text()
     )  # what there is, is there at once
+
     plan = succeed(words_of(tmp_path, *POOLS, "--dry-run"))
     assert re.findall(r"(diverged|interrupted|new|ended) *\|", plan) == ["diverged", "interrupted"]
     assert "Left: 1 of 2 runs" in plan
@@ -109,6 +118,7 @@ def test_an_interrupted_study_goes_on_and_what_diverged_does_not(pretended, tmp_
 
 def test_a_config_that_cannot_be_is_refused_before_the_first_run(pretended, tmp_path):
     err = rejected(words_of(tmp_path, *POOLS, "--seeds=0,-1"))
+
     assert re.search(r"seed=-1: config.seed=-1: must lie in \[0, 4294967295\]", err)
     assert pretended[0] == []
 
@@ -119,6 +129,7 @@ def test_a_measure_that_no_run_has_is_refused_before_the_first_run(
     pretended, tmp_path, measure, more
 ):
     err = rejected(words_of(tmp_path / "s", *POOLS, f"--measures=test_accuracy,{measure}", *more))
+
     assert (
         f"will have no {measure} (--measures=); it will have test_accuracy, test_loss, exaflops"
         in err
@@ -141,6 +152,7 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
         for line in plan.splitlines()
         if line.startswith("|")
     ]
+
     assert lines[0] == ["run", "this machine", "state", "steps", "exaFLOPs", "hours", "chip-hours"]
     assert [line[1] for line in lines[2:]] == ["no", "yes", "no", "yes"]
     assert {(line[3], line[4]) for line in lines[2:]} == {
@@ -151,6 +163,7 @@ def test_dry_run_plans_by_arithmetic(tmp_path):
         r"Left: 4 of 4 runs, 225 exaFLOPs; on v5e:16x16 .* hours one after the other", plan
     )
     assert not list(tmp_path.iterdir())
+
     short = succeed([*words, "--num_examples=100000000", "--examples=100000000"])
     assert "hours" not in short
     assert " 170,898 |" in short

@@ -17,6 +17,7 @@ SMALL = [
 
 def test_the_fastest_and_the_largest_batch():
     summary = peak({1: 0.1, 2: 0.1, 4: 0.4, 8: None}.get, most=64)
+
     assert (summary["images_per_second"], summary["fastest_batch"]) == (20, 2)
     assert (summary["largest_batch"], summary["is_limited_by_memory"]) == (4, True)
     assert peak({1: 0.1, 2: 0.1}.get, most=3)["is_limited_by_memory"] is False
@@ -42,6 +43,7 @@ def test_a_network_is_measured_or_planned(topology, tmp_path):
     ]
     out = succeed([*words, f"--workdir={tmp_path}", *where])
     (row,) = rows(tmp_path)
+
     assert row["images_per_second"] > 0
     assert (row["largest_batch"], row["image_size"], row.get("machine")) == (1, "16", topology)
     assert out.endswith((tmp_path / "study.md").read_text())

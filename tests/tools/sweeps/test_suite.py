@@ -16,6 +16,7 @@ def names(tasks):
 
 def test_the_papers_figures_give_the_papers_means():
     assert names(VTAB) == names(TASKS)
+
     means = np.mean([task.published for task in VTAB], axis=0)
     assert len(PUBLISHED) == len(means) == 3
     assert np.round(means, 2).tolist() == list(ALL_TASKS_MEANS)

@@ -42,11 +42,13 @@ def swept(weights, tmp_path_factory):
 @pytest.mark.slow
 def test_trials_come_first_and_then_the_final_run_on_their_splits(swept):
     folder, out = swept
+
     assert begun(out) == [("bright", "trial", rate, "12") for rate in ("0.0001", "0.2")] + [
         ("bright", "final run", f"{results(folder)['tasks'][0]['learning_rate']:g}", "12")
     ]
     assert out.endswith((folder / "results.md").read_text())
     assert results(folder)["tasks"][0]["test_accuracy"] == 1
+
     (final,), trials = folder.glob("bright/final/*"), list(folder.glob("bright/trials/*"))
     assert commands.summary(final)["test_images"] == small_suite.SIZES["test"]
     assert commands.checkpoint_steps(final) == [12]
@@ -61,6 +63,7 @@ def test_the_same_command_again_repeats_nothing(swept, weights):
     folder, out = swept
     before = {path: path.stat().st_mtime_ns for path in folder.glob(f"{REAL}/**/*.json*")}
     table = succeed(words_of(weights, folder, tasks=REAL))
+
     assert out.endswith(table)
     assert begun(table) == []
     assert {path: path.stat().st_mtime_ns for path in folder.glob(f"{REAL}/**/*.json*")} == before
@@ -81,9 +84,11 @@ def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weigh
     shutil.rmtree(folder / REAL / "final")
     for file in folder.glob("results.*"):
         file.unlink()
+
     (unfinished,) = folder.glob(f"{REAL}/trials/*0.2*")
     (unfinished / "summary.json").unlink()
     out = succeed(words_of(weights, folder, tasks=REAL))
+
     assert [run[1:3] for run in begun(out)] == [("trial", "0.2"), ("final run", "0.2")]
     assert hashes(folder) == hashes(swept[0])
     assert (folder / "results.md").read_text() == (swept[0] / "results.md").read_text()
@@ -93,6 +98,7 @@ def test_killed_in_its_second_trial_it_comes_to_the_same_parameters(swept, weigh
 def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
     folder, _ = swept
     err = rejected(words_of(weights, folder, "--config.seed=1", tasks=REAL))
+
     assert re.search(r"belongs to a run with another config:\n  seed: there 0, given 1", err)
 
 
@@ -100,7 +106,9 @@ def test_a_run_of_another_config_is_not_taken_for_this_one(swept, weights):
 def test_other_weights_are_rejected(swept, weights, tmp_path):
     folder, _ = swept
     other = shutil.copytree(weights, tmp_path / "other")
+
     assert run(words_of(other, folder, "--dry-run")).code == 0  # only a plan
+
     (folder / "weights.json").write_text(
         (folder / "weights.json").read_text().replace('256": "', '256": "0')
     )
@@ -108,6 +116,7 @@ def test_other_weights_are_rejected(swept, weights, tmp_path):
     (folder / "weights.json").write_text(
         (folder / "weights.json").read_text().replace('256": "0', '256": "')
     )
+
     assert outcome.code == 2
     assert "holds a sweep of other weights" in outcome.err
 
@@ -154,12 +163,15 @@ def test_an_interrupted_sweep_goes_on(pretended, weights, tmp_path):
     special["shade trials 0.1"] = Interrupted("stopped after step 3")
     words = words_of(weights, tmp_path, settings=SETTINGS)
     outcome = run(words)
+
     assert (outcome.code, outcome.err) == (75, "vit-jax: stopped after step 3\n")
     assert ran == TRIALS["bright"]
+
     succeed(words)
     finals = [
         f"{task} final 0.3" for task in TRIALS
     ]  # the mean over tasks: 0.3, 0.3, 0.7 against 0.1, 0.1, 0.9
+
     assert ran == [*TRIALS["bright"], *TRIALS["shade"], *TRIALS["dull"], *finals]
 
 
@@ -167,6 +179,7 @@ def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path)
     table = succeed(words_of(weights, tmp_path, settings=SETTINGS))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
     rows = {cells[0]: cells for cells in lines if cells}
+
     assert rows["task"][:7] == [
         "task",
         "group",
@@ -211,15 +224,19 @@ def test_the_table_shows_tasks_means_and_the_paper(pretended, weights, tmp_path)
     # Means over the validation images: (0.1 + 0.1 + 0.9) / 3 and (0.3 + 0.3 + 0.7) / 3.
     assert rows["0.1"] == ["0.1", "12", "3", "36.67"]
     assert rows["0.3"] == ["0.3", "12", "3", "43.33 (chosen)"]
+
     content = results(tmp_path)
     assert [mean["name"] for mean in content["means"]] == ["light", "nothing", "all tasks"]
     assert content["means"][-1]["accuracy"] == pytest.approx(1.3 / 3)
     assert [trial["validation_accuracy"] for trial in content["trials"]] == pytest.approx(
         [0.1, 0.3, 0.1, 0.3, 0.9, 0.7]
     )
+
     with open(tmp_path / "results.csv") as file:
         lines = list(csv.DictReader(file))
+
     accuracies = {line["task"]: line["test_accuracy"] for line in lines}
+
     assert accuracies == {"bright": "0.3", "shade": "0.3", "dull": "0.7"}
     assert lines[1]["paper_percent: ViT-L/16, JFT-300M"] == "60.0"
 
@@ -228,6 +245,7 @@ def test_each_task_may_have_its_own_setting(pretended, weights, tmp_path):
     ran, _ = pretended
     succeed(words_of(weights, tmp_path, "--sweep=per_task", settings=SETTINGS))
     finals = {"bright": "0.3", "shade": "0.3", "dull": "0.1"}
+
     assert ran == [
         name for task in TRIALS for name in (*TRIALS[task], f"{task} final {finals[task]}")
     ]
@@ -242,6 +260,7 @@ def test_a_single_setting_needs_no_trials(pretended, weights, tmp_path):
             weights, tmp_path, settings=["--learning_rates=0.3", "--lengths=12:2"], tasks="light"
         )
     )
+
     assert ran == ["bright final 0.3", "shade final 0.3"]
     assert results(tmp_path)["tasks"][0]["validation_accuracy"] is None
 
@@ -253,17 +272,22 @@ def test_machines_share_the_tasks_and_wait_for_each_others_trials(pretended, wei
         for index in range(2)
     ]
     outcome = run(words[0])
+
     assert outcome.code == 75
     assert re.search(r"trials of shade are missing in .*The same command goes on", outcome.err)
     assert ran == [*TRIALS["bright"], *TRIALS["dull"]]
     assert not (tmp_path / "results.md").exists()
+
     ran.clear()
     out = succeed(words[1])  # it has all trials, and does its own final run
+
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
     assert "1 of 3 tasks" in out
     assert "Without a result: bright, dull." in out
+
     ran.clear()
     plan = succeed([*words[0], "--dry-run"])
+
     assert re.search(r"^\| shade .* no +\| +2 of 2 \| done", plan, re.MULTILINE)
     assert "Left for this machine: at most 24 steps of 16 images, 384 images of 4x4 pixels." in plan
     assert ran == []
@@ -276,6 +300,7 @@ def test_machines_need_not_wait_where_each_task_has_its_own_setting(pretended, w
     succeed(
         words_of(weights, tmp_path, "--sweep=per_task", "--index=1", "--count=3", settings=SETTINGS)
     )
+
     assert ran == [*TRIALS["shade"], "shade final 0.3"]
 
 
@@ -285,10 +310,12 @@ def test_what_diverges_is_said_and_not_tried_again(pretended, weights, tmp_path)
     special |= {"shade final 0.1": FloatingPointError("Step 9: the loss is nan")}
     words = words_of(weights, tmp_path, settings=SETTINGS)
     out = succeed(words)
+
     assert "bright, trial: learning rate 0.3, 12 steps: Step 3: the loss is nan" in out
     assert "Without a result: shade." in out
     # 0.1, 0.1 and 0.9 against 0, 0.3 and 0.7.
     assert [name for name in ran if "final" in name] == ["bright final 0.1", "dull final 0.1"]
+
     ran.clear()
     assert "2 of 3 tasks" in succeed(words)
     assert ran == []
@@ -302,9 +329,12 @@ def test_where_all_trials_diverge(pretended, weights, tmp_path):
         for name in names
     }
     err = rejected(words_of(weights, tmp_path / "shared", settings=SETTINGS))
+
     assert "No trial's loss stayed finite: try lower learning rates" in err
+
     special |= {name: FloatingPointError("Step 3: the loss is nan") for name in TRIALS["shade"]}
     out = succeed(words_of(weights, tmp_path / "each", "--sweep=per_task", settings=SETTINGS))
+
     assert ran[-4:] == ["shade final 0.1", *TRIALS["dull"], "dull final 0.1"]  # the others go on
     assert "3 of 3 tasks" in out
 
@@ -313,17 +343,20 @@ def test_data_that_is_not_there(pretended, weights, tmp_path):
     ran, _ = pretended
     words = words_of(weights, tmp_path, suite="WITH_ABSENT", settings=SETTINGS)
     outcome = run(words)
+
     assert outcome.code == 2
     assert re.search(
         r"Data of 1 of 4 tasks cannot be opened:\n  absent: .*make images", outcome.err
     )
     assert "--available the other tasks are run" in outcome.err
     assert ran == []
+
     outcome = run([*words, "--available"])
     assert outcome.code == 0
     assert "note: absent is skipped. There are no such images; run: make images." in outcome.err
     assert "3 of 4 tasks" in outcome.out
     assert "Without a result: absent." in outcome.out
+
     outcome = run(words_of(weights, tmp_path, "--available", suite="WITH_ABSENT", tasks="absent"))
     assert (outcome.code, "available the other" in outcome.err) == (2, False)
 
@@ -332,12 +365,14 @@ def test_all_of_vtab_says_what_to_prepare(weights, tmp_path):
     err = rejected(
         ["vtab", str(weights), "--tasks=all", f"--workdir={tmp_path}", f"--data_dir={tmp_path}"]
     )
+
     assert "Data of 19 of 19 tasks cannot be opened" in err
     assert err.count("vit-jax prepare ") == 19
 
 
 def test_without_published_results_there_are_no_columns_for_them(pretended, weights, tmp_path):
     out = succeed(words_of(weights, tmp_path, suite="UNPUBLISHED", settings=SETTINGS))
+
     assert "ViT-L/16" not in out
     assert results(tmp_path)["means"][0]["published"] == []
 
@@ -361,5 +396,6 @@ def test_without_published_results_there_are_no_columns_for_them(pretended, weig
 )
 def test_mistakes(weights, tmp_path, more, message):
     err = rejected(words_of(weights, tmp_path, more))
+
     assert message in err
     assert not list(tmp_path.iterdir())

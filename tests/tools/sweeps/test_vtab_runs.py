@@ -59,6 +59,7 @@ def test_a_final_run_trains_on_all_and_is_tested_once():
         "checkpoint.keep_latest": 1,
     }
     assert differing(by_name("pets"), "final") == always | {"data": "vtab:pets"}
+
     trial = {"input.train_split": "train800", "input.test_split": "val200"}
     assert differing(by_name("pets"), "trials") == always | trial | {"data": "vtab:pets"}
 
@@ -75,6 +76,7 @@ def test_a_final_run_trains_on_all_and_is_tested_once():
 )
 def test_exceptions_of_augmentation(name, flip, crop):
     inputs = config_of_run(CONFIG, by_name(name), "final", SHORT).input
+
     assert (inputs.flip, inputs.train_crop) == (flip, crop)
     assert inputs.train_resize_pixels == (448 if crop == "resize" else None)
 
@@ -90,6 +92,7 @@ def test_every_task_resolves_with_every_recipe(argument, part, override):
         and "resize" in load_recipe(f"configs/finetune.py:{argument}").input.train_crop
     ):
         override = "max_unreadable=3"  # without effect on another crop
+
     config = load_recipe(f"configs/finetune.py:{argument}", [f"--config.input.{override}"])
     for task in VTAB:
         for setting in grid():
@@ -101,8 +104,10 @@ def test_every_task_resolves_with_every_recipe(argument, part, override):
 
 def test_what_a_run_came_to(tmp_path):
     folder = folder_of_run(tmp_path, by_name("pets"), "trials", SHORT)
+
     assert folder == tmp_path / "pets" / "trials" / "learning_rate=0.01,steps=500"
     assert outcome_of(folder) is None
+
     folder.mkdir(parents=True)
     for accuracy, loss, expected in ((0.5, 1.2, 0.5), (None, None, None), (0.9, math.nan, None)):
         write_summary(folder, {"test_accuracy": accuracy, "test_loss": loss, "test_images": 200})
@@ -115,6 +120,7 @@ def outcomes(*accuracies, loss=1.0):
 
 def test_the_mean_over_tasks_decides():
     slow = Setting(500, 100, 0.003)
+
     assert choose({SHORT: outcomes(0.9, 0.1), LONG: outcomes(0.6, 0.5)}) == LONG
     assert choose({LONG: outcomes(0.9, 0.1), SHORT: outcomes(0.6, 0.5)}) == SHORT
     # Ties: the lower loss, then the shorter run, then the lower rate.
