@@ -111,6 +111,7 @@ def data_dir(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("tfds")
     digits.prepare(str(folder))
+
     return str(folder)
 
 
@@ -124,15 +125,22 @@ def program_of(config, architecture, num_examples, devices, label_shape=()):
     steps = resolve(config, num_examples=num_examples, num_devices=len(devices))
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     outside = ("init_from", "resume_from", "resume_step", "allow_code", "data", "total")
+
     for name in (*outside, "evaluation", "checkpoint", "logging", "stop_early"):
         fields.pop(name, None)
+
     fields |= {
         "schedule": dataclasses.replace(config.schedule, warmup=""),
         "input": config.input.mixup_alpha,
     }
     lengths = dataclasses.replace(  # without periods of what happens between steps
-        steps, evaluate_every=0, checkpoint_every=0, log_every=0, evaluators_every={}
+        steps,
+        evaluate_every=0,
+        checkpoint_every=0,
+        log_every=0,
+        evaluators_every={},
     )
+
     return repr((type(config), fields, lengths, architecture, devices, label_shape)), steps
 
 
@@ -152,22 +160,32 @@ def shared_programs():
         key, steps = program_of(config, architecture, **options)
         if key not in PROGRAMS:
             PROGRAMS[key] = build(config, architecture, **options)
+
         batch = config.evaluation.global_batch or config.global_batch
         chosen = PROGRAMS[key].config
         optimizer = dataclasses.replace(
-            config.optimizer, accumulation_steps=chosen.optimizer.accumulation_steps
+            config.optimizer,
+            accumulation_steps=chosen.optimizer.accumulation_steps,
         )
         model = dataclasses.replace(config.model, remat=chosen.model.remat)
         config = dataclasses.replace(
-            config, model=model, optimizer=optimizer, sharding=chosen.sharding
+            config,
+            model=model,
+            optimizer=optimizer,
+            sharding=chosen.sharding,
         )
+
         return dataclasses.replace(
-            PROGRAMS[key], config=config, steps=steps, evaluation_batch=batch
+            PROGRAMS[key],
+            config=config,
+            steps=steps,
+            evaluation_batch=batch,
         )
 
     def compile_shared(run, start_step=0):
         over = sum(phase.last_step <= start_step for phase in run.steps.phases)
         key = (id(run.train_step_of_leaves), over)  # the first of which PROGRAMS keeps
+
         if key not in PROGRAMS:
             PROGRAMS[key] = compile_step(run, start_step)
         return PROGRAMS[key]
@@ -175,6 +193,7 @@ def shared_programs():
     with pytest.MonkeyPatch.context() as patch:
         for verb in (pretrain, finetune, replay):
             patch.setattr(verb, "assemble", shared)
+
         patch.setattr(assemble.Assembly, "compile_train_step", compile_shared)
         yield
 
@@ -202,6 +221,7 @@ def bucket_folder(cloud, request):
     from vit_jax.storage.buckets import BucketPath
 
     yield BucketPath(f"gs://{BUCKET}/{request.node.name}")
+
     assert not cloud.forgive(), "a fault that was injected met no request"
 
 
@@ -214,6 +234,7 @@ def tiny_run(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("tiny") / "run"
     with shared_programs():
         commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
+
     config = tiny.config(*tiny.LENGTH, f"input.data_dir={data_dir}")
     return types.SimpleNamespace(config=config, workdir=workdir, summary=commands.summary(workdir))
 

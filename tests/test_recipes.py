@@ -46,6 +46,7 @@ def rows_of(file: str, table: str, dataset: Dataset) -> dict[str, Dataset]:
     rows = list(runpy.run_path(str(CONFIGS / file))[table])
     models = [model for model, _ in rows]
     epochs_of = {row: f",epochs={row[1]}" if models.count(row[0]) > 1 else "" for row in rows}
+
     return {f"{file}:{model}{epochs_of[model, epochs]}": dataset for model, epochs in rows}
 
 
@@ -113,6 +114,7 @@ def defaults_of(kind: type) -> Any:
     """A config with "required" in every field that has no default."""
     config = object.__new__(kind)
     hints = get_type_hints(kind)
+
     for field in dataclasses.fields(kind):
         value = (
             field.default
@@ -125,7 +127,9 @@ def defaults_of(kind: type) -> Any:
                 if dataclasses.is_dataclass(hints[field.name])
                 else "required"
             )
+
         object.__setattr__(config, field.name, value)
+
     return config
 
 
@@ -135,9 +139,11 @@ def differences(config: Any) -> str:
         to_text(each).splitlines(keepends=True) for each in (config, defaults_of(type(config)))
     )
     names = {line.partition(":")[0] for line in lines}
+
     assert all(
         line.endswith(": {}\n") for line in defaults if line.partition(":")[0] not in names
     )  # else lost
+
     return "".join(
         [f"{type(config).__name__}\n", *(line for line in lines if line not in defaults)]
     )
@@ -154,10 +160,13 @@ def test_values_are_the_golden_ones(file: str) -> None:
         texts = {
             kind.__name__: to_text(defaults_of(kind)) for kind in (PretrainConfig, FinetuneConfig)
         }
+
     text = "\n".join(f"[{name}]\n{text}" for name, text in texts.items())
     path = GOLDEN / f"{file}.txt"
+
     if os.environ.get("UPDATE_GOLDEN") == "1":
         path.write_text(text)
+
     assert path.is_file(), f"{file} has no golden text: run once with UPDATE_GOLDEN=1"
     assert text.split("\n") == path.read_text().split("\n"), (
         "run once with UPDATE_GOLDEN=1 if the change is intended"
@@ -182,14 +191,17 @@ def test_arguments_of_fine_tuning() -> None:
     for crop, pixels in (("inception", None), ("resize", 448), ("resize_short_side", 448)):
         inputs = load(f"finetune.py:ViT-B/16,cifar10,crop={crop}").input
         assert (inputs.train_crop, inputs.train_resize_pixels) == (crop, pixels)
+
     for pixels in (384, 224):
         recipe = f"finetune.py:ViT-B/16,cifar10,image_size={pixels}"
         cropped = load(f"{recipe},test_resize=short_side").input
+
         assert (cropped.test_resize, cropped.test_crop_fraction) == (
             "short_side",
             384 / 448,
         )  # big_vision's
         assert load(f"{recipe},test_resize=direct") == load(recipe)  # the released code's
+
     for rule in ("mae", "dinov3", "siglip2"):
         assert (
             load(f"finetune.py:{rule}")
@@ -197,7 +209,9 @@ def test_arguments_of_fine_tuning() -> None:
             == load(f"finetune.py:any,own,rule={rule}")
         )
         assert load(f"finetune.py:{rule},pets,image_size=384").input.image_size == (384, 384)
+
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
+
     assert (table_5.input.image_size, table_5.polyak.factor) == ((384, 384), None)
 
 
@@ -213,6 +227,7 @@ def test_arguments_of_fine_tuning() -> None:
 )
 def test_lengths_in_steps(recipe: str, dataset: Dataset, thousands: float) -> None:
     steps = resolve(load(recipe), num_examples=dataset.num_examples, num_devices=8)
+
     assert round(steps.total / 1000, 1) == thousands
     assert steps.warmup == 10_000
     assert (
@@ -273,15 +288,23 @@ def kind_of_step(recipe: str) -> str:
     """Length, learning rate, network and the numbers in a name change no line of a step."""
     config = load(recipe)
     model = dataclasses.replace(config.model, name="ViT-B/16", remat="none")
+
     return to_text(
         dataclasses.replace(
-            config, total="", schedule={}, model=model, data=None, input={}, sharding={}
+            config,
+            total="",
+            schedule={},
+            model=model,
+            data=None,
+            input={},
+            sharding={},
         )
     )
 
 
 RESNETS_FIRST = sorted(
-    RECIPES, key=lambda recipe: "R" not in recipe
+    RECIPES,
+    key=lambda recipe: "R" not in recipe,
 )  # of a kind, a ViT is traced soonest
 
 
@@ -289,7 +312,8 @@ STEPS = {kind_of_step(recipe): recipe for recipe in RESNETS_FIRST}.values()
 
 
 @pytest.mark.parametrize(
-    "recipe", [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS]
+    "recipe",
+    [r if r == "digits.py" else pytest.param(r, marks=pytest.mark.slow) for r in STEPS],
 )
 def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     """Traced, which takes no memory.
@@ -298,22 +322,32 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
     """
     config = load(recipe)
     dataset = RECIPES[recipe]
+
     if config.model.name is None:
         model = dataclasses.replace(config.model, name="ViT-B/16")
         inputs = config.input
+
         if inputs.image_size[0] % 16:  # for weights with smaller patches
             inputs = dataclasses.replace(inputs, image_size=(32, 32))
+
         config = dataclasses.replace(config, model=model, input=inputs)
+
     architecture = architecture_of(config, dataset.num_classes)
     run = assemble(
-        config, architecture, num_examples=dataset.num_examples, devices=jax.devices()[:1]
+        config,
+        architecture,
+        num_examples=dataset.num_examples,
+        devices=jax.devices()[:1],
     )
     batch = abstract_batch(config.global_batch, architecture.image_size, run.batch_sharding)
     after, metrics = jax.eval_shape(run.train_step, run.abstract_state, batch)
+
     assert jax.tree.structure(after) == jax.tree.structure(run.abstract_state)
+
     before, after = (
         [(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (run.abstract_state, after)
     )
+
     assert after == before
     assert {metric.shape for metric in metrics.values()} == {()}
 
@@ -323,6 +357,7 @@ def readme_commands() -> list[list[str]]:
     pages = (CONFIGS / "README.md", ROOT / "docs" / "custom_images.md")
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     commands = re.findall(r"[^`\n]*--config=[^`\n]*", text)
+
     return [
         [word for word in shlex.split(command) if word.startswith("--config")]
         for command in commands
@@ -332,8 +367,10 @@ def readme_commands() -> list[list[str]]:
 @pytest.mark.parametrize("words", readme_commands(), ids=" ".join)
 def test_command_of_the_readme(words: list[str]) -> None:
     recipe, *overrides = words
+
     assert isinstance(
-        load_recipe(recipe.removeprefix("--config="), overrides), PretrainConfig | FinetuneConfig
+        load_recipe(recipe.removeprefix("--config="), overrides),
+        PretrainConfig | FinetuneConfig,
     )
 
 
@@ -341,6 +378,7 @@ def test_readme_has_every_recipe() -> None:
     shown = {words[0].removeprefix("--config=configs/") for words in readme_commands()}
     aliases = {"pretrain_s16_baseline.py:epochs=90": "pretrain_s16_baseline.py"}
     aliases["pretrain_deit3.py:B/16"] = "pretrain_deit3.py"
+
     assert {aliases.get(recipe, recipe) for recipe in RECIPES} <= shown
 
 
@@ -353,6 +391,7 @@ def test_resolution_fits_the_patches() -> None:
         ("ViT-B/16,cifar10", 384, "refuse"),
     ):
         config = load(f"finetune.py:{recipe}")
+
         assert (config.input.image_size, config.model.uncovered_border) == (
             (pixels, pixels),
             border,
@@ -374,7 +413,9 @@ def readme_row(words: str) -> list[str]:
     rows = [
         line for line in (CONFIGS / "README.md").read_text().splitlines() if f"`{words}`" in line
     ]
+
     assert len(rows) == 1, words
+
     return [cell.strip() for cell in rows[0].strip("|").split("|")]
 
 
@@ -386,6 +427,7 @@ def test_augreg_is_as_released(data):
         optimizer = config.optimizer
         released = AUGREG["optimizer"]
         randaugment = (inputs.randaugment_layers, inputs.randaugment_magnitude)
+
         assert randaugment == tuple(AUGREG["randaug"][aug] or (0, 0))
         assert inputs.mixup_alpha == AUGREG["mixup"][aug]
         assert (config.global_batch, config.total) == (
@@ -412,8 +454,11 @@ def test_augreg_by_the_name_of_a_released_file(name):
         load_recipe(f"pretrain_augreg:{form}")
         for form in (name, f"{name}--imagenet2012-steps_20k.npz")
     ]
+
     assert configs[0] == configs[1]
+
     config = configs[0]
+
     assert config.model.name == model
     assert architecture_of(config, 21_843).depth == depth
     assert config.input.mixup_alpha == AUGREG["mixup"][aug[1]]
@@ -430,6 +475,7 @@ def test_fine_tuning_of_augreg_is_as_released():
         config = load(f"finetune.py:augreg,{task}")
         optimizer = config.optimizer
         inputs = config.input
+
         assert config.search.learning_rates == tuple(released["lr"])
         assert config.total == f"{length['total_steps']} steps"
         assert (config.schedule.decay, config.schedule.warmup) == (
@@ -451,7 +497,9 @@ def test_fine_tuning_of_augreg_is_as_released():
             released["resize"]["384"],
             (384, 384),
         )
+
     small = load("finetune.py:augreg,vtab,image_size=224")
+
     assert (small.input.train_resize_pixels, small.input.image_size) == (
         released["resize"]["224"],
         (224, 224),
@@ -464,12 +512,14 @@ def test_expected_accuracies_of_augreg():
     """The row of each released file, and the rates that the text names."""
     table = runpy.run_path(str(CONFIGS / "pretrain_augreg.py"))
     text = (CONFIGS / "README.md").read_text()
+
     for name, (rate, accuracy) in AUGREG["finetuning"]["imagenet2012_at_384"].items():
         (file,) = (file for file in AUGREG["released"] if file.startswith(f"{name}-"))
         config = load_recipe(f"pretrain_augreg:{file}")
         commands = re.findall(r"`--config=configs/pretrain_augreg.py:([^` ]*)`", text)
         (row,) = (row for row in commands if load_recipe(f"pretrain_augreg:{row}") == config)
         cells = readme_row(f"--config=configs/pretrain_augreg.py:{row}")
+
         assert cells[2] == f"{accuracy:.2f}"
         assert (cells[0] in ("B/16", "S/16", "Ti/16", "R+Ti/16")) == (rate == 0.03)
         assert cells[0] in table["MODELS"]
@@ -483,6 +533,7 @@ def test_the_baseline_is_as_released(epochs):
     model = config.model
     optimizer = config.optimizer
     schedule = config.schedule
+
     assert config.total == f"{epochs} epochs"
     assert load("pretrain_s16_baseline.py").total == f"{released['num_epochs']} epochs"
     assert (config.data, inputs.train_split) == (
@@ -494,7 +545,9 @@ def test_the_baseline_is_as_released(epochs):
     assert inputs.test_crop_fraction == released["crop"] / released["resize_small"]
     assert [inputs.randaugment_layers, inputs.randaugment_magnitude] == released["randaug"]
     assert inputs.mixup_alpha == released["mixup"]
+
     described = {"variant": model.name.removeprefix("ViT-"), "rep_size": model.head == "mlp"}
+
     assert (
         described | {"pool_type": model.pool, "posemb": model.position_embedding}
         == released["model"]
@@ -506,9 +559,11 @@ def test_the_baseline_is_as_released(epochs):
     )
     assert (schedule.learning_rate, schedule.decay) == (released["lr"], released["decay_type"])
     assert schedule.warmup == f"{released['warmup_steps']} steps"
+
     suffix = "" if epochs == 90 else f":epochs={epochs}"
     expected = readme_row(f"--config=configs/pretrain_s16_baseline.py{suffix}")
     assert str(released["expected"][str(epochs)]) in expected
+
     for number in released["reproduced"].get(str(epochs), []):
         assert f"{number}" in (CONFIGS / "README.md").read_text()
 
@@ -562,6 +617,7 @@ def test_deit3_is_as_released(row):
         "weight-decay": optimizer.weight_decay,
         "droppath": config.model.stochastic_depth_fraction,
     }
+
     if stage == "pretrain":
         architecture = architecture_of(config, 1_000)
         learnable = {("learned_1d", "patches"): "learnable"}
@@ -571,12 +627,15 @@ def test_deit3_is_as_released(row):
             "pooling": {"token": "cls"}[architecture.pool],
             "dropout": architecture.dropout_fraction,
         }
+
         assert (config.model.name, architecture.head) == (f"ViT-{model}", "linear")
     else:  # the network comes with the weights
         actual |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
         assert (config.model.name, config.model.position_resize) == (f"ViT-{model}", "bicubic")
+
     assert actual == released
     assert optimizer.weight_decay_meaning == "paper_kernels"
+
     if stage == "pretrain" and (expected := DEIT3["expected"][kind][model].get(str(epochs))):
         options = [
             *(["data=i21k"] if data == "i21k" else []),
@@ -586,6 +645,7 @@ def test_deit3_is_as_released(row):
         cells = readme_row(
             "--config=configs/pretrain_deit3.py" + (f":{argument}" if argument != "B/16" else "")
         )
+
         assert (cells[2], cells[3].partition(" ")[0]) == (str(epochs), str(expected))
 
 

@@ -41,6 +41,7 @@ def run_sample(folder, *words):
     ]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     command += ["-c", "/dev/null", f"--rootdir={folder}", *words, str(folder)]
+
     return subprocess.run(command, capture_output=True, text=True, env=environment).stdout
 
 
@@ -52,6 +53,7 @@ def test_a_limit_on_cpu_time(tmp_path):
     failed = {
         name.rpartition("::test_")[2] for name, result in results.items() if result == "FAILED"
     }
+
     assert (len(results), failed) == (6, {"fixture", "call", "process"})
     assert (
         "CPU seconds: without a marker a test uses at most 0.25. Use fewer, or mark the test with"
@@ -79,7 +81,10 @@ FEATURES = (  # files with at least one fast test
 def test_every_feature_has_a_fast_test(request):
     """Only files that are collected count."""
     files = [Path(__file__).parent / name for name in FEATURES]
+
     assert all(file.is_file() for file in files)
+
     collected = {item.path for item in request.session.items}
     fast = {item.path for item in request.session.items if is_fast(item)}
+
     assert [file for file in files if file in collected - fast] == []

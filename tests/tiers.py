@@ -31,10 +31,14 @@ def cpu_seconds():
 def pytest_addoption(parser):
     group = parser.getgroup("tiers")
     group.addoption(
-        "--fast", action="store_true", help="select the tests without a marker of a slower tier"
+        "--fast",
+        action="store_true",
+        help="select the tests without a marker of a slower tier",
     )
     group.addoption(
-        "--newest", action="store_true", help="select these and the tests marked `newest`"
+        "--newest",
+        action="store_true",
+        help="select these and the tests marked `newest`",
     )
     group.addoption(
         "--cpu-limit",
@@ -77,6 +81,7 @@ class Limit:
     def pytest_runtest_setup(self):
         self.start = cpu_seconds()
         self.shared = 0.0
+
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -92,6 +97,7 @@ class Limit:
     def pytest_runtest_makereport(self, item, call):
         report = yield
         used = cpu_seconds() - self.start - self.shared
+
         if call.when == "call" and report.passed and is_fast(item) and used > self.seconds:
             report.outcome = "failed"
             choices = ", ".join(f"{name} ({reason})" for name, reason in MARKERS.items())
@@ -99,4 +105,5 @@ class Limit:
                 f"{item.nodeid}: {used:.1f} CPU seconds: without a marker a test uses at most {self.seconds:g}. "
                 f"Use fewer, or mark the test with pytest.mark and one of: {choices}."
             )
+
         return report

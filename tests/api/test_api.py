@@ -50,6 +50,7 @@ def stored(tmp_path_factory):
     """A file of weights whose images are prepared by a crop of the middle."""
     path = tmp_path_factory.mktemp("stored") / "w.npz"
     save_weights(sample_weights(preprocessing=CROPPED), path, "released")
+
     return path
 
 
@@ -59,9 +60,16 @@ def stored(tmp_path_factory):
 @pytest.mark.slow
 def test_a_network_by_name_is_the_one_that_training_starts_with():
     model = vit_jax.create_model("ViT-mu/4", **SMALL, pool="gap", seed=3)
-    config = ModelConfig(name="ViT-mu/4", depth=2, pool="gap", compute_dtype="float32")
+    config = ModelConfig(
+        name="ViT-mu/4",
+        depth=2,
+        pool="gap",
+        compute_dtype="float32",
+    )
     architecture = build_architecture(config, image_size=(8, 12), num_classes=3)
+
     assert model.architecture == architecture
+
     expected = jax.jit(lambda: build_model(architecture, jax.random.key(3)))()
     assert_same(
         *(
@@ -91,50 +99,75 @@ def test_parameters_are_placed_as_the_sharding_states():
     mesh = jax.make_mesh((8,), ("data",))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     weights = sample_weights(HYBRID, class_names=None)
+
     for sharding, num_devices in ((everywhere, 8), (None, 1)):
         found = pytree.named_leaves(from_weights(weights, sharding=sharding).module)
+
         assert {len(array.sharding.device_set) for array in found.values()} == {num_devices}
         assert_same({name: np.asarray(array) for name, array in found.items()}, weights.parameters)
 
 
 def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
     model = vit_jax.load_model(stored)
+
     assert (model.class_names, model.training) == (NAMES, None)
     assert model.source == f"{stored} (released)"
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
+
     pixels = sample_pixels(2)
+
     np.testing.assert_array_equal(model(pixels).logits_BK, seven(pixels).logits_BK)
+
     random = dataclasses.replace(
-        SEVEN, dropout_fraction=0.5, stochastic_depth_fraction=0.5, remat="full"
+        SEVEN,
+        dropout_fraction=0.5,
+        stochastic_depth_fraction=0.5,
+        remat="full",
     )
+
     assert from_weights(sample_weights(random)).architecture == seven.architecture
     assert from_weights(sample_weights(class_names=None)).class_names == tuple("0123456")
 
 
 def test_another_head_and_another_size(stored, seven):
     model = vit_jax.load_model(stored, num_classes=2, image_size=(16, 12))
+
     assert (model.architecture.num_classes, model.architecture.image_size) == (2, (16, 12))
     assert (model.class_names, model.transform.image_size) == (("0", "1"), (16, 12))
     assert any("positions/table was resized from 2x3 to 4x3" in note for note in model.notes)
+
     output = model(sample_pixels(2, (16, 12)))
+
     assert not output.logits_BK.any()
     assert output.tokens_BND.shape == (2, 12, 16)
+
     features = vit_jax.load_model(stored, num_classes=0).features(sample_pixels(3))
+
     np.testing.assert_allclose(features, seven(sample_pixels(3)).pooled_BD, rtol=1e-5, atol=1e-6)
+
     with pytest.raises(TypeError, match=r"heads.*image_size"):
         vit_jax.load_model(stored, facts={"heads": 2})
 
 
-@pytest.mark.parametrize(("destination", "to"), [("mine", None), ("w.npz", None), ("timm", "timm")])
+@pytest.mark.parametrize(
+    ("destination", "to"),
+    [
+        ("mine", None),
+        ("w.npz", None),
+        ("timm", "timm"),
+    ],
+)
 def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(
     stored, tmp_path, destination, to
 ):
     model = vit_jax.load_model(stored)
     trained = dataclasses.replace(
-        model, module=jax.tree.map(lambda leaf: leaf + 0.01, model.module)
+        model,
+        module=jax.tree.map(lambda leaf: leaf + 0.01, model.module),
     )
     written = trained.save(tmp_path / destination, to=to).destination
     again = vit_jax.load_model(tmp_path / destination)
+
     assert written.startswith(str(tmp_path / destination))
     assert (again.class_names, again.transform) == (model.class_names, model.transform)
     assert_same(
@@ -143,6 +176,7 @@ def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(
             for m in (again, trained)
         )
     )
+
     with pytest.raises(ValueError, match="exists"):
         trained.save(tmp_path / destination, to=to)
 
@@ -155,9 +189,11 @@ def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
     store.save(5, {"model": model.module}, metadata=metadata, metrics={})
     store.close()
     loaded = vit_jax.load_model(tmp_path, allow_code="docs")
+
     assert loaded.class_names == ("a", "b", "c")
     assert loaded.features(sample_pixels(3)) == pytest.approx(
-        model.features(sample_pixels(3)), abs=1e-6
+        model.features(sample_pixels(3)),
+        abs=1e-6,
     )
     assert not vit_jax.load_model(tmp_path, num_classes=2, allow_code="docs")(
         sample_pixels(1)
@@ -170,15 +206,20 @@ def test_a_workdir_of_a_network_with_a_block_of_ones_own(tmp_path):
 def test_uint8_and_floating_point_are_the_same_images(seven):
     pixels = sample_pixels(3)
     expected = logits_of(seven.module, pixels)
+
     for images in (
         pixels,
         jnp.asarray(pixels),
         np.asarray(normalise(jnp.asarray(pixels), "float32")),
     ):
         assert seven(images).logits_BK == pytest.approx(expected, abs=1e-5)
+
     traced = jax.jit(lambda images: seven(images).logits_BK)(pixels / np.float32(127.5) - 1)
+
     assert traced == pytest.approx(expected, abs=1e-4)
+
     output = seven(pixels, taps=("blocks", "attention"))
+
     assert (output.blocks_LBSD.shape, output.attention_LBTQS.shape) == (
         (2, 3, 7, 16),
         (2, 3, 2, 7, 7),
@@ -190,11 +231,14 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
 def test_another_dtype_and_another_module(seven):
     half = from_weights(sample_weights(), compute_dtype="bfloat16")
     found = half.predict(sample_pixels(3))
+
     expected = seven.predict(sample_pixels(3))
     assert (found.dtype, half(sample_pixels(1)).tokens_BND.dtype) == (np.float32, jnp.bfloat16)
     assert not np.array_equal(found, expected)
     assert found == pytest.approx(expected, abs=0.1)
+
     zeros = dataclasses.replace(seven, module=jax.tree.map(lambda leaf: 0 * leaf, seven.module))
+
     assert zeros.predict(sample_pixels(1)) == pytest.approx(np.full((1, 7), 1 / 7))
 
 
@@ -216,21 +260,35 @@ def test_images_that_are_not_prepared_are_rejected(seven, images, rule):
 # Over many images.
 
 
-@pytest.mark.parametrize(("count", "batch_size"), [(1, 64), (19, 8), (37, 20)])
+@pytest.mark.parametrize(
+    ("count", "batch_size"),
+    [
+        (1, 64),
+        (19, 8),
+        (37, 20),
+    ],
+)
 def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, batch_size):
     put = jax.device_put
     used = set()
     monkeypatch.setattr(
-        jax, "device_put", lambda array, where: used.add(len(where.device_set)) or put(array, where)
+        jax,
+        "device_put",
+        lambda array, where: used.add(len(where.device_set)) or put(array, where),
     )
     pixels = sample_pixels(count)
+
     expected = softmax(logits_of(seven.module, pixels))
     for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
+
         assert (found.shape, found.dtype, type(found)) == ((count, 7), np.float32, np.ndarray)
         assert found == pytest.approx(expected, abs=1e-6)
+
     assert used == {len(jax.local_devices())} == {8}
+
     tokens = np.stack(list(seven.stream(pixels, "tokens_BND", batch_size=batch_size)))
+
     assert tokens == pytest.approx(np.asarray(seven(pixels).tokens_BND), abs=1e-5)
 
 
@@ -239,9 +297,11 @@ def test_a_network_without_classes_gives_features(tmp_path):
     model = from_weights(sample_weights(HEADLESS, class_names=None))
     pixels = sample_pixels(5)
     output = model(pixels)
+
     assert output.logits_BK is None
     np.testing.assert_array_equal(output.features_BD, output.pooled_BD)
     assert model.features(pixels) == pytest.approx(np.asarray(output.features_BD), abs=1e-5)
+
     for use in (
         lambda: model.predict(pixels),
         lambda: list(predict(model, ["a.png"], 1)),
@@ -249,6 +309,7 @@ def test_a_network_without_classes_gives_features(tmp_path):
     ):
         with rejects("w.npz", "no classes"):
             use()
+
     assert vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names == ()
 
 
@@ -258,24 +319,32 @@ def test_images_of_every_kind_are_prepared(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(to_png(image))
     prepared = model.preprocess([path, str(path), to_png(image), image, jnp.asarray(image)])
+
     assert (prepared.shape, prepared.dtype) == ((5, 8, 12, 3), np.uint8)
     assert np.ptp(prepared, axis=0).max() == 0
+
     for one in (path, to_png(image), image, image[None]):
         np.testing.assert_array_equal(model.preprocess(one), prepared[:1])
+
     assert model.predict(path) == pytest.approx(model.predict(prepared[:1]), abs=1e-6)
 
 
 def test_images_that_cannot_be_read(seven, tmp_path):
     paths = write_pngs(tmp_path, sample_pixels(3))
     pathlib.Path(paths[1]).write_bytes(b"")
+
     for use in (seven.predict, seven.features, seven.preprocess):
         with rejects("001.png", "empty"):
             use(paths)
+
     found = list(seven.stream(paths))
+
     assert [isinstance(row, UnreadableImage) for row in found] == [False, True, False]
+
     for nothing in ([], np.zeros((0, 8, 12, 3), np.uint8)):
         with rejects("images", "empty"):
             seven.predict(nothing)
+
     with rejects("token_BD", "ModelOutput"):
         next(seven.stream(paths, "token_BD"))
     with rejects("batch_size=0"):
@@ -324,12 +393,21 @@ def test_how_images_are_prepared(stored, options, expected):
     assert model.transform == EvaluationTransform((8, 12), *expected)
 
 
-@pytest.mark.parametrize("stored", [None, {"resize": "short_side"}])
+@pytest.mark.parametrize(
+    "stored",
+    [
+        None,
+        {"resize": "short_side"},
+    ],
+)
 def test_weights_that_do_not_state_it_still_compute(stored, seven):
     model = from_weights(sample_weights(preprocessing=stored))
+
     assert model.predict(sample_pixels(2)) == pytest.approx(
-        seven.predict(sample_pixels(2)), abs=1e-6
+        seven.predict(sample_pixels(2)),
+        abs=1e-6,
     )
+
     for use in (model.preprocess, model.predict):
         with rejects("w.npz", "--images.resize=direct"):
             use(list(sample_pixels(2)))
@@ -387,6 +465,8 @@ def test_the_package_names_its_parts():
     assert {"create_model", "list_models", "load_model", "Model"} <= set(dir(vit_jax)) & set(
         vit_jax.__all__
     )
+
     with pytest.raises(AttributeError, match="no attribute 'make_model'"):
         vit_jax.make_model  # noqa: B018
+
     assert (pathlib.Path(vit_jax.__file__).parent / "py.typed").is_file()

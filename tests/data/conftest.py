@@ -14,7 +14,11 @@ def make_config():
     """Returns a function from fields to an `InputConfig`, small by default."""
 
     def make(**fields):
-        defaults = {"train_split": "train", "test_split": "test", "image_size": (8, 8)}
+        defaults = {
+            "train_split": "train",
+            "test_split": "test",
+            "image_size": (8, 8),
+        }
         return InputConfig(**{**defaults, **fields})
 
     return make
@@ -31,6 +35,7 @@ def random_source():
     """37 random images of 10 x 12 pixels in 5 classes."""
     rng = np.random.default_rng(0)
     images = rng.integers(256, size=(37, 10, 12, 3), dtype=np.uint8)
+
     return MemorySource(images, np.arange(37) % 5, tuple("abcde"))
 
 

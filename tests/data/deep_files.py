@@ -32,6 +32,7 @@ def pnm(values, most):
     kind = b"P5" if values.ndim == 2 else b"P6"
     (height, width) = values.shape[:2]
     dtype = ">u2" if most > 255 else "u1"
+
     return (
         b"%b\n# made by hand\n%d %d\n%d\n" % (kind, width, height, most)
         + values.astype(dtype).tobytes()
@@ -73,21 +74,28 @@ def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **ta
     }
     body = pixels + bytes(-len(pixels) % 8)
     first = 16 + len(body)
+
     for page in range(pages + thumbnails):
         of_page = fields | ({254: ("I", 1)} if page >= pages else {})
         size = struct.calcsize(order + count) + len(of_page) * (4 + 2 * room) + room
         start = 16 + len(body)
         entries = b""
         extra = b""
+
         for tag, (kind, *numbers) in sorted(of_page.items()):
             value = struct.pack(f"{order}{len(numbers)}{kind}", *numbers)
             if len(value) > room:
                 place = start + size + len(extra)
                 extra += value + bytes(-len(value) % 8)
                 value = struct.pack(order + word, place)
+
             entries += struct.pack(
-                f"{order}HH{word}", tag, _TIFF_TYPES[kind], len(numbers)
+                f"{order}HH{word}",
+                tag,
+                _TIFF_TYPES[kind],
+                len(numbers),
             ) + value.ljust(room, b"\0")
+
         extra += bytes(-(size + len(extra)) % 8)
         following = 0 if page == pages + thumbnails - 1 else start + size + len(extra)
         body += (
@@ -96,10 +104,12 @@ def tiff(values, order="<", bits=None, pages=1, is_big=False, thumbnails=0, **ta
             + struct.pack(order + word, following)
             + extra
         )
+
     version = (
         struct.pack(f"{order}HHHQ", 43, 8, 0, first)
         if is_big
         else struct.pack(f"{order}HI", 42, first)
     )
     file = (b"II" if order == "<" else b"MM") + version
+
     return file + bytes(16 - len(file)) + body

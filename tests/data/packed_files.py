@@ -25,8 +25,10 @@ def packed(*entries, **options):
             info = entry if isinstance(entry, tarfile.TarInfo) else tarfile.TarInfo(entry[0])
             info.size = 0 if isinstance(entry, tarfile.TarInfo) else len(entry[1])
             archive.addfile(
-                info, None if isinstance(entry, tarfile.TarInfo) else io.BytesIO(entry[1])
+                info,
+                None if isinstance(entry, tarfile.TarInfo) else io.BytesIO(entry[1]),
             )
+
     return file.getvalue()
 
 
@@ -35,6 +37,7 @@ def special(name, kind, target=""):
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = target
+
     return info
 
 
@@ -56,6 +59,7 @@ def write_shard(path, members):
         entry if isinstance(entry[1], bytes) else special(entry[0], *entry[1]) for entry in members
     )
     path.write_bytes(packed(*entries))
+
     return path
 
 
@@ -82,6 +86,7 @@ def write_parquet(
         else images
     )
     table = pa.table({"image": pa.array(stored, IMAGE), label: pa.array(labels)} | columns)
+
     if names is not None:
         features = {
             "image": {"_type": "Image"},
@@ -90,5 +95,6 @@ def write_parquet(
         table = table.replace_schema_metadata(
             {"huggingface": json.dumps({"info": {"features": features}})}
         )
+
     pq.write_table(table, path, row_group_size=group)
     return path

@@ -32,10 +32,12 @@ def _photograph(rng: np.random.Generator, sides: tuple[int, int]) -> np.ndarray:
     image = (
         _gradient(rng, height, width) + rng.uniform(20, 70) * _clouds(rng, height, width)[..., None]
     )
+
     for _ in range(rng.integers(3, 12)):
         mask = np.zeros((height, width), np.float32)
         centre = int(rng.integers(width)), int(rng.integers(height))
         axes = int(rng.integers(10, width // 2)), int(rng.integers(10, height // 2))
+
         if rng.random() < 0.5:
             cv2.ellipse(mask, centre, axes, float(rng.uniform(0, 180)), 0, 360, 1.0, -1)
         else:
@@ -44,34 +46,42 @@ def _photograph(rng: np.random.Generator, sides: tuple[int, int]) -> np.ndarray:
                 [rng.integers(0, (width, height), (rng.integers(3, 6), 2)).astype(np.int32)],
                 1.0,
             )
+
         mask = cv2.GaussianBlur(mask, (0, 0), float(rng.uniform(0.5, 4)))[..., None]
         texture = rng.uniform(0, 40) * _clouds(rng, height, width)[..., None]
         image = image * (1 - mask) + mask * (_gradient(rng, height, width) + texture)
+
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
 def _gradient(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     corners = rng.uniform(0, 255, (2, 2, 3)).astype(np.float32)
     mean = corners.mean(axis=(0, 1))
+
     return cv2.resize(
-        mean + 0.5 * (corners - mean), (width, height), interpolation=cv2.INTER_LINEAR
+        mean + 0.5 * (corners - mean),
+        (width, height),
+        interpolation=cv2.INTER_LINEAR,
     )
 
 
 def _clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
     """Return noise whose amplitude falls with the frequency, as in photographs; of variance 1."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]) + 1 / max(
-        height, width
+        height,
+        width,
     )
     spectrum = np.fft.rfft2(rng.standard_normal((height, width))) / frequency ** rng.uniform(1, 2)
     noise = np.fft.irfft2(spectrum, (height, width)).astype(np.float32)
+
     return (noise - noise.mean()) / noise.std()
 
 
 def _jpeg(quality: int) -> Callable[[np.ndarray], np.ndarray]:
     def copy(image: np.ndarray) -> np.ndarray:
         return cv2.imdecode(
-            cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, quality))[1], cv2.IMREAD_COLOR
+            cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, quality))[1],
+            cv2.IMREAD_COLOR,
         )
 
     return copy
@@ -90,6 +100,7 @@ def _crop(share: float, place: float) -> Callable[[np.ndarray], np.ndarray]:
             round(place * (side - kept))
             for side, kept in zip(image.shape, (height, width), strict=False)
         )
+
         return image[top : top + height, left : left + width]
 
     return copy

@@ -31,15 +31,23 @@ def test_an_excluded_record_is_never_drawn(folder, make_config, tmp_path):
     write_exclusion(tmp_path / "x.json", "train", everything, [2, 7])
     config = make_config(exclude=str(tmp_path / "x.json"), train_examples=6, cache_records=True)
     train = open_source(folder, "train", config, 0)
+
     assert (len(train), num_excluded(train), num_excluded(everything)) == (6, 2, 0)
+
     stream = TrainStream(train, TrainTransform(config), 0, 4, np.arange(4), 0, 30)
     drawn = {train.key_of(int(index)) for step in range(30) for index in stream[step].record_index}
+
     assert drawn.isdisjoint({b"cat/2.png", b"dog/2.png"})
     assert len(drawn) == 6
     assert len(open_source(folder, "test", config, 0)) == 10
+
     part = open_source(
-        folder, "train[:80%]", make_config(exclude=config.exclude, train_split="train[:80%]"), 0
+        folder,
+        "train[:80%]",
+        make_config(exclude=config.exclude, train_split="train[:80%]"),
+        0,
     )
+
     assert len(part) + num_excluded(part) == 8
     assert len(exclusion_sha256(config.exclude)) == 64
 
@@ -66,9 +74,12 @@ def test_ids_of_another_split_are_rejected_where_they_are_places(data_dir, make_
     inputs = {"data_dir": data_dir, "exclude": str(tmp_path / "x.json")}
     part = open_source("digits", "train[100:]", make_config(data_dir=data_dir), 0)
     write_exclusion(tmp_path / "x.json", "train[100:]", part, [0, 5])
+
     with rejects("config.input.exclude", "is of split 'train.100:.'.*--split='train'"):
         open_source("digits", "train", make_config(**inputs), 0)
+
     kept = open_source("digits", "train[100:]", make_config(train_split="train[100:]", **inputs), 0)
+
     assert kept.labels.tolist() == np.delete(part.labels, [0, 5]).tolist()
 
 
@@ -77,7 +88,9 @@ def test_places_of_other_data_are_rejected(tmp_path):
     file = tmp_path / "x.json"
     held = source_of([b"a", b"b", b"c"])
     write_exclusion(file, "train", held, [2, 1])
+
     assert exclude(held, str(file), "train").num_excluded == 2
+
     with rejects("config.input.exclude", "is of other data.*'train'"):
         exclude(source_of([b"a", b"c", b"b"]), str(file), "train")
 
@@ -90,6 +103,7 @@ def test_a_list_without_a_digest_reads_no_image(tmp_path):
     del stated["images_sha256"]
     file.write_text(json.dumps(stated))
     held.image_of = None
+
     assert exclude(held, str(file), "train").num_excluded == 1
 
 
@@ -108,9 +122,16 @@ def test_ids_of_shards(tmp_path, make_config):
     write_shard(tmp_path / "train-0.tar", samples([0, 1] * 3))
     data = f"wds:{tmp_path}"
     (tmp_path / "x.json").write_text(
-        json.dumps({"split": "train", "records": 6, "ids": ["train-0.tar/00003.png"]})
+        json.dumps(
+            {
+                "split": "train",
+                "records": 6,
+                "ids": ["train-0.tar/00003.png"],
+            }
+        )
     )
     train = open_source(data, "train", make_config(exclude=str(tmp_path / "x.json")), 0)
+
     assert [train.key_of(index)[-5:] for index in range(5)] == [
         b"%d.png" % n for n in (0, 1, 2, 4, 5)
     ]

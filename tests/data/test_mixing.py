@@ -17,10 +17,17 @@ LABEL = np.eye(K, dtype=np.float32)[np.arange(B) % K]
 
 
 def mixed(key=0, mask=None, **fields):
-    config = InputConfig(train_split="train", test_split="test", image_size=(H, W), **fields)
+    config = InputConfig(
+        train_split="train",
+        test_split="test",
+        image_size=(H, W),
+        **fields,
+    )
     mask = jnp.ones(B) if mask is None else jnp.asarray(mask, jnp.float32)
     image, label = mix(jax.random.key(key), jnp.asarray(IMAGE), jnp.asarray(LABEL), mask, config)
+
     assert (image.dtype, label.dtype) == (jnp.float32,) * 2
+
     return np.asarray(image), np.asarray(label)
 
 
@@ -28,15 +35,23 @@ def mixed(key=0, mask=None, **fields):
 def test_mixup_by_hand(unreadable):
     image, label = mixed(mask=np.arange(B) != unreadable, mixup_alpha=1.0)
     part = float(label[0, 0])
+
     assert 0.5 < part < 0.95
+
     for row in range(B):
         # Neither the unreadable one nor the one mixed with it
         weight = 1 if unreadable in (row, row - 1) else part
+
         np.testing.assert_allclose(
-            image[row], weight * IMAGE[row] + (1 - weight) * IMAGE[row - 1], rtol=1e-5, atol=1e-6
+            image[row],
+            weight * IMAGE[row] + (1 - weight) * IMAGE[row - 1],
+            rtol=1e-5,
+            atol=1e-6,
         )
         np.testing.assert_allclose(
-            label[row], weight * LABEL[row] + (1 - weight) * LABEL[row - 1], rtol=1e-6
+            label[row],
+            weight * LABEL[row] + (1 - weight) * LABEL[row - 1],
+            rtol=1e-6,
         )
 
 
@@ -47,13 +62,20 @@ def test_cutmix_by_hand(unreadable):
     for row in range(B):
         is_alone = unreadable in (row, row - 1)
         is_own = (image[row] == IMAGE[row]).all(axis=2)
+
         assert np.array_equal(image[row], np.where(is_own[..., None], IMAGE[row], IMAGE[row - 1]))
+
         share = is_own.mean()
+
         assert share == 1 if is_alone else 0 < share < 1
         np.testing.assert_allclose(
-            label[row], share * LABEL[row] + (1 - share) * LABEL[row - 1], rtol=1e-6
+            label[row],
+            share * LABEL[row] + (1 - share) * LABEL[row - 1],
+            rtol=1e-6,
         )
+
         rows, columns = (np.flatnonzero(~is_own.all(axis=axis)) for axis in (1, 0))
+
         assert (~is_own).sum() == len(rows) * len(columns)  # a rectangle
 
 
@@ -64,9 +86,19 @@ def test_mixup_and_cutmix_take_turns():
         image, _ = mix(key, jnp.asarray(IMAGE), jnp.asarray(LABEL), jnp.ones(B), config)
         return jnp.isin(image[1], jnp.asarray(IMAGE[:2])).all()
 
-    fields = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "cutmix_fraction": 0.3}
-    config = InputConfig(train_split="train", test_split="test", image_size=(H, W), **fields)
+    fields = {
+        "mixup_alpha": 0.8,
+        "cutmix_alpha": 1.0,
+        "cutmix_fraction": 0.3,
+    }
+    config = InputConfig(
+        train_split="train",
+        test_split="test",
+        image_size=(H, W),
+        **fields,
+    )
     found = np.asarray(jax.jit(jax.vmap(is_cutmix))(jax.random.split(jax.random.key(0), 300)))
+
     assert abs(found.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / 300)
 
 
@@ -75,6 +107,7 @@ def test_weight_is_the_larger_part_of_a_beta():
     weights = jax.vmap(lambda key: mixup_weight(key, 1.0))(
         jax.random.split(jax.random.key(0), 1000)
     )
+
     assert 0.5 <= float(weights.min()) < float(weights.max()) <= 1.0
     assert float(weights.mean()) == pytest.approx(0.75, abs=0.02)
 
@@ -87,13 +120,16 @@ def test_boxes_of_cutmix():
     """
     draw = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, 64, 96)[..., 0]))
     inside = 1 - np.asarray(draw(jax.random.split(jax.random.key(0), 3000)))
+
     assert set(np.unique(inside)) == {0, 1}
     assert inside.mean() == pytest.approx(1 / 2 - 1 / 5 + 1 / 48, abs=0.02)
+
     heights = inside.any(axis=2).sum(axis=1)
     widths = inside.any(axis=1).sum(axis=1)
     free = ~(inside[:, [0, -1]].any(axis=(1, 2)) | inside[:, :, [0, -1]].any(axis=(1, 2))) & (
         heights > 0
     )
+
     assert free.sum() > 200
     assert np.abs(heights[free] / 64 - widths[free] / 96).max() < 1 / 64 + 1e-9  # rounded down
     assert (heights[free] % 2 == 1).any()
@@ -109,9 +145,11 @@ def test_boxes_of_odd_sides_keep_their_last_pixel():
     covered = [
         np.mean([_covered(centre, side, pixels) for centre in range(pixels)]) for side in sides
     ]
+
     expected = np.average(np.square(np.asarray(covered) / pixels), weights=counts)
     draw = jax.jit(jax.vmap(lambda key: cutmix_weight(key, 1.0, pixels, pixels).mean()))
     weights = draw(jax.random.split(jax.random.key(1), 40_000))
+
     assert 1 - expected == pytest.approx(0.700, abs=1e-3)
     assert float(weights.mean()) == pytest.approx(1 - expected, abs=0.005)
 

@@ -40,7 +40,10 @@ def train(random_source, make_config):
 def evaluate(random_source, evaluation_transform):
     """Returns a function from a source to a stream of its records, four at a time."""
     return lambda source=random_source: EvaluationStream(
-        source, evaluation_transform(), 4, np.arange(4)
+        source,
+        evaluation_transform(),
+        4,
+        np.arange(4),
     )
 
 
@@ -55,11 +58,19 @@ def assert_comes_through(batches, stream):
         )
 
 
-@pytest.mark.parametrize(("threads", "start_step"), [(1, 0), (4, 0), (1, STEPS)])
+@pytest.mark.parametrize(
+    ("threads", "start_step"),
+    [
+        (1, 0),
+        (4, 0),
+        (1, STEPS),
+    ],
+)
 def test_the_stream_comes_through_in_order(train, evaluate, threads, start_step):
     for stream in (train(start_step=start_step), evaluate()):
         with open_batches(stream, Parallelism(0, threads)) as batches:
             found = list(batches)
+
         assert len(found) == len(stream)
         assert_comes_through(found, stream)
 
@@ -71,8 +82,11 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
     shapes = []
     empty = np.empty
     monkeypatch.setattr(
-        np, "empty", lambda shape, *rest: shapes.append(shape) or empty(shape, *rest)
+        np,
+        "empty",
+        lambda shape, *rest: shapes.append(shape) or empty(shape, *rest),
     )
+
     with open_batches(stream) as batches:
         part = (slice(None), slice(2, None), slice(None, None, -1))
         referring = [
@@ -81,7 +95,9 @@ def test_memory_of_batches_is_used_again_but_not_while_anything_refers_to_it(
             lambda image: jax.device_put(image)[part],
         ]
         kept = [referring[i % 3](batch.image) for i, batch in enumerate(batches)]
+
     assert shapes.count((BATCH, 8, 8, 3)) < 30
+
     for i, pixels in enumerate(kept):
         assert pixels is None or np.array_equal(pixels, stream[i].image[part])
 
@@ -99,11 +115,13 @@ def test_workers_deliver_the_same_and_end_with_an_error_of_the_run(train, tmp_pa
     def run():
         with open_batches(stream, Parallelism(2, 2)) as batches:
             assert_comes_through(itertools.islice(batches, 6), stream)
+
             started.update(set(multiprocessing.active_children()) - before)
             raise KeyError("on purpose")
 
     with pytest.raises(KeyError):
         run()
+
     assert [child.is_alive() for child in started] == [False, False]
 
 
@@ -111,6 +129,7 @@ def test_steps_outside_the_run_and_no_records(train, evaluate):
     for start_step in (STEPS + 1, -1):
         with pytest.raises(ValueError, match="give 0 to 9"):
             train(start_step=start_step)
+
     empty = MemorySource(np.zeros((0, 8, 8, 3), np.uint8), np.zeros(0, np.int32), ("a", "b"))
     for stream in (train(empty), evaluate(empty)):
         with pytest.raises(ValueError, match="no records"), open_batches(stream):
@@ -121,16 +140,19 @@ def test_unreadable_images_count_once_and_too_many_stop_the_run(train, broken, c
     log = UnreadableLog(broken, max_unreadable=2)
     with open_batches(train(broken)) as batches:
         assert len(list(log.watch(batches))) == STEPS
+
     assert sorted(log.met) == [5, 8]
     assert sorted(record.getMessage().rpartition(" ")[2] for record in caplog.records) == [
         "file-5.jpg",
         "file-8.jpg",
     ]
+
     with (
         open_batches(train(broken)) as batches,
         rejects("max_unreadable=1", r"file-\d.jpg \(.*format.*\), file-\d.jpg"),
     ):
         exhaust(UnreadableLog(broken, max_unreadable=1).watch(batches))
+
     batch = HostBatch(None, None, np.zeros(13, np.float32), np.r_[np.arange(12), -1])
     with rejects("max_unreadable", r"file-2.jpg \([^)]*\) and 9 more"):
         UnreadableLog(broken, max_unreadable=0).update(batch)
@@ -147,6 +169,7 @@ def test_an_error_is_that_of_the_record(broken, evaluate):
 def test_closed_is_not_the_end(evaluate):
     with open_batches(evaluate()) as batches:
         next(batches)
+
     with pytest.raises(ValueError, match="closed"):
         next(batches)
 
@@ -167,10 +190,13 @@ def test_a_killed_worker_is_an_error_and_no_end(train):
     with open_batches(train(num_steps=10**6), Parallelism(2, 1)) as batches:
         next(batches)
         started = [child for child in multiprocessing.active_children() if child not in before]
+
         assert len(started) == 2
+
         os.kill(started[0].pid, signal.SIGKILL)
         with pytest.raises(LostWorker, match="A data worker died"):
             exhaust(batches)
+
     assert not [child for child in started if child.is_alive()]
 
 
@@ -190,6 +216,7 @@ def test_signals_to_workers_that_start_end_none(train):
 
     stream = train(num_steps=10**6)
     thread = threading.Thread(target=hammer)
+
     with open_batches(stream, Parallelism(2, 1)) as batches:
         thread.start()
         try:
@@ -197,5 +224,6 @@ def test_signals_to_workers_that_start_end_none(train):
         finally:
             is_done.set()
             thread.join()
+
     assert len(sent) == 2
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint({signal.SIGTERM, signal.SIGINT})

@@ -18,18 +18,25 @@ def sharding(request):
     """The batch over 8, 4 or 1 parts; devices beyond hold copies."""
     if jax.device_count() < 8:
         pytest.skip("needs eight devices")
+
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("replica", "data"))
     return NamedSharding(mesh, PartitionSpec(request.param) if request.param else PartitionSpec())
 
 
 def test_arrays_are_global_and_equal(sharding):
     assert placement.local_rows(sharding, BATCH).tolist() == list(range(BATCH))
+
     image = np.random.default_rng(0).integers(256, size=(BATCH, 4, 5, 3), dtype=np.uint8)
     local = HostBatch(
-        image, np.arange(BATCH, dtype=np.int32), np.ones(BATCH, np.float32), np.arange(BATCH)
+        image,
+        np.arange(BATCH, dtype=np.int32),
+        np.ones(BATCH, np.float32),
+        np.arange(BATCH),
     )
+
     with jax.transfer_guard("disallow"):
         batch = placement.place(local, sharding, BATCH)
+
     for found, expected in (
         (batch.image_BHWC, image),
         (batch.label_B, local.label),
@@ -52,12 +59,14 @@ def test_rows_of_one_process_of_several(slices, expected):
     """A process sees some devices of the sharding, and the slices of the batch that they hold."""
     indices = {device: (part,) for device, part in enumerate(slices)}
     sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: indices)
+
     assert placement.local_rows(sharding, BATCH).tolist() == list(expected)
 
 
 def test_prefetch_keeps_order_and_stays_ahead():
     placed = []
     batches = placement.prefetch(range(5), lambda n: placed.append(n) or n * 10, size=2)
+
     assert next(batches) == 0
     assert placed == [0, 1]
     assert [*batches] == [10, 20, 30, 40]

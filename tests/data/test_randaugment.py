@@ -26,12 +26,14 @@ def sampled(rows, columns):
     rows = np.rint(rows).astype(int)
     columns = np.rint(columns).astype(int)
     inside = (rows >= 0) & (rows < 32) & (columns >= 0) & (columns < 24)
+
     return np.where(inside[..., None], IMAGE[np.clip(rows, 0, 31), np.clip(columns, 0, 23)], 128)
 
 
 def autocontrasted(magnitude):
     low = VALUES.min((0, 1))
     high = VALUES.max((0, 1))
+
     return np.floor((VALUES - low) * 255 / (high - low) + 1e-9)
 
 
@@ -41,7 +43,9 @@ def equalized(magnitude):
         flat = IMAGE[..., channel].ravel()
         step = (flat.size - np.sum(flat == flat.max())) // 255
         values = [min((int(np.sum(flat < value)) + step // 2) // step, 255) for value in flat]
+
         expected[..., channel] = np.reshape(values, IMAGE.shape[:2])
+
     return expected
 
 
@@ -54,6 +58,7 @@ def smoothed():
     smooth = VALUES.copy()
     total = sum(VALUES[i : i + 30, j : j + 22] for i in range(3) for j in range(3))
     smooth[1:-1, 1:-1] = np.rint((total + 4 * VALUES[1:-1, 1:-1]) / 13)
+
     return smooth
 
 
@@ -98,13 +103,15 @@ def test_operations_on_places(sign, magnitude):
     columns = COLUMNS - 11.5
     sine = np.sin(angle)
     cosine = np.cos(angle)
+
     expected = {
         "shear_x": sampled(ROWS, COLUMNS + shear * ROWS),
         "shear_y": sampled(ROWS + shear * COLUMNS, COLUMNS),
         "translate_x": sampled(ROWS, COLUMNS + pixels),
         "translate_y": sampled(ROWS + pixels, COLUMNS),
         "rotate": sampled(
-            15.5 - sine * columns + cosine * rows, 11.5 + cosine * columns + sine * rows
+            15.5 - sine * columns + cosine * rows,
+            11.5 + cosine * columns + sine * rows,
         ),
     }
     for name, image in expected.items():
@@ -120,12 +127,14 @@ def test_cutout_covers_a_square():
         half = 4 * magnitude
         covered = (abs(ROWS + 0.5 - row) < half) & (abs(COLUMNS + 0.5 - column) < half)
         found = apply("cutout", magnitude, np.random.default_rng(3))
+
         assert np.array_equal(found, np.where(covered[..., None], 128, IMAGE))
 
 
 def test_images_that_stay_as_they_are():
     flat = np.full((4, 4, 3), 77, np.uint8)
     large = np.full((224, 224, 3), 196, np.uint8)
+
     for operation, image in (
         *(
             (randaugment.autocontrast, flat),
@@ -135,6 +144,7 @@ def test_images_that_stay_as_they_are():
         (randaugment.sharpness, IMAGE[:2, :2]),  # all of it is border
     ):
         assert np.array_equal(operation(None, image, 1.5), image)
+
     assert randaugment.randaugment(np.random.default_rng(0), IMAGE, 0, 0) is IMAGE
 
 
@@ -145,22 +155,28 @@ def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
     for magnitude in range(0, 41, 5):
         unit = 2.0 ** max(8 - int(magnitude * 0.4), 0)
         inverted = np.where(magnitude * 25.6 > VALUES, VALUES, 255 - VALUES)
+
         expected = {"solarize": inverted, "posterize": VALUES // unit * unit}[name]
         found = randaugment.randaugment(np.random.default_rng(0), IMAGE, 1, magnitude, "saturating")
+
         assert np.array_equal(found, expected), magnitude
 
 
 def test_layers_draw_every_operation_alike(monkeypatch):
     assert len(set(randaugment.OPERATIONS)) == 16
+
     drawn = []
     fakes = tuple(
         lambda rng, image, strength, n=n: drawn.append((n, strength)) or image for n in range(16)
     )
     monkeypatch.setattr(randaugment, "OPERATIONS", fakes)
     rng = np.random.default_rng(0)
+
     for _ in range(800):
         randaugment.randaugment(rng, IMAGE, 2, 15)
+
     counts = np.bincount([n for n, _ in drawn], minlength=16)
+
     assert counts.sum() == 1600
     assert counts.min() > 60
     assert {strength for _, strength in drawn} == {1.5}

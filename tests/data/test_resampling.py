@@ -30,6 +30,7 @@ def test_resize_is_pillows_within_a_grey_level(interpolation):
         expected = GOLDEN[resizing.key("pillow", interpolation, size)]
         assert difference(found, expected) <= 1
         assert (found != expected).mean() < 0.02  # ties of the last bit
+
     assert resampling.resize(image, image.shape[:2], interpolation) is image
 
 
@@ -39,13 +40,16 @@ def test_evaluation_prepares_images_as_timm_and_hugging_face_do(interpolation):
         for fraction in resizing.CROP_FRACTIONS:
             fields = {"interpolation": interpolation, "library": "timm"}
             found = EvaluationTransform(size, "short_side", fraction, **fields)(PHOTOGRAPH)
+
             assert (
                 difference(found, GOLDEN[resizing.key("timm", interpolation, size, fraction)]) <= 1
             )
+
     crop = EvaluationTransform((10, 10), "short_side", 10 / 11, interpolation=interpolation)(
         PHOTOGRAPH
     )
     squash = EvaluationTransform((12, 8), "direct", 1.0, interpolation=interpolation)(PHOTOGRAPH)
+
     assert difference(crop, GOLDEN[resizing.key("huggingface", interpolation, "crop")]) <= 1
     assert difference(squash, GOLDEN[resizing.key("huggingface", interpolation, "squash")]) <= 1
 
@@ -59,6 +63,7 @@ def test_large_images_are_resized_in_bands_to_the_same_pixels(monkeypatch):
     image = resizing.image((70, 40))
     whole = resampling.resize(image, (9, 11), "bicubic")
     monkeypatch.setattr(resampling, "_BAND", 16)
+
     assert np.array_equal(resampling.resize(image, (9, 11), "bicubic"), whole)
 
 
@@ -71,6 +76,7 @@ def test_large_images_are_resized_in_bands_to_the_same_pixels(monkeypatch):
 def test_any_size_keeps_a_colour(old, size, interpolation):
     image = np.full((*old, 3), (0, 17, 255), np.uint8)
     found = resampling.resize(image, size, interpolation)
+
     assert found.shape == (*size, 3)
     assert np.unique(found.reshape(-1, 3), axis=0).tolist() == [[0, 17, 255]]
 
@@ -79,6 +85,7 @@ def test_any_size_keeps_a_colour(old, size, interpolation):
 @given(old=st.tuples(*[st.integers(1, 400)] * 2), least=st.tuples(*[st.integers(1, 300)] * 2))
 def test_covering_is_tight(old, least):
     covered = resampling.covering_size(old, least)
+
     assert covered[0] >= least[0]
     assert covered[1] >= least[1]
     assert covered[0] == least[0] or covered[1] == least[1]

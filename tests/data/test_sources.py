@@ -58,6 +58,7 @@ def test_own_source(own, make_config):
     train, test = (
         open_source("own_data:Levels", split, make_config(), 1) for split in ("train", "test")
     )
+
     assert (len(train), len(test), train.num_classes) == (7, 3, 2)
     assert train[6].label == 1
     assert np.array_equal(train[6].image, np.full((5, 4, 3), 210))
@@ -67,6 +68,7 @@ def test_own_source(own, make_config):
 
     config = make_config(classes=("light", "dark"), train_examples_per_class=2, cache_records=True)
     source = open_source("own_data:Levels", "train", config, 1)
+
     assert isinstance(source, CachedSource)
     assert source.class_names == ("light", "dark")
     assert np.bincount(source.labels).tolist() == [2, 2]
@@ -95,6 +97,7 @@ def test_own_source_is_validated_when_opened(own, make_config, name, rule):
 
 def test_an_own_source_may_have_several_labels(own, make_config):
     source = open_source("own_data:several", "train", make_config(classes=("light", "dark")), 0)
+
     assert source.labels.tolist() == [[0, 0], [1, 1], [0, 1]]
     assert source[2].label.tolist() == [0, 1]
 

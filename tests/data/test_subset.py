@@ -20,6 +20,7 @@ def make_source(*sizes):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     labels = labels[np.random.default_rng(0).permutation(len(labels))]
     pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None, None]
+
     return MemorySource(pixels, labels, tuple("abcdefgh"[: len(sizes)]))
 
 
@@ -47,10 +48,13 @@ def test_cache_reads_each_record_once(random_source, monkeypatch):
     source = CachedSource(random_source)
     first = source[5]
     monkeypatch.setattr(type(random_source), "image_of", None)
+
     assert source[5] is first
     assert source.labels is random_source.labels
     assert (source.name_of(5), source.key_of(5), len(source)) == ("record 5", b"5", 37)
+
     constructor, arguments = source.__reduce__()
+
     assert arguments == (random_source,)  # workers get no records
     assert constructor(*arguments).class_names == source.class_names
 
@@ -58,14 +62,19 @@ def test_cache_reads_each_record_once(random_source, monkeypatch):
 def test_a_subset_of_a_subset_under_new_numbers():
     source = make_source(3, 3, 3)
     inner = SubsetSource(
-        CachedSource(source), np.flatnonzero(source.labels != 1)[::-1], ("c", "a"), [1, -1, 0]
+        CachedSource(source),
+        np.flatnonzero(source.labels != 1)[::-1],
+        ("c", "a"),
+        [1, -1, 0],
     )
     outer = pickle.loads(pickle.dumps(SubsetSource(inner, [3, 0])))
     chosen = [numbers(inner)[3], numbers(inner)[0]]
+
     assert numbers(inner) == [i for i in range(8, -1, -1) if source.labels[i] != 1]
     assert numbers(outer) == chosen
     assert [outer.name_of(i) for i in (0, 1)] == [f"record {n}" for n in chosen]
     assert [outer.key_of(i) for i in (0, 1)] == [b"%d" % n for n in chosen]
+
     expected = [{0: 1, 2: 0}[int(source.labels[n])] for n in chosen]
     assert outer.labels.tolist() == [outer[i].label for i in (0, 1)] == expected
     assert (outer.class_names, outer.num_classes) == (("c", "a"), 2)
@@ -84,13 +93,16 @@ def test_a_subset_of_a_subset_under_new_numbers():
 def test_hold_out_by_class(sizes, fraction, held_sizes):
     source = make_source(*sizes)
     rest, held = hold_out(source, fraction, seed=3)
+
     assert np.bincount(held.labels, minlength=len(sizes)).tolist() == list(held_sizes)
     assert sorted(numbers(rest) + numbers(held)) == list(range(sum(sizes)))
     assert [numbers(part) for part in (rest, held)] == [
         sorted(numbers(part)) for part in (rest, held)
     ]
     assert rest.class_names == held.class_names == source.class_names
+
     unseen = [name for name, size in zip(source.class_names, held_sizes, strict=True) if not size]
+
     assert classes_without_examples(held) == unseen
 
 
@@ -98,6 +110,7 @@ def test_hold_out_takes_every_record_equally_often():
     counts = np.zeros(12)
     for seed in range(400):
         counts[numbers(hold_out(make_source(4, 8), 0.25, seed)[1])] += 1
+
     assert np.all(np.abs(counts - 100) < 45)  # five standard deviations of a binomial with p = 1/4
 
 
@@ -105,17 +118,22 @@ def test_hold_out_does_not_depend_on_fraction_or_neighbours():
     """Larger hold-outs hold the smaller; without one record, the others keep their places in the order."""
     source = make_source(20, 20)
     small, large = (set(numbers(hold_out(source, fraction, 0)[1])) for fraction in (0.1, 0.5))
+
     assert small < large
+
     left_out = min(set(range(40)) - large)
     part = SubsetSource(source, [i for i in range(40) if i != left_out])
+
     assert set(numbers(hold_out(part, 0.5, 0)[1])) <= large
 
 
 def test_sources_without_a_hold_out():
     with pytest.raises(ValueError, match="no class has two examples"):
         hold_out(make_source(1, 1, 1), 0.5, 0)
+
     source = make_source(2, 2)
     source.labels = np.array([0, 1, -1, 1])
+
     with pytest.raises(ValueError, match="record 2 has the label -1"):
         hold_out(source, 0.5, 0)
 
@@ -139,7 +157,9 @@ def open_names(folder, split, config, seed=0):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_classes_are_numbered_in_their_order(folder, make_config, split):
     source, names = open_names(folder, split, make_config(classes=("cat", "ant")))
+
     assert source.class_names == ("cat", "ant")
+
     expected = [("cat", "ant").index(name.partition("/")[0]) for name in names]
     assert sorted(expected) == [0] * 5 + [1] * 4
     assert source.labels.tolist() == [source[i].label for i in range(len(source))] == expected
@@ -152,11 +172,14 @@ def test_few_examples_of_each_class_of_training(folder, make_config):
     def chosen(per_class, classes=(), seed=0, path=folder):
         config = make_config(train_examples_per_class=per_class, classes=classes)
         source, names = open_names(path, "train", config, seed)
+
         assert np.bincount(source.labels).tolist() == [per_class] * len(classes or SIZES)
+
         return set(names)
 
     three = chosen(3)
     two = chosen(2)
+
     assert two < three
     assert any(chosen(3, seed=seed) != three for seed in (1, 2, 3))
     assert chosen(3, classes=("cat", "bee")) == {
@@ -164,9 +187,13 @@ def test_few_examples_of_each_class_of_training(folder, make_config):
     }
     assert len(open_names(folder, "train", make_config())[0]) == 15
     assert len(open_names(folder, "test", make_config(train_examples_per_class=2))[0]) == 15
+
     moved = folder.rename(folder.parent / "elsewhere")
+
     assert chosen(2, path=moved) == two
+
     (moved / "train/bee/-first.png").write_bytes((moved / "train/bee/0.png").read_bytes())
+
     assert len(chosen(2, path=moved) - two) <= 1
 
 
@@ -175,10 +202,13 @@ def test_few_examples_in_all_of_training(folder, make_config):
 
     def chosen(count, seed=0):
         source, names = open_names(folder, "train", make_config(train_examples=count), seed)
+
         assert len(source) == count
+
         return set(names)
 
     parts = [chosen(count) for count in (2, 5, 11, 15)]
+
     assert all(less < more for less, more in itertools.pairwise(parts))
     assert any(chosen(5, seed) != parts[1] for seed in (1, 2, 3))
     assert len(open_names(folder, "test", make_config(train_examples=2))[0]) == 15
@@ -209,8 +239,10 @@ def test_mistakes_of_a_selection(folder, make_config, fields, field, rule):
 def test_split_without_the_classes(data_dir, make_config):
     label = open_source("digits", "test[:1]", make_config(data_dir=data_dir), 0)[0].label
     others = tuple(str(digit) for digit in range(10) if digit != label)
+
     with rejects("config.input.classes", "no image of them"):
         open_source("digits", "test[:1]", make_config(data_dir=data_dir, classes=others), 0)
+
     config = make_config(data_dir=data_dir, classes=(str(label), others[0]), train_split="test[:1]")
     with rejects("", f"1.*'{others[0]}' has 0"):
         open_source("digits", "test[:1]", config, 0)

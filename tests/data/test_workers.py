@@ -55,18 +55,25 @@ def is_running(pid):
 def test_workers_end_with_a_killed_run(tmp_path):
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
+
     with subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     ) as run:
         pids = [int(pid) for pid in run.stdout.readline().split()[:2]]
         try:
             assert len(pids) == 2
             assert all(is_running(pid) for pid in pids)
+
             run.kill()
             # Against a hang; they look for the run twice a second
             deadline = time.monotonic() + 300
+
             while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
                 time.sleep(0.1)
+
             assert not [pid for pid in pids if is_running(pid)]
         finally:
             run.kill()
@@ -76,7 +83,14 @@ def test_what_workers_read_first_hides_the_plugin_for_cuda_from_jax():
     show = "print(sys.modules['jax_cuda12_plugin'], 'jax' in sys.modules)"
     command = [sys.executable, "-c", f"import pickle, sys; pickle.load(sys.stdin.buffer); {show}"]
     value = pickle.dumps(workers._NoCuda())
-    done = subprocess.run(command, env=ENVIRONMENT, input=value, capture_output=True, check=True)
+    done = subprocess.run(
+        command,
+        env=ENVIRONMENT,
+        input=value,
+        capture_output=True,
+        check=True,
+    )
+
     assert (done.stdout, done.stderr) == (b"None False\n", b"")
 
 
@@ -89,17 +103,25 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py")]
     group = subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
+
     with group as run:
         try:
             digits = run.stdout.readline().split()[2].strip("/vj_")
             reclaim()
             kinds = {name.partition(digits)[0] for name in left()}
+
             assert kinds == {"vit_jax-", "vj", "sem.vj"}, "the lock, batches, and semaphores"
         finally:
             os.killpg(run.pid, signal.SIGKILL)
+
     reclaim()
+
     assert left() == []
 
 
@@ -112,9 +134,12 @@ def test_private_names():
     places = {workers._STARTER: batches, workers._SEGMENT_PREFIX: shared_memory}
     places[workers._FIRST_OF_PROCESSES] = multiprocessing.current_process()
     moved = [name for name, place in places.items() if not hasattr(place, name)]
+
     assert not moved, "correct these names in vit_jax/data/workers.py"
     assert callable(getattr(batches, workers._STARTER).start_prefetch)
+
     code = Path(inspect.getfile(grain)).parent.rglob("*prefetch.py")
+
     assert any(workers._LOST_WORKER in file.read_text() for file in code), (
         "correct the message in workers.py"
     )
@@ -128,11 +153,14 @@ def test_reclaim_removes_only_what_is_named_by_a_free_lock(tmp_path):
         "sem.vj00000-01234567",
         "sem.vj012345-1234567",
     ]
+
     for name in [*kept, "vj01234_1234", "sem.vj01234-abcdefgh", "vit_jax-01234.lock"]:
         (tmp_path / name).touch()
+
     with (tmp_path / "vit_jax-abcde.lock").open() as living:
         fcntl.flock(living, fcntl.LOCK_EX)
         reclaim(tmp_path)
+
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
 
 
@@ -158,6 +186,7 @@ def test_choice_by_cores(monkeypatch, cores, given, expected):
 def test_too_little_shared_memory(tmp_path):
     with pytest.raises(ValueError, match=r"--shm-size=.*num_workers=0"):
         choose_parallelism(2, batch_bytes=2**60, folder=tmp_path)
+
     assert choose_parallelism(0, 1, batch_bytes=2**60, folder=tmp_path) == (0, 1)
     assert choose_parallelism(2, 1, batch_bytes=2**60, folder=tmp_path / "absent") == (2, 1)
 
@@ -170,6 +199,7 @@ def test_workers_import_nothing_from_the_working_directory(tmp_path, monkeypatch
     starter = types.SimpleNamespace(start_prefetch=worker.start)
     workers.start_workers(types.SimpleNamespace(_prefetch_ds_iter=starter))
     worker.join()
+
     assert worker.exitcode == 0
     assert os.listdir() == ["multiprocessing.py"]
 
@@ -184,8 +214,13 @@ def test_workers_load_no_jax_of_ours():
         "print('jax' in sys.modules)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
+
     assert result.stdout.split() == ["False"]
 
 
@@ -195,11 +230,15 @@ def test_the_end_of_a_run_removes_segments_of_workers_that_were_killed(monkeypat
     digits = f"{os.getpid() % 0xFFFFF:05x}"
     lock = SHARED_MEMORY / f"vit_jax-{digits}.lock"
     empty = SHARED_MEMORY / f"vj{digits}_0000"
+
     for path in (lock, empty):
         path.touch()
+
     workers._end_run(lock)
+
     assert not lock.exists()
     assert not empty.exists()
+
     gone = SHARED_MEMORY / f"vj{digits}_0001"
     monkeypatch.setattr(workers, "_segments", lambda lock: [gone])
     workers._end_run(lock)  # another process removed both
@@ -219,6 +258,10 @@ def test_a_process_that_leaves_at_once_is_followed_by_no_warning_of_semaphores()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     # The tracker holds the pipe of the errors, so that this returns after it has ended.
     ended = subprocess.run(
-        [sys.executable, "-c", LEAVES_AT_ONCE], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", LEAVES_AT_ONCE],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
+
     assert (ended.returncode, "leaked" in ended.stderr) == (3, False), ended.stderr

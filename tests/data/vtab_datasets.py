@@ -42,7 +42,9 @@ PERIOD = 997
 def builder_of(dataset, version=""):
     """TFDS's own builder, of the version that it would prepare; no TensorFlow is imported and nothing is written."""
     return tfds.builder(
-        dataset + (f":{version}" if version else ""), data_dir="none", file_format="array_record"
+        dataset + (f":{version}" if version else ""),
+        data_dir="none",
+        file_format="array_record",
     )
 
 
@@ -60,18 +62,26 @@ def write(folder, dataset, version="", sizes=None, changed=lambda number, exampl
     ]
     name = f"{builder.name}-{{SPLIT}}.{{FILEFORMAT}}-{{SHARD_X_OF_Y}}"
     template = tfds.core.ShardedFileTemplate(
-        path, name, builder.name, filetype_suffix="array_record"
+        path,
+        name,
+        builder.name,
+        filetype_suffix="array_record",
     )
     infos = []
+
     for split, size in (sizes or SIZES[dataset]).items():
         file = path / f"{builder.name}-{split}.array_record-00000-of-00001"
         writer = array_record_module.ArrayRecordWriter(str(file), "group_size:1024")
+
         for number in range(size):
             writer.write(records[number % PERIOD])
+
         writer.close()
         infos.append(tfds.core.SplitInfo(split, [size], file.stat().st_size, template))
+
     builder.info.set_splits(tfds.core.SplitDict(infos))
     builder.info.write_to_directory(path)
+
     return version
 
 
@@ -84,14 +94,20 @@ def value_of(name, feature, number):
     if isinstance(feature, tfds.features.Image):
         channels = feature.shape[-1]
         return cv2.imencode(".png", np.full((4, 6, channels), number % 2, np.uint8))[1].tobytes()
+
     if isinstance(feature, tfds.features.ClassLabel):
         return number % feature.num_classes
+
     if isinstance(feature, tfds.features.BBoxFeature):
         return tfds.features.BBox(0.0, 0.0, 1.0, 1.0)
+
     if isinstance(feature, tfds.features.Sequence):
         inside = feature.feature
         count = 3 + number % 8
+
         return [{key: value_of(key, inside[key], number) for key in inside} for _ in range(count)]
+
     if isinstance(feature, tfds.features.Text):
         return f"{name} {number}"
+
     return np.full(feature.shape, (1 + number % 24) / 2, np.float32)

@@ -39,6 +39,7 @@ def sample_pixels(count, size=(8, 12), seed=0):
     """uint8 (count, H, W, 3): noise around a colour of its own, so that images are told apart."""
     rng = np.random.default_rng(seed)
     colours = rng.integers(0, 256, (count, 1, 1, 3))
+
     return np.clip(colours + rng.normal(0, 60, (count, *size, 3)), 0, 255).astype(np.uint8)
 
 
@@ -50,8 +51,10 @@ def write_pngs(folder, pixels):
     """Writes images named by their numbers; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:03}.png" for number in range(len(pixels))]
+
     for path, image in zip(paths, pixels, strict=True):
         path.write_bytes(to_png(image))
+
     return [str(path) for path in paths]
 
 
@@ -78,9 +81,19 @@ def evaluate_of(model, **limits):
 
 def extractor_of(model, cache=None, **options):
     """Return the extractor of the features of a model; `cache` is a folder."""
-    options = {"layer": "pre_logits", "max_unreadable": 0, "transform": model.transform} | options
+    options = {
+        "layer": "pre_logits",
+        "max_unreadable": 0,
+        "transform": model.transform,
+    } | options
     kept = None if cache is None else Cache(cache, WorkdirLock, is_abandoned)
-    return Extractor(module=model.module, architecture=model.architecture, cache=kept, **options)
+
+    return Extractor(
+        module=model.module,
+        architecture=model.architecture,
+        cache=kept,
+        **options,
+    )
 
 
 def softmax(logits):

@@ -26,7 +26,14 @@ def features_of(name):
         if name == "imagenet_sketch"
         else tfds.features.Image(encoding_format="jpeg")
     )
-    return tfds.features.FeaturesDict({"image": image, **labels, "file_name": tfds.features.Text()})
+
+    return tfds.features.FeaturesDict(
+        {
+            "image": image,
+            **labels,
+            "file_name": tfds.features.Text(),
+        }
+    )
 
 
 def prepare(data_dir, dataset, examples):

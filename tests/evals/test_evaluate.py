@@ -57,14 +57,17 @@ def expected_of(weights, pixels, labels):
         np.bincount(labels[keep], minlength=logits.shape[1])
         for keep in (places >= 0, places < 1, places < 5)
     )
+
     return Expected(loss, *counts, order, np.take_along_axis(shares, order, axis=1))
 
 
 def assert_same_result(found, expected):
     assert found.metrics.counts.loss / found.metrics.images == pytest.approx(
-        expected.loss, rel=1e-5
+        expected.loss,
+        rel=1e-5,
     )
     assert found.values()["loss"] == found.metrics.counts.loss / found.metrics.images
+
     for name in ("images_L", "top1_L", "top5_L"):
         assert np.array_equal(getattr(found.metrics.counts, name), getattr(expected, name)), name
 
@@ -72,10 +75,18 @@ def assert_same_result(found, expected):
 def evaluate_source(weights, source, write_images=None, **options):
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     evaluate = evaluate_of(model, **({"global_batch": 16, "max_unreadable": 0} | options))
+
     return evaluate(Labelled(source, "words", [], identity_map(source.class_names)), write_images)
 
 
-@pytest.mark.parametrize(("num_devices", "global_batch"), [(1, 64), (8, 5), (3, 10)])
+@pytest.mark.parametrize(
+    ("num_devices", "global_batch"),
+    [
+        (1, 64),
+        (8, 5),
+        (3, 10),
+    ],
+)
 def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
@@ -83,15 +94,20 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
     lines = []
     source = MemorySource(PIXELS, LABELS, NAMES)
     found = evaluate_source(weights, source, lines.extend, global_batch=global_batch)
+
     expected = expected_of(weights, PIXELS, LABELS)
     assert_same_result(found, expected)
     assert 0 < expected.top1_L.sum() < expected.top5_L.sum() < expected.images_L.sum() == 37
+
     header, *rows = lines
+
     assert header == ("image", "class", "answer", "probability", "is_right")
+
     first = expected.order_NK[:, 0]
     names = [
         (f"record {record}", NAMES[LABELS[record]], NAMES[first[record]]) for record in range(37)
     ]
+
     assert [row[:3] for row in rows] == names
     assert [float(row[3]) for row in rows] == pytest.approx(expected.probability_NK[:, 0], abs=2e-6)
     assert [row[4] for row in rows] == (first == LABELS).tolist()
@@ -100,6 +116,7 @@ def test_every_example_once_on_any_devices(num_devices, global_batch, monkeypatc
 def test_calibration_confusions_and_mistakes_of_a_split():
     weights = sample_weights()
     found = evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES)).values()
+
     expected = expected_of(weights, PIXELS, LABELS)
     first = expected.order_NK[:, 0]
     confidence = expected.probability_NK[:, 0]
@@ -107,10 +124,13 @@ def test_calibration_confusions_and_mistakes_of_a_split():
     gaps = [
         abs(((first == LABELS) - confidence)[bins == number].sum()) for number in np.unique(bins)
     ]
+
     assert found["calibration_error"] == pytest.approx(sum(gaps) / 37, rel=1e-5)
+
     wrong = np.flatnonzero(first != LABELS)
     worst = wrong[np.argsort(-confidence[wrong])]
     mistakes = found["most_confident_mistakes"]
+
     assert [one["image"] for one in mistakes] == [
         f"record {record}" for record in worst[: len(mistakes)]
     ]
@@ -120,11 +140,13 @@ def test_calibration_confusions_and_mistakes_of_a_split():
         "answer": NAMES[first[worst[0]]],
         "probability": pytest.approx(confidence[worst[0]], rel=1e-5),
     }
+
     pairs = collections.Counter(zip(LABELS[wrong].tolist(), first[wrong].tolist(), strict=True))
     shown = [
         (one["class"], one["answer"], one["images"], one["of"]) for one in found["most_confused"]
     ]
     sizes = np.bincount(LABELS)
+
     assert sorted(shown) == sorted(
         (NAMES[k], NAMES[a], count, sizes[k]) for (k, a), count in pairs.items()
     )
@@ -134,6 +156,7 @@ def test_calibration_confusions_and_mistakes_of_a_split():
 def test_outputs_that_are_not_finite_are_no_answers():
     weights = sample_weights()
     weights.parameters["head/linear/bias"][2] = np.nan
+
     with rejects("w.npz", "record 0.*not finite"):
         evaluate_source(weights, MemorySource(PIXELS, LABELS, NAMES))
 
@@ -141,7 +164,8 @@ def test_outputs_that_are_not_finite_are_no_answers():
 def test_gflops_of_networks_of_ones_own():
     """Counted in the program: 8 x 12 x 3 numbers by 7; a loop whose length is not known has none."""
     own = dataclasses.replace(
-        from_weights(sample_weights()), architecture=dataclasses.replace(SEVEN, network="my:own")
+        from_weights(sample_weights()),
+        architecture=dataclasses.replace(SEVEN, network="my:own"),
     )
     labelled = Labelled(MemorySource(PIXELS, LABELS, NAMES), "", [], identity_map(NAMES))
 
@@ -150,7 +174,9 @@ def test_gflops_of_networks_of_ones_own():
 
     def often(images):
         return jax.lax.while_loop(
-            lambda x: x.logits_BK.sum() > 1e9, lambda x: once(images), once(images)
+            lambda x: x.logits_BK.sum() > 1e9,
+            lambda x: once(images),
+            once(images),
         )
 
     models = [
@@ -159,6 +185,7 @@ def test_gflops_of_networks_of_ones_own():
     counted, unknown = (
         evaluate_of(model, global_batch=40, max_unreadable=0)(labelled) for model in models
     )
+
     assert (counted.gflops_per_image, unknown.gflops_per_image) == (
         pytest.approx(2 * 288 * 7 / 1e9),
         None,
@@ -173,12 +200,15 @@ def write_folder(folder, names, labels, pixels):
     """An image folder of two splits: one image of every class to train on, and those given to test."""
     write_classes(folder / "train", range(len(names)), [pixels[0]] * len(names))
     write_classes(folder / "test", labels, pixels)
+
     return f"folder:{folder}"
 
 
 def evaluate_folder(weights, data, max_unreadable=0):
     return evaluate_source(
-        weights, open_labelled(data, weights).source, max_unreadable=max_unreadable
+        weights,
+        open_labelled(data, weights).source,
+        max_unreadable=max_unreadable,
     )
 
 
@@ -187,8 +217,11 @@ def test_labels_are_matched_by_name_in_another_order(tmp_path):
     weights = sample_weights(class_names=NAMES[::-1])
     data = write_folder(tmp_path, NAMES[:6], LABELS, PIXELS)
     found = evaluate_folder(weights, data)
+
     assert_same_result(found, expected_of(weights, PIXELS, 6 - LABELS))
+
     by_number = expected_of(weights, PIXELS, LABELS)
+
     assert found.values()["loss"] != pytest.approx(by_number.loss, rel=1e-3), (
         "or the order would prove nothing"
     )
@@ -197,16 +230,22 @@ def test_labels_are_matched_by_name_in_another_order(tmp_path):
 def test_unreadable_images_are_left_out_as_far_as_allowed(tmp_path):
     weights = sample_weights()
     data = write_folder(tmp_path, NAMES, LABELS, PIXELS)
+
     for number in (7, 30):
         (tmp_path / "test" / NAMES[LABELS[number]] / f"{number:03}.png").write_bytes(b"no image")
+
     with rejects("--max_unreadable", r"1.*0(07|30)\.png") as error:
         evaluate_folder(weights, data, max_unreadable=1)
+
     assert {"007.png", "030.png"} <= set(re.findall(r"\d+\.png", str(error.value))), (
         "all are named at once"
     )
+
     found = evaluate_folder(weights, data, max_unreadable=2)
+
     assert_same_result(
-        found, expected_of(weights, np.delete(PIXELS, (7, 30), 0), np.delete(LABELS, (7, 30)))
+        found,
+        expected_of(weights, np.delete(PIXELS, (7, 30), 0), np.delete(LABELS, (7, 30))),
     )
 
 
@@ -214,6 +253,7 @@ def test_the_stored_preparation_is_used(tmp_path):
     pixels = sample_pixels(9, size=(20, 16))
     data = write_folder(tmp_path, NAMES, LABELS[:9], pixels)
     losses = {}
+
     for resize, crop_fraction in (("direct", 1.0), ("short_side", 1.0), ("short_side", 0.5)):
         weights = sample_weights(
             preprocessing=DIRECT | {"resize": resize, "crop_fraction": crop_fraction}
@@ -222,8 +262,11 @@ def test_the_stored_preparation_is_used(tmp_path):
         source = open_labelled(data, weights).source
         prepared = np.stack([transform(source[index]) for index in range(len(source))])
         found = evaluate_folder(weights, data)
+
         assert_same_result(found, expected_of(weights, prepared, source.labels))
+
         losses[resize, crop_fraction] = found.values()["loss"]
+
     assert len(set(losses.values())) == 3
 
 
@@ -241,6 +284,7 @@ def metrics_by_hand(labelled):
         metrics.add(
             rows | {"probability_BT": np.full((images, 2), 0.5), "loss_B": np.full(images, 0.7)}
         )
+
     return metrics
 
 
@@ -249,7 +293,13 @@ def test_what_is_printed():
     labelled = Labelled(source, "test of digits, 9 of 9 images", [], identity_map(("cat", "dog")))
     metrics = metrics_by_hand(labelled)
     speed = {"images_per_second": 1234.5, "gflops_per_image": 17.58}
-    found = EvaluationResult(labelled=labelled, metrics=metrics, unreadable=0, **speed)
+    found = EvaluationResult(
+        labelled=labelled,
+        metrics=metrics,
+        unreadable=0,
+        **speed,
+    )
+
     assert to_text({"": found}, "w.npz (released)").splitlines() == [
         "weights            w.npz (released)",
         "data               test of digits, 9 of 9 images",

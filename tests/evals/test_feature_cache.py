@@ -20,13 +20,18 @@ ROWS = np.arange(12, dtype=np.float32).reshape(6, 2)
 def entry_in(cache):
     kept = Cache(cache, WorkdirLock, is_abandoned)
     return Entry(
-        folder=cache / "entry", about='{"of": 1}', files=("a.npy",), num_rows=len(ROWS), cache=kept
+        folder=cache / "entry",
+        about='{"of": 1}',
+        files=("a.npy",),
+        num_rows=len(ROWS),
+        cache=kept,
     )
 
 
 def fill(entry, folder, rows=ROWS):
     entry.write_record(
-        folder, {"a.npy": write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))}
+        folder,
+        {"a.npy": write_rows(folder / "a.npy", [rows[:4], rows[4:]], len(rows))},
     )
 
 
@@ -37,12 +42,17 @@ def write(entry, rows=ROWS):
 
 def test_one_name_once_complete(tmp_path):
     entry = entry_in(tmp_path / "new/cache")
+
     assert entry.find() is None
+
     with entry.new_folder() as folder:
         assert folder.parent == entry.folder.parent
         assert (folder / FILE).exists()  # its lock
+
         fill(entry, folder)
+
         assert entry.find() is None
+
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert sorted(os.listdir(entry.folder)) == ["a.npy", "about.json"]
     assert os.listdir(entry.folder.parent) == ["entry"]
@@ -56,6 +66,7 @@ def test_rows_are_an_array_file(tmp_path, dtype):
     rows = ROWS.astype(dtype)
     described = write_rows(tmp_path / "a.npy", [rows[:1], rows[1:]], len(rows))
     found = np.load(tmp_path / "a.npy")
+
     assert np.array_equal(found, rows)
     assert (found.dtype, described["dtype"], described["shape"]) == (
         dtype,
@@ -72,12 +83,19 @@ def test_another_number_of_rows_is_never_published(tmp_path, num_rows):
 
     with pytest.raises(RuntimeError, match=f"a.npy: 6 of {num_rows} rows"):
         write_other()
+
     assert os.listdir(tmp_path) == []
 
 
 def test_rows_of_a_split_that_has_changed_its_length(tmp_path):
     write(entry_in(tmp_path))
-    longer = Entry(folder=tmp_path / "entry", about='{"of": 1}', files=("a.npy",), num_rows=7)
+    longer = Entry(
+        folder=tmp_path / "entry",
+        about='{"of": 1}',
+        files=("a.npy",),
+        num_rows=7,
+    )
+
     with pytest.raises(ValueError, match=r"a.npy has .* shape \(6, 2\)"):
         longer.read(longer.folder)
 
@@ -90,9 +108,12 @@ def test_another_process_publishes_first(tmp_path, is_damaged):
         fill(entry, folder)
         ours = entry.read(folder)["a.npy"]
         write(entry)
+
         if is_damaged:
             (entry.folder / "a.npy").write_bytes(b"")
+
         theirs = entry.folder.stat().st_ino
+
     assert (entry.folder.stat().st_ino == theirs) is not is_damaged
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert np.array_equal(ours, ROWS)
@@ -112,6 +133,7 @@ def test_another_process_publishes_between_the_check_and_the_name(tmp_path, monk
 
     monkeypatch.setattr(type(tmp_path), "rename", rename_late)
     write(entry)
+
     assert calls
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert os.listdir(tmp_path) == ["entry"]
@@ -149,8 +171,11 @@ def test_no_content_is_an_error(tmp_path, damage):
     entry = entry_in(tmp_path)
     write(entry)
     damage(entry.folder)
+
     assert entry.find() is None
+
     write(entry)
+
     assert np.array_equal(entry.find()["a.npy"], ROWS)
 
 
@@ -161,7 +186,11 @@ def make_link(path):
     path.symlink_to(target)
 
 
-NO_FOLDERS = {"file": lambda path: path.touch(), "pipe": os.mkfifo, "link": make_link}
+NO_FOLDERS = {
+    "file": lambda path: path.touch(),
+    "pipe": os.mkfifo,
+    "link": make_link,
+}
 
 
 @pytest.mark.parametrize("name", ["entry", ".unfinished_old"])
@@ -171,11 +200,14 @@ def test_what_is_no_folder_is_replaced_or_removed(tmp_path, make, name):
     cache = tmp_path / "cache"
     cache.mkdir()
     make(cache / name)
+
     for path in (cache / name, tmp_path / "target"):
         with contextlib.suppress(FileNotFoundError):
             os.utime(path, (0, 0))
+
     entry = entry_in(cache)
     write(entry)
+
     assert np.array_equal(entry.find()["a.npy"], ROWS)
     assert os.listdir(cache) == ["entry"]
     assert make is not make_link or os.listdir(tmp_path / "target") == ["kept"]
@@ -184,6 +216,7 @@ def test_what_is_no_folder_is_replaced_or_removed(tmp_path, make, name):
 def test_a_cache_behind_a_link_is_made(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "cache")
     write(entry_in(tmp_path / "link"))
+
     assert os.listdir(tmp_path / "disk" / "cache") == ["entry"]
 
 
@@ -193,8 +226,11 @@ def test_an_error_removes_the_own_folder_alone(tmp_path, error):
     with entry.new_folder() as others:
         with pytest.raises(error), entry.new_folder():
             raise error
+
         assert list(tmp_path.iterdir()) == [others]
+
         fill(entry, others)
+
     assert np.array_equal(entry.find()["a.npy"], ROWS)
 
 
@@ -208,6 +244,7 @@ def test_a_full_disk_publishes_nothing(tmp_path):
         entry_in(tmp_path).new_folder() as new,
     ):
         write_rows(new / "a.npy", parts(), len(ROWS))
+
     assert os.listdir(tmp_path) == []
 
 
@@ -215,6 +252,7 @@ def test_a_folder_that_was_removed_is_not_published(tmp_path):
     entry = entry_in(tmp_path)
     with pytest.raises(WriteError, match="No such file"), entry.new_folder() as folder:
         shutil.rmtree(folder)
+
     assert os.listdir(tmp_path) == []
 
 
@@ -235,16 +273,21 @@ def test_folders_of_processes_that_were_killed(tmp_path, changes, age, is_remove
     entry = entry_in(tmp_path)
     left = tmp_path / ".unfinished_0_1_entry"  # also of an earlier version
     left.mkdir()
+
     with contextlib.ExitStack() as stack:
         if changes is not None:
             stack.enter_context(WorkdirLock(left, renewal_seconds=10 * HOUR))
             owner = json.loads((left / FILE).read_text())
             (left / FILE).write_text(json.dumps(owner | changes))
+
         now = left.stat().st_mtime
         for path in (*left.iterdir(), left):
             os.utime(path, (now - age, now - age))
+
         write(entry)
+
         assert left.exists() is not is_removed
+
     assert entry.find() is not None
     assert STALE_SECONDS == 24 * HOUR
 
@@ -255,4 +298,5 @@ def test_a_clock_of_the_file_system_that_is_wrong(tmp_path, monkeypatch):
     left.mkdir()
     monkeypatch.setattr("time.time", lambda: left.stat().st_mtime + 1000 * HOUR)
     write(entry_in(tmp_path))
+
     assert left.exists()

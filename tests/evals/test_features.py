@@ -69,21 +69,27 @@ def layers(a, pixels, *taps):
 def test_layers_of_a_transformer():
     pixels = sample_pixels(2, VIT.image_size)
     output = layers(VIT, pixels, "blocks")
+
     assert VIT.pool == "token"
+
     expected = {
         "pre_logits": output.features_BD,
         "pooled": output.pooled_BD,
         "token": output.pooled_BD,
         "mean": np.asarray(output.tokens_BND).mean(axis=1),
         "token_mean": np.concatenate(
-            [output.pooled_BD, np.asarray(output.tokens_BND).mean(axis=1)], axis=1
+            [output.pooled_BD, np.asarray(output.tokens_BND).mean(axis=1)],
+            axis=1,
         ),
         "block:1": output.blocks_LBSD[0, :, 0],
         f"block:{VIT.depth}": output.blocks_LBSD[-1, :, 0],
     }
     for layer, value in expected.items():
         np.testing.assert_allclose(
-            feature(VIT, layer, pixels), np.asarray(value), rtol=1e-5, atol=1e-5
+            feature(VIT, layer, pixels),
+            np.asarray(value),
+            rtol=1e-5,
+            atol=1e-5,
         )
 
 
@@ -91,6 +97,7 @@ def test_token_and_mean_behind_registers_are_what_token_gap_pools():
     a = dataclasses.replace(VIT, pool="token_gap", registers=2)
     pixels = sample_pixels(2, a.image_size)
     pooled = layers(a, pixels).pooled_BD
+
     assert pooled.shape == (2, 2 * a.width)
     np.testing.assert_allclose(feature(a, "token_mean", pixels), pooled, rtol=1e-5, atol=1e-5)
 
@@ -102,9 +109,13 @@ def test_the_class_token_is_a_feature_also_where_it_is_not_pooled(pool):
     output = layers(a, pixels)
     token = output.prefix_BPD[:, 0]
     mean = np.asarray(output.tokens_BND).mean(axis=1)
+
     np.testing.assert_allclose(feature(a, "token", pixels), token, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(
-        feature(a, "token_mean", pixels), np.concatenate([token, mean], 1), rtol=1e-5, atol=1e-5
+        feature(a, "token_mean", pixels),
+        np.concatenate([token, mean], 1),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -113,17 +124,26 @@ def test_block_without_class_token_and_stages():
     pixels = sample_pixels(2, VIT.image_size)
     gap = dataclasses.replace(VIT, pool="gap")
     blocks = layers(gap, pixels, "blocks").blocks_LBSD
+
     np.testing.assert_allclose(
-        feature(gap, "block:1", pixels), np.asarray(blocks[0]).mean(axis=1), atol=1e-5
+        feature(gap, "block:1", pixels),
+        np.asarray(blocks[0]).mean(axis=1),
+        atol=1e-5,
     )
+
     for a in (RESNET, HYBRID):
         pixels = sample_pixels(2, a.image_size)
         output = layers(a, pixels, "stages")
         stage = np.asarray(output.stages_BHWC[0]).mean(axis=(1, 2))
+
         np.testing.assert_allclose(feature(a, "stage:1", pixels), stage, rtol=1e-5, atol=1e-5)
+
         if a is RESNET:
             np.testing.assert_allclose(
-                feature(a, "mean", pixels), output.pooled_BD, rtol=1e-5, atol=1e-5
+                feature(a, "mean", pixels),
+                output.pooled_BD,
+                rtol=1e-5,
+                atol=1e-5,
             )
 
 
@@ -159,6 +179,7 @@ def test_equal_pixels_have_equal_hashes_and_others_have_not():
     pixels[11] = 1
     step = make_feature_step("pooled", VIT)
     found = hashes(np.asarray(step(filled(VIT), batch_of(pixels))["hash_B2"]))
+
     assert found[3] == found[7]
     assert len(np.unique(found)) == 39
 
@@ -185,6 +206,7 @@ def test_padding_is_left_out_and_unreadable_images_keep_their_place():
     pixels = sample_pixels(6, (2, 2))
     batches = [batch_of(pixels[:3]), batch_of(pixels[3:], [1, 0, 0])]
     found = collect(open_batches(batches), fake_step, None, np.arange(5, dtype=np.int32))
+
     assert found.is_read_N.tolist() == [True, True, True, True, False]
     assert np.array_equal(found.feature_ND, pixels.reshape(6, -1)[:5, :2])
     assert found.readable().label_N.tolist() == [0, 1, 2, 3]
@@ -197,7 +219,10 @@ def test_features_that_are_not_finite():
 
     with pytest.raises(ValueError, match="features: the outputs for image 1 are not finite"):
         collect(
-            open_batches([batch_of(sample_pixels(3, (2, 2)))]), broken, None, np.zeros(3, np.int32)
+            open_batches([batch_of(sample_pixels(3, (2, 2)))]),
+            broken,
+            None,
+            np.zeros(3, np.int32),
         )
 
 
@@ -205,8 +230,12 @@ def test_images_on_both_sides():
     def side(numbers, unreadable=()):
         hash_N = np.array(numbers, np.uint64)
         is_read = np.array([number not in unreadable for number in numbers])
+
         return Features(
-            np.zeros((len(hash_N), 1)), np.zeros(len(hash_N), np.int32), is_read, hash_N
+            np.zeros((len(hash_N), 1)),
+            np.zeros(len(hash_N), np.int32),
+            is_read,
+            hash_N,
         )
 
     assert num_in_both(side([1, 2, 3, 4], unreadable=[4]), side([3, 3, 2, 4, 9])) == 3
@@ -225,6 +254,7 @@ def extractor(cache=None, scale=None, **options):
             "encoder/norm/scale": weights.parameters["encoder/norm/scale"] * scale
         }
         weights = dataclasses.replace(weights, parameters=parameters)
+
     model = from_weights(weights, sharding=replicated(build_mesh(jax.devices())))
     return extractor_of(model, cache, **({"global_batch": 5} | options))
 
@@ -247,6 +277,7 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
     features = extractor().extract(MemorySource(PIXELS, LABELS, NAMES))
     module = from_weights(sample_weights()).module
     run = jax.jit(lambda image: module(normalise(image, "float32")).features_BD)
+
     expected = np.concatenate([run(image[None]) for image in PIXELS])
     np.testing.assert_allclose(features.feature_ND, expected, rtol=1e-5, atol=1e-6)
     assert features.is_read_N.all()
@@ -257,12 +288,17 @@ def test_every_image_once_on_any_devices(num_devices, monkeypatch):
 def test_kept_and_found_again(tmp_path, capsys):
     source = folder_source(tmp_path)
     first = extractor(tmp_path / "cache").extract(source)
+
     assert "computing features of 13 images\n" in capsys.readouterr().err
+
     shutil.rmtree(tmp_path / "images")  # without them nothing can be computed again
     second = extractor(tmp_path / "cache").extract(source)
+
     assert capsys.readouterr().err == ""
+
     for name in ("feature_ND", "label_N", "is_read_N", "hash_N"):
         assert np.array_equal(getattr(first, name), getattr(second, name)), name
+
     assert isinstance(second.feature_ND, np.memmap)
 
 
@@ -271,16 +307,23 @@ def test_computed_anew_when_anything_changes(tmp_path):
     cache = tmp_path / "cache"
     kept = lambda: len(list(cache.iterdir()))  # noqa: E731
     extractor(cache).extract(source)
+
     assert kept() == 1
+
     extractor(cache, layer="pooled").extract(source)
+
     assert kept() == 2
+
     extractor(cache, scale=np.float32(2)).extract(source)
+
     assert kept() == 3
+
     path = pathlib.Path(source.name_of(3))
     path.write_bytes(to_png(PIXELS[0]))  # another image under the same name
     os.utime(path, ns=(1, 1))
     source = open_source(f"folder:{tmp_path / 'images'}", "train", AS_IT_IS, 0)
     changed = extractor(cache).extract(source)
+
     assert kept() == 4
     assert (
         changed.hash_N[3]
@@ -293,16 +336,19 @@ def test_files_of_equal_size_and_time_that_change_places(tmp_path):
     cache = tmp_path / "cache"
     first, second = (pathlib.Path(source.name_of(i)) for i in (0, 5))
     longest = max(path.stat().st_size for path in (first, second))
+
     for path in (first, second):
         path.write_bytes(
             path.read_bytes().ljust(longest, b"\0")
         )  # decoders ignore what follows an image
         os.utime(path, ns=(1, 1))
+
     before = extractor(cache).extract(folder_again(tmp_path)).hash_N
     first.rename(tmp_path / "other")
     second.rename(first)
     (tmp_path / "other").rename(second)
     after = extractor(cache).extract(folder_again(tmp_path)).hash_N
+
     assert [after[0], after[5]] == [before[5], before[0]] != [before[0], before[5]]
 
 
@@ -312,13 +358,18 @@ def test_other_parts_and_copies_of_a_dataset_have_features_of_their_own(data_dir
     config = dataclasses.replace(AS_IT_IS, data_dir=data_dir)
     parts = [open_source("digits", split, config, 0) for split in ("train[4:6]", "train[5:7]")]
     found = [extractor(cache).extract(part) for part in parts]
+
     assert np.array_equal(found[0].feature_ND[1], found[1].feature_ND[0])
     assert not np.array_equal(found[0].feature_ND, found[1].feature_ND)
+
     shutil.copytree(data_dir, tmp_path / "copy")
     moved = dataclasses.replace(config, data_dir=str(tmp_path / "copy"))
     extractor(cache).extract(open_source("digits", "train[4:6]", moved, 0))
+
     assert len(list(cache.iterdir())) == 3
+
     part = SubsetSource(open_source("digits", "train[4:6]", config, 0), [1])
+
     assert len(extractor(cache).extract(part)) == 1
     assert len(list(cache.iterdir())) == 4
 
@@ -327,6 +378,7 @@ def test_own_sources_and_no_cache_keep_nothing(tmp_path):
     source = folder_source(tmp_path)
     extractor(tmp_path / "cache").extract(MemorySource(PIXELS, LABELS, NAMES))
     extractor(None).extract(source)
+
     assert not (tmp_path / "cache").exists()
 
 
@@ -335,6 +387,7 @@ def flip_bits(content):
     changed = np.frombuffer(content, np.uint8).copy()
     places = np.linspace(len(changed) // 2, len(changed) - 1, 200).astype(int)
     np.bitwise_xor.at(changed, places, (1 << np.arange(200) % 8).astype(np.uint8))
+
     return changed.tobytes()
 
 
@@ -360,19 +413,27 @@ def test_damaged_cache_is_computed_again(tmp_path, caplog):
     found = extractor(cache)
     first = np.array(found.extract(source).feature_ND)
     (folder,) = cache.iterdir()
+
     for name, (file, damage) in DAMAGE.items():
         content = (folder / file).read_bytes()
         (folder / file).write_bytes(damage(content))
+
         assert (folder / file).read_bytes() != content, name
         assert np.array_equal(found.extract(source).feature_ND, first), name
+
         (line,) = caplog.messages
+
         assert str(folder) in line, name
         assert "damaged" in line, name
+
         caplog.clear()
+
         assert np.array_equal(found.extract(source).feature_ND, first), name
         assert caplog.messages == [], name
         assert list(cache.iterdir()) == [folder], name
+
     (folder / "hash.npy").unlink()
+
     assert np.array_equal(found.extract(source).feature_ND, first)
     assert "hash.npy" in caplog.text
 
@@ -382,7 +443,9 @@ def test_digests_are_of_files(tmp_path):
     extractor(tmp_path / "cache").extract(folder_source(tmp_path))
     (folder,) = (tmp_path / "cache").iterdir()
     arrays = json.loads((folder / "about.json").read_text())["arrays"]
+
     assert sorted([*arrays, "about.json"]) == sorted(path.name for path in folder.iterdir())
+
     for file, recorded in arrays.items():
         assert recorded["sha256"] == hashlib.sha256((folder / file).read_bytes()).hexdigest()
         assert recorded["shape"] == list(np.load(folder / file).shape)
@@ -405,6 +468,7 @@ def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
             if is_second and not has_begun.is_set():  # its first batch is written
                 has_begun.set()
                 assert first_ended.wait(waiting)
+
         if not is_second:
             begins.set()
             assert has_begun.wait(waiting)
@@ -416,15 +480,19 @@ def test_two_processes_with_equal_numbers(tmp_path, monkeypatch):
     expected = extractor(None).extract(source).feature_ND
     others = extractor(cache), extractor(cache)
     monkeypatch.setattr(Runner, "compute_rows", rows)
+
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         second = threads.submit(extract_second)
         try:
             first = np.array(others[0].extract(source).feature_ND)
         finally:
             first_ended.set()
+
         np.testing.assert_array_equal(first, expected)
         np.testing.assert_array_equal(second.result(), expected)
+
     monkeypatch.setattr(Runner, "compute_rows", None)  # neither computes again
+
     np.testing.assert_array_equal(others[0].extract(source).feature_ND, expected)
     assert len(list(cache.iterdir())) == 1
 
@@ -433,25 +501,37 @@ def test_half_of_the_rows_are_never_kept(tmp_path, monkeypatch):
     source = folder_source(tmp_path)
     results = runner.iterate_results
     monkeypatch.setattr(
-        runner, "iterate_results", lambda *arguments: itertools.islice(results(*arguments), 1)
+        runner,
+        "iterate_results",
+        lambda *arguments: itertools.islice(results(*arguments), 1),
     )
+
     with pytest.raises(RuntimeError, match="8 of its 13 images"):
         extractor(tmp_path / "cache").extract(source)
+
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_unreadable_images(tmp_path):
     source = folder_source(tmp_path)
     pathlib.Path(source.name_of(5)).write_bytes(b"")
+
     with rejects("--max_unreadable", "0.*png"):
         extractor(tmp_path / "cache").extract(source)
+
     assert list((tmp_path / "cache").iterdir()) == []  # nothing unfinished stays
+
     found = extractor(tmp_path / "cache", max_unreadable=1).extract(source)
+
     assert np.flatnonzero(~found.is_read_N).tolist() == [5]
+
     with rejects("--max_unreadable", "0.*png"):
         extractor(tmp_path / "cache").extract(source)  # also where features are kept
+
     written = write_features(tmp_path / "f.npz", found, source)
+
     assert written["features"] == "12 x 16 float32"
+
     with np.load(tmp_path / "f.npz") as arrays:
         assert arrays["features"].shape == (12, 16)
         assert arrays["names"].tolist() == [source.name_of(i) for i in range(13) if i != 5]
@@ -462,6 +542,7 @@ def test_unreadable_images(tmp_path):
 def test_cache_that_cannot_be_written(tmp_path):
     source = folder_source(tmp_path)
     (tmp_path / "file").write_text("")
+
     with pytest.raises(WriteError, match="cannot be written"):
         extractor(tmp_path / "file" / "cache").extract(source)
 

@@ -25,8 +25,12 @@ def features(labels, seed=0, noise=0.1, unreadable=()):
     )
     is_read = np.ones(len(labels), bool)
     is_read[list(unreadable)] = False
+
     return Features(
-        found * is_read[:, None], labels, is_read, np.arange(len(labels), dtype=np.uint64)
+        found * is_read[:, None],
+        labels,
+        is_read,
+        np.arange(len(labels), dtype=np.uint64),
     )
 
 
@@ -34,6 +38,7 @@ def test_choice_is_that_of_the_released_evaluator():
     rng = np.random.default_rng(1)
     expected = [rng.permutation(np.flatnonzero(k == LABELS)) for k in range(4)]
     found, in_order = (choose_examples(LABELS, 4, seed=seed) for seed in (1, None))
+
     assert [indices.tolist() for indices in found] == [indices.tolist() for indices in expected]
     assert [indices.tolist() for indices in in_order] == [[1, 3, 6, 8, 9], [2, 7], [0, 4, 5], []]
 
@@ -42,6 +47,7 @@ def test_a_class_with_too_few_gives_what_it_has(monkeypatch):
     seen = []
     monkeypatch.setattr("vit_jax.evals.fewshot.LeastSquares", recording(seen))
     few_shot(FewShot(shots=(2, 4), seeds=(0,)), features(LABELS), features(LABELS, 1), 4)
+
     assert [np.bincount(labels, minlength=4).tolist() for labels in seen] == [
         [2, 2, 2, 0],
         [4, 2, 3, 0],
@@ -63,6 +69,7 @@ def test_accuracies_and_short_classes():
     test = features(np.repeat(np.arange(4), 5).astype(np.int32), 1, noise=0.01)
     protocol = FewShot(shots=(1, 3), seeds=(0, 1), l2=(1e-3, 1.0))
     result = few_shot(protocol, features(LABELS, noise=0.01), test, 4)
+
     assert result.num_test == 20
     assert result.short == {1: (3,), 3: (1, 3)}
     assert set(result.accuracy) == {
@@ -78,7 +85,9 @@ def test_unreadable_images_are_neither_learnt_from_nor_counted():
     support = features(LABELS, unreadable=(0, 4, 5))
     test = features(LABELS, 1, unreadable=(1,))
     result = few_shot(FewShot(shots=(1,), seeds=(0,)), support, test, 3)
+
     assert (result.num_test, result.short) == (9, {1: (2,)})
+
     nothing = features(LABELS, unreadable=range(10))
     with pytest.raises(ValueError, match="one side has none"):
         few_shot(FewShot(), nothing, test, 3)
@@ -121,18 +130,32 @@ def test_mean_rank_chooses_a_penalty_for_each_number_of_shots():
 
     1 shot: 012, 021, 021, sums 0 5 4. 5 shots: 210, 102, 102, sums 4 1 4.
     """
-    protocol = FewShot(shots=(1, 5), seeds=(0, 1), l2=PENALTIES, penalty_choice="mean_rank")
+    protocol = FewShot(
+        shots=(1, 5),
+        seeds=(0, 1),
+        l2=PENALTIES,
+        penalty_choice="mean_rank",
+    )
     found = choose_l2(table_results(), protocol)
+
     assert found == {1: 10.0, 5: 1.0}  # of equal sums the first penalty given
+
     accuracies = np.array([ACCURACIES[shots] for shots in (1, 5)])  # (shots, datasets, penalties)
     below_SDL = (accuracies[..., None, :] < accuracies[..., :, None]).sum(-1)  # a rank, counted
+
     assert list(found.values()) == [PENALTIES[k] for k in below_SDL.mean(1).argmax(-1)]
 
 
 def test_mean_rank_of_equal_accuracies_follows_the_order_given():
     """As in scenic, where two argsorts make the ranks: the later of equal penalties has the higher rank."""
     result = FewShotResult({(1, 0, l2): 0.5 for l2 in (100.0, 1.0, 10.0)}, num_test=2, short={})
-    protocol = FewShot(shots=(1,), seeds=(0,), l2=(100.0, 1.0, 10.0), penalty_choice="mean_rank")
+    protocol = FewShot(
+        shots=(1,),
+        seeds=(0,),
+        l2=(100.0, 1.0, 10.0),
+        penalty_choice="mean_rank",
+    )
+
     assert choose_l2([result, result], protocol) == {1: 10.0}
 
 
@@ -142,6 +165,7 @@ def test_evaluator_yields_mean_and_spread():
     measure = make_few_shot_measure(3, shots=(1, 2), seeds=(0, 1, 2))
     found = dict(FrozenEvaluator(lambda state: (support, test), measure).run(None))
     values = few_shot(FewShot(shots=(1, 2)), support, test, 3).list_accuracies(2, 1024.0)
+
     assert list(found) == ["1shot_accuracy", "1shot_spread", "2shot_accuracy", "2shot_spread"]
     assert found["2shot_accuracy"] == pytest.approx(values.mean())
     assert found["2shot_spread"] == pytest.approx(np.std(values, ddof=1))

@@ -31,7 +31,9 @@ def test_the_shipped_classes_are_those_of_tfds():
     assert tuple(one.wordnet_id for one in classes()) == IDS
     assert len(members("A")) == len(members("R")) == 200
     assert len(members("")) == len(set(class_names())) == 1000
+
     tench, goldfish = classes()[:2]
+
     assert (tench.name, tench.lemmas, tench.subsets) == ("tench", "tench, Tinca tinca", "-")
     assert (goldfish.name, goldfish.subsets) == ("goldfish", "R")
     assert [class_names()[number] for number in (134, 517)] == ["crane (bird)", "crane (machine)"]
@@ -42,6 +44,7 @@ def test_which_networks_get_imagenets_names():
     """Those of the formats in which ImageNet's networks are released, with 1,000 outputs; nothing else is guessed."""
     assert readable_names(weights_with(None, format="released")) == class_names()
     assert readable_names(weights_with(None, format="timm")) == class_names()
+
     for weights in (
         weights_with(None),
         weights_with(None, 21_843, format="released"),
@@ -49,10 +52,14 @@ def test_which_networks_get_imagenets_names():
     ):
         assert readable_names(weights) is None
         assert not is_unnamed(weights)
+
         with rejects("classes", "--class_names=FILE"):
             outputs_of(weights)
+
     assert readable_names(weights_with(IDS)) == class_names()
+
     mixed = ("n01440764", "n99999999", "cat")
+
     assert readable_names(weights_with(mixed, 3)) == ("tench", "n99999999", "cat")
 
 
@@ -71,16 +78,20 @@ def test_outputs_by_any_spelling_in_a_larger_head(spelling):
     """Every third output stands for a class; two classes spelled alike, as the cranes, are in their order."""
     names = [f"n{90_000_000 + place} other" for place in range(3000)]
     names[1::3] = [spelling(one) for one in classes()]
+
     assert outputs_of(weights_with(tuple(names), 3000)).tolist() == list(range(1, 3000, 3))
 
 
 def test_outputs_in_another_order_and_classes_that_a_head_lacks():
     order = np.random.default_rng(0).permutation(1000)
     names = [IDS[number] for number in order]
+
     assert outputs_of(weights_with(tuple(names)))[order].tolist() == list(range(1000))
+
     for count in (1, 10):
         found = outputs_of(weights_with(tuple(names[count:]), 1000 - count))
         assert np.array_equal(np.flatnonzero(found < 0), np.sort(order[:count]))
+
     with rejects("989 of ImageNet's 1,000", "and 1 more"):
         outputs_of(weights_with(tuple(names[11:]), 989))
     with rejects("3 of ImageNet's 1,000", "tench, goldfish"):

@@ -15,6 +15,7 @@ def examples(num, width, num_classes, seed=0):
     mixing = rng.normal(size=(width, width)) / width**0.5 * np.logspace(0, -2, width)
     offset = rng.normal(size=width)
     draw = lambda count: (rng.normal(size=(count, width)) @ mixing + offset).astype(np.float32)  # noqa: E731
+
     return draw(num), rng.integers(0, num_classes, num), draw(50)
 
 
@@ -26,8 +27,10 @@ def released_scores(feature, label, num_classes, test, l2):
     std = feature.std(axis=0) + 1e-5
     x, y = (np.c_[(part - mean) / std, np.full(len(part), 100.0)] for part in (feature, test))
     weight = np.linalg.solve(
-        x.T @ x + l2 * np.eye(x.shape[1]), x.T @ (2 * np.eye(num_classes)[label] - 1)
+        x.T @ x + l2 * np.eye(x.shape[1]),
+        x.T @ (2 * np.eye(num_classes)[label] - 1),
     )
+
     return y @ weight
 
 
@@ -41,9 +44,12 @@ def assert_equals_float64(feature, label, test, num_classes):
         classifier = summary.solve(l2)
         expected = released_scores(feature, label, num_classes, test, l2)
         scores = np.concatenate(list(classifier.scores(test)))
+
         assert np.abs(scores - expected).max() < TOLERANCE, l2
+
         first, second = np.sort(expected, axis=1)[:, :-3:-1].T
         clear = first - second > 2 * TOLERANCE
+
         assert np.array_equal(classifier.predict(test)[clear], expected.argmax(axis=1)[clear])
 
 
@@ -64,6 +70,7 @@ def test_equals_float64(num, width, num_classes, monkeypatch):
     """Also where there are about as many examples as numbers of a feature, the worst conditioned systems."""
     monkeypatch.setattr(least_squares, "CHUNK", 256)  # several parts, the last one smaller
     feature, label, test = examples(num, width, num_classes)
+
     assert_equals_float64(feature, label, test, num_classes)
 
 
@@ -80,13 +87,16 @@ def test_dependent_and_constant_features():
         np.c_[part, -part.sum(axis=1), np.full(len(part), 7.0)].astype(np.float32)
         for part in (feature, test)
     ]
+
     assert_equals_float64(dependent[0], label, dependent[1], 5)
 
 
 def test_too_little_memory_says_how_much_and_what_to_lower(monkeypatch):
     monkeypatch.setattr(least_squares, "memory_bytes", lambda: 2**18)
     feature, label, _ = examples(900, 200, 40)
+
     with pytest.raises(
-        ValueError, match=r"matrix of 200 x 200 and 40 classes needs .* GiB.*Lower --shots="
+        ValueError,
+        match=r"matrix of 200 x 200 and 40 classes needs .* GiB.*Lower --shots=",
     ):
         LeastSquares(feature, label, 40)

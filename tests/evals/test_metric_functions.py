@@ -50,6 +50,7 @@ def test_every_function_exists_and_is_used():
     for name, metric in METRICS.items():
         assert bool(metric.function) == bool(metric.labels), name
         assert not metric.function or callable(resolve(metric.function, name))
+
     assert list_metrics("one") == [
         *("accuracy", "top5_accuracy", "f1_macro", "loss", "calibration_error"),
     ]
@@ -75,6 +76,7 @@ def expected(model):
         abs(((predicted_N == LABELS) - confidence_N)[bin_N == number].sum())
         for number in np.unique(bin_N)
     ]
+
     return {
         "accuracy": (predicted_N == LABELS).mean(),
         "top5_accuracy": (rank_N < 5).mean(),
@@ -87,7 +89,14 @@ def expected(model):
 CHOSEN = ("f1_macro", "top5_accuracy", "calibration_error", BRIER)
 
 
-@pytest.mark.parametrize(("num_devices", "global_batch"), [(1, 64), (8, 5), (3, 10)])
+@pytest.mark.parametrize(
+    ("num_devices", "global_batch"),
+    [
+        (1, 64),
+        (8, 5),
+        (3, 10),
+    ],
+)
 def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, monkeypatch):
     devices = jax.devices()[:num_devices]
     monkeypatch.setattr(jax, "devices", lambda *_: devices)
@@ -96,6 +105,7 @@ def test_evaluate_reports_chosen_metrics(num_devices, global_batch, expected, mo
     evaluate = evaluate_of(model, global_batch=global_batch, max_unreadable=0, chosen=chosen)
     source = MemorySource(PIXELS, LABELS, NAMES)
     found = evaluate(Labelled(source, "words", [], identity_map(NAMES))).values()
+
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5), name
 
@@ -106,6 +116,7 @@ def run_evaluator(kind, chosen, logits_NK, labels, mask_N, objective_sums):
     def step(scale, batch):
         logits_BK = batch.image_BHWC * scale
         rows = score_classes(logits_BK, batch) if batch.is_multilabel else {}
+
         return objective_sums(logits_BK, batch) | rows | make_measure(chosen)(logits_BK, batch)
 
     def make_batches():
@@ -142,8 +153,14 @@ def test_a_run_reports_the_same_metrics(model, expected):
         return sums_of(jnp.nan_to_num(logits_BK), batch)
 
     found = run_evaluator(
-        ClassificationEvaluator, chosen, logits_NK, pad(LABELS), mask_N, masked_sums
+        ClassificationEvaluator,
+        chosen,
+        logits_NK,
+        pad(LABELS),
+        mask_N,
+        masked_sums,
     )
+
     assert found == {k: pytest.approx(v, rel=1e-5) for k, v in expected.items()} | {
         "loss": 0.5,
         "images": 37,
@@ -169,12 +186,18 @@ def test_several_labels_have_their_own_metrics():
     gaps = [
         abs((label_NK - probability_NK)[bin_NK == number].sum()) for number in np.unique(bin_NK)
     ]
+
     assert found["calibration_error"] == pytest.approx(sum(gaps) / label_NK.size, rel=1e-5)
+
     brier = np.square(softmax(logits_NK) - label_NK).sum(axis=1).mean()
+
     assert found["brier"] == pytest.approx(brier, rel=1e-5)
+
     macro = f1_score(label_NK, probability_NK >= 0.5, average="macro")
+
     assert found["f1_macro"] == pytest.approx(macro)
     assert found["loss"] == 1
+
     with rejects("--metrics", "top5_accuracy.*multi-label"):
         choose_metrics(("top5_accuracy",), "--metrics").require_labels("several", "--metrics")
 
@@ -204,7 +227,11 @@ def test_two_metrics_with_one_name():
 
 
 @pytest.mark.parametrize(
-    ("function", "rule"), [("of_whole_batch", "a row for each"), ("largest_logit", "summarise")]
+    ("function", "rule"),
+    [
+        ("of_whole_batch", "a row for each"),
+        ("largest_logit", "summarise"),
+    ],
 )
 def test_values_without_the_form_of_a_metric(function, rule):
     chosen = choose_metrics((f"{__name__}:{function}",), "--metrics")

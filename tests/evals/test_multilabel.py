@@ -24,22 +24,33 @@ def test_average_precision_by_hand():
         / 10
     )
     is_true_NK = np.array(
-        [[1, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 1, 0]], bool
+        [[1, 0, 1, 0], [0, 0, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 1, 0]],
+        bool,
     )
+
     expected = [(1 + 2 / 3 + 3 / 4) / 3, (1 / 3 + 2 / 4) / 2, 1, NAN]
     order = np.array([3, 0, 4, 1, 2])  # which must not matter
+
     for rows in (slice(None), order, order[::-1]):
         np.testing.assert_allclose(
-            average_precisions(is_true_NK[rows], score_NK[rows]), expected, rtol=1e-12
+            average_precisions(is_true_NK[rows], score_NK[rows]),
+            expected,
+            rtol=1e-12,
         )
+
     constant = average_precisions(is_true_NK, np.zeros_like(score_NK))
+
     np.testing.assert_allclose(
-        constant, [0.6, 0.4, 1, NAN], rtol=1e-12, err_msg="the share of the class"
+        constant,
+        [0.6, 0.4, 1, NAN],
+        rtol=1e-12,
+        err_msg="the share of the class",
     )
 
 
 PROBABILITY = np.array(
-    [[0.9, 0.2, 0.6], [0.5, 0.1, 0.2], [0.3, 0.4, 0.9], [0.1, 0.3, 0.4]], np.float32
+    [[0.9, 0.2, 0.6], [0.5, 0.1, 0.2], [0.3, 0.4, 0.9], [0.1, 0.3, 0.4]],
+    np.float32,
 )
 LABEL = np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 0]])
 
@@ -50,6 +61,7 @@ def batches():
     logits = np.r_[logits, 9 * np.ones((2, 3))]
     label = np.r_[LABEL, np.zeros((2, 3), int)].astype(np.int32)
     mask = np.array([1, 1, 1, 1, 0, 0], np.float32)
+
     for part in (slice(0, 3), slice(3, 6)):
         yield (
             jnp.asarray(logits[part], jnp.float32),
@@ -67,12 +79,14 @@ def scores():
             "loss_B": np.array([1, 2, 3, 4], np.float32),
         }
     )
+
     return found
 
 
 def test_metrics_by_hand(scores):
     """Answers of class 0 are images 0 and 1, of which 0 is right; none of class 1; two of class 2, which none has."""
     per_class = scores.counts.per_class()
+
     assert per_class.images.tolist() == [2, 2, 0]
     np.testing.assert_allclose(per_class.precision, [1 / 2, NAN, NAN])
     np.testing.assert_allclose(per_class.recall, [1 / 2, 0, NAN])
@@ -86,7 +100,9 @@ def test_metrics_by_hand(scores):
         "f1_macro": pytest.approx(1 / 4),
         "loss": 2.5,
     }
+
     header, *rows = scores.class_rows()
+
     assert header == ["class", "images", "average_precision", "precision", "recall", "f1"]
     assert rows[1] == ["b", 2, "0.750000", "", "0.000000", "0.000000"]
     assert rows[2] == ["c", 0, "", "", "", ""]
@@ -111,11 +127,14 @@ def test_an_evaluator_counts_every_example_once(scores):
 
     split = Split("test", ("a", "b", "c"), 4, Opened)
     results = dict(MultilabelEvaluator(split, step).run(None))
+
     assert results == {k: pytest.approx(v) for k, v in scores.values().items()} | {"images": 4.0}
+
     (logits, batch), _ = batches()
     cross_entropy = -(LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)).sum(
         axis=1
     )
+
     np.testing.assert_allclose(score_classes(logits, batch)["loss_B"], cross_entropy[:3], rtol=1e-5)
 
 
@@ -127,5 +146,6 @@ def test_a_split_without_any_label_is_an_error():
         "loss_B": np.zeros(2, np.float32),
     }
     empty.add(rows)
+
     with pytest.raises(ValueError, match="No readable image has a label"):
         empty.values()

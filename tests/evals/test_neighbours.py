@@ -18,6 +18,7 @@ def features(num, seed, num_classes=5, width=16):
     labels = rng.integers(0, num_classes, num).astype(np.int32)
     centres = np.random.default_rng(9).normal(size=(num_classes, width))
     found = (centres[labels] + 2 * rng.normal(size=(num, width))).astype(np.float32)
+
     return Features(found, labels, np.ones(num, bool), np.arange(num, dtype=np.uint64))
 
 
@@ -29,6 +30,7 @@ def by_hand(train, test, k, temperature):
     index = np.argsort(-similarity)[:, :k]
     weight = np.exp(np.take_along_axis(similarity, index, axis=1) / temperature)
     votes = np.einsum("qk,qkc->qc", weight, np.eye(5)[train.label_N[index]])
+
     return (votes.argmax(axis=1) == test.label_N).mean()
 
 
@@ -37,6 +39,7 @@ def test_equals_numpy_over_all_pairs(temperature):
     train = features(130, 0)
     test = features(QUERIES + 41, 1)
     found = neighbour_accuracy(train, test, 5, neighbours=(1, 20, 50), temperature=temperature)
+
     assert found == pytest.approx({k: by_hand(train, test, k, temperature) for k in (1, 20, 50)})
     assert 0.2 < found[20] < 1
 
@@ -46,8 +49,12 @@ def test_the_greatest_come_first_and_of_equal_ones_the_lower_index(keys_at_once)
     keys = np.array([[0, 1], [1, 0], [2, 0], [1, 1]], np.float32)
     for k in (2, 4):
         ((similarity, index),) = nearest(
-            keys, np.array([[3, 0]], np.float32), k, keys_at_once=keys_at_once
+            keys,
+            np.array([[3, 0]], np.float32),
+            k,
+            keys_at_once=keys_at_once,
         )
+
         assert index.tolist() == [[1, 2, 3, 0][:k]]
         assert similarity[0] == pytest.approx([1, 1, 2**-0.5, 0][:k])
 
@@ -55,6 +62,7 @@ def test_the_greatest_come_first_and_of_equal_ones_the_lower_index(keys_at_once)
 def test_votes_are_weighted():
     similarity = np.array([[0.9, 0.8, 0.7]])
     label = np.array([[1, 0, 0]])
+
     assert vote(similarity, label, 2, temperature=0.05).tolist() == [1]  # 1 against e^-2 + e^-4
     assert vote(similarity, label, 2, temperature=1.0).tolist() == [0]
 
@@ -62,7 +70,9 @@ def test_votes_are_weighted():
 def test_too_few_images():
     train = features(12, 0)
     test = features(5, 1)
+
     assert list(neighbour_accuracy(train, test, 5)) == [10]
+
     with pytest.raises(ValueError, match="neighbours=20: must be at most 12, the readable"):
         neighbour_accuracy(train, test, 5, neighbours=(20,))
     with pytest.raises(ValueError, match=r"temperature=0\.0: must be a positive number"):
@@ -73,6 +83,7 @@ def test_evaluator():
     train = features(60, 0)
     test = features(20, 1)
     measure = make_neighbour_measure(5, neighbours=(3,))
+
     assert dict(measure(train, test)) == {
         "3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]
     }

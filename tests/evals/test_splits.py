@@ -61,8 +61,10 @@ def test_a_folder_made_for_testing_is_judged_whole(make):
     """Also a class with one image of it, and whatever the weights were trained on."""
     files = [*TEN_EACH, "cat/0.png"]
     data = make("testset", files)
+
     for weights in (sample_weights(), trained_on("digits")):
         source, words, notes, _ = open_labelled(data, weights)
+
         assert len(source) == 21
         assert (words, notes) == ("all of folder:testset, 21 of 21 images", [])
 
@@ -71,17 +73,24 @@ def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
     data = make("my-images")
     weights = trained_on(data)
     held_out, notes = judged(data, weights)
+
     assert (len(held_out), notes) == (6, [])
+
     (tmp_path / "link").symlink_to(tmp_path / "my-images")
     old = dataclasses.replace(
-        weights, training=dataclasses.replace(weights.training, data="folder:./my-images")
+        weights,
+        training=dataclasses.replace(weights.training, data="folder:./my-images"),
     )
+
     assert judged(data, old) == (held_out, []), (
         "a checkpoint of before has the path as it was given"
     )
+
     for other in ("my-images/", "./my-images", f"{tmp_path}/my-images", "link", "my-images/ant/.."):
         assert judged(f"folder:{other}", weights) == (held_out, []), other
+
     rest, _ = judged(data, weights, split="train")
+
     assert (
         sorted(held_out + rest) == sorted(judged(data, weights, split="all")[0]) == sorted(TEN_EACH)
     )
@@ -91,10 +100,12 @@ def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
 def test_a_copy_is_not_known_and_that_is_told(make):
     weights = trained_on(make("my-images"))
     names, notes = judged(make("copy"), weights)
+
     assert len(names) == 20
     assert len(notes) == 1
     assert re.search(
-        r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test", notes[0]
+        r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test",
+        notes[0],
     )
     assert judged("folder:copy", weights, split="test") == judged("folder:my-images", weights)
 
@@ -103,15 +114,18 @@ def test_names_of_the_run_are_names_here(make):
     data = make("my-images")
     weights = trained_on(data, train_split="fit", test_split="val")
     held_out = judged(data, weights)
+
     assert len(held_out[0]) == 6
     assert judged(data, weights, split="val") == judged(data, weights, split="test") == held_out
     assert judged(data, weights, split="fit") == judged(data, weights, split="train")
+
     with rejects("--split=vla", "train, test, all, fit, val"):
         open_labelled(data, weights, SplitChoice(split="vla"))
 
 
 def test_classes_of_the_run_are_those_judged(make):
     data = make("my-images", [*TEN_EACH, "emu/0.png", "emu/1.png"])
+
     assert len(judged(data, trained_on(data, classes=NAMES[:2]))[0]) == 6
     assert len(judged(data, trained_on(data), classes=("bee", "ant"))[0]) == 6
 
@@ -119,18 +133,28 @@ def test_classes_of_the_run_are_those_judged(make):
 def test_an_option_asks_for_a_holdout(make):
     data = make("images")
     names, notes = judged(data, sample_weights(), holdout_fraction=0.2, seed=1)
+
     assert (len(names), notes) == (4, [])
     assert len(judged(data, sample_weights(), split="train", holdout_fraction=0.2)[0]) == 16
     assert len(judged(data, sample_weights(), split="test")[0]) == 2
 
 
-@pytest.mark.parametrize("choice", [{"seed": 1}, {"holdout_fraction": 0.5}])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"seed": 1},
+        {"holdout_fraction": 0.5},
+    ],
+)
 def test_another_holdout_than_that_of_training_is_told(make, choice):
     data = make("images")
     weights = trained_on(data)
     names, notes = judged(data, weights, **choice)
+
     assert names != judged(data, weights)[0]
+
     (note,) = notes
+
     assert note.startswith(
         "training held out 0.3 of each class by seed 7; this is another hold-out"
     )
@@ -140,40 +164,54 @@ def test_another_holdout_than_that_of_training_is_told(make, choice):
 def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, tmp_path):
     data = make("my-images")
     config = InputConfig(
-        train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3
+        train_split="train",
+        test_split="test",
+        image_size=(8, 8),
+        holdout_fraction=0.3,
     )
     held_out, trained = (open_source(data, split, config, 7) for split in ("test", "train"))
     weights = trained_on(data, held_up_to=held_up_to(held_out, 7))
     fitted = {trained.name_of(index)[-9:] for index in range(len(trained))}
     before, notes = judged(data, weights)
+
     assert (len(before), notes) == (6, [])
     assert judged(data, trained_on(data)) == (before, []), (
         "weights of before, which do not state it"
     )
+
     (tmp_path / "my-images" / before[0]).unlink()
     make("my-images", [f"{name}/{letter}.png" for name in NAMES[:2] for letter in "abcdefghijkl"])
+
     assert fitted & {*judged(data, trained_on(data))[0]}, "the first by hash are others now"
+
     after, notes = judged(data, weights)
+
     assert not fitted & {*after}
     assert {*before[1:]} < {*after}
     assert notes == [
         "folder:my-images has changed since training: what was held out then is held out, and of new images those that "
         "would have been. No image has changed sides."
     ]
+
     rest, _ = judged(data, weights, split="train")
     everything, notes = judged(data, weights, split="all")
+
     assert sorted(rest + after) == sorted(everything)
     assert "trained on most of folder:my-images" in notes[0]
+
     pair = open_pair(data, SplitChoice(), weights.training)
+
     assert len(pair.test) == len(after)
     assert len(pair.train) == len(rest)
 
 
 def test_a_folder_that_was_given_splits_since(make):
     data = make(
-        "my-images", [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH]
+        "my-images",
+        [f"{split}/{file}" for split in ("test", "train") for file in TEN_EACH],
     )
     _, notes = judged(data, trained_on(data, held_up_to={"ant": "1" * 16}))
+
     assert notes == [
         "folder:my-images had no splits in training: its test may hold images of then."
     ]
@@ -182,13 +220,19 @@ def test_a_folder_that_was_given_splits_since(make):
 def test_split_folders(make):
     files = [f"{split}/{file}" for split in ("test", "Train", "val") for file in TEN_EACH]
     data = make("splits", [*files, "val/cat/0.png"])
+
     for weights in (sample_weights(), trained_on("folder:other", test_split="val")):
         source, words, notes, _ = open_labelled(data, weights)
+
         assert (words, notes) == ("test of folder:splits, 20 of 20 images", [])
         assert source.class_names == NAMES
+
     val = open_labelled(data, sample_weights(), SplitChoice(split="val"))
+
     assert val.words == "val of folder:splits, 21 of 21 images"
+
     own = trained_on(data, train_split="Train", test_split="test", holdout_fraction=0.1)
+
     assert open_labelled(data, own).words == "test of folder:splits, 20 of 20 images"
     assert len(open_labelled(data, own, SplitChoice(split="Train")).source) == 20
 
@@ -208,6 +252,7 @@ def test_split_folders(make):
 def test_options_without_effect_are_rejected(make, data, choice, options):
     make("flat")
     make("splits", [f"test/{file}" for file in TEN_EACH])
+
     with rejects(options, f"effect.*{data}"):
         open_labelled(data, sample_weights(), SplitChoice(**choice))
 
@@ -216,6 +261,7 @@ def test_classes_that_the_weights_do_not_know(make):
     data = make("four", [f"{name}/0.png" for name in ("bee", "emu", "gnat", "gnu")])
     with rejects("folder:four", r"classes.*: emu, gnat\..*ant, bee, cat"):
         open_labelled(data, sample_weights())
+
     data = make("many", [f"class{number:02}/0.png" for number in range(12)])
     with rejects("class09 and 2 more"):
         open_labelled(data, sample_weights())
@@ -230,8 +276,10 @@ def test_names_that_weights_have_twice(make):
     weights = sample_weights(class_names=("bee", "bee", *NAMES[2:]))
     with rejects("w.npz", "more than one class.*bee"):
         open_labelled(make("both", ["bee/0.png", "cat/0.png"]), weights)
+
     assert open_labelled(
-        make("else", ["cat/0.png", "dog/0.png"]), weights
+        make("else", ["cat/0.png", "dog/0.png"]),
+        weights,
     ).source.labels.tolist() == [2, 3]
 
 
@@ -243,6 +291,7 @@ def labels_by_folder(data, **details):
     source, _, notes, _ = open_labelled(data, dataclasses.replace(UNNAMED, **details))
     (note,) = notes
     folders = [source.name_of(index).split("/")[-2] for index in range(len(source))]
+
     return dict(zip(folders, source.labels.tolist(), strict=True)), note
 
 
@@ -256,8 +305,11 @@ def labels_by_folder(data, **details):
 )
 def test_integer_names_match_outputs_of_weights_without_names_by_value(make, outputs):
     found, note = labels_by_folder(make("numbers", [f"{name}/0.png" for name in outputs]))
+
     assert found == outputs
+
     pairs = [f"{name!r} is output {outputs[name]}" for name in sorted(outputs)]
+
     assert ", ".join(pairs[:5]) in note
     assert ("and 2 more" in note) == (len(pairs) == 7)
 
@@ -265,6 +317,7 @@ def test_integer_names_match_outputs_of_weights_without_names_by_value(make, out
 def test_outputs_beyond_nine_are_not_in_alphabetical_order(make):
     twelve = dataclasses.replace(UNNAMED.architecture, num_classes=12)
     data = make("twelve", [f"{number}/0.png" for number in range(12)])
+
     assert labels_by_folder(data, architecture=twelve)[0] == {
         str(number): number for number in range(12)
     }
@@ -290,17 +343,22 @@ def test_imagenet_names_match_outputs_of_weights_without_names(make):
     thousand = dataclasses.replace(UNNAMED.architecture, num_classes=1000)
     weights = {"architecture": thousand, "format": "timm"}
     by_id, note = labels_by_folder(make("ids", ["n01440764/0.png", "n15075141/0.png"]), **weights)
+
     assert by_id == {"n01440764": 0, "n15075141": 999}
     assert "ImageNet's names" in note
+
     by_name, _ = labels_by_folder(make("names", ["goldfish/0.png", "tench/0.png"]), **weights)
+
     assert by_name == {"goldfish": 1, "tench": 0}
 
 
 def test_a_dataset_that_numbers_its_classes_is_matched_by_these_numbers():
     ten = dataclasses.replace(UNNAMED.architecture, num_classes=10)
     source, _, notes, _ = open_labelled("digits", dataclasses.replace(UNNAMED, architecture=ten))
+
     assert source.class_names == tuple("0123456789")
     assert "numbers of the data's classes: '0' is output 0" in notes[0]
+
     with rejects("digits has 10 classes", "7.*--class_names="):
         open_labelled("digits", UNNAMED)
 
@@ -312,14 +370,20 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     lines = ["image,label", *(f"{file},{file[:3]}" for file in TEN_EACH[:14])]
     table.write_text("\n".join(lines))
     config = InputConfig(
-        train_split="train", test_split="test", image_size=(8, 8), holdout_fraction=0.3
+        train_split="train",
+        test_split="test",
+        image_size=(8, 8),
+        holdout_fraction=0.3,
     )
     held_out = open_source(f"csv:{table}", "test", config, 7)
     weights = trained_on(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
     before, notes = judged("csv:./my-images/table.csv", weights)
+
     assert (len(before), notes) == (4, [])
+
     table.write_text("\n".join([*lines, *(f"{file},{file[:3]}" for file in TEN_EACH[14:])]))
     after, notes = judged(f"csv:{table}", weights)
+
     assert {*before} < {*after}
     assert not {*TEN_EACH[:14]} & {*after} - {*before}
     assert "No image has changed sides" in notes[0]
@@ -334,12 +398,14 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
     def open_source(data, split, config, seed, held_then, range_option, *, is_classified):
         assert range_option == "--images.value_range"
+
         opened.append((data, split, config.data_dir))
         return type("Fake", (), {"class_names": ("a", "b"), "is_multilabel": False})()
 
     monkeypatch.setattr(splits, "open_source", open_source)
     for name in (*RELEASED, "vtab:pets"):
         open_pair(name, SplitChoice(data_dir="/data"))
+
     assert opened[-2:] == [("vtab:pets", "train800val200", "/data"), ("vtab:pets", "test", "/data")]
     assert len(RELEASED) == 7
     assert ("tfds:uc_merced", "train[:1000]", "/data") in opened
@@ -350,8 +416,10 @@ def test_released_datasets_have_their_splits(monkeypatch):
 
 def test_digits_with_classes_and_parts(data_dir):
     pair = open_pair(
-        "digits", SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]")
+        "digits",
+        SplitChoice(data_dir=data_dir, classes=("5", "7"), train_split="train[:50%]"),
     )
+
     assert pair.train.class_names == pair.test.class_names == ("5", "7")
     assert 0 < len(pair.train) < len(pair.test) * 3
 
@@ -362,6 +430,7 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
     then = dataclasses.replace(TRAINING, data=f"folder:{tmp_path}/./images")
     as_then = open_pair(data, SplitChoice(), then)
     fresh = open_pair(data, SplitChoice())
+
     assert (len(as_then.test), len(fresh.test)) == (8, 2)
     assert not {as_then.train.key_of(i) for i in range(12)} & {
         as_then.test.key_of(i) for i in range(8)
@@ -387,6 +456,7 @@ def test_splits_of_other_classes(tmp_path, monkeypatch):
         "open_source",
         lambda *_, **__: type("Fake", (), {"class_names": next(kinds), "is_multilabel": False})(),
     )
+
     with rejects("mine:x", "different classes"):
         open_pair("mine:x", SplitChoice())
 
@@ -395,20 +465,28 @@ def test_images_without_a_classifier_need_no_training_split_and_one_class(make):
     """As for features and duplicates; classes keep the numbers of a training split, and new ones follow."""
     make("tested", [f"test/{file}" for file in TEN_EACH])
     only_test = open_split("folder:tested", None, SplitChoice())
+
     assert only_test.class_names == NAMES[:2]
     assert only_test.labels.tolist() == [0] * 10 + [1] * 10
+
     make("single", ["emu/0.png", "emu/1.png"])
     single = open_split("folder:single", "all", SplitChoice())
+
     assert (single.class_names, single.labels.tolist()) == (("emu",), [0, 0])
+
     make("both", ["training/cat/0.png", "training/dog/0.png", "test/ant/0.png", "test/dog/1.png"])
     both = open_split("folder:both", "test", SplitChoice())
+
     assert both.class_names == ("cat", "dog", "ant")
     assert [both.name_of(index)[-9:] for index in range(2)] == ["dog/1.png", "ant/0.png"]
     assert both.labels.tolist() == [1, 2]
+
     with rejects(
-        "folder:tested has no split 'train'", "Name one of them as the split, such as 'test'"
+        "folder:tested has no split 'train'",
+        "Name one of them as the split, such as 'test'",
     ):
         open_split("folder:tested", "train", SplitChoice())
+
     make("empty", ["test/notes.txt"])
     with rejects("Folder 'empty/test'", "no images"):
         open_split("folder:empty", "test", SplitChoice())
@@ -418,6 +496,7 @@ def test_the_only_split_is_searched_for_duplicates(make):
     make("tested", [f"val/{file}" for file in TEN_EACH])
     make("parts", [f"{split}/{file}" for split in ("train", "val") for file in TEN_EACH])
     make("whole")
+
     assert split_to_search("folder:tested", "train", SplitChoice(), ["folder:parts"]) == "val"
     assert split_to_search("folder:parts", "train", SplitChoice(), ["folder:tested"]) == "train"
     assert split_to_search("folder:whole", "train", SplitChoice(), ["folder:tested"]) == "all"

@@ -23,16 +23,32 @@ OPEN_MPI = {
 }
 OPEN_MPI |= {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
 OPEN_MPI |= {"OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911"}
-JOBSET = {"JOBSET_NAME": "vit", "REPLICATED_JOB_NAME": "slice", "NUM_JOBS": "2", "JOB_INDEX": "1"}
+JOBSET = {
+    "JOBSET_NAME": "vit",
+    "REPLICATED_JOB_NAME": "slice",
+    "NUM_JOBS": "2",
+    "JOB_INDEX": "1",
+}
 JOBSET |= {"JOB_COMPLETION_INDEX": "2", "PROCESSES_IN_JOB": "4"}
-SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "node[01-02]"}
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "node[01-02]",
+}
 SLURM |= {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
-SLURM |= {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+SLURM |= {
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+}
 
 
 def find(environment, *, gpus=0):
     return find_place(
-        environment, has_tpu=False, count_gpus=lambda: gpus, find_host=lambda node: node
+        environment,
+        has_tpu=False,
+        count_gpus=lambda: gpus,
+        find_host=lambda node: node,
     )
 
 
@@ -85,7 +101,9 @@ def test_variables_that_are_missing_or_contradict_each_other_are_named(environme
 
 
 @pytest.mark.parametrize(
-    "environment", [OPEN_MPI, JOBSET, SLURM], ids=["Open MPI", "JobSet", "SLURM"]
+    "environment",
+    [OPEN_MPI, JOBSET, SLURM],
+    ids=["Open MPI", "JobSet", "SLURM"],
 )
 def test_what_is_given_replaces_what_the_cluster_says(environment):
     assert numbers(find(environment))[1:] == ((8, 6) if environment is JOBSET else (4, 3))
@@ -96,13 +114,18 @@ def test_what_is_given_replaces_what_the_cluster_says(environment):
 
 def test_open_mpi():
     host, port = find(OPEN_MPI).coordinator.split(":")
+
     assert host == "10.96.0.1"
     assert 61440 <= int(port) < 65536
     assert find(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0"}).coordinator == f"{host}:{port}"
     assert find(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
+
     uri = {"OMPI_MCA_orte_hnp_uri": "1314521088.0;tcp6://[fe80::b9b,2620:10d]:43370"}
+
     assert find(OPEN_MPI | uri).coordinator.startswith("[fe80::b9b]:")
+
     version_5 = without(OPEN_MPI, "OMPI_MCA_orte_hnp_uri")
+
     assert find(version_5 | {"PMIX_NAMESPACE": "prterun-login-1-4711@1"}).coordinator.startswith(
         "login-1:"
     )
@@ -115,12 +138,14 @@ def test_open_mpi():
 
 def test_jobset():
     assert find(JOBSET).coordinator == "vit-slice-0-0.vit:8476"
+
     alone = {
         "PROCESSES_IN_JOB": "1",
         "NUM_JOBS": "1",
         "JOB_INDEX": "0",
         "JOB_COMPLETION_INDEX": "0",
     }
+
     assert find(JOBSET | alone) is None
 
 
@@ -152,6 +177,7 @@ def pod(monkeypatch):
     absent.is_there = False
     monkeypatch.setattr(clusters, "GceTpuCluster", pod)
     monkeypatch.setattr(clusters, "GkeTpuCluster", absent)
+
     return pod
 
 
@@ -170,8 +196,11 @@ def test_a_tpu_pod_as_jax_sees_it(pod):
 
 def test_a_tpu_of_one_host_joins_nobody_and_one_without_metadata_is_refused(pod):
     pod.hosts = 1
+
     assert on_tpu({}) is None
+
     pod.is_there = False
+
     assert on_tpu({}) is None
 
     def refused():
@@ -179,6 +208,7 @@ def test_a_tpu_of_one_host_joins_nobody_and_one_without_metadata_is_refused(pod)
 
     pod.is_there = True
     pod.get_process_count = refused
+
     with pytest.raises(ValueError, match="VIT_JAX_NUM_PROCESSES=1 is enough"):
         on_tpu({})
 
@@ -187,14 +217,17 @@ def test_jaxs_private_detection_has_the_names_that_are_used():
     from vit_jax.hosts.internals import clusters, global_state, running_in_cloud_tpu_vm
 
     moved = f"JAX {jax.__version__} has changed private names: adapt vit_jax/hosts/internals.py"
+
     assert running_in_cloud_tpu_vm is False, moved
     assert {"client", "process_id", "num_processes"} <= vars(global_state).keys() | vars(
         type(global_state)
     ).keys(), moved
+
     for kind in (clusters.GceTpuCluster, clusters.GkeTpuCluster):
         assert kind.is_env_present() is False, moved
         for name in ("get_process_count", "get_process_id", "get_coordinator_address"):
             assert callable(getattr(kind, name)), moved
+
     assert cluster.tpu_place({}, 1) is None
 
 
@@ -211,13 +244,18 @@ def one_node(num_tasks, task, **more):
     return (
         SLURM
         | of_all
-        | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task), "SLURM_NODEID": "0"}
+        | {
+            "SLURM_PROCID": str(task),
+            "SLURM_LOCALID": str(task),
+            "SLURM_NODEID": "0",
+        }
         | more
     )
 
 
 def test_a_step():
     coordinator, num_processes, process_id = numbers(find(SLURM))
+
     assert (num_processes, process_id) == (4, 3)
     assert coordinator == f"node01:{61440 + 77}"
     assert find(SLURM | {"SLURM_STEP_ID": "1"}).coordinator != coordinator
@@ -246,7 +284,14 @@ def test_a_shell_in_a_job_runs_alone(shell):
 
 def test_a_step_of_one_task_in_a_job_of_many():
     assert (
-        find(SLURM | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
+        find(
+            SLURM
+            | {
+                "SLURM_NTASKS": "4",
+                "SLURM_STEP_NUM_TASKS": "1",
+                "SLURM_PROCID": "0",
+            }
+        )
         is None
     )
     assert (
@@ -278,20 +323,30 @@ def test_a_malformed_list_of_nodes_is_an_error_that_shows_it(nodes):
         found = find(SLURM | {"SLURM_STEP_NODELIST": nodes}).coordinator.rpartition(":")[0]
     except ValueError as error:
         found = str(error)
+
     assert re.fullmatch(r"[a1.-]+", found) or found.startswith(
         f"SLURM_STEP_NODELIST={nodes!r} is not a list like "
     )
 
 
 NODES = "SLURM_STEP_TASKS_PER_NODE"
-UNEVEN = SLURM | {NODES: "2(x3),1", "SLURM_NODEID": "3", "SLURM_LOCALID": "0"}
+UNEVEN = SLURM | {
+    NODES: "2(x3),1",
+    "SLURM_NODEID": "3",
+    "SLURM_LOCALID": "0",
+}
 
 
 @pytest.mark.parametrize(
     ("environment", "visible", "share"),
     [
         (
-            SLURM | {NODES: "1(x4)", "SLURM_LOCALID": "0", "SLURM_NODEID": "3"},
+            SLURM
+            | {
+                NODES: "1(x4)",
+                "SLURM_LOCALID": "0",
+                "SLURM_NODEID": "3",
+            },
             "0,1,2,3,4,5,6,7",
             None,
         ),  # one uses all
@@ -340,11 +395,14 @@ def test_a_node_whose_name_does_not_resolve(answer, expected, monkeypatch, tmp_p
 """)
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
     assert find_host("localhost") == "localhost"
+
     if expected == "127.0.0.1":
         assert find_host("no-node") == expected
     else:
         with pytest.raises(
-            ValueError, match=f"SLURM node no-node: its name must resolve .*{expected}"
+            ValueError,
+            match=f"SLURM node no-node: its name must resolve .*{expected}",
         ):
             find_host("no-node")

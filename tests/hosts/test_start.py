@@ -23,14 +23,18 @@ def fresh(monkeypatch):
     spec = importlib.util.find_spec("vit_jax.hosts")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+
     return module
 
 
 def test_one_process_does_not_join(fresh, capsys):
     fresh.start()
+
     assert (fresh.this_process().process_id, fresh.this_process().num_processes) == (0, 1)
     assert fresh.is_first()
+
     fresh.wait_for_all("alone")
+
     assert capsys.readouterr().out == ""
 
 
@@ -62,6 +66,7 @@ def service(monkeypatch):
     service = Service()
     monkeypatch.setattr(hosts, "global_state", types.SimpleNamespace(client=service))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
+
     return service
 
 
@@ -72,6 +77,7 @@ def test_processes_wait_for_each_other_by_the_service_whose_time_limit_is_ours(
     monkeypatch.setattr(hosts, "multihost_utils", None)
     hosts.wait_for_all("here")
     hosts.wait_for_all("here")
+
     assert hosts.gather("") == ["", " of the other"]
     assert min(limit for _, limit in service.barriers) >= 3600_000
 
@@ -83,6 +89,7 @@ def test_what_is_gathered_does_not_fill_the_service(service):
         assert {f'"{n}"' for n in range(max(0, number - 1), number + 1)} <= set(
             service.said.values()
         )
+
     assert len(service.said) == 4
     assert len(set(service.barriers)) == 1
 
@@ -97,6 +104,7 @@ def test_cpus_connect_when_all_processes_are_there(fresh, service):
     fresh.start()
     fresh.start()  # has no effect
     (here, limit), (compiled, _), collective = service.barriers
+
     assert (limit >= 3600_000, collective) == (True, "collective")
     assert (here, compiled) == ("vit_jax/devices", "vit_jax/compiled"), (
         "compiling takes long on a busy machine"
@@ -113,28 +121,38 @@ def test_an_invalid_time(fresh, monkeypatch, seconds):
 def test_errors_are_reported_unless_all_processes_raise_them(monkeypatch):
     heard = []
     monkeypatch.setattr(hosts.this_process(), "fail", heard.append)
+
     with pytest.raises(KeyError), hosts.ends_together(KeyError):
         raise KeyError("all")
+
     assert heard == []
+
     error = ValueError("mine")
     with pytest.raises(ValueError, match="mine"), hosts.ends_together(KeyError):
         raise error
+
     assert heard == [error]
 
 
 def place():
     return Place(
-        launcher="test", coordinator=f"127.0.0.1:{free_port()}", num_processes=2, process_id=0
+        launcher="test",
+        coordinator=f"127.0.0.1:{free_port()}",
+        num_processes=2,
+        process_id=0,
     )
 
 
 def test_the_service_continues_after_the_first_process_for_the_given_time():
     service = start_service(place())
+
     assert service is not None
+
     tell_service(service, 60)
     tell_service(service, 1)
     began = time.monotonic()
     service.stdin.close()
+
     assert service.wait(timeout=300) == 0
     assert time.monotonic() - began > 0.9  # at least, however busy the machine
 
@@ -148,9 +166,11 @@ def test_a_jaxlib_that_has_no_such_service(monkeypatch):
             "import sys; sys.modules['jaxlib'] = None; sys.argv = sys.argv[1:]; import runpy; "
         )
         program += "runpy.run_path(sys.argv[0], run_name='__main__')"
+
         return popen([words[0], "-c", program, *words[2:]], **options)
 
     monkeypatch.setattr(subprocess, "Popen", without)
+
     assert start_service(place()) is None
 
 

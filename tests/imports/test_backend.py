@@ -26,6 +26,7 @@ def fail(platforms, monkeypatch, found, error=None):
     """As JAX does, with these plugins installed."""
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
     monkeypatch.setattr(backend, "_all_plugins", lambda: dict.fromkeys(found, "1.2"))
+
     with explained_backend():
         XLA_BRIDGE["backends"](error or RuntimeError("Unable to initialize backend"))
 
@@ -65,7 +66,8 @@ def test_an_installed_platform_that_does_not_start_may_start_later(
     """No ValueError: its exit code is 1, after which launchers try again."""
     monkeypatch.setattr(backend, "NVIDIA_DEVICES", ("proc",))  # a GPU is there
     with pytest.raises(
-        BackendError, match=f"(?s)the devices cannot be used.*Unable to initialize.*{advice}"
+        BackendError,
+        match=f"(?s)the devices cannot be used.*Unable to initialize.*{advice}",
     ):
         fail(platforms, monkeypatch, found)
 
@@ -85,20 +87,27 @@ def test_other_errors_stay_as_they_are(monkeypatch):
 def test_the_other_processes_of_a_run_hear_the_same_message(monkeypatch):
     heard = []
     monkeypatch.setattr(
-        hosts, "_this_process", type("Peers", (), {"fail": staticmethod(heard.append)})
+        hosts,
+        "_this_process",
+        type("Peers", (), {"fail": staticmethod(heard.append)}),
     )
+
     with rejects("JAX_PLATFORMS=bogus"), hosts.ends_together():
         fail("bogus", monkeypatch, ())
+
     assert "JAX_PLATFORMS=bogus" in str(heard[0])
 
 
 def test_exit_codes(monkeypatch, capsys):
     for found, code in (((), 2), (("libtpu",), 1)):
         monkeypatch.setattr(
-            cli, "_find", lambda verb, found=found: lambda rest: fail("tpu", monkeypatch, found)
+            cli,
+            "_find",
+            lambda verb, found=found: lambda rest: fail("tpu", monkeypatch, found),
         )
         with pytest.raises(SystemExit) as end:
             cli.main(["doctor"])
+
         assert end.value.code == code
         assert capsys.readouterr().err.startswith("vit-jax: JAX_PLATFORMS=tpu: ")
 
@@ -121,6 +130,7 @@ for words in json.loads(sys.argv[1]):
 def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
     if any(platform in name for name in backend.plugins()):
         pytest.skip(f"{platform} is installed here")
+
     workdir = str(tiny_run.workdir)
     image = str(ROOT / "docs/figures")
     verbs = [
@@ -150,8 +160,11 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
         capture_output=True,
         text=True,
     )
+
     assert "Traceback" not in ended.stderr, ended.stderr
+
     messages = [line for line in ended.stderr.splitlines() if line.startswith("vit-jax: ")]
+
     assert all(
         line.startswith(f"vit-jax: JAX_PLATFORMS={platform}: the platform") for line in messages
     ), ended.stderr
@@ -185,7 +198,12 @@ def machine(tmp_path, monkeypatch):
         return backend.default_platforms(environment, tmp_path)
 
     return types.SimpleNamespace(
-        decide=decide, add=add, add_module=add_module, specs=specs, plugins=plugins, root=tmp_path
+        decide=decide,
+        add=add,
+        add_module=add_module,
+        specs=specs,
+        plugins=plugins,
+        root=tmp_path,
     )
 
 
@@ -195,7 +213,9 @@ def test_without_any_hint_it_is_the_cpu(machine):
     assert (
         machine.decide(TPU_SKIP_MDS_QUERY="1", TPU_LIBRARY_PATH="libtpu.so") == "cpu"
     )  # which JAX sets
+
     machine.add("sys/bus/pci/drivers/gvnic/0000:00:04.0/vendor")  # a Google VM's network card
+
     assert machine.decide() == "cpu"
 
 
@@ -222,21 +242,35 @@ def test_what_a_user_has_chosen_stays(machine):
 
 def test_with_a_plugin_or_without_libtpu_jax_decides(machine):
     machine.plugins.append(types.SimpleNamespace(name="metal"))
+
     assert machine.decide() == ""
+
     machine.plugins.clear()
     machine.add_module("metal")
+
     assert machine.decide() == ""
+
     machine.specs |= {"jax_plugins": None, "libtpu": None}
+
     assert machine.decide() == ""
 
 
-@pytest.mark.parametrize("libtpu", [None, object()])
+@pytest.mark.parametrize(
+    "libtpu",
+    [
+        None,
+        object(),
+    ],
+)
 def test_the_plugin_for_cuda_without_a_gpu_is_the_cpu(machine, libtpu):
     machine.specs["libtpu"] = libtpu
     machine.add_module("xla_cuda12")
     machine.plugins.append(types.SimpleNamespace(name="xla_cuda12"))
+
     assert machine.decide() == "cpu"
+
     machine.add("dev/nvidia0")
+
     assert machine.decide() == ""
 
 
@@ -256,13 +290,17 @@ def test_the_plugin_for_cuda_is_hidden_without_a_gpu(
 ):
     modules = {}
     monkeypatch.setattr(backend, "sys", types.SimpleNamespace(modules=modules))
+
     if file:
         machine.add(file)
+
     backend.hide_cuda({"JAX_PLATFORMS": platforms}, machine.root)
+
     assert ("jax_cuda12_plugin" in modules, "jax_plugins.xla_cuda13" in modules) == (
         is_hidden,
         is_hidden,
     )
+
     if is_hidden:
         modules["jax_plugins.xla_cuda12"].initialize()  # as JAX does
 
@@ -270,7 +308,8 @@ def test_the_plugin_for_cuda_is_hidden_without_a_gpu(
 @pytest.mark.tools
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.skipif(
-    backend.default_platforms({}, pathlib.Path("/")) == "", reason="there may be an accelerator"
+    backend.default_platforms({}, pathlib.Path("/")) == "",
+    reason="there may be an accelerator",
 )
 def test_a_command_prints_no_errors_of_absent_accelerators():
     variables = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
@@ -283,4 +322,5 @@ def test_a_command_prints_no_errors_of_absent_accelerators():
         cwd=ROOT,
         timeout=HANG_SECONDS,
     )
+
     assert (result.returncode, result.stderr) == (0, "")

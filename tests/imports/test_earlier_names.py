@@ -29,5 +29,6 @@ assert vit_jax.tools.figures.network.__name__ == "vit_jax.tools.figures.network"
 def test_other_names_are_left_to_python():
     assert find_present_name("vit_jax.planning") is None
     assert find_present_name("vit_jax.data") is None
+
     with pytest.raises(ModuleNotFoundError, match=r"vit_jax\.tools\.figures\.missing"):
         importlib.import_module("vit_jax.figures.missing")

@@ -29,6 +29,7 @@ def environment(tmp_path, monkeypatch):
         folder = packages / "vit_jax-0.2.0.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vit_jax\nVersion: 0.2.0\n")
+
         if origin is not None:
             (folder / "direct_url.json").write_text(json.dumps(origin))
 
@@ -65,6 +66,7 @@ def test_a_copy_is_installed_from_its_origin(environment, origin, requirement):
 def test_the_pip_is_that_of_this_python(environment, monkeypatch):
     environment(None)
     monkeypatch.setenv("PATH", "/usr/bin")
+
     assert extras.install_command("onnx") == f"{sys.executable} -m pip install 'vit_jax[onnx]'"
 
 

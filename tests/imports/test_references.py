@@ -73,18 +73,23 @@ def modules(tmp_path, monkeypatch):
 def test_other_texts(text):
     assert all(map(is_reference, ("a:b", "a.b_2.C:d", "a:B.c", "_a:_b")))
     assert not is_reference(text)
+
     with pytest.raises(
-        ValueError, match=r"config\.x=.* is not a reference: write package\.module:name"
+        ValueError,
+        match=r"config\.x=.* is not a reference: write package\.module:name",
     ):
         resolve(text, "config.x")
 
 
 def test_names_in_modules_of_the_working_directory(modules, monkeypatch):
     modules(mine=SOURCE, minelib__sub="from mine import value")
+
     assert resolve("mine:Net.build", "config.x")() == 3
     assert resolve("minelib.sub:value", "config.x") == 7
+
     modules(fractions="Fraction = None")  # hides no installed package
     monkeypatch.delitem(sys.modules, "fractions", raising=False)
+
     assert resolve("fractions:Fraction", "config.x") is not None
 
 
@@ -150,11 +155,13 @@ def test_a_file_names_no_code_that_is_not_allowed(modules, text, allowed):
         match=rf"^part\.0='{text}': w\.npz names code of (\w+), .* --weights.allow_code=\S*\1 ",
     ):
         resolve(stored(text, *allowed), "config.x")
+
     assert (text.partition(":")[0] in sys.modules) == (allowed == ("mine",))
 
 
 def test_a_file_names_allowed_code(modules):
     modules(mine=f"from sys import exit\n{SOURCE}", minelib__sub="value = 7")
+
     assert resolve(stored("mine:Net.build", "other", "mine"), "config.x")() == 3
     assert resolve(stored("minelib.sub:value", "minelib"), "config.x") == 7
     assert resolve(stored("minelib.sub:value", "minelib.sub"), "config.x") == 7
@@ -172,21 +179,28 @@ def test_marks_stay():
         "e": "tfds:cifar10",
     }
     marked = mark_stored(copy.deepcopy(metadata), "w.npz", ("x",))
+
     assert marked == metadata
+
     references = [marked["a"], marked["b"]["c"][0], marked["b"]["c"][4]["d"], marked["e"]]
+
     assert [reference.field for reference in references] == ["a", "b.c.0", "b.c.4.d", "e"]
     assert type(marked["b"]["c"][3]) is str
+
     a = dataclasses.replace(VIT, block=references[0])
     copies = (copy.deepcopy(a), pickle.loads(pickle.dumps(a)), dataclasses.replace(a, depth=3))
+
     for again in (*(other.block for other in copies), dataclasses.asdict(a)["block"]):
         assert isinstance(again, StoredReference)
         assert (again, again.file, again.field, again.allowed) == ("x:y", "w.npz", "a", ("x",))
+
     assert StoredReference("x:y").allowed == ()
 
 
 def test_packages():
     assert allowed_code("") == allowed_code(()) == ()
     assert allowed_code("a,b.c") == allowed_code(["a", "b.c"]) == ("a", "b.c")
+
     for wrong in ("a-b", "a b", ".", "a.", "*", "a:", ["a", 3]):
         with pytest.raises(ValueError, match=r"^allow_code=.*: must be the name of a package\."):
             allowed_code(wrong)
@@ -196,7 +210,10 @@ def test_the_working_directory_is_not_searched_for_an_installed_package(modules)
     """Nor for what that package lacks, later in this process."""
     modules(minelib="value = 3")
     resolve("fractions:Fraction", "config.x")
+
     assert "minelib" not in sys.modules
+
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("minelib")
+
     assert resolve("minelib:value", "config.x") == 3

@@ -35,26 +35,32 @@ def run(words):
     out = io.StringIO()
     err = io.StringIO()
     code = 0
+
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             cli.main(words)
         except SystemExit as end:
             code = end.code
+
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
 def succeed(words):
     """What the verb prints."""
     outcome = run(words)
+
     assert outcome.code == 0, outcome.err
+
     return outcome.out
 
 
 def rejected(words):
     """The message of a verb whose words are wrong."""
     outcome = run(words)
+
     assert outcome.code == 2
     assert outcome.err.startswith("vit-jax: ")
+
     return outcome.err
 
 
@@ -81,10 +87,16 @@ def start_held_at(call, words, folder, **environment):
     file = folder / "held"
     file.unlink(missing_ok=True)
     process = start(
-        words, devices=1, PYTHONPATH=HELD, HELD_CALL=call, HELD_FILE=str(file), **environment
+        words,
+        devices=1,
+        PYTHONPATH=HELD,
+        HELD_CALL=call,
+        HELD_FILE=str(file),
+        **environment,
     )
     wait_until(file.exists, process)
     file.unlink()
+
     return process
 
 
@@ -118,7 +130,9 @@ def run_series(verbs, environments, *, devices):
     """Verbs that the same processes run one after the other: for each of these, the outcomes in every process."""
     words = [json.dumps([[str(word) for word in words] for words in verbs])]
     outcomes = finish(start_all(words, environments, devices=devices, program=("-c", SERIES)))
+
     assert all(outcome.out.count(chr(12)) >= len(verbs) - 1 for outcome in outcomes), outcomes
+
     apart = [
         zip(outcome.out.split(chr(12)), outcome.err.split(chr(12)), strict=True)
         for outcome in outcomes
@@ -127,6 +141,7 @@ def run_series(verbs, environments, *, devices):
         [Outcome(outcome.code, *texts) for texts in pairs]
         for outcome, pairs in zip(outcomes, apart, strict=True)
     ]
+
     return list(zip(*made, strict=True))[: len(verbs)]
 
 
@@ -186,6 +201,7 @@ def wait_until(condition, process):
     while not condition():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline, "hangs"
+
         time.sleep(0.01)
 
 

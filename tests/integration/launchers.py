@@ -27,6 +27,7 @@ def slurm(num_processes):
     }
     step |= {"SLURM_STEP_NUM_TASKS": str(num_processes), "SLURM_NTASKS": str(num_processes)}
     step |= {"SLURM_STEP_TASKS_PER_NODE": f"1(x{num_processes})", "SLURM_LOCALID": "0"}
+
     return [step | {"SLURM_PROCID": str(i), "SLURM_NODEID": str(i)} for i in range(num_processes)]
 
 
@@ -35,24 +36,31 @@ def jobset(num_processes):
 
     The name of the first pod means nothing outside of its cluster: the address is given.
     """
-    jobs = {"JOBSET_NAME": "vit", "REPLICATED_JOB_NAME": "workers", "NUM_JOBS": str(num_processes)}
+    jobs = {
+        "JOBSET_NAME": "vit",
+        "REPLICATED_JOB_NAME": "workers",
+        "NUM_JOBS": str(num_processes),
+    }
     jobs |= {
         "JOB_COMPLETION_INDEX": "0",
         "PROCESSES_IN_JOB": "1",
         "VIT_JAX_COORDINATOR": f"127.0.0.1:{free_port()}",
     }
+
     return [jobs | {"JOB_INDEX": str(i)} for i in range(num_processes)]
 
 
 def open_mpi(num_processes):
     """`mpirun` of Open MPI 5, all on this machine."""
     world = dict.fromkeys(
-        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), str(num_processes)
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        str(num_processes),
     )
     world |= {
         "PMIX_NAMESPACE": f"prterun-here-{free_port()}@1"
     }  # a number that no other run has now
     ranks = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
+
     return [world | dict.fromkeys(ranks, str(i)) for i in range(num_processes)]
 
 

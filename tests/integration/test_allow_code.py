@@ -61,7 +61,8 @@ def here(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     weights = sample_weights(dataclasses.replace(SEVEN))
     named = dataclasses.replace(
-        weights, architecture=dataclasses.replace(SEVEN, block="evil:Block")
+        weights,
+        architecture=dataclasses.replace(SEVEN, block="evil:Block"),
     )
     save_weights(named, tmp_path / "run", OWN)
     write_file(tmp_path / "w.safetensors", network="evil:build")
@@ -123,9 +124,12 @@ def test_a_verb_runs_no_code_of_a_file(here, verb, source):
         [word.replace("W", source) if "=W" in word or word == "W" else word for word in VERBS[verb]]
     )
     sys.modules.pop("mine", None)
+
     assert outcome.code == 2
     assert re.search(refused("evil:(Block|build)", source), outcome.err), outcome.err
+
     has_recipe = verb in ("finetune", "vtab")
+
     assert f"--{'config' if has_recipe else 'weights'}.allow_code=evil " in outcome.err
     assert not (here / "ran").exists()
     assert "evil" not in sys.modules
@@ -137,25 +141,38 @@ def test_load_model_runs_no_code_of_a_file(here, source):
         vit_jax.load_model(source)
     with pytest.raises(ValueError, match=r"--weights\.allow_code=evi,evil "):
         vit_jax.load_model(source, allow_code="evi")
+
     assert not (here / "ran").exists()
 
 
-@pytest.mark.parametrize("field", ["network", "block", "position_embedding", "pool", "head"])
+@pytest.mark.parametrize(
+    "field",
+    [
+        "network",
+        "block",
+        "position_embedding",
+        "pool",
+        "head",
+    ],
+)
 def test_every_field_of_a_network(here, field, monkeypatch):
     called = []
     monkeypatch.setattr(os, "system", lambda *words: called.append(words))
     write_file(here / "os.safetensors", **{field: "os:system"})
+
     with pytest.raises(
         ValueError,
         match=rf"^architecture\.{field}='os:system': \S*os\.safetensors names code of os,",
     ):
         vit_jax.load_model("os.safetensors")
+
     assert called == []
 
 
 @pytest.mark.parametrize("source", ["run", "w.safetensors"])
 def test_allowed_code_runs(here, source):
     (path, *_) = sorted((here / "images/ant").iterdir())
+
     assert (
         succeed(["predict", source, str(path), "--weights.allow_code=other,evil"]).count("000.png")
         == 1
@@ -175,15 +192,21 @@ def test_allowed_code_is_trained(here, verb):
         word.replace("W", "run") if "=W" in word or word == "W" else word for word in VERBS[verb]
     ] + overrides
     succeed([*words, "--allow_code=evil"])
+
     assert (here / "ran").exists()
+
     succeed([*words, "--config.allow_code=other,evil"])
+
     assert re.search(refused("evil:Block", "run"), run(words).err)
+
     sys.modules.pop("mine", None)
 
 
 def test_a_model_of_allowed_code_is_used_and_saved(here):
     model = vit_jax.load_model("run", allow_code=("evil",))
+
     assert model.predict(sample_pixels(2)).shape == (2, len(NAMES))
+
     model.save("saved")
     with pytest.raises(ValueError, match=refused("evil:Block", "saved")):
         vit_jax.load_model("saved")
@@ -196,8 +219,10 @@ def test_an_allowed_package_does_not_allow_what_it_imports(here, monkeypatch):
     pattern = (
         r"'evil:shutil\.rmtree': \S+ names code of shutil, .* --weights.allow_code=evil,shutil "
     )
+
     with pytest.raises(ValueError, match=pattern):
         vit_jax.load_model("w.safetensors", allow_code=("evil",))
+
     assert called == []
 
 
@@ -206,13 +231,18 @@ def test_the_config_of_the_command_allows_the_same_network(here):
     from vit_jax.train.starting_weights import initial_weights
 
     config = vit_jax.config.load_recipe(
-        str(RECIPE), flags("init_from=run", "model.block=evil:Block")
+        str(RECIPE),
+        flags("init_from=run", "model.block=evil:Block"),
     )
+
     assert initial_weights(config).architecture.block == "evil:Block"
+
     other = vit_jax.config.load_recipe(str(RECIPE), flags("init_from=run", "data=evil:Block"))
     with pytest.raises(ValueError, match=refused("evil:Block", "run")):
         initial_weights(other)
+
     allowed = vit_jax.config.load_recipe(str(RECIPE), flags("init_from=run", "allow_code=evil"))
+
     assert initial_weights(allowed).architecture.block == "evil:Block"
 
 
@@ -225,13 +255,16 @@ def downloaded(here, tiny_run):
         metadata["training"] |= {"data": "evil:open_data"}
         del metadata[METADATA_DIGEST]
         file.write_text(json.dumps(metadata | {METADATA_DIGEST: metadata_digest(metadata)}))
+
     config = json.loads((here / "tiny/config.json").read_text())
     (here / "tiny/config.json").write_text(json.dumps(config | {"data": "evil:open_data"}))
+
     return here
 
 
 def test_a_report_names_data_and_does_not_open_it(downloaded):
     outcome = run(["report", "tiny"])
+
     assert outcome.code == 0
     assert re.search(r"training\.data='evil:open_data': .*--weights.allow_code=evil ", outcome.err)
     assert "evil:open_data" in (downloaded / "report.html").read_text()
@@ -241,6 +274,7 @@ def test_a_report_names_data_and_does_not_open_it(downloaded):
 @pytest.mark.slow
 def test_a_report_opens_allowed_data(downloaded):
     outcome = run(["report", "tiny", "--weights.allow_code=evil"])
+
     assert (outcome.code, outcome.err) == (0, "")
     assert (downloaded / "ran").exists()
 
@@ -249,6 +283,7 @@ def test_a_report_runs_no_network_of_a_file(downloaded):
     shutil.rmtree(downloaded / "tiny/checkpoints")
     shutil.copytree(downloaded / "run/checkpoints", downloaded / "tiny/checkpoints")
     outcome = run(["report", "tiny", "--without_data"])
+
     assert outcome.code == 2
     assert re.search(refused("evil:Block", "tiny"), outcome.err)
     assert not (downloaded / "ran").exists()
@@ -261,5 +296,6 @@ def test_data_that_the_user_names_are_opened(downloaded):
 
 def test_a_card_prints_a_reference(here):
     card = model_card(sample_weights(training=TRAINING), OWN, "w")
+
     assert "`evil:open_data`" in card
     assert not (here / "ran").exists()

@@ -25,6 +25,7 @@ def trunk(data_dir, tmp_path_factory):
     """A run of 10 steps, whose cooldown begins at step 7."""
     workdir = tmp_path_factory.mktemp("branches") / "trunk"
     succeed(pretraining(data_dir, workdir, *FIELDS, "total=10 steps"))
+
     return workdir
 
 
@@ -49,16 +50,23 @@ def test_a_branch_continues_the_trunk_as_if_it_had_run_alone(trunk, data_dir, tm
     branch = tmp_path / "branch"
     alone = tmp_path / "alone"
     out = succeed(pretraining(data_dir, branch, *FIELDS, "total=8 steps", f"resume_from={trunk}"))
+
     assert f"continuing from step 4 of {trunk}" in out, "the newest before both cooldowns"
+
     followed = {step: rate for step, rate in rates(trunk).items() if step <= 4} | rates(branch)
+
     assert followed == pytest.approx(
-        {step: expected_rate(step, 8) for step in range(1, 9)}, rel=1e-5
+        {step: expected_rate(step, 8) for step in range(1, 9)},
+        rel=1e-5,
     )
     assert rates(trunk) == pytest.approx(
-        {step: expected_rate(step, 10) for step in range(1, 11)}, rel=1e-5
+        {step: expected_rate(step, 10) for step in range(1, 11)},
+        rel=1e-5,
     )
+
     succeed(pretraining(data_dir, alone, *FIELDS, "total=8 steps"))
     found = commands.summary(branch)
+
     expected = commands.summary(alone)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == expected[name], name

@@ -30,21 +30,30 @@ def test_killed_while_it_saves_locked_out_and_resumed(cloud, data_dir, tmp_path)
     process = commands.start(words)
     commands.wait_until(lambda: any(last_object in request for request in cloud.requests), process)
     second = commands.run(words)  # on the same machine: the other process is alive
+
     assert second.code == 2
     assert f"workdir '{workdir}' is used by another run: process {process.pid} on " in second.err
+
     commands.kill(process)
     cloud.forgive()
+
     assert (workdir / "checkpoints" / "4" / "model" / "manifest.ocdbt").exists()
+
     before = CheckpointReader(workdir).all_steps()[-1]
+
     assert before < 4
 
     assert f"continuing from this workdir's checkpoint of step {before}" in commands.succeed(words)
+
     summary = json.loads((workdir / "summary.json").read_text())
     expected = commands.summary(tmp_path)
+
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert summary[name] == expected[name], name
+
     keys = ("step", "train_loss", "test_loss")
     curve = [tuple(line.get(key) for key in keys) for line in read_metrics(workdir)]
+
     assert curve == commands.curve(tmp_path)
     assert not (workdir / "run.lock").exists()
     assert list(workdir.glob("tensorboard/*"))
@@ -63,8 +72,10 @@ def test_a_bucket_that_cannot_be_written_is_said_at_once(
 ):
     if status:
         cloud.inject("POST /upload", status)
+
     workdir = f"gs://{gcs.BUCKET}/forbidden" if status else "gs://no-such-bucket/run"
     outcome = commands.run(commands.pretraining(data_dir, workdir, *OPTIONS))
+
     assert outcome.code == 2, outcome.err
     assert re.search(rf"workdir '{workdir}' cannot be written: .*{words}", outcome.err)
     assert not cloud.forgive()

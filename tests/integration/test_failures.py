@@ -44,6 +44,7 @@ def trouble(tmp_path):
     def put(statement):
         (tmp_path / "trouble").mkdir()
         (tmp_path / "trouble" / "sitecustomize.py").write_text(TROUBLE.format(trouble=statement))
+
         return {"PYTHONPATH": str(tmp_path / "trouble"), "TROUBLE_IN": "1"}
 
     return put
@@ -62,11 +63,14 @@ def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigter
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[0].kill()
     outcomes = finish(processes)
+
     assert [outcome.code for outcome in outcomes] == [-signal.SIGKILL, 76, 76], outcomes
     assert spoken(outcomes[0].out)[0].startswith("3 processes by SLURM, the first at ")
+
     newest = commands.checkpoint_steps(tmp_path)[-1]
     for outcome in outcomes[1:]:
         (line,) = outcome.err.splitlines()
+
         assert line.startswith("vit-jax: process 0 of 3 (")
         assert "was lost after step " in line
         assert "no sign of life for 20 s" in line
@@ -79,8 +83,10 @@ def test_three_processes_through_kill_9_of_the_first_a_restart_as_two_and_sigter
     commands.wait_for_new_checkpoint(tmp_path, processes[0])
     processes[1].send_signal(signal.SIGTERM)  # while others save or evaluate
     outcomes = finish(processes)
+
     assert [outcome.code for outcome in outcomes] == [75] * 2, outcomes
     assert f"continuing from this workdir's checkpoint of step {newest}" in outcomes[0].out
+
     stopped_at = commands.checkpoint_steps(tmp_path)[-1]
     for outcome in outcomes:
         assert f"stopped after step {stopped_at} of 5000, which is saved" in outcome.err
@@ -90,11 +96,14 @@ def test_an_error_in_one_process_ends_both_with_its_words(data_dir, tmp_path, tr
     environment = trouble("raise ValueError('101 images cannot be decoded')")
     words = pretraining(data_dir, tmp_path / "run", *FOREVER)
     first, second = finish(start_all(words, jobset(2), **environment))
+
     assert (first.code, second.code) == (2, 2), (first, second)
     assert spoken(first.out)[0].startswith("2 processes by Kubernetes JobSet, the first at ")
     assert spoken(second.out) == [], "only the first process prints"
     assert ours(second.err) == ["vit-jax: 101 images cannot be decoded"]
+
     (line,) = ours(first.err)
+
     assert line.startswith("vit-jax: process 1 of 2 (")
     assert line.endswith("failed after step 10: ValueError: 101 images cannot be decoded")
     # That of step 10 was being written, behind the steps that followed.
@@ -115,8 +124,11 @@ def test_a_process_that_hangs_is_named_with_its_step_and_shows_its_stacks(
         "checkpoint.every=5000 steps",
     )
     first, second = finish(start_all(words, open_mpi(2), **trouble("time.sleep(100000)")))
+
     assert (first.code, second.code) == (76, 76), (first, second)
+
     warning, end = ours(first.err)
+
     assert warning.startswith("vit-jax: hangs: process 1 of 2 (")
     assert "after step 10, while the others have reached step 11. At " in warning
     assert end.endswith("The run ends; start the same command again.")

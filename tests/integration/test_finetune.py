@@ -44,13 +44,19 @@ def source(words, tmp_path_factory):
     """A workdir with weights of the digits 0 to 4."""
     workdir = tmp_path_factory.mktemp("source") / "pretrained"
     succeed(words("pretrain", "pretrain", workdir, *NETWORK, "total=2 steps"))
+
     return workdir
 
 
 @pytest.fixture(scope="module")
 def tuning(words, source):
     return lambda workdir, *overrides: words(
-        "finetune", "finetune", workdir, *SHORT, f"init_from={source}", *overrides
+        "finetune",
+        "finetune",
+        workdir,
+        *SHORT,
+        f"init_from={source}",
+        *overrides,
     )
 
 
@@ -71,12 +77,17 @@ def test_what_the_search_leaves(uninterrupted):
         trials,
         key=lambda rate: (-trials[rate]["validation_accuracy"], trials[rate]["validation_loss"]),
     )
+
     assert commands.summary(workdir)["learning_rate"] == float(best)
+
     (chosen,) = [line for line in out.splitlines() if "<- chosen" in line]
+
     assert chosen.startswith(best)
     assert "head/linear/kernel replaced" in out
     assert "positions/table resized from 4x4 to 8x8" in out
+
     said = ("trial ", "data ", "classes ", "the best ")
+
     assert [" ".join(line.split()) for line in out.splitlines() if line.startswith(said)] == [
         "trial 1 of 2: learning rate 0.003",
         # 30 % of 30 images of each class held out
@@ -101,6 +112,7 @@ def test_a_second_run_is_rejected_before_its_first_trial(tuning, tmp_path):
     with WorkdirLock(tmp_path / "run"):
         outcome = run(tuning(tmp_path / "run"))
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
+
     assert outcome.code == 2
     assert "is used by another run" in outcome.err
 
@@ -110,15 +122,18 @@ def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
     reference = uninterrupted[0]
     workdir = tmp_path / "run"
     trials = [f"search/learning_rate={rate}" for rate in ("0.003", "0.03")]
+
     for folder, number in ((trials[1], signal.SIGKILL), (".", signal.SIGTERM)):
         process = commands.start_held(tuning(workdir), workdir / folder)
         commands.wait_for_new_checkpoint(workdir / folder, process)
         process.send_signal(number)
         (outcome,) = commands.finish([process])
+
         assert outcome.code == (75 if number == signal.SIGTERM else -number), outcome.err
         assert ("which is saved; the same command resumes it" in outcome.err) is (
             number == signal.SIGTERM
         )
+
     succeed(tuning(workdir))
     for folder, names in (
         (".", ("test_loss", "test_accuracy", "learning_rate")),
@@ -126,6 +141,7 @@ def test_ended_in_a_trial_and_after_them(uninterrupted, tuning, tmp_path):
     ):
         found = commands.summary(workdir / folder)
         expected = commands.summary(reference / folder)
+
         for name in ("parameters_sha256", *names):
             assert found[name] == expected[name], (folder, name)
 
@@ -136,12 +152,14 @@ def test_a_learning_rate_that_diverges_loses(tuning, tmp_path):
         "optimizer.clip_global_norm=None",
         "total=5 steps",
     )
+
     assert "diverged" in succeed(tuning(tmp_path / "run", *overrides))
     assert commands.summary(tmp_path / "run")["learning_rate"] == 0.01
 
 
 def test_the_source_is_never_written_to(tuning, source):
     outcome = run(tuning(source))
+
     assert (outcome.code, "the same folder" in outcome.err) == (2, True)
     assert commands.checkpoint_steps(source) == [2]
 
@@ -155,6 +173,7 @@ def test_a_source_that_is_being_written(tuning, source, tmp_path):
     shutil.copytree(source, live)
     shutil.copytree(live / "checkpoints" / "2", live / "checkpoints" / "4.orbax-checkpoint-tmp-7")
     out = succeed(tuning(tmp_path / "run", *ONE_RUN, "logging.every=1 steps", f"init_from={live}"))
+
     assert "of step 2)" in out
     assert commands.losses(tmp_path / "run")[1] == pytest.approx(1.6094379, abs=2e-7)  # ln 5
 
@@ -164,12 +183,18 @@ def test_a_half_written_checkpoint_is_one_clear_error(tuning, source, tmp_path):
     broken = tmp_path / "broken"
     shutil.copytree(source, broken)
     data = [path for path in (broken / "checkpoints" / "2").rglob("d/*") if path.is_file()]
+
     assert data
+
     for path in data:
         path.write_bytes(path.read_bytes()[:10])
+
     (outcome,) = commands.finish([commands.start(tuning(tmp_path / "run", f"init_from={broken}"))])
+
     assert outcome.code == 2, outcome.err
+
     (message,) = [line for line in outcome.err.splitlines() if line.startswith("vit-jax:")]
+
     assert str(broken) in message
     assert "Is it half written, or copied in part?" in message
 
@@ -182,4 +207,5 @@ def test_weights_that_change_under_a_run_are_noticed(uninterrupted, tuning, tmp_
         start.replace('"parameters_sha256": "', '"parameters_sha256": "0')
     )
     outcome = run(tuning(other))
+
     assert (outcome.code, "started from other weights" in outcome.err) == (2, True)

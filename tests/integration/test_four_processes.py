@@ -29,8 +29,10 @@ SHARDED = ("sharding.parameters=fsdp", "sharding.num_model_shards=2", "sharding.
 def train(words, num_processes):
     """What the first of these processes, of two devices each, prints."""
     outcomes = finish(commands.start_all(words, explicit(num_processes), devices=2))
+
     assert [outcome.code for outcome in outcomes] == [0] * num_processes, outcomes
     assert [spoken(outcome.out) for outcome in outcomes[1:]] == [[]] * (num_processes - 1)
+
     return outcomes[0].out
 
 
@@ -39,23 +41,30 @@ def four_processes(data_dir, tmp_path_factory):
     """The workdir of a complete run of 4 x 2 devices: two replicas of two data by two model shards."""
     workdir = tmp_path_factory.mktemp("four")
     out = train(pretraining(data_dir, workdir, *OPTIONS, *SHARDED), 4)
+
     assert "in 4 process(es), 4 images each, parameters fsdp (2 replica x 2 data x 2 model)" in out
     assert commands.summary(workdir)["num_processes"] == 4
+
     return workdir
 
 
 def assert_same_run(workdir, expected, steps):
     found = commands.losses(workdir)
     wanted = commands.losses(expected)
+
     assert [found[step] for step in steps] == pytest.approx(
-        [wanted[step] for step in steps], rel=1e-5
+        [wanted[step] for step in steps],
+        rel=1e-5,
     )
+
     summary = commands.summary(workdir)
     wanted = commands.summary(expected)
+
     assert summary["test_loss"] == pytest.approx(wanted["test_loss"], rel=1e-4)
     assert summary["test_accuracy"] == wanted["test_accuracy"]
     assert summary["few_5shot_accuracy"] == pytest.approx(
-        wanted["few_5shot_accuracy"], abs=0.01
+        wanted["few_5shot_accuracy"],
+        abs=0.01,
     )  # of 360 images
 
 
@@ -73,7 +82,9 @@ def half_done(four_processes, tmp_path_factory):
         shutil.copytree(four_processes, workdir)
         shutil.rmtree(workdir / "checkpoints" / "12")
         (workdir / "summary.json").unlink()
+
         assert commands.checkpoint_steps(workdir) == [6]
+
     return workdirs
 
 
@@ -84,5 +95,6 @@ def test_resumed_in_one_process(data_dir, four_processes, half_done):
 
 def test_resumed_in_two_processes(data_dir, four_processes, half_done):
     out = train(pretraining(data_dir, half_done[1], *OPTIONS, "sharding.parameters=fsdp"), 2)
+
     assert "checkpoint of step 6" in out
     assert_same_run(half_done[1], four_processes, range(7, 13))

@@ -23,6 +23,7 @@ def test_others_that_do_not_come_are_reported(data_dir, tmp_path, own, message):
     (outcome,) = finish(
         [start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")]
     )
+
     assert outcome.code == 76
     assert message.format(address=environment["VIT_JAX_COORDINATOR"]) in outcome.err
 
@@ -36,6 +37,7 @@ def test_a_port_that_is_taken_is_reported(data_dir, tmp_path):
         (outcome,) = finish(
             [start(pretraining(data_dir, tmp_path), **environment, VIT_JAX_JOIN_SECONDS="2")]
         )
+
     assert outcome.code == 76
     assert f"waits for port {port}, which another program still holds" in outcome.err
 
@@ -58,19 +60,26 @@ def test_other_images_under_the_same_names_are_noticed(data_dir, tmp_path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image(10 * host + number))
             path.with_name(f"{number + 100}.png").write_bytes(image(50))
+
     words = pretraining(
-        data_dir, tmp_path / "run", "data=folder:~/photos", "input.holdout_fraction=0.5"
+        data_dir,
+        tmp_path / "run",
+        "data=folder:~/photos",
+        "input.holdout_fraction=0.5",
     )
     for host, own in enumerate(explicit(2)):
         commands.append(start(words, devices=1, **own, HOME=str(tmp_path / str(host))))
+
     for outcome in finish(commands):
         assert outcome.code == 2, outcome.err
         assert "compared training images have other bytes or labels: " in outcome.err
+
     assert not (tmp_path / "run").exists()
 
 
 def test_a_workdir_that_the_first_process_rejects_ends_both(data_dir, tmp_path):
     (tmp_path / "file").write_text("")
     outcomes = finish(start_all(pretraining(data_dir, tmp_path / "file" / "run"), explicit(2)))
+
     assert [outcome.code for outcome in outcomes] == [2, 2], outcomes
     assert "cannot be written" in outcomes[0].err

@@ -31,15 +31,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_once")]
 def uninterrupted(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("phases") / "run"
     out = succeed(pretraining(data_dir, workdir, *PHASES, *FIELDS))
+
     assert "to step 5: 8 images of 4x4 a step" in out
+
     return workdir
 
 
 def test_what_a_run_in_phases_has_seen(uninterrupted):
     summary = commands.summary(uninterrupted)
+
     assert summary["images"] == 5 * 8 + 5 * 16
+
     compute = [line["exaflops"] for line in commands.metrics(uninterrupted) if "exaflops" in line]
     steps = [after - before for before, after in zip([0.0, *compute], compute, strict=False)]
+
     assert steps == pytest.approx([steps[0]] * 5 + [steps[9]] * 5)
     assert steps[0] < steps[9] / 4
     assert summary["exaflops"] == compute[-1]
@@ -51,13 +56,19 @@ def test_killed_in_each_phase(uninterrupted, data_dir, tmp_path, step):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted, workdir)
     (workdir / "summary.json").unlink()
+
     for later in commands.checkpoint_steps(workdir):
         if later > step:
             shutil.rmtree(workdir / "checkpoints" / str(later))
+
     out = succeed(pretraining(data_dir, workdir, *PHASES, *FIELDS))
+
     assert f"continuing from this workdir's checkpoint of step {step}" in out
+
     found = commands.summary(workdir)
     expected = commands.summary(uninterrupted)
+
     for name in ("parameters_sha256", "test_loss", "test_accuracy", "images", "exaflops"):
         assert found[name] == expected[name], name
+
     assert commands.curve(workdir) == commands.curve(uninterrupted)

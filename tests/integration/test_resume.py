@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("compiled_once")]
 def uninterrupted(data_dir, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("uninterrupted")
     commands.succeed(commands.pretraining(data_dir, workdir, *OPTIONS))
+
     return workdir
 
 
@@ -38,15 +39,20 @@ def test_killed_again_and_again(uninterrupted, data_dir, tmp_path):
     process.send_signal(signal.SIGTERM)
     (stopped,) = commands.finish([process])
     stopped_at = commands.checkpoint_steps(tmp_path)[-1]
+
     assert stopped.code == 75, stopped.err
     assert f"stopped after step {stopped_at} of 30, which is saved" in stopped.err
 
     out = commands.succeed(words)
+
     assert f"continuing from this workdir's checkpoint of step {stopped_at}" in out
+
     found = commands.summary(tmp_path)
     expected = commands.summary(uninterrupted)
+
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
         assert found[name] == expected[name], name
+
     assert commands.curve(tmp_path) == commands.curve(uninterrupted), (
         "metrics.jsonl reads as if it never stopped"
     )
@@ -57,9 +63,11 @@ def test_a_finished_run_is_only_evaluated_again(uninterrupted, data_dir):
     commands.succeed(commands.pretraining(data_dir, uninterrupted, *OPTIONS))
     after = commands.summary(uninterrupted)
     own = CheckpointReader(uninterrupted)
+
     assert after["wall_seconds"] > own.metadata(own.all_steps()[-1])["wall_seconds"], (
         "that of training counts"
     )
+
     for name in (
         "parameters_sha256",
         "test_loss",

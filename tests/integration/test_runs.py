@@ -48,8 +48,10 @@ def finished(data_dir, tmp_path_factory):
         text=True,
         timeout=commands.HANG_SECONDS,
     )
+
     assert result.returncode == 0, result.stderr
     assert not (folder / "imported").exists()
+
     return folder / "finished", result.stdout
 
 
@@ -62,6 +64,7 @@ def test_what_a_run_prints(finished):
         "images/s",
     ):
         assert part in finished[1]
+
     assert "test accuracy" in finished[1].splitlines()[-3]
 
 
@@ -69,6 +72,7 @@ def test_what_a_run_leaves(finished):
     workdir, _ = finished
     summary = commands.summary(workdir)
     metrics = commands.metrics(workdir)
+
     for name in (
         "test_accuracy",
         "test_loss",
@@ -78,12 +82,14 @@ def test_what_a_run_leaves(finished):
         "images_per_second",
     ):
         assert isinstance(summary[name], float), name
+
     assert (summary["steps"], summary["images"]) == (12, 12 * 16)
     assert summary["num_devices"] == summary["num_processes"] == 1
     assert len(summary["parameters_sha256"]) == 64
     assert json.loads((workdir / "config.json").read_text())["model"]["width"] == 16
     assert list(commands.losses(workdir)) == list(range(1, 13))
     assert [line["step"] for line in metrics if "test_loss" in line] == [6, 12]
+
     for name in (
         "gradient_norm",
         "update_norm",
@@ -92,6 +98,7 @@ def test_what_a_run_leaves(finished):
         "images_per_second",
     ):
         assert name in metrics[0]
+
     assert commands.checkpoint_steps(workdir) == [8, 12]
     assert list((workdir / "tensorboard").glob("events.*"))
     assert list((workdir / "profile").rglob("*.xplane.pb"))
@@ -101,6 +108,7 @@ def test_weights_of_another_run_start_at_step_0(finished, data_dir, tmp_path):
     out = succeed(
         pretraining(data_dir, tmp_path, *SHORT, "total=6 steps", f"init_from={finished[0]}")
     )
+
     assert (
         f"starting at step 0 with the weights of {finished[0]} (vit_jax, Polyak average of step 12)"
         in out
@@ -114,6 +122,7 @@ def test_a_given_checkpoint_is_continued_in_a_new_workdir_on_other_devices(
     out = succeed(
         pretraining(data_dir, tmp_path, *AVERAGED, "total=16 steps", f"resume_from={finished[0]}")
     )
+
     assert "continuing from step 12" in out
     assert list(commands.losses(tmp_path)) == [13, 14, 15, 16]
     assert commands.summary(tmp_path)["num_devices"] == 8
@@ -123,6 +132,7 @@ def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
     outcome = run(
         pretraining(data_dir, tmp_path, *AVERAGED, f"init_from={finished[0]}", "model.gelu=exact")
     )
+
     assert (outcome.code, "gelu: there 'tanh', here 'exact'" in outcome.err) == (2, True)
 
 
@@ -154,6 +164,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_d
         text=True,
         timeout=commands.HANG_SECONDS,
     )
+
     assert limited.returncode == 1, limited.stderr
     assert "could not be written" in limited.stderr
     assert "the checkpoint of step 12 is intact" in limited.stderr
@@ -171,6 +182,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(data_dir, tmp_path):
         "optimizer.clip_global_norm=None",
     )
     outcome = run(pretraining(data_dir, tmp_path, *SHORT, "checkpoint.every=1 steps", *options))
+
     assert outcome.code == 1
     assert "the loss is" in outcome.err
     assert "schedule.learning_rate" in outcome.err
@@ -188,8 +200,10 @@ def write_damaged(folder):
         for number in range(20):
             pixels = rng.integers(0, 100, (8, 8, 3), np.uint8) + (100 if label == "light" else 0)
             cv2.imwrite(str(folder / "images" / label / f"{number:02}.png"), pixels)
+
     for number in DAMAGED:
         (folder / "images" / "dark" / f"{number:02}.png").write_bytes(b"not an image")
+
     return folder / "images"
 
 
@@ -211,14 +225,19 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
     options += ("input.max_unreadable=100",)  # more than a tenth
     words = pretraining(data_dir, tmp_path / "run", *options)
     outcome = run(words)
+
     assert outcome.code == 0, outcome.err
+
     lines = [*outcome.err.splitlines(), *caplog.messages]
     named = [line.rpartition("/")[2] for line in lines if "Unreadable image, left out" in line]
+
     assert sorted(named) == [f"{number:02}.png" for number in DAMAGED], (
         "once each, in three evaluations too"
     )
     assert "5 images could not be read and were left out" in outcome.out, "of both splits"
+
     summary = commands.summary(tmp_path / "run")
+
     assert summary["test_images"] == 3, "of four: a tenth of 20 of each class"
     assert [
         line["test_images"] for line in commands.metrics(tmp_path / "run") if "test_loss" in line
@@ -230,18 +249,25 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
 
     expected = counts()
     assert expected[0] < expected[-1] == 4
+
     for step in (4, 2):
         for later in (tmp_path / "run" / "checkpoints").iterdir():
             if int(later.name) > step:
                 shutil.rmtree(later)
+
         succeed(words)
+
         assert counts() == expected, step
         assert commands.summary(tmp_path / "run")["unreadable_images"] == 5
+
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
     outcome = run([*words, "--config.input.max_unreadable=3"])
+
     assert outcome.code == 2
     assert "config.input.max_unreadable=3: 4 images cannot be read" in outcome.err
+
     saved = int(re.search(r"The state after step (\d) is saved", outcome.err)[1])
+
     assert saved == commands.checkpoint_steps(tmp_path / "run")[-1] >= 5
     assert counts()[: saved - 1] == expected[: saved - 1]
 
@@ -253,8 +279,15 @@ def test_a_run_loads_a_part_of_the_package(data_dir, tmp_path):
     words = pretraining(data_dir, tmp_path / "run", "total=12 steps")
     command = [sys.executable, *commands.STRICT, "-c", program, *words]
     environment = commands.environment_of(1) | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     names = done.stdout.splitlines()[-1].split()
+
     assert "vit_jax.train.loop" in names
     assert not [name for name in names if name.startswith(("vit_jax.tools", "vit_jax.api"))]
     assert not {"vit_jax.weights.load", "vit_jax.data.kinds.parquet", "vit_jax.cli.sweeps"} & {

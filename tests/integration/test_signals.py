@@ -27,8 +27,10 @@ def given(tmp_path_factory):
     """Weights and 42 images of two splits."""
     folder = tmp_path_factory.mktemp("given")
     save_weights(sample_weights(), folder / "weights", OWN)
+
     for split, seed in (("train", 0), ("test", 1)):
         write_classes(folder / "images" / split, np.arange(21) % 7, sample_pixels(21, seed=seed))
+
     return folder
 
 
@@ -49,14 +51,20 @@ def stop(number, call, words, place, after=0):
 
     So many calls pass before.
     """
-    environment = {"TMPDIR": str(place / "scratch"), "TQDM_DISABLE": "1", "HELD_AFTER": str(after)}
+    environment = {
+        "TMPDIR": str(place / "scratch"),
+        "TQDM_DISABLE": "1",
+        "HELD_AFTER": str(after),
+    }
     process = commands.start_held_at(call, words, place, **environment)
     written = files_below(place)
     process.send_signal(number)
     (outcome,) = commands.finish([process])
     *progress, end = outcome.err.splitlines(keepends=True)
+
     assert (outcome.code, end) == LINES[number]
     assert all(line.startswith("computing features of ") for line in progress), progress
+
     return written
 
 
@@ -92,18 +100,26 @@ CASES = [(name, signal.SIGTERM) for name in VERBS] + [
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), CASES, ids=[f"{name}, {number.name}" for name, number in CASES]
+    ("name", "number"),
+    CASES,
+    ids=[f"{name}, {number.name}" for name, number in CASES],
 )
 def test_a_verb_leaves_nothing_half_written(given, place, data_dir, name, number):
     images = given / "images"
     weights = str(given / "weights")
     recipe = commands.pretraining(data_dir, "none")[3:]
-    short = {"W": [weights], "D": [f"--data=folder:{images}"], "R": recipe, "images": [str(images)]}
+    short = {
+        "W": [weights],
+        "D": [f"--data=folder:{images}"],
+        "R": recipe,
+        "images": [str(images)],
+    }
     call, words = VERBS[name]
     words = [
         word.replace("=O", f"={place}/output").replace("O/", f"{place}/output/") for word in words
     ]
     words = [part for word in words for part in short.get(word, [word])]
+
     assert stop(number, call, words, place) != files_below(place), "temporary files were there"
     assert files_below(place / "output", place / "scratch") == []
 
@@ -111,8 +127,11 @@ def test_a_verb_leaves_nothing_half_written(given, place, data_dir, name, number
 def test_a_dataset_of_tfds_is_complete_or_not_there(place):
     """TFDS leaves empty folders, as it does at its normal end."""
     words = ["prepare", "digits", f"--data_dir={place}/output"]
+
     assert any("incomplete" in file for file in stop(signal.SIGTERM, "cv2:imencode", words, place))
+
     left = files_below(place)
+
     assert not any("incomplete" in path or pathlib.Path(path).is_file() for path in left), left
     assert commands.run(words).code == 0
 
@@ -124,9 +143,12 @@ def test_a_copy_of_a_folder_is_marked_as_unfinished(place, number):
     copy = place / "output" / "copy"
     words = ["prepare", f"folder:{place / 'images'}", "--short_side=16", f"--output={copy}"]
     stop(number, "cv2:imencode", words, place, after=20)  # when all threads have long been started
+
     assert 0 < len(list(copy.rglob("*.png"))) < count
     assert list(copy.rglob(".*")) == []
+
     refused = commands.run(["evaluate", "w", f"--data=folder:{copy}"])
+
     assert commands.run(words).code == 0
     assert len(list(copy.rglob("*.png"))) == count
     assert refused.code == 2
@@ -140,13 +162,18 @@ def test_a_signal_to_one_process_of_a_verb_ends_all(given, place):
     ]
     call = "vit_jax.evals.evaluate:make_evaluate"
     processes = commands.start_all(words, environments, PYTHONPATH=commands.HELD, HELD_CALL=call)
+
     for process, file in zip(processes, files, strict=True):
         commands.wait_until(file.exists, process)
+
     processes[1].send_signal(signal.SIGTERM)
     first, second = commands.finish(processes)
+
     assert (first.code, second.code) == (75, 75), (first, second)
     assert second.err == LINES[signal.SIGTERM][1]
+
     (line,) = first.err.splitlines()
+
     assert re.fullmatch(
         r"vit-jax: process 1 of 2 \(.*\) was stopped by SIGTERM\. Start the same command again\.",
         line,
@@ -166,13 +193,18 @@ def test_data_workers_end_with_the_verb(place, data_dir, number):
     before = {*SHARED_MEMORY.glob("v*j*")}
     process = commands.start_held_at("vit_jax.tools.sweeps.range_test:RangeTest", words, place)
     workers = children(process.pid)
+
     assert len(workers) >= 2
     assert {*SHARED_MEMORY.glob("v*j*")} - before
+
     process.send_signal(number)
     (outcome,) = commands.finish([process])
+
     assert (outcome.code, outcome.err) == LINES[number]
+
     while any(map(is_alive, workers)):  # killed, or ending by themselves
         time.sleep(0.05)
+
     assert {*SHARED_MEMORY.glob("v*j*")} - before == set()
     assert files_below(place / "output") == []
 

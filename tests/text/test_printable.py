@@ -5,6 +5,7 @@ from vit_jax.text.printable import first_line, printable, printable_lines
 
 def test_names_have_no_power_over_a_terminal():
     kept = "café 日本\u00a0👩\u200d🚀 cafe\u0301 שלום a\\b"
+
     assert printable(kept) == kept
     assert printable("\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e") == (
         r"\x1b]0;owned\x07\n\r\t\x9b2J\udce9\u2028\u202e"

@@ -45,6 +45,7 @@ OTHERS = [
 @pytest.mark.parametrize("cell", FORMULAS)
 def test_text_that_is_a_formula_gets_one_quote_and_is_restored_without_it(cell):
     ((found, other),) = csv.reader(io.StringIO(to_csv([[cell, "x"]]), newline=""))
+
     assert (found, other) == (f"'{cell}", "x")
     assert re.sub("^'(?='*[=+\\-@\t\r\n\uff1d])", "", found) == cell
 
@@ -62,10 +63,12 @@ def test_there_is_one_writer_of_csv():
         for path in (ROOT / "vit_jax").rglob("*.py")
         if re.search(r"csv\.(Dict)?[wW]riter", path.read_text())
     )
+
     assert [path.name for path in files] == ["tables.py"]
 
 
 def test_columns_align_cells_of_rows_that_may_end_early():
     rows = [("data", "accuracy", " seeds"), ("digits\n", "9.5%", " 1 2"), ("average", "10%")]
     lines = columns(rows, "<><", gap=" ", least=(9,)).splitlines()
+
     assert lines == ["data      accuracy  seeds", r"digits\n      9.5%  1 2", "average        10%"]

@@ -37,6 +37,7 @@ def mapped(values, low=0, high=4095):
     """The definition, in float64, as RGB."""
     exact = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
     pixels = np.rint(exact).astype(np.uint8)
+
     return pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=-1)
 
 
@@ -76,8 +77,11 @@ STATED = {
 @pytest.mark.parametrize("kind", STATED)
 def test_the_range_that_a_file_states(kind):
     file, expected = STATED[kind]
+
     np.testing.assert_array_equal(decode(file), expected)
+
     planned = plan_crop(file, lambda height, width: Box(1, 2, height - 1, width - 2), (1, 1))
+
     np.testing.assert_array_equal(planned(), expected[1:, 2:])
 
 
@@ -106,6 +110,7 @@ FULL = {
 def test_all_16_bits_are_converted_as_by_opencv(kind):
     file = FULL[kind]
     flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+
     np.testing.assert_array_equal(decode(file), cv2.imdecode(np.frombuffer(file, np.uint8), flags))
 
 
@@ -136,8 +141,10 @@ GIVEN |= {
 @pytest.mark.parametrize("kind", GIVEN)
 def test_the_range_that_is_given_wins(kind):
     file, values = GIVEN[kind]
+
     np.testing.assert_array_equal(
-        decode(file, value_range=(100, 3000.5)), mapped(values, 100, 3000.5)
+        decode(file, value_range=(100, 3000.5)),
+        mapped(values, 100, 3000.5),
     )
 
 
@@ -148,10 +155,14 @@ def test_a_range_is_for_more_than_8_bits():
 
 def test_white_is_zero_and_what_is_no_number():
     values = np.array([[np.nan, np.inf, -np.inf, 0.5]], np.float32)
+
     np.testing.assert_array_equal(
-        decode(tiff(values), value_range=(0, 1))[0, :, 0], [0, 255, 0, 128]
+        decode(tiff(values), value_range=(0, 1))[0, :, 0],
+        [0, 255, 0, 128],
     )
+
     inverted = decode(tiff(GREY, t262=("H", 0)), value_range=(0, 2000))
+
     np.testing.assert_array_equal(inverted, 255 - mapped(GREY, 0, 2000))
 
 
@@ -159,25 +170,40 @@ def test_white_is_zero_and_what_is_no_number():
 def test_deep_files_are_turned_upright(orientation):
     values = np.array([[1, 2, 3], [4, 5, 6]], np.uint16) * 500
     file = tiff(values, t274=("H", orientation))
+
     np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(values))
+
     upright = mapped(np.array(UPRIGHT[orientation]) * 500)
+
     np.testing.assert_array_equal(
-        decode(file, exif_orientation=True, value_range=(0, 4095)), upright
+        decode(file, exif_orientation=True, value_range=(0, 4095)),
+        upright,
     )
 
 
 def test_alpha_is_dropped_where_values_are_mapped():
     transparent = np.dstack([RGB, GREY[..., None]])
     file = cv2.imencode(".png", transparent[..., [2, 1, 0, 3]])[1].tobytes()
+
     np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(RGB))
+
     file = tiff(transparent, t262=("H", 2), t338=("H", 2))
+
     np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(RGB))
 
 
-@pytest.mark.parametrize("values", [UNIT, GREY.astype(np.uint32), GREY.astype(np.int32)])
+@pytest.mark.parametrize(
+    "values",
+    [
+        UNIT,
+        GREY.astype(np.uint32),
+        GREY.astype(np.int32),
+    ],
+)
 def test_what_needs_a_range_names_the_option(values):
     with pytest.raises(
-        UnreadableImage, match=r"--config\.input\.value_range=0,1 .*--images.value_range=0,1"
+        UnreadableImage,
+        match=r"--config\.input\.value_range=0,1 .*--images.value_range=0,1",
     ):
         decode(tiff(values))
 
@@ -211,9 +237,11 @@ def test_headers_that_are_damaged_state_nothing():
         for size in range(0, 60, 3):
             depth_of_file(file[:size])
             assert num_pages(lambda place, count, cut=file[:size]: cut[place : place + count]) == 1
+
     endless = bytearray(tiff(GREY))  # its directory is followed by itself
     (first,) = struct.unpack_from("<I", endless, 4)
     endless[-4:] = struct.pack("<I", first)
+
     assert num_pages(lambda place, size: bytes(endless[place : place + size])) == 1
 
 
@@ -230,11 +258,15 @@ def test_training_evaluation_and_reasons_take_the_range(make_config):
         if crop == "none":
             expected = mapped(UNIT, 0, 2)
             np.testing.assert_array_equal(
-                TrainTransform(config)(record, np.random.default_rng(0)), expected
+                TrainTransform(config)(record, np.random.default_rng(0)),
+                expected,
             )
             np.testing.assert_array_equal(build_evaluation_transform(config)(record), expected)
+
         assert TrainTransform(config)(record, np.random.default_rng(0)).max() <= 128
+
     source = Images(record.image)
+
     assert "--images.value_range=" in reason_of(source, 0, 1.0)
     assert "can be now" in reason_of(source, 0, 1.0, (0, 1))
 
@@ -270,8 +302,11 @@ def test_losses_are_counted(tmp_path):
     }
     paths = write(tmp_path, files)
     values, floats, pages = survey(
-        [*paths, str(tmp_path / "gone.tif")], None, "--images.value_range"
+        [*paths, str(tmp_path / "gone.tif")],
+        None,
+        "--images.value_range",
     )
+
     assert values.startswith("4 of 13 checked files have 16 bits")
     assert "divided by 256" in values
     assert f"(first: {paths[0]})" in values
@@ -305,6 +340,7 @@ def test_bands_that_are_ignored_are_noted(tmp_path):
     }
     paths = write(tmp_path, files)
     (line,) = survey(paths, (0, 65535), "--images.value_range")
+
     assert line.startswith(f"7 of {len(files)} checked files have a band beyond grey or RGB")
     assert f"(first: {paths[0]})" in line
 
@@ -327,10 +363,13 @@ def test_few_files_are_read_and_little_of_each(tmp_path, monkeypatch):
 
     monkeypatch.setattr("vit_jax.data.decoding.depth.open_regular", open_counted)
     (line,) = survey(paths[:256], None, "input.value_range")
+
     assert line.startswith("1 of 256")
     assert sum(sizes) < 256 * 5000
+
     opened.clear()
     survey(paths[300:], None, "input.value_range")
+
     assert len(opened) == MOST_FILES
     assert opened[0] == paths[300]
     assert opened[-1] >= paths[995]
@@ -341,18 +380,22 @@ def test_a_folder_warns_once(tmp_path, make_config, caplog):
     caplog.set_level(logging.WARNING)
     names = [f"images/{kind}/{n}.tif" for kind in "ab" for n in range(5)]
     write(tmp_path, {name: tiff(RAMP, pages=1 + (name == names[0])) for name in names})
+
     for split in ("train", "test"):
         source = open_source(f"folder:{tmp_path}/images", split, make_config(), 0)
         pickle.dumps(source)
+
     assert len(caplog.messages) == 2
     assert "10 of 10 checked files have 16 bits" in caplog.messages[0]
     assert "Pass --config.input.value_range=0,4095" in caplog.messages[0]
     assert "page 1 of 2" in caplog.messages[1]
+
     (tmp_path / "images.csv").write_text(
         "image,label\n" + "".join(f"{name},{name[7]}\n" for name in names)
     )
     caplog.clear()
     open_source(f"csv:{tmp_path}/images.csv", "train", make_config(value_range=(0.0, 4095.0)), 0)
+
     assert len(caplog.messages) == 1
     assert "page 1 of 2" in caplog.messages[0]
 
@@ -361,7 +404,10 @@ def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
     write(tmp_path, {f"{kind}/{n}.tif": tiff(RAMP) for kind in "ab" for n in range(5)})
     open_pair(f"folder:{tmp_path}", SplitChoice())
     (message,) = caplog.messages
+
     assert "Pass --images.value_range=0,4095" in message
+
     caplog.clear()
     open_split(f"folder:{tmp_path}/../{tmp_path.name}", "all", SplitChoice())
+
     assert "Pass --images.value_range=0,4095" in caplog.messages[0]

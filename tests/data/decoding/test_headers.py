@@ -68,6 +68,7 @@ def tiff(order, version, word, count, kind, side):
     ]
     padded = b"".join(entry.ljust(20 if version == 43 else 12, b"\0") for entry in entries)
     head = struct.pack(f"{order}H" + ("HHQ" if version == 43 else "I"), *start)
+
     return {"<": b"II", ">": b"MM"}[order] + head + struct.pack(order + count, 2) + padded
 
 
@@ -79,7 +80,8 @@ MADE = {
     "TIFF of Motorola": tiff(">", 42, "I", "H", 3, "H"),
     "BigTIFF": tiff("<", 43, "Q", "Q", 16, "Q"),
     "JPEG with fill bytes, rubbish and restarts": encode("jpg", 3).replace(
-        b"\xff\xc0", b"\0\x07\xff\xd0\xff\xff\xc0"
+        b"\xff\xc0",
+        b"\0\x07\xff\xd0\xff\xff\xc0",
     ),
 }
 
@@ -99,6 +101,7 @@ def test_headers_of_rare_kinds(kind):
 def test_damaged_headers_state_a_number(kind, length, place, byte):
     file = bytearray(encode(*kind))
     file[min(place, len(file) - 1)] = byte
+
     assert headers.stated_pixels(bytes(file[:length])) >= 0
 
 
@@ -106,24 +109,34 @@ def test_a_file_that_states_too_many_pixels_is_unreadable_everywhere(monkeypatch
     """By the header alone, at the limit of 180 megapixels or another."""
     jpeg = encode("jpg", 3).replace(struct.pack(">HH", 50, 61), struct.pack(">HH", 30_000, 30_000))
     monkeypatch.setattr(cv2, "imdecode", None)
+
     for prepare in (
         lambda record: TrainTransform(make_config())(record, np.random.default_rng(0)),
         build_evaluation_transform(make_config()),
         build_transform(
-            "direct", 1, None, (8, 8), "weights"
+            "direct",
+            1,
+            None,
+            (8, 8),
+            "weights",
         ),  # of the Python API, predict and evaluate
     ):
         with pytest.raises(
-            UnreadableImage, match="states 900 megapixels, and max_image_megapixels is 180: save it"
+            UnreadableImage,
+            match="states 900 megapixels, and max_image_megapixels is 180: save it",
         ):
             prepare(Record(jpeg, 0))
+
     monkeypatch.undo()
     small = Record(encode("jpg", 3), 0)
     config = make_config(max_image_megapixels=0.003)
+
     with pytest.raises(UnreadableImage, match=r"max_image_megapixels is 0\.003"):
         TrainTransform(config)(small, np.random.default_rng(0))
     with pytest.raises(UnreadableImage, match=r"max_image_megapixels is 0\.003"):
         build_evaluation_transform(config)(small)
+
     source = MemorySource(np.zeros((1, 8, 8, 3), np.uint8), np.zeros(1, int), ("a", "b"))
     source.image_of = lambda index: small.image
+
     assert "is 0.003" in reason_of(source, 0, config.max_image_megapixels)

@@ -19,7 +19,9 @@ from vit_jax.data.decoding.images import UnreadableImage
 
 RNG = np.random.default_rng(0)
 SMOOTH = cv2.resize(
-    RNG.integers(256, size=(5, 6, 3), dtype=np.uint8), (60, 50), interpolation=cv2.INTER_CUBIC
+    RNG.integers(256, size=(5, 6, 3), dtype=np.uint8),
+    (60, 50),
+    interpolation=cv2.INTER_CUBIC,
 )
 
 
@@ -59,6 +61,7 @@ def make_png(rows, depth, color_type, *chunks):
     header = struct.pack(">IIBBBBB", width, len(rows), depth, color_type, 0, 0, 0)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = ((b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b""))
+
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
         for name, body in parts
@@ -92,6 +95,7 @@ def test_png(kind):
     file, expected = PNGS[kind]
     # OpenCV may round where we say "low bits are lost"
     tolerance = 1 if kind.startswith("16") else 0
+
     assert np.abs(images.decode(file).astype(int) - np.array(expected)).max() <= tolerance
 
 
@@ -124,7 +128,9 @@ def test_cmyk_is_paper_white_less_ink(file, expected):
 
 def test_cmyk_that_may_be_inverted_or_not_is_rejected():
     marker = slice(2, 2 + 2 + 14)
+
     assert CMYK_JPEG[marker].startswith(b"\xff\xee\0\x0eAdobe")
+
     unmarked = CMYK_JPEG[: marker.start] + CMYK_JPEG[marker.stop :]
     for file in (
         unmarked,
@@ -136,9 +142,11 @@ def test_cmyk_that_may_be_inverted_or_not_is_rejected():
 
 def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels():
     assert np.array_equal(images.decode(ANIMATED_GIF), np.broadcast_to([250, 10, 0], (2, 3, 3)))
+
     # Orientation 6: a quarter turn
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
     tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
+
     assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (
         60,
         50,
@@ -185,11 +193,14 @@ def test_too_many_pixels(monkeypatch):
 
 def test_arrays_are_completed_and_alpha_is_dropped():
     assert images.decode(SMOOTH).tolist() == SMOOTH.tolist()
+
     alpha = np.concatenate([SMOOTH, np.full((50, 60, 1), 9, np.uint8)], axis=-1)
     for image in (alpha, encode(".png", alpha)):
         assert np.array_equal(images.decode(image), SMOOTH)
+
     for gray in (SMOOTH[..., 0], SMOOTH[..., :1]):
         assert np.array_equal(images.decode(gray), np.repeat(SMOOTH[..., :1], 3, axis=-1))
+
     with pytest.raises(ValueError, match="uint8"):
         images.decode(SMOOTH.astype(np.float32))
 
@@ -201,6 +212,7 @@ def bilinear(old, new):
     matrix = np.zeros((new, old))
     np.add.at(matrix, (np.arange(new), low), 1 - (centre - low))
     np.add.at(matrix, (np.arange(new), np.minimum(low + 1, old - 1)), centre - low)
+
     return matrix
 
 
@@ -210,9 +222,19 @@ def resized(image, size, weights):
     return np.einsum("ai,bj,ijc->abc", rows, columns, image.astype(float))
 
 
-@pytest.mark.parametrize("size", [(20, 33), (50, 60), (77, 61), (1, 1), (3, 200)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (20, 33),
+        (50, 60),
+        (77, 61),
+        (1, 1),
+        (3, 200),
+    ],
+)
 def test_bilinear_is_the_definition(size):
     found = images.resize_bilinear(SMOOTH, size)
+
     assert (
         np.abs(found - resized(SMOOTH, size, bilinear)).max() <= 1
     )  # cv2 works with weights of 11 bits
@@ -223,6 +245,7 @@ def areas(old, new):
     ends = np.arange(1, new + 1)[:, None] * old / new
     edges = np.arange(old)
     overlap = np.minimum(ends, edges + 1) - np.maximum(ends - old / new, edges)
+
     return np.maximum(overlap, 0) * new / old
 
 
@@ -237,6 +260,7 @@ def test_enlarging_averages_areas(old, factor, seed):
     """Also where borders of new pixels fall on those of old ones."""
     image = np.random.default_rng(seed).integers(256, size=(*old, 3), dtype=np.uint8)
     found = images.resize_to_cover(image, tuple(round(side * factor) for side in old))
+
     assert np.abs(found - resized(image, found.shape[:2], areas)).max() <= 0.501
 
 
@@ -250,6 +274,7 @@ def test_shrinking_averages_areas():
 @given(old=st.tuples(*[st.integers(1, 400)] * 2), size=st.tuples(*[st.integers(1, 300)] * 2))
 def test_covering_is_tight(old, size):
     covered = images.resize_to_cover(np.zeros((*old, 3), np.uint8), size).shape
+
     assert covered[0] >= size[0]
     assert covered[1] >= size[1]
     assert covered[0] == size[0] or covered[1] == size[1]

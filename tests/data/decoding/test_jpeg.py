@@ -69,6 +69,7 @@ def test_a_crop_has_the_very_pixels_of_the_complete_image(is_installed, file, bo
         if not is_installed:
             patch.setattr(jpeg, "simplejpeg", None)
         found = images.plan_crop(file, lambda height, width: box, (HEIGHT, WIDTH))()
+
     assert np.array_equal(found, cut(images.decode(file), box))
 
 
@@ -86,9 +87,12 @@ def test_of_a_file_only_what_is_needed_reaches_the_decoder(decoder, monkeypatch)
     box = Box(50, 20, 20, 30)
     plain = FILES[0]
     marked = FILES[6]
+
     for file in (plain, marked):
         images.plan_crop(file, lambda *_: box, (20, 30))()
+
     rows = [pixels.shape[0] for _, pixels in seen]
+
     assert rows == [80 if decoder == "simplejpeg" else HEIGHT, 32]  # of blocks of 16 rows
     assert seen[1][0] < len(marked) / 2
 
@@ -98,12 +102,16 @@ def test_a_large_crop_is_decoded_smaller(decoder):
     large = cv2.resize(SMOOTH, (WIDTH * 8, HEIGHT * 8), interpolation=cv2.INTER_CUBIC)
     file = encode(large, cv2.IMWRITE_JPEG_QUALITY, 95)
     box = Box(100, 204, 803, 1000)
+
     for reduction in (8, 4, 2, 1):
         size = (803 // reduction, 1000 // reduction)
         found = images.plan_crop(file, lambda *_: box, size)()
+
         assert abs(found.shape[0] - 803 / reduction) <= 1
         assert abs(found.shape[1] - 1000 / reduction) <= 1
+
         exact = images.resize_bilinear(cut(images.decode(file), box), (100, 125)).astype(int)
+
         assert np.abs(images.resize_bilinear(found, (100, 125)) - exact).mean() <= 2.5
 
 
@@ -122,6 +130,7 @@ def test_training_crops_differ_little_from_exact_decoding(decoder, make_config, 
     found = run()
     monkeypatch.setattr(jpeg, "layout_of", lambda file: None)
     difference = np.abs(found - run()).mean()
+
     assert 0 < difference <= 0.5
 
 
@@ -129,7 +138,8 @@ def test_what_is_no_usual_jpeg_is_decoded_in_full(decoder):
     box = Box(3, 4, 5, 6)
     for image in (PHOTO, cv2.imencode(".png", PHOTO)[1].tobytes()):
         assert np.array_equal(
-            images.plan_crop(image, lambda *_: box, (5, 6))(), cut(images.decode(image), box)
+            images.plan_crop(image, lambda *_: box, (5, 6))(),
+            cut(images.decode(image), box),
         )
 
 
@@ -139,23 +149,32 @@ def test_a_file_that_is_cut_off_is_unreadable_wherever_the_crop_is(file, length)
     for top in (0, 100):
         with pytest.raises(UnreadableImage):
             images.plan_crop(
-                file[: int(length * len(file))], lambda *_, top=top: Box(top, 0, 8, 8), (8, 8)
+                file[: int(length * len(file))],
+                lambda *_, top=top: Box(top, 0, 8, 8),
+                (8, 8),
             )()
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(
-    file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255)
+    file=st.sampled_from(FILES),
+    place=st.floats(0, 1, exclude_max=True),
+    byte=st.integers(0, 255),
 )
 def test_a_damaged_file_is_unreadable_or_an_image(file, place, byte):
     damaged = bytearray(file)
     damaged[int(place * len(file))] = byte
+
     try:
         found = images.plan_crop(
-            bytes(damaged), lambda height, width: Box(0, 0, min(9, height), 1), (9, 1), 1.0
+            bytes(damaged),
+            lambda height, width: Box(0, 0, min(9, height), 1),
+            (9, 1),
+            1.0,
         )()
     except UnreadableImage:
         return
+
     assert found.dtype == np.uint8
     assert found.shape[1:] == (1, 3)
 
@@ -166,15 +185,19 @@ def test_a_jpeg_of_very_many_scans_is_unreadable(is_progressive):
     file = encode(PHOTO, cv2.IMWRITE_JPEG_PROGRESSIVE, int(is_progressive))
     last = file[file.rfind(b"\xff\xda") : -2]
     many = file[:-2] + last * 1000 + file[-2:]
+
     assert headers.jpeg_scans(file) == (10 if is_progressive else 1)
+
     if not is_progressive:
         assert headers.jpeg_scans(many) == 1
         return
+
     for read in (
         images.decode,
         lambda file: images.plan_crop(file, lambda *sides: Box(0, 0, 8, 8), (8, 8)),
     ):
         with pytest.raises(
-            UnreadableImage, match="JPEG of 1,010 scans, and at most 128 are decoded"
+            UnreadableImage,
+            match="JPEG of 1,010 scans, and at most 128 are decoded",
         ):
             read(many)

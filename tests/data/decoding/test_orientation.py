@@ -25,7 +25,8 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (48, 80, 3), np.uint8)
 def photograph(orientation):
     smooth = cv2.resize(PIXELS[:6, :10], (80, 48))
     return tagged(
-        cv2.imencode(".jpg", smooth, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes(), orientation
+        cv2.imencode(".jpg", smooth, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes(),
+        orientation,
     )
 
 
@@ -36,6 +37,7 @@ def by_opencv(file):
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_upright_as_by_opencv(orientation):
     file = photograph(orientation)
+
     assert orientation_of(file) == orientation
     np.testing.assert_array_equal(decode(file, exif_orientation=True), by_opencv(file))
     np.testing.assert_array_equal(decode(file), by_opencv(photograph(1)))
@@ -46,6 +48,7 @@ def test_a_crop_of_the_upright_image(orientation):
     """Decoded alone, without the rest of the file."""
     file = photograph(orientation)
     whole = by_opencv(file)
+
     for box in (
         Box(0, 0, 9, 20),
         Box(17, 5, 30, 31),
@@ -57,9 +60,12 @@ def test_a_crop_of_the_upright_image(orientation):
             return box
 
         np.testing.assert_array_equal(
-            plan_crop(file, choose, box[2:], exif_orientation=True)(), cut(whole, box)
+            plan_crop(file, choose, box[2:], exif_orientation=True)(),
+            cut(whole, box),
         )
+
         stored = turn_back(box, orientation, *whole.shape[:2])
+
         np.testing.assert_array_equal(turn(cut(decode(file), stored), orientation), cut(whole, box))
 
 
@@ -89,7 +95,8 @@ def exif(order, orientation):
 
 def png(order, orientation):
     return deep_files.with_chunk(
-        deep_files.png(coloured(STORED)), b"eXIf" + exif(order, orientation)
+        deep_files.png(coloured(STORED)),
+        b"eXIf" + exif(order, orientation),
     )
 
 
@@ -100,6 +107,7 @@ def webp(order, orientation):
     head = b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])
     data = exif(order, orientation)
     chunks = b"WEBP" + head + pixels + b"EXIF" + struct.pack("<I", len(data)) + data
+
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
 
 
@@ -123,12 +131,18 @@ def test_other_formats_by_hand(kind, order):
     """Stored pixels by default, whatever OpenCV does with the tag; upright pixels where they are wanted."""
     for orientation, upright in UPRIGHT.items():
         file = FORMATS[kind](order, orientation)
+
         assert orientation_of(file) == orientation
         np.testing.assert_array_equal(decode(file), coloured(STORED))
         np.testing.assert_array_equal(decode(file, exif_orientation=True), coloured(upright))
+
         planned = plan_crop(
-            file, lambda height, width: Box(0, 0, height, width), (1, 1), exif_orientation=True
+            file,
+            lambda height, width: Box(0, 0, height, width),
+            (1, 1),
+            exif_orientation=True,
         )
+
         np.testing.assert_array_equal(planned(), coloured(upright))
 
 
@@ -146,6 +160,7 @@ def by_pillow(kind, orientation, way):
     """A file of the photograph that states the orientation in Exif or XMP data; of AVIF Exif becomes irot and imir."""
     pixels = cv2.resize(PIXELS[:6, :10], (80, 48))
     options = {}
+
     if way == "exif":
         tags = Image.Exif()
         tags[0x0112] = orientation
@@ -158,18 +173,32 @@ def by_pillow(kind, orientation, way):
         options["tiffinfo"] = {700: xmp(orientation, is_attribute=way == "attribute")}
     else:
         options["xmp"] = xmp(orientation, is_attribute=way == "attribute")
+
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind, **options)
+
     return file.getvalue()
 
 
 @pytest.mark.parametrize("way", ["exif", "attribute", "element"])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "JPEG",
+        "PNG",
+        "WEBP",
+        "TIFF",
+        "AVIF",
+    ],
+)
 def test_upright_as_by_pillow(kind, way):
     for orientation in ORIENTATIONS:
         file = by_pillow(kind, orientation, way)
+
         assert orientation_of(file) == orientation
+
         upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(file))))
+
         assert np.abs(decode(file, exif_orientation=True) - upright.astype(int)).max() <= 2
         assert decode(file).shape == (48, 80, 3)
 
@@ -180,6 +209,7 @@ def test_jpeg_2000_states_it_in_a_box(way):
     file = cv2.imencode(".jp2", PIXELS)[1].tobytes()
     identifiers = {"exif": b"JpgTiffExif->JP2"}
     identifier = identifiers.get(way, bytes.fromhex("be7acfcb97a942e89c71999491e3afac"))
+
     for orientation in ORIENTATIONS:
         data = (
             exif("<", orientation)
@@ -188,6 +218,7 @@ def test_jpeg_2000_states_it_in_a_box(way):
         )
         box = struct.pack(">I4s", 24 + len(data), b"uuid") + identifier + data
         at = file.index(b"jp2c") - 4
+
         assert orientation_of(file[:at] + box + file[at:]) == orientation
 
 
@@ -197,14 +228,21 @@ def test_irot_and_imir_come_first_and_exif_before_xmp():
     tags[0x0112] = 6
     Image.fromarray(PIXELS).save(file, "AVIF", exif=tags, xmp=xmp(3, is_attribute=True))
     both = file.getvalue()
+
     assert orientation_of(both) == 6
+
     at = both.index(b"irot") + 4
+
     assert orientation_of(both[:at] + b"\1" + both[at + 1 :]) == 8
+
     without = both.replace(b"irot", b"free")
+
     assert orientation_of(without) in (1, 3, 6)
+
     file = io.BytesIO()
     tags[0x0112] = 6  # Pillow removed it
     Image.fromarray(PIXELS).save(file, "JPEG", exif=tags, xmp=xmp(3, is_attribute=True))
+
     assert orientation_of(file.getvalue()) == 6
 
 
@@ -215,16 +253,28 @@ def test_turns_of_avif_are_composed_in_their_order(quarters, axis, is_mirrored_f
     """ISO 23008-12: irot turns to the left; imir swaps top and bottom (0), or left and right (1)."""
     turns = [(b"irot", quarters)] + ([(b"imir", axis)] if axis is not None else [])
     turns = turns[::-1] if is_mirrored_first else turns
+
     expected = STORED
     for kind, value in turns:
         expected = np.rot90(expected, value) if kind == b"irot" else np.flip(expected, value)
+
     file = bytes(value for _, value in turns)
     boxes = [heif.Box(kind, place, place + 1) for place, (kind, _) in enumerate(turns)]
     orientation = heif._compose(file, boxes)
+
     np.testing.assert_array_equal(turn(coloured(STORED), orientation), coloured(expected))
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "JPEG",
+        "PNG",
+        "WEBP",
+        "TIFF",
+        "AVIF",
+    ],
+)
 def test_damaged_metadata_state_a_number(kind):
     rng = np.random.default_rng(0)
     for way in ("exif", "attribute", "element"):
@@ -233,6 +283,7 @@ def test_damaged_metadata_state_a_number(kind):
             damaged = bytearray(file)
             for place in rng.integers(4, len(file), 8):
                 damaged[place] = rng.integers(256)
+
             assert orientation_of(bytes(damaged[: rng.integers(20, 2 * len(file))])) in ORIENTATIONS
 
 
@@ -262,11 +313,13 @@ def test_training_and_evaluation_see_the_same_side_up(make_config):
         "flip": False,
         "test_resize": "direct",
     }
+
     for config, expected in (
         (make_config(**fields, exif_orientation=True), upright),
         (make_config(**fields), cv2.resize(by_opencv(photograph(1)), upright.shape[1::-1])),
     ):
         trained = TrainTransform(config)(record, np.random.default_rng(0))
+
         np.testing.assert_array_equal(trained, build_evaluation_transform(config)(record))
         np.testing.assert_array_equal(trained, expected)
 
@@ -276,5 +329,6 @@ def test_a_smaller_copy_keeps_it(tmp_path):
     (tmp_path / "images" / "a.jpg").write_bytes(photograph(6))
     prepare_folder(tmp_path / "images", tmp_path / "copy", short_side=24)
     copy = (tmp_path / "copy" / "a.jpg").read_bytes()
+
     assert orientation_of(copy) == 6
     assert decode(copy, exif_orientation=True).shape == (40, 24, 3)

@@ -28,6 +28,7 @@ def photos(make_folder, monkeypatch):
     """A folder in which the test runs; files hold one grey pixel and more."""
     folder = make_folder({f"photos/{name}": 10 * i for i, name in enumerate(FILES)})
     monkeypatch.chdir(folder)
+
     return folder / "photos"
 
 
@@ -65,12 +66,15 @@ def test_arguments(photos, arguments, expected):
 
 def test_absolute_patterns_home_and_a_file_named_like_a_pattern(photos, monkeypatch):
     monkeypatch.setenv("HOME", str(photos))
+
     assert list_images([f"{photos}/**/*.gif", "~/b.jpg"]) == [
         str(photos / "deep/d.gif"),
         str(photos / "b.jpg"),
     ]
+
     for name in ("a[1].png", "a1.png"):
         (photos / name).touch()
+
     assert list_images(["photos/a[1].png"]) == ["photos/a[1].png"]
 
 
@@ -78,6 +82,7 @@ def test_links_in_circles_end(photos):
     for name in ("deep/one", "deep/er/two"):
         (photos / name).symlink_to(photos, target_is_directory=True)
         (photos / f"{name}-down").symlink_to(photos / "deep", target_is_directory=True)
+
     for argument in ("photos", "photos/**/*"):
         found = {os.path.basename(path) for path in list_images([argument])}
         assert found == {"a.PNG", "b.jpg", "c.webp", "d.gif"}
@@ -87,6 +92,7 @@ def test_pipes_are_left_out_unless_they_are_named(photos):
     os.mkfifo(photos / "pipe.png")
     for argument in ("photos", "photos/*", "photos/**/*"):
         assert "photos/pipe.png" not in list_images([argument])
+
     assert list_images(["photos/pipe.png"]) == [
         "photos/pipe.png"
     ]  # so that it is named when it cannot be read
@@ -96,6 +102,7 @@ def test_only_regular_files_of_a_bounded_size_are_images(photos):
     os.mkfifo(photos / "pipe.png")
     with open(photos / "sparse.png", "wb") as file:
         file.truncate(60 * 10**9)
+
     (photos / "zero.png").symlink_to("/dev/zero")
     for name, reason in (
         ("pipe", "not a regular file"),
@@ -115,7 +122,9 @@ class Endless(io.RawIOBase):
 
     def readinto(self, buffer):
         self.given = getattr(self, "given", 0) + len(buffer)
+
         assert self.given < 2**20, "it is read without end"
+
         buffer[:] = b"x" * len(buffer)
         return len(buffer)
 
@@ -125,11 +134,13 @@ def test_names_on_standard_input_are_bounded(photos, monkeypatch):
         monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=file))
 
     give(io.BytesIO(b"photos/b.jpg\r\n\nphotos/deep/d.gif"))
+
     assert list_images(["photos/a.PNG", "-"]) == [
         "photos/a.PNG",
         "photos/b.jpg",
         "photos/deep/d.gif",
     ]
+
     for file in (
         io.BufferedReader(Endless()),
         io.BytesIO(b"photos/b.jpg\n" + b"x" * (MAX_NAME_BYTES + 1)),
@@ -142,6 +153,7 @@ def test_names_on_standard_input_are_bounded(photos, monkeypatch):
 def test_the_first_wrong_name_on_standard_input_ends_the_command(photos, monkeypatch):
     lines = types.SimpleNamespace(readline=lambda _: b"y\n")  # as of `yes`
     monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=lines))
+
     with rejects("no file or folder 'y'", ""):
         list_images(["-"])
 

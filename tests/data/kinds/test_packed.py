@@ -39,17 +39,23 @@ def write_both(folder):
             10 * number,
             names=["cat", "dog"],
         )
+
     write_shard(folder / "wds" / "val-0000.tar", samples([1, 0], 20, "json"))
     write_parquet(
-        folder / "parquet" / "validation-0000-of-0001.parquet", [1, 0], 20, names=["cat", "dog"]
+        folder / "parquet" / "validation-0000-of-0001.parquet",
+        [1, 0],
+        20,
+        names=["cat", "dog"],
     )
     (folder / "wds" / "classes.txt").write_text("cat\ndog\n")
+
     return f"wds:{folder}/wds", f"parquet:{folder}/parquet"
 
 
 def test_images_labels_and_splits(tmp_path, make_config):
     for data in write_both(tmp_path):
         train, test = (open_source(data, split, make_config(), 0) for split in ("train", "test"))
+
         assert levels(train) == list(range(20))
         assert levels(test) == [20, 21]
         assert train.labels.tolist() == TWENTY
@@ -59,9 +65,14 @@ def test_images_labels_and_splits(tmp_path, make_config):
         assert train.name_of(12).startswith(f"{data.partition(':')[2]}/train-0001")
         assert not holds_out(data, make_config())
         assert levels(pickle.loads(pickle.dumps(train)))[5:15] == list(range(5, 15))
+
         part = open_source(
-            data, "train[:50%]", make_config(train_split="train[:50%]", classes=("dog", "cat")), 0
+            data,
+            "train[:50%]",
+            make_config(train_split="train[:50%]", classes=("dog", "cat")),
+            0,
         )
+
         assert part.labels.tolist().count(0) == 5
         assert (
             located(data + "/../" + data.partition(":")[0] + "#label") == located(data) + "#label"
@@ -72,9 +83,12 @@ def test_files_without_splits_hold_out_the_same_part_always(tmp_path, make_confi
     for number in range(2):
         write_shard(tmp_path / "a" / f"{number}.tar", samples(TWENTY[:10], 10 * number))
         write_parquet(tmp_path / "a" / f"{number}.parquet", TWENTY[:10], 10 * number)
+
     for data in (f"wds:{tmp_path}/a", f"parquet:{tmp_path}/a"):
         assert holds_out(data, make_config())
+
         train, test = (open_source(data, split, make_config(), 0) for split in ("train", "test"))
+
         assert sorted(levels(train) + levels(test)) == list(range(20))
         assert train.class_names == ("0", "1")
         assert sorted(test.labels.tolist()) == [0, 1]
@@ -97,6 +111,7 @@ def test_braces(pattern, names):
 def test_patterns(tmp_path, make_config):
     write_both(tmp_path)
     config = make_config()
+
     assert (
         len(open_source(f"wds:{tmp_path}/wds/train-{{0000..0001}}.tar", "train", config, 0)) == 20
     )
@@ -105,10 +120,13 @@ def test_patterns(tmp_path, make_config):
     assert (
         len(open_source(f"wds:{tmp_path}/wds/{{train-0000,val-0000}}.tar", "test", config, 0)) == 2
     )
+
     with rejects(
-        f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar", "2 of 4 files do not exist.*train-0002"
+        f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar",
+        "2 of 4 files do not exist.*train-0002",
     ):
         open_source(f"wds:{tmp_path}/wds/train-{{0000..0003}}.tar", "train", config, 0)
+
     with rejects("", "range must be of at most"):
         open_source("wds:a-{0..999999999}.tar", "train", config, 0)
     with rejects("", r"more than 100,000 files"):
@@ -143,15 +161,19 @@ def test_mistakes_in_shards_are_named(tmp_path, make_config, members, rule):
 def test_damaged_shards_are_named(tmp_path, make_config):
     path = write_shard(tmp_path / "a.tar", samples([0, 1] * 5))
     whole = path.read_bytes()
+
     for content in (whole[:15000], b"rubbish" * 1000, b""):
         path.write_bytes(content)
         with rejects(str(path), ""):
             open_source(f"wds:{path}", "all", make_config(), 0)
+
     path.write_bytes(whole)
     source = open_source(f"wds:{path}", "all", make_config(), 0)
     os.truncate(path, 2000)
+
     with pytest.raises(UnreadableImage, match="ends after"):
         source[9]
+
     path.rename(tmp_path / "a.tar.gz")
     with rejects(str(tmp_path), "no files named.*decompress.*a.tar.gz"):
         open_source(f"wds:{tmp_path}", "all", make_config(), 0)
@@ -162,15 +184,21 @@ def test_labels_of_shards(tmp_path, make_config):
     data = f"wds:{tmp_path}/a.tar"
     write_shard(tmp_path / "a.tar", samples(["dog", "cat"] * 5, kind="json"))
     texts = open_source(data, "all", make_config(), 0)
+
     assert (texts.class_names, texts.labels.tolist()) == (("cat", "dog"), [1, 0] * 5)
     assert open_source(f"{data}#id", "all", make_config(), 0).labels.tolist() == list(range(10))
+
     (tmp_path / "classes.txt").write_text("dog\ncat\nemu\n")
+
     assert open_source(data, "all", make_config(), 0).labels.tolist() == [0, 1] * 5
+
     with rejects(data, "not among the 3 classes.*: 3, .* 9"):
         open_source(f"{data}#id", "all", make_config(), 0)
+
     (tmp_path / "classes.txt").write_text("dog\nhorse\n")
     with rejects(data, "not among the 2 classes.*: cat"):
         open_source(data, "all", make_config(), 0)
+
     (tmp_path / "classes.txt").write_text("dog\n\ndog\n")
     with rejects("", "empty or repeated: 'dog', ''"):
         open_source(data, "all", make_config(), 0)
@@ -180,12 +208,16 @@ def test_numbers_without_images_keep_their_place(tmp_path, make_config):
     """As the missing classes of a winter21 subset; a class of the test split alone is an error."""
     write_shard(tmp_path / "train.tar", samples([0, 3] * 5))
     write_shard(tmp_path / "test.tar", samples([3, 3]))
+
     assert open_source(f"wds:{tmp_path}", "test", make_config(), 0).num_classes == 4
+
     with rejects("train.tar", "no split 'test'.*train.:90%"):
         open_source(f"wds:{tmp_path}/train.tar", "test", make_config(), 0)
+
     write_shard(tmp_path / "test.tar", samples([4]))
     with rejects("", "'train' does not have: 4.*training images"):
         open_source(f"wds:{tmp_path}", "test", make_config(), 0)
+
     write_shard(tmp_path / "more.tar", samples([0]))
     with rejects("", "1 do not: .*more.tar"):
         open_source(f"wds:{tmp_path}", "train", make_config(), 0)
@@ -216,6 +248,7 @@ def test_mistakes_in_parquet_are_named(tmp_path, make_config, write, rule):
 def test_files_of_several_datasets_are_rejected(tmp_path, make_config):
     write_parquet(tmp_path / "train.parquet", [0, 1], names=["cat", "dog"])
     write_parquet(tmp_path / "test.parquet", [0, 1], names=["cat", "emu"])
+
     with rejects("", "differ.*names of classes.*'dog' and .*'emu'"):
         open_source(f"parquet:{tmp_path}", "train", make_config(), 0)
 
@@ -225,8 +258,11 @@ def test_columns_of_parquet(tmp_path, make_config):
     import pyarrow.parquet as pq
 
     path = write_parquet(
-        tmp_path / "a.parquet", [0, 1, 1, 0], fine_label=pa.array(["x", "y", "z", "x"])
+        tmp_path / "a.parquet",
+        [0, 1, 1, 0],
+        fine_label=pa.array(["x", "y", "z", "x"]),
     )
+
     assert open_source(f"parquet:{path}", "all", make_config(), 0).class_names == ("0", "1")
     assert open_source(f"parquet:{path}#fine_label", "all", make_config(), 0).labels.tolist() == [
         0,
@@ -234,6 +270,7 @@ def test_columns_of_parquet(tmp_path, make_config):
         2,
         0,
     ]
+
     features = {"img": {"_type": "Image"}, "coarse": {"names": ["a", "b"], "_type": "ClassLabel"}}
     table = pa.table(
         {"img": pa.array([image(n) for n in range(4)]), "coarse": pa.array([1, 0, 1, 0])}
@@ -241,7 +278,9 @@ def test_columns_of_parquet(tmp_path, make_config):
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     pq.write_table(table.replace_schema_metadata(metadata), path)
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
+
     assert (levels(source), source.class_names) == ([0, 1, 2, 3], ("a", "b"))
+
     pq.write_table(table.drop_columns("img"), path)
     with rejects(str(path), r"no column of images.*'coarse' \(int64\)"):
         open_source(f"parquet:{path}", "all", make_config(), 0)
@@ -266,11 +305,15 @@ def test_row_groups_are_read_once_and_forgotten(tmp_path, make_config, monkeypat
         for group in range(5)
     ]
     monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(max(sizes) + max(stated)))
+
     assert levels(source) == list(range(20))
     assert reads == [0, 1, 2, 3, 4]
     assert (levels(source)[16:], reads[5:]) == ([16, 17, 18, 19], [0, 1, 2, 3, 4])
+
     source[12], source[19], source[0]
+
     assert reads[10:] == [0]
+
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 10)
     with rejects(str(path), "row group 0 holds.*row_group_size"):
         open_source(f"parquet:{path}", "all", make_config(), 0)
@@ -285,5 +328,6 @@ def test_deep_images_are_noticed(tmp_path, make_config, caplog):
     open_source(f"wds:{tmp_path}", "all", make_config(), 0)
     open_source(f"parquet:{tmp_path}", "all", make_config(), 0)
     one, two = caplog.messages
+
     assert "1 of 3 checked files have 16 bits" in one
     assert "2 of 2 checked files have 16 bits" in two

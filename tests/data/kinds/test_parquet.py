@@ -37,10 +37,12 @@ def opened(tmp_path, make_config):
             for values in columns.values()
         ]
         table = pa.Table.from_arrays(arrays, names=names or list(columns))
+
         if metadata is not None:
             table = table.replace_schema_metadata(
                 {"huggingface": json.dumps({"info": {"features": metadata}})}
             )
+
         pq.write_table(table, tmp_path / "a.parquet")
         return open_source(f"parquet:{tmp_path}/a.parquet{column}", "all", make_config(), 0)
 
@@ -92,7 +94,8 @@ def test_labels_that_are_no_classes(opened, tmp_path, labels, rule):
         (pa.array(["b", "a", "c", "a"]).dictionary_encode(), ("a", "b", "c")),
         (
             pa.DictionaryArray.from_arrays(
-                pa.array([1, 0, 2, 0]), pa.array(["a", "b", "c", "x" * 9999])
+                pa.array([1, 0, 2, 0]),
+                pa.array(["a", "b", "c", "x" * 9999]),
             ),
             ("a", "b", "c"),
         ),
@@ -109,11 +112,14 @@ def test_long_labels_are_not_read_to_their_end(opened, tmp_path, monkeypatch):
     """One text that all rows repeat, and texts that differ."""
     monkeypatch.setattr(parquet, "_LABELS_AT_ONCE", 10)
     images = pa.array([{"bytes": image(0), "path": None}] * 300, IMAGE)
+
     with rejects(f"{tmp_path}/a.parquet", "row 0 has a label of 100,000 bytes"):
         opened(image=images, label=["x" * 10**5] * 300)
+
     monkeypatch.setattr(parquet, "MAX_LABEL_BYTES", 10**6)
     with rejects(
-        f"{tmp_path}/a.parquet", "column 'label' cannot be read .its pages hold more than 1 MiB"
+        f"{tmp_path}/a.parquet",
+        "column 'label' cannot be read .its pages hold more than 1 MiB",
     ):
         opened(image=IMAGES, label=[str(number) * 500_000 for number in range(4)])
 
@@ -149,10 +155,15 @@ def test_names_of_classes_in_the_metadata(opened, tmp_path, names, rule):
     ],
 )
 def test_names_of_columns(opened, tmp_path, names, rule):
-    values = {"image": IMAGES, "image.bytes": [b""] * 4, "picture": IMAGES}
+    values = {
+        "image": IMAGES,
+        "image.bytes": [b""] * 4,
+        "picture": IMAGES,
+    }
     columns = {
         f"{number}": values.get(name, pa.array([0, 1] * 2)) for number, name in enumerate(names)
     }
+
     with rejects(f"{tmp_path}/a.parquet", rule):
         opened(names=names, **columns)
 
@@ -162,6 +173,7 @@ def test_other_columns_may_have_one_name(opened):
         str(number): values
         for number, values in enumerate((IMAGES, [0, 1] * 2, ["x"] * 4, ["y"] * 4))
     }
+
     assert len(opened(names=["image", "label", "note", "note"], **columns)) == 4
 
 
@@ -197,8 +209,10 @@ def test_some_rows_without_bytes(opened, tmp_path, caplog):
     ]
     source = opened(image=pa.array(images, IMAGE), label=[0, 1] * 2)
     (line,) = caplog.messages
+
     assert f"{tmp_path}/a.parquet: column 'image.bytes' holds no bytes in 2 of 4 rows" in line
     assert [source[0].image, source[3].image] == [image(0), image(1)]
+
     for row in (1, 2):
         with pytest.raises(
             UnreadableImage,
@@ -214,14 +228,19 @@ def test_an_image_that_rows_repeat_is_not_read_many_times(opened, monkeypatch):
     """The file holds it once: 8 rows of 300 MB are a footer that states 300 MB."""
     images = pa.array([{"bytes": bytes(10**6), "path": None}] * 8, IMAGE)
     source = opened(image=images, label=[0, 1] * 4)
+
     assert sum(len(source[row].image) for row in range(8)) == 8 * 10**6
     assert parquet._GROUPS._bytes == 8 * 10**6
+
     monkeypatch.setattr(parquet, "_GROUPS", parquet._Groups(parquet.CACHE_BYTES))
     monkeypatch.setattr(parquet, "MAX_GROUP_BYTES", 2**21)
+
     with pytest.raises(
-        UnreadableImage, match=r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than"
+        UnreadableImage,
+        match=r"Row group 0 of column 'image\.bytes' of .*a\.parquet.*more than",
     ):
         source[0]
+
     assert parquet._GROUPS._bytes == 0
 
 
@@ -230,7 +249,11 @@ def test_an_image_that_rows_repeat_is_not_read_many_times(opened, monkeypatch):
 def test_the_layout_is_that_of_the_library(tmp_path, compression, pages):
     images = [bytes([number]) * 3000 for number in range(100)]
     table = pa.table(
-        {"image": images, "text": pa.array(["a", None] * 50), "more": pa.array([[1, 2]] * 100)}
+        {
+            "image": images,
+            "text": pa.array(["a", None] * 50),
+            "more": pa.array([[1, 2]] * 100),
+        }
     )
     options = {
         "compression": compression,
@@ -241,19 +264,26 @@ def test_the_layout_is_that_of_the_library(tmp_path, compression, pages):
     pq.write_table(table, path := tmp_path / "a.parquet", row_group_size=40, **options)
     layout = read_layout(str(path))
     metadata = pq.read_metadata(path)
+
     assert len(layout.groups) == metadata.num_row_groups == 3
+
     for number, group in enumerate(layout.groups):
         expected = metadata.row_group(number)
         assert group.num_rows == expected.num_rows
+
         for column in map(expected.column, range(3)):
             chunk = group.chunks[column.path_in_schema]
+
             assert (chunk.uncompressed, chunk.compressed) == (
                 column.total_uncompressed_size,
                 column.total_compressed_size,
             )
             assert chunk.num_missing == column.statistics.null_count
+
             size = measure_pages(str(path), chunk, 2**30)
+
             assert size == column.total_uncompressed_size
+
             with pytest.raises(LayoutError, match="pages hold more than"):
                 measure_pages(str(path), chunk, size - 1)
 
@@ -272,8 +302,10 @@ def test_a_page_header_that_states_gigabytes(tmp_path, make_config):
     content[at : at + len(written)] = bomb
     (tmp_path / "bomb").write_bytes(content)
     longer = chunk._replace(compressed=chunk.compressed + len(bomb) - len(written))
+
     with pytest.raises(LayoutError, match="its pages hold more than 1,024 MiB"):
         measure_pages(str(tmp_path / "bomb"), longer, parquet.MAX_GROUP_BYTES)
+
     assert source[0].image == image(0)
 
 
@@ -286,7 +318,13 @@ def varint(number):
 
 @pytest.mark.parametrize(
     "content",
-    [b"\x4c", b"\x1c" * 50, b"\x19\xfc\xff\xff\xff\x0f", b"\x16" + b"\xff" * 12, b"\x1b\x00\x00"],
+    [
+        b"\x4c",
+        b"\x1c" * 50,
+        b"\x19\xfc\xff\xff\xff\x0f",
+        b"\x16" + b"\xff" * 12,
+        b"\x1b\x00\x00",
+    ],
 )
 def test_damaged_structs(content):
     with pytest.raises(LayoutError):
@@ -299,10 +337,12 @@ def test_damaged_structs(content):
 def test_a_cut_file_is_not_said_to_have_damaged_metadata(tmp_path, make_config):
     path = write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1], names=["cat", "dog"])
     whole = path.read_bytes()
+
     for size in (0, 3, 11, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         with rejects(str(path), "no complete parquet file .*cut off") as caught:
             open_source(f"parquet:{path}", "all", make_config(), 0)
+
         assert "metadata" not in str(caught.value)
 
 
@@ -311,16 +351,19 @@ def test_a_damaged_page_header_names_file_and_column(tmp_path, make_config):
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
     chunks = read_layout(str(path)).groups[0].chunks
     whole = path.read_bytes()
+
     for column in ("label", "image.bytes"):
         place = chunks[column].first_page
         path.write_bytes(whole[:place] + b"\xff" * 8 + whole[place + 8 :])
+
         if column == "label":
             with rejects(str(path), "column 'label' cannot be read .*header"):
                 open_source(f"parquet:{path}", "all", make_config(), 0)
         else:
             parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
             with pytest.raises(
-                UnreadableImage, match=r"'image\.bytes' of .*a\.parquet cannot be read .*header"
+                UnreadableImage,
+                match=r"'image\.bytes' of .*a\.parquet cannot be read .*header",
             ):
                 source[0]
 
@@ -345,19 +388,25 @@ def test_damaged_files(tmp_path, make_config, name):
     path = write_parquet(tmp_path / "a.parquet", labels, names=NAMES if kind == "numbers" else None)
     pq.write_table(pq.read_table(path), path, row_group_size=7, **options)
     whole = path.read_bytes()
+
     expected = read(path, make_config)
     for seed in range(15):
         path.write_bytes(damage(whole, random.Random(seed)))
         problem = ""
+
         try:
             names, labels, images = read(path, make_config)
         except ValueError as error:
             problem = str(error)
+
         if problem:
             assert str(path) in problem, seed
             assert len(problem.splitlines()) == 1, seed
+
             continue
+
         assert (names, labels) == expected[:2], seed
+
         if "write_page_checksum" in options:
             changed = [one for one, other in zip(images, expected[2], strict=True) if one != other]
             assert not any(changed), seed  # they are unreadable
@@ -368,11 +417,13 @@ def read(path, make_config):
     parquet._GROUPS = parquet._Groups(parquet.CACHE_BYTES)
     source = open_source(f"parquet:{path}", "all", make_config(), 0)
     images = []
+
     for index in range(len(source)):
         try:
             images.append(source[index].image)
         except UnreadableImage:
             images.append(None)
+
     return source.class_names, source.labels.tolist(), images
 
 
@@ -380,6 +431,7 @@ def damage(whole, random):
     kind = random.choice(["bit", "bytes", "cut", "twice", "insert", "footer", "footer", "zero"])
     at = random.randrange(len(whole))
     content = bytearray(whole)
+
     if kind == "footer":
         footer_bytes = int.from_bytes(whole[-8:-4], "little")
         content[-1 - random.randrange(footer_bytes + 8)] ^= 1 << random.randrange(8)
@@ -395,6 +447,7 @@ def damage(whole, random):
         content[at:at] = b"\n"
     else:
         content[at : at + 16] = bytes(16)
+
     return bytes(content)
 
 
@@ -402,7 +455,9 @@ def test_copies_of_class_names_that_differ(tmp_path, make_config):
     """A footer has no checksum, but pyarrow stores the metadata twice."""
     path = write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1], names=["cat", "dog"])
     content = path.read_bytes()
+
     assert content.count(b'"dog"') == 1
+
     path.write_bytes(content.replace(b'"dog"', b'"dig"'))
     with rejects(str(path), "schema cannot be read .the two copies"):
         open_source(f"parquet:{path}", "all", make_config(), 0)
@@ -412,5 +467,9 @@ def test_labels_are_counted(tmp_path):
     path = str(write_parquet(tmp_path / "a.parquet", [0, 1, 0, 1]))
     with pytest.raises(ValueError, match="3 labels are of 4 rows"):
         parquet.ParquetSource(
-            [path], "image.bytes", ("a", "b"), np.zeros(3, np.int32), str(tmp_path)
+            [path],
+            "image.bytes",
+            ("a", "b"),
+            np.zeros(3, np.int32),
+            str(tmp_path),
         )

@@ -45,14 +45,18 @@ def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config):
         source, names = open_names(path, split, make_config())
         folder = make_table(*lines_of()).parent
         same = open_source(f"folder:{folder}", split, make_config(), 0)
+
         assert [folder / name for name in names] == [
             folder / same.name_of(i) for i in range(len(same))
         ]
         assert source.class_names == same.class_names == ("cat", "dog")
         assert source.labels.tolist() == same.labels.tolist()
         assert source.records_sha256 == same.records_sha256
+
     assert holds_out(f"csv:{path}", make_config())
+
     copy = pickle.loads(pickle.dumps(source))
+
     assert copy[0].image == (folder / names[0]).read_bytes()
 
 
@@ -68,10 +72,13 @@ def test_a_table_is_read_as_the_folder_that_it_lists(make_table, make_config):
 def test_columns_in_any_order_and_separators(make_table, make_config, header, line, name, encoding):
     splits = {file: "train" if file[4] in "01234" else "val" for file in TEN_EACH}
     path = make_table(
-        header, *(line.format(file, file[:3], split) for file, split in splits.items()), name=name
+        header,
+        *(line.format(file, file[:3], split) for file, split in splits.items()),
+        name=name,
     )
     path.write_text(path.read_text(), encoding=encoding)
     train, names = open_names(path, "train", make_config())
+
     assert names == [file for file, split in splits.items() if split == "train"]
     assert train.labels.tolist() == [0] * 5 + [1] * 5
     assert open_names(path, "test", make_config())[1] == open_names(path, "val", make_config())[1]
@@ -82,10 +89,12 @@ def test_columns_in_any_order_and_separators(make_table, make_config, header, li
 def test_files_may_be_anywhere(make_table, make_config, tmp_path):
     table = make_table("image,label", f"{tmp_path}/images/cat/0.png,cat", "../images/cat/1.png,dog")
     source = open_source(f"csv:{table}", "all", make_config(), 0)
+
     assert source[0].image == (tmp_path / "images/cat/0.png").read_bytes()
     assert source[1].image == (tmp_path / "images/cat/1.png").read_bytes()
     assert located(f"csv:{table.parent}/../images/{table.name}") == located(f"csv:{table}")
     assert listing_of("csv:") is listing_of("digits") is None
+
     twice = make_table("image,label", f"{tmp_path}/images/cat/0.png,cat", "cat/0.png,dog")
     with rejects(str(twice), "2 lines name an image"):
         open_source(f"csv:{twice}", "all", make_config(), 0)
@@ -146,6 +155,7 @@ def test_mistakes_are_named(make_table, make_config, lines, split, rule):
 def test_other_files_are_rejected(make_table, make_config):
     with rejects("nowhere.csv", "csv:FILE"):
         open_source("csv:nowhere.csv", "train", make_config(), 0)
+
     path = make_table(*lines_of(), encoding="utf-16")
     with rejects(str(path), "UTF-8"):
         open_source(f"csv:{path}", "train", make_config(), 0)
@@ -173,13 +183,19 @@ def test_several_labels_an_image(make_table, make_config):
         *many("cat/0.png,tabby | cat", "cat/1.png,", "dog/0.png,dog", "dog/1.png,cat|dog|cat")
     )
     source = open_source(f"csv:{path}", "all", make_config(), 0)
+
     assert source.is_multilabel
     assert source.class_names == ("cat", "dog", "tabby")
     assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0]]
     assert source[3].label.tolist() == [1, 1, 0]
+
     chosen = open_source(
-        f"csv:{path}", "all", make_config(classes=("tabby", "cat"), cache_records=True), 0
+        f"csv:{path}",
+        "all",
+        make_config(classes=("tabby", "cat"), cache_records=True),
+        0,
     )
+
     assert chosen.labels.tolist() == [[1, 1], [0, 0], [0, 0], [0, 1]]
     assert [chosen[i].label.tolist() for i in range(4)] == chosen.labels.tolist()
     assert source.records_sha256 != chosen.records_sha256
@@ -195,24 +211,36 @@ def test_columns_of_0_and_1_are_several_labels(make_table, make_config):
     ]
     one_hot = make_table(*(line.partition(",")[2] for line in lines), name="one_hot.csv")
     cells = make_table(
-        "image,labels,split", "cat/0.png,dog,train", "cat/1.png,cat|dog,train", "dog/0.png,,test"
+        "image,labels,split",
+        "cat/0.png,dog,train",
+        "cat/1.png,cat|dog,train",
+        "dog/0.png,,test",
     )
+
     for split in ("train", "test"):
         found, expected = (
             open_source(f"csv:{path}", split, make_config(), 0) for path in (one_hot, cells)
         )
+
         assert found.is_multilabel
         assert found.class_names == expected.class_names == ("cat", "dog")
         assert found.labels.tolist() == expected.labels.tolist()
         assert found.records_sha256 == expected.records_sha256
+
     with rejects(
-        "csv:", "of 0 and 1 .'dog', 'cat'.* 'id' hold other values. Remove them.*'labels'"
+        "csv:",
+        "of 0 and 1 .'dog', 'cat'.* 'id' hold other values. Remove them.*'labels'",
     ):
         open_source(f"csv:{make_table(*lines, '2,train,1,dog/1.png,0')}", "train", make_config(), 0)
+
     with rejects("csv:", "'dog' is empty or the name of several"):
         open_source(
-            f"csv:{make_table('image,dog,dog', 'cat/0.png,0,1')}", "train", make_config(), 0
+            f"csv:{make_table('image,dog,dog', 'cat/0.png,0,1')}",
+            "train",
+            make_config(),
+            0,
         )
+
     with rejects("#comma", "columns of 0 and 1 need none. Remove '#comma'"):
         open_source(f"csv:{one_hot}#comma", "train", make_config(), 0)
 
@@ -239,14 +267,21 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(
     path = make_table(*many(*label_lines(cells)))
     with rejects(f"csv:{path}: ", f"of [0-9]+ cells.*#{name} to separate them there, or #bar"):
         open_source(f"csv:{path}", "all", make_config(), 0)
+
     chosen = open_source(f"csv:{path}#{name}", "all", make_config(), 0)
     usual = [cell.strip('"').replace(table.LABEL_SEPARATORS[name], "|") for cell in cells]
+
     expected = open_source(
-        f"csv:{make_table(*many(*label_lines(usual)), name='b.csv')}", "all", make_config(), 0
+        f"csv:{make_table(*many(*label_lines(usual)), name='b.csv')}",
+        "all",
+        make_config(),
+        0,
     )
     assert chosen.class_names == expected.class_names
     assert chosen.labels.tolist() == expected.labels.tolist()
+
     joint = open_source(f"csv:{path}#bar", "all", make_config(), 0)
+
     assert {cell.strip('"') for cell in cells} - {""} == {*joint.class_names}
     assert located(f"csv:{path}#{name}") == f"{located(f'csv:{path}')}#{name}"
 
@@ -263,6 +298,7 @@ def test_another_separator_of_labels_is_named_and_can_be_chosen(
 def test_names_with_other_separators_are_kept(make_table, make_config, cells):
     lines = label_lines(f'"{cell}"' for cell in cells)
     source = open_source(f"csv:{make_table(*many(*lines))}", "all", make_config(), 0)
+
     assert source.class_names == tuple(
         sorted({label for cell in cells for label in cell.split("|")})
     )
@@ -304,13 +340,16 @@ def test_a_part_of_all_images_is_held_out(make_table, make_config):
         open_names(path, split, config, seed=3) for split in ("test", "train")
     )
     by_hash = sorted(TEN_EACH, key=lambda name: hashlib.sha256(b"3/" + name.encode()).digest())
+
     assert {*held} == {*[name for name in by_hash if name in held + rest][:3]}
     assert len(rest) == 12
+
     then = held_up_to(test, 3)
     path.write_text("\n".join(SEVERAL).replace("even", "odd"))
     again, later = (
         open_source(f"csv:{path}", split, config, 3, then) for split in ("test", "train")
     )
+
     assert {*held} <= {
         name[len(str(path.parent)) + 1 :] for name in map(again.name_of, range(len(again)))
     }
@@ -322,9 +361,12 @@ def test_a_part_of_all_images_is_held_out(make_table, make_config):
 def test_batches_of_several_labels(make_table, make_config):
     source = open_source(f"csv:{make_table(*SEVERAL)}", "all", make_config(), 0)
     transform = build_evaluation_transform(make_config())
+
     with open_batches(EvaluationStream(source, transform, 8, np.arange(8))) as batches:
         found = list(batches)
+
     labels = np.concatenate([batch.label for batch in found])
+
     assert labels.dtype == np.int32
     assert labels.tolist() == [*source.labels.tolist(), *[[0, 0]] * 4]
     assert np.concatenate([batch.mask for batch in found]).tolist() == [1] * 20 + [0] * 4
@@ -332,10 +374,14 @@ def test_batches_of_several_labels(make_table, make_config):
 
 def test_a_number_of_images_of_each_class_needs_one_class_an_image(make_table, make_config):
     with rejects(
-        "config.input.train_examples_per_class=2", "several labels.*config.input.train_examples"
+        "config.input.train_examples_per_class=2",
+        "several labels.*config.input.train_examples",
     ):
         open_source(
-            f"csv:{make_table(*SEVERAL)}", "train", make_config(train_examples_per_class=2), 0
+            f"csv:{make_table(*SEVERAL)}",
+            "train",
+            make_config(train_examples_per_class=2),
+            0,
         )
 
 
@@ -355,6 +401,7 @@ def test_a_table_is_bounded(make_table, make_config, content, rule):
         os.truncate(path, 60 * 10**9)
     else:
         path.write_bytes(content)
+
     with rejects("table.csv", rule):
         open_source(f"csv:{path}", "all", make_config(), 0)
 
@@ -362,15 +409,21 @@ def test_a_table_is_bounded(make_table, make_config, content, rule):
 def test_special_files_in_a_table_are_unreadable_images(make_table, make_config):
     """As is an image that is too large: each is one record, and the others are read."""
     path = make_table(
-        "image,label", "/dev/zero,cat", "pipe.png,cat", "sparse.png,dog", "cat/0.png,cat"
+        "image,label",
+        "/dev/zero,cat",
+        "pipe.png,cat",
+        "sparse.png,dog",
+        "cat/0.png,cat",
     )
     os.mkfifo(path.parent / "pipe.png")
     (path.parent / "sparse.png").touch()
     os.truncate(path.parent / "sparse.png", 60 * 10**9)
     source = open_source(f"csv:{path}", "all", make_config(), 0)
+
     for number, rule in ((0, "not a regular file"), (1, "not a regular file"), (2, "larger than")):
         with pytest.raises(UnreadableImage, match=rule):
             source.image_of(number)
+
     transform = build_evaluation_transform(make_config())
     with open_batches(EvaluationStream(source, transform, 4, np.arange(4))) as batches:
         assert [batch.mask.tolist() for batch in batches] == [[0, 0, 0, 1]]

@@ -30,7 +30,9 @@ def test_members_of_every_layout(layout):
         (name, bytes(size)) for name, size in itertools.product(names, (0, 1, 511, 512, 513))
     ]
     content = packed(special("folder", tarfile.DIRTYPE), *entries, format=layout)
+
     assert read(content) == read(content, len(content)) == [(*entry, "") for entry in entries]
+
     stream = tar.Stream(io.BytesIO(content), "a.tar", len(content))
     for member, (_, stored) in zip(tar.members(stream), entries, strict=True):
         assert content[member.offset :][: member.size] == stored  # and nothing was read
@@ -39,9 +41,11 @@ def test_members_of_every_layout(layout):
 def test_gzip_pipes_and_files_give_the_same(tmp_path, monkeypatch):
     content = packed(("a.jpg", b"x" * 3000), ("b.jpg", b"y"))
     expected = [("a.jpg", 3000), ("b.jpg", 1)]
+
     for stored in (content, gzip.compress(content)):
         (tmp_path / "a").write_bytes(stored)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(stored))))
+
         for path in (str(tmp_path / "a"), "-"):
             with tar.open_tar(path) as stream:
                 assert [(member.name, member.size) for member in tar.members(stream)] == expected
@@ -55,9 +59,14 @@ def test_members_that_must_not_be_read():
     ]
     devices = [special("c.jpg", tarfile.CHRTYPE), special("f.jpg", tarfile.FIFOTYPE)]
     content = packed(
-        *((name, b"x") for name in unsafe), *links, *devices, ("y" * 5000, b"x"), ("good.jpg", b"x")
+        *((name, b"x") for name in unsafe),
+        *links,
+        *devices,
+        ("y" * 5000, b"x"),
+        ("good.jpg", b"x"),
     )
     found = {name: problem for name, _, problem in read(content)}
+
     assert found.pop("good.jpg") == ""
     assert len(found) == 8
     assert all(found.values())
@@ -113,10 +122,19 @@ def read_lazily(content, size):
     ]
 
 
-@pytest.mark.parametrize("size", [b"-1", b"1e9", b"9" * 19, b""])
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"-1",
+        b"1e9",
+        b"9" * 19,
+        b"",
+    ],
+)
 def test_sizes_of_extended_headers_that_are_no_numbers(size):
     info = tarfile.TarInfo("a.jpg")
     info.pax_headers = {"size": size.decode(), "comment": "x"}
+
     with rejects("a.tar", "no number"):
         read(packed(info, format=tarfile.PAX_FORMAT))
 
@@ -125,6 +143,7 @@ def test_a_damaged_extended_header():
     info = tarfile.TarInfo("a.jpg")
     info.pax_headers = {"comment": "x"}
     content = packed(info, format=tarfile.PAX_FORMAT)
+
     with rejects("a.tar", "extended header at byte 0 is damaged"):
         read(content.replace(b"13 comment", b"99 comment"))
 
@@ -140,11 +159,14 @@ def test_damaged_gzip_and_bombs(tmp_path, monkeypatch):
     path.write_bytes(whole[:-20])
     with rejects(str(path), "cannot be read after byte"):
         names()
+
     path.write_bytes(damaged(whole, 30, b"\xff\xff\xff\xff"))
     with rejects(str(path)):
         names()
+
     monkeypatch.setattr(tar, "_FREE_BYTES", 2**16)
     path.write_bytes(gzip.compress(packed(("a.jpg", bytes(2**22)))))
+
     with rejects(str(path), "compressed bytes give more"):
         names()
 
@@ -164,6 +186,7 @@ def test_samples_of_a_shard():
         "x/4.png",
     ]
     found = list(tar.samples((name, name) for name in names))
+
     assert [sample.name for sample in found] == ["s/0.jpg", "s/1.jpg", "2.webp", "x/4.png"]
     assert [sorted(sample.labels.values()) for sample in found] == [
         ["s/0.cls"],
@@ -188,13 +211,16 @@ def test_one_image_of_a_sample_with_labels():
         ["x.jpg", "x.png", "x.seg.png", "x.cls"],
     ):
         (sample,) = tar.samples((name, name.upper()) for name in names)
+
         assert (sample.name, sample.image, dict(sample.labels)) == (
             "x.jpg",
             "X.JPG",
             {"cls": "X.CLS"},
         )
         assert {*sample.skipped} == {("x.png", "X.PNG"), ("x.seg.png", "X.SEG.PNG")}
+
     found = list(tar.samples((name, 0) for name in ("d/x.1.jpg", "d/x.2.jpg", "d/x.3.jpg")))
+
     assert [(sample.name, sample.labels) for sample in found] == [
         (f"d/x.{number}.jpg", {}) for number in (1, 2, 3)
     ]
@@ -211,6 +237,7 @@ def test_images_without_a_label_do_not_fill_the_memory(monkeypatch):
 
     for sample in tar.samples(entries(*(f"x.{number}.jpg" for number in range(9))), size_of=len):
         assert len(waiting) <= 3 * (1 + int(sample.name[2]) // 3)
+
     with rejects("x.cls", "too many images"):
         list(tar.samples(entries("x.1.jpg", "x.2.jpg", "x.3.jpg", "x.cls"), size_of=len))
 
@@ -237,6 +264,7 @@ def test_members_that_are_apart(names, rule):
     if not rule:
         see_all()
         return
+
     with rejects("a.tar", f"image and label of {rule} are apart.*--sort=name"):
         see_all()
 
@@ -244,9 +272,11 @@ def test_members_that_are_apart(names, rule):
 def test_keys_of_incomplete_samples_are_forgotten(monkeypatch):
     monkeypatch.setattr(tar, "_MOST_KEYS", 3)
     order = tar.SampleOrder("a.tar")
+
     for number in range(9):
         order.see(f"{number}.jpg")
         assert len(order._incomplete["image"]) <= 3
+
     order.see("0.cls")
     with rejects("a.tar", "image and label of '8' are apart"):
         [order.see(name) for name in ("8.cls", "x.jpg")]
@@ -285,6 +315,7 @@ def test_names_of_another_format():
     jpeg = b"\xff\xd8\xff\xe0"
     png = b"\x89PNG\r\n\x1a\n"
     webp = b"RIFF\0\0\0\0WEBP"
+
     assert [tar.is_mislabelled("a.JPEG", image) for image in (jpeg, png, webp)] == [
         False,
         True,

@@ -53,7 +53,14 @@ def test_tensorflow_is_never_imported(data_dir, tmp_path):
         "JAX_PLATFORMS": "cpu",
     }
     command = [sys.executable, str(tmp_path / "script.py"), data_dir]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
     assert done.returncode == 0, done.stderr
     assert "TensorFlow imported" not in done.stderr
 
@@ -63,20 +70,26 @@ def test_digits_are_those_of_scikit_learn_in_two_stratified_splits(data_dir, mak
         open_source("digits", split, make_config(data_dir=data_dir), 0)
         for split in ("train", "test")
     ]
+
     assert [len(split) for split in splits] == [1437, 360]
+
     records = [split[i] for split in splits for i in range(len(split))]
     truth = load_digits()
+
     expected = np.round(truth.images * 255 / 16).astype(np.uint8)
     assert sorted((images.decode(r.image)[..., 0].tobytes(), r.label) for r in records) == sorted(
         (p.tobytes(), n) for p, n in zip(expected, truth.target, strict=True)
     )
+
     shares = np.bincount(splits[1].labels) / np.bincount(truth.target)
+
     assert np.all(np.abs(shares - 0.2) < 0.01)
 
 
 def test_preparing_again_changes_nothing(data_dir):
     path = digits.prepare(data_dir)
     before = {file: file.stat().st_mtime_ns for file in path.iterdir()}
+
     assert prepare("digits", data_dir=data_dir) == str(path)
     assert path.is_relative_to(data_dir)
     assert {file: file.stat().st_mtime_ns for file in path.iterdir()} == before
@@ -107,10 +120,12 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     config = make_config(data_dir=data_dir)
     source = open_source("tfds:vit_jax_digits", "train[:98%]", config, 0)
     rest = open_source("tfds:vit_jax_digits:1.0.0", "train[98%:]", config, 0)
+
     assert (len(source), len(rest)) == (1408, 29)
     assert source.class_names == tuple("0123456789")
     assert source.num_classes == 10
     assert source.name_of(3) == "train[:98%]:3"
+
     copy = pickle.loads(pickle.dumps(rest))
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(copy.__getitem__, range(29))) == [rest[i] for i in range(29)]
@@ -118,11 +133,15 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
 
 def test_labels_come_without_images(data_dir, make_config, monkeypatch):
     source = open_source(
-        "digits", "train[:700]", make_config(data_dir=data_dir), 0
+        "digits",
+        "train[:700]",
+        make_config(data_dir=data_dir),
+        0,
     )  # more than two chunks
     expected = [source[i].label for i in range(len(source))]
     monkeypatch.setattr(tfds.features.Image, "decode_example_np", None)
     monkeypatch.setattr(type(source), "__getitem__", None)
+
     assert source.labels.tolist() == expected
     assert source.labels is source.labels
     assert source.key_of(3) == b"3"
@@ -153,7 +172,9 @@ def test_names_that_cannot_be_opened(tmp_path, make_config):
 def test_datasets_that_cannot_be_used(data_dir, tmp_path, make_config, file, before, after, rule):
     copy = shutil.copytree(data_dir, tmp_path / "tfds")
     path = next(copy.glob(f"**/{file}"))
+
     assert before in path.read_text()
+
     path.write_text(path.read_text().replace(before, after))
     with rejects("vit_jax_digits", rule):
         open_source("tfds:vit_jax_digits", "train", make_config(data_dir=str(copy)), 0)
@@ -165,15 +186,26 @@ def train_file(data_dir, tmp_path):
     return next(Path(shutil.copytree(data_dir, tmp_path / "tfds")).glob("**/*-train.array_record*"))
 
 
-@pytest.mark.parametrize("length", [0, 1000, 200_000, -1, None])
+@pytest.mark.parametrize(
+    "length",
+    [
+        0,
+        1000,
+        200_000,
+        -1,
+        None,
+    ],
+)
 def test_a_file_that_is_cut_off_is_named_when_it_is_opened(train_file, make_config, length):
     if length is None:
         train_file.unlink()
     else:
         train_file.write_bytes(train_file.read_bytes()[:length])
+
     config = make_config(data_dir=str(train_file.parents[2]))
     with rejects(train_file.name, "missing, cut off or damaged"):
         open_source("digits", "train", config, 0)
+
     assert len(open_source("digits", "test", config, 0)) == 360
 
 
@@ -185,19 +217,26 @@ def test_a_flipped_bit_is_one_unreadable_image(train_file, make_config):
     train_file.write_bytes(content)
     source = open_source("digits", "train", config, 0)
     damaged = []
+
     for index in range(len(source)):
         try:
             assert source[index].label == before[index]
         except images.UnreadableImage as error:
             assert "The stored record is damaged (Corrupted" in str(error)  # noqa: PT017  # one of them is
             damaged.append(index)
+
     assert len(damaged) == 1
     assert np.delete(source.labels, damaged).tolist() == np.delete(before, damaged).tolist()
     assert source.labels[damaged] == 0
 
 
 @pytest.mark.parametrize(
-    ("split", "rule"), [("valid", "1437"), ("train[:x%]", "1437"), ("train[:0]", "1437")]
+    ("split", "rule"),
+    [
+        ("valid", "1437"),
+        ("train[:x%]", "1437"),
+        ("train[:0]", "1437"),
+    ],
 )
 def test_split_without_examples_lists_the_known(data_dir, make_config, split, rule):
     with rejects(split, rule):
@@ -230,9 +269,11 @@ def test_no_names_for_which_tfds_runs_code(name, tmp_path):
         place.mkdir()
         (place / "dataset_info.json").write_text(json.dumps({"name": "some", "version": "1.0.0"}))
         (place / "features.json").write_text(json.dumps({"pythonClassName": "this.Feature"}))
+
     sys.modules.pop("this", None)
     with pytest.raises(ValueError, match=r"^data='tfds:.*': must be a name\."):
         open_tfds(name.replace("FOLDER", str(folder)), "train", str(tmp_path))
+
     assert "this" not in sys.modules
 
 
@@ -251,12 +292,21 @@ def test_damaged_descriptions(tmp_path, place, make, rule):
     (folder / "features.json").write_text(json.dumps({"pythonClassName": "a.B"}))
     make(folder / "dataset_info.json")
     name = "some" if place == "some/1.0.0" else "some/config"
+
     with pytest.raises(ValueError, match=rule):
         open_tfds(f"{name}:1.0.0", "train", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    "name", ["some", "some:1.0.2", "some:1.*.*", "some/a-b+c.d", "some/a.1:1.0.0", "SomeName"]
+    "name",
+    [
+        "some",
+        "some:1.0.2",
+        "some:1.*.*",
+        "some/a-b+c.d",
+        "some/a.1:1.0.0",
+        "SomeName",
+    ],
 )
 def test_names_of_tfds_are_looked_for(name, tmp_path):
     with pytest.raises(ValueError, match=r"^TFDS (has no dataset|cannot open)"):

@@ -32,7 +32,8 @@ DISTANCES = (1 + np.arange(vtab_datasets.PERIOD) % 24) / 2
 LABELS = {  # of distinct record n, where they are no "label"
     "clevr_count": lambda n: n % 8,
     "clevr_distance": lambda n: np.sum(
-        [DISTANCES[n] > threshold for threshold in (8, 8.5, 9, 9.5, 10)], axis=0
+        [DISTANCES[n] > threshold for threshold in (8, 8.5, 9, 9.5, 10)],
+        axis=0,
     ),
     "dsprites_location": lambda n: n % 32 // 2,
     "dsprites_orientation": lambda n: np.floor(n % 40 / 2.5),
@@ -48,6 +49,7 @@ def vtab_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vtab")
     for task in {task.dataset: task for task in TASKS}.values():
         vtab_datasets.write(folder, task.dataset, exact_version(task))
+
     return folder
 
 
@@ -62,6 +64,7 @@ def numbers(task, split):
     hundredths = HUNDREDTHS.get(task.name)
     first, *later = hundredths if isinstance(hundredths, tuple) else (hundredths,)
     val_start = first * sizes["train"] // 100 if first else 0
+
     if split == "test":
         name = "validation" if task.dataset == "clevr" else "test"
         if task.dataset == "smallnorb":
@@ -71,15 +74,19 @@ def numbers(task, split):
             if later
             else np.arange(sizes[name])
         )
+
     parts = {"train800": np.arange(800), "val200": val_start + np.arange(200)}
     return parts[split] if split in parts else np.concatenate([*parts.values()])
 
 
 def test_they_are_the_nineteen_in_three_groups():
     groups = [task.group for task in TASKS]
+
     assert [groups.count(group) for group in ("natural", "specialized", "structured")] == [7, 4, 8]
     assert groups == sorted(groups, key=("natural", "specialized", "structured").index)
+
     unflipped = {task.name for task in TASKS if not task.flip}
+
     assert unflipped == {"dsprites_location", "dsprites_orientation", "smallnorb_azimuth"}
     assert {task.name for task in TASKS if not task.crop} == {
         *("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
@@ -91,19 +98,31 @@ def test_tfds_has_what_the_task_names(task):
     """The version, the features and their classes, of TFDS's own code for the dataset."""
     builder = vtab_datasets.builder_of(task.dataset, exact_version(task))
     features = builder.info.features
+
     assert any(builder.version.match(pattern) for pattern in task.version.split(","))
     assert isinstance(features["image"], tfds.features.Image)
+
     names = task.labels.class_names or features[task.labels.feature].names
+
     assert len(names) == task.num_classes
     assert bool(task.manual) == bool(builder.MANUAL_DOWNLOAD_INSTRUCTIONS)
 
 
-@pytest.mark.parametrize("split", ["train800", "val200", "train800val200", "test"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        "train800",
+        "val200",
+        "train800val200",
+        "test",
+    ],
+)
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, split):
     source = open_source(f"vtab:{task.name}", split, make_config(data_dir=str(vtab_dir)), 0)
     expected = numbers(task, split)
     assert len(source) == len(expected)
+
     label_of = LABELS.get(task.name, lambda number: number % task.num_classes)
     if split == "test":  # up to 73,728: the first and the last
         places = np.array([0, 1, 2, len(source) - 2, len(source) - 1])
@@ -111,17 +130,23 @@ def test_splits_hold_the_records_that_they_should(vtab_dir, make_config, task, s
     else:
         places = np.arange(len(source))
         found = checked_labels(source).tolist()
+
     assert found == label_of(expected[places] % vtab_datasets.PERIOD).tolist()
     assert source.num_classes == task.num_classes
 
 
 @pytest.mark.parametrize(
-    ("name", "values"), [("dsprites_location", {0, 255}), ("smallnorb_azimuth", {0, 1})]
+    ("name", "values"),
+    [
+        ("dsprites_location", {0, 255}),
+        ("smallnorb_azimuth", {0, 1}),
+    ],
 )
 def test_images_of_one_channel_are_repeated_and_masks_scaled(vtab_dir, make_config, name, values):
     source = open_source(f"vtab:{name}", "train800", make_config(data_dir=str(vtab_dir)), 0)
     source = pickle.loads(pickle.dumps(source))  # as it reaches a worker
     pixels = np.stack([images.decode(source[index].image) for index in range(4)])
+
     assert pixels.shape == (4, 4, 6, 3)
     assert {*pixels.reshape(-1).tolist()} == values
 
@@ -146,22 +171,28 @@ def test_another_version_is_rejected_and_one_beside_it_is_found(tmp_path, make_c
     config = make_config(data_dir=str(tmp_path))
     sizes = {"train": 1000, "validation": 300, "test": 300}
     newest = vtab_datasets.write(tmp_path, "kitti", sizes=sizes)
+
     with rejects("vtab:kitti_distance", rf"version 3\.1\.0.*{newest}"):
         open_source("vtab:kitti_distance", "val200", config, 0)
+
     vtab_datasets.write(tmp_path, "kitti", "3.1.0", sizes=sizes)
+
     assert len(open_source("vtab:kitti_distance", "val200", config, 0)) == 200
 
 
 def test_what_is_too_short_or_of_other_classes_is_rejected(tmp_path, make_config):
     config = make_config(data_dir=str(tmp_path))
     vtab_datasets.write(tmp_path, "caltech101", sizes={"train": 2900, "test": 10})
+
     with rejects("train[2754:2954]", "'train': 2900"):
         open_source("vtab:caltech101", "val200", config, 0)
+
     vtab_datasets.write(tmp_path, "dtd", sizes={"train": 1000, "validation": 200, "test": 10})
     names = next((tmp_path / "dtd").glob("*/label.labels.txt"))
     names.write_text("\n".join(names.read_text().split()[:-1]))
     info = next((tmp_path / "dtd").glob("*/features.json"))
     info.write_text(info.read_text().replace('"47"', '"46"'))
+
     with rejects("47 classes", "'dtd/.*46"):
         open_source("vtab:dtd", "val200", config, 0)
 
@@ -173,6 +204,7 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
 
     vtab_datasets.write(tmp_path, "clevr", sizes={"train": 70_000, "validation": 8}, changed=beyond)
     source = open_source("vtab:clevr_count", "test", make_config(data_dir=str(tmp_path)), 0)
+
     with rejects("validation:7", "label -1.*0 to 7"):
         checked_labels(source)
 
@@ -184,10 +216,22 @@ def test_a_label_that_is_no_class_is_named(tmp_path, make_config):
 def objects(distances, types=None):
     """As TFDS gives them: a list for each feature."""
     places = [np.array([50.0, 20.0, distance], np.float32) for distance in distances]
-    return {"size": [0] * len(places), "type": types, "pixel_coords": places, "location": places}
+    return {
+        "size": [0] * len(places),
+        "type": types,
+        "pixel_coords": places,
+        "location": places,
+    }
 
 
-@pytest.mark.parametrize(("number", "label"), [(3, 0), (4, 1), (10, 7)])
+@pytest.mark.parametrize(
+    ("number", "label"),
+    [
+        (3, 0),
+        (4, 1),
+        (10, 7),
+    ],
+)
 def test_object_count(number, label):
     assert vtab_tasks.object_count(objects([9.0] * number)) == label
 
@@ -240,6 +284,7 @@ def test_vehicle_distance(distances, types, label):
 def test_bins_are_floors_of_quotients():
     location = vtab_tasks.bins("x", 32, 16)
     orientation = vtab_tasks.bins("o", 40, 16)
+
     assert [location.label(value) for value in range(32)] == [value // 2 for value in range(32)]
     assert [orientation.label(value) for value in range(40)] == [
         int(value / 2.5) for value in range(40)
@@ -256,7 +301,9 @@ def test_bins_are_floors_of_quotients():
 def test_a_mask_becomes_black_and_white():
     mask = np.array([[0, 1, 1], [1, 0, 0]], np.uint8)
     image = vtab_tasks.mask_to_grey(cv2.imencode(".png", mask)[1].tobytes())
+
     assert image.dtype == np.uint8
     assert image.tolist() == [[[0], [255], [255]], [[255], [0], [0]]]
+
     with pytest.raises(UnreadableImage):
         vtab_tasks.mask_to_grey(b"rubbish")
