@@ -19,7 +19,7 @@ from vit_jax.config import (
     build_architecture,
     from_dict,
 )
-from vit_jax.config.check import is_value_range
+from vit_jax.config.field_checks import is_value_range
 from vit_jax.config.schema import INTERPOLATIONS
 from vit_jax.data.subset import TrainingData
 from vit_jax.data.transforms import EvaluationTransform

@@ -6,7 +6,7 @@ A rule returns the problem that it found as `field=value: rule. fix.`, or None.
 from collections.abc import Callable, Iterator
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.field_checks import out_of_range, reject
+from vit_jax.config.field_checks import apply_rules, out_of_range, reject
 from vit_jax.config.rules import Component, rules_of
 from vit_jax.config.sizes import NUM_GROUPS, ROOT_CHANNELS, resnet_downsampling
 from vit_jax.imports.reference_form import is_reference
@@ -34,14 +34,11 @@ def require_valid(a: Architecture, *, drops_border: bool = False) -> Architectur
 
 
 def _find_problems(a: Architecture, *, drops_border: bool) -> Iterator[str]:
-    for rule in FAMILY_RULES:
-        if problem := rule(a):
-            yield problem
-    if problem := check_patches(a, drops_border=drops_border):
+    yield from apply_rules(FAMILY_RULES, a)
+    problem = check_patches(a, drops_border=drops_border)
+    if problem is not None:
         yield problem
-    for rule in NETWORK_RULES:
-        if problem := rule(a):
-            yield problem
+    yield from apply_rules(NETWORK_RULES, a)
 
 
 # The family and its ResNet.

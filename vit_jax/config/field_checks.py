@@ -1,10 +1,13 @@
 """Checks of single fields by the rules in their annotations."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from vit_jax.config.rules import Range, When, default_of_field, rules_of
+
+T = TypeVar("T")
 
 
 def out_of_range(
@@ -16,6 +19,7 @@ def out_of_range(
     """
     if rules_by_field is None:
         rules_by_field = rules_of(type(section))
+
     for name, rules in rules_by_field.items():
         given = getattr(section, name)
         for path, value in _find_leaves(given, f"{prefix}{name}"):
@@ -26,18 +30,20 @@ def out_of_range(
             shown = given if isinstance(given, tuple) else value
             for rule in rules:
                 if isinstance(rule, Range) and not rule.allows(value):
-                    yield f"{path}={shown}: {rule.rule}.{rule.fix and ' '}{rule.fix}"
+                    yield f"{path}={shown}: {rule.rule}. {rule.fix}".rstrip()
 
 
 def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str]:
     """Yield every field that is not at its default and that another field makes ineffective."""
     rules_by_field = rules_of(type(section))
+
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         path = f"{prefix}{field.name}"
         for inner_path, inner in _find_leaves(value, path):
             if dataclasses.is_dataclass(inner):
                 yield from without_effect(inner, root, f"{inner_path}.")
+
         default = default_of_field(field)
         if value == default:
             continue
@@ -45,9 +51,10 @@ def without_effect(section: Any, root: object, prefix: str = "") -> Iterator[str
             if not isinstance(rule, When):
                 continue
             reason = rule.problem(section, root, prefix)
-            if reason is not None:
-                fix = f"Set {rule.needed(prefix)}, or add {_spell_default(path, default)}"
-                yield f"{path}={value!r}: has no effect with {reason}. {fix}."
+            if reason is None:
+                continue
+            fix = f"Set {rule.needed(prefix)}, or add {_spell_default(path, default)}"
+            yield f"{path}={value!r}: has no effect with {reason}. {fix}."
 
 
 def _spell_default(path: str, default: object) -> str:
@@ -55,6 +62,22 @@ def _spell_default(path: str, default: object) -> str:
     if default is None or isinstance(default, str | int | float):
         return f"--config.{path}={default}"
     return f"{path}={default!r}"
+
+
+def apply_rules(rules: Iterable[Callable[[T], str | None]], subject: T) -> Iterator[str]:
+    """Yield the problem of each rule that a subject does not keep."""
+    for rule in rules:
+        problem = rule(subject)
+        if problem is not None:
+            yield problem
+
+
+def is_value_range(value: Any) -> bool:
+    """Return True for a pair of finite numbers, the first of them lower."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    are_finite = all(type(number) in (int, float) and math.isfinite(number) for number in value)
+    return are_finite and value[0] < value[1]
 
 
 def reject(problems: Iterable[str], prefix: str = "config.") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vit_jax.config.architecture import Architecture
-from vit_jax.config.check import is_value_range
+from vit_jax.config.field_checks import is_value_range
 from vit_jax.storage.files import open_regular, write_atomically
 from vit_jax.text.tables import markdown_code, markdown_text
 from vit_jax.weights.description import TrainingData

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vit_jax.config.check import result_names
 from vit_jax.config.directions import WORDS, require_direction
+from vit_jax.config.evaluation_rules import result_names
 from vit_jax.storage.files import write_atomically
 from vit_jax.text.tables import aligned
 from vit_jax.tools.figures import drawing

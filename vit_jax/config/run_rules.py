@@ -1,0 +1,326 @@
+"""Rules that the fields of a run must keep together, one function each, by the section they protect.
+
+A rule returns the problem that it found as `field=value: rule. fix.`, or None. The schema annotates
+rules of single fields; `evaluation_rules` has those of evaluators and of the best checkpoint,
+`architecture_rules` those of the network.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from vit_jax.config.field_checks import apply_rules, is_value_range
+from vit_jax.config.lengths import phases_by_name
+from vit_jax.config.schema import FinetuneConfig, RunConfig
+from vit_jax.imports.references import allowed_code
+
+Rule = Callable[[RunConfig], str | None]
+
+
+def find_problems(config: RunConfig) -> Iterator[str]:
+    """Yield problems of the input, the objective, the optimiser and the schedule."""
+    yield from apply_rules(INPUT_RULES, config)
+    yield from apply_rules(OBJECTIVE_RULES, config)
+    if config.objective.kind == "masked_patch":
+        yield from apply_rules(MASKED_PATCH_RULES, config)
+    yield from apply_rules(OPTIMIZER_RULES, config)
+    yield from apply_rules(SCHEDULE_RULES, config)
+
+
+def find_start_problems(config: RunConfig) -> Iterator[str]:
+    """Yield problems of the start of a run: weights and their code, phases, the learning rate."""
+    yield from apply_rules(START_RULES, config)
+    if isinstance(config, FinetuneConfig):
+        yield from apply_rules(FINETUNE_RULES, config)
+
+
+# The images.
+
+
+def check_splits(config: RunConfig) -> str | None:
+    """The test split must not be the training split."""
+    if config.input.train_split != config.input.test_split:
+        return None
+    split = config.input.test_split
+    return f"input.test_split={split!r}: must differ from train_split. Name another split."
+
+
+def check_crop_area(config: RunConfig) -> str | None:
+    """Fractions of the image's area must be an interval in (0, 1]."""
+    low, high = config.input.crop_area_fraction
+    if 0 < low <= high <= 1:
+        return None
+    return f"input.crop_area_fraction={(low, high)}: must be 0 < low <= high <= 1."
+
+
+def check_value_range(config: RunConfig) -> str | None:
+    """Values of pixels must have a finite range."""
+    value_range = config.input.value_range
+    if value_range is None or is_value_range(value_range):
+        return None
+    return (
+        f"input.value_range={value_range}: must be finite numbers, low < high. "
+        "Use 0,4095 for 12 bits."
+    )
+
+
+def check_shift(config: RunConfig) -> str | None:
+    """A crop that shifts the image needs a distance."""
+    if config.input.train_crop != "shift" or config.input.shift_pixels:
+        return None
+    return (
+        "input.shift_pixels=0: must be at least 1 with train_crop='shift'. "
+        "Use 4, or another train_crop."
+    )
+
+
+def check_number_of_examples(config: RunConfig) -> str | None:
+    """The number of training examples must be stated once."""
+    per_class = config.input.train_examples_per_class
+    examples = config.input.train_examples
+    if examples is None or per_class is None:
+        return None
+    return (
+        f"input.train_examples={examples}: must be None with train_examples_per_class={per_class}."
+    )
+
+
+def check_train_resize(config: RunConfig) -> str | None:
+    """An image that is resized before its crop must be at least as large as the crop."""
+    crop = config.input.train_crop
+    pixels = config.input.train_resize_pixels
+    side = max(config.input.image_size)
+    if crop not in ("resize", "resize_short_side"):
+        return None
+    if pixels is not None and pixels >= side:
+        return None
+    return (
+        f"input.train_resize_pixels={pixels}: must be at least {side} with train_crop={crop!r}. "
+        f"Use {side * 8 // 7}."
+    )
+
+
+INPUT_RULES: tuple[Rule, ...] = (
+    check_splits,
+    check_crop_area,
+    check_value_range,
+    check_shift,
+    check_number_of_examples,
+    check_train_resize,
+)
+
+
+# The objective.
+
+
+def check_smoothing(config: RunConfig) -> str | None:
+    """Smoothed labels of `bce` would be above its threshold for every class."""
+    objective = config.objective
+    if objective.loss != "bce" or not objective.label_smoothing_fraction:
+        return None
+    return (
+        f"objective.label_smoothing_fraction={objective.label_smoothing_fraction}: must be 0 for "
+        "loss='bce', which would take all classes for present. Use loss='sigmoid'."
+    )
+
+
+def check_masked_pretraining(config: RunConfig) -> str | None:
+    """Masked patches are an objective of pre-training."""
+    if not isinstance(config, FinetuneConfig):
+        return None
+    return "objective.kind='masked_patch': must be pre-training. Use classification in fine-tuning."
+
+
+def check_masked_loss(config: RunConfig) -> str | None:
+    """Masked patches have a loss of their target, not of classes."""
+    loss = config.objective.loss
+    if loss == "softmax":
+        return None
+    return f"objective.loss={loss!r}: has no effect on masked_patch. Leave it at 'softmax'."
+
+
+def check_corruption_shares(config: RunConfig) -> str | None:
+    """Each masked patch must have one of the forms of corruption."""
+    shares = config.objective.corruption_shares
+    if abs(sum(shares) - 1) <= 1e-6:
+        return None
+    return f"objective.corruption_shares={shares}: must sum to 1."
+
+
+def check_masked_features(config: RunConfig) -> str | None:
+    """A head alone cannot learn from masked patches."""
+    if config.optimizer.trained != "head":
+        return None
+    return "optimizer.trained='head': must be 'all' with masked_patch, whose features are learned."
+
+
+OBJECTIVE_RULES: tuple[Rule, ...] = (check_smoothing,)
+MASKED_PATCH_RULES: tuple[Rule, ...] = (
+    check_masked_pretraining,
+    check_masked_loss,
+    check_corruption_shares,
+    check_masked_features,
+)
+
+
+# The optimiser and the Polyak average.
+
+
+def check_decay_by_rate(config: RunConfig) -> str | None:
+    """The weight decay of big_vision is divided by the learning rate."""
+    optimizer = config.optimizer
+    if optimizer.weight_decay_meaning != "big_vision" or not optimizer.weight_decay:
+        return None
+    is_searched = isinstance(config, FinetuneConfig) and config.search.learning_rates
+    if config.schedule.learning_rate or is_searched:
+        return None
+    return (
+        "optimizer.weight_decay_meaning='big_vision': must have a positive learning rate, by which "
+        "it divides. Set schedule.learning_rate, or weight_decay=0."
+    )
+
+
+def check_lora(config: RunConfig) -> str | None:
+    """LoRA adapts weights that exist."""
+    rank = config.optimizer.lora_rank
+    if rank is None or isinstance(config, FinetuneConfig):
+        return None
+    return f"optimizer.lora_rank={rank}: must be fine-tuning. Use `vit-jax finetune`, or None."
+
+
+def check_head_dropout(config: RunConfig) -> str | None:
+    """Frozen features are computed once, without dropout."""
+    if config.optimizer.trained != "head":
+        return None
+    if not (config.model.dropout_fraction or config.model.stochastic_depth_fraction):
+        return None
+    return "model: dropout has no effect with optimizer.trained='head', on frozen features. Use 0."
+
+
+def check_polyak_start(config: RunConfig) -> str | None:
+    """Warm-up and bias correction of the average exclude each other."""
+    polyak = config.polyak
+    if polyak.factor is None or not (polyak.warmup and polyak.bias_correction):
+        return None
+    return (
+        f"polyak.warmup={polyak.warmup!r}: replaces bias_correction. "
+        "Set config.polyak.bias_correction=False."
+    )
+
+
+OPTIMIZER_RULES: tuple[Rule, ...] = (
+    check_decay_by_rate,
+    check_lora,
+    check_head_dropout,
+    check_polyak_start,
+)
+
+
+# The schedule of the learning rate.
+
+
+def check_end_rate(config: RunConfig) -> str | None:
+    """The learning rate must not rise towards the end."""
+    base = config.schedule.learning_rate
+    end = config.schedule.end_learning_rate
+    if not base or end <= base:
+        return None
+    return f"schedule.end_learning_rate={end}: must lie in [0, {base}], up to learning_rate."
+
+
+def check_drops(config: RunConfig) -> str | None:
+    """The drops of a staircase must be in order, within the run."""
+    drops = config.schedule.drop_at_fraction
+    pairs = itertools.pairwise((0.0, *drops, 1.0))
+    if drops and all(earlier < later for earlier, later in pairs):
+        return None
+    return (
+        f"schedule.drop_at_fraction={drops}: must be ascending numbers in (0, 1). "
+        "Use (0.3, 0.6, 0.9)."
+    )
+
+
+SCHEDULE_RULES: tuple[Rule, ...] = (check_end_rate, check_drops)
+
+
+# The start of a run.
+
+
+def check_allowed_code(config: RunConfig) -> str | None:
+    """Allowed code must be packages or references."""
+    try:
+        allowed_code(config.allow_code)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def check_phases(config: RunConfig) -> str | None:
+    """An earlier phase must differ from the run."""
+    for name, phase in phases_by_name(config).items():
+        if phase.image_size is None and phase.global_batch is None:
+            return f"phases.{name}: has no effect. Set its image_size or global_batch."
+    return None
+
+
+def check_weights(config: RunConfig) -> str | None:
+    """A continued run has its weights from its checkpoint."""
+    if isinstance(config, FinetuneConfig):
+        return None
+    if config.init_from is None or config.resume_from is None:
+        return None
+    return (
+        f"init_from={config.init_from!r}: must be None with resume_from, which continues a run. "
+        "Choose one."
+    )
+
+
+START_RULES: tuple[Rule, ...] = (check_allowed_code, check_phases, check_weights)
+
+
+# The learning rates of fine-tuning. These rules have the config of a fine-tuning run.
+
+
+def check_rate(config: FinetuneConfig) -> str | None:
+    """Fine-tuning needs a learning rate, or several to search."""
+    if config.search.learning_rates or config.schedule.learning_rate:
+        return None
+    return (
+        "schedule.learning_rate=0.0: must be positive. "
+        "Set it, or config.search.learning_rates to search."
+    )
+
+
+def check_searched_rate(config: FinetuneConfig) -> str | None:
+    """A search chooses the learning rate."""
+    rate = config.schedule.learning_rate
+    rates = config.search.learning_rates
+    if not (rates and rate):
+        return None
+    return (
+        f"schedule.learning_rate={rate}: must be 0 with config.search.learning_rates={rates}. "
+        "Use 0, or add --config.search.learning_rates= (empty)."
+    )
+
+
+def check_different_rates(config: FinetuneConfig) -> str | None:
+    """A search tries each learning rate once."""
+    rates = config.search.learning_rates
+    if len(set(rates)) == len(rates):
+        return None
+    return f"search.learning_rates={rates}: must differ from each other."
+
+
+def check_searched_fraction(config: FinetuneConfig) -> str | None:
+    """A search needs images to train on and others to compare learning rates on."""
+    fraction = config.search.validation_fraction
+    if not config.search.learning_rates or 0 < fraction < 1:
+        return None
+    return f"search.validation_fraction={fraction}: must lie in (0, 1)."
+
+
+FINETUNE_RULES: tuple[Callable[[FinetuneConfig], str | None], ...] = (
+    check_rate,
+    check_searched_rate,
+    check_different_rates,
+    check_searched_fraction,
+)
