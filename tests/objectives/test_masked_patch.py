@@ -12,8 +12,8 @@ from tests.weights.small_networks import HYBRID, RESNET, VIT
 from vit_jax.arrays import Batch, Corruption, ModelOutput, Targets
 from vit_jax.config import ObjectiveConfig
 from vit_jax.config.networks import read_architecture
-from vit_jax.objectives import build_objective, patch_outputs
-from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch
+from vit_jax.objectives import build_objective
+from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch, patch_outputs
 
 KEY = jax.random.key(5)
 

@@ -6,11 +6,17 @@ import pathlib
 import re
 import stat
 from collections.abc import Iterator
+from typing import Any, cast
 
 import jax
 
-from vit_jax.storage.buckets import BucketPath
-from vit_jax.storage.files import MAX_JSON_BYTES, parse_json, read_bounded, read_json
+from vit_jax.storage.files import (
+    MAX_JSON_BYTES,
+    is_in_bucket,
+    parse_json,
+    read_bounded,
+    read_json,
+)
 from vit_jax.text.printable import first_line
 
 METADATA = "metadata"
@@ -162,8 +168,8 @@ def require_plain_files(folder: pathlib.Path) -> None:
 
 def _list_files(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, os.stat_result]]:
     """Yield all paths below a folder with their status."""
-    if isinstance(folder, BucketPath):
-        yield from folder.objects()
+    if is_in_bucket(folder):
+        yield from cast(Any, folder).objects()
         return
     for path in folder.rglob("*"):
         yield path, path.stat()

@@ -16,14 +16,13 @@ from vit_jax.config.data_kinds import (
     spell_quoted_forms,
 )
 from vit_jax.config.schema import InputConfig
-from vit_jax.data.custom_sources import open_custom_source
 from vit_jax.data.decoding.images import RANGE_OPTION
 from vit_jax.data.exclusion import exclude
 from vit_jax.data.kinds.in_memory import CachedSource
 from vit_jax.data.records import Source
 from vit_jax.data.subset import select
 from vit_jax.imports.references import is_reference, resolve
-from vit_jax.storage.buckets import is_address
+from vit_jax.storage import is_address
 from vit_jax.storage.files import mirror
 from vit_jax.text.nearest import closest
 
@@ -66,6 +65,8 @@ def open_source(
     """
     kind = find_kind(data)
     if kind is None:
+        from vit_jax.data.custom_sources import open_custom_source
+
         source = open_custom_source(_import_opener(data, "config.data"), data, split, config, seed)
     elif kind.is_listing:
         from vit_jax.data.kinds.listing import open_listing

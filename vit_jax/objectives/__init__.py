@@ -10,10 +10,9 @@ import jax
 from vit_jax.arrays import Batch, ModelOutput, Targets
 from vit_jax.config import Architecture, ObjectiveConfig
 from vit_jax.objectives.classification import Classification, build_classification
-from vit_jax.objectives.masked_patch import build_masked_patch, patch_outputs
 from vit_jax.objectives.sums import Sums
 
-__all__ = ["Classification", "Objective", "build_objective", "patch_outputs"]
+__all__ = ["Classification", "Objective", "build_objective"]
 
 
 class Objective(Protocol):
@@ -39,5 +38,7 @@ def build_objective(config: ObjectiveConfig, architecture: Architecture) -> Obje
       ValueError: a loss that cannot be called, or patches that cannot be predicted.
     """
     if config.kind == "masked_patch":
+        from vit_jax.objectives.masked_patch import build_masked_patch
+
         return build_masked_patch(config, architecture)
     return build_classification(config)

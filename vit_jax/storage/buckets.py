@@ -17,6 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+from vit_jax.storage import SCHEME
 from vit_jax.storage.gcs_client import (
     NO_SUCH_OBJECT,
     as_system_errors,
@@ -28,14 +29,8 @@ from vit_jax.storage.gcs_client import (
 
 T = TypeVar("T")
 
-SCHEME = "gs://"
 READ_AHEAD_BYTES = 2**20
 _THREADS = 16
-
-
-def is_address(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is the address of a bucket or object: gs://..."""
-    return os.fspath(path).startswith(SCHEME)
 
 
 def open_address(address: str) -> "BucketPath":

@@ -18,10 +18,12 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, Any, AnyStr, BinaryIO, cast
+from typing import IO, TYPE_CHECKING, Any, AnyStr, BinaryIO, cast
 
-from vit_jax.imports.extras import install_command
-from vit_jax.storage import buckets, mirrors
+from vit_jax.storage import is_address
+
+if TYPE_CHECKING:
+    from vit_jax.storage.buckets import BucketPath
 
 JsonObject = dict[str, Any]
 """Values of JSON by name."""
@@ -58,7 +60,7 @@ def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
       ValueError: the system knows no such user, or no home folder of a user without a name, as in
         some containers; an address names no bucket, or the libraries for it are not installed.
     """
-    if buckets.is_address(path):
+    if is_address(path):
         return cast(pathlib.Path, _open_address(os.fspath(path)))  # with the methods that are used
     try:
         return pathlib.Path(path).expanduser()
@@ -73,10 +75,14 @@ def cache_folder(name: str) -> pathlib.Path:
     return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "vit_jax" / name
 
 
-def _open_address(address: str) -> buckets.BucketPath:
+def _open_address(address: str) -> "BucketPath":
+    from vit_jax.storage import buckets
+
     try:
         return buckets.open_address(address)
     except ImportError as error:
+        from vit_jax.imports.extras import install_command
+
         raise ValueError(
             f"{address}: gs:// needs {error.name}, which is not installed: {install_command('gcs')}. Or mount the "
             "bucket (gcsfuse BUCKET FOLDER) and give the folder."
@@ -89,9 +95,9 @@ def resolved(path: str | os.PathLike[str]) -> pathlib.Path:
     return path if is_in_bucket(path) else pathlib.Path(os.path.realpath(path))
 
 
-def is_in_bucket(path: pathlib.Path) -> bool:
-    """Return whether a path from `expanded` is of a bucket."""
-    return isinstance(path, buckets.BucketPath)
+def is_in_bucket(path: str | os.PathLike[str]) -> bool:
+    """Return True for a `BucketPath`, the path of an object or folder of a bucket."""
+    return not isinstance(path, str) and is_address(path)
 
 
 @functools.cache  # a run opens its data several times
@@ -103,14 +109,18 @@ def mirror(address: str, *whole: str) -> pathlib.Path:
     Raises:
       ValueError: the address cannot be listed.
     """
+    from vit_jax.storage import mirrors
+
     with _readable(address):
         return mirrors.mirror(_open_address(address.rstrip("/")), _mirrors(), whole)
 
 
 def fetch(path: pathlib.Path) -> pathlib.Path:
     """Return a copy on this machine of an object in a bucket, kept in the user's cache folder; errors as `mirror`."""
+    from vit_jax.storage import mirrors
+
     with _readable(str(path)):
-        return mirrors.fetch(cast(buckets.BucketPath, path), _mirrors())
+        return mirrors.fetch(cast("BucketPath", path), _mirrors())
 
 
 @contextlib.contextmanager
@@ -154,11 +164,14 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
       ValueError: it is another kind of file.
       OSError: the system refuses.
     """
-    if (remote := mirrors.open_remote(path, _mirrors())) is not None:
-        return remote
-    if stat.S_ISREG(
-        os.stat(path).st_mode
-    ):  # before it is opened, because opening a device can have effects
+    if is_in_bucket(path) or is_mirrored(os.fspath(path)):
+        from vit_jax.storage import mirrors
+
+        remote = mirrors.open_remote(path, _mirrors())
+        if remote is not None:
+            return remote
+    # Checked before the file is opened, because opening a device can have effects.
+    if stat.S_ISREG(os.stat(path).st_mode):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):  # it may have been replaced since
             return os.fdopen(descriptor, "rb")
@@ -168,8 +181,10 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 def size_of(file: BinaryIO) -> int:
     """Return the size in bytes of a file from `open_regular`."""
-    raw = getattr(file, "raw", None)
-    return raw.size if isinstance(raw, buckets.Ranges) else os.fstat(file.fileno()).st_size
+    remote_size: int | None = getattr(getattr(file, "raw", None), "size", None)
+    if remote_size is not None:
+        return remote_size
+    return os.fstat(file.fileno()).st_size
 
 
 def read_range(path: str | os.PathLike[str], offset: int, size: int) -> bytes:
@@ -335,11 +350,11 @@ def open_atomically(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
       BrokenPipeError: the reader of a pipe has closed it.
     """
     try:
-        if isinstance(path, buckets.BucketPath):
+        if is_in_bucket(path):
             with tempfile.NamedTemporaryFile() as file:
                 yield cast(BinaryIO, file)
                 file.seek(0)
-                path.write_bytes(file.read())
+                cast("BucketPath", path).write_bytes(file.read())
             return
         target = _follow(pathlib.Path(path))
         with (
@@ -470,8 +485,8 @@ def _is_locked(path: pathlib.Path) -> bool:
 
 def remove_tree(folder: pathlib.Path) -> None:
     """Remove a folder with all it holds, as far as the system permits."""
-    if isinstance(folder, buckets.BucketPath):
+    if is_in_bucket(folder):
         with contextlib.suppress(OSError):
-            folder.rmtree()
+            cast("BucketPath", folder).rmtree()
     else:
         shutil.rmtree(folder, ignore_errors=True)

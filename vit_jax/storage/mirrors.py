@@ -12,9 +12,9 @@ import pathlib
 import secrets
 import stat
 
+from vit_jax.storage import SCHEME
 from vit_jax.storage.buckets import (
     READ_AHEAD_BYTES,
-    SCHEME,
     BucketPath,
     Ranges,
     Status,

@@ -29,7 +29,7 @@ from vit_jax.config.variants import parse_name
 from vit_jax.imports.references import is_reference
 from vit_jax.models.block import attention_form
 from vit_jax.models.flops import FLOPS_PER_MAC, FORWARDS_PER_TRAINING_STEP, forward_macs
-from vit_jax.objectives import Objective, patch_outputs
+from vit_jax.objectives import Objective
 from vit_jax.optim.by_name import check_patterns
 from vit_jax.optim.schedules import Schedule, build_schedule
 from vit_jax.sharding import build_mesh, shard_tree
@@ -55,8 +55,11 @@ def architecture_of(config: RunConfig, num_classes: int) -> Architecture:
     model = config.model
     image_size = config.input.image_size
     if isinstance(model, ModelConfig):
-        num_outputs = patch_outputs(config.objective, parse_name(model.name).patch)
-        if num_outputs:
+        num_outputs = 0
+        if config.objective.kind == "masked_patch":
+            from vit_jax.objectives.masked_patch import patch_outputs
+
+            num_outputs = patch_outputs(config.objective, parse_name(model.name).patch)
             num_classes = 0
         return build_architecture(
             model,

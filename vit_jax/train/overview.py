@@ -16,7 +16,6 @@ from vit_jax.config import RunConfig, to_dict
 from vit_jax.config.metric_names import SHARES
 from vit_jax.data.decoding.jpeg import DECODER
 from vit_jax.data.exclusion import exclusion_sha256, num_excluded
-from vit_jax.data.kinds.folder import describe_copy
 from vit_jax.data.records import few
 from vit_jax.data.sources import holds_out, listing_of, located
 from vit_jax.data.subset import held_up_to
@@ -172,7 +171,11 @@ def _describe_network(run: Assembly) -> list[str]:
 def _describe_data(config: RunConfig, data: Datasets, split: str) -> list[str]:
     """Return lines on the images and their classes."""
     labels = ", any number of them an image" if data.train.is_multilabel else ""
-    copy = describe_copy(config.data or "")
+    copy = ""
+    if config.data is not None and config.data.startswith("folder:"):
+        from vit_jax.data.kinds.folder import describe_copy
+
+        copy = describe_copy(config.data)
     lines = [
         f"data     {config.data}: {len(data.train):,} training and {len(data.test):,} {split} "
         f"images, {data.train.num_classes:,} classes{labels}{copy}"

@@ -7,14 +7,15 @@ import pathlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from vit_jax.config import RunConfig, to_dict
-from vit_jax.imports.extras import install_command
-from vit_jax.storage.buckets import BucketPath
 from vit_jax.storage.files import is_in_bucket, read_bounded, write_atomically
 from vit_jax.train.profiling import Upload
 from vit_jax.train.run_files import METRICS_FILE, metrics_up_to
+
+if TYPE_CHECKING:
+    from vit_jax.storage.buckets import BucketPath
 
 FLUSH_SECONDS = 10.0
 MAX_ID_BYTES = 256  # of a run of Weights & Biases
@@ -60,7 +61,7 @@ class ObjectLines(Writer):
     """
 
     def __init__(self, workdir: pathlib.Path, start_step: int):
-        self._path = cast(BucketPath, workdir / METRICS_FILE)
+        self._path = cast("BucketPath", workdir / METRICS_FILE)
         self._text = metrics_up_to(workdir, start_step)
         self._generation = self._path.write_bytes(self._text.encode())
         self._is_due_at = 0.0
@@ -112,6 +113,8 @@ class WeightsAndBiases(Writer):
         try:
             import wandb
         except ImportError:
+            from vit_jax.imports.extras import install_command
+
             raise ValueError(
                 f"config.logging.wandb_project={config.logging.wandb_project!r} "
                 f"needs the package wandb: {install_command('wandb')}, or set the field to None."

@@ -19,7 +19,7 @@ from vit_jax.config.adaptation import set_image_size
 from vit_jax.config.architecture import Architecture
 from vit_jax.imports.references import allowed_code
 from vit_jax.models import lora
-from vit_jax.storage.buckets import is_address
+from vit_jax.storage import is_address
 from vit_jax.storage.files import MAX_JSON_BYTES, read_bounded
 from vit_jax.weights import description, folding, hub, locate
 from vit_jax.weights.adapter import CONFIG as ADAPTER_CONFIG

@@ -7,7 +7,7 @@ import fnmatch
 import pathlib
 
 from vit_jax.checkpoint.reader import has_checkpoints
-from vit_jax.storage.buckets import is_address
+from vit_jax.storage import is_address
 from vit_jax.storage.files import expanded, fetch, is_in_bucket
 from vit_jax.weights import adapter, hub
 from vit_jax.weights.formats.pickled import advise, choose_pickles, safetensors_name

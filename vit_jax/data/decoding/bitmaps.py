@@ -9,6 +9,8 @@ import struct
 
 import numpy as np
 
+from vit_jax.data.decoding.errors import UnreadableImage
+
 MOST_BANDS = 4
 
 _BMP_SIDES_AT = 18
@@ -25,10 +27,6 @@ _PAM_KIND = re.compile(rb"^TUPLTYPE\s+(\w+)", re.MULTILINE)
 
 _SUN_LAYOUT = ">8I"
 _SUN_PLAIN = (0, 1)
-
-
-class UndecodableRaster(ValueError):
-    """A layout that is not supported; the message names it."""
 
 
 def is_bmp_of_bit_fields(file: bytes) -> bool:
@@ -51,7 +49,7 @@ def decode_bmp(file: bytes) -> np.ndarray | None:
     """Return a BMP of bit fields as uint8 RGB, (H, W, 3); None where it is cut off.
 
     Raises:
-      UndecodableRaster: the bits of a mask are not next to each other.
+      UnreadableImage: the bits of a mask are not next to each other.
     """
     width, signed_height = struct.unpack_from("<ii", file, _BMP_SIDES_AT)
     (start,) = struct.unpack_from("<I", file, 10)
@@ -88,7 +86,7 @@ def _read_bit_field(numbers: np.ndarray, mask: int) -> np.ndarray:
     shift = (mask & -mask).bit_length() - 1
     most = mask >> max(shift, 0)
     if mask == 0 or most & (most + 1):
-        raise UndecodableRaster(
+        raise UnreadableImage(
             f"The file is a BMP with the mask {mask:#x}, which is empty or has gaps: save it as PNG",
         )
 
@@ -103,15 +101,15 @@ def decode_pam(file: bytes) -> np.ndarray:
     """Return the values of a PAM, (H, W, 3), uint8 or uint16; MAXVAL scales them later.
 
     Raises:
-      UndecodableRaster: the layout is not supported, or the file is cut off.
+      UnreadableImage: the layout is not supported, or the file is cut off.
     """
     header = _PAM_HEADER.match(file)
     if header is None:
-        raise UndecodableRaster("The file starts as PAM but its header is cut off or damaged")
+        raise UnreadableImage("The file starts as PAM but its header is cut off or damaged")
 
     fields = dict(_PAM_FIELD.findall(header[0]))
     if len(fields) < 4:
-        raise UndecodableRaster(
+        raise UnreadableImage(
             "The file starts as PAM but its header lacks WIDTH, HEIGHT, DEPTH or MAXVAL"
         )
     width = int(fields[b"WIDTH"])
@@ -120,15 +118,15 @@ def decode_pam(file: bytes) -> np.ndarray:
     most = int(fields[b"MAXVAL"])
 
     if not 1 <= bands <= MOST_BANDS:
-        raise UndecodableRaster(
+        raise UnreadableImage(
             f"The file is a PAM of {bands} bands, and images have 1 to {MOST_BANDS}: save it as RGB",
         )
 
     kind = _PAM_KIND.search(header[0])
     if kind is not None and kind[1].startswith(b"CMYK"):
-        raise UndecodableRaster("The file is a PAM of CMYK: save it as RGB")
+        raise UnreadableImage("The file is a PAM of CMYK: save it as RGB")
     if not 1 <= most <= 65535:
-        raise UndecodableRaster(
+        raise UnreadableImage(
             f"The file is a PAM with MAXVAL {most}, which must be from 1 to 65535",
         )
 
@@ -137,7 +135,7 @@ def decode_pam(file: bytes) -> np.ndarray:
     count = height * width * bands
     pixel_bytes = len(file) - header.end()
     if pixel_bytes < count * dtype.itemsize:
-        raise UndecodableRaster(f"The file starts as PAM but is cut off ({len(file)} bytes)")
+        raise UnreadableImage(f"The file starts as PAM but is cut off ({len(file)} bytes)")
     values = np.frombuffer(file, dtype, count, header.end())
     values = values.reshape(height, width, bands)
 
@@ -149,7 +147,7 @@ def decode_pam(file: bytes) -> np.ndarray:
 
 
 def require_plain_sun_raster(file: bytes) -> None:
-    """Raise UndecodableRaster for a Sun raster that is neither grey of 8 bits nor BGR."""
+    """Raise UnreadableImage for a Sun raster that is neither grey of 8 bits nor BGR."""
     if len(file) < struct.calcsize(_SUN_LAYOUT):
         return
 
@@ -165,6 +163,6 @@ def require_plain_sun_raster(file: bytes) -> None:
         layout = "a colour map"
     else:
         return
-    raise UndecodableRaster(
+    raise UnreadableImage(
         f"The file is a Sun raster with {layout}, which is not supported: save it as PNG",
     )

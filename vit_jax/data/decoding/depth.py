@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.decoding import rasters, tiff
+from vit_jax.data.decoding import rasters
 from vit_jax.data.decoding.headers import PNM_GAP, TIFF_STARTS, Read, Tag, tiff_directories
 from vit_jax.storage.files import open_regular
 
@@ -130,11 +130,14 @@ def decode_values(file: bytes, depth: Depth) -> np.ndarray | None:
     """Return the values as stored, (H, W) or (H, W, 3) in RGB; None where they cannot be decoded.
 
     Raises:
-      UndecodableTiff, UndecodableRaster: the layout is not supported; the message names it.
+      UnreadableImage: the layout is not supported; the message names it.
       cv2.error: the file states more pixels than OpenCV takes.
     """
     if depth.form != "TIFF":
         return rasters.decode_stored_values(file)
+
+    from vit_jax.data.decoding import tiff
+
     values, _ = tiff.read_values(file)
     return values
 

@@ -7,15 +7,15 @@ import numpy as np
 
 from vit_jax.config.schema import InputConfig
 from vit_jax.data.crops import Box, cut
-from vit_jax.data.decoding import bitmaps, jpeg, rasters, tiff
+from vit_jax.data.decoding import jpeg, rasters
 from vit_jax.data.decoding.depth import (
-    Depth,
     ValueRange,
     contradicts,
     decode_values,
     depth_of_file,
     map_values,
 )
+from vit_jax.data.decoding.errors import UnreadableImage
 from vit_jax.data.decoding.headers import (
     MAX_JPEG_SCANS,
     TIFF_STARTS,
@@ -69,10 +69,6 @@ _JPEG_START = b"\xff\xd8"
 _JPEG_ADOBE = 0xEE
 
 
-class UnreadableImage(ValueError):
-    """A file cannot be opened or decoded; the message says why."""
-
-
 def decode(
     image: bytes | np.ndarray,
     max_image_megapixels: float = InputConfig.max_image_megapixels,
@@ -111,8 +107,6 @@ def decode(
         pixels = _decode_pixels(image, value_range)
     except cv2.error as error:  # larger than OpenCV's limit of 2**30 pixels
         raise UnreadableImage(f"{_explain_unreadable(image)}: {error.err}") from error
-    except (tiff.UndecodableTiff, bitmaps.UndecodableRaster) as error:
-        raise UnreadableImage(str(error)) from error
     if pixels is None:
         raise UnreadableImage(_explain_unreadable(image))
     if _has_unmarked_inks(image):
@@ -185,23 +179,30 @@ def plan_crop(
 
 
 def _decode_pixels(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
-    is_tiff = file.startswith(TIFF_STARTS)
-    if is_tiff:
-        # A layout that is not supported is reported before a range that is missing.
-        tiff.read_layout(file)
-
-    depth = depth_of_file(file)
-    if depth is not None:
-        mapped = _decode_deep(file, depth, value_range)
-        if mapped is not None:
-            return mapped
-    if is_tiff:
-        return _to_rgb(tiff.decode_page(file))
+    if file.startswith(TIFF_STARTS):
+        return _decode_tiff(file, value_range)
+    mapped = _map_deep_values(file, value_range)
+    if mapped is not None:
+        return mapped
     return rasters.decode_colours(file)
 
 
-def _decode_deep(file: bytes, depth: Depth, value_range: ValueRange | None) -> np.ndarray | None:
-    """Return the pixels by a range of values; None for all 16 bits."""
+def _decode_tiff(file: bytes, value_range: ValueRange | None) -> np.ndarray:
+    from vit_jax.data.decoding import tiff
+
+    # A layout that is not supported is reported before a range that is missing.
+    tiff.read_layout(file)
+    mapped = _map_deep_values(file, value_range)
+    if mapped is not None:
+        return mapped
+    return _to_rgb(tiff.decode_page(file))
+
+
+def _map_deep_values(file: bytes, value_range: ValueRange | None) -> np.ndarray | None:
+    """Return the pixels by a range of values; None for 8 bits, and for all 16 bits."""
+    depth = depth_of_file(file)
+    if depth is None:
+        return None
     chosen = depth.range_of(value_range)
     if chosen is None and depth.needs_range:
         kind = f"values of {depth.bits} bits"

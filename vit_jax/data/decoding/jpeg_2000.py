@@ -10,11 +10,9 @@ from typing import NamedTuple
 import imagecodecs
 import numpy as np
 
-from vit_jax.data.decoding.bitmaps import MOST_BANDS, UndecodableRaster
+from vit_jax.data.decoding.bitmaps import MOST_BANDS
+from vit_jax.data.decoding.errors import UnreadableImage
 from vit_jax.data.decoding.heif import read_boxes
-
-STARTS = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
-"""The first bytes of a file with boxes, and of a codestream alone."""
 
 _CODESTREAM = b"\xff\x4f\xff\x51"
 _BANDS_AT = 40  # in the codestream
@@ -52,7 +50,7 @@ def decode_stored_values(file: bytes) -> np.ndarray:
     """Return the values as stored, (H, W, 3), uint8 or uint16; YCbCr becomes RGB.
 
     Raises:
-      UndecodableRaster: the layout is not supported, or the file is damaged; the message says
+      UnreadableImage: the layout is not supported, or the file is damaged; the message says
         which.
     """
     values, _ = _decode(file)
@@ -81,7 +79,7 @@ def _decode(file: bytes) -> tuple[np.ndarray, _Header]:
         values: np.ndarray = imagecodecs.jpeg2k_decode(file)
     except Exception as error:  # its exceptions have no one class
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UndecodableRaster(
+        raise UnreadableImage(
             f"The file starts as {description} but is cut off, damaged or of an unknown kind: "
             f"{reason}",
         ) from error
@@ -101,11 +99,11 @@ def _read_header(file: bytes) -> _Header:
         kinds = {file[start + _BANDS_AT + 2 + 3 * band] for band in range(min(bands, MOST_BANDS))}
         colours, palette_kinds = _read_jp2_header(file[:start])
     except (ValueError, IndexError, struct.error) as error:
-        raise UndecodableRaster(
+        raise UnreadableImage(
             "The file starts as JPEG 2000 but its header is cut off or damaged",
         ) from error
     if not 1 <= bands <= MOST_BANDS:
-        raise UndecodableRaster(
+        raise UnreadableImage(
             f"The file is a JPEG 2000 of {bands} bands, and images have 1 to {MOST_BANDS}: "
             "save it as RGB",
         )
@@ -138,8 +136,8 @@ def _read_jp2_header(head: bytes) -> tuple[int | None, set[int]]:
     return colours, palette_kinds
 
 
-def _unsupported(layout: str, description: str) -> UndecodableRaster:
-    return UndecodableRaster(
+def _unsupported(layout: str, description: str) -> UnreadableImage:
+    return UnreadableImage(
         f"The file has {layout}, which cannot be decoded ({description}): "
         "save it as PNG, or as grey or RGB",
     )

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.data.crops import Box
-from vit_jax.data.decoding import heif
 from vit_jax.data.decoding.headers import TIFF_STARTS, jpeg_segments, tiff_tags
 
 _ORIENTATION = 274
@@ -60,6 +59,8 @@ def orientation_of(file: bytes | np.ndarray) -> int:
 
 def _read_orientation(file: bytes) -> int | None:
     if file[4:8] == b"ftyp":
+        from vit_jax.data.decoding import heif
+
         metadata = heif.read_metadata(file)
         if metadata.orientation is not None:
             return metadata.orientation
@@ -225,6 +226,8 @@ def _metadata_of_webp(file: bytes) -> _Stated:
 
 
 def _metadata_of_jp2(file: bytes) -> _Stated:
+    from vit_jax.data.decoding import heif
+
     exif = b""
     xmp = b""
     for box in heif.read_boxes(file):

@@ -2,22 +2,24 @@
 
 OpenCV 5.0.0 exchanges red and blue of an AVIF with alpha, leaves grey AVIF at the range of video
 and reads none with alpha, takes the second image of some animated PNGs, and draws the background
-where a GIF is transparent or empty.
+where a GIF is transparent or empty. Modules of formats are imported for their first file.
 """
 
 import struct
 from collections.abc import Callable
 
 import cv2
-import imagecodecs
 import numpy as np
-
-from vit_jax.data.decoding import bitmaps, heif, jpeg_2000
 
 _COLOURS = cv2.IMREAD_IGNORE_ORIENTATION
 _VALUES = cv2.IMREAD_IGNORE_ORIENTATION | cv2.IMREAD_ANYDEPTH
 _GIF_BACKGROUND_AT = 11
+_PAM_START = b"P7"
 _SUN_START = b"\x59\xa6\x6a\x95"
+_BITMAP_STARTS = (_PAM_START, b"BM", _SUN_START)
+# A file with boxes, and a codestream alone.
+_JPEG_2000_STARTS = (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51")
+_BOXES = b"ftyp"  # of AVIF, after four bytes
 _MOST_CHUNKS = 64  # of a PNG before its pixels
 
 
@@ -27,39 +29,58 @@ def decode_colours(file: bytes) -> np.ndarray | None:
     Alpha is dropped.
 
     Raises:
-      UndecodableRaster: the layout is not supported.
+      UnreadableImage: the layout is not supported.
       cv2.error: the file states more pixels than OpenCV takes.
     """
-    if file.startswith(b"P7"):
-        values = bitmaps.decode_pam(file)
-        return _drop_low_bits(values, 16)
-    if bitmaps.is_bmp_of_bit_fields(file):
-        return bitmaps.decode_bmp(file)
-    if file.startswith(jpeg_2000.STARTS):
+    if file.startswith(_BITMAP_STARTS):
+        from vit_jax.data.decoding import bitmaps
+
+        if file.startswith(_PAM_START):
+            values = bitmaps.decode_pam(file)
+            return _drop_low_bits(values, 16)
+        if bitmaps.is_bmp_of_bit_fields(file):
+            return bitmaps.decode_bmp(file)
+        if file.startswith(_SUN_START):
+            bitmaps.require_plain_sun_raster(file)
+    elif file.startswith(_JPEG_2000_STARTS):
+        from vit_jax.data.decoding import jpeg_2000
+
         return jpeg_2000.decode_colours(file)
-    if heif.is_monochrome(file):
-        grey = _decode_grey_avif(file)
-        if grey is None:
-            return None
-        return _drop_low_bits(grey, heif.bits_of(file))
-    if file.startswith(_SUN_START):
-        bitmaps.require_plain_sun_raster(file)
+    elif file[4:8] == _BOXES:
+        from vit_jax.data.decoding import heif
+
+        if heif.is_monochrome(file):
+            grey = _decode_grey_avif(file)
+            if grey is None:
+                return None
+            return _drop_low_bits(grey, heif.bits_of(file))
     return _decode_by_opencv(_repair(file), _COLOURS)
 
 
 def decode_stored_values(file: bytes) -> np.ndarray | None:
     """Return the values as stored, (H, W, 3) in RGB; None and exceptions as `decode_colours`."""
-    if file.startswith(b"P7"):
+    if file.startswith(_PAM_START):
+        from vit_jax.data.decoding import bitmaps
+
         return bitmaps.decode_pam(file)
-    if file.startswith(jpeg_2000.STARTS):
+    if file.startswith(_JPEG_2000_STARTS):
+        from vit_jax.data.decoding import jpeg_2000
+
         return jpeg_2000.decode_stored_values(file)
-    if heif.is_monochrome(file):
-        return _decode_grey_avif(file)
+    if file[4:8] == _BOXES:
+        from vit_jax.data.decoding import heif
+
+        if heif.is_monochrome(file):
+            return _decode_grey_avif(file)
     return _decode_by_opencv(_repair(file), _VALUES)
 
 
 def _decode_grey_avif(file: bytes) -> np.ndarray | None:
     """Return the values of a grey AVIF, (H, W, 3), without alpha."""
+    import imagecodecs
+
+    from vit_jax.data.decoding import heif
+
     try:
         # imagecodecs 2026.3.6 writes beyond its memory for the second image of a sequence.
         values: np.ndarray = imagecodecs.avif_decode(heif.without_sequence(file))
@@ -82,7 +103,7 @@ def _drop_low_bits(values: np.ndarray, bits: int) -> np.ndarray:
 
 def _decode_by_opencv(file: bytes, flags: int) -> np.ndarray | None:
     encoded = np.frombuffer(file, np.uint8)
-    if file[4:8] != b"ftyp":
+    if file[4:8] != _BOXES:
         pixels: np.ndarray | None = cv2.imdecode(encoded, flags | cv2.IMREAD_COLOR_RGB)
         return pixels
 

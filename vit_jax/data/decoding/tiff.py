@@ -19,6 +19,7 @@ import imagecodecs
 import numpy as np
 import tifffile
 
+from vit_jax.data.decoding.errors import UnreadableImage
 from vit_jax.data.decoding.headers import (
     MAX_JPEG_SCANS,
     Tag,
@@ -167,10 +168,6 @@ class Photometric(enum.IntEnum):
     YCBCR = 6
 
 
-class UndecodableTiff(ValueError):
-    """The page has a layout that is not supported, or is damaged; the message says which."""
-
-
 class Layout(NamedTuple):
     """The description of a page by its tags.
 
@@ -204,12 +201,12 @@ def read_layout(file: bytes) -> Layout:
     """Return the layout of the first page.
 
     Raises:
-      UndecodableTiff: the layout is not supported, or its tags are damaged.
+      UnreadableImage: the layout is not supported, or its tags are damaged.
     """
     try:
         tags = tiff_tags(file, _SMALL_TAGS)
     except (struct.error, ValueError, OverflowError) as error:
-        raise UndecodableTiff(
+        raise UnreadableImage(
             "The file starts as TIFF but its directory is cut off or damaged",
         ) from error
 
@@ -246,7 +243,7 @@ def _distinct_values(tags: Mapping[int, Tag], number: int) -> set[float]:
 
 
 def _require_known_tags(tags: Mapping[int, Tag]) -> None:
-    """Raise UndecodableTiff for samples, compressions and colours that are not supported."""
+    """Raise UnreadableImage for samples, compressions and colours that are not supported."""
     compression = _first_value(tags, _COMPRESSION, 1)
     bands = _first_value(tags, _SAMPLES, 1)
     sample_format = _first_value(tags, _FORMAT, _UNSIGNED)
@@ -256,7 +253,7 @@ def _require_known_tags(tags: Mapping[int, Tag]) -> None:
     description = _describe(compression, bands, words, sample_format)
 
     if not 1 <= bands <= MOST_BANDS:
-        raise UndecodableTiff(
+        raise UnreadableImage(
             f"The file is a TIFF of {bands} bands, and images have 1 to {MOST_BANDS}. "
             f"{CHOOSE_BANDS}",
         )
@@ -286,7 +283,7 @@ def read_values(file: bytes) -> tuple[np.ndarray, Layout]:
     The values are (H, W) or, of three or four bands, (H, W, 3); of CMYK all four bands.
 
     Raises:
-      UndecodableTiff: as `read_layout`; or strips or tiles are missing or damaged.
+      UnreadableImage: as `read_layout`; or strips or tiles are missing or damaged.
     """
     layout = read_layout(file)
     values = _decode_segments(file, layout)
@@ -305,7 +302,7 @@ def decode_page(file: bytes) -> np.ndarray:
     Of 16 bits the lower 8 are dropped; colours are rounded.
 
     Raises:
-      UndecodableTiff: as `read_values`.
+      UnreadableImage: as `read_values`.
     """
     values, layout = read_values(file)
 
@@ -332,7 +329,7 @@ def _is_known_sample(sample_format: int, bits: int) -> bool:
 
 
 def _require_known_colours(layout: Layout) -> None:
-    """Raise UndecodableTiff for colours that cannot be converted to RGB."""
+    """Raise UnreadableImage for colours that cannot be converted to RGB."""
     description = layout.describe()
     if layout.photometric is Photometric.PALETTE and layout.bits > 8:
         raise _unsupported(f"a palette for {layout.bits} bits", description)
@@ -575,7 +572,7 @@ def _apply_palette(file: bytes, values: np.ndarray, layout: Layout) -> np.ndarra
     tags = tiff_tags(file, (_COLOR_MAP,), most_values=count)
     tag = tags.get(_COLOR_MAP)
     if tag is None or len(tag.values) < count:
-        raise UndecodableTiff(
+        raise UnreadableImage(
             f"The file is a TIFF with a palette that is missing or cut off ({layout.describe()})",
         )
 
@@ -619,7 +616,7 @@ def _explain_damage(layout: Layout) -> Iterator[None]:
     except Exception as error:
         first_line, _, _ = str(error).partition("\n")
         reason = first_line[:200] or type(error).__name__
-        raise UndecodableTiff(
+        raise UnreadableImage(
             f"The file starts as TIFF ({layout.describe()}) but is cut off, damaged or of an "
             f"unknown kind: {reason}",
         ) from error
@@ -640,8 +637,8 @@ def _name(names: Callable[[int], Any], value: int) -> str:
         return "unknown"
 
 
-def _unsupported(reason: str, description: str) -> UndecodableTiff:
-    return UndecodableTiff(
+def _unsupported(reason: str, description: str) -> UnreadableImage:
+    return UnreadableImage(
         f"The file is a TIFF with {reason}, which cannot be decoded ({description}): save it as "
         "PNG, or as TIFF in grey or RGB with compression LZW, deflate or none",
     )

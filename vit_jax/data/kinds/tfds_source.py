@@ -22,8 +22,7 @@ from vit_jax.data.kinds import digits
 from vit_jax.data.kinds.array_records import BucketRecords, num_records
 from vit_jax.data.kinds.vtab_tasks import STORED, Labels, find_task
 from vit_jax.data.records import Record, Source, few, files_digest
-from vit_jax.imports.extras import install_command
-from vit_jax.storage.buckets import is_address
+from vit_jax.storage import is_address
 from vit_jax.storage.files import expanded, is_mirrored, mirror, read_json
 from vit_jax.text.nearest import closest
 
@@ -273,6 +272,8 @@ def prepare(name: str, *, data_dir: str | None = None, manual_dir: str | None = 
     builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     if not builder.is_prepared():
         if importlib.util.find_spec("tensorflow") is None:
+            from vit_jax.imports.extras import install_command
+
             raise ValueError(
                 f"Preparing {name!r} needs TensorFlow, once, because TFDS's own builders do "
                 f"(training does not): {install_command('prepare')}, best in a separate "

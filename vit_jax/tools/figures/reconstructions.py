@@ -13,8 +13,7 @@ from vit_jax.api import Model
 from vit_jax.arrays import Batch, normalise
 from vit_jax.config import Architecture, ObjectiveConfig
 from vit_jax.config.schema import PatchTarget
-from vit_jax.objectives import patch_outputs
-from vit_jax.objectives.masked_patch import CLASSES, LEVELS, SIDE, MaskedPatch
+from vit_jax.objectives.masked_patch import CLASSES, LEVELS, SIDE, MaskedPatch, patch_outputs
 
 HIDDEN = 128  # the grey of a patch that is not seen
 

@@ -27,10 +27,18 @@ import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from vit_jax.storage.buckets import BucketPath
-from vit_jax.storage.files import JsonObject, parse_json, read_bounded, write_atomically
+from vit_jax.storage.files import (
+    JsonObject,
+    is_in_bucket,
+    parse_json,
+    read_bounded,
+    write_atomically,
+)
+
+if TYPE_CHECKING:
+    from vit_jax.storage.buckets import BucketPath
 
 FILE = "run.lock"
 RENEWAL_SECONDS = 5.0
@@ -250,7 +258,7 @@ class BucketLock(WorkdirLock):
     is not renewed.
     """
 
-    _path: BucketPath  # type: ignore[assignment]
+    _path: "BucketPath"  # type: ignore[assignment]
     _generation = 0
     _renewed = 0.0  # by the clock `time.monotonic`
 
@@ -295,7 +303,7 @@ class BucketLock(WorkdirLock):
 
 def lock_of(folder: pathlib.Path, *, enabled: bool = True) -> WorkdirLock:
     """Return the lock of a workdir in a file system or a bucket; see `WorkdirLock`."""
-    if isinstance(folder, BucketPath):
+    if is_in_bucket(folder):
         return BucketLock(folder, enabled=enabled)
     return WorkdirLock(folder, enabled=enabled)
 
