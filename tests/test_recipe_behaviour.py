@@ -107,11 +107,13 @@ def test_drop_rate_of_each_block(family):
 
     @jax.jit
     def count_unchanged(model, images):
-        outputs = model(images, dropout_key=jax.random.key(1), taps=("blocks",)).blocks_LBSD
+        outputs = model(
+            images, dropout_key=jax.random.key(1), intermediates=("blocks",)
+        ).blocks_LBSD
         return (outputs[1:] == outputs[:-1]).all(axis=(2, 3)).mean(axis=1)
 
     unchanged = np.asarray(count_unchanged(model, images))
-    rates = np.asarray(DROP_RATES[family])[1:]  # the tap has no input of the first block
+    rates = np.asarray(DROP_RATES[family])[1:]  # blocks return outputs, no inputs
 
     np.testing.assert_allclose(unchanged, np.square(rates), atol=0.035)
     assert np.all(unchanged[rates > 0.09] > 0)

@@ -6,11 +6,15 @@ heads, Q queries (= S).
 """
 
 import dataclasses
-from collections.abc import Collection, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @jax.tree_util.register_dataclass
@@ -36,12 +40,10 @@ class Batch:
         return self.label_B.ndim == 2  # type: ignore[no-any-return]
 
     def label_BK(self, num_classes: int) -> jax.Array:
-        """The labels as float32, 1 where an image has one."""
-        return (
-            self.label_B.astype(jnp.float32)
-            if self.is_multilabel
-            else jax.nn.one_hot(self.label_B, num_classes)
-        )
+        """Return the labels as float32, 1 where an image has one."""
+        if self.is_multilabel:
+            return self.label_B.astype(jnp.float32)  # type: ignore[no-any-return]
+        return jax.nn.one_hot(self.label_B, num_classes)
 
 
 @jax.tree_util.register_dataclass
@@ -94,12 +96,12 @@ class ModelOutput:
       pooled_BD: class token, mean or attention pooling after the final norm.
       tokens_BND: patch tokens after the final norm.
       prefix_BPD: class tokens, then registers, after the final norm; P may be 0.
-      blocks_LBSD: with taps=("blocks",): output of every block before the final norm, in the
+      blocks_LBSD: the intermediate "blocks": output of every block before the final norm, in the
         compute dtype.
-      attention_LBTQS: with taps=("attention",): float32 weights of token S for query Q in head T,
-        which sum to 1 over S. Axial blocks have 2 L, along rows and along columns in turn, 0
+      attention_LBTQS: the intermediate "attention": float32 weights of token S for query Q in head
+        T, which sum to 1 over S. Axial blocks have 2 L, along rows and along columns in turn, 0
         outside of these.
-      stages_BHWC: with taps=("stages",): the map after each stage of a ResNet.
+      stages_BHWC: the intermediate "stages": the map after each stage of a ResNet.
     """
 
     logits_BK: Any = None
@@ -113,17 +115,35 @@ class ModelOutput:
     patches_BNO: Any = None
 
 
-def validate_taps(taps: Collection[str], allowed: Sequence[str]) -> None:
-    """Raise ValueError for a tap that this network does not have."""
-    if isinstance(taps, str) or set(taps) - set(allowed):
+def validate_intermediates(intermediates: Collection[str], allowed: Sequence[str]) -> None:
+    """Raise ValueError for an intermediate that this network does not have."""
+    is_allowed = not isinstance(intermediates, str) and set(intermediates) <= set(allowed)
+    if not is_allowed:
+        names = ", ".join(allowed)
         raise ValueError(
-            f"taps={taps!r}: give a tuple of names that this network has: {', '.join(allowed)}."
+            f"intermediates={intermediates!r}: give a tuple of names that this network has: {names}."
         )
 
 
+def accept_taps(call: Callable[P, R]) -> Callable[P, R]:
+    """Let users write `taps=`, the name of the argument `intermediates=` up to version 0.3.0."""
+
+    @functools.wraps(call)
+    def call_with_present_name(*arguments: P.args, **options: P.kwargs) -> R:
+        if "taps" in options:
+            if "intermediates" in options:
+                raise TypeError("taps= is the earlier name of intermediates=. Use the latter only.")
+            options["intermediates"] = options.pop("taps")
+        return call(*arguments, **options)
+
+    return call_with_present_name
+
+
 def normalise(image_BHWC: jax.Array, dtype: str) -> jax.Array:
-    """uint8 pixels to [-1, 1], what every network takes: (x - 127.5) / 127.5, in `dtype`."""
-    return ((image_BHWC.astype(jnp.float32) - 127.5) / 127.5).astype(dtype)
+    """Return uint8 pixels in [-1, 1], the range of every network: (x - 127.5) / 127.5."""
+    pixels_BHWC = image_BHWC.astype(jnp.float32)
+    scaled_BHWC = (pixels_BHWC - 127.5) / 127.5
+    return scaled_BHWC.astype(dtype)
 
 
 def abstract_batch(
@@ -132,13 +152,16 @@ def abstract_batch(
     sharding: Any = None,
     label_shape: tuple[int, ...] = (),
 ) -> Batch:
-    """The shapes and dtypes of a `Batch`, for tracing without data; `label_shape` is that of an image's label."""
+    """Return the shapes and dtypes of a `Batch`, for tracing without data.
 
-    def leaf(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    `label_shape` is the shape of the label of one image.
+    """
+
+    def describe(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     return Batch(
-        image_BHWC=leaf((global_batch, *image_size, 3), jnp.uint8),
-        label_B=leaf((global_batch, *label_shape), jnp.int32),
-        mask_B=leaf((global_batch,), jnp.float32),
+        image_BHWC=describe((global_batch, *image_size, 3), jnp.uint8),
+        label_B=describe((global_batch, *label_shape), jnp.int32),
+        mask_B=describe((global_batch,), jnp.float32),
     )

@@ -50,7 +50,9 @@ def main(workdir: str) -> None:
     model = vit_jax.load_model(workdir)
     digits = load_digits().images[-SHOWN:]
     images = model.preprocess([(digit * 255 / 16).astype("uint8") for digit in digits])
-    attention = np.asarray(model(images, taps=("attention",)).attention_LBTQS)[-1].mean(axis=(1, 2))
+    attention = np.asarray(model(images, intermediates=("attention",)).attention_LBTQS)[-1].mean(
+        axis=(1, 2)
+    )
     names = [model.class_names[number] for number in model.predict(images).argmax(axis=1)]
 
     figure = plt.figure(figsize=(11, 3.2), layout="constrained")

@@ -31,7 +31,7 @@ from vit_jax.checkpoint.store import CheckpointStore
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.transforms import EvaluationTransform
-from vit_jax.models import build_model
+from vit_jax.models import abstract_model, build_model
 from vit_jax.tools.export.programs import export_stablehlo
 from vit_jax.weights.description import describe
 from vit_jax.weights.saving import save_weights
@@ -218,13 +218,35 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
 
     assert traced == pytest.approx(expected, abs=1e-4)
 
-    output = seven(pixels, taps=("blocks", "attention"))
+    output = seven(pixels, intermediates=("blocks", "attention"))
 
     assert (output.blocks_LBSD.shape, output.attention_LBTQS.shape) == (
         (2, 3, 7, 16),
         (2, 3, 2, 7, 7),
     )
     np.testing.assert_array_equal(output.logits_BK, seven(pixels).logits_BK)
+
+
+def test_the_earlier_name_of_intermediates(seven):
+    pixels = sample_pixels(3)
+    expected = seven(pixels, intermediates=("blocks", "attention"))
+    output = seven(pixels, taps=("blocks", "attention"))
+    np.testing.assert_array_equal(output.blocks_LBSD, expected.blocks_LBSD)
+    np.testing.assert_array_equal(output.attention_LBTQS, expected.attention_LBTQS)
+    with pytest.raises(TypeError, match="taps= is the earlier name of intermediates="):
+        seven(pixels, taps=("blocks",), intermediates=("blocks",))
+
+
+@pytest.mark.parametrize(("name", "intermediate"), [("ViT-mu/16", "blocks"), ("R14x0.5", "stages")])
+def test_networks_accept_the_earlier_name_of_intermediates(name, intermediate):
+    architecture = build_architecture(ModelConfig(name=name), image_size=(32, 32), num_classes=3)
+    model = abstract_model(architecture)
+    image_BHWC = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
+
+    def run(**options):
+        return jax.eval_shape(lambda model, x: model(x, **options), model, image_BHWC)
+
+    assert run(taps=(intermediate,)) == run(intermediates=(intermediate,)) != run()
 
 
 @pytest.mark.slow

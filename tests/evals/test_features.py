@@ -62,8 +62,8 @@ def feature(a: Architecture, layer: str, pixels):
     return np.asarray(step(filled(a), batch_of(pixels))["feature_BD"])
 
 
-def layers(a, pixels, *taps):
-    return apply(filled(a), normalise(jnp.asarray(pixels), "float32"), taps=taps)
+def layers(a, pixels, *intermediates):
+    return apply(filled(a), normalise(jnp.asarray(pixels), "float32"), intermediates=intermediates)
 
 
 def test_layers_of_a_transformer():

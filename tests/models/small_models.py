@@ -27,8 +27,8 @@ def filled(architecture):
     )
 
 
-def apply(model, image_BHWC, taps=None, **options):
-    fixed = {} if taps is None else {"taps": taps}
+def apply(model, image_BHWC, intermediates=None, **options):
+    fixed = {} if intermediates is None else {"intermediates": intermediates}
     return jax.jit(lambda model, x, options: model(x, **options, **fixed))(
         model, image_BHWC, options
     )

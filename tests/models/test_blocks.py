@@ -59,7 +59,7 @@ def block_and_inputs(**options):
 @pytest.mark.parametrize("pool", ["token", "gap"])
 def test_relative_positions_add_the_product_of_query_and_offset(pool):
     _, model, x = block_and_inputs(position_embedding="relative", pool=pool)
-    output = apply(model, x, taps=("attention", "blocks"))
+    output = apply(model, x, intermediates=("attention", "blocks"))
     first = int(pool == "token")  # the place of the first patch
 
     for layer, (block, entering) in enumerate(
@@ -95,7 +95,7 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
 )
 def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     _, model, x = block_and_inputs(position_layers=layers, position_embedding=kind)
-    output = apply(model, x, taps=("blocks",))
+    output = apply(model, x, intermediates=("blocks",))
     assert hasattr(model, "positions") == (layers == "shared")
     tokens = embedded(model, x)
     run_block = jax.jit(lambda block, x: block(x, 0.0, None))
@@ -118,7 +118,7 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     """First along rows, then along columns; relative positions are offsets within a line."""
     architecture, model, x = block_and_inputs(block="axial", position_embedding="relative")
     assert architecture.pool == "gap"
-    output = apply(model, x, taps=("attention", "blocks"))
+    output = apply(model, x, intermediates=("attention", "blocks"))
     assert output.attention_LBTQS.shape == (4, 2, 2, 6, 6)
     place = [np.unravel_index(token, GRID) for token in range(6)]
     tokens = model.embedding(x)

@@ -97,7 +97,7 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     x = images(architecture)
     assert model.positions().shape == (1, 7, 32)
     assert model.encoder.blocks.novelty.shape == (3, 32, 32)
-    output = apply(model, x, taps=("blocks",))
+    output = apply(model, x, intermediates=("blocks",))
     token_BSD = embedded(model, x) + model.positions()
     for layer, (weights, gate) in enumerate(
         zip(model.encoder.blocks.novelty, model.encoder.blocks.gate, strict=True)
@@ -106,7 +106,7 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
         np.testing.assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
     assert output.attention_LBTQS is None
     with pytest.raises(ValueError, match="GatedBlock has no method with_attention"):
-        apply(model, x, taps=("attention",))
+        apply(model, x, intermediates=("attention",))
 
 
 def test_positions_of_another_shape_are_refused():

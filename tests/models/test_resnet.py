@@ -65,7 +65,7 @@ def test_stages_are_run_in_order(name, image_size, unit):
     architecture = small(name, image_size=image_size, residual_unit=unit)
     model = filled(architecture)
     x = images(architecture)
-    output = apply(model, x, taps=("stages",))
+    output = apply(model, x, intermediates=("stages",))
     body = model.stem if architecture.has_transformer else model.body
 
     @jax.jit
@@ -87,7 +87,7 @@ def test_stages_are_run_in_order(name, image_size, unit):
         assert_near(output.features_BD, last.mean((1, 2)))
         assert_near(output.logits_BK, model.head.linear(last.mean((1, 2))))
         with pytest.raises(ValueError, match="names that this network has: stages"):
-            apply(model, x, taps=("blocks",))
+            apply(model, x, intermediates=("blocks",))
 
 
 def test_group_norm_keeps_small_differences_on_a_large_mean():

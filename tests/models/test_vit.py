@@ -44,7 +44,7 @@ def test_shapes_and_dtypes_for_any_height_and_width(pool, positions, head, dtype
     options = {"pool": pool, "position_embedding": positions, "head": head, "compute_dtype": dtype}
     architecture = small(image_size=(24, 8), **options)
     model = filled(architecture)
-    output = apply(model, images(architecture), taps=("blocks", "attention"))
+    output = apply(model, images(architecture), intermediates=("blocks", "attention"))
     length = 12 + (pool == "token")
     assert output.logits_BK.shape == (2, 10)
     assert output.tokens_BND.shape == (2, 6 * 2, 32)
@@ -80,7 +80,7 @@ def test_taps_are_the_blocks_one_after_the_other():
     architecture = small(head="mlp", remat="full", scan_unroll=2)
     model = filled(architecture)
     x = images(architecture)
-    output = apply(model, x, taps=("blocks", "attention"))
+    output = apply(model, x, intermediates=("blocks", "attention"))
     tokens = embedded(model, x) + model.positions()
     run_block = jax.jit(lambda block, x: block(x, 0.0, None))
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
@@ -102,8 +102,8 @@ def test_taps_are_the_blocks_one_after_the_other():
     np.testing.assert_allclose(output.logits_BK, model.head(pooled)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_taps_not_asked_for_add_nothing_to_the_program():
-    """The scan over blocks carries the tokens and returns no more; every kind of tap adds one output to it."""
+def test_intermediates_not_asked_for_add_nothing_to_the_program():
+    """The scan over blocks carries the tokens and returns no more; every intermediate adds one output to it."""
     architecture = small(dropout_fraction=0.1, remat="dots")
     arguments = (
         abstract(architecture),
@@ -117,14 +117,18 @@ def test_taps_not_asked_for_add_nothing_to_the_program():
         (scan,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "scan"]
         return len(scan.outvars), len(jaxpr.jaxpr.outvars)
 
-    assert outputs_of_scan() == outputs_of_scan(taps=()) == (1, 5)
-    assert outputs_of_scan(taps=("blocks",)) == outputs_of_scan(taps=("attention",)) == (2, 6)
-    assert outputs_of_scan(taps=("blocks", "attention")) == (3, 7)
-    for taps in ("blocks", ("stages",), ("blocks", "block")):
+    assert outputs_of_scan() == outputs_of_scan(intermediates=()) == (1, 5)
+    assert (
+        outputs_of_scan(intermediates=("blocks",))
+        == outputs_of_scan(intermediates=("attention",))
+        == (2, 6)
+    )
+    assert outputs_of_scan(intermediates=("blocks", "attention")) == (3, 7)
+    for intermediates in ("blocks", ("stages",), ("blocks", "block")):
         with pytest.raises(
             ValueError, match="give a tuple of names that this network has: blocks, attention"
         ):
-            outputs_of_scan(taps=taps)
+            outputs_of_scan(intermediates=intermediates)
 
 
 @pytest.mark.newest

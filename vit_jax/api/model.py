@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax import pytree
-from vit_jax.arrays import ModelOutput, normalise
+from vit_jax.arrays import ModelOutput, accept_taps, normalise
 from vit_jax.config import Architecture
 from vit_jax.data.decoding.images import UnreadableImage
 from vit_jax.data.kinds.image_files import read_file
@@ -179,14 +179,20 @@ class Model:
             has_several_labels=self.is_multilabel,
         )
 
-    def __call__(self, images_BHWC: Any, *, taps: str | Collection[str] = ()) -> ModelOutput:
+    @accept_taps
+    def __call__(
+        self,
+        images_BHWC: Any,
+        *,
+        intermediates: str | Collection[str] = (),
+    ) -> ModelOutput:
         """Run the network on prepared images, on one device; also under `jax.jit`.
 
         Args:
           images_BHWC: (B, H, W, 3) of the architecture's size, RGB; uint8, 0 to 255, or floating
             point in [-1, 1].
-          taps: intermediates to return: "blocks" and "attention" of a transformer, "stages" of a
-            ResNet.
+          intermediates: names of activations to return: "blocks" and "attention" of a transformer,
+            "stages" of a ResNet.
 
         Returns:
           Logits, features, tokens and intermediates, see `ModelOutput`; logits_BK is None without
@@ -196,12 +202,13 @@ class Model:
           ValueError: another shape, dtype or range (ranges are not checked while tracing), or an
             intermediate that the network does not have.
         """
-        taps = (taps,) if isinstance(taps, str) else tuple(taps)
+        if isinstance(intermediates, str):
+            intermediates = (intermediates,)
         return _forward(
             self.module,
             self._require_prepared(images_BHWC),
             self.architecture.compute_dtype,
-            taps,
+            tuple(intermediates),
         )
 
     def preprocess(self, images: Any) -> np.ndarray:
@@ -368,18 +375,18 @@ class Model:
         return images
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "taps"))
+@functools.partial(jax.jit, static_argnames=("dtype", "intermediates"))
 def _forward(
-    module: Any, images_BHWC: jax.Array, dtype: str, taps: tuple[str, ...] = ()
+    module: Any, images_BHWC: jax.Array, dtype: str, intermediates: tuple[str, ...] = ()
 ) -> ModelOutput:
     if images_BHWC.dtype == jnp.uint8:
         scaled = normalise(images_BHWC, dtype)
     else:
         scaled = images_BHWC.astype(dtype)
 
-    if not taps:
+    if not intermediates:
         return module(scaled)
-    return module(scaled, taps=taps)
+    return module(scaled, intermediates=intermediates)
 
 
 def numbers_of(num_classes: int) -> tuple[str, ...]:

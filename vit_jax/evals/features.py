@@ -59,9 +59,9 @@ _IS_READ = "is_read.npy"
 _HASH = "hash.npy"
 _FILES = (_FEATURE, _IS_READ, _HASH)
 _HASH_KEYS = (0x9E3779B9, 0x85EBCA6B)
-_TAPS = {
-    "block": {"taps": ("blocks",)},
-    "stage": {"taps": ("stages",)},
+_INTERMEDIATES = {
+    "block": {"intermediates": ("blocks",)},
+    "stage": {"intermediates": ("stages",)},
 }
 """Arguments of a network that make it return the intermediates of a kind of layer."""
 
@@ -140,7 +140,7 @@ def make_feature_step(layer: str, a: Architecture) -> Callable[[Module, Batch], 
       ValueError: a layer that is not one of `LAYERS`, or that this network does not have.
     """
     kind, number = _parse(layer, a)
-    options = _TAPS.get(kind, {})
+    options = _INTERMEDIATES.get(kind, {})
 
     def step(module: Module, batch: Batch) -> Results:
         image_BHWC = normalise(batch.image_BHWC, a.compute_dtype)

@@ -73,7 +73,7 @@ class Encoder(nnx.Module):
         self,
         x_BSD: jax.Array,
         key: jax.Array | None,
-        taps: Collection[str] = (),
+        intermediates: Collection[str] = (),
         positions: nnx.Module | None = None,
     ) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
         """Run the blocks.
@@ -81,17 +81,19 @@ class Encoder(nnx.Module):
         Args:
           x_BSD: embedded tokens.
           key: of dropout and stochastic depth; None outside training.
-          taps: intermediates to return, "blocks" and "attention"; others are not kept.
+          intermediates: activations to return, "blocks" and "attention"; others are not kept.
           positions: added to the input of every block, where all add the same.
 
         Returns:
           Tokens after the final norm, every block's output (L, B, S, D), its attention weights (L,
           B, T, S, S).
         """
-        needs_attention = "attention" in taps
+        needs_attention = "attention" in intermediates
         if needs_attention and not hasattr(self.blocks, "with_attention"):
             rule = f"{type(self.blocks).__name__} has no method with_attention"
-            raise ValueError(f"taps={tuple(taps)}: {rule}. Define it, or leave 'attention' out.")
+            raise ValueError(
+                f"intermediates={tuple(intermediates)}: {rule}. Define it, or leave 'attention' out."
+            )
 
         def run_block(x_BSD: jax.Array, layer: tuple[Any, LayerInputs]) -> tuple[jax.Array, tuple]:
             block, inputs = layer
@@ -102,7 +104,7 @@ class Encoder(nnx.Module):
                 positions,
                 needs_attention=needs_attention,
             )
-            if "blocks" in taps:
+            if "blocks" in intermediates:
                 return x_BSD, (x_BSD, weights_BTSS)
             return x_BSD, (None, weights_BTSS)
 

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.arrays import ModelOutput, validate_taps
+from vit_jax.arrays import ModelOutput, accept_taps, validate_intermediates
 from vit_jax.config.architecture import UNROLLED, Architecture
 from vit_jax.config.sizes import BOTTLENECK, NUM_GROUPS
 from vit_jax.kernels import CONVOLUTION, STATISTICS, dispatch
@@ -435,11 +435,11 @@ class ResNetBody(nnx.Module):
     def __call__(
         self,
         image_BHWC: jax.Array,
-        taps: Collection[str] = (),
+        intermediates: Collection[str] = (),
     ) -> tuple[jax.Array, tuple[jax.Array, ...] | None]:
         """Return map_BHWC of the architecture's `map_size` and `map_channels`.
 
-        With the tap "stages", the maps after each stage are returned too.
+        With the intermediate "stages", the maps after each stage are returned too.
         """
         map_BHWC = self.root(image_BHWC)
         map_BHWC = constrain(map_BHWC, "map_BHWC")
@@ -449,7 +449,7 @@ class ResNetBody(nnx.Module):
             stage = getattr(self, f"stage{number}")
             map_BHWC = stage(map_BHWC)
             stages_BHWC.append(map_BHWC)
-        if "stages" in taps:
+        if "stages" in intermediates:
             return map_BHWC, tuple(stages_BHWC)
         return map_BHWC, None
 
@@ -464,22 +464,23 @@ class ResNet(nnx.Module):
         self.head = build_head(a, rngs=nnx.Rngs(head_key))
         self.num_classes = a.num_classes
 
+    @accept_taps
     def __call__(
         self,
         image_BHWC: jax.Array,
         *,
         dropout_key: jax.Array | None = None,
-        taps: Collection[str] = (),
+        intermediates: Collection[str] = (),
     ) -> ModelOutput:
         """Classify images.
 
         Args:
           image_BHWC: float, in [-1, 1].
           dropout_key: ignored; a ResNet drops nothing.
-          taps: intermediates to return: "stages"; see `ModelOutput`.
+          intermediates: names of activations to return: "stages"; see `ModelOutput`.
         """
-        validate_taps(taps, ("stages",))
-        map_BHWC, stages_BHWC = self.body(image_BHWC, taps)
+        validate_intermediates(intermediates, ("stages",))
+        map_BHWC, stages_BHWC = self.body(image_BHWC, intermediates)
         if self.norm is not None:
             map_BHWC = nnx.relu(self.norm(map_BHWC))
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.arrays import Corruption, ModelOutput, validate_taps
+from vit_jax.arrays import Corruption, ModelOutput, accept_taps, validate_intermediates
 from vit_jax.config.architecture import Architecture
 from vit_jax.kernels.devices import constrain
 from vit_jax.models.dropout import dropout, split_key
@@ -66,12 +66,13 @@ class VisionTransformer(nnx.Module):
         self.dropout_fraction = a.dropout_fraction
         self.num_classes = a.num_classes
 
+    @accept_taps
     def __call__(
         self,
         image_BHWC: jax.Array,
         *,
         dropout_key: jax.Array | None = None,
-        taps: Collection[str] = (),
+        intermediates: Collection[str] = (),
         corruption: Corruption | None = None,
     ) -> ModelOutput:
         """Classify images.
@@ -79,17 +80,17 @@ class VisionTransformer(nnx.Module):
         Args:
           image_BHWC: float, in [-1, 1], of the architecture's image size.
           dropout_key: in training only; without it nothing is dropped.
-          taps: intermediates to return: "blocks", "attention", of a hybrid "stages"; see
-            `ModelOutput`.
+          intermediates: names of activations to return: "blocks", "attention", of a hybrid
+            "stages"; see `ModelOutput`.
           corruption: input in the place of some patches, for a network that predicts patches.
         """
-        validate_taps(taps, self.allowed_taps)
+        validate_intermediates(intermediates, self.allowed_intermediates)
         embedding_key, encoder_key = split_key(dropout_key)
 
         map_BHWC = image_BHWC
         stages_BHWC = None
         if self.stem is not None:
-            map_BHWC, stages_BHWC = self.stem(image_BHWC, taps)
+            map_BHWC, stages_BHWC = self.stem(image_BHWC, intermediates)
 
         # Equation 1: patches, class token, positions.
         tokens_BSD = self._embed(map_BHWC, corruption)
@@ -100,7 +101,7 @@ class VisionTransformer(nnx.Module):
         tokens_BSD, blocks_LBSD, attention_LBTSS = self.encoder(
             tokens_BSD,
             encoder_key,
-            taps,
+            intermediates,
             self.shared_positions,
         )
         tokens_BND = tokens_BSD[:, self.prefix_length :]
@@ -128,7 +129,7 @@ class VisionTransformer(nnx.Module):
         )
 
     @property
-    def allowed_taps(self) -> tuple[str, ...]:
+    def allowed_intermediates(self) -> tuple[str, ...]:
         """The intermediates that a call can return."""
         if self.stem is None:
             return ("blocks", "attention")

@@ -81,7 +81,9 @@ def test_the_image_as_a_whole_is_the_class_token_or_the_mean():
 def test_images_are_reduced_a_few_at_a_time(monkeypatch):
     model = from_weights(sample_weights())
     pixels = sample_pixels(5)
-    expected = np.asarray(model(pixels, taps=("attention",)).attention_LBTQS).mean(axis=(0, 2))
+    expected = np.asarray(model(pixels, intermediates=("attention",)).attention_LBTQS).mean(
+        axis=(0, 2)
+    )
     a = model.architecture
     monkeypatch.setattr(
         attention_maps, "MOST_WEIGHTS", 2 * a.depth * a.num_heads * a.sequence_length**2

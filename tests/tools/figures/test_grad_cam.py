@@ -25,7 +25,7 @@ def test_of_a_resnet_whose_end_is_linear():
     """Average and linear layer after the last map: the gradient is the class's column of the layer, everywhere."""
     model = from_weights(weights_of(NETWORKS["postactivation"]))
     pixels = sample_pixels(3, model.architecture.image_size)
-    output = model(pixels, taps=("stages",))
+    output = model(pixels, intermediates=("stages",))
     label = np.asarray(output.logits_BK).argmax(axis=1)
     map_BHWC = np.asarray(output.stages_BHWC[-1])
     kernel_DK = np.asarray(model.module.head.linear.kernel[...])

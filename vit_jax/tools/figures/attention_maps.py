@@ -1,6 +1,6 @@
 """Statistics of attention weights: distance and entropy of each head, and rollout to the image's representation.
 
-Arithmetic on the weights that a model returns on request (`taps=("attention",)`); nothing is drawn.
+Arithmetic on the weights that a model returns on request (its intermediate "attention"); nothing is drawn.
 
 Legend: L blocks, B images, T heads, S tokens, Q queries (= S), N patches: the tokens without the
 class token, if any.
@@ -88,6 +88,8 @@ def over_images(model: Model, images_NHWC: np.ndarray, reduce: Reduce) -> dict[s
 
     @jax.jit
     def step(module: nnx.Module, images_BHWC: jax.Array) -> dict[str, jax.Array]:
-        return reduce(dataclasses.replace(model, module=module)(images_BHWC, taps=("attention",)))
+        return reduce(
+            dataclasses.replace(model, module=module)(images_BHWC, intermediates=("attention",))
+        )
 
     return in_batches(model, images_NHWC, size, lambda image_BHWC: step(model.module, image_BHWC))

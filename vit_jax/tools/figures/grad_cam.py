@@ -40,7 +40,7 @@ def class_activations(model: Model, images_NHWC: np.ndarray) -> dict[str, np.nda
             rest = jax.tree.map(
                 lambda leaf: leaf, module
             )  # a copy, whose ResNet gives the map that is asked about
-            setattr(rest, place, lambda images, taps: (map_BHWC, None))
+            setattr(rest, place, lambda images, intermediates: (map_BHWC, None))
             logits_BK = rest(images).logits_BK
             return logits_BK.max(axis=-1).sum(), logits_BK
 

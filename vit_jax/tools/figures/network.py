@@ -441,11 +441,11 @@ def _without_prediction(model: Model) -> str | None:
     return f"{a.name} predicts no patches; a run with config.objective.kind=masked_patch trains one that does"
 
 
-def _shape(model: Model, field: str, *taps: str) -> tuple[int, ...] | None:
+def _shape(model: Model, field: str, *intermediates: str) -> tuple[int, ...] | None:
     """Return the shape of an output's field for one image without computing it; None if the network lacks it."""
     image = jax.ShapeDtypeStruct((1, *model.architecture.image_size, 3), jnp.uint8)
     try:
-        output = jax.eval_shape(lambda images: model(images, taps=taps), image)
+        output = jax.eval_shape(lambda images: model(images, intermediates=intermediates), image)
     except (TypeError, ValueError):
         return None
     return getattr(getattr(output, field, None), "shape", None)

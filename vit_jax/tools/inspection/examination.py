@@ -131,7 +131,7 @@ class Examination:
         images, targets, key = inputs
         options = {}
         if self.intermediates:  # another network need not know the argument
-            options["taps"] = self.intermediates
+            options["intermediates"] = self.intermediates
         output = self.parts.loss.predict(model, images, targets, key, **options)
         return measure_output(self.parts.loss.objective, output, targets)
 
