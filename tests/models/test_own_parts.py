@@ -122,11 +122,8 @@ def test_a_pooling_and_a_head():
     architecture = small(pool="MaxPooling", head="QuadraticHead")
     model = filled(architecture)
     x = images(architecture)
-    assert (model.class_token, architecture.sequence_length, architecture.is_standard) == (
-        None,
-        6,
-        False,
-    )
+    expected = (None, 6, False)
+    assert (model.class_token, architecture.sequence_length, architecture.is_standard) == expected
     output = apply(model, x)
     pooled_BD = model.pooling.gain[...] * np.asarray(output.tokens_BND).max(axis=1)
     np.testing.assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)

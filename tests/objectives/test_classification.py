@@ -26,9 +26,8 @@ def sums(objective, logits, labels, mask=None):
 def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
     logits = np.full((1, 21843), -10.0)
     labels = np.eye(1, 21843)
-    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(
-        10.9916, abs=1e-3
-    )
+    expected = pytest.approx(10.9916, abs=1e-3)
+    assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == expected
 
 
 def test_losses_equal_numpy():

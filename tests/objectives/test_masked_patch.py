@@ -99,9 +99,8 @@ def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
     actual = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
     log_sum = np.log(np.exp(2) + 511)
     assert float(actual["loss"]) == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
-    assert (float(actual["correct"]), float(actual["majority"])) == pytest.approx(
-        (12 / 16, 12 / 16)
-    )
+    expected = pytest.approx((12 / 16, 12 / 16))
+    assert (float(actual["correct"]), float(actual["majority"])) == expected
     pixels = Targets(
         None, jnp.ones(1), None, jnp.array([[[0.5, -0.5], [1.0, 1.0]]]), jnp.array([[True, False]])
     )

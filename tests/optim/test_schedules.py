@@ -39,9 +39,8 @@ def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     assert (np.diff(every[WARMUP:]) <= 0).all()
     rate = schedule(345)  # not traced
     assert (rate.shape, float(rate)) == ((), pytest.approx(float(every[345]), rel=1e-5))
-    assert rates(decay, 0, lengths=dataclasses.replace(LENGTHS, warmup=0)) == pytest.approx(
-        [BASE], rel=1e-6
-    )
+    expected = pytest.approx([BASE], rel=1e-6)
+    assert rates(decay, 0, lengths=dataclasses.replace(LENGTHS, warmup=0)) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,9 +66,8 @@ def test_decay_on_its_way(decay, end, step, expected):
 
 
 def test_a_linear_cooldown_and_a_stable_part_that_runs_of_all_lengths_share():
-    assert rates(
-        "wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5
-    ) == pytest.approx([1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6)
+    expected = pytest.approx([1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6)
+    assert rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5) == expected
     shorter = dataclasses.replace(LENGTHS, total=800, cooldown=100)
     assert rates("wsd", *range(0, 701, 7), lengths=shorter) == rates("wsd", *range(0, 701, 7))
 
@@ -114,10 +112,11 @@ def no_scalar(learning_rate, warmup_steps, total_steps):
 def test_a_reference_gives_the_complete_schedule():
     schedule = build_schedule(config(f"{__name__}:rsqrt_of_mine"), LENGTHS)
     rate = jax.jit(schedule)(jnp.int32(10))
-    assert (rate.dtype, float(rate)) == (
+    expected = (
         jnp.float32,
         pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6),
     )
+    assert (rate.dtype, float(rate)) == expected
 
 
 @pytest.mark.parametrize(

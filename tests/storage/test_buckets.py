@@ -29,11 +29,8 @@ def fast(monkeypatch):
 
 def test_a_path_is_pathlibs_with_the_scheme_kept():
     path = BucketPath("gs://b/runs/a")
-    assert (str(path), os.fspath(path / "x.json"), path.name) == (
-        "gs://b/runs/a",
-        "gs://b/runs/a/x.json",
-        "a",
-    )
+    expected = ("gs://b/runs/a", "gs://b/runs/a/x.json", "a")
+    assert (str(path), os.fspath(path / "x.json"), path.name) == expected
     assert (str(path.parent), path.bucket, path.key) == ("gs://b/runs", "b", "runs/a")
     assert path.with_name("c") == BucketPath("gs://b/runs/c")
     assert (path / "x").relative_to(path).parts == ("x",)
@@ -48,11 +45,12 @@ def test_files_and_folders(folder):
     files.write_atomically(folder / "a" / "one.json", '{"x": 1}')
     files.write_atomically(folder / "a" / "b" / "two.txt", b"two")
     assert files.read_json(folder / "a" / "one.json") == {"x": 1}
+    expected = [True, False, True]
     assert [
         folder.is_dir(),
         (folder / "a/one.json").is_dir(),
         (folder / "a/one.json").is_file(),
-    ] == [True, False, True]
+    ] == expected
     assert [path.name for path in (folder / "a").iterdir()] == ["one.json", "b"]
     assert list(folder.glob("a/*.json")) == [folder / "a" / "one.json"]
     assert [path.name for path in folder.rglob("*.txt")] == ["two.txt"]
@@ -189,11 +187,8 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
     local = files.mirror(str(folder), ".json")
     one = local / "a" / "one.bin"
     assert local == tmp_path / "vit_jax" / "gs" / gcs.BUCKET / folder.key
-    assert (one.stat().st_size, one.stat().st_blocks, (local / "info.json").read_text()) == (
-        10,
-        0,
-        "{}",
-    )
+    expected = (10, 0, "{}")
+    assert (one.stat().st_size, one.stat().st_blocks, (local / "info.json").read_text()) == expected
     assert files.read_bounded(one, 100) == b"0123456789"
     assert files.read_range(one, 3, 4) == b"3456"
     (folder / "b.bin").write_bytes(b"newer")
@@ -204,11 +199,8 @@ def test_a_mirror_has_names_and_sizes_and_reads_from_the_bucket(folder, tmp_path
     files.mirror.cache_clear()  # as a later process
     files.mirror(str(folder), ".json")
     assert files.read_bounded(local / "b.bin", 100) == b"newer"
-    assert sorted(path.name for path in local.rglob("*") if path.is_file()) == [
-        "b.bin",
-        "b.index",
-        "info.json",
-    ]
+    expected = ["b.bin", "b.index", "info.json"]
+    assert sorted(path.name for path in local.rglob("*") if path.is_file()) == expected
     if os.getuid():
         with pytest.raises(PermissionError), contextlib.closing(open(local / "b.bin", "rb")):
             pass

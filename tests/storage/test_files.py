@@ -84,9 +84,8 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
 def test_a_new_file_has_the_usual_permissions(tmp_path):
     (tmp_path / "usual").touch()
     write_atomically(tmp_path / "a", "x")
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == stat.S_IMODE(
-        (tmp_path / "usual").stat().st_mode
-    )
+    expected = stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == expected
 
 
 def test_a_long_name_can_be_written(tmp_path):

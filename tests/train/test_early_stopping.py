@@ -77,12 +77,10 @@ def assert_same_end(summary, workdir, stopped):
 @pytest.mark.slow
 def test_it_ends_and_other_verbs_take_the_best(stopped, config):
     summary, workdir = stopped
-    assert [summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")] == [
-        4,
-        2,
-        True,
-        0.5,
-    ]
+    expected = [4, 2, True, 0.5]
+    assert [
+        summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")
+    ] == expected
     assert summary["images"] == 4 * config.global_batch
     assert commands.checkpoint_steps(workdir) == [2, 4]
     assert parameters_sha256(load_weights(str(workdir)).parameters) == summary["parameters_sha256"]

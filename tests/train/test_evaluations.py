@@ -120,7 +120,7 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
     workdir, summary = uninterrupted
     found = results(workdir)
     steps = {name: [step for step, _ in values] for name, values in found.items()}
-    assert steps == {
+    expected = {
         **{
             name: [3, 6]
             for name in ("test_loss", "test_accuracy", "test_images", "mine_pixel", "mine_at_step")
@@ -131,6 +131,7 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
         },
         "near_3nn_accuracy": [6],
     }
+    assert steps == expected
     assert (summary["test_images"], summary["v2_images"], summary["mine_at_step"]) == (20, 24, 6)
     assert summary["mine_pixel"] == pytest.approx(0.5 * OTHERS["mine"].images.mean(), rel=1e-6)
     assert found["v2_accuracy"][-1] == (6, summary["v2_accuracy"])
@@ -189,9 +190,8 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     ]
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
     for shots in (1, 2):
-        assert summary[f"few_{shots}shot_accuracy"] == pytest.approx(
-            result.list_accuracies(shots, 1024.0).mean()
-        )
+        expected = pytest.approx(result.list_accuracies(shots, 1024.0).mean())
+        assert summary[f"few_{shots}shot_accuracy"] == expected
 
 
 def test_kinds_on_frozen_features_are_those_of_the_schema():

@@ -251,9 +251,8 @@ def test_a_saved_probe_has_sigmoids(trained, data, tmp_path):
     result = json.loads(out)["datasets"][data]
     assert load_weights(tmp_path / "probe").is_multilabel
     evaluated = json.loads(succeed(["evaluate", f"{tmp_path}/probe", f"--data={data}", "--json"]))
-    assert evaluated["mean_average_precision"] == pytest.approx(
-        result["mean_average_precision"], abs=1e-5
-    )
+    expected = pytest.approx(result["mean_average_precision"], abs=1e-5)
+    assert evaluated["mean_average_precision"] == expected
     assert evaluated["loss"] == pytest.approx(result["loss"], rel=1e-3)
 
 

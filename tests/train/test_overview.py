@@ -52,11 +52,12 @@ def test_parameters_are_listed_or_counted_by_part():
     assert parameter_table(model, is_folded=True) == "params   9: head 8, norm 1"
     lines = [line.split() for line in parameter_table(model, is_folded=False).splitlines()]
     *leaves, total = lines
-    assert sorted(leaves) == [
+    expected = [
         ["head/bias", "2", "2"],
         ["head/kernel", "3", "x", "2", "6"],
         ["norm/scale", "1", "1"],
     ]
+    assert sorted(leaves) == expected
     assert total == ["total", "9"]
 
 
@@ -81,10 +82,8 @@ def test_what_is_said_before_training_and_after_an_evaluation():
     ten = b", ".join(b"'class %d'" % number for number in range(9))
     assert rb"classes  'caf\udce9', " + ten + b" and 2 more" in lines
     results = {"test_loss": 0.12345, "test_accuracy": 0.9, "test_images": 1234.0}
-    assert (
-        results_line(5, 20, results)
-        == "step      5/20  test_loss 0.1235  test_accuracy 90.00%  test_images 1,234"
-    )
+    expected = "step      5/20  test_loss 0.1235  test_accuracy 90.00%  test_images 1,234"
+    assert results_line(5, 20, results) == expected
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,10 @@ def test_a_network_sees_images_of_another_size(options):
     model, small = networks(**options)
     view = make_resize(model, small, (4, 4), (2, 3))
     image = jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
-    assert jax.eval_shape(
-        lambda model, image: view(model)(image), model, image
-    ).logits_BK.shape == (2, 3)
+    expected = (2, 3)
+    assert (
+        jax.eval_shape(lambda model, image: view(model)(image), model, image).logits_BK.shape
+    ) == expected
     before = pytree.named_leaves(model)
     after = pytree.named_leaves(view(model))
     gradients = jax.grad(
@@ -88,44 +89,34 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
 
 def test_durations_count_the_examples_of_each_phase():
     clock = Clock(16, 160, total_steps=100, earlier=((10, 8), (30, 32)))  # 80, then 640 examples
+    expected = [5, 10, 30, 35, 50]
     assert [
         clock.to_steps(text)
         for text in ("40 examples", "0.5 epochs", "720 examples", "5 epochs", "50 steps")
-    ] == [
-        5,
-        10,
-        30,
-        35,
-        50,
-    ]
+    ] == expected
     config = tiny.config(
         *TWO, "total=2 epochs", "schedule.warmup=0.25 epochs", "evaluation.every=1 epochs"
     )
     steps = convert_lengths(config, 160)
     assert steps.phases == (Phase(4, (4, 4), 8), Phase(10, (8, 6), 16))
-    assert (steps.total, steps.warmup, steps.evaluate_every) == (
-        4 + (320 - 32) // 16,
-        4 + 8 // 16,
-        10,
-    )
+    expected = (4 + (320 - 32) // 16, 4 + 8 // 16, 10)
+    assert (steps.total, steps.warmup, steps.evaluate_every) == expected
     half = tiny.config("phases.a.until=0.5 fraction", "phases.a.global_batch=32", "total=8 epochs")
-    assert (convert_lengths(half, 160).phases[0].last_step, convert_lengths(half, 160).total) == (
-        20,
-        20 + 40,
-    )
+    expected = (20, 20 + 40)
+    assert (
+        convert_lengths(half, 160).phases[0].last_step,
+        convert_lengths(half, 160).total,
+    ) == expected
 
 
 def test_images_and_flops_of_each_phase():
     run = runs.build(*TWO)
     whole = runs.build()
     small, wide = (run.select_phase(step) for step in (4, 5))
-    assert [run.select_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)] == [
-        (4, 4),
-        (4, 4),
-        (8, 6),
-        (8, 6),
-        (8, 8),
-    ]
+    expected = [(4, 4), (4, 4), (8, 6), (8, 6), (8, 8)]
+    assert [
+        run.select_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)
+    ] == expected
     assert [run.images(step) for step in (0, 3, 4, 6, 20)] == [0, 24, 32, 64, 32 + 16 * 16]
     flops = [part.training_flops_per_image for part in (small, wide, run)]
     assert flops == sorted(flops)

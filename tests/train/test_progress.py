@@ -69,10 +69,8 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     display.show(13, METRICS, seconds_left=75, seconds_to_end=3600)
     display.close()
     lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines[0]
-        == "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
-    )
+    expected = "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
+    assert lines[0] == expected
     assert lines[1].endswith("1,234 images/s  1m 15s left")
     assert lines[2].endswith("1,234 images/s  waiting for input 12%  1m 15s left")
     assert lines[3].endswith("1m 15s left, about 1h 00m to the end of all runs")
@@ -149,11 +147,12 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
     second = JsonLines(tmp_path, 2)
     second.write(3, {"x": 9.0})
     second.close()
-    assert commands.metrics(tmp_path) == [
+    expected = [
         {"step": 1, "x": 0.5},
         {"step": 2, "x": 1.0},
         {"step": 3, "x": 9.0},
     ]
+    assert commands.metrics(tmp_path) == expected
 
 
 def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):

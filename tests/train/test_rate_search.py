@@ -65,13 +65,14 @@ def test_the_table_has_a_line_for_each_and_marks_the_best():
     text = table(
         {0.001: trial(0.5, 1.23456), 0.03: trial(0.9375, 0.25), 0.3: DIVERGED, 1.0: SPOILT}, 0.03
     )
-    assert text.splitlines() == [
+    expected = [
         "learning rate  validation accuracy  validation loss",
         "0.001                       50.00%           1.2346",
         "0.03                        93.75%           0.2500  <- chosen",
         "0.3                                        diverged",
         "1                                          diverged",
     ]
+    assert text.splitlines() == expected
 
 
 @pytest.mark.parametrize(("sizes", "said"), [((3, 1, 2, 1), "bee, dog"), ((2, 2, 2, 2), None)])
@@ -102,10 +103,11 @@ def test_each_rate_is_tried_once(tmp_path, capsys, sizes, said):
         chosen, trials = choose_learning_rate(
             config, Datasets(source, source), tmp_path, train_with
         )
-        assert (chosen, trials) == (
+        expected = (
             with_learning_rate(config, 0.1),
             {0.1: trial(0.5, 0.5), 0.3: DIVERGED},
         )
+        assert (chosen, trials) == expected
         files = [path.name for path in (tmp_path / "search" / "learning_rate=0.3").iterdir()]
         assert sorted(files) == ["config.json", "summary.json"]
     assert tried == [(0.1, "validation"), (0.3, "validation")]

@@ -106,13 +106,8 @@ def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
 def test_a_branch_continues_what_comes_before_both_cooldowns(monkeypatch):
     assert continued(monkeypatch, "total=8 steps") == [2, 4]  # its own begins at 5
     assert continued(monkeypatch, "total=20 steps") == [2, 4, 6]  # the trunk's begins at 7
-    assert continued(monkeypatch, "total=20 steps", trunk=("schedule.decay=constant",)) == [
-        2,
-        4,
-        6,
-        8,
-        10,
-    ]
+    expected = [2, 4, 6, 8, 10]
+    assert continued(monkeypatch, "total=20 steps", trunk=("schedule.decay=constant",)) == expected
     assert continued(monkeypatch, "total=20 steps", "resume_step=4") == [4]
     assert continued(monkeypatch, "total=20 steps", "schedule.decay=cosine") == [2, 4, 6, 8, 10]
 

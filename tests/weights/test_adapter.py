@@ -161,9 +161,8 @@ def test_a_classifier_of_the_adapter(tmp_path, classes, base):
     np.testing.assert_array_equal(weights.parameters["head/linear/bias"], np.full(classes, 2))
     is_named = names is not None and classes == len(names)
     assert weights.class_names == (names if is_named else None)
-    assert any("names are those of the base" in note for note in weights.notes) == (
-        names is not None
-    )
+    expected = names is not None
+    assert any("names are those of the base" in note for note in weights.notes) == expected
 
 
 @pytest.mark.parametrize(

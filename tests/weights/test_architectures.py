@@ -269,9 +269,10 @@ def test_arguments_that_change_a_network_in_an_unknown_way():
 
 def test_places_of_rotary_positions():
     assert timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
-    assert timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"] == (
-        3,
-        5,
+    expected = (3, 5)
+    assert (
+        timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"]
+        == expected
     )
     for odd in ([3], [3, 0], ["3", 3], 3):
         with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):

@@ -44,11 +44,8 @@ def cache(monkeypatch, tmp_path):
 def test_files_are_downloaded_once(cloud, weights_folder, name):
     here = load_weights(weights_folder / name)
     there = load_weights(f"{ROOT}/{name}")
-    assert (there.architecture, there.class_names, there.preprocessing) == (
-        here.architecture,
-        here.class_names,
-        here.preprocessing,
-    )
+    expected = (here.architecture, here.class_names, here.preprocessing)
+    assert (there.architecture, there.class_names, there.preprocessing) == expected
     assert_same(there.parameters, here.parameters)
     assert there.source.startswith(f"{ROOT}/{name} (")
     before = len(cloud.requests)

@@ -105,9 +105,8 @@ def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
     monkeypatch.chdir(inside)
     convert(source, destination, overwrite=True, without_head=True, gelu="exact")
     folder = inside if destination != ".." else inside.parent
-    assert load_weights(destination).architecture == dataclasses.replace(
-        SQUARE, num_classes=0, gelu="exact"
-    )
+    expected = dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
+    assert load_weights(destination).architecture == expected
     assert {path.name for path in folder.iterdir()} - {"deeper"} == {"README.md", "checkpoints"}
 
 
@@ -153,12 +152,13 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
         ),
         ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]
-    assert table(statuses).splitlines() == [
+    expected = [
         "  array     our parameter    shape   dtype    status",
         "  a.weight  a/{query,key}/x  2x3     float32  joined",
         "  b         b/{0..11}/x      12x1    float32  stacked",
         "  opt/x     -                scalar  float32  ignored",
     ]
+    assert table(statuses).splitlines() == expected
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,11 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
     target = changed(doubled(source) if resize else source, num_classes=7, head="linear")
     fitted = fit(without_head(weights), target)
     assert_same(weights.parameters, before)  # nothing was changed in place
-    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
-        target
-    )
+    expected = stacked_shapes(target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == expected
     names = collections.Counter(status.name for status in fitted.statuses)
-    assert names == collections.Counter(
-        stacked_shapes(source).keys() | stacked_shapes(target).keys()
-    )
+    expected = collections.Counter(stacked_shapes(source).keys() | stacked_shapes(target).keys())
+    assert names == expected
     for name, words in words_of(fitted).items():
         source_array = weights.parameters.get(name)
         made = fitted.parameters.get(name)
@@ -99,9 +97,10 @@ def test_every_parameter_of_either_network_has_one_status(name, resize):
 def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     weights = weights_of(MLP)
     kept = fit(weights, doubled(MLP))
-    assert {words_of(kept)[name] for name in (*HEAD, "head/hidden/kernel", "head/hidden/bias")} == {
-        "copied"
-    }
+    expected = {"copied"}
+    assert {
+        words_of(kept)[name] for name in (*HEAD, "head/hidden/kernel", "head/hidden/bias")
+    } == expected
     assert all(
         kept.parameters[name].tobytes() == weights.parameters[name].tobytes() for name in HEAD
     )
@@ -115,11 +114,12 @@ def test_a_head_of_the_same_classes_is_kept_unless_it_is_taken_away():
     summary = fit(
         without_head(weights), changed(doubled(MLP), num_classes=5, head="linear")
     ).summary()
-    assert summary == (
+    expected = (
         f"{len(weights.parameters) - 5} parameters copied, head/hidden/bias left out, head/hidden/kernel left out, "
         "head/linear/bias replaced, head/linear/kernel replaced, "
         "positions/table resized from 2x3 to 4x6 (corners, as the released code)"
     )
+    assert summary == expected
 
 
 def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
@@ -129,9 +129,8 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
         VIT, AdaptConfig(pool="gap", final_norm="pooled"), image_size=(8, 12), num_classes=2
     )
     fitted = fit(weights, target)
-    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
-        target
-    )
+    expected = stacked_shapes(target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == expected
     for name in norm:
         moved = name.replace("encoder/norm", "pooled_norm")
         assert words_of(fitted)[name] == f"moved to {moved}"
@@ -142,10 +141,10 @@ def test_the_norm_moves_with_the_pooling_and_attention_pooling_is_left_out():
     assert all(back[name].tobytes() == weights.parameters[name].tobytes() for name in norm)
     bare = changed(VIT, final_norm="none")
     new = fit(weights_of(bare), target)
-    assert [new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")] == [
-        [1.0] * 16,
-        [0.0] * 16,
-    ]
+    expected = [[1.0] * 16, [0.0] * 16]
+    assert [
+        new.parameters[f"pooled_norm/{name}"].tolist() for name in ("scale", "bias")
+    ] == expected
     assert words_of(new)["pooled_norm/scale"] == "new"
     assert [words_of(fit(weights, bare))[name] for name in norm] == ["left out"] * 2
     pooling = changed(VIT, pool="map")
@@ -191,9 +190,8 @@ def test_positions_in_blocks_are_resized_block_by_block(network):
     target = doubled(OURS[network])
     before = weights_of(a).parameters
     fitted = fit(weights_of(a), target)
-    assert {name: array.shape for name, array in fitted.parameters.items()} == stacked_shapes(
-        target
-    )
+    expected = stacked_shapes(target)
+    assert {name: array.shape for name, array in fitted.parameters.items()} == expected
     resized = {name: words for name, words in words_of(fitted).items() if words != "copied"}
     tables = {name for name in before if "positions/" in name and not name.endswith("class_row")}
     assert resized.keys() == tables
@@ -205,10 +203,8 @@ def test_positions_in_blocks_are_resized_block_by_block(network):
                 new[0], resize_rows(old[0], a.grid, target.grid, "corners")
             )
     if network == "axial_relative":
-        assert {words.partition(" (")[0] for words in resized.values()} == {
-            "resized from 1x3 to 1x6",
-            "resized from 1x2 to 1x4",
-        }
+        expected = {"resized from 1x3 to 1x6", "resized from 1x2 to 1x4"}
+        assert {words.partition(" (")[0] for words in resized.values()} == expected
 
 
 @pytest.mark.parametrize("method", EQUALS)
@@ -302,16 +298,8 @@ def test_offsets_in_a_row_of_two_become_those_of_three():
     table = np.array(
         [[2], [4], [10], [-1], [-2], [-3]], np.float32
     )  # offsets -1, 0, 1; a class token's
-    assert resize_offsets(table, (1, 2), (1, 3), "corners").ravel().tolist() == [
-        2,
-        3,
-        4,
-        7,
-        10,
-        -1,
-        -2,
-        -3,
-    ]
+    expected = [2, 3, 4, 7, 10, -1, -2, -3]
+    assert resize_offsets(table, (1, 2), (1, 3), "corners").ravel().tolist() == expected
 
 
 def test_an_offset_in_raster_order_is_the_mean_over_the_pairs_of_patches_that_have_it():

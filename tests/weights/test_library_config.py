@@ -48,10 +48,11 @@ def test_the_folder_alone_tells_the_network(format_name, gelu, tmp_path):
     assert not [note for note in read.notes if "WARNING" in note]
     assert_same(read.parameters, written.parameters)
     if format_name == "timm":
-        assert read.preprocessing == PREPROCESSING | {
+        expected = PREPROCESSING | {
             "interpolation": "bilinear",
             "resize_library": "timm",
         }
+        assert read.preprocessing == expected
     else:
         assert any("tested on central crops" in note for note in notes)
         processor = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
@@ -71,10 +72,8 @@ def test_the_folder_tells_whether_images_have_several_labels(format_name, is_mul
         folder = tmp_path / str(number)
         save_weights(written, folder, format_name)
         kind = "multi" if is_multilabel else "single"
-        assert (
-            json.loads((folder / "config.json").read_text())["problem_type"]
-            == f"{kind}_label_classification"
-        )
+        expected = f"{kind}_label_classification"
+        assert json.loads((folder / "config.json").read_text())["problem_type"] == expected
         assert load_weights(folder).is_multilabel == is_multilabel
         forget_metadata(folder)
         read = load_weights(folder)

@@ -79,11 +79,8 @@ def test_round_trips_are_bit_exact_and_carry_everything(format_name, network, tm
     save_weights(read, again, format_name)
     assert format_name == OWN or again.read_bytes() == path.read_bytes()
     assert read.architecture == a
-    assert (read.class_names, read.preprocessing, read.training) == (
-        written.class_names,
-        PREPROCESSING,
-        written.training,
-    )
+    expected = (written.class_names, PREPROCESSING, written.training)
+    assert (read.class_names, read.preprocessing, read.training) == expected
     assert_same(read.parameters, written.parameters)
     if format_name != OWN:
         with open_arrays(path) as file:
@@ -122,9 +119,8 @@ def test_other_positions_become_a_learned_table_that_computes_the_same(
     )
     (status,) = [status for status in statuses if status.status.startswith("made of")]
     assert status.status == f"made of {form}"
-    assert status.ours == tuple(
-        name for name in networks.parameters(a) if name.startswith("positions/")
-    )
+    expected = tuple(name for name in networks.parameters(a) if name.startswith("positions/"))
+    assert status.ours == expected
     assert [note for note in notes if f"positions ({form}) are written as a learned table" in note]
 
 
@@ -147,9 +143,10 @@ def test_without_the_head_the_features_remain(format_name, tmp_path):
     path = tmp_path / f"w{'' if format_name == OWN else FORMATS[format_name].suffix}"
     statuses, _ = save_weights(detailed(a), path, format_name, without_head=True)
     left_out = [status.ours[0] for status in statuses if status.status == "left out"]
-    assert sorted(left_out) == [
+    expected = [
         f"head/{layer}/{leaf}" for layer in ("hidden", "linear") for leaf in ("bias", "kernel")
     ]
+    assert sorted(left_out) == expected
     read = load_weights(path)
     assert read.architecture == dataclasses.replace(VIT, num_classes=0)
     assert read.class_names is None

@@ -55,7 +55,7 @@ def test_hugging_face(tmp_path):
     }
     assert read_sidecar(tmp_path) == Sidecar()
     sidecar = read(tmp_path, HUGGINGFACE, processor)
-    assert sidecar.fields == {
+    expected = {
         "image_size": (384, 384),
         "patch_size": (16, 16),
         "num_classes": 2,
@@ -66,6 +66,7 @@ def test_hugging_face(tmp_path):
         "layer_norm_epsilon": 1e-12,
         "gelu": "exact",
     }
+    assert sidecar.fields == expected
     assert sidecar.class_names == ("cat", "dog")
     assert sidecar.preprocessing == prepared((384, 384))
     assert sidecar.notes == ()
@@ -77,7 +78,7 @@ def test_hugging_face(tmp_path):
 
 def test_timm(tmp_path):
     sidecar = read(tmp_path, TIMM)
-    assert sidecar.fields == {
+    expected = {
         "image_size": (224, 256),
         "patch_size": (16, 8),
         "num_classes": 2,
@@ -90,6 +91,7 @@ def test_timm(tmp_path):
         "rope": None,
         "pooled_tokens": "patches",
     }
+    assert sidecar.fields == expected
     assert sidecar.class_names == ("cat", "dog")
     assert sidecar.preprocessing == prepared((224, 256), "short_side", 0.9, "bicubic", "timm")
     assert not sidecar.notes

@@ -105,9 +105,8 @@ def test_released_and_big_vision_files(network, style, prefix, tmp_path):
         (clock, "bookkeeping of training"),
         (others, "not part of this network"),
     )
-    assert ignored == {
-        name: f"ignored ({why})" for names, why in reasons for name in names if prefix
-    }
+    expected = {name: f"ignored ({why})" for names, why in reasons for name in names if prefix}
+    assert ignored == expected
     assert weights.source == f"{path} ({'released' if style in (Style(), LINEN) else 'big_vision'})"
 
 
@@ -298,10 +297,8 @@ def test_a_config_in_a_folder_goes_with_its_one_file_whatever_that_is_called(tmp
     weights = load_weights(tmp_path)
     assert (weights.architecture, weights.class_names) == (SQUARE, ("a", "b", "c"))
     # The size is the network's.
-    assert (
-        weights.preprocessing
-        == {"image_size": [12, 12], "resize": "direct"} | weights.preprocessing
-    )
+    expected = {"image_size": [12, 12], "resize": "direct"} | weights.preprocessing
+    assert weights.preprocessing == expected
     assert any("says 15x15 images" in note for note in weights.notes)
     assert any(
         note.startswith("The mean (0.4, 0.5, 0.5) and standard deviation") for note in weights.notes
@@ -375,10 +372,8 @@ def test_weights_of_a_repository(library):
     weights = load_weights("hf://owner/a-name_1.0", num_heads=2)
     assert weights.architecture.width == SQUARE.width
     load_weights("hf://owner/name@refs/pr/1", num_heads=2)
-    assert [call[:2] for call in library] == [
-        ("owner/a-name_1.0", None),
-        ("owner/name", "refs/pr/1"),
-    ]
+    expected = [("owner/a-name_1.0", None), ("owner/name", "refs/pr/1")]
+    assert [call[:2] for call in library] == expected
     configurations = ["config.json", "preprocessor_config.json", "adapter_config.json"]
     assert library[0][2] == ["*.safetensors", "*.safetensors.index.json", *configurations]
 

@@ -71,10 +71,8 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
     take(tmp_path, LONGER)
     require_same_start(tmp_path, start("2"), "other.npz")
     assert stored_config(tmp_path) == as_json(LONGER)
-    assert json.loads((tmp_path / "start.json").read_text()) == {
-        "init_from": "other.npz",
-        **start("2"),
-    }
+    expected = {"init_from": "other.npz", **start("2")}
+    assert json.loads((tmp_path / "start.json").read_text()) == expected
 
 
 @pytest.mark.parametrize("add", [add_checkpoint, add_trial, add_interrupted_trial])

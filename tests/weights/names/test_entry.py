@@ -63,10 +63,11 @@ def test_rules_name_and_join_parameters():
         Rule(r"b/.*", "never"),
     ]
     entries = make_entries(rules, {"a/0/q": (2, 3), "a/0/k": (2, 3), "b/4": (5,), "empty": (3, 0)})
-    assert entries == [
+    expected = [
         Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)),
         Entry("b.5", ("b/4",), "", (5,)),
     ]
+    assert entries == expected
 
 
 def test_a_parameter_without_a_name_is_an_error():

@@ -64,7 +64,7 @@ def test_the_released_vit():
         "MlpBlock_3/Dense_1/kernel": (3072, 768),
         "MlpBlock_3/Dense_1/bias": (768,),
     }
-    assert names == {
+    expected = {
         "cls": (1, 1, 768),
         "embedding/kernel": (16, 16, 3, 768),
         "embedding/bias": (768,),
@@ -81,6 +81,7 @@ def test_the_released_vit():
         "head/kernel": (768, 1000),
         "head/bias": (1000,),
     }
+    assert names == expected
 
 
 def test_the_stem_of_the_released_hybrid():

@@ -53,9 +53,10 @@ def test_a_prefix_is_removed_and_named_once(prefix, format_name, tmp_path):
     arrays = arrays_of(SQUARE, format_name)
     weights = load(tmp_path, below(prefix, arrays))
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
-    assert [note for note in weights.notes if "prefix" in note] == [
+    expected = [
         f"The names of the network begin with {prefix!r} in the file; this prefix is removed."
     ]
+    assert [note for note in weights.notes if "prefix" in note] == expected
     assert {status.name for status in weights.statuses} == set(below(prefix, arrays))
 
 
