@@ -33,8 +33,10 @@ def written(tmp_path_factory):
     """A workdir with steps 1 and 2."""
     workdir = tmp_path_factory.mktemp("written")
     store = CheckpointStore(workdir, keep_latest=2)
+
     for step in (1, 2):
         store.save(step, ITEMS, metadata={"names": ["cat", "dog"]}, metrics={})
+
     store.close()
     return workdir
 
@@ -59,6 +61,7 @@ def test_every_flipped_bit_of_the_arrays_is_noticed_or_harmless(workdir):
         if path.stat().st_size > KERNEL.nbytes / 2
     ]
     refused = 0
+
     for position in np.random.default_rng(1).integers(file.stat().st_size, size=20):
         flip_a_bit(file, position)
         try:
@@ -66,8 +69,11 @@ def test_every_flipped_bit_of_the_arrays_is_noticed_or_harmless(workdir):
             np.testing.assert_array_equal(restored["model"]["kernel"], KERNEL)
         except DamagedCheckpoint:
             refused += 1
+
         flip_a_bit(file, position)
+
     assert refused > 10
+
     CheckpointReader(workdir).restore(2, ABSTRACT)
 
 
@@ -109,19 +115,29 @@ DAMAGES = {
     "truncated description": lambda step: os.truncate(step / "model/_METADATA", 20),
     "another description": lambda step: (step / "model/_METADATA").write_text("[]"),
     "another key in the description": lambda step: rename_in_description(
-        step, "key_metadata", "kez_metadata"
+        step,
+        "key_metadata",
+        "kez_metadata",
     ),
     "another option in the description": lambda step: rename_in_description(
-        step, "skip_deserialize", "rkip_deserialize"
+        step,
+        "skip_deserialize",
+        "rkip_deserialize",
     ),
     "another key of the layout": lambda step: rename_in(
-        step / "model/_sharding", "sharding_type", "sharding_typf"
+        step / "model/_sharding",
+        "sharding_type",
+        "sharding_typf",
     ),
     "another class of the layout": lambda step: rename_in(
-        step / "model/_sharding", "SingleDevice", "SinyleDevice"
+        step / "model/_sharding",
+        "SingleDevice",
+        "SinyleDevice",
     ),
     "another type in the description": lambda step: rename_in_description(
-        step, "np.ndarray", "mp.ndarray"
+        step,
+        "np.ndarray",
+        "mp.ndarray",
     ),
     "no manifest": lambda step: (step / "model/manifest.ocdbt").unlink(),
     "changed manifest": lambda step: flip_a_bit(step / "model/manifest.ocdbt", 30),
@@ -136,7 +152,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize(
-    "damage", DAMAGES.values(), ids=[name.replace(" ", "_") for name in DAMAGES]
+    "damage",
+    DAMAGES.values(),
+    ids=[name.replace(" ", "_") for name in DAMAGES],
 )
 def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog):
     damage(workdir / "checkpoints" / "2")
@@ -144,13 +162,17 @@ def test_damage_is_one_line_and_the_step_before_is_read(workdir, damage, caplog)
         DamagedCheckpoint, match=r"checkpoints/2 is damaged: (?!.*damaged)[^\n]*[^.]\.$"
     ):
         CheckpointReader(workdir).restore(2, ABSTRACT)
+
     parameters, metadata, what = read_workdir(workdir, lambda _: SHAPES)
     np.testing.assert_array_equal(parameters["kernel"], KERNEL)
     assert (metadata, what) == ({"names": ["cat", "dog"]}, "parameters of step 1")
+
     (message,) = [
         record.getMessage() for record in caplog.records if "damaged" in record.getMessage()
     ]
+
     assert message.endswith("Read instead: parameters of step 1.")
+
     shutil.rmtree(workdir / "checkpoints" / "1")
     with pytest.raises(
         ValueError, match=r"No checkpoint in .* can be used\. .*\n.*checkpoints/2 is damaged"
@@ -164,6 +186,7 @@ def behind_orbax(error):
         "Encountered error while reading array index: (slice(0, 64, 1),). See full TensorStore details"
     )
     outer.__cause__ = error
+
     return outer
 
 
@@ -209,12 +232,14 @@ def test_an_error_that_says_nothing_about_the_files_is_raised_as_it_is(
 ):
     error = PASSING[name]
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, method, fail_with(error))
+
     for read in (
         lambda: CheckpointReader(written).restore(2, ABSTRACT),
         lambda: read_workdir(written, lambda _: SHAPES),
     ):
         with pytest.raises(type(error)) as raised:
             read()
+
         assert raised.value is error
 
 
@@ -242,6 +267,7 @@ def test_any_other_exception_of_a_read_is_damage_and_the_step_before_is_tried(
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, method, fail_at_step_2)
     with pytest.raises(DamagedCheckpoint, match=type(error).__name__) as raised:
         CheckpointReader(written).restore(2, ABSTRACT)
+
     assert "\n" not in str(raised.value)
     assert read_workdir(written, lambda _: SHAPES)[2] == "parameters of step 1"
 
@@ -255,6 +281,7 @@ def damage_at_random(folder, generator):
     content = bytearray(file.read_bytes())
     place = int(generator.integers(max(len(content), 1)))
     kind = generator.integers(4)
+
     if kind == 0:
         content[place : place + 1] = generator.bytes(1)
     elif kind == 1:
@@ -263,6 +290,7 @@ def damage_at_random(folder, generator):
         content[place:place] = generator.bytes(3)
     else:
         del content[place:]
+
     file.write_bytes(content)
     return file.name
 
@@ -277,12 +305,15 @@ def test_a_random_damage_is_one_line_or_harmless(workdir, seed):
         message = str(error)
     else:
         message = ""
+
     assert "\n" not in message, name
     np.testing.assert_array_equal(read_workdir(workdir, lambda _: SHAPES)[0]["kernel"], KERNEL)
 
 
 @pytest.mark.parametrize(
-    ("number", "error"), PASSING_IN_TENSORSTORE.values(), ids=PASSING_IN_TENSORSTORE
+    ("number", "error"),
+    PASSING_IN_TENSORSTORE.values(),
+    ids=PASSING_IN_TENSORSTORE,
 )
 def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(
     written, monkeypatch, number, error
@@ -291,6 +322,7 @@ def test_a_passing_error_of_tensorstore_is_an_error_of_the_system(
     monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", fail_with(error))
     with pytest.raises(OSError, match=r"checkpoints/2'") as raised:
         CheckpointReader(written).restore(2, ABSTRACT)
+
     assert (raised.value.errno, isinstance(raised.value, ValueError)) == (number, False)
 
 
@@ -313,12 +345,14 @@ def test_metadata_that_cannot_be_read_now_are_not_damaged(
     ):
         with pytest.raises(OSError, match=os.strerror(number)) as raised:
             read()
+
         assert not isinstance(raised.value, ValueError)
 
 
 def test_a_checkpoint_from_before_there_were_digests_is_read(workdir):
     (workdir / "checkpoints/2/metadata/metadata").write_text('{"names": ["cat", "dog"]}')
     reader = CheckpointReader(workdir)
+
     assert reader.metadata(2) == {"names": ["cat", "dog"]}
     np.testing.assert_array_equal(reader.restore(2, ABSTRACT)["model"]["kernel"], KERNEL)
 
@@ -328,6 +362,7 @@ def test_a_digest_does_not_depend_on_the_layout(dtype):
     array = jnp.asarray(np.random.default_rng(2).normal(size=(8, 6, 5)) * 3).astype(dtype)
     mesh = build_mesh(jax.devices())
     expected = array_digests({"a": array})
+
     for spec in (PartitionSpec(), PartitionSpec("data")):
         assert array_digests({"a": jax.device_put(array, NamedSharding(mesh, spec))}) == expected
 
@@ -341,5 +376,6 @@ def test_a_digest_changes_with_a_bit_and_with_an_exchange(place, bit, other):
     changed[place] ^= np.uint32(1 << bit)
     exchanged[[place, other]] = exchanged[[other, place]]
     digests = array_digests({"words": words, "changed": changed, "exchanged": exchanged})
+
     assert digests["changed"] != digests["words"]
     assert (digests["exchanged"] != digests["words"]) is (place != other)

@@ -21,6 +21,7 @@ def item(tmp_path):
     store = CheckpointStore(tmp_path)
     store.save(1, ITEMS, metadata={}, metrics={})
     store.close()
+
     return tmp_path / "checkpoints/1/model"
 
 
@@ -34,27 +35,33 @@ def test_paths_that_are_written_elsewhere_are_rejected(tmp_path, character):
         ):
             with pytest.raises(ValueError, match=r"^workdir='[^\n]*another folder\.$"):
                 write()
+
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    "name", ["run#1", "a%41 b", "é", "日本", "{a,b}", "$HOME", "a'b\"c", "a\nb"]
+    "name",
+    ["run#1", "a%41 b", "é", "日本", "{a,b}", "$HOME", "a'b\"c", "a\nb"],
 )
 def test_other_unusual_paths_are_written_and_read(tmp_path, name):
     require_exact_path(tmp_path / name)
     write_workdir(tmp_path / name, {"bias": np.ones(2, np.float32)}, {})
     abstract = {"model": {"bias": np.zeros(2, np.float32)}}
+
     np.testing.assert_array_equal(
-        CheckpointReader(tmp_path / name).restore(0, abstract)["model"]["bias"], np.ones(2)
+        CheckpointReader(tmp_path / name).restore(0, abstract)["model"]["bias"],
+        np.ones(2),
     )
 
 
 @pytest.mark.parametrize(
-    "damage", [os.unlink, lambda file: os.truncate(file, 40), lambda file: os.truncate(file, 0)]
+    "damage",
+    [os.unlink, lambda file: os.truncate(file, 40), lambda file: os.truncate(file, 0)],
 )
 def test_an_item_without_a_whole_manifest_is_rejected(item, damage):
     require_arrays(item)
     damage(item / MANIFEST)
+
     with pytest.raises(MissingArrays, match=MANIFEST):
         require_arrays(item)
 
@@ -62,6 +69,7 @@ def test_an_item_without_a_whole_manifest_is_rejected(item, damage):
 def test_an_array_that_is_not_in_the_manifest_is_named(item):
     description = item / "_METADATA"
     description.write_text(description.read_text().replace('"bias"', '"scale"'))
+
     with pytest.raises(MissingArrays, match="1 of 2 arrays are missing, such as scale"):
         require_arrays(item)
 
@@ -76,9 +84,12 @@ def test_a_save_whose_arrays_are_not_merged_fails_and_keeps_the_step_before(tmp_
 
     monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", merge_nothing)
     store.save(2, ITEMS, metadata={}, metrics={})
+
     with pytest.raises(SaveError, match=rf"{MANIFEST} is missing.*\n.*step 1 is intact"):
         store.wait()
+
     assert CheckpointReader(tmp_path).all_steps() == [1]
+
     store.close()
 
 
@@ -99,6 +110,8 @@ def test_a_save_that_fails_for_the_limit_of_open_files_blames_the_limit(
     monkeypatch.setattr(ocdbt_utils, "merge_ocdbt_per_process_files", fail)
     store = CheckpointStore(tmp_path)
     store.save(1, ITEMS, metadata={}, metrics={})
+
     with pytest.raises(SaveError, match=rf"could not be written(.|\n)*{cure}"):
         store.wait()
+
     store.close()

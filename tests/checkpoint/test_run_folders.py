@@ -13,6 +13,7 @@ def make_run(folder, *files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("{}")
+
     return folder
 
 
@@ -39,6 +40,7 @@ def test_files_of_runs_are_all_known():
         for name in dir(run_files)
         if name.endswith("_FILE") and name[0] != "_"
     }
+
     assert set(RUN_FILES) == names | {lock.FILE}
 
 
@@ -58,12 +60,14 @@ def test_files_of_runs_are_all_known():
 def test_what_would_change_a_run(tmp_path, target):
     run = make_run(tmp_path / "run", "config.json", "start.json", "checkpoints/7/x")
     (tmp_path / "link").symlink_to(run)
+
     with rejects(f"--output={target}", f"'{run}' is the workdir of a run.*Choose another"):
         require_outside_runs(run / target, f"--output={target}")
 
 
 @pytest.mark.parametrize(
-    "target", ["run/report", "run/report.html", "run/a.npz", "other", "other/config.json", "run2"]
+    "target",
+    ["run/report", "run/report.html", "run/a.npz", "other", "other/config.json", "run2"],
 )
 def test_what_leaves_a_run_as_it_is(tmp_path, target):
     make_run(tmp_path / "run", "config.json", "start.json")

@@ -40,15 +40,18 @@ def stand_in(monkeypatch):
             jnp.einsum("BSTh,BKTh->BTSK", query_BSTh, key_BSTh) / query_BSTh.shape[-1] ** 0.5
         )
         mixture_BTSh = jnp.einsum("BTSK,BKTh->BTSh", jax.nn.softmax(scores_BTSS), value_BSTh)
+
         return mixture_BTSh, jax.nn.logsumexp(scores_BTSS, axis=-1)
 
     def backward(*operands_BSTh):
         *inputs, log_sums_BTS, gradient_BSTh, output_BSTh = operands_BSTh
         mixture_BTSh, expected_BTS = forward(*inputs)
         agree = jnp.allclose(expected_BTS, log_sums_BTS) & jnp.allclose(
-            mixture_BTSh, _turned(output_BSTh)
+            mixture_BTSh,
+            _turned(output_BSTh),
         )
         gradients = jax.vjp(lambda *inputs: forward(*inputs)[0], *inputs)[1](_turned(gradient_BSTh))
+
         return [jnp.where(agree, _turned(x), jnp.nan) for x in gradients]
 
     def ffi_call(target, results, **_):
@@ -67,8 +70,10 @@ def _turned(x):
 def test_values_and_gradients_are_those_of_xla(tokens, stand_in):
     operands, gradient = projections(2, tokens, 3, 8, "float32")
     actual = distances(
-        results("cudnn", operands, gradient, 3), results("xla", operands, gradient, 3)
+        results("cudnn", operands, gradient, 3),
+        results("xla", operands, gradient, 3),
     )
+
     assert max(actual) < 5e-6
 
 
@@ -76,7 +81,8 @@ def test_values_and_gradients_are_those_of_xla(tokens, stand_in):
 def test_calls_are_those_of_jax(dtype, monkeypatch):
     """JAX lowers its own function for GPUs, where lengths are even, to the same calls."""
     monkeypatch.setattr(
-        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000
+        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version",
+        lambda: 91000,
     )
     operand = jax.ShapeDtypeStruct((2, 16, 3, 8), jnp.dtype(dtype))
 
@@ -88,6 +94,7 @@ def test_calls_are_those_of_jax(dtype, monkeypatch):
             lambda *operands: (attend(*operands), jax.grad(loss, argnums=(0, 1, 2))(*operands))
         )
         text = step.trace(operand, operand, operand).lower(lowering_platforms=("cuda",)).as_text()
+
         return [_described(line) for line in text.splitlines() if "__cudnn$" in line]
 
     expected = calls(functools.partial(jax.nn.dot_product_attention, implementation="cudnn"))
@@ -103,7 +110,9 @@ def _described(line):
     )["cudnn_fmha_backend_config"]
     types = line.rpartition(" : ")[2]
     attributes = re.findall(r"_layouts = \[(.*?xindex>)\]", line)
+
     assert len(attributes) == 2, "of operands and of results"
+
     config["algorithm"].pop("tuning_knobs", None)
     for place in (
         config["intermediate_tensor_shape"],
@@ -113,6 +122,7 @@ def _described(line):
         for name, value in [*place.items()]:
             if value in ([], "0", 0, 0.0, False, "PRIMITIVE_TYPE_INVALID"):
                 del place[name]
+
     config.pop("seed", None)
     return target, config, attributes, types
 
@@ -120,8 +130,10 @@ def _described(line):
 def test_devices_compute_their_images_and_heads(stand_in):
     mesh = build_mesh(jax.devices()[:4], ShardingConfig(num_model_shards=2))
     operands, gradient = projections(4, 17, 2, 8, "float32")
+
     with placed_by(Placement(mesh)):
         actual = results("cudnn", operands, gradient, 2)
+
     assert max(distances(actual, results("xla", operands, gradient, 2))) < 5e-6
 
 
@@ -180,6 +192,7 @@ def test_rematerialisation_keeps_what_cudnn_computed(remat, forwards):
     program = str(
         jax.make_jaxpr(jax.grad(attend, argnums=1))(attention, jnp.zeros((2, 17, 64), jnp.bfloat16))
     )
+
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmax\s", program)) == forwards
     assert len(re.findall(r"target_name=__cudnn\$fmhaSoftmaxBackward\s", program)) == 1
 
@@ -223,19 +236,25 @@ PROGRAMS = {
 def test_a_step_compiled_for_gpus_calls_cudnn(case):
     calls, num_gpus, step, *fields = PROGRAMS[case]
     config = load_recipe(
-        "configs/pretrain_s16_baseline.py", [f"--config.{field}" for field in (*FIELDS, *fields)]
+        "configs/pretrain_s16_baseline.py",
+        [f"--config.{field}" for field in (*FIELDS, *fields)],
     )
     devices = aot.topology_devices(parse_topology(f"h100:{num_gpus}"))
     run = assemble(config, architecture_of(config, 1000), num_examples=10_000, devices=devices)
+
     if step == "train":
         compiled = aot.compile_step(run)
     else:
         batch = abstract_batch(
-            run.evaluation_batch, run.architecture.image_size, run.batch_sharding
+            run.evaluation_batch,
+            run.architecture.image_size,
+            run.batch_sharding,
         )
         compiled = aot.compile_program(
-            lambda: run.evaluation_step.lower(run.abstract_state, batch), devices[0]
+            lambda: run.evaluation_step.lower(run.abstract_state, batch),
+            devices[0],
         )
+
     assert (
         collections.Counter(re.findall(r'custom_call_target="__cudnn\$(\w+)"', compiled.text))
         == calls

@@ -22,15 +22,21 @@ def test_the_form_for_cpus_gives_the_same_numbers_and_gradients(kernel_size, str
     def results(function):
         options = {"stride": stride, "padding": border if padding == "border" else padding}
         y, pull_back = jax.vjp(lambda x, kernel: function(x, kernel, **options), x, kernel)
+
         return y, *pull_back(
             jnp.asarray(np.random.default_rng(1).normal(size=y.shape), jnp.float32)
         )
 
     for here, there in zip(
-        jax.jit(results, static_argnums=0)(convolve_on_cpu), results(convolve), strict=True
+        jax.jit(results, static_argnums=0)(convolve_on_cpu),
+        results(convolve),
+        strict=True,
     ):
         np.testing.assert_allclose(
-            here, there, rtol=0, atol=TOLERANCE * float(jnp.abs(there).max())
+            here,
+            there,
+            rtol=0,
+            atol=TOLERANCE * float(jnp.abs(there).max()),
         )
 
 
@@ -45,5 +51,6 @@ def test_gradients_are_convolutions_in_the_order_that_is_fast_in_loops():
 
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(x, kernels).as_text()
     orders = re.findall("dim_numbers = (.*?), window", text)
+
     assert len(orders) >= 3
     assert set(orders) == {"[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"}

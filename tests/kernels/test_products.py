@@ -21,7 +21,10 @@ def test_a_product_for_cpus_gives_the_same_numbers_and_gradients():
 
     for here, there in zip(results(multiply), results(jnp.matmul), strict=True):
         np.testing.assert_allclose(
-            here, there, rtol=0, atol=TOLERANCE * float(jnp.abs(there).max())
+            here,
+            there,
+            rtol=0,
+            atol=TOLERANCE * float(jnp.abs(there).max()),
         )
 
 
@@ -32,6 +35,7 @@ def test_the_gradient_of_a_kernel_begins_with_the_input():
     product = [equation for equation in program.eqns if equation.primitive.name == "dot_general"][
         -1
     ]
+
     assert [operand.aval.shape for operand in product.invars] == [(3, 5, 4), (3, 5, 6)]
 
 
@@ -55,10 +59,15 @@ def test_products_of_one_activation_on_gpus():
     with placed_by(Place(platform="gpu", compute_capability=None)):
         actual = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
         program = jax.make_jaxpr(jax.grad(loss))(x, kernels)
+
     for here, there in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(
-            here, there, rtol=0, atol=10 * TOLERANCE * float(jnp.abs(there).max())
+            here,
+            there,
+            rtol=0,
+            atol=10 * TOLERANCE * float(jnp.abs(there).max()),
         )
+
     made_by = {
         output: equation.primitive.name for equation in program.eqns for output in equation.outvars
     }
@@ -66,4 +75,5 @@ def test_products_of_one_activation_on_gpus():
         e for e in program.eqns if e.primitive.name == "add" and e.outvars[0].aval.shape == x.shape
     ]
     operands = [[made_by[operand] for operand in each.invars] for each in sums]
+
     assert operands == [["dot_general", "dot_general"], ["dot_general", "add"]]

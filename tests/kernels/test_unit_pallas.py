@@ -20,6 +20,7 @@ def unit(inputs, inner, *, stride=1, form="preactivation", dtype="float32"):
     a = build_architecture(config, image_size=(64, 64), num_classes=7)
     abstract = nnx.eval_shape(lambda: Unit(inputs, 4 * inner, stride, a, rngs=nnx.Rngs(0)))
     rng = np.random.default_rng(0)
+
     return jax.tree.map(lambda x: jnp.float32(1 + rng.normal(size=x.shape)), abstract)
 
 
@@ -62,6 +63,7 @@ def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride
     )
     expected = output_and_gradients(lambda unit, x: unit(x), *operands)
     found = output_and_gradients(Unit.compute_by_kernel, *operands)
+
     for ours, xla in zip(found, expected, strict=True):
         assert_same_up_to_rounding(xla, ours)
 
@@ -69,8 +71,10 @@ def test_values_and_gradients_are_those_of_xla(form, size, inputs, inner, stride
 def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
     operands = unit(64, 64), maps(4, 3, 4, 64), maps(4, 3, 4, 256)
     whole = output_and_gradients(Unit.compute_by_kernel, *operands)
+
     with placed_by(Placement(build_mesh(jax.devices()[:4]))):
         parts = output_and_gradients(lambda *x: Unit.compute_by_kernel(*x), *operands)
+
     assert_same_up_to_rounding(whole, parts)
 
 
@@ -83,6 +87,7 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
             unit(128, 128, stride=2, form=form, dtype=dtype),
             *(x.astype(dtype) for x in operands),
         )
+
         return [np.float32(x) for x in jax.tree.leaves(found)]
 
     exact = outputs(lambda unit, x: unit(x), "float32")
@@ -95,6 +100,7 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
             outputs(lambda unit, x: unit(x), "bfloat16"),
         )
     )
+
     np.testing.assert_array_less(by_kernel, 1.2 * by_xla + 0.02)
 
 
@@ -123,6 +129,8 @@ def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
         Place(platform="tpu", device_kind=kind, on_shards=lambda function, *_: function)
     ):
         program = jax.make_jaxpr(lambda unit, x: unit(x))(
-            unit(**options), jnp.zeros((1, size, size, options["inputs"]))
+            unit(**options),
+            jnp.zeros((1, size, size, options["inputs"])),
         )
+
     assert ("pallas_call" in str(program)) == is_taken

@@ -20,11 +20,14 @@ def forward_macs(architecture: Architecture, *, count_padding: bool = True) -> i
     """
     a = architecture
     network = _resnet(a, count_padding) if a.has_resnet else 0
+
     if a.has_transformer:
         patch_values = math.prod(a.patch_size) * a.map_channels
         network += math.prod(a.grid) * patch_values * a.width + a.depth * _block(a) + _pooling(a)
+
     hidden = a.feature_width * a.width if a.head == "mlp" else 0
     head = hidden + (a.width if a.head == "mlp" else a.feature_width) * a.num_classes
+
     return network + head + math.prod(a.grid) * a.width * a.patch_outputs
 
 
@@ -40,6 +43,7 @@ def convolution_macs(conv: convolutions.Convolution, count_padding: bool) -> int
         firsts = [output * conv.stride - conv.kernel // 2 for output in range(num_outputs)]
         inside = sum(min(first + conv.kernel, length) - max(first, 0) for first in firsts)
         taps.append(num_outputs * conv.kernel if count_padding else inside)
+
     return math.prod(taps) * conv.inputs * conv.outputs
 
 
@@ -52,13 +56,16 @@ def _block(a: Architecture) -> int:
     attention = [
         products * tokens * length * a.width for length in a.attention_lengths
     ]  # all heads: the full width
+
     return len(attention) * projections_and_mlp + sum(attention)
 
 
 def _pooling(a: Architecture) -> int:
     if a.pool != "map":
         return 0
+
     tokens = a.sequence_length
     query_and_output = 2 * a.width * a.width  # of the one probe
     key_and_value = tokens * 2 * a.width * a.width
+
     return query_and_output + key_and_value + 2 * tokens * a.width + 2 * a.width * a.mlp_dim

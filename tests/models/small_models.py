@@ -23,14 +23,17 @@ def filled(architecture):
     """
     rng = np.random.default_rng(0)
     return jax.tree.map(
-        lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)), abstract(architecture)
+        lambda leaf: jnp.float32(0.2 * rng.normal(size=leaf.shape)),
+        abstract(architecture),
     )
 
 
 def apply(model, image_BHWC, intermediates=None, **options):
     fixed = {} if intermediates is None else {"intermediates": intermediates}
     return jax.jit(lambda model, x, options: model(x, **options, **fixed))(
-        model, image_BHWC, options
+        model,
+        image_BHWC,
+        options,
     )
 
 
@@ -43,7 +46,9 @@ def assert_same_up_to_rounding(a, b, tolerance=1e-5):
 
 def images(architecture, batch=2, seed=1):
     return jax.random.uniform(
-        jax.random.key(seed), (batch, *architecture.image_size, 3), minval=-1.0
+        jax.random.key(seed),
+        (batch, *architecture.image_size, 3),
+        minval=-1.0,
     )
 
 
@@ -60,6 +65,8 @@ def embedded(model, x):
     tokens = model.embedding(x)
     if model.class_token is None:
         return tokens
+
     return jnp.concatenate(
-        [jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens], 1
+        [jnp.broadcast_to(model.class_token[...], (len(x), 1, tokens.shape[2])), tokens],
+        1,
     )

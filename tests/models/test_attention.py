@@ -37,6 +37,7 @@ def projections(images, tokens, heads, head_dim, dtype):
     width = heads * head_dim
     arrays = [rng.normal(size=(images, tokens, width)) for _ in range(4)]
     bias = rng.normal(size=(3, width))
+
     return [jnp.asarray(x, dtype) for x in (*arrays[:3], bias)], jnp.asarray(arrays[3], dtype)
 
 
@@ -46,7 +47,8 @@ def results(form, operands, gradient, heads):
     @jax.jit
     def mixture_and_gradients(operands, gradient):
         mixture, pull_back = jax.vjp(
-            lambda *operands: attend(Projections(*operands), heads, form), *operands
+            lambda *operands: attend(Projections(*operands), heads, form),
+            *operands,
         )
         return mixture, *pull_back(gradient.astype(mixture.dtype))
 
@@ -69,9 +71,11 @@ def test_the_kernel_computes_attention_and_its_gradient(images, tokens, heads, h
     operands, gradient = projections(images, tokens, heads, head_dim, "bfloat16")
     exact_operands = [x.astype(jnp.float32) for x in operands]
     exact = results("xla", exact_operands, gradient, heads)
+
     for dtype, given in (("float32", exact_operands), ("bfloat16", operands)):
         of_kernel = distances(results("pallas", given, gradient, heads), exact)
         assert max(of_kernel) < TOLERANCE[dtype]
+
     of_xla = distances(results("xla", operands, gradient, heads), exact)
     assert all(ours < 1.25 * theirs for ours, theirs in zip(of_kernel, of_xla, strict=True))
 
@@ -122,9 +126,11 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form
     monkeypatch.setattr(attentions, "attend", take)
     attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
+
     with placed_by(Place(platform=platform) if platform else None):
         jax.eval_shape(lambda: attention(x, x))
         jax.eval_shape(lambda: attention(x[:, :1], x))
+
     assert taken == [form, "xla"], "one query is no self-attention"
 
 
@@ -136,6 +142,8 @@ def test_the_norm_in_one_pass_loses_what_its_bound_says(mean):
     x64 = np.float64(x)
     exact = (x64 - x64.mean(-1, keepdims=True)) / np.sqrt(x64.var(-1, keepdims=True) + norm.epsilon)
     error = np.abs(np.asarray(norm(jnp.asarray(x))) - exact).max() / np.abs(exact).max()
+
     assert error < 4 * np.finfo(np.float32).eps * (1 + mean**2)
+
     constant = norm(jnp.full((2, 768), 1000.1))
     assert np.abs(np.asarray(constant)).max() < 1.0, "no variance below zero, no infinity"

@@ -34,6 +34,7 @@ def heads(layer, x, num_heads=2):
     """A projection in float64, (B, S, T, h)."""
     kernel = np.float64(layer.kernel[...])
     bias = np.float64(layer.bias[...])
+
     return (np.float64(x) @ kernel + bias).reshape(*x.shape[:2], num_heads, -1)
 
 
@@ -43,10 +44,12 @@ def weights_by_loops(attention, x, key_of, sees):
     key = heads(attention.key, x)
     batch, length, num_heads, head_dim = query.shape
     weights = np.zeros((batch, num_heads, length, length))
+
     for b, t, q in np.ndindex(batch, num_heads, length):
         seen = [s for s in range(length) if sees(q, s)]
         logits = [query[b, q, t] @ (key[b, s, t] + key_of(q, s)) / np.sqrt(head_dim) for s in seen]
         weights[b, t, q, seen] = np.exp(logits) / np.exp(logits).sum()
+
     return weights
 
 
@@ -78,9 +81,14 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
             return table[query - key + 5]
 
         expected = weights_by_loops(
-            block.attention, block.attention_norm(entering), key_of, lambda *_: True
+            block.attention,
+            block.attention_norm(entering),
+            key_of,
+            lambda *_: True,
         )
+
         np.testing.assert_allclose(output.attention_LBTQS[layer], expected, rtol=1e-4, atol=1e-6)
+
     np.testing.assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
 
@@ -96,13 +104,17 @@ def test_relative_positions_add_the_product_of_query_and_offset(pool):
 def test_positions_are_added_to_the_input_of_every_block(layers, kind):
     _, model, x = block_and_inputs(position_layers=layers, position_embedding=kind)
     output = apply(model, x, intermediates=("blocks",))
+
     assert hasattr(model, "positions") == (layers == "shared")
+
     tokens = embedded(model, x)
     run_block = jax.jit(lambda block, x: block(x, 0.0, None))
+
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         positions = model.positions if layers == "shared" else block.positions
         tokens = run_block(block, tokens + positions())
         np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+
     if kind == "learned_1d":
         shapes = {
             name: leaf.shape
@@ -111,6 +123,7 @@ def test_positions_are_added_to_the_input_of_every_block(layers, kind):
         }
         every = {"encoder/blocks/positions/table": (2, 1, 7, 32)}
         shared = {"positions/table": (1, 7, 32)}
+
         assert shapes == (every if layers == "every" else shared)
 
 
@@ -118,11 +131,14 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
     """First along rows, then along columns; relative positions are offsets within a line."""
     architecture, model, x = block_and_inputs(block="axial", position_embedding="relative")
     assert architecture.pool == "gap"
+
     output = apply(model, x, intermediates=("attention", "blocks"))
     assert output.attention_LBTQS.shape == (4, 2, 2, 6, 6)
+
     place = [np.unravel_index(token, GRID) for token in range(6)]
     tokens = model.embedding(x)
     attentions = iter(output.attention_LBTQS)
+
     for layer, block in enumerate(layers_of(model.encoder.blocks)):
         for half, axis in ((block.rows, 1), (block.columns, 0)):
             table = np.float64(half.attention.positions.table[...])
@@ -136,10 +152,13 @@ def test_axial_attention_is_full_attention_with_all_but_a_line_masked():
 
             expected = weights_by_loops(half.attention, norm, key_of, is_in_line)
             np.testing.assert_allclose(next(attentions), expected, rtol=1e-4, atol=1e-6)
+
             mixture = np.einsum("btqs,bsth->bqth", expected, heads(half.attention.value, norm))
             tokens = tokens + half.attention.out(jnp.float32(mixture.reshape(tokens.shape)))
             tokens = tokens + half.mlp(half.mlp_norm(tokens))
+
         np.testing.assert_allclose(output.blocks_LBSD[layer], tokens, rtol=1e-4, atol=1e-4)
+
     np.testing.assert_allclose(apply(model, x).logits_BK, output.logits_BK, rtol=1e-5, atol=1e-6)
 
 
@@ -177,6 +196,7 @@ def test_every_parameter_learns(options):
 def test_rematerialisation_and_unrolling_change_no_gradient():
     options = {"block": "axial", "position_embedding": "relative", "dropout_fraction": 0.1}
     options["stochastic_depth_fraction"] = 0.2
+
     for change in (
         {"remat": "dots"},
         {"scan_unroll": 2},
@@ -196,6 +216,7 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 
     for module in (blocks, mlp, norm):
         monkeypatch.setattr(module, "checkpoint_name", checkpoint_name)
+
     options = {
         "block": block,
         "dropout_fraction": 0.1,
@@ -203,11 +224,14 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
         "scan_unroll": 1,
     }
     gradients = []
+
     for platform, rank in (("gpu", 2), ("cpu", 3)):
         ranks.clear()
         with placed_by(Place(platform=platform, compute_capability=None)):
             gradients.append(gradient.__wrapped__(**options))  # the cache ignores the place
+
         assert {ranks[name] for name in ("statistics", "middle", "hidden")} == {rank}
+
     assert_same_up_to_rounding(*gradients)
 
 
@@ -215,6 +239,10 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 def test_the_kernel_computes_what_the_default_form_computes(block):
     _, model, x = block_and_inputs(block=block)
     _, by_kernel, _ = block_and_inputs(block=block, attention="pallas")
+
     np.testing.assert_allclose(
-        apply(by_kernel, x).logits_BK, apply(model, x).logits_BK, rtol=1e-4, atol=1e-5
+        apply(by_kernel, x).logits_BK,
+        apply(model, x).logits_BK,
+        rtol=1e-4,
+        atol=1e-5,
     )

@@ -40,8 +40,10 @@ def test_programs_count_what_formulas_count(options):
     shape = {"image_size": (96, 160), "num_classes": 10}
     config = ModelConfig(**{name: value for name, value in options.items() if name not in shape})
     architecture = build_architecture(
-        config, **(shape | {name: options[name] for name in shape.keys() & options})
+        config,
+        **(shape | {name: options[name] for name in shape.keys() & options}),
     )
+
     for count_padding in (True, False):
         expected = formulas.forward_macs(architecture, count_padding=count_padding)
         assert forward_macs(architecture, count_padding=count_padding) == expected
@@ -75,7 +77,8 @@ def test_a_product_in_a_loop_of_unknown_length_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("dilation", "groups", "outputs", "inside"), [(1, 1, 12, 34), (2, 1, 10, 28), (1, 4, 12, 34)]
+    ("dilation", "groups", "outputs", "inside"),
+    [(1, 1, 12, 34), (2, 1, 10, 28), (1, 4, 12, 34)],
 )
 def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside):
     """A kernel of 3 over 12 values and one zero on either side: all but 2 products are inside."""
@@ -86,9 +89,13 @@ def test_convolutions_with_dilation_and_groups(dilation, groups, outputs, inside
         "feature_group_count": groups,
     }
     convolve = functools.partial(
-        jax.lax.conv_general_dilated, window_strides=(1,), padding=[(1, 1)], **options
+        jax.lax.conv_general_dilated,
+        window_strides=(1,),
+        padding=[(1, 1)],
+        **options,
     )
     x = jnp.zeros((1, 12, 4))
     kernel = jnp.zeros((3, 4 // groups, 4))
+
     assert count_macs(convolve, x, kernel) == outputs * 3 * 16 // groups
     assert count_macs(convolve, x, kernel, count_padding=False) == inside * 16 // groups

@@ -38,7 +38,9 @@ def exaflops(architecture: Architecture, images: float) -> float:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in PUBLISHED if "gmacs" in row], ids=lambda row: row["name"]
+    "row",
+    [row for row in PUBLISHED if "gmacs" in row],
+    ids=lambda row: row["name"],
 )
 def test_gmacs_to_a_thousandth_of_the_table(row: dict[str, Any]) -> None:
     printed = row["gmacs"]
@@ -47,11 +49,14 @@ def test_gmacs_to_a_thousandth_of_the_table(row: dict[str, Any]) -> None:
     )  # coarser than a thousandth where few digits are printed
     allowed = max(1e-3 * float(printed), rounding)
     expected = pytest.approx(float(printed), abs=allowed)
+
     assert forward_macs(named(row["name"], row["image_size"])) / 1e9 == expected
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in PUBLISHED if "exaflops" in row], ids=lambda row: row["name"]
+    "row",
+    [row for row in PUBLISHED if "exaflops" in row],
+    ids=lambda row: row["name"],
 )
 def test_exaflops_column_of_the_paper(row: dict[str, Any]) -> None:
     """ViT, Table 6, is measured by a compiler and rounded: its ResNets are 0.5 to 0.9 % above their convolutions, and
@@ -61,11 +66,15 @@ def test_exaflops_column_of_the_paper(row: dict[str, Any]) -> None:
     name = row["name"]
     images = row["epochs_of_jft"] * JFT_IMAGES
     value = exaflops(named(name, 224), images)
+
     assert value == pytest.approx(row["computed"], abs=0.5)
+
     expected = pytest.approx(
         row["exaflops"], rel=0.025 if name == "B/32" else 0.01 if name[0] == "R" else 0.003
     )
+
     assert value == expected
+
     if name[0] == "R":
         assert 6 * forward_macs(named(name, 224)) * images / 1e18 > 1.025 * row["exaflops"]
 
@@ -97,12 +106,14 @@ def test_axial_blocks_and_relative_positions_by_hand() -> None:
         for more in ({}, {"position_embedding": "relative"}, {"block": "axial"})
     )
     projections_and_mlp = 12 * 49 * 12 * 768**2
+
     assert axial - plain == projections_and_mlp + 12 * (2 * 2 * 49 * 7 - 2 * 49 * 49) * 768
     assert relative - plain == 12 * 49 * 49 * 768
 
 
 @pytest.mark.parametrize(
-    ("kernel", "evenly"), [(1, True), (3, True), (3, False), (7, True), (7, False)]
+    ("kernel", "evenly"),
+    [(1, True), (3, True), (3, False), (7, True), (7, False)],
 )
 @pytest.mark.parametrize("stride", [1, 2])
 def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenly: bool) -> None:
@@ -119,7 +130,11 @@ def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenl
     def convolve(image: jax.Array, weights: jax.Array) -> jax.Array:
         dimensions = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(
-            image, weights, (stride,) * 2, padding, dimension_numbers=dimensions
+            image,
+            weights,
+            (stride,) * 2,
+            padding,
+            dimension_numbers=dimensions,
         )
 
     shapes = ((1, height, width, inputs), (kernel, kernel, inputs, outputs))
@@ -127,10 +142,13 @@ def test_xla_leaves_out_the_same_multiplications(kernel: int, stride: int, evenl
         *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     )
     convolution = Convolution(kernel, stride, inputs, outputs, (height, width))
+
     assert lowered.out_info.shape[1:3] == convolution.output_size
+
     macs, with_padding = (
         convolution_macs(convolution, count_padding) for count_padding in (False, True)
     )
+
     assert 2 * macs == lowered.cost_analysis()["flops"]
     assert (kernel == 1) == (macs == with_padding)
 

@@ -88,6 +88,7 @@ def small(name="ViT-mu/4", **references):
     parts = {field: f"{__name__}:{part}" for field, part in references.items()}
     size = {"depth": 3} if name.startswith("ViT") else {}
     config = from_dict(ModelConfig, {"name": name, "compute_dtype": "float32"} | size | parts)
+
     return build_architecture(config, image_size=(8, 12), num_classes=5)
 
 
@@ -95,15 +96,19 @@ def test_positions_are_added_and_a_block_is_stacked_and_run_in_order():
     architecture = small(block="GatedBlock", position_embedding="ScaledPositions")
     model = filled(architecture)
     x = images(architecture)
+
     assert model.positions().shape == (1, 7, 32)
     assert model.encoder.blocks.novelty.shape == (3, 32, 32)
+
     output = apply(model, x, intermediates=("blocks",))
     token_BSD = embedded(model, x) + model.positions()
+
     for layer, (weights, gate) in enumerate(
         zip(model.encoder.blocks.novelty, model.encoder.blocks.gate, strict=True)
     ):
         token_BSD = token_BSD + gate * np.tanh(token_BSD @ weights)
         np.testing.assert_allclose(output.blocks_LBSD[layer], token_BSD, rtol=1e-4, atol=1e-4)
+
     assert output.attention_LBTQS is None
     with pytest.raises(ValueError, match="GatedBlock has no method with_attention"):
         apply(model, x, intermediates=("attention",))
@@ -123,9 +128,12 @@ def test_a_pooling_and_a_head():
     model = filled(architecture)
     x = images(architecture)
     expected = (None, 6, False)
+
     assert (model.class_token, architecture.sequence_length, architecture.is_standard) == expected
+
     output = apply(model, x)
     pooled_BD = model.pooling.gain[...] * np.asarray(output.tokens_BND).max(axis=1)
+
     np.testing.assert_allclose(output.pooled_BD, pooled_BD, rtol=1e-6)
     np.testing.assert_allclose(output.features_BD, pooled_BD**2, rtol=1e-6)
     np.testing.assert_allclose(output.logits_BK, pooled_BD**2 @ model.head.kernel[...], rtol=1e-4)
@@ -136,6 +144,7 @@ def test_a_resnet_has_a_custom_head_and_no_custom_pooling():
     model = filled(architecture)
     x = images(architecture)
     output = apply(model, x)
+
     np.testing.assert_allclose(output.features_BD, np.square(output.pooled_BD), rtol=1e-6)
     with pytest.raises(ValueError, match=r"config\.model\.pool='\S+:MaxPooling'.*Use gap or None"):
         small("R14x0.5", pool="MaxPooling")

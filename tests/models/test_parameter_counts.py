@@ -57,11 +57,16 @@ NORMS_AFTER = 2 * (
 def count_of(row):
     """Our count for a golden row; a head of "none" means the backbone alone, which is built with no classes."""
     config = ModelConfig(
-        name=row["name"], pool=row["pool"], head="linear" if row["head"] == "none" else row["head"]
+        name=row["name"],
+        pool=row["pool"],
+        head="linear" if row["head"] == "none" else row["head"],
     )
     architecture = build_architecture(
-        config, image_size=(row["image_size"],) * 2, num_classes=row["num_classes"]
+        config,
+        image_size=(row["image_size"],) * 2,
+        num_classes=row["num_classes"],
     )
+
     return size(abstract(architecture))
 
 
@@ -69,6 +74,7 @@ def golden_rows():
     rows = json.loads(GOLDEN.read_text())
     if os.environ.get("UPDATE_GOLDEN") != "1":
         return rows
+
     for name in sorted(expected_names() - {row["name"] for row in rows}):
         new = {
             "name": name,
@@ -77,10 +83,12 @@ def golden_rows():
             "pool": "token" if "/" in name else "gap",
         }
         rows.append({**new, "head": "linear", "parameters": 0, "source": COMPUTED})
+
     rows = [
         {**row, "parameters": count_of(row)} if row["source"] == COMPUTED else row for row in rows
     ]
     GOLDEN.write_text("[\n" + ",\n".join("  " + json.dumps(row) for row in rows) + "\n]\n")
+
     return rows
 
 
@@ -100,10 +108,12 @@ def test_golden_counts(name):
 def test_golden_rows_are_complete_distinct_and_mostly_published():
     missing = expected_names() - {row["name"] for row in ROWS}
     assert not missing, f"no golden count for {sorted(missing)}: run once with UPDATE_GOLDEN=1"
+
     keys = [
         tuple(value for name, value in row.items() if name not in ("parameters", "source"))
         for row in ROWS
     ]
+
     assert len(set(keys)) == len(keys)
     assert (
         sum(row["source"] != COMPUTED for row in ROWS) == 78
@@ -188,7 +198,10 @@ def test_by_hand(changes, difference):
 )
 def test_counts_of_timm(options, num_classes, millions):
     architecture = build_architecture(
-        ModelConfig(**options), image_size=(224, 224), num_classes=num_classes
+        ModelConfig(**options),
+        image_size=(224, 224),
+        num_classes=num_classes,
     )
     count = size(abstract(architecture)) / 1e6
+
     assert round(count, 2 if millions < 100 else 0) == millions

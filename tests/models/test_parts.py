@@ -67,7 +67,8 @@ def test_every_parameter_of_every_part_is_trained():
 @pytest.mark.parametrize("changes", [{"remat": "dots"}, {"remat": "full"}, {"scan_unroll": 2}])
 def test_rematerialisation_and_unrolling_change_no_gradient_of_parts(changes):
     assert_same_up_to_rounding(
-        gradient(EVERYTHING), gradient(dataclasses.replace(EVERYTHING, **changes))
+        gradient(EVERYTHING),
+        gradient(dataclasses.replace(EVERYTHING, **changes)),
     )
 
 
@@ -75,18 +76,24 @@ def test_the_kernel_for_tpus_takes_rotary_positions():
     model = filled(EVERYTHING)
     kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
     logits = apply(model, images(EVERYTHING)).logits_BK
+
     with placed_by(Place(platform="cpu", on_shards=lambda function, *_: function)):
         other = apply(kernel, images(EVERYTHING)).logits_BK
+
     np.testing.assert_allclose(logits, other, rtol=0, atol=1e-5 * np.abs(logits).max())
 
 
 def test_pooling_reads_class_tokens_and_patches_but_no_registers():
     model = filled(EVERYTHING)
     output = apply(model, images(EVERYTHING))
+
     assert output.tokens_BND.shape == (2, 6, 32)
     assert output.pooled_BD.shape == (2, 3 * 32)
     np.testing.assert_allclose(
-        output.pooled_BD[:, 64:], output.tokens_BND.mean(axis=1), rtol=0, atol=1e-5
+        output.pooled_BD[:, 64:],
+        output.tokens_BND.mean(axis=1),
+        rtol=0,
+        atol=1e-5,
     )
 
 
@@ -95,10 +102,14 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
     a = dataclasses.replace(SMALL, rope=kind, registers=1)
     x = np.random.default_rng(0).normal(size=(2, a.sequence_length, a.width)).astype(np.float32)
     turned = np.asarray(RotaryPositions(a)(jnp.asarray(x), a.num_heads)).reshape(
-        *x.shape[:2], a.num_heads, -1
+        *x.shape[:2],
+        a.num_heads,
+        -1,
     )
     heads = x.reshape(turned.shape)
+
     np.testing.assert_array_equal(turned[:, :2], heads[:, :2])
+
     angles_Np = rotary_angles(kind, a.grid, 16, has_class_token=True)[:, None]
     half = (
         (heads[..., :8], heads[..., 8:])
@@ -111,6 +122,7 @@ def test_rotary_positions_turn_pairs_of_patches_alone(kind):
         if kind == "centred"
         else np.stack([pairs.real, pairs.imag], -1)
     )
+
     np.testing.assert_allclose(turned[:, 2:], parts.reshape(turned[:, 2:].shape), rtol=0, atol=1e-5)
 
 
@@ -121,6 +133,7 @@ def test_coordinates_of_rotary_positions():
         kind: rotary_angles(kind, (2, 4), 8, has_class_token=True)[:, [0, 2]] / frequency
         for kind, frequency in frequencies.items()
     }
+
     np.testing.assert_allclose(first["centred"][[0, 7]], [[-0.5, -0.75], [0.5, 0.75]], rtol=1e-6)
     np.testing.assert_allclose(first["grid"][[0, 7]], [[0, 0], [8, 12]], rtol=1e-6)
     np.testing.assert_allclose(first["index"][[0, 7]], [[1, 1], [4, 2]], rtol=1e-6)
@@ -158,7 +171,9 @@ def test_coordinates_of_rotary_positions():
 def test_parts_that_do_not_fit_are_rejected(options, words):
     with pytest.raises(ValueError, match=words):
         build_architecture(
-            ModelConfig(name="ViT-mu/16", **options), image_size=(32, 32), num_classes=3
+            ModelConfig(name="ViT-mu/16", **options),
+            image_size=(32, 32),
+            num_classes=3,
         )
 
 
@@ -169,12 +184,15 @@ def test_a_resnet_has_no_such_parts():
             match=f"{next(iter(options))}=.* has no effect on R26x1, without a Transformer",
         ):
             build_architecture(
-                ModelConfig(name="R26x1", **options), image_size=(32, 32), num_classes=3
+                ModelConfig(name="R26x1", **options),
+                image_size=(32, 32),
+                num_classes=3,
             )
 
 
 def test_the_papers_network_has_no_parts():
     assert SMALL.modern_options == {}
     assert EVERYTHING.modern_options.keys() >= {"registers", "rope", "mlp", "norm"}
+
     names = pytree.named_leaves(abstract(SMALL)).keys()
     assert not [name for name in names if "scale" in name.rpartition("/")[2] and "norm" not in name]

@@ -18,7 +18,9 @@ from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_
 def small(name="R26x0.5", image_size=(48, 40), **options):
     options = {"compute_dtype": "float32"} | options
     return build_architecture(
-        ModelConfig(name=name, **options), image_size=image_size, num_classes=7
+        ModelConfig(name=name, **options),
+        image_size=image_size,
+        num_classes=7,
     )
 
 
@@ -39,11 +41,14 @@ def test_constants_in_which_the_releases_differ(added_to):
     layer.kernel[...] = jnp.float32(kernel)
     variance = kernel.var((0, 1, 2))
     divisor = np.sqrt(variance + 0.4) if added_to == "variance" else np.sqrt(variance) + 0.4
+
     assert_near(layer(x), x @ ((kernel - kernel.mean((0, 1, 2))) / divisor)[0, 0])
+
     norm = GroupNorm(64, a)
     groups = np.float64(x).reshape(2, 20, 32, 2)
     centred = groups - groups.mean((1, 3), keepdims=True)
     expected = centred / np.sqrt((centred**2).mean((1, 3), keepdims=True) + 0.5)
+
     assert_near(norm(x), expected.reshape(x.shape))
 
 
@@ -73,14 +78,18 @@ def test_stages_are_run_in_order(name, image_size, unit):
         maps = [body.root(x)]
         for stage in range(1, len(architecture.units) + 1):
             maps.append(getattr(body, f"stage{stage}")(maps[-1]))
+
         return maps
 
     maps = run(body, x)
     assert len(output.stages_BHWC) == len(architecture.units)
+
     for found, expected in zip(output.stages_BHWC, maps[1:], strict=True):
         assert_near(found, expected)
+
     assert maps[-1].shape[1:] == (*architecture.map_size, architecture.map_channels)
     assert apply(model, x).stages_BHWC is None
+
     if not architecture.has_transformer:
         last = maps[-1] if unit == "postactivation" else nnx.relu(model.norm(maps[-1]))
         assert_near(output.tokens_BND, last.reshape(2, -1, architecture.width))
@@ -94,6 +103,7 @@ def test_group_norm_keeps_small_differences_on_a_large_mean():
     """The variance of x² minus the squared mean would lose them in float32."""
     norm = GroupNorm(32, small())
     x = 1e4 + jnp.tile(jnp.array([0.0, 1.0]), 32)[None, :, None, None] * jnp.ones((1, 64, 1, 32))
+
     np.testing.assert_allclose(jnp.unique(norm(x)), [-1.0, 1.0], rtol=1e-3)
 
 
@@ -106,8 +116,12 @@ def test_group_norm_of_bfloat16_does_not_centre_and_is_as_exact(mean):
     groups = np.asarray(x, np.float64).reshape(2, 256, 32, 1)
     centred = groups - groups.mean((1, 3), keepdims=True)
     exact = centred / np.sqrt(np.square(centred).mean((1, 3), keepdims=True) + norm.epsilon)
+
     np.testing.assert_allclose(
-        np.float64(norm(x)).reshape(exact.shape), exact, rtol=0.01, atol=2e-3
+        np.float64(norm(x)).reshape(exact.shape),
+        exact,
+        rtol=0.01,
+        atol=2e-3,
     )
 
 
@@ -117,14 +131,19 @@ def test_the_root_pools_among_zeros(size):
 
     def padded(x):
         return nnx.max_pool(
-            jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2), padding="VALID"
+            jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))),
+            (3, 3),
+            strides=(2, 2),
+            padding="VALID",
         )
 
     np.testing.assert_array_equal(max_pool_among_zeros(x), padded(x))
+
     weights = jnp.arange(padded(x).size, dtype=jnp.float32).reshape(padded(x).shape)
     gradients = [
         jax.grad(lambda x, f=f: (f(x) * weights).sum())(x) for f in (max_pool_among_zeros, padded)
     ]
+
     np.testing.assert_array_equal(*gradients)
 
 
@@ -136,9 +155,12 @@ def test_bfloat16_computes_near_float32_and_keeps_parameters(name):
         architecture = small(name, image_size=(32, 32), compute_dtype=dtype)
         model = filled(architecture)
         outputs.append(apply(model, images(architecture).astype(dtype)))
+
         assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(model))
+
     assert outputs[1].tokens_BND.dtype == jnp.bfloat16
     assert outputs[1].logits_BK.dtype == jnp.float32
+
     scale = float(jnp.abs(outputs[0].logits_BK).max())
     np.testing.assert_allclose(outputs[1].logits_BK, outputs[0].logits_BK, atol=0.1 * scale)
 
@@ -158,26 +180,36 @@ def test_initial_values(form):
             assert float(leaf.std()) == pytest.approx(np.prod(leaf.shape[:3]) ** -0.5, rel=0.1), (
                 name
             )
+
     stage = Stage(32, 128, 1, 3, small(), jax.random.key(0))
     first, second = stage.rest.conv2.kernel[...]
+
     assert not np.array_equal(first, second)
 
 
 @pytest.mark.newest
 @pytest.mark.parametrize(
-    "change", [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}], ids=str
+    "change",
+    [{"remat": "dots"}, {"remat": "full", "scan_unroll": 2}],
+    ids=str,
 )
 def test_rematerialisation_and_unrolling_change_no_gradient(change):
     assert_same_up_to_rounding(stage_gradient(), stage_gradient(**change), tolerance=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("platform", "remat", "unroll"), [("tpu", "dots", 2), ("tpu", "full", 1), ("gpu", "dots", 1)]
+    ("platform", "remat", "unroll"),
+    [
+        ("tpu", "dots", 2),
+        ("tpu", "full", 1),
+        ("gpu", "dots", 1),
+    ],
 )
 def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unroll):
     stage = nnx.eval_shape(lambda: Stage(32, 128, 1, 3, small(remat=remat), jax.random.key(0)))
     with placed_by(Place(platform=platform)):
         program = jax.make_jaxpr(lambda stage, x: stage(x))(stage, jnp.zeros((1, 8, 8, 32)))
+
     (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]
     assert loop.params["unroll"] == unroll
 

@@ -10,7 +10,9 @@ from vit_jax.objectives.classification import Classification, build_classificati
 
 def prepared(objective, labels, mask):
     batch = Batch(
-        None, jnp.zeros(len(labels), jnp.int32), mask
+        None,
+        jnp.zeros(len(labels), jnp.int32),
+        mask,
     )  # classification needs neither pixels
     return objective.prepare(batch, labels, mask, None)  # nor random numbers
 
@@ -18,8 +20,10 @@ def prepared(objective, labels, mask):
 def sums(objective, logits, labels, mask=None):
     labels = jnp.asarray(labels, jnp.float32)
     mask = jnp.ones(labels.shape[0]) if mask is None else jnp.asarray(mask, jnp.float32)
+
     return objective.sums(
-        ModelOutput(jnp.asarray(logits, jnp.float32)), prepared(objective, labels, mask)
+        ModelOutput(jnp.asarray(logits, jnp.float32)),
+        prepared(objective, labels, mask),
     )
 
 
@@ -27,6 +31,7 @@ def test_sigmoid_loss_of_the_head_bias_is_the_paper_sheets_number():
     logits = np.full((1, 21843), -10.0)
     labels = np.eye(1, 21843)
     expected = pytest.approx(10.9916, abs=1e-3)
+
     assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == expected
 
 
@@ -36,11 +41,14 @@ def test_losses_equal_numpy():
     labels = rng.dirichlet(np.ones(5), size=4)
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -(labels * log_p).sum()
+
     assert float(sums(Classification("softmax"), logits, labels)["loss"]) == pytest.approx(
         expected, rel=1e-5
     )
+
     p = 1 / (1 + np.exp(-logits))
     expected = -(labels * np.log(p) + (1 - labels) * np.log(1 - p)).sum()
+
     assert float(sums(Classification("sigmoid"), logits, labels)["loss"]) == pytest.approx(
         expected, rel=1e-5
     )
@@ -52,6 +60,7 @@ def test_bce_takes_all_mixed_classes_for_present():
     p = 1 / (1 + np.exp(-logits))
     expected = -(np.log(p[0, :2]).sum() + np.log(1 - p[0, 2:]).sum() + np.log(p[1, 2]))
     expected -= np.log(1 - p[1, [0, 1, 3]]).sum()
+
     assert float(sums(Classification("bce"), logits, labels)["loss"]) == pytest.approx(
         expected / 4, rel=1e-5
     )
@@ -68,8 +77,10 @@ def test_masked_examples_add_nothing():
     labels = np.array([[1.0, 0.0], [1.0, 0.0]])
     masked = sums(objective, logits, labels, [1, 0])
     alone = sums(objective, logits[:1], labels[:1])
+
     for name in masked:
         assert float(masked[name]) == float(alone[name])
+
     assert float(masked["correct"]) == float(masked["weight"]) == 1.0
 
 
@@ -89,6 +100,7 @@ def test_a_reference_is_the_loss_and_gives_the_gradient():
     value, gradient = jax.value_and_grad(lambda x: sums(objective, x, labels, [1, 0])["loss"])(
         jnp.float32(logits)
     )
+
     assert float(value) == pytest.approx(26.0)
     np.testing.assert_allclose(gradient, [[-2.0, 10.0], [0.0, 0.0]])
 

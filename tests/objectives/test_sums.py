@@ -21,6 +21,7 @@ def test_classes_are_scored_one_by_one():
 
     probability_BK = 1 / (1 + np.exp(-logits_BK))
     likelihood_BK = np.where(label_BK == 1, probability_BK, 1 - probability_BK)
+
     np.testing.assert_allclose(rows["probability_BK"], probability_BK, rtol=1e-6)
     np.testing.assert_allclose(rows["loss_B"], -np.log(likelihood_BK).sum(axis=1), rtol=1e-6)
     assert rows["label_BK"] is label_BK

@@ -16,8 +16,11 @@ def abstract(name="ViT-Ti/16", **options):
     """Shapes of a network of `DEPTH` blocks and width 8, or of a ResNet."""
     if "/" in name:
         options = {"width": 8, "depth": DEPTH, "mlp_dim": 8, "num_heads": 2, **options}
+
     architecture = build_architecture(
-        ModelConfig(name=name, **options), image_size=(32, 32), num_classes=5
+        ModelConfig(name=name, **options),
+        image_size=(32, 32),
+        num_classes=5,
     )
     return jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
 
@@ -26,7 +29,8 @@ def fill(tree, seed):
     """The tree with normal float32 numbers."""
     generator = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32), tree
+        lambda leaf: jnp.asarray(generator.normal(size=leaf.shape), jnp.float32),
+        tree,
     )
 
 
@@ -35,9 +39,12 @@ def run(config, parameters, gradients, schedule=lambda step: jnp.float32(0.1), p
     optimizer = build_optimizer(config, schedule, peak)
     state = optimizer.init(parameters)
     update = jax.jit(optimizer.update)
+
     for gradient in gradients:
         updates, state = update(gradient, state, parameters)
         parameters = optax.apply_updates(
-            parameters, updates
+            parameters,
+            updates,
         )  # not compiled, for a compiler may leave + 0 out
+
     return parameters

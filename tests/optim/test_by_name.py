@@ -24,7 +24,9 @@ def updates_of(**config):
     gradients = fill(abstract(), seed=1)
     optimizer = build_optimizer(OptimizerConfig(**config), lambda step: jnp.float32(RATE), RATE)
     updates, _ = jax.jit(optimizer.update)(gradients, jax.jit(optimizer.init)(model), model)
+
     assert jax.tree.structure(updates) == jax.tree.structure(model)
+
     return {name: np.asarray(leaf) for name, leaf in pytree.named_leaves(updates).items()}
 
 
@@ -66,12 +68,14 @@ def test_layers_between_a_parameter_and_the_head(options, expected):
         actual.setdefault(re.match(r"(encoder|body)/\w+|\w+", name)[0], set()).update(
             distance.ravel().tolist()
         )
+
     assert actual == expected
 
 
 def test_a_parameter_whose_place_is_not_known_is_refused_unless_layers_do_not_count():
     tree = {"adapter": {"kernel": jnp.ones(2)}}
     run(OptimizerConfig(layer_decay=1.0), tree, [tree])
+
     with pytest.raises(ValueError, match="'adapter/kernel'"):
         run(OptimizerConfig(layer_decay=0.9), tree, [tree])
 
@@ -81,6 +85,7 @@ def test_layer_decay_scales_the_complete_step(name):
     """Clipping sees unscaled gradients; weight decay is scaled too, and their sum may round in another order."""
     unscaled = updates_of(name=name, **SETTINGS)
     layers = layers_to_head(abstract())
+
     for leaf, update in updates_of(name=name, layer_decay=DECAY, **SETTINGS).items():
         expected = unscaled[leaf] * DECAY ** layers[leaf]
         np.testing.assert_allclose(update, expected, rtol=1e-6, atol=1e-8, err_msg=leaf)
@@ -92,10 +97,12 @@ def test_layer_decay_scales_the_complete_step(name):
 def test_the_first_pattern_that_matches_scales_the_update():
     of_sgd = updates_of(name="sgd")
     multipliers = {"encoder/*/bias": 4.0, "encoder/*": 0.5, "head/linear/kernel": 0.25}
+
     for name, update in updates_of(name="sgd", learning_rate_multipliers=multipliers).items():
         factor = 0.25 if name == "head/linear/kernel" else 1.0
         if name.startswith("encoder/"):
             factor = 4.0 if name.endswith("/bias") else 0.5
+
         np.testing.assert_array_equal(update, of_sgd[name] * np.float32(factor), err_msg=name)
 
 
@@ -105,10 +112,12 @@ def test_frozen_parameters_change_nothing_for_the_others():
     everything, some = (
         updates_of(name="sgd", frozen=frozen, **scales) for frozen in ((), ("encoder/blocks/*",))
     )
+
     for name, update in some.items():
         expected = (
             np.full_like(update, -0.0) if name.startswith("encoder/blocks/") else everything[name]
         )
+
         assert update.tobytes() == expected.tobytes(), name
 
 
@@ -140,8 +149,10 @@ def test_patterns_are_checked(fields, message):
         abstract(),
     )
     check_patterns(OptimizerConfig(trained="head"), abstract())
+
     with pytest.raises(ValueError, match=rf"config\.optimizer.*{message}"):
         check_patterns(OptimizerConfig(**fields), abstract())
+
     with pytest.raises(ValueError, match=r"trained='head', frozen=\(\) leaves no parameter"):
         check_patterns(OptimizerConfig(trained="head"), {"norm": {"scale": jnp.ones(2)}})
 
@@ -158,16 +169,25 @@ def head_of(model):
 def with_frozen(model, value):
     """The tree with one number in every leaf outside the head."""
     return pytree.map_with_names(
-        lambda name, leaf: leaf if name.startswith("head/") else jnp.full_like(leaf, value), model
+        lambda name, leaf: leaf if name.startswith("head/") else jnp.full_like(leaf, value),
+        model,
     )
 
 
 @pytest.mark.parametrize(
-    "fields", [{"trained": "head"}, {"frozen": ("[!h]*",)}], ids=["head", "frozen"]
+    "fields",
+    [{"trained": "head"}, {"frozen": ("[!h]*",)}],
+    ids=["head", "frozen"],
 )
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("adam", 0.0), ("sgd", -0.0), ("adam", 1 / 3), ("sgd", float("inf")), ("optax:lion", 0.0)],
+    [
+        ("adam", 0.0),
+        ("sgd", -0.0),
+        ("adam", 1 / 3),
+        ("sgd", float("inf")),
+        ("optax:lion", 0.0),
+    ],
 )
 def test_what_is_not_trained_stays_to_the_bit(name, value, fields):
     settings = {} if ":" in name else SETTINGS
@@ -178,6 +198,7 @@ def test_what_is_not_trained_stays_to_the_bit(name, value, fields):
         [fill(model, seed=seed) for seed in (1, 2)],
     )
     before = pytree.named_leaves(model)
+
     for leaf, array in pytree.named_leaves(after).items():
         same = np.asarray(array).tobytes() == np.asarray(before[leaf]).tobytes()
         assert same == (not leaf.startswith("head/")), leaf
@@ -195,12 +216,16 @@ def test_the_head_is_trained_as_if_it_stood_alone(name, moments):
         head_of(model),
         [head_of(gradient) for gradient in gradients],
     )
+
     for leaf, array in alone.items():
         np.testing.assert_array_equal(ours[leaf], array, err_msg=leaf)
+
     state = jax.eval_shape(
-        build_optimizer(config, lambda step: jnp.float32(RATE), RATE).init, model
+        build_optimizer(config, lambda step: jnp.float32(RATE), RATE).init,
+        model,
     )
     numbers = sum(leaf.size for leaf in jax.tree.leaves(state) if leaf.ndim)
+
     assert numbers == moments * sum(leaf.size for leaf in alone.values()), (
         "no moments of frozen parameters"
     )

@@ -51,12 +51,18 @@ def test_against_a_float64_loop(num_steps, start_step, factor):
     weights = factor ** np.arange(len(seen))[::-1]
     corrected = weights @ seen / weights.sum() if len(seen) else parameters[-1]
     uncorrected = parameters[start_step].astype(np.float64)
+
     for now in seen:
         uncorrected = factor * uncorrected + (1 - factor) * now
+
     for bias_correction, expected in ((True, corrected), (False, uncorrected)):
         ours = average_of(
-            parameters, factor=factor, start_step=start_step, bias_correction=bias_correction
+            parameters,
+            factor=factor,
+            start_step=start_step,
+            bias_correction=bias_correction,
         )
+
         np.testing.assert_allclose(ours, expected, rtol=1e-5 if num_steps < 100 else 2e-5)
 
 
@@ -67,12 +73,19 @@ def test_warm_up_against_a_float64_loop(warmup):
     factor = 0.9
     start = 7
     expected = parameters[start].astype(np.float64)
+
     for n, now in enumerate(parameters[start + 1 :]):
         weight = (1 + n) / (10 + n) if warmup == "ratio" else 1 - (1 + n / 1.0) ** -(2 / 3)
         expected = min(factor, weight) * expected + (1 - min(factor, weight)) * now
+
     ours = average_of(
-        parameters, factor=factor, start_step=start, bias_correction=False, warmup=warmup
+        parameters,
+        factor=factor,
+        start_step=start,
+        bias_correction=False,
+        warmup=warmup,
     )
+
     np.testing.assert_allclose(ours, expected, rtol=1e-5)
     assert min(factor, weight) > 0.85  # the warm-up has nearly ended
 
@@ -90,8 +103,12 @@ def test_the_average_of_a_module_is_one_of_float32_with_buffers_of_its_own():
     average = ema.init(network)
     half = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), network)
     updated = jax.jit(ema.update, static_argnames=tuple(settings))(
-        average, half, jnp.int32(1), **settings
+        average,
+        half,
+        jnp.int32(1),
+        **settings,
     )
+
     assert isinstance(updated, nnx.Linear)
     assert {str(leaf.dtype) for leaf in pytree.named_leaves(updated).values()} == {"float32"}
     assert (

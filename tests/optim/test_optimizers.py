@@ -38,9 +38,11 @@ def reference(config, parameters, gradients, rates):
     after = {name: np.asarray(p, np.float64) for name, p in parameters.items()}
     m = dict.fromkeys(after, 0.0)
     v = dict.fromkeys(after, 0.0)
+
     for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
         norm = np.sqrt(sum(np.square(g, dtype=np.float64).sum() for g in gradient.values()))
         scale = min(1.0, (config.clip_global_norm or np.inf) / norm)
+
         for name, p in after.items():
             g = np.asarray(gradient[name], np.float64) * scale
             if config.name == "adam":
@@ -51,11 +53,13 @@ def reference(config, parameters, gradients, rates):
             else:
                 direction = config.momentum * m[name] + g
                 m[name] = direction.astype(jnp.dtype(config.first_moment_dtype)).astype(np.float64)
+
             decays = config.weight_decay_meaning == "paper" or name.endswith("kernel")
             decay_rate = rate / PEAK if config.weight_decay_meaning == "big_vision" else rate
             after[name] = (
                 p - rate * direction - (decay_rate * config.weight_decay * p if decays else 0.0)
             )
+
     return after
 
 
@@ -70,7 +74,10 @@ CASES |= {"sgd_without_momentum": {"name": "sgd", "momentum": 0.0}}
 def test_module_against_float64_loop(case, meaning, clip):
     """With this seed nothing comes near to where float32 and float64 would round to different bfloat16."""
     config = OptimizerConfig(
-        weight_decay=0.3, weight_decay_meaning=meaning, clip_global_norm=clip, **CASES[case]
+        weight_decay=0.3,
+        weight_decay_meaning=meaning,
+        clip_global_norm=clip,
+        **CASES[case],
     )
     network, rates = (
         Network(),
@@ -78,12 +85,22 @@ def test_module_against_float64_loop(case, meaning, clip):
     )  # update number n takes the rate of n steps taken
     gradients = [fill(network, seed) for seed in range(5)]
     after = run(
-        config, network, gradients, lambda step: jnp.asarray(rates, jnp.float32)[step], PEAK
+        config,
+        network,
+        gradients,
+        lambda step: jnp.asarray(rates, jnp.float32)[step],
+        PEAK,
     )
+
     assert isinstance(after, Network)
+
     expected = reference(
-        config, pytree.named_leaves(network), [*map(pytree.named_leaves, gradients)], rates
+        config,
+        pytree.named_leaves(network),
+        [*map(pytree.named_leaves, gradients)],
+        rates,
     )
+
     for name, leaf in pytree.named_leaves(after).items():
         np.testing.assert_allclose(leaf, expected[name], rtol=1e-5, atol=1e-5, err_msg=name)
 
@@ -91,14 +108,18 @@ def test_module_against_float64_loop(case, meaning, clip):
 def test_first_moment_of_adam_in_bfloat16():
     config = OptimizerConfig(first_moment_dtype="bfloat16")
     state = build_optimizer(config, lambda step: RATE, PEAK).init(scalars(1.0))
+
     assert optax.tree.get(state, "mu")["kernel"].dtype == jnp.bfloat16
     assert optax.tree.get(state, "nu")["kernel"].dtype == jnp.float32
+
     optimizer = build_optimizer(config, lambda step: RATE, PEAK)
     for gradient in (10.0, 0.0):
         _, state = optimizer.update(scalars(gradient), state, scalars(1.0))
+
     assert (
         float(optax.tree.get(state, "mu")["kernel"]) == 0.8984375
     )  # beta1 is rounded too, as the documentation says
+
     after = run(config, scalars(1.0), [scalars(0.3)] * 3)["kernel"]
     assert after.dtype == jnp.float32
     assert float(after) == pytest.approx(

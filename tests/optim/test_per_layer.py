@@ -44,6 +44,7 @@ def test_each_optimiser_of_the_docs_is_tested_here():
     named = {
         name for page in pages for name in re.findall(r"optax(?:\.contrib)?:\w+", page.read_text())
     }
+
     assert named == OPTIMIZERS.keys()
 
 
@@ -56,6 +57,7 @@ def unstack(tree):
             f"{name} of {i}": np.asarray(leaf if i is None else leaf[i])
             for i in (range(len(leaf)) if stacked else [None])
         }
+
     return apart
 
 
@@ -70,10 +72,12 @@ def run_apart(optimizer, params, gradients, prepare=unstack):
     """Return the unstacked parameters after an update for each gradient."""
     params = prepare(params)
     state = optimizer.init(params)
+
     for gradient in gradients:
         with jax.numpy_dtype_promotion("standard"):
             updates, state = jax.jit(optimizer.update)(prepare(gradient), state, params)
         params = optax.apply_updates(params, updates)
+
     return params
 
 
@@ -89,7 +93,11 @@ def run_muon_apart(params, gradients, **arguments):
 def assert_equal(params, expected):
     for name, array in unstack(params).items():
         np.testing.assert_allclose(
-            array, expected[name].reshape(array.shape), rtol=1e-4, atol=1e-5, err_msg=name
+            array,
+            expected[name].reshape(array.shape),
+            rtol=1e-4,
+            atol=1e-5,
+            err_msg=name,
         )
 
 
@@ -100,10 +108,14 @@ def test_against_optax_on_unstacked_parameters(name):
         expected = run_muon_apart(params, gradients, **OPTIMIZERS[name])
     else:
         expected = run_apart(
-            getattr(optax, name.removeprefix("optax:"))(RATE, **OPTIMIZERS[name]), params, gradients
+            getattr(optax, name.removeprefix("optax:"))(RATE, **OPTIMIZERS[name]),
+            params,
+            gradients,
         )
+
     assert_equal(
-        run(OptimizerConfig(name=name, arguments=OPTIMIZERS[name]), params, gradients), expected
+        run(OptimizerConfig(name=name, arguments=OPTIMIZERS[name]), params, gradients),
+        expected,
     )
 
 
@@ -126,13 +138,16 @@ def test_lamb_scales_the_kernels_of_every_layer_to_their_norms(trained):
         optax.scale_by_learning_rate(RATE),
     )
     expected = run_apart(optimizer, params, gradients)
+
     if trained == "head":
         expected = {
             name: x if name.startswith("head/") else unstack(params)[name]
             for name, x in expected.items()
         }
+
     options = {"weight_decay": 0.3, "weight_decay_meaning": "paper_kernels", "trained": trained}
     config = OptimizerConfig(name="lamb", beta1=0.8, beta2=0.95, epsilon=1e-6, **options)
+
     assert_equal(run(config, params, gradients), expected)
 
 
@@ -148,6 +163,7 @@ def test_units_of_a_resnet():
     )
     params, *gradients = (fill(tree, seed) for seed in range(STEPS + 1))
     expected = run_muon_apart(params, gradients)
+
     assert_equal(run(OptimizerConfig(name="optax.contrib:muon"), params, gradients), expected)
 
 
@@ -156,11 +172,14 @@ def test_with_frozen_parameters_and_multipliers():
     multipliers = {"encoder/blocks/mlp/*": 0.5, "head/*": 2.0}
     params, gradient = (fill(abstract(), seed) for seed in range(2))
     config = OptimizerConfig(
-        name="optax:lamb", frozen=frozen, learning_rate_multipliers=multipliers
+        name="optax:lamb",
+        frozen=frozen,
+        learning_rate_multipliers=multipliers,
     )
     after = unstack(run(config, params, [gradient]))
     complete = run_apart(optax.lamb(RATE), params, [gradient])
     before = unstack(params)
+
     for name, array in after.items():
         is_frozen = name.startswith(("embedding/", "encoder/blocks/attention/"))
         factor = (
@@ -173,11 +192,16 @@ def test_with_frozen_parameters_and_multipliers():
             else 1.0
         )
         step = factor * (complete[name] - before[name])
+
         np.testing.assert_allclose(array - before[name], step, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("optax.contrib:muon", marks=pytest.mark.slow), "optax:adafactor"]
+    "name",
+    [
+        pytest.param("optax.contrib:muon", marks=pytest.mark.slow),
+        "optax:adafactor",
+    ],
 )
 def test_sharded(name):
     """The state is stored stacked, under the names of the parameters, so that it is sharded as they are."""
@@ -188,21 +212,29 @@ def test_sharded(name):
     state = init_state(params, optimizer, with_polyak=False)
     shardings = shard_tree(state, mesh, "fsdp")
     state = jax.device_put(state, shardings)
+
     for gradient in gradients:
         update = jax.jit(optimizer.update, out_shardings=(shardings.model, shardings.optimizer))
         updates, moments = update(
-            jax.device_put(gradient, shardings.model), state.optimizer, state.model
+            jax.device_put(gradient, shardings.model),
+            state.optimizer,
+            state.model,
         )
         state = dataclasses.replace(
-            state, model=optax.apply_updates(state.model, updates), optimizer=moments
+            state,
+            model=optax.apply_updates(state.model, updates),
+            optimizer=moments,
         )
+
     assert_equal(state.model, unstack(run(config, params, gradients)))
+
     matrices = [
         leaf
         for path, leaf in pytree.named_leaves(state.optimizer).items()
         if path.endswith("expand/kernel")
     ]
     stored = [leaf for leaf in matrices if leaf.shape == (DEPTH, 8, 8)]
+
     assert all(not leaf.sharding.is_fully_replicated for leaf in stored)
     assert stored or name == "optax:adafactor"  # which keeps rows and columns
 
@@ -215,19 +247,23 @@ def test_a_sum_over_all_parameters_is_over_all_layers():
     optimizer = per_layer(clipped)
     updates, _ = optimizer.update(pytree.named_leaves(gradient), optimizer.init(leaves), leaves)
     expected = run_apart(clipped, params, [gradient])
+
     assert_equal(optax.apply_updates(leaves, updates), expected)
 
 
 def test_layers_of_different_state_stay_apart():
     """A mask that an optimiser sets by layer survives being stored."""
     optimizer = optax.masked(
-        optax.trace(0.5), lambda params: {name: "/0/" not in name for name in params}
+        optax.trace(0.5),
+        lambda params: {name: "/0/" not in name for name in params},
     )
     optimizer = per_layer(optimizer)
     params = {"encoder/blocks/mlp/kernel": jnp.ones((2, 3, 4)), "head/kernel": jnp.ones((4, 5))}
     state = jax.jit(optimizer.init)(params)
+
     for _ in range(2):
         updates, state = jax.jit(optimizer.update)(params, state, params)
+
     first, second = updates["encoder/blocks/mlp/kernel"]
     np.testing.assert_array_equal(first, 1.0)  # masked: passed through
     np.testing.assert_array_equal(second, 1.5)

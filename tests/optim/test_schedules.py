@@ -32,13 +32,18 @@ def rates(decay, *steps, lengths=LENGTHS, **changes):
 def test_a_linear_warm_up_from_zero_to_the_base_and_no_rise_after_it(decay):
     schedule = build_schedule(config(decay), LENGTHS)
     every = np.asarray(jax.jit(jax.vmap(schedule))(jnp.arange(TOTAL + 10)))
+
     assert every.dtype == jnp.float32
     np.testing.assert_allclose(
-        every[: WARMUP + 1], BASE * np.arange(WARMUP + 1) / WARMUP, rtol=1e-6
+        every[: WARMUP + 1],
+        BASE * np.arange(WARMUP + 1) / WARMUP,
+        rtol=1e-6,
     )
     assert (np.diff(every[WARMUP:]) <= 0).all()
+
     rate = schedule(345)  # not traced
     assert (rate.shape, float(rate)) == ((), pytest.approx(float(every[345]), rel=1e-5))
+
     expected = pytest.approx([BASE], rel=1e-6)
     assert rates(decay, 0, lengths=dataclasses.replace(LENGTHS, warmup=0)) == expected
 
@@ -68,6 +73,7 @@ def test_decay_on_its_way(decay, end, step, expected):
 def test_a_linear_cooldown_and_a_stable_part_that_runs_of_all_lengths_share():
     expected = pytest.approx([1e-5 + 0.75 * (BASE - 1e-5)], rel=1e-6)
     assert rates("wsd", TOTAL - 300, cooldown_form="linear", end_learning_rate=1e-5) == expected
+
     shorter = dataclasses.replace(LENGTHS, total=800, cooldown=100)
     assert rates("wsd", *range(0, 701, 7), lengths=shorter) == rates("wsd", *range(0, 701, 7))
 
@@ -78,20 +84,28 @@ def test_staircase_of_bit_hyperrule():
     schedule = build_schedule(config("staircase", drop_at_fraction=(0.3, 0.6, 0.9)), lengths)
     every = np.asarray(jax.vmap(jax.jit(schedule))(jnp.arange(500, 10_000)))
     falling = [BASE, BASE / 10, BASE / 100, BASE / 1000]
+
     np.testing.assert_allclose(every, np.repeat(falling, [2500, 3000, 3000, 1000]), rtol=1e-6)
+
     lengths = ScheduleSteps(warmup=0, total=7, timescale=1, cooldown=0)
     ours = rates(
-        "staircase", *range(7), lengths=lengths, drop_at_fraction=(0.5, 0.8)
+        "staircase",
+        *range(7),
+        lengths=lengths,
+        drop_at_fraction=(0.5, 0.8),
     )  # steps 3.5 and 5.6
+
     assert ours == pytest.approx([BASE] * 4 + [BASE / 10] * 2 + [BASE / 100], rel=1e-6)
 
 
 def test_long_runs_keep_their_resolution():
     """14 epochs of JFT at batch 4096: one million steps, of which each still lowers the rate."""
     schedule = build_schedule(
-        config("linear"), ScheduleSteps(warmup=10_000, total=1_035_645, timescale=1, cooldown=0)
+        config("linear"),
+        ScheduleSteps(warmup=10_000, total=1_035_645, timescale=1, cooldown=0),
     )
     values = [float(schedule(step)) for step in (1_000_000, 1_000_001, 1_035_644)]
+
     assert values[0] > values[1]
     assert values[2] == pytest.approx(
         BASE / 1_025_645, rel=0.07
@@ -116,6 +130,7 @@ def test_a_reference_gives_the_complete_schedule():
         jnp.float32,
         pytest.approx(BASE * WARMUP / (10 + TOTAL), rel=1e-6),
     )
+
     assert (rate.dtype, float(rate)) == expected
 
 

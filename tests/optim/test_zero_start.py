@@ -47,8 +47,10 @@ def test_a_head_of_zeros_learns_separable_classes(name):
     (params, _), _ = jax.jit(lambda first: jax.lax.scan(step, first, length=STEPS))(
         (zeros, optimizer.init(zeros))
     )
+
     assert float(loss(zeros)) == pytest.approx(np.log(4))
     assert float(loss(params)) < 1.2
+
     norm = float(jnp.linalg.norm(params["head/linear/kernel"]))
     assert norm > 20 * RATE * STAND_IN_STDDEV
 
@@ -58,16 +60,23 @@ def test_the_step_is_that_of_a_standard_deviation_of_002():
     shape = (6, 5)
     params = {"blocks/lora_b": jnp.zeros(shape), "blocks/bias": jnp.zeros(7)}
     gradient = jax.tree.map(
-        lambda x: jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32), params
+        lambda x: jnp.asarray(np.random.default_rng(1).normal(size=x.shape), jnp.float32),
+        params,
     )
+
     for name, names in (("lamb", ["blocks/lora_b"]), ("optax:lamb", list(params))):
         optimizer = build_optimizer(
-            OptimizerConfig(name=name), lambda step: jnp.float32(RATE), RATE
+            OptimizerConfig(name=name),
+            lambda step: jnp.float32(RATE),
+            RATE,
         )
         updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+
         for leaf in names:
             np.testing.assert_allclose(
-                jnp.sqrt(jnp.mean(updates[leaf] ** 2)), RATE * STAND_IN_STDDEV, rtol=1e-4
+                jnp.sqrt(jnp.mean(updates[leaf] ** 2)),
+                RATE * STAND_IN_STDDEV,
+                rtol=1e-4,
             )
 
 
@@ -75,6 +84,7 @@ def test_larger_parameters_are_seen_as_they_are():
     params = {"head/linear/kernel": jnp.full((3, 2), 0.03), "positions/table": jnp.full((2,), 1e-9)}
     seen = optax.stateless(lambda updates, params: params)
     shown, _ = lift_zeros(seen).update(params, optax.EmptyState(), params)
+
     assert all(bool((shown[name] == params[name]).all()) for name in params)
 
 
@@ -87,8 +97,11 @@ def test_every_zero_of_a_network_is_known(name):
         else {}
     )
     architecture = build_architecture(
-        ModelConfig(name=name, **options), image_size=(32, 32), num_classes=5
+        ModelConfig(name=name, **options),
+        image_size=(32, 32),
+        num_classes=5,
     )
     model = jax.jit(build_model, static_argnums=0)(architecture, jax.random.key(0))
+
     for parameter, leaf in pytree.named_leaves(model).items():
         assert may_start_at_zero(parameter) or float(jnp.abs(leaf).max()) > 1e-5, parameter

@@ -44,6 +44,7 @@ def test_numbers_have_their_units():
         assert 0.3e12 <= chip.memory_bandwidth_bytes_per_second < 10e12
         # The ridge of the roofline: a slipped power of ten in either number leaves this range.
         assert 20 < chip.peak_bf16_flops / chip.memory_bandwidth_bytes_per_second < 1000
+
     for fabric in FABRICS:
         chip = find_chip(fabric.device_kind)
         assert 0.9 < fabric.usable_bytes / chip.memory_bytes < 1.02
@@ -52,13 +53,21 @@ def test_numbers_have_their_units():
             < fabric.link_bytes_per_second
             < chip.memory_bandwidth_bytes_per_second
         )
+
     assert all(entry.source for entry in (*CHIPS, *FABRICS))
+
     v3 = find_chip("TPU v3")  # two devices a chip
     assert (v3.peak_bf16_flops, v3.memory_bytes) == (61.5e12, 16 * 2**30)
 
 
 @pytest.mark.parametrize(
-    ("kind", "units", "side"), [("v4", 8, 128), ("v5e", 4, 128), ("v5p", 8, 128), ("v6e", 4, 256)]
+    ("kind", "units", "side"),
+    [
+        ("v4", 8, 128),
+        ("v5e", 4, 128),
+        ("v5p", 8, 128),
+        ("v6e", 4, 256),
+    ],
 )
 def test_the_clock_makes_the_peak(kind, units, side):
     fabric = find_fabric(kind)

@@ -40,6 +40,7 @@ def test_what_policies_keep(name, remat, images, model_shards, num_bytes):
     name, *is_axial = name.split()
     config = ModelConfig(name=name, remat=remat, scan_unroll=1, **(AXIAL if is_axial else {}))
     architecture = build_architecture(config, image_size=(224, 224), num_classes=1000)
+
     assert kept_bytes(architecture, images, model_shards=model_shards, tiled=False) == num_bytes
 
 

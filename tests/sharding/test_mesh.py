@@ -44,8 +44,10 @@ def slices(count, side=2):
 def test_slices_are_never_mixed_along_model_and_outermost_elsewhere(num_slices, config, shape):
     chips = slices(num_slices)
     mesh = build_mesh(chips, config)
+
     assert mesh.devices.shape == shape
     assert sorted(chip.id for chip in mesh.devices.flat) == list(range(len(chips)))
+
     index = np.vectorize(lambda chip: chip.slice_index)(mesh.devices)
     assert (index == index[:, :, :1]).all()  # one slice holds all shards of a model
     assert (np.diff(index.reshape(-1)) >= 0).all()  # a slice's chips are neighbours in the batch
@@ -62,11 +64,14 @@ def test_nodes_of_gpus_are_replicas_and_have_no_options_for_tpus():
         dataclasses.replace(chip, platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
         for chip in slices(2)
     ]
+
     assert build_mesh(gpus).devices.shape == (2, 4, 1)
     with pytest.raises(
         ValueError, match="num_model_shards=8: must divide the 4 devices of a slice"
     ):
         build_mesh(gpus, ShardingConfig(num_model_shards=8))
+
     with pytest.raises(ValueError, match="num_replicas=4: must divide the 6 slices"):
         build_mesh(slices(6), ShardingConfig(num_replicas=4))
+
     assert compiler_options(build_mesh(gpus)) is None

@@ -34,7 +34,9 @@ AXES = {"replica": 2, "data": 16, "model": 4}
 @functools.cache
 def parameters(name, **options):
     architecture = build_architecture(
-        ModelConfig(name=name, **options), image_size=(224, 224), num_classes=18_291
+        ModelConfig(name=name, **options),
+        image_size=(224, 224),
+        num_classes=18_291,
     )
     return pytree.named_leaves(jax.eval_shape(lambda: build_model(architecture, jax.random.key(0))))
 
@@ -56,10 +58,12 @@ def table(name):
         "",
     ]
     width = max(map(len, leaves))
+
     for leaf, x in leaves.items():
         shape = " ".join(map(str, x.shape))
         spec = " ".join(axis or "-" for axis in specs[leaf]) or "whole"
         lines.append(f"{leaf:<{width}}  {shape:<18}  {spec}")
+
     return "\n".join(lines) + "\n"
 
 
@@ -67,9 +71,11 @@ def table(name):
 def test_golden_tables(name):
     path = GOLDEN / f"{name.replace('/', '_').replace('+', '_')}.txt"
     text = table(name)
+
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+
     assert text == path.read_text()
 
 
@@ -92,14 +98,17 @@ EVERY_KIND = [
 def test_every_large_parameter_is_split_over_data_and_what_computes_most_over_model(options):
     data = {"replica": 1, "data": 8, "model": 1}
     model = {"replica": 2, "data": 2, "model": 2}
+
     for name, leaf in parameters(**options).items():
         if leaf.size >= 50_000:
             assert parts(spec_of(name, leaf.shape, data, "fsdp"), data) == 8, name
+
         computes_most = (
             re.search(r"(blocks|pooling)/.*kernel|(conv[123]|shortcut/conv)/kernel", name)
             is not None
         )
         spread = parts(spec_of(name, leaf.shape, model, "replicated"), model)
+
         assert spread == (
             2 if computes_most or re.search("(query|key|value|expand)/bias", name) else 1
         ), name
@@ -111,6 +120,7 @@ def test_every_rule_decides_something_and_known_networks_need_no_last_one():
     shapes = {name: leaf.shape for name, leaf in parameters("ViT-B/16", mlp="swiglu").items()}
     names |= factor_shapes(shapes, Lora(rank=2, scale=1.0, layers=())).keys()
     used = {pytree.first_match(patterns, name) for name in names}
+
     assert used == {pattern for pattern, _ in RULES[:-1]}
 
 
@@ -174,14 +184,18 @@ def test_states_of_optimizers(name):
     All that our own optimisers keep is of their parameters' shapes, but for counters of steps.
     """
     architecture = build_architecture(
-        ModelConfig(name="ViT-S/16"), image_size=(224, 224), num_classes=1000
+        ModelConfig(name="ViT-S/16"),
+        image_size=(224, 224),
+        num_classes=1000,
     )
     model = jax.eval_shape(lambda: build_model(architecture, jax.random.key(0)))
     state = jax.eval_shape(
-        lambda model: init_state(model, OPTIMIZERS[name], with_polyak=True), model
+        lambda model: init_state(model, OPTIMIZERS[name], with_polyak=True),
+        model,
     )
     placed = pytree.named_leaves(shard_tree(state, AbstractMesh((1, 8, 2), tuple(AXES)), "fsdp"))
     shapes = {leaf: x.shape for leaf, x in pytree.named_leaves(model).items()}
+
     for leaf, x in pytree.named_leaves(state).items():
         parameter = next((known for known in shapes if leaf.endswith(f"/{known}")), None)
         if parameter and x.shape == shapes[parameter]:
@@ -201,10 +215,16 @@ def test_a_data_axis_that_does_not_divide_the_width_is_an_error():
         ValueError, match=r"data axis of 512 devices .* Choose config.sharding.num_replicas=4"
     ):
         shard_tree(parameters("ViT-G/14"), mesh, "fsdp")
+
     shard_tree(
-        parameters("ViT-H/14"), AbstractMesh((1, 256, 1), ("replica", "data", "model")), "fsdp"
+        parameters("ViT-H/14"),
+        AbstractMesh((1, 256, 1), ("replica", "data", "model")),
+        "fsdp",
     )
+
     with pytest.raises(ValueError, match="Choose parameters=replicated"):
         shard_tree(
-            parameters("ViT-S/16"), AbstractMesh((1, 7, 1), ("replica", "data", "model")), "fsdp"
+            parameters("ViT-S/16"),
+            AbstractMesh((1, 7, 1), ("replica", "data", "model")),
+            "fsdp",
         )

@@ -30,23 +30,29 @@ from vit_jax.storage.files import (
 def test_readers_see_the_old_file_until_the_end(tmp_path):
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
+
     with open_atomically(str(path)) as file:
         file.write(b"new")
         assert os.path.dirname(file.name) == str(
             tmp_path
         )  # the same file system: a rename replaces it in one step
         assert path.read_bytes() == b"old"
+
     assert path.read_bytes() == b"new"
 
 
 def test_content_is_on_disk_before_the_name(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        os, "fsync", lambda number: synced.append((os.fstat(number).st_size, path.exists()))
+        os,
+        "fsync",
+        lambda number: synced.append((os.fstat(number).st_size, path.exists())),
     )
     path = tmp_path / "a"
     write_atomically(path, b"\x00\xff")
+
     assert path.read_bytes() == b"\x00\xff"
+
     write_atomically(path, "größer\n")
     assert path.read_text("utf-8") == "größer\n"
     assert synced == [(2, False), (9, True)]
@@ -64,6 +70,7 @@ def test_an_error_leaves_the_file_as_it_was(tmp_path, error):
 
     with pytest.raises(error):
         fail()
+
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -72,11 +79,14 @@ def test_temporary_names_are_never_shared(tmp_path, monkeypatch):
     """Processes of two containers have equal numbers: a name that exists belongs to another process."""
     tokens = iter(["11", "11", "22"])
     monkeypatch.setattr(secrets, "token_hex", lambda *_: next(tokens))
+
     with open_atomically(tmp_path / "a") as file:
         file.write(b"first")
         with pytest.raises(WriteError, match="File exists"), open_atomically(tmp_path / "a"):
             pass
+
         write_atomically(tmp_path / "a", "second")
+
     assert (tmp_path / "a").read_text() == "first"
     assert os.listdir(tmp_path) == ["a"]
 
@@ -85,6 +95,7 @@ def test_a_new_file_has_the_usual_permissions(tmp_path):
     (tmp_path / "usual").touch()
     write_atomically(tmp_path / "a", "x")
     expected = stat.S_IMODE((tmp_path / "usual").stat().st_mode)
+
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == expected
 
 
@@ -97,13 +108,17 @@ def test_a_long_name_can_be_written(tmp_path):
 def test_a_link_stays_and_its_target_is_written(tmp_path, existing):
     (tmp_path / "folder").mkdir()
     target = tmp_path / "folder/target"
+
     if existing:
         target.write_text("old")
+
     (tmp_path / "folder/relative").symlink_to("target")
     (tmp_path / "link").symlink_to(tmp_path / "folder/relative")
+
     with open_atomically(tmp_path / "link") as file:
         file.write(b"new")
         assert os.path.dirname(file.name) == str(tmp_path / "folder")
+
     assert target.read_text() == "new"
     assert not target.is_symlink()
     assert (tmp_path / "link").is_symlink()
@@ -114,8 +129,10 @@ def test_a_link_stays_and_its_target_is_written(tmp_path, existing):
 def test_links_in_a_circle_are_rejected(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
+
     with rejects(str(tmp_path / "a"), "Too many levels of symbolic links"):
         write_atomically(tmp_path / "a", "x")
+
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
@@ -127,6 +144,7 @@ def test_a_pipe_is_written_into(tmp_path):
     (tmp_path / "link").symlink_to("pipe")
     end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # a reader, before anything is written
     os.set_blocking(end, True)
+
     with os.fdopen(end, "rb") as reader:
         thread = threading.Thread(target=lambda: found.append(reader.read()))
         with open_atomically(tmp_path / "link") as file:
@@ -134,7 +152,9 @@ def test_a_pipe_is_written_into(tmp_path):
             file.write(bytes(200_000))
             file.seek(0)
             file.write(b"begin")
+
         thread.join()
+
     assert found == [b"begin" + bytes(199_995)]
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
@@ -145,6 +165,7 @@ def test_an_error_writes_nothing_into_a_pipe(tmp_path):
     with os.fdopen(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
         with pytest.raises(TypeError), open_atomically(tmp_path / "pipe") as file:
             file.writelines([b"half", "no bytes"])
+
         assert reader.read() == b""
 
 
@@ -155,9 +176,11 @@ def test_a_device_stays_a_device(tmp_path):
         device.write_bytes(b"")
     except PermissionError:
         pytest.skip("only root can create devices, and only on some file systems")
+
     (tmp_path / "link").symlink_to("null")
     for name in ("null", "link"):
         write_atomically(tmp_path / name, "x")
+
     assert stat.S_ISCHR(device.lstat().st_mode)
     assert sorted(os.listdir(tmp_path)) == ["link", "null"]
 
@@ -167,6 +190,7 @@ def test_what_cannot_be_a_file_is_rejected(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()  # empty: a rename would replace a link to it
     (tmp_path / "link").symlink_to("folder")
     monkeypatch.chdir(tmp_path)  # a socket's path has at most 108 bytes
+
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         problems = {
@@ -174,9 +198,11 @@ def test_what_cannot_be_a_file_is_rejected(tmp_path, monkeypatch):
             "link": "Is a directory",
             "socket": "it is a socket",
         }
+
         for name, problem in problems.items():
             with rejects(str(tmp_path / name), problem), open_atomically(tmp_path / name):
                 raise AssertionError("rejected before the content is computed")
+
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe", "socket"]
     assert stat.S_ISSOCK((tmp_path / "socket").lstat().st_mode)
 
@@ -196,6 +222,7 @@ def test_standard_output_of_any_kind(tmp_path, kind):
     """Through a link as /dev/stdout, in order with what the process prints."""
     (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     (tmp_path / "file").write_text("kept\n")
+
     if kind == "terminal":
         reading, writing = os.openpty()
     elif kind == "pipe":
@@ -204,6 +231,7 @@ def test_standard_output_of_any_kind(tmp_path, kind):
         reading, writing = (
             os.open(tmp_path / "file", mode) for mode in (os.O_RDONLY, os.O_WRONLY | os.O_APPEND)
         )
+
     subprocess.run(
         [sys.executable, "-c", PRINT, str(tmp_path / "stdout")],
         cwd=ROOT,
@@ -211,8 +239,10 @@ def test_standard_output_of_any_kind(tmp_path, kind):
         check=True,
     )
     printed = os.read(reading, 1000).decode().replace("\r\n", "\n")
+
     assert printed == ("kept\n" if kind == "file" else "") + "before\ncontent\nafter\n"
     assert sorted(os.listdir(tmp_path)) == ["file", "stdout"]
+
     for descriptor in (reading, writing):
         os.close(descriptor)
 
@@ -221,13 +251,16 @@ def test_a_folder_is_made_where_a_link_leads(tmp_path):
     (tmp_path / "link").symlink_to("target")
     with make_folder(tmp_path / "link"):
         write_atomically(tmp_path / "link/a", "x")
+
     assert (tmp_path / "target/a").read_text() == "x"
     assert (tmp_path / "link").is_symlink()
     with pytest.raises(KeyError), make_folder(tmp_path / "link"):
         raise KeyError
+
     os.mkfifo(tmp_path / "pipe")
     with rejects(str(tmp_path / "pipe"), "it is not a folder"), make_folder(tmp_path / "pipe"):
         pass
+
     assert stat.S_ISFIFO((tmp_path / "pipe").lstat().st_mode)
 
 
@@ -235,31 +268,40 @@ def test_a_folder_is_made_where_a_link_leads(tmp_path):
 def test_refusals_of_the_system_are_explained(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/b").touch()
+
     with pytest.raises(
         ValueError, match=rf"{name} cannot be written: .*choose a path in an existing folder"
     ):
         write_atomically(tmp_path / name, "x")
+
     assert os.listdir(tmp_path) == ["folder"]
 
 
 def test_only_regular_files_of_a_bounded_size_are_read(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b"12345")
+
     assert read_bounded(path, 5) == b"12345"
     assert (read_range(path, 1, 3), read_range(path, 1, -1)) == (b"234", b"")
     with pytest.raises(ValueError, match="larger than 4 bytes"):
         read_bounded(path, 4)
+
     (tmp_path / "link").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
+
     for name in ("link", "pipe", "."):
         with pytest.raises(ValueError, match="not a regular file"):
             read_bounded(tmp_path / name, 5)
+
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "none", 5)
+
     with open(tmp_path / "sparse", "wb") as file:
         file.truncate(60 * 10**9)
+
     with rejects("", "larger than 5 bytes"):
         read_bounded(tmp_path / "sparse", 5)
+
     assert read_bounded("/proc/self/stat", 4096).startswith(
         f"{os.getpid()} ".encode()
     )  # it states a size of 0
@@ -272,6 +314,7 @@ def test_a_file_that_is_replaced_by_a_pipe_is_not_waited_for(tmp_path, monkeypat
     regular = os.stat(__file__)
     os.mkfifo(path)
     monkeypatch.setattr(os, "stat", lambda _: regular)  # as it was before it was replaced
+
     with rejects("", "not a regular file"):
         read_bounded(path, 5)
 

@@ -15,12 +15,15 @@ def open_data(split, config, seed):
     pixels = np.random.default_rng(0).integers(0, 256, (COUNT, 8, 8, 1), np.uint8)
     labels = np.arange(COUNT) % 9
     labels[POISONED] = 9
+
     return MemorySource(pixels, labels, tuple("0123456789"))
 
 
 def infinite(logits_BK, label_BK):
     return optax.softmax_cross_entropy(logits_BK, label_BK) + jnp.where(
-        label_BK[:, 9] > 0, jnp.inf, 0.0
+        label_BK[:, 9] > 0,
+        jnp.inf,
+        0.0,
     )
 
 

@@ -30,6 +30,7 @@ def batches(run, num_steps, *, masked=()):
     """Host arrays of made-up images; rows in `masked` do not count."""
     rng = np.random.default_rng(0)
     size = run.config.global_batch
+
     for _ in range(num_steps):
         mask = np.ones(size, np.float32)
         mask[list(masked)] = 0
@@ -41,9 +42,11 @@ def train(run, num_steps=20, *, masked=()):
     """The state after some steps, and every step's metrics as floats."""
     state = run.init_state()
     curve = []
+
     for batch in batches(run, num_steps, masked=masked):
         state, metrics = run.train_step(state, jax.device_put(batch, run.batch_sharding))
         curve.append({name: float(value) for name, value in metrics.items()})
+
     return state, curve
 
 
@@ -63,6 +66,7 @@ def interrupt(train, question, step, monkeypatch):
     ask_to_end_at(question, monkeypatch)
     with pytest.raises(Interrupted, match=f"stopped after step {step} of 6, which is saved"):
         train()
+
     ask_to_end_at(None, monkeypatch)
 
 

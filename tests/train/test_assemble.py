@@ -32,5 +32,6 @@ def test_values_that_do_not_fit(overrides, field, rule):
 def test_a_network_and_data_that_are_not_chosen():
     with rejects("config.model.name=ViT-B/16"):
         architecture_of(load_recipe("finetune:any,own"), 10)
+
     with rejects("config.data", "tfds:NAME.*folder:PATH.*csv:FILE"):
         open_datasets(runs.config("data=None"))

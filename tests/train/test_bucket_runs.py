@@ -21,13 +21,15 @@ def pretend(workdir, **changes):
         with contextlib.suppress(FileExistsError):
             found, generation = (workdir / FILE).read_generation()
             return (workdir / FILE).write_bytes(
-                json.dumps(json.loads(found) | changes).encode(), generation
+                json.dumps(json.loads(found) | changes).encode(),
+                generation,
             )
 
 
 def test_the_lock_names_the_process_and_host_that_have_it(workdir):
     with lock_of(workdir) as lock:
         assert isinstance(lock, BucketLock)
+
         pretend(workdir, host="vm-7", pid=1234)
         with pytest.raises(
             ValueError, match=r"used by another run: process 1234 on vm-7, since 20.*End that run"
@@ -52,9 +54,11 @@ def test_a_lock_that_is_not_renewed_is_taken_over_and_its_owner_learns_of_it(wor
             lost._renewed = -1000.0  # long ago
             with pytest.raises(WorkdirLost, match="taken over by process"):
                 lost.check()
+
         assert not (workdir / FILE).exists()
         with pytest.raises(WorkdirLost, match="was removed"):
             lost.check()
+
     assert "on vm-7: waiting up to 0 s" in lines[0]
 
 
@@ -62,11 +66,14 @@ def test_a_renewal_does_not_bring_back_a_lock_that_was_taken_over(workdir):
     with BucketLock(workdir, renewal_seconds=0.01) as lock:
         while json.loads((workdir / FILE).read_text())["renewals"] < 2:
             pass
+
         pretend(workdir, token="another", host="vm-7", pid=77)
         while lock._renewed > 0:
             pass
+
         with pytest.raises(WorkdirLost, match="by process 77 on vm-7"):
             lock.check()
+
     assert json.loads((workdir / FILE).read_text())["token"] == "another"
 
 
@@ -80,16 +87,22 @@ def test_the_owner_sends_no_request_between_renewals(workdir, cloud):
 def test_metrics_are_written_as_a_whole_and_not_over_those_of_another_run(workdir, cloud):
     lines = ObjectLines(workdir, 0)
     before = len(cloud.requests)
+
     for step in range(1, 6):
         lines.write(step, {"train_loss": 1.0 / step})
+
     assert (
         len(cloud.requests) - before == 1
     )  # for the first; then after ten seconds, or before a checkpoint
+
     lines.flush()
     assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4, 5]
+
     again = ObjectLines(workdir, 3)
     again.write(4, {"train_loss": 0.5})
+
     assert [line["step"] for line in read_metrics(workdir)] == [1, 2, 3, 4]
+
     lines.write(6, {"train_loss": 0.1})
     with pytest.raises(FileExistsError, match="another process"):
         lines.close()

@@ -24,14 +24,18 @@ LENGTH = (
 def test_a_run_and_the_evaluation_of_its_weights(tmp_path):
     metrics = f"top5_accuracy,calibration_error,f1_macro,{BRIER}"
     config = runs.config(
-        *LENGTH, f"evaluation.metrics={metrics}", "checkpoint.best_metric=test_brier"
+        *LENGTH,
+        f"evaluation.metrics={metrics}",
+        "checkpoint.best_metric=test_brier",
     )
     summary = pretrain(config, str(tmp_path))
     lines = [line for line in commands.metrics(tmp_path) if "test_brier" in line]
+
     assert [line["step"] for line in lines] == [2, 4]
 
     words = ["evaluate", tmp_path, "--data=digits", f"--metrics={metrics}", "--json"]
     found = json.loads(commands.succeed([*map(str, words)]))
+
     for name in ("accuracy", "top5_accuracy", "calibration_error", "f1_macro", "loss", "brier"):
         assert found[name] == pytest.approx(summary[f"test_{name}"], rel=1e-4), name
 

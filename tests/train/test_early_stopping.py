@@ -50,7 +50,10 @@ class Told:
 @pytest.fixture(scope="module")
 def config(data_dir):
     return runs.config(
-        *OPTIONS, "stop_early.patience=2", "logging.every=1 step", f"input.data_dir={data_dir}"
+        *OPTIONS,
+        "stop_early.patience=2",
+        "logging.every=1 step",
+        f"input.data_dir={data_dir}",
     )
 
 
@@ -70,6 +73,7 @@ def assert_same_end(summary, workdir, stopped):
         "train_loss",
     ):
         assert summary[name] == stopped[0][name], name
+
     assert commands.curve(workdir) == commands.curve(stopped[1])
     assert commands.checkpoint_steps(workdir) == [2, 4]
 
@@ -78,6 +82,7 @@ def assert_same_end(summary, workdir, stopped):
 def test_it_ends_and_other_verbs_take_the_best(stopped, config):
     summary, workdir = stopped
     expected = [4, 2, True, 0.5]
+
     assert [
         summary[name] for name in ("steps", "best_step", "stopped_early", "val_accuracy")
     ] == expected
@@ -90,12 +95,16 @@ def test_it_ends_and_other_verbs_take_the_best(stopped, config):
 def test_it_has_ended_until_it_may_be_more_patient(stopped, config, tmp_path, capsys):
     workdir = tmp_path / "copy"
     shutil.copytree(stopped[1], workdir)
+
     assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
+
     out = capsys.readouterr().out
     assert "stopped early: val_accuracy has not improved for 2 evaluations, since step 2\n" in out
     assert ", at step 2, the best that is kept" in out
+
     more = dataclasses.replace(config, stop_early=StopEarlyConfig(patience=3))
     summary = pretrain(more, str(workdir))
+
     assert [summary[name] for name in ("steps", "best_step", "stopped_early")] == [6, 5, False]
 
 
@@ -104,6 +113,7 @@ def test_interrupted_in_evaluations_it_decides_the_same(stopped, config, tmp_pat
     """In that of the best step, and in the last; a question follows each step and each batch of an evaluation."""
     for question, step in ((4, 2), (5, 4)):
         runs.interrupt(lambda: pretrain(config, str(tmp_path)), question, step, monkeypatch)
+
     summary = pretrain(config, str(tmp_path))
     assert_same_end(summary, tmp_path, stopped)
     assert parameters_sha256(load_weights(str(tmp_path)).parameters) == summary["parameters_sha256"]
@@ -115,6 +125,7 @@ def test_killed_before_its_end_was_on_disk_it_decides_the_same(stopped, config, 
     shutil.copytree(stopped[1], workdir)
     shutil.rmtree(workdir / "checkpoints" / "4")
     (workdir / "summary.json").unlink()
+
     assert_same_end(pretrain(config, str(workdir)), workdir, stopped)
 
 
@@ -125,10 +136,12 @@ def noted(values, metric="test_loss", mode="auto", **fields):
     config = dataclasses.replace(config, checkpoint=keeping)
     config = dataclasses.replace(config, stop_early=StopEarlyConfig(**fields))
     metadata = {}
+
     for step, value in enumerate(values, 1):
         stopping = EarlyStopping(config, metadata)
         stopping.note(step, dict.fromkeys(("test_loss", "test_accuracy", metric), value))
         metadata = stopping.metadata()
+
     return stopping
 
 
@@ -161,10 +174,13 @@ def test_of_accuracies_more_is_better_and_of_another_metric_nothing_is_known():
     stopping = noted([0.1, 0.2, 0.15], "test_accuracy", patience=1)
     assert stopping.reason_to_stop()
     assert stopping.best_of([1, 3]) == 3
+
     other = dataclasses.replace(runs.config(), stop_early=StopEarlyConfig(patience=1))
     other = dataclasses.replace(
-        other, checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss")
+        other,
+        checkpoint=dataclasses.replace(other.checkpoint, best_metric="test_loss"),
     )
+
     assert not EarlyStopping(other, stopping.metadata()).reason_to_stop()
 
 
@@ -176,7 +192,8 @@ def test_of_errors_less_is_better(metric, mode):
 @pytest.fixture(scope="module")
 def interrupted_config(tiny_run):
     checkpoint = dataclasses.replace(
-        tiny_run.config.checkpoint, every="4 steps"
+        tiny_run.config.checkpoint,
+        every="4 steps",
     )  # none at the first stop
     return dataclasses.replace(tiny_run.config, checkpoint=checkpoint)
 
@@ -191,6 +208,7 @@ def test_goes_on_from_where_it_was_asked(
 ):
     runs.interrupt(lambda: pretrain(interrupted_config, str(tmp_path)), question, step, monkeypatch)
     reader = CheckpointReader(tmp_path)
+
     assert max(reader.all_steps()) == step
     assert reader.metadata(step)["owes_evaluation"] is owes
     runs.assert_same_end(pretrain(interrupted_config, str(tmp_path)), tiny_run.summary)
@@ -204,6 +222,7 @@ def test_an_evaluation_that_is_owed_may_be_broken_off_again(
         runs.ask_to_end_at(question, monkeypatch)
         with pytest.raises(Interrupted, match=message):
             pretrain(interrupted_config, str(tmp_path))
+
     runs.ask_to_end_at(None, monkeypatch)
     runs.assert_same_end(pretrain(interrupted_config, str(tmp_path)), tiny_run.summary)
     assert commands.curve(tmp_path) == commands.curve(tiny_run.workdir)

@@ -66,12 +66,14 @@ class Pixels:
     def run(self, state):
         total = 0.0
         count = 0.0
+
         with self._split.open_batches() as batches:
             for batch in batches:
                 mask = np.asarray(batch.mask_B)
                 image = np.asarray(batch.image_BHWC, np.float64)
                 total = total + (image.mean((1, 2, 3)) * mask).sum()
                 count = count + mask.sum()
+
         yield "pixel", self._factor * total / count
         yield "at_step", int(state.step)
 
@@ -87,7 +89,10 @@ OTHERS = {
 }
 OTHERS["near"] = OTHERS["few"]
 DATA = Datasets(
-    source(160), source(20, seed=1), OTHERS, {"few": source(40, seed=5), "near": OTHERS["few"]}
+    source(160),
+    source(20, seed=1),
+    OTHERS,
+    {"few": source(40, seed=5), "near": OTHERS["few"]},
 )
 TWO_BATCHES = "evaluation.global_batch=16"
 CONFIG = runs.config(*LENGTHS, *EVALUATORS, TWO_BATCHES)
@@ -105,6 +110,7 @@ def results(workdir):
         for name, value in line.items():
             if name.startswith(("test_", "v2_", "mine_", "few_", "near_")):
                 found.setdefault(name, []).append((line["step"], value))
+
     return found
 
 
@@ -131,6 +137,7 @@ def test_each_has_its_split_prefix_and_cadence(uninterrupted):
         },
         "near_3nn_accuracy": [6],
     }
+
     assert steps == expected
     assert (summary["test_images"], summary["v2_images"], summary["mine_at_step"]) == (20, 24, 6)
     assert summary["mine_pixel"] == pytest.approx(0.5 * OTHERS["mine"].images.mean(), rel=1e-6)
@@ -143,6 +150,7 @@ def test_the_best_is_that_of_the_evaluator_named(uninterrupted):
     evaluated = results(workdir)["v2_accuracy"]
     best = max(accuracy for _, accuracy in evaluated)
     kept = set(commands.checkpoint_steps(workdir))
+
     assert max(kept) == 6
     assert kept & {step for step, accuracy in evaluated if accuracy == best}
     assert len(kept) <= 2
@@ -153,6 +161,7 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
     """Asked to end in the third of those that are due; test_early_stopping.py has the other places."""
     runs.interrupt(lambda: pretrain(tmp_path, monkeypatch), 9, 3, monkeypatch)
     summary = pretrain(tmp_path, monkeypatch)
+
     assert results(tmp_path) == results(uninterrupted[0])
     assert summary["parameters_sha256"] == uninterrupted[1]["parameters_sha256"]
 
@@ -171,6 +180,7 @@ def test_evaluations_that_are_owed_are_made_up_for(uninterrupted, tmp_path, monk
 def test_what_is_no_evaluator_is_rejected(options, rule):
     run = runs.build(*(f"evaluation.evaluators.mine.{option}" for option in options))
     both = dataclasses.replace(DATA, train_sources={"mine": DATA.others["mine"]})
+
     with rejects("", rule):
         build_evaluations(run, both, "test", lambda: None)
 
@@ -182,13 +192,15 @@ def test_features_are_those_of_the_evaluated_parameters(uninterrupted):
     model = from_weights(load_weights(str(workdir)))
     transform = build_fewshot_transform((8, 8))
     model = dataclasses.replace(
-        model, module=jax.device_put(model.module, replicated(build_mesh(jax.devices())))
+        model,
+        module=jax.device_put(model.module, replicated(build_mesh(jax.devices()))),
     )
     extractor = extractor_of(model, transform=transform, global_batch=16)
     sides = [
         extractor.extract(source) for source in (DATA.train_sources["few"], DATA.others["few"])
     ]
     result = few_shot(FewShot(shots=(1, 2)), *sides, 10)
+
     for shots in (1, 2):
         expected = pytest.approx(result.list_accuracies(shots, 1024.0).mean())
         assert summary[f"few_{shots}shot_accuracy"] == expected
@@ -203,12 +215,15 @@ def test_splits_of_frozen_features_must_have_the_same_classes(data_dir):
     config = runs.config(f"input.data_dir={data_dir}")
     evaluation = dataclasses.replace(config.evaluation, evaluators={"few": EvaluatorConfig(**few)})
     data = open_datasets(dataclasses.replace(config, evaluation=evaluation))
+
     assert (len(data.train_sources["few"]), len(data.others["few"])) == (718, 360)
+
     other = EvaluatorConfig(kind="fewshot", data=f"{__name__}:open_splits_that_differ")
     with rejects("splits", "different classes"):
         open_datasets(
             dataclasses.replace(
-                config, evaluation=dataclasses.replace(evaluation, evaluators={"x": other})
+                config,
+                evaluation=dataclasses.replace(evaluation, evaluators={"x": other}),
             )
         )
 
@@ -238,6 +253,7 @@ def test_a_run_takes_the_direction_that_an_evaluator_of_the_caller_states():
     keeping = dataclasses.replace(config.checkpoint, best_metric="mine_regret")
     config = dataclasses.replace(config, checkpoint=keeping)
     further = [ScheduledEvaluator("mine", Regret(), Cadence(1, 6))]
+
     assert with_stated_mode(config, further).checkpoint.best_mode == "min"
     assert with_stated_mode(config, []) is config
 
@@ -245,7 +261,9 @@ def test_a_run_takes_the_direction_that_an_evaluator_of_the_caller_states():
 def test_too_many_unreadable_images_end_an_evaluation_in_every_process():
     log = UnreadableLog(source(20), None)
     evaluator = ScheduledEvaluator("mine", Regret(), Cadence(1, 6), [log])
+
     assert evaluator.run(None) == {"mine_regret": 0.5}
+
     log.problem = "3 images cannot be read"
     with pytest.raises(TooManyUnreadable, match=r"^mine: 3 images"):
         evaluator.run(None)

@@ -70,6 +70,7 @@ def run(tiny_run, tmp_path):
         json.dumps({"init_from": "x", "parameters_sha256": "0" * 64, "classes": ["a"]})
     )
     (folder / "classes.txt").write_text("".join(f"class {number}\n" for number in range(10)))
+
     return folder
 
 
@@ -92,6 +93,7 @@ def damage_bytes(rng, content):
             rng.randbytes(9),
         )
     )
+
     return rng.choice(
         (
             content[:at] + flipped + content[at + 1 :],
@@ -113,6 +115,7 @@ def damage_values(rng, text):
     part, key = rng.choice(places) if places else ([value], 0)
     other = rng.choice(VALUES)
     kind = rng.randrange(6)
+
     if kind == 0:
         del part[key]
     elif kind == 1 and isinstance(part, dict):
@@ -121,9 +124,11 @@ def damage_values(rng, text):
         ] = other
     else:
         part[key] = other
+
     changed = json.dumps(other if kind == 2 and rng.random() < 0.3 else value)
     if kind == 3 and changed.endswith("}"):
         changed = f"{changed[:-1]}, {json.dumps(str(key))}: {json.dumps(other)}}}"  # a name twice
+
     return changed.replace('"DEEP"', DEEP)
 
 
@@ -155,6 +160,7 @@ def damage(rng, file, content):
     """Replaces a file by a damaged one."""
     remove(file)
     chance = rng.random()
+
     if chance < 0.1:
         make_special(rng, file)
     elif chance < 0.4 or file.suffix == ".txt":
@@ -183,7 +189,9 @@ def rejection(reader, folder):
         is_proper = str(folder) in str(error) and len(str(error)) < 5000
         if is_proper and not isinstance(error, UnicodeError | json.JSONDecodeError):
             return error
+
         raise AssertionError("not the proper way") from error
+
     return None
 
 
@@ -193,8 +201,10 @@ def fuzz(folder, name, readers, seed, num_cases=NUM_CASES):
     rng = random.Random(seed)
     content = file.read_bytes()
     rejected = dict.fromkeys(readers, 0)
+
     for reader in readers:
         reader(folder)
+
     for case in range(num_cases):
         damage(rng, file, content)
         for reader in readers:
@@ -203,8 +213,10 @@ def fuzz(folder, name, readers, seed, num_cases=NUM_CASES):
             except Exception as error:
                 kept = file.read_bytes()[:300] if file.is_file() else "special"
                 raise AssertionError(f"case {case} of {name} in {reader}: {kept}") from error
+
     remove(file)
     file.write_bytes(content)
+
     return rejected
 
 
@@ -213,7 +225,9 @@ def draw_nothing(monkeypatch):
     """Drawing takes most of the time of a page; test_fuzz_page draws."""
     monkeypatch.setattr(page, "_svg", lambda figure: "<svg></svg>")
     monkeypatch.setattr(
-        page, "draw_curves", lambda runs, names: [run.curve(name) for run in runs for name in names]
+        page,
+        "draw_curves",
+        lambda runs, names: [run.curve(name) for run in runs for name in names],
     )
 
 
@@ -236,6 +250,7 @@ def test_metrics(run, draw_nothing):
         run_files.last_training_line,
     )
     rejected = fuzz(run, "metrics.jsonl", readers, seed=1)
+
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 
@@ -275,6 +290,7 @@ def test_divergence(run):
     }
     (run / "divergence.json").write_text(json.dumps(found))
     (rejected,) = fuzz(run, "divergence.json", (run_files.read_divergence,), seed=8).values()
+
     assert 0 < rejected < NUM_CASES
 
 
@@ -285,6 +301,7 @@ def test_config(run, tiny_run, draw_nothing):
         lambda folder: workdir.require_same_config(folder, tiny_run.config),
     )
     rejected = fuzz(run, "config.json", readers, seed=3)
+
     assert all(0 < number < NUM_CASES for number in rejected.values())
 
 
@@ -304,6 +321,7 @@ def test_start(run):
         [read := lambda folder: run_files.read_start(folder / "start.json")],
         seed=4,
     )
+
     assert 0 < rejected[read] < NUM_CASES
 
 
@@ -323,10 +341,12 @@ def test_metadata_of_a_checkpoint(run, is_digest_right):
     for folder in (run / "checkpoints").iterdir():
         if folder.name != "6":
             shutil.rmtree(folder)
+
     name = "checkpoints/6/metadata/metadata"
     if not is_digest_right:
         metadata = json.loads((run / name).read_text())
         del metadata[METADATA_DIGEST]
         (run / name).write_text(json.dumps(metadata))
+
     rejected = fuzz(run, name, [load_weights], seed=7 + is_digest_right, num_cases=400)
     assert 0 < rejected[load_weights] <= 400

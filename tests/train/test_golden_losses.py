@@ -33,15 +33,18 @@ def train(config):
     batch = runs.first_batch(run)
     state = run.init_state()
     losses = []
+
     for _ in range(NUM_STEPS):
         state, metrics = run.train_step(state, batch)
         losses.append(float(metrics["train_loss"]))
+
     return losses
 
 
 def with_network(name):
     return dataclasses.replace(
-        runs.config(*IMAGES), model=ModelConfig(name=name, compute_dtype="float32")
+        runs.config(*IMAGES),
+        model=ModelConfig(name=name, compute_dtype="float32"),
     )
 
 
@@ -65,6 +68,7 @@ def fine_tune(data_dir, folder):
         "global_batch=16",
     ]
     commands.succeed(words("finetune", *tuned, *length))
+
     return list(commands.losses(folder / "finetune").values())
 
 
@@ -81,9 +85,11 @@ RUNS = {
 def test_losses_are_the_golden_ones(name, data_dir, tmp_path):
     losses = RUNS[name](data_dir, tmp_path)
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+
     if os.environ.get("UPDATE_GOLDEN") == "1":
         golden[name] = [round(loss, 7) for loss in losses]
         GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
+
     np.testing.assert_allclose(losses, golden[name], rtol=0, atol=TOLERANCES.get(name, TOLERANCE))
     assert len(losses) == NUM_STEPS
     assert losses[-1] < losses[0], "a run that learns nothing would hide what its updates do"

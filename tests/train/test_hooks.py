@@ -117,12 +117,14 @@ class Session:
         self.step = step
         self.files.saved.clear()
         evaluate_and_save(self, reason)
+
         return self.files.saved
 
 
 def test_a_checkpoint_has_the_results_of_its_step():
     session = Session({"accuracy": 0.5})
     results = {"test_accuracy": 0.5}
+
     assert session.save_after(2) == [(2, False, results)], "it may be the best one"
     assert session.save_after(3) == [(3, False, {})], "no evaluator was due"
     assert session.save_after(6) == [(6, False, results)]
@@ -149,6 +151,7 @@ def test_a_run_that_stops_is_saved_and_owes_the_evaluators_that_are_due(step, ow
     session = Session({"accuracy": 0.5})
     with pytest.raises(Interrupted, match=f"after step {step} of 6"):
         session.save_after(step, session.stop.make_reason(step))
+
     assert session.files.saved == [(step, owes, {})]
 
 
@@ -163,14 +166,17 @@ def test_an_evaluation_that_does_not_end_is_owed(error, message):
     session = Session({}, error)
     with pytest.raises(type(error), match=message):
         session.save_after(2)
+
     assert session.files.saved == [(2, True, {})]
 
 
 def test_unreadable_images_of_training_are_the_reason_that_is_told():
     session = Session({"accuracy": 0.5})
     session.unreadable.note(2, 0.0)
+
     with pytest.raises(TooManyUnreadable, match=r"Step 2: no image.*after step 3 is saved"):
         session.save_after(3, session.stop.find_reason(3))
+
     assert session.files.saved == [(3, False, {})]
 
 
@@ -181,20 +187,26 @@ def test_the_run_is_asked_once_after_each_step_whether_it_has_to_end():
     stop = StopRequest(asked, unreadable, 6)
     unreadable.note(1, 8.0)
     unreadable.after_step(1, {})
+
     assert stop.find_reason(1) is None
+
     unreadable.note(2, 0.0)
     assert isinstance(stop.find_reason(2), Interrupted)
     assert asked.num_queries == 2
+
     log.problem = "9 images cannot be read"
     unreadable.after_step(3, {})
+
     assert asked.is_requested()
 
 
 def test_a_run_pauses_after_the_last_evaluation_up_to_the_fraction():
     steps = runs.build("total=6 steps", "evaluation.every=2 steps").steps
     pause = EndAtFraction(steps, 0.9)
+
     assert [step for step in range(1, 7) if pause.is_due(step)] == [4]
     assert [step for step in range(1, 7) if pause.is_over(step)] == [5, 6]
+
     never = EndAtFraction(steps, None)
     assert not any(never.is_due(step) or never.is_over(step) for step in range(1, 7))
     with pytest.raises(ValueError, match="within 30% of the 6 steps"):

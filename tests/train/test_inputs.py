@@ -37,6 +37,7 @@ def test_a_pipeline_ends_before_that_of_the_next_phase_starts(events):
     with inputs.open_train_batches(run, tiny.source(160), 0) as (batches, _):
         assert events == [("open", 0, 8, 0)]
         assert list(batches) == [1, 2, 3, 4, 5, 6]
+
     expected = [
         ("open", 0, 8, 0),
         ("close", 0),
@@ -45,6 +46,7 @@ def test_a_pipeline_ends_before_that_of_the_next_phase_starts(events):
         ("open", 5, 16, 64),
         ("close", 5),
     ]
+
     assert events == expected
 
 
@@ -52,4 +54,5 @@ def test_a_resumed_run_begins_in_its_phase(events):
     run = runs.build(*PHASES)
     with inputs.open_train_batches(run, tiny.source(160), 3) as (batches, _):
         assert next(batches) == 4
+
     assert events == [("open", 3, 16, 32), ("close", 3)]

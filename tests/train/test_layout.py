@@ -30,6 +30,7 @@ def assembled(recipe, machine, *overrides, **changes):
         dataclasses.replace(device, **changes) for device in parse_topology(machine).stand_ins()
     ]
     architecture = architecture_of(config, dataset.num_classes)
+
     return assemble(config, architecture, num_examples=dataset.num_examples, devices=devices)
 
 
@@ -51,8 +52,10 @@ def fits(run, machine):
 
 def test_on_cpus_nothing_is_computed_again_and_nothing_is_split():
     run = runs.assemble_config(
-        runs.config("model.remat=auto", "sharding.parameters=auto"), devices=4
+        runs.config("model.remat=auto", "sharding.parameters=auto"),
+        devices=4,
     )
+
     assert layout(run.config) == ("none", 1, "replicated", None)
     assert run.architecture.remat == "none"
 
@@ -69,15 +72,19 @@ def test_values_that_are_set_stay():
         "optimizer.accumulation_steps=2",
         "sharding.parameters=replicated",
     )
+
     assert layout(assembled(B16, "v5e:4x4", *given).config) == ("attention", 2, "replicated", None)
+
     given = ("sharding.num_replicas=4", "sharding.num_model_shards=2")
     run = assembled(B16, "v5e:4x4", *given)
+
     assert (run.config.sharding.num_replicas, run.config.sharding.num_model_shards) == (4, 2)
     assert run.config.model.remat == "none"
 
 
 @pytest.mark.parametrize(
-    "machine", ["v5e:4x4", "v5e:16x16", "v5p:2x2x4", "v6e:4x4", "h100:8", "2*v5e:8x8"]
+    "machine",
+    ["v5e:4x4", "v5e:16x16", "v5p:2x2x4", "v6e:4x4", "h100:8", "2*v5e:8x8"],
 )
 @pytest.mark.parametrize("recipe", [B16, L16, H14])
 def test_the_recipes_fit(recipe, machine):
@@ -94,6 +101,7 @@ def test_a_larger_batch_needs_more_parts_then_more_is_computed_again():
         found.append(
             (POLICIES.index(run.config.model.remat), run.config.optimizer.accumulation_steps)
         )
+
     assert found == sorted(found)
     assert found[0] == (0, 1)
     assert found[2][0] == 0
@@ -138,6 +146,7 @@ def test_parameters_are_split_where_their_update_would_take_long():
 def test_parameters_are_split_where_they_do_not_fit():
     wide = ("model.width=4096", "model.mlp_dim=16384", "model.num_heads=32")
     run = assembled(L16, "v5e:4x4", *wide)
+
     assert run.config.sharding.parameters == "fsdp"
     assert fits(run, "v5e:4x4")
 
@@ -145,6 +154,7 @@ def test_parameters_are_split_where_they_do_not_fit():
 def test_without_a_fit_the_layout_needs_the_least_memory():
     huge = ("model.width=8192", "model.mlp_dim=32768", "model.depth=96", "model.num_heads=64")
     run = assembled(L16, "v5e:2x2", *huge)
+
     assert not fits(run, "v5e:2x2")
     assert (run.config.model.remat, run.config.sharding.parameters) == ("full", "fsdp")
 
@@ -186,15 +196,23 @@ def test_a_resumed_run_keeps_its_layout(tmp_path, num_devices, expected):
     begun = runs.config(*RESOLVED)
     auto = runs.config()
     take(tmp_path, begun)
+
     assert keep_layout(auto, str(tmp_path), num_devices) == auto, "there is no checkpoint to resume"
+
     add_checkpoint(tmp_path)
     kept = keep_layout(auto, str(tmp_path), num_devices)
+
     assert layout(kept) == expected
+
     rest = {"model": auto.model, "optimizer": auto.optimizer, "sharding": auto.sharding}
     assert dataclasses.replace(kept, **rest) == auto
+
     other = runs.config(
-        "model.remat=dots", "sharding.parameters=replicated", "optimizer.accumulation_steps=4"
+        "model.remat=dots",
+        "sharding.parameters=replicated",
+        "optimizer.accumulation_steps=4",
     )
+
     assert keep_layout(other, str(tmp_path), num_devices) == other
 
 
@@ -204,12 +222,14 @@ def test_a_verb_that_resumes_a_run_keeps_its_layout(tiny_run, data_dir, tmp_path
     config["model"]["remat"] = "dots"
     (workdir / "config.json").write_text(json.dumps(config))
     out = commands.succeed(commands.pretraining(data_dir, workdir, *tiny.LENGTH))
+
     assert "remat dots" in out
     assert stored_config(workdir)["model"]["remat"] == "dots"
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"model": {"remat": "auto"}}', '{"sharding": {"parameters": 3}}', "{}"]
+    "text",
+    ["{", "[]", '{"model": {"remat": "auto"}}', '{"sharding": {"parameters": 3}}', "{}"],
 )
 def test_a_stored_config_without_a_layout(tmp_path, text):
     add_checkpoint(tmp_path)

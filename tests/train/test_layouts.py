@@ -30,10 +30,15 @@ def layout(parameters, replicas, model):
 def assert_same_parameters(a, b, atol):
     a = pytree.named_leaves(a)
     b = pytree.named_leaves(b)
+
     for name in a:
         bound = 1e-3 if name.endswith(NO_GRADIENT) else atol
         np.testing.assert_allclose(
-            np.asarray(a[name]), np.asarray(b[name]), rtol=0, atol=bound, err_msg=name
+            np.asarray(a[name]),
+            np.asarray(b[name]),
+            rtol=0,
+            atol=bound,
+            err_msg=name,
         )
 
 
@@ -49,6 +54,7 @@ def test_every_layout_gives_the_run_of_one_device(
 ):
     options = (*WIDE, *layout(parameters, replicas, model), f"model.attention={attention}")
     state, curve = runs.train(runs.build(*options, devices=8), NUM_STEPS)
+
     np.testing.assert_allclose(runs.losses(curve), runs.losses(one_device[1]), rtol=1e-5)
     assert_same_parameters(state.model, one_device[0].model, atol=1e-5)
 
@@ -60,6 +66,7 @@ def test_resnet_and_transformer_in_one_likewise():
     units = {"units": (1,)}  # instead of all four, which XLA compiles for long
     _, expected = runs.train(runs.assemble_config(one, **units), 5)
     _, curve = runs.train(runs.assemble_config(eight, devices=8, **units), 5)
+
     np.testing.assert_allclose(runs.losses(curve), runs.losses(expected), rtol=1e-4)
 
 
@@ -80,6 +87,7 @@ def test_resnet_and_transformer_in_one_likewise():
 def test_axial_blocks_and_parts_likewise(options):
     one, curve_of_one = runs.train(runs.build(*options), 5)
     eight, curve = runs.train(runs.build(*options, *layout("fsdp", 2, 2), devices=8), 5)
+
     np.testing.assert_allclose(runs.losses(curve), runs.losses(curve_of_one), rtol=1e-5)
     assert_same_parameters(eight.model, one.model, atol=1e-5)
 
@@ -88,11 +96,13 @@ def test_axial_blocks_and_parts_likewise(options):
 def test_moments_and_average_lie_with_their_parameters(model):
     run = runs.build(*layout("fsdp", 2, model), "polyak.factor=0.9", devices=8)
     state = run.init_state()
+
     for tree in (state.model, state.polyak, state.optimizer[1].mu, state.optimizer[1].nu):
         kernel = tree.encoder.blocks.mlp.expand.kernel[...]
         assert (
             kernel.addressable_shards[0].data.size == kernel.size // 4
         )  # each of the two replicas has all of it
+
     image = runs.first_batch(run).image_BHWC  # shared by model shards
     assert {shard.data.shape[0] for shard in image.addressable_shards} == {16 // 8 * model}
 
@@ -100,8 +110,10 @@ def test_moments_and_average_lie_with_their_parameters(model):
 @pytest.mark.parametrize("step", ["train_step", "evaluation_step"])
 def test_what_the_compiler_is_told_reaches_both_steps(monkeypatch, step):
     monkeypatch.setattr(
-        "vit_jax.train.step_compiler.compiler_options", lambda mesh: {"no_such_option": "1"}
+        "vit_jax.train.step_compiler.compiler_options",
+        lambda mesh: {"no_such_option": "1"},
     )
     run = runs.assemble_config(runs.config())
+
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
         getattr(run, step)(run.init_state(), runs.first_batch(run))

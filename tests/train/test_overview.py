@@ -36,6 +36,7 @@ def folder(tmp_path):
         (tmp_path / "images" / name).mkdir(parents=True)
         for number in range(10):
             (tmp_path / "images" / name / f"{number}.png").write_bytes(image)
+
     return tmp_path / "images"
 
 
@@ -49,7 +50,9 @@ def test_parameters_are_listed_or_counted_by_part():
         "head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)},
         "norm": {"scale": np.zeros(1)},
     }
+
     assert parameter_table(model, is_folded=True) == "params   9: head 8, norm 1"
+
     lines = [line.split() for line in parameter_table(model, is_folded=False).splitlines()]
     *leaves, total = lines
     expected = [
@@ -57,6 +60,7 @@ def test_parameters_are_listed_or_counted_by_part():
         ["head/kernel", "3", "x", "2", "6"],
         ["norm/scale", "1", "1"],
     ]
+
     assert sorted(leaves) == expected
     assert total == ["total", "9"]
 
@@ -73,21 +77,27 @@ def test_what_is_said_before_training_and_after_an_evaluation():
         .encode()
         .splitlines()
     )
+
     assert b"data     digits: 160 training and 1,200 validation images, 12 classes" in lines
     assert any(
         re.fullmatch(rb"input    \d+ thread\(s\) on \d+ core\(s\), JPEG by \w+", line)
         for line in lines
     )
     assert b"compute  float32, attention xla" in lines
+
     ten = b", ".join(b"'class %d'" % number for number in range(9))
     assert rb"classes  'caf\udce9', " + ten + b" and 2 more" in lines
+
     results = {"test_loss": 0.12345, "test_accuracy": 0.9, "test_images": 1234.0}
     expected = "step      5/20  test_loss 0.1235  test_accuracy 90.00%  test_images 1,234"
+
     assert results_line(5, 20, results) == expected
 
 
 @pytest.mark.parametrize(
-    "moves", [{"cat/0": "cat/zz"}, {"cat/3": "dog/33", "dog/3": "cat/33"}], ids=["name", "class"]
+    "moves",
+    [{"cat/0": "cat/zz"}, {"cat/3": "dog/33", "dog/3": "cat/33"}],
+    ids=["name", "class"],
 )
 def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, moves):
     """Two files that change places too, where no number does; the folder may move."""
@@ -98,8 +108,10 @@ def test_files_that_change_under_a_run_are_noticed(folder, tmp_path, moves):
     require_same_start(workdir, start(folder), "w.npz")
     folder = folder.rename(folder.with_name("pictures"))
     require_same_start(workdir, start(folder), "w.npz")
+
     for before, after in moves.items():
         (folder / f"{before}.png").rename(folder / f"{after}.png")
+
     with rejects("other data", r"t\w+_files_sha256"):
         require_same_start(workdir, start(folder), "w.npz")
 
@@ -110,16 +122,20 @@ def test_the_names_of_files_are_read_once(folder, monkeypatch):
     data = open_datasets(config)
     first = files_of(config, data)
     monkeypatch.setattr(FileSource, "key_of", None)
+
     assert files_of(config, data) == first
     assert len({*first.values()}) == 2
 
 
 def test_a_run_describes_its_network_as_every_format_does():
     run = runs.build(
-        "input.test_resize=direct", "input.test_interpolation=bicubic", "input.value_range=0,4095"
+        "input.test_resize=direct",
+        "input.test_interpolation=bicubic",
+        "input.value_range=0,4095",
     )
     names = tuple("0123456789")
     metadata = checkpoint_metadata(run, Datasets(tiny.source(160, names), tiny.source(8, names)))
+
     assert not any(
         "sha256" in name for name in metadata
     )  # only a folder is identified by its files
@@ -140,9 +156,11 @@ def test_a_checkpoint_states_what_a_folder_held_out(folder, split, num_stated):
         for name in ("train", "test"):
             shutil.copytree(folder, folder.with_name("splits") / name)
         folder = folder.with_name("splits")
+
     run = runs.build(f"data=folder:{folder}")
     data = open_datasets(run.config)
     metadata = json.loads(json.dumps(checkpoint_metadata(run, data)))
     held = stored_training_data(metadata).held_up_to
+
     assert held == (held_up_to(data.test, run.config.seed) if num_stated else {})
     assert len(held) == num_stated

@@ -35,6 +35,7 @@ def networks(**options):
     large = build_architecture(config, image_size=(8, 8), num_classes=3)
     small = set_image_size(large, (4, 6))
     model = build_model(large, jax.random.key(0))
+
     return model, jax.eval_shape(lambda: build_model(small, jax.random.key(0)))
 
 
@@ -58,14 +59,17 @@ def test_a_network_sees_images_of_another_size(options):
     view = make_resize(model, small, (4, 4), (2, 3))
     image = jax.ShapeDtypeStruct((2, 4, 6, 3), jnp.float32)
     expected = (2, 3)
+
     assert (
         jax.eval_shape(lambda model, image: view(model)(image), model, image).logits_BK.shape
     ) == expected
+
     before = pytree.named_leaves(model)
     after = pytree.named_leaves(view(model))
     gradients = jax.grad(
         lambda model: sum(x.sum() for x in pytree.named_leaves(view(model)).values())
     )(model)
+
     for name, gradient in pytree.named_leaves(gradients).items():
         assert (np.asarray(gradient) > 0).all(), name
         assert "positions" in name or after[name] is before[name]
@@ -81,8 +85,10 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
     found = np.asarray(make_resize(model, small, (4, 4), (2, 2))(model).positions.table[...])[0]
     weights = np.array([[3, 3, 1, 0], [0, 1, 3, 3]]) / 7
     expected = np.einsum("Hh,Ww,hwD->HWD", weights, weights, table[1:].reshape(4, 4, -1)).reshape(
-        4, -1
+        4,
+        -1,
     )
+
     np.testing.assert_array_equal(found[0], table[0])  # of the class token
     np.testing.assert_allclose(found[1:], expected, rtol=1e-5, atol=1e-7)
 
@@ -90,19 +96,28 @@ def test_positions_are_averages_over_the_cells_that_they_cover():
 def test_durations_count_the_examples_of_each_phase():
     clock = Clock(16, 160, total_steps=100, earlier=((10, 8), (30, 32)))  # 80, then 640 examples
     expected = [5, 10, 30, 35, 50]
+
     assert [
         clock.to_steps(text)
         for text in ("40 examples", "0.5 epochs", "720 examples", "5 epochs", "50 steps")
     ] == expected
+
     config = tiny.config(
-        *TWO, "total=2 epochs", "schedule.warmup=0.25 epochs", "evaluation.every=1 epochs"
+        *TWO,
+        "total=2 epochs",
+        "schedule.warmup=0.25 epochs",
+        "evaluation.every=1 epochs",
     )
     steps = convert_lengths(config, 160)
+
     assert steps.phases == (Phase(4, (4, 4), 8), Phase(10, (8, 6), 16))
+
     expected = (4 + (320 - 32) // 16, 4 + 8 // 16, 10)
     assert (steps.total, steps.warmup, steps.evaluate_every) == expected
+
     half = tiny.config("phases.a.until=0.5 fraction", "phases.a.global_batch=32", "total=8 epochs")
     expected = (20, 20 + 40)
+
     assert (
         convert_lengths(half, 160).phases[0].last_step,
         convert_lengths(half, 160).total,
@@ -114,10 +129,12 @@ def test_images_and_flops_of_each_phase():
     whole = runs.build()
     small, wide = (run.select_phase(step) for step in (4, 5))
     expected = [(4, 4), (4, 4), (8, 6), (8, 6), (8, 8)]
+
     assert [
         run.select_phase(step).architecture.image_size for step in (1, 4, 5, 10, 11)
     ] == expected
     assert [run.images(step) for step in (0, 3, 4, 6, 20)] == [0, 24, 32, 64, 32 + 16 * 16]
+
     flops = [part.training_flops_per_image for part in (small, wide, run)]
     assert flops == sorted(flops)
     assert flops[2] == whole.training_flops_per_image
@@ -138,11 +155,14 @@ def test_batches_go_on_where_the_phase_before_ended():
     assert [image.shape for image, _ in seen] == [(8, 4, 4, 3)] * 4 + [(16, 8, 6, 3)] * 6 + [
         (16, 8, 8, 3)
     ] * 10
+
     plain = runs.build("input.flip=False", "input.shift_pixels=0", "input.train_crop=none")
     with open_train_batches(plain, source, 0) as (placed, _):
         expected = np.concatenate([np.asarray(batch.label_B) for batch in placed])
+
     labels = np.concatenate([label for _, label in seen])
     assert np.array_equal(labels, expected[: len(labels)])
+
     for start in (3, 4, 7, 10, 15, 20):
         for found, wanted in zip(batches(start), seen[start:], strict=True):
             assert all(map(np.array_equal, found, wanted))
@@ -183,13 +203,16 @@ def test_one_phase_is_another_run():
     alone = runs.build(*rope, "input.image_size=4")
     state = run.init_state()
     expected = alone.init_state()
+
     for batch in runs.batches(alone, 3):
         batch = jax.device_put(batch, run.batch_sharding)
         state, metrics = run.select_phase(1).train_step(state, batch)
         expected, wanted = alone.train_step(expected, batch)
+
         assert {name: float(x) for name, x in metrics.items()} == {
             name: float(x) for name, x in wanted.items()
         }
+
     found, wanted = (pytree.named_leaves(each.model) for each in (state, expected))
     assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
     assert dataclasses.replace(run.select_phase(1).config, phases={}) == alone.config

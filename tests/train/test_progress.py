@@ -26,17 +26,23 @@ def test_the_clock_leaves_out_pauses_and_what_was_done_before(monkeypatch):
     monkeypatch.setattr(progress.time, "perf_counter", lambda: time[0])
     clock = TrainingClock(10, lambda step: 8 * step, lambda step: 40.0 * step, peak_flops=1000.0)
     time[0] += 2
+
     with clock.pause():
         time[0] += 50
+
     time[0] += 2
     assert clock.seconds == 4
+
     rates = clock.rates(20)
     assert rates["images_per_second"] == 10 * 8 / 4
     assert rates["mfu"] == 20 * 5.0 / 1000.0
     assert rates["exaflops"] == 20 * 8 * 5.0 / 1e18  # of all steps
     assert clock.seconds_left(20, 40) == 8
     assert "mfu" not in TrainingClock(
-        0, lambda step: 8 * step, lambda step: 40.0 * step, None
+        0,
+        lambda step: 8 * step,
+        lambda step: 40.0 * step,
+        None,
     ).rates(1)  # of a chip that is not known
 
 
@@ -55,6 +61,7 @@ def test_waiting_for_input_counts_where_the_devices_have_no_work(monkeypatch):
         clock.next_batch(source, lambda is_busy=is_busy: is_busy) for is_busy in (True, False, True)
     ]
     time[0] += 1
+
     assert found == [1, 5, 3]
     assert clock.rates(3)["input_wait_fraction"] == 5 / 10
 
@@ -70,6 +77,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
     display.close()
     lines = capsys.readouterr().out.splitlines()
     expected = "step     10/100  loss 1.2500  lr 1.00e-03  1,234 images/s  MFU 50.0%  1m 15s left"
+
     assert lines[0] == expected
     assert lines[1].endswith("1,234 images/s  1m 15s left")
     assert lines[2].endswith("1,234 images/s  waiting for input 12%  1m 15s left")
@@ -88,6 +96,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     logging.getLogger("vit_jax.data").warning("a warning")
     display.close()
     text = terminal.getvalue()
+
     assert re.search(r"(^|[\r\n])a warning\n", text), "on a line of its own"
     assert "41/100" in text
     assert "loss 1.2500" in text
@@ -104,7 +113,12 @@ def test_the_estimate_names_probe_for_long_runs_on_a_cpu():
 
 @pytest.mark.parametrize(
     ("every", "last", "expected"),
-    [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (4, 8, [4, 8]), (10, 3, [3])],
+    [
+        (1, 3, [1, 2, 3]),
+        (2, 5, [2, 4, 5]),
+        (4, 8, [4, 8]),
+        (10, 3, [3]),
+    ],
 )
 def test_due_every_so_often_and_at_the_end(every, last, expected):
     cadence = Cadence(every, last)
@@ -115,11 +129,15 @@ def test_metrics_are_reported_one_step_late_each_once_and_in_order():
     seen = []
     late = LateMetrics(lambda step, metrics: seen.append((step, metrics["x"])))
     late.push(1, {"x": jnp.float32(1)})
+
     assert seen == []
+
     late.push(2, {"x": jnp.float32(2)})
     assert seen == [(1, 1.0)]
+
     late.flush()
     late.flush()
+
     assert seen == [(1, 1.0), (2, 2.0)]
 
 
@@ -128,12 +146,15 @@ def test_metrics_are_reported_one_step_late_each_once_and_in_order():
 def test_what_is_not_finite_raises(name, value):
     metrics = {"train_loss": 1.0, "gradient_norm": 1.0, "parameter_norm": 1.0, "learning_rate": 0.1}
     require_finite(5, metrics)
+
     with pytest.raises(FloatingPointError, match=r"Step 5: .*learning_rate \(now 0\.1\)"):
         require_finite(5, metrics | {name: value})
+
     with pytest.raises(
         FloatingPointError, match="The learning rate is 0, so it is not the cause"
     ) as raised:
         require_finite(5, metrics | {name: value, "learning_rate": 0.0})
+
     assert "lower" not in str(raised.value)
 
 
@@ -141,9 +162,11 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
     first = JsonLines(tmp_path, 0)
     for step in (1, 2, 3):
         first.write(step, {"x": step / 2})
+
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "x"')  # the process was killed while it wrote
+
     second = JsonLines(tmp_path, 2)
     second.write(3, {"x": 9.0})
     second.close()
@@ -152,6 +175,7 @@ def test_lines_after_the_restored_step_and_half_lines_go(tmp_path):
         {"step": 2, "x": 1.0},
         {"step": 3, "x": 9.0},
     ]
+
     assert commands.metrics(tmp_path) == expected
 
 
@@ -173,11 +197,14 @@ def test_weights_and_biases_receives_config_and_metrics(tmp_path, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     config = runs.config(
-        "logging.every=1 steps", "logging.tensorboard=False", "logging.wandb_project=p"
+        "logging.every=1 steps",
+        "logging.tensorboard=False",
+        "logging.wandb_project=p",
     )
     writers = Writers(tmp_path, config, 0, enabled=True)
     writers.write(3, {"x": 1.0})
     writers.close()
+
     assert calls == [("init", "p", "1 steps", "allow"), ("log", 3, {"x": 1.0}), ("finish",)]
 
 
@@ -185,7 +212,10 @@ def test_a_missing_package_is_named_before_any_file_is_made(tmp_path, monkeypatc
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"pip install .*\[wandb\]"):
         Writers(tmp_path, runs.config("logging.wandb_project=p"), 0, enabled=True)
+
     Writers(tmp_path, runs.config(), 0, enabled=False).write(
-        1, {"x": 1.0}
+        1,
+        {"x": 1.0},
     )  # a process that does not write
+
     assert list(tmp_path.iterdir()) == []

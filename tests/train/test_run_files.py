@@ -39,6 +39,7 @@ def workdir(tmp_path):
         '{"global_batch": 8, "data": "digits", "model": {"name": "x"}}'
     )
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in LINES))
+
     return tmp_path
 
 
@@ -47,6 +48,7 @@ def test_what_was_written_is_read(workdir):
     assert metrics_up_to(workdir, 2) == "".join(f"{line}\n" for line in LINES[:2])
     assert last_training_line(workdir) == json.loads(LINES[2])
     assert read_summary(workdir) is None
+
     write_summary(
         workdir,
         {
@@ -56,6 +58,7 @@ def test_what_was_written_is_read(workdir):
             "version_jax": "0.9",
         },
     )
+
     assert read_summary(workdir, ("test_accuracy", "test_f1"))["by_batch"] == {"1": 2}
     assert read_config(workdir)["data"] == "digits"
 
@@ -63,8 +66,10 @@ def test_what_was_written_is_read(workdir):
 def test_a_last_line_that_is_not_complete_is_skipped(workdir):
     with (workdir / "metrics.jsonl").open("a") as file:
         file.write(f"{LINES[0][:9]}{ZEROS}")
+
     assert len(read_metrics(workdir)) == 3
     assert metrics_up_to(workdir, 9).endswith(f"{LINES[2]}\n")
+
     (workdir / "metrics.jsonl").unlink()
     assert read_metrics(workdir) == []
 
@@ -131,6 +136,7 @@ def test_another_structure_is_named(workdir, name, content, rule):
         "summary": lambda folder: read_summary(folder, ("test_accuracy", "test_f1")),
         "start": lambda folder: read_start(folder / "start.json"),
     }[name]
+
     with rejects(f"{name}.json is damaged", rule):
         read(workdir)
 
@@ -139,6 +145,7 @@ def test_special_files_and_large_ones_are_named(workdir, monkeypatch):
     monkeypatch.setattr(run_files, "MAX_METRICS_BYTES", 20)
     with rejects("metrics.jsonl", "larger than 20 bytes"):
         read_metrics(workdir)
+
     for name, read in (
         ("metrics.jsonl", read_metrics),
         ("summary.json", read_summary),
@@ -146,12 +153,14 @@ def test_special_files_and_large_ones_are_named(workdir, monkeypatch):
     ):
         (workdir / name).unlink(missing_ok=True)
         os.mkfifo(workdir / name)
+
         with rejects(name, "not a regular file"):
             read(workdir)
 
 
 def test_curves_are_drawn_of_sound_files(workdir):
     assert len(read_runs([str(workdir)])) == 1
+
     (workdir / "metrics.jsonl").write_text("[]\n")
     with rejects("metrics.jsonl, line 1", "object"):
         read_runs([str(workdir)])

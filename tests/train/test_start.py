@@ -39,8 +39,11 @@ def restore(stored, given):
     metadata = {"architecture": dataclasses.asdict(run.architecture), **stored}
     items = {"progress": {"step": 5}, "model": None, "optimizer": None}
     store = types.SimpleNamespace(
-        folder="run", metadata=lambda step: metadata, restore=lambda step, items_: items
+        folder="run",
+        metadata=lambda step: metadata,
+        restore=lambda step, items_: items,
     )
+
     return start.restore(run, store, 5, given).step
 
 
@@ -79,6 +82,7 @@ def test_the_data_of_a_run_in_phases():
 def test_a_folder_without_checkpoints(tmp_path):
     run = runs.build(f"resume_from={tmp_path}")
     nothing = CheckpointReader(tmp_path)
+
     with rejects(f"config.resume_from={str(tmp_path)!r}", "checkpoint"):
         start.start_state(run, None, nothing, {})
 
@@ -98,6 +102,7 @@ def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
     reader = types.SimpleNamespace(all_steps=lambda: list(stored), metadata=lambda step: metadata)
     monkeypatch.setattr(start, "CheckpointReader", lambda folder: reader)
     config = tiny.config(*WSD, *fields)
+
     return start.steps_to_continue(
         types.SimpleNamespace(config=config, steps=convert_lengths(config, 160))
     )[1]
@@ -106,6 +111,7 @@ def continued(monkeypatch, *fields, trunk=(), stored=(2, 4, 6, 8, 10)):
 def test_a_branch_continues_what_comes_before_both_cooldowns(monkeypatch):
     assert continued(monkeypatch, "total=8 steps") == [2, 4]  # its own begins at 5
     assert continued(monkeypatch, "total=20 steps") == [2, 4, 6]  # the trunk's begins at 7
+
     expected = [2, 4, 6, 8, 10]
     assert continued(monkeypatch, "total=20 steps", trunk=("schedule.decay=constant",)) == expected
     assert continued(monkeypatch, "total=20 steps", "resume_step=4") == [4]
@@ -178,16 +184,20 @@ def head_of(fitted):
 def test_weights_get_a_new_head(save):
     path = save(VIT, class_names=("a", "b", "c"))
     architecture, fitted, words = adapt(
-        config(path), source("a", "b", "c")
+        config(path),
+        source("a", "b", "c"),
     )  # the same names are no reason to keep it
+
     assert (architecture.num_classes, architecture.image_size, architecture.head) == (
         3,
         (16, 24),
         "linear",
     )
+
     expected = fit(without_head(weights_of(VIT)), architecture)
     for name, array in expected.parameters.items():
         assert fitted.parameters[name].tobytes() == array.tobytes(), name
+
     assert not any(array.any() for array in head_of(fitted).values())
     assert words.splitlines()[0].startswith(f"weights  {path} (")
     assert words.splitlines()[1] == f"         {expected.summary()}"
@@ -232,12 +242,15 @@ def test_outputs_of_the_classes_of_the_data_are_selected(save):
     architecture, fitted, _ = adapt(config(path, head="select"), source("c", "x", "a"))
     before = weights_of(VIT).parameters
     after = fitted.parameters
+
     assert architecture.num_classes == 3
     np.testing.assert_array_equal(
-        after["head/linear/kernel"][:, [0, 2]], before["head/linear/kernel"][:, [2, 0]]
+        after["head/linear/kernel"][:, [0, 2]],
+        before["head/linear/kernel"][:, [2, 0]],
     )
     np.testing.assert_array_equal(
-        after["head/linear/bias"][[0, 2]], before["head/linear/bias"][[2, 0]]
+        after["head/linear/bias"][[0, 2]],
+        before["head/linear/bias"][[2, 0]],
     )
     assert not after["head/linear/kernel"][:, 1].any()
     assert after["head/linear/bias"][1] == pytest.approx(before["head/linear/bias"][[0, 2]].mean())
@@ -254,6 +267,7 @@ def test_a_new_last_layer_has_the_deviation_of_the_config(save):
     labels = tuple(map(str, range(400)))
     drawn = [adapt(config(path, head_stddev=2e-5), source(*labels))[1] for _ in range(2)]
     kernels = [fitted.parameters["head/linear/kernel"] for fitted in drawn]
+
     np.testing.assert_array_equal(*kernels)
     assert kernels[0].std() == pytest.approx(2e-5, rel=0.05)
     assert not drawn[0].parameters["head/linear/bias"].any()
@@ -269,17 +283,22 @@ def test_a_run_starts_with_these_parameters_and_a_loss_of_ln_k(save):
     path = save(RESNET, "workdir", "vit_jax")
     chosen = config(path, image_size=RESNET.image_size)
     chosen = dataclasses.replace(
-        chosen, sharding=dataclasses.replace(chosen.sharding, parameters="fsdp")
+        chosen,
+        sharding=dataclasses.replace(chosen.sharding, parameters="fsdp"),
     )
     architecture, fitted, _ = adapt(chosen, source(*"abcdefghij"))
     run = assemble(chosen, architecture, num_examples=160, devices=jax.devices())
     state = state_of_parameters(run, fitted.parameters, str(path))
     leaves = pytree.named_leaves(state.model)
+
     assert leaves.keys() == fitted.parameters.keys()
+
     for leaf, array in fitted.parameters.items():
         assert np.asarray(leaves[leaf]).tobytes() == array.tobytes(), leaf
         assert leaves[leaf].sharding == pytree.named_leaves(run.abstract_state.model)[leaf].sharding
+
     assert int(state.step) == 0
+
     sums = run.evaluation_step(state, runs.first_batch(run))
     assert float(sums["loss"]) / 16 == pytest.approx(math.log(10), abs=1e-6)
 
@@ -293,7 +312,9 @@ def test_parameters_of_another_network_are_all_named():
         if name != "encoder/norm/bias"
     }
     given["head/linear/bias"] = np.zeros(3, np.float32)
+
     with rejects("here", "ViT-mu/2") as error:
         state_of_parameters(run, given, "here")
+
     assert "missing: encoder/norm/bias (16,)" in str(error.value)
     assert "shape: head/linear/bias is (3,), the model has (10,)" in str(error.value)

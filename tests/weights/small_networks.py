@@ -13,7 +13,11 @@ from vit_jax.weights.names import FORMATS, unstack
 
 SIZES = {"width": 16, "depth": 2, "mlp_dim": 24, "num_heads": 2}
 VIT = Architecture(
-    name="ViT-custom/4", image_size=(8, 12), patch_size=(4, 4), num_classes=3, **SIZES
+    name="ViT-custom/4",
+    image_size=(8, 12),
+    patch_size=(4, 4),
+    num_classes=3,
+    **SIZES,
 )
 SQUARE = dataclasses.replace(VIT, image_size=(12, 12))
 HYBRID = dataclasses.replace(
@@ -57,7 +61,10 @@ OURS = {  # of which no other format has the names
     "shared": dataclasses.replace(VIT, position_layers="shared"),
     "axial": dataclasses.replace(VIT, block="axial", pool="gap"),
     "axial_relative": dataclasses.replace(
-        VIT, block="axial", pool="map", position_embedding="relative"
+        VIT,
+        block="axial",
+        pool="map",
+        position_embedding="relative",
     ),
 }
 TRAINING = TrainingData(
@@ -92,6 +99,7 @@ def arrays_of(
 def assert_same(read: Mapping[str, np.ndarray], written: Mapping[str, np.ndarray]) -> None:
     """Names, shapes and every bit."""
     assert read.keys() == written.keys()
+
     for name, array in written.items():
         assert read[name].dtype == np.float32, name
         assert read[name].shape == array.shape, name

@@ -31,6 +31,7 @@ def write_base(folder, a=SQUARE, format_name="huggingface", class_names=("x", "y
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", arrays, {})
     write_library_config(folder, format_name, a, class_names, None)
+
     return arrays
 
 
@@ -44,6 +45,7 @@ def write_adapter(folder, base, factors, config=(), others=()):
     write_safetensors(folder / "adapter_model.safetensors", {**arrays, **dict(others)}, {})
     text = json.dumps({**CONFIG, "base_model_name_or_path": str(base), **dict(config)})
     (folder / "adapter_config.json").write_text(text)
+
     return folder
 
 
@@ -51,6 +53,7 @@ def make_factors(outputs, inputs, rank=2, seed=0):
     rng = np.random.default_rng(seed)
     first = rng.normal(size=(rank, *np.atleast_1d(inputs))).astype(np.float32)
     second = rng.normal(size=(outputs, rank)).astype(np.float32)
+
     return first, second.reshape(outputs, rank, *(1 for _ in first.shape[2:]))
 
 
@@ -59,27 +62,37 @@ def load_merged(folder, arrays, pairs, scale, format_name="huggingface"):
     merged = dict(arrays)
     for name, (first, second) in pairs.items():
         product = np.einsum(
-            "or,r...->o...", second.reshape(second.shape[:2]).astype(float), first.astype(float)
+            "or,r...->o...",
+            second.reshape(second.shape[:2]).astype(float),
+            first.astype(float),
         )
         merged[name] = (arrays[name] + scale * product).astype(np.float32)
+
     write_safetensors(folder / "model.safetensors", merged, {})
     expected = load_weights(folder)
     write_safetensors(folder / "model.safetensors", arrays, {})
+
     return expected
 
 
 def assert_near(weights, expected):
     assert weights.architecture == expected.architecture
     assert weights.parameters.keys() == expected.parameters.keys()
+
     for name, array in expected.parameters.items():
         np.testing.assert_allclose(
-            weights.parameters[name], array, rtol=1e-6, atol=1e-6, err_msg=name
+            weights.parameters[name],
+            array,
+            rtol=1e-6,
+            atol=1e-6,
+            err_msg=name,
         )
 
 
 @pytest.mark.parametrize("is_newer", [False, True])
 @pytest.mark.parametrize(
-    ("options", "scale"), [({}, 3.0), ({"use_rslora": True}, 6 / math.sqrt(2))]
+    ("options", "scale"),
+    [({}, 3.0), ({"use_rslora": True}, 6 / math.sqrt(2))],
 )
 def test_factors_are_merged(tmp_path, is_newer, options, scale):
     arrays = write_base(tmp_path / "base")
@@ -88,15 +101,19 @@ def test_factors_are_merged(tmp_path, is_newer, options, scale):
     folder = write_adapter(tmp_path / "adapter", tmp_path / "base", named, options)
     kernels = {f"{layer}.weight": pair for layer, pair in pairs.items()}
     expected = load_merged(tmp_path / "base", arrays, kernels, scale)
+
     for source in (folder, folder / "adapter_model.safetensors"):
         weights = load_weights(source)
         assert_near(weights, expected)
         assert weights.class_names == ("x", "y", "z")
         assert weights.source == f"{folder} (huggingface)"
+
         (note,) = (note for note in weights.notes if "LoRA" in note)
         assert f"2 layers in {folder} are merged into the base {tmp_path / 'base'}" in note
+
     plain = load_weights(tmp_path / "base")
     name = "encoder/blocks/attention/query/kernel"
+
     assert np.abs(weights.parameters[name] - plain.parameters[name]).max() > 0.1
 
 
@@ -109,9 +126,14 @@ def test_ranks_and_scales_of_layers(tmp_path):
     }
     folder = write_adapter(tmp_path / "adapter", tmp_path / "base", pairs, config)
     expected = load_merged(
-        tmp_path / "base", arrays, {f"{layer}.weight": pair for layer, pair in pairs.items()}, 3.0
+        tmp_path / "base",
+        arrays,
+        {f"{layer}.weight": pair for layer, pair in pairs.items()},
+        3.0,
     )
+
     assert_near(load_weights(folder), expected)
+
     write_adapter(folder, tmp_path / "base", pairs)
     with pytest.raises(
         ValueError, match=rf"adapter_model.*: its layer '{QUERY}' has the rank 3, .* r=2"
@@ -131,11 +153,15 @@ def test_a_base_of_timm_and_a_convolution(tmp_path):
     halves = {name: array.astype(np.float16) for name, array in arrays.items()}
     single = {name: array.astype(np.float32) for name, array in halves.items()}
     expected = load_merged(
-        tmp_path / "base", single, {f"{layer}.weight": pair for layer, pair in pairs.items()}, 3.0
+        tmp_path / "base",
+        single,
+        {f"{layer}.weight": pair for layer, pair in pairs.items()},
+        3.0,
     )
     wrapped = {f"module.{name}": array for name, array in halves.items()}
     write_safetensors(tmp_path / "base/model.safetensors", wrapped, {})
     weights = load_weights(folder)
+
     assert_near(weights, expected)
     assert any("'module.'" in note for note in weights.notes)
 
@@ -153,14 +179,21 @@ def test_a_classifier_of_the_adapter(tmp_path, classes, base):
     }
     pairs = {QUERY: make_factors(16, 16)}
     folder = write_adapter(
-        tmp_path / "adapter", tmp_path / "base", pairs, {"modules_to_save": ["classifier"]}, head
+        tmp_path / "adapter",
+        tmp_path / "base",
+        pairs,
+        {"modules_to_save": ["classifier"]},
+        head,
     )
     weights = load_weights(folder)
+
     assert weights.architecture.num_classes == classes
     np.testing.assert_array_equal(weights.parameters["head/linear/kernel"], kernel.T)
     np.testing.assert_array_equal(weights.parameters["head/linear/bias"], np.full(classes, 2))
+
     is_named = names is not None and classes == len(names)
     assert weights.class_names == (names if is_named else None)
+
     expected = names is not None
     assert any("names are those of the base" in note for note in weights.notes) == expected
 
@@ -187,12 +220,17 @@ def test_a_classifier_of_the_adapter(tmp_path, classes, base):
 def test_other_methods_are_named_with_the_command_that_merges_them(tmp_path, changes, words):
     write_base(tmp_path / "base")
     folder = write_adapter(
-        tmp_path / "adapter", tmp_path / "base", {QUERY: make_factors(16, 16)}, changes
+        tmp_path / "adapter",
+        tmp_path / "base",
+        {QUERY: make_factors(16, 16)},
+        changes,
     )
+
     with pytest.raises(
         ValueError, match=rf"adapter_config\.json: {words}.* \(of {tmp_path}/base\)"
     ) as caught:
         load_weights(folder)
+
     assert str(caught.value).endswith(f"{tmp_path}/base {folder} merged")
 
 
@@ -207,12 +245,15 @@ def test_factors_that_do_not_fit(tmp_path):
             DENSE: (make_factors(24, 16)[0], make_factors(24, 16, rank=3)[1])
         },
     }
+
     for words, pairs in cases.items():
         with pytest.raises(ValueError, match=rf"adapter_model\.safetensors: .*{words}"):
             load_weights(write_adapter(folder, base, pairs))
+
     alone = {f"base_model.model.{QUERY}.lora_A.weight": np.ones((2, 16))}
     with pytest.raises(ValueError, match="one factor of two"):
         load_weights(write_adapter(folder, base, {}, others=alone))
+
     for name in (
         "base_model.model.x.lora_magnitude_vector",
         "base_model.model.x.lora_embedding_A",
@@ -220,6 +261,7 @@ def test_factors_that_do_not_fit(tmp_path):
     ):
         with pytest.raises(ValueError, match=rf"array '{re.escape(name)}' is of no part of LoRA"):
             load_weights(write_adapter(folder, base, {}, others={name: np.ones((2, 16))}))
+
     saved = {"base_model.model.vit.neck.weight": np.ones(3)}
     with pytest.raises(ValueError, match=r"left over: vit\.neck\.weight"):
         load_weights(write_adapter(folder, base, {QUERY: make_factors(16, 16)}, others=saved))
@@ -239,15 +281,20 @@ def test_the_base_is_a_folder_or_a_name_of_the_hub(tmp_path, monkeypatch):
     load_weights(folder)
     write_adapter(folder, "google/vit", pairs, {"revision": "v2"})
     load_weights("hf://owner/adapter")
+
     assert fetched == ["hf://google/vit", "hf://owner/adapter", "hf://google/vit@v2"]
 
     write_adapter(
-        folder, tmp_path / "base", pairs
+        folder,
+        tmp_path / "base",
+        pairs,
     )  # a downloaded adapter opens no file of this machine
+
     with pytest.raises(
         ValueError, match=r"neither a name of the Hub nor a folder .* Set base_model_name_or_path"
     ):
         load_weights("hf://owner/adapter")
+
     for base in ("", None, 3, "a\nb"):
         write_adapter(folder, "", pairs, {"base_model_name_or_path": base})
         with rejects("base_model_name_or_path", "must name the base"):
@@ -261,8 +308,10 @@ def test_a_base_that_cannot_be_had_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("vit_jax.weights.hub.fetch", fetch)
     folder = write_adapter(tmp_path / "adapter", "google/vit", {QUERY: make_factors(16, 16)})
     words = r"is a PEFT adapter of google/vit: hf://google/vit cannot be fetched: 404 .* set base_model_name_or_path"
+
     with pytest.raises(ValueError, match=words):
         load_weights(folder)
+
     write_adapter(folder, folder, {})
     with pytest.raises(ValueError, match="not a run of ours or another adapter"):
         load_weights(folder)
@@ -272,18 +321,23 @@ def test_folders_of_adapters_that_are_not_whole(tmp_path):
     write_base(tmp_path / "base")
     folder = write_adapter(tmp_path / "adapter", tmp_path / "base", {QUERY: make_factors(16, 16)})
     (folder / "model.safetensors").write_bytes((tmp_path / "base/model.safetensors").read_bytes())
+
     with pytest.raises(ValueError, match=r"a network \(model\.safetensors\) and a PEFT adapter"):
         load_weights(folder)
+
     assert_same(
         load_weights(folder / "model.safetensors", num_heads=2).parameters,
         load_weights(tmp_path / "base").parameters,
     )
+
     (folder / "model.safetensors").unlink()
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+
     with pytest.raises(
         ValueError, match=r"holds adapter_model\.bin, a PyTorch file, .*adapter_model\.safetensors "
     ):
         load_weights(folder)
+
     (folder / "adapter_model.bin").unlink()
     with pytest.raises(
         ValueError, match=r"no adapter_model\.safetensors\. Fetch the adapter again"

@@ -42,12 +42,14 @@ def write_case(case, folder, **changes):
     config = {**golden["config"], **changes}
     stated = {name: value for name, value in config.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(stated))
+
     return folder
 
 
 def require_same(weights, others):
     assert weights.architecture == others.architecture
     assert weights.parameters.keys() == others.parameters.keys()
+
     for name, array in weights.parameters.items():
         np.testing.assert_array_equal(array, others.parameters[name])
 
@@ -55,6 +57,7 @@ def require_same(weights, others):
 def test_the_page_counts_the_names_of_the_list():
     page = (ROOT / "vit_jax/bench/AGREEMENT.md").read_text()
     row = re.search(r"^\| all \| (\d+) \| (\d+) \|", page, re.MULTILINE)
+
     assert int(row[1]) == len(SIZES)
     assert int(row[2]) > 0
 
@@ -68,6 +71,7 @@ def test_no_name_of_the_list_has_a_reason_to_be_rejected():
 def test_names_of_the_list_give_sizes_or_are_resnets():
     resnets = {name for name in SIZES if timm_fields(name, {}) == {}}
     assert resnets == {name for name in SIZES if name.startswith("resnetv2_")}
+
     for name in SIZES.keys() - resnets:
         fields = timm_fields(name, {})
         assert fields["width"] % fields["num_heads"] == 0, name
@@ -92,18 +96,22 @@ def test_sizes_are_those_of_the_model(name, sizes):
 def test_published_weights_and_written_names_are_known():
     addresses = list(
         itertools.chain(
-            *published_addresses().values(), *(release.addresses for release in list_releases())
+            *published_addresses().values(),
+            *(release.addresses for release in list_releases()),
         )
     )
     full_addresses = list(itertools.chain(*map(expand, addresses)))
     start = "hf://timm/"
     names = [address.removeprefix(start) for address in full_addresses if address.startswith(start)]
+
     assert len(names) > 50
+
     written = [
         name
         for family in load_families()
         for name in (*(model.name for model in family.timm_models), *family.timm_bodies.values())
     ]
+
     assert [name for name in names + written if not is_known(name)] == []
 
 
@@ -152,6 +160,7 @@ REJECTED = [
 def test_a_name_is_rejected_with_its_reason(name, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         timm_fields(name, {})
+
     assert str(error.value).startswith(f"architecture='{name}': ")
     assert "rope=" not in str(error.value)
 
@@ -168,11 +177,13 @@ def test_arrays_of_a_known_network_do_not_save_a_rejected_name(name, words, tmp_
 def test_an_unknown_name_needs_the_option(tmp_path):
     known = load_weights(write_case("timm/mae", tmp_path / "known"))
     folder = write_case("timm/mae", tmp_path / "unknown", architecture="vit_base_patch16_mine_224")
+
     with pytest.raises(
         ValueError,
         match=r"architecture='vit_base_patch16_mine_224': must be a model of timm that was",
     ):
         load_weights(folder)
+
     require_same(load_weights(folder, architecture="vit_base_patch16_224"), known)
     with pytest.raises(ValueError, match="architecture='resnet50': must be a model of"):
         load_weights(folder, architecture="resnet50")
@@ -183,6 +194,7 @@ def test_the_option_names_a_file_without_configuration(tmp_path):
     golden = GOLDEN["timm/dinov3"]["config"]
     file = folder / "model.safetensors"
     (folder / "config.json").unlink()
+
     with pytest.raises(
         ValueError, match=r"does not state its rotary positions: .*such as architecture="
     ):
@@ -198,6 +210,7 @@ def test_an_unnamed_file_is_noted(tmp_path):
     file = folder / "weights.safetensors"
     (folder / "model.safetensors").rename(file)
     notes = load_weights(file, num_heads=2).notes
+
     assert any("does not name its network" in note and "architecture=" in note for note in notes)
 
 
@@ -208,6 +221,7 @@ def test_the_option_is_rejected_where_the_file_states_its_network(tmp_path):
         if "config" in golden and case.startswith("huggingface/")
     )
     folder = write_case(case, tmp_path / "folder")
+
     with pytest.raises(ValueError, match="model_type='vit_base_patch16_224': must be one of vit"):
         load_weights(folder, architecture="vit_base_patch16_224")
 
@@ -217,6 +231,7 @@ def test_a_file_that_states_its_network_takes_no_name(name, tmp_path):
     weights = load_weights(write_case("timm/mae", tmp_path / "folder"))
     file = tmp_path / name
     save_weights(weights, file, "released" if name.endswith("npz") else "vit_jax")
+
     with pytest.raises(
         ValueError, match=r"architecture: must not be set, as .* states its network"
     ):
@@ -227,10 +242,12 @@ def test_a_model_type_that_was_not_compared(tmp_path):
     case = "huggingface/dinov2"
     known = load_weights(write_case(case, tmp_path / "known"))
     folder = write_case(case, tmp_path / "unknown", model_type="dinov2_of_mine")
+
     with pytest.raises(
         ValueError, match=r"model_type='dinov2_of_mine': must be one of .* such as architecture=vit"
     ):
         load_weights(folder)
+
     require_same(load_weights(folder, architecture="dinov2"), known)
 
 
@@ -250,6 +267,7 @@ def test_model_types_that_are_read(model_type):
 def test_values_that_no_array_shows(name, value, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         huggingface_fields("vit", {name: value})
+
     fixed = architectures._FIXED_VALUES[name]
     assert huggingface_fields("vit", {name: fixed}) == {}
 
@@ -262,6 +280,7 @@ def test_arguments_that_change_a_network_in_an_unknown_way():
         ]
         is None
     )
+
     for argument in ("block_fn", "norm_layer", "rope_theta", "a" * 1000):
         with pytest.raises(ValueError, match=rf"model_args\.{argument}='x': is not supported"):
             timm_fields(name, {argument: "x"})
@@ -269,14 +288,17 @@ def test_arguments_that_change_a_network_in_an_unknown_way():
 
 def test_places_of_rotary_positions():
     assert timm_fields("vit_pe_core_base_patch16_224", {})["rope_grid"] == (14, 14)
+
     expected = (3, 5)
     assert (
         timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": [3, 5]})["rope_grid"]
         == expected
     )
+
     for odd in ([3], [3, 0], ["3", 3], 3):
         with pytest.raises(ValueError, match=r"ref_feat_shape.*must be rows and columns"):
             timm_fields("vit_pe_core_base_patch16_224", {"ref_feat_shape": odd})
+
     with pytest.raises(ValueError, match=r"ref_feat_shape=\[8, 8\]: must be \[16, 16\]"):
         timm_fields("eva02_base_patch14_224", {"ref_feat_shape": [8, 8]})
 
@@ -287,6 +309,7 @@ def test_attention_pooling_of_patches_alone_beside_registers(tmp_path):
     load_weights(write_case(case, tmp_path / "all"))
     arguments = {**GOLDEN[case]["config"]["model_args"], "pool_include_prefix": False}
     folder = write_case(case, tmp_path / "patches", model_args=arguments)
+
     with pytest.raises(
         ValueError, match="it pools patches without prefix tokens by map, which is not supported"
     ):

@@ -29,6 +29,7 @@ def weights_folder(cloud, tmp_path_factory):
     (folder / "pickled").mkdir()
     (folder / "pickled/pytorch_model.bin").write_bytes(b"PK")
     gcs.upload(folder, ROOT)
+
     return folder
 
 
@@ -45,11 +46,14 @@ def test_files_are_downloaded_once(cloud, weights_folder, name):
     here = load_weights(weights_folder / name)
     there = load_weights(f"{ROOT}/{name}")
     expected = (here.architecture, here.class_names, here.preprocessing)
+
     assert (there.architecture, there.class_names, there.preprocessing) == expected
     assert_same(there.parameters, here.parameters)
     assert there.source.startswith(f"{ROOT}/{name} (")
+
     before = len(cloud.requests)
     load_weights(f"{ROOT}/{name}")
+
     assert not [request for request in cloud.requests[before:] if "alt=media" in request]
 
 
@@ -59,6 +63,7 @@ def test_checkpoints_are_read_where_they_are(weights_folder, tmp_path):
         (
             gcs.buckets.BucketPath(f"{ROOT}/run/checkpoints/0{item}") / "commit_success.txt"
         ).write_bytes(b"")
+
     weights = load_weights(f"{ROOT}/run")
     assert_same(weights.parameters, networks.parameters(VIT))
     assert weights.source.startswith(f"{ROOT}/run (vit_jax")
@@ -69,6 +74,7 @@ def test_copies_of_files_that_the_bucket_has_no_more_are_not_read(weights_folder
     load_weights(f"{ROOT}/shards")
     (index,) = tmp_path.rglob("*.index.json")
     index.with_name("model.safetensors").write_bytes(b"of an earlier upload")
+
     assert_same(load_weights(f"{ROOT}/shards").parameters, networks.parameters(VIT))
 
 
@@ -85,6 +91,7 @@ def test_what_is_not_there(weights_folder):
         match=r"gs://bucket/none\.npz: cannot be read: there is no such object or bucket",
     ):
         load_weights(f"{ROOT}/none.npz")
+
     with pytest.raises(
         ValueError, match=r"gs://bucket: must have checkpoints of ours or a \.safetensors"
     ):

@@ -44,7 +44,9 @@ def test_what_a_card_says(tmp_path, format_name, library, use):
     weights = weights_of(VIT, class_names=NAMES, preprocessing=PREPROCESSING, training=TRAINING)
     front, text = card_of(weights, tmp_path / "my-vit", format_name)
     tags = ["vision-transformer", "vit_jax"]
+
     assert front == {"library_name": library, "pipeline_tag": "image-classification", "tags": tags}
+
     count = sum(array.size for array in weights.parameters.values())
     assert f"# my-vit\n\nViT-custom/4, {count:,} parameters, 3 classes." in text
     assert "8 x 12 pixels" in text
@@ -66,32 +68,44 @@ def test_names_stay_names(tmp_path, format_name):
     training = dataclasses.replace(TRAINING, data=f"tfds:{HOSTILE}")
     weights = weights_of(VIT, class_names=(HOSTILE, *NAMES[1:]), training=training)
     text = model_card(weights, format_name, HOSTILE)
+
     assert "\x1b" not in text
+
     parser = markdown.Markdown(extensions=["tables", "fenced_code"])
     page = xml.etree.ElementTree.fromstring(
         f"<page>{parser.convert(text.split('---', 2)[2])}</page>"
     )
     tags = collections.Counter(element.tag for element in page.iter())
+
     assert not {"img", "a"} & {*tags}
     assert [tags[tag] for tag in ("h1", "h2", "table", "pre")] == [1, 2, 1, 1]
+
     shown = printable(HOSTILE)
     assert "".join(page.find("h1").itertext()) == shown
+
     cells = ["".join(cell.itertext()) for cell in page.iter("td")]
     assert len(cells) == 2 * 6
     assert f"tfds:{shown}" in [cell.replace(r"\|", "|") for cell in cells]
+
     classes = page.findall("p")[-2 if format_name != OWN else -1]
     assert [code.text.strip() for code in classes.iter("code")] == [shown, NAMES[1], NAMES[2]]
+
     (code,) = page.iter("pre")
     literals = [
         node.value
         for node in ast.walk(ast.parse("".join(code.itertext())))
         if isinstance(node, ast.Constant)
     ]
+
     assert (f"local-dir:{HOSTILE}" if format_name == "timm" else HOSTILE) in literals
 
 
 @pytest.mark.parametrize(
-    ("is_upright", "words"), [(True, "turned upright"), (False, "taken as they are stored")]
+    ("is_upright", "words"),
+    [
+        (True, "turned upright"),
+        (False, "taken as they are stored"),
+    ],
 )
 def test_a_card_says_how_photographs_were_turned(tmp_path, is_upright, words):
     weights = weights_of(VIT, preprocessing=PREPROCESSING | {"exif_orientation": is_upright})
@@ -123,28 +137,40 @@ def test_a_card_says_how_values_of_more_than_8_bits_were_mapped(tmp_path, values
 def test_a_card_says_how_outputs_become_probabilities(format_name):
     several = weights_of(VIT, has_several_labels=True)
     assert "| outputs | multi-label: the sigmoid of each logit" in model_card(
-        several, format_name, "x"
+        several,
+        format_name,
+        "x",
     )
+
     trained = weights_of(VIT, training=dataclasses.replace(TRAINING, is_multilabel=True))
     assert "| outputs | multi-label: the sigmoid of each logit" in model_card(
-        trained, format_name, "x"
+        trained,
+        format_name,
+        "x",
     )
     assert "| outputs | single-label: the softmax of the logits" in model_card(
-        weights_of(VIT), format_name, "x"
+        weights_of(VIT),
+        format_name,
+        "x",
     )
+
     features = weights_of(dataclasses.replace(VIT, num_classes=0))
     assert "| outputs |" not in model_card(features, format_name, "x")
 
 
 def test_what_is_not_known_is_said(tmp_path):
     front, text = card_of(
-        without_head(weights_of(HYBRID), keep_hidden=False), tmp_path / "features", "timm"
+        without_head(weights_of(HYBRID), keep_hidden=False),
+        tmp_path / "features",
+        "timm",
     )
+
     assert front["pipeline_tag"] == "image-feature-extraction"
     assert "no classifier: it ends in its features" in text
     assert "| preparation | not known |" in text
     assert "| trained on | not known |" in text
     assert "## Classes" not in text
+
     many = weights_of(VIT, class_names=None)
     assert "Their names are not known." in card_of(many, tmp_path / "nameless", OWN)[1]
 
@@ -152,10 +178,13 @@ def test_what_is_not_known_is_said(tmp_path):
 def test_a_readme_of_ones_own_stays(tmp_path):
     (tmp_path / "README.md").write_text("mine\n")
     save_weights(weights_of(VIT), tmp_path, OWN)
+
     assert (tmp_path / "README.md").read_text() == "mine\n"
+
     (tmp_path / "README.md").unlink()
     for weights in (weights_of(VIT), weights_of(HYBRID)):
         save_weights(weights, tmp_path, "timm")
+
     assert weights.architecture.name in (tmp_path / "README.md").read_text()
 
 
@@ -174,6 +203,7 @@ def hub(monkeypatch):
             calls.append((repo_id, folder_path))
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(HfApi=HfApi))
+
     return calls
 
 
@@ -181,10 +211,13 @@ def test_an_upload(tmp_path, monkeypatch, hub):
     monkeypatch.chdir(tmp_path)
     save_weights(weights_of(VIT, class_names=NAMES), tmp_path / "w", OWN)
     out = succeed(["convert", "w", "my-vit", "--to=timm", "--push=hf://me/my-vit"])
+
     assert out.splitlines()[-1] == "uploaded to hf://me/my-vit"
     assert hub == [("me/my-vit", True), ("me/my-vit", "my-vit")]
+
     outcome = run(["convert", "w", "other", "--to=timm", "--push=hf://nobody/x"])
     expected = (2, True)
+
     assert (
         outcome.code,
         "other is written, and cannot be uploaded to hf://nobody/x: 401" in outcome.err,
@@ -207,8 +240,11 @@ def test_an_upload(tmp_path, monkeypatch, hub):
 def test_refused_uploads_write_nothing(tmp_path, monkeypatch, hub, words, message):
     monkeypatch.chdir(tmp_path)
     outcome = run(["convert", "w", *words])
+
     assert (outcome.code, message in outcome.err) == (2, True), outcome.err
     assert not list(tmp_path.iterdir())
+
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     outcome = run(["convert", "w", "new", "--to=timm", "--push=hf://me/x"])
+
     assert f"{install_command('hub')}, or upload the folder yourself" in outcome.err

@@ -27,6 +27,7 @@ def source(tmp_path):
     """A released file of a ViT."""
     path = tmp_path / "source.npz"
     write_npz(path, arrays_of(SQUARE, "released"), {})
+
     return str(path)
 
 
@@ -45,10 +46,13 @@ def source(tmp_path):
 def test_the_destination_decides(a, destination, to, expected, tmp_path):
     save_weights(weights_of(a, training=TRAINING), tmp_path / "source", OWN)
     report = convert(str(tmp_path / "source"), f"{tmp_path}/{destination}", to=to)
+
     assert report.destination == f"{tmp_path / destination} ({expected})"
+
     read = load_weights(tmp_path / destination)
     assert (read.architecture, read.training) == (a, TRAINING)
     assert_same(read.parameters, networks.parameters(a))
+
     if expected == OWN:
         assert has_checkpoints(tmp_path / destination)
     elif not (tmp_path / destination).is_file():
@@ -76,6 +80,7 @@ def test_the_destination_decides(a, destination, to, expected, tmp_path):
 def test_destinations_that_make_no_sense(destination, to, words, source, tmp_path):
     with pytest.raises(ValueError, match=words):
         convert(source, destination if "://" in destination else str(tmp_path / destination), to=to)
+
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["source.npz"]
 
 
@@ -83,17 +88,23 @@ def test_destinations_that_make_no_sense(destination, to, words, source, tmp_pat
 def test_what_exists_is_not_written_over_unless_asked(source, taken, tmp_path):
     destination = tmp_path / "out.npz"
     (tmp_path / taken).write_text("precious")
+
     with pytest.raises(
         ValueError, match=f"{taken} exists: choose another destination, or give --overwrite"
     ):
         convert(source, str(destination))
+
     assert (tmp_path / taken).read_text() == "precious"
+
     convert(source, str(destination), overwrite=True)
     assert load_weights(destination).architecture == SQUARE
+
     convert(source, source, overwrite=True)  # onto itself
     assert_same(load_weights(source).parameters, networks.parameters(SQUARE))
+
     (tmp_path / "empty").mkdir()
     convert(source, str(tmp_path / "empty"))
+
     with pytest.raises(ValueError, match="exists"):
         convert(source, str(tmp_path / "empty"))
 
@@ -106,20 +117,27 @@ def test_into_the_folder_one_is_in(destination, source, tmp_path, monkeypatch):
     convert(source, destination, overwrite=True, without_head=True, gelu="exact")
     folder = inside if destination != ".." else inside.parent
     expected = dataclasses.replace(SQUARE, num_classes=0, gelu="exact")
+
     assert load_weights(destination).architecture == expected
     assert {path.name for path in folder.iterdir()} - {"deeper"} == {"README.md", "checkpoints"}
 
 
 def test_the_report_names_or_counts_every_array_on_both_sides(source, tmp_path):
     report = convert(
-        source, str(tmp_path / "out.safetensors"), to="timm", class_names=["a", "b", "c"]
+        source,
+        str(tmp_path / "out.safetensors"),
+        to="timm",
+        class_names=["a", "b", "c"],
     )
     expected = set(arrays_of(SQUARE, "released"))
+
     assert {status.name for status in report.read} == expected
     assert {status.name for status in report.written} == set(arrays_of(SQUARE, "timm"))
+
     lines = report.text(is_complete=True).splitlines()
     (qkv,) = [line.split() for line in lines if " blocks.1.attn.qkv.weight " in line]
     ours = "encoder/blocks/1/attention/{query,key,value}/kernel"
+
     assert qkv == [
         "blocks.1.attn.qkv.weight",
         ours,
@@ -135,12 +153,15 @@ def test_the_report_names_or_counts_every_array_on_both_sides(source, tmp_path):
     )
     assert "- A square grid of 3x3 patches is assumed, of 12x12 images." in lines[-3:]
     assert any("readers of timm files compute with exact" in line for line in lines)
+
     short = report.text(is_complete=False).splitlines()  # numbers of arrays
     assert len(short) < 20
+
     second = short.index(f"Written to {tmp_path}/out.safetensors (timm):")
     for section, format_name in ((short[:second], "released"), (short[second:], "timm")):
         counts = [int(line.split()[0]) for line in section if line.startswith("  ")]
         assert sum(counts) == len(arrays_of(SQUARE, format_name))
+
     assert short[-3:] == lines[-3:], "notes stay"
 
 
@@ -148,7 +169,11 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
     statuses = [
         ArrayStatus("a.weight", ("a/query/x", "a/key/x"), (2, 3), "float32", "joined"),
         ArrayStatus(
-            "b", tuple(f"b/{layer}/x" for layer in range(12)), (12, 1), "float32", "stacked"
+            "b",
+            tuple(f"b/{layer}/x" for layer in range(12)),
+            (12, 1),
+            "float32",
+            "stacked",
         ),
         ArrayStatus("opt/x", (), (), "float32", "ignored"),
     ]
@@ -158,12 +183,16 @@ def test_the_table_has_a_line_for_each_array_and_joins_names_that_differ_in_one_
         "  b         b/{0..11}/x      12x1    float32  stacked",
         "  opt/x     -                scalar  float32  ignored",
     ]
+
     assert table(statuses).splitlines() == expected
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("every", "learned_1d, position_layers every"), ("axial_relative", "relative, block axial")],
+    [
+        ("every", "learned_1d, position_layers every"),
+        ("axial_relative", "relative, block axial"),
+    ],
 )
 def test_the_summary_states_unusual_positions_and_blocks(name, words, tmp_path):
     save_weights(weights_of(OURS[name]), tmp_path / "source", OWN)

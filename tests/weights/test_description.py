@@ -48,8 +48,10 @@ def test_checkpoints_that_have_the_config_alone():
         "input": inputs | {"flip": True},
         "total": "9 epochs",
     }
+
     assert stored_training_data({"config": config, "class_names": ["a"]}) == DATA
     assert stored_training_data({"training": STORED}) == DATA
+
     several = stored_training_data({"training": STORED | {"is_multilabel": True}})
     assert several == dataclasses.replace(DATA, is_multilabel=True)
 

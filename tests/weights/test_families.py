@@ -62,11 +62,14 @@ def write(case, folder, **changes):
         name: values(name, shape) for name, shape in full_names(golden["shapes"], depth=2).items()
     }
     arrays |= {name: np.array(array) for name, array in golden.get("stored", {}).items()}
+
     if "config" not in golden:
         np.savez(folder / "weights.npz", **arrays)
         return folder / "weights.npz"
+
     save_file(arrays, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(golden["config"] | changes))
+
     return folder
 
 
@@ -74,13 +77,15 @@ def apply(weights, images):
     a = weights.architecture
     abstract = jax.eval_shape(lambda: build_model(a, jax.random.key(0)))
     leaves = [jnp.asarray(array) for array in weights.parameters.values()]
+
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)(
         jnp.asarray(images, jnp.float32)
     )
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_small_patch16_rope_224", "vit_base_patch16_rope_mixed_ape_224"]
+    "name",
+    ["vit_small_patch16_rope_224", "vit_base_patch16_rope_mixed_ape_224"],
 )
 def test_a_rope_vit_is_refused_by_the_name_beside_its_file(name, tmp_path):
     write("timm/dinov3", tmp_path, architecture=name)
@@ -99,12 +104,14 @@ def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(
     expected = load_weights(write(case, tmp_path))
     file = tmp_path / "model.safetensors"
     arrays = load_file(file)
+
     if "reg_token" in arrays:  # timm adds the position to the class token
         first = arrays["cls_token"]
         arrays |= {
             "cls_token": 0 * first,
             "pos_embed": np.concatenate([first, arrays["pos_embed"]], axis=1),
         }
+
     names = {".fc1.": ".w12.", ".fc2.": ".w3."} if case.endswith("giant") else {}
     names |= {"reg_token": "register_tokens", "blocks.": "blocks.7."}
     others = {
@@ -112,18 +119,23 @@ def test_original_names_of_dinov2_and_tipsv2_give_the_parameters_of_timm_s_file(
         "text_encoder.ln_final.bias": np.ones(32, np.float32),
     }
     save_file(
-        {f"{prefix}{renamed(name, names)}": array for name, array in arrays.items()} | others, file
+        {f"{prefix}{renamed(name, names)}": array for name, array in arrays.items()} | others,
+        file,
     )
     read = load_weights(tmp_path)
+
     assert read.architecture == expected.architecture
     assert read.parameters.keys() == expected.parameters.keys()
+
     for name, array in expected.parameters.items():
         np.testing.assert_array_equal(read.parameters[name], array, err_msg=name)
+
     ignored = {
         status.name
         for status in read.statuses
         if status.status == "ignored (not part of this network)"
     }
+
     assert ignored == others.keys()
 
 
@@ -139,6 +151,7 @@ def test_a_distilled_deit_of_timm_without_its_heads_is_refused_in_words(tmp_path
         {name: array for name, array in load_file(file).items() if not name.startswith("head")},
         file,
     )
+
     with pytest.raises(
         ValueError, match=r"timm: it is a distilled DeiT without its heads.*: bring the file"
     ):
@@ -148,11 +161,14 @@ def test_a_distilled_deit_of_timm_without_its_heads_is_refused_in_words(tmp_path
 def test_without_its_config_a_file_of_a_current_family_gives_a_warning(tmp_path):
     file = write("timm/clip", tmp_path) / "model.safetensors"
     (tmp_path / "config.json").unlink()
+
     assert any(
         "WARNING: without the config.json" in note for note in load_weights(file, num_heads=2).notes
     )
+
     file = write("timm/dinov3", tmp_path) / "model.safetensors"
     (tmp_path / "config.json").unlink()
+
     with pytest.raises(ValueError, match="does not state its rotary positions: give the folder"):
         load_weights(file, num_heads=2)
 
@@ -165,26 +181,35 @@ def require_equal(output, golden):
         "hidden": output.features_BD,
     }
     names = compared.keys() & golden.keys()
+
     assert names
+
     for name in names:
         expected = np.array(golden[name])
         np.testing.assert_allclose(
-            compared[name], expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+            compared[name],
+            expected,
+            rtol=0,
+            atol=1e-5 * np.abs(expected).max(),
         )
 
 
 @pytest.mark.parametrize(
-    ("library", "case"), [(library, case) for library in WRITTEN for case in WRITTEN[library]]
+    ("library", "case"),
+    [(library, case) for library in WRITTEN for case in WRITTEN[library]],
 )
 def test_a_network_written_for_a_library_reads_back_equal(library, case, tmp_path):
     """With our metadata, and as the library reads it: from its configuration alone."""
     weights = load_weights(write(case, tmp_path / "theirs"))
     save_weights(weights, tmp_path / "ours", library)
     config = json.loads((tmp_path / "ours/config.json").read_text())
+
     if library == "timm":
         theirs = GOLDEN[case]["config"]["pretrained_cfg"]
         ours = config["pretrained_cfg"]
+
         assert ours["input_size"] == [3, *[GOLDEN[case]["size"]] * 2]
+
         for field in ("mean", "std", "num_classes", "interpolation"):
             assert ours[field] == theirs[field]
     elif (
@@ -199,37 +224,52 @@ def test_a_network_written_for_a_library_reads_back_equal(library, case, tmp_pat
             "mlp_ratio",
         )
         theirs = GOLDEN[case]["config"]
+
         assert {field: config[field] for field in fields if field in config} == {
             field: theirs[field] for field in fields if field in theirs
         }
+
     for has_metadata in (True, False):
         read = load_weights(tmp_path / "ours")
         expected = weights.architecture
+
         if (
             library == "huggingface" and not has_metadata
         ):  # the pooling of features is that of the class
             pools = {"dinov3_vit": "token", "ijepa": "gap", "aimv2_vision_model": "gap"}
             expected = dataclasses.replace(
-                expected, pool=pools.get(config["model_type"], expected.pool)
+                expected,
+                pool=pools.get(config["model_type"], expected.pool),
             )
+
         assert same_but_for_names(read.architecture, expected)
         assert (read.preprocessing or {}).get("mean") == (weights.preprocessing or {}).get("mean")
+
         if library == "timm" or has_metadata:
             assert read.preprocessing == weights.preprocessing
+
         for name, array in weights.parameters.items():  # folded twice: two roundings
             np.testing.assert_allclose(
-                read.parameters[name], array, rtol=0, atol=3e-7 * np.abs(array).max(initial=0)
+                read.parameters[name],
+                array,
+                rtol=0,
+                atol=3e-7 * np.abs(array).max(initial=0),
             )
+
         if has_metadata:
             with open_arrays(tmp_path / "ours/model.safetensors") as file:
                 arrays = {name: file.read(name) for name in file.arrays}
+
             if case.startswith(library) and "_both" not in case and case != "huggingface/mae":
                 names = full_names(GOLDEN[case]["shapes"], depth=2)
                 if case == "huggingface/radio":  # the positions of these images alone
                     names["radio_model.model.patch_generator.pos_embed"] = (1, 9, 32)
+
                 assert {name: array.shape for name, array in arrays.items()} == without_masks(
-                    names, arrays
+                    names,
+                    arrays,
                 )
+
             save_file(arrays, tmp_path / "ours/model.safetensors")
 
 
@@ -255,6 +295,7 @@ def test_what_no_class_of_transformers_computes_is_rejected_by_its_part(case, pa
     weights = load_weights(write(case, tmp_path / "theirs"))
     with pytest.raises(ValueError, match=part):
         save_weights(weights, tmp_path / "ours", "huggingface")
+
     assert not (tmp_path / "ours").exists()
 
 
@@ -264,8 +305,10 @@ def test_a_trained_patch_bias_that_timm_lacks_is_rejected(tmp_path):
         **weights.parameters,
         "embedding/bias": weights.parameters["embedding/bias"] + np.float32(1e-3),
     }
+
     with pytest.raises(ValueError, match=r"patch_bias=True: .* Write vit_jax instead"):
         save_weights(dataclasses.replace(weights, parameters=trained), tmp_path / "ours", "timm")
+
     assert not (tmp_path / "ours").exists()
 
 
@@ -285,6 +328,7 @@ def test_a_trained_patch_bias_that_timm_lacks_is_rejected(tmp_path):
 def test_networks_that_no_class_of_timm_computes_are_rejected(case, changes, part, tmp_path):
     architecture = load_weights(write(f"timm/{case}", tmp_path)).architecture
     refuse_unwritable("timm", architecture)
+
     with pytest.raises(ValueError, match=rf"cannot hold .*: it is not written with {part}\."):
         refuse_unwritable("timm", dataclasses.replace(architecture, **changes))
 
@@ -296,13 +340,15 @@ def cases(recorded, fast):
 
 
 @pytest.mark.parametrize(
-    "case", ["timm/dinov3", "timm/eva02_base", "timm/pe_core", "huggingface/deit_distilled"]
+    "case",
+    ["timm/dinov3", "timm/eva02_base", "timm/pe_core", "huggingface/deit_distilled"],
 )
 def test_networks_with_a_class_token_have_it_as_a_feature_whatever_they_pool(case, tmp_path):
     weights = load_weights(write(case, tmp_path))
     a = weights.architecture
     make_feature_step("token_mean", a)
     read = ending_in(weights, "token_mean").architecture
+
     assert (read.pool, read.feature_width) == ("token_gap", (a.num_class_tokens + 1) * a.width)
 
 
@@ -319,8 +365,10 @@ def test_at_another_image_size_the_features_are_those_of_the_library(case, tmp_p
     """More rows of patches and fewer columns than in the file, by the rule of the library; rotary positions follow."""
     golden = ADAPTED["rescaled"].get(case) or RESIZED[case]
     resized = load_weights(write(case, tmp_path), image_size=golden["size"])
+
     assert resized.architecture.image_size == tuple(golden["size"])
     assert (resized.preprocessing or {}).get("image_size", golden["size"]) == golden["size"]
+
     require_equal(apply(resized, 2 * pixels(*golden["size"]) - 1), golden)
 
 
@@ -349,7 +397,9 @@ def test_mae_with_the_mean_of_patches_and_the_norm_behind_it_is_timm_s(tmp_path)
     config = AdaptConfig(pool="gap", final_norm="pooled", compute_dtype="float32")
     target = adapt_architecture(weights.architecture, config, image_size=(48, 48), num_classes=0)
     adapted = dataclasses.replace(
-        weights, architecture=target, parameters=fit(weights, target).parameters
+        weights,
+        architecture=target,
+        parameters=fit(weights, target).parameters,
     )
     require_equal(apply(adapted, 2 * pixels(48) - 1), ADAPTED["gap"]["timm/mae"])
 
@@ -382,10 +432,13 @@ def test_the_licence_of_a_known_family_is_in_the_card_of_what_is_made_of_it(tmp_
     weights = load_weights(write("timm/dinov3", tmp_path / "theirs"))
     save_weights(weights, tmp_path / "ours", "vit_jax")
     own = dataclasses.replace(
-        weights, licence=""
+        weights,
+        licence="",
     )  # of a network with the same parts that was trained from scratch
     save_weights(own, tmp_path / "own", "timm")
+
     assert load_weights(tmp_path / "own").licence == ""
+
     text = (tmp_path / "ours/README.md").read_text()
     assert 'license: "other"\nlicense_name: "dinov3-license"' in text
     assert "| licence of the pre-trained weights | dinov3-license |" in text
@@ -399,12 +452,15 @@ def test_fine_tuned_and_loaded_networks_keep_the_pixels_of_their_library(tmp_pat
     model = from_weights(weights)
     model.save(tmp_path / "workdir")
     model.save(f"{tmp_path}/timm/", to="timm")
+
     for folder in ("workdir", "timm"):
         assert load_weights(tmp_path / folder).preprocessing["mean"] == mean
         assert load_weights(tmp_path / folder).licence == "mit"
         assert 'license: "mit"' in (tmp_path / folder / "README.md").read_text()
+
     fitted = fit(weights, dataclasses.replace(weights.architecture, num_classes=2))
     assert fitted.licence == "mit"
+
     described = describe_preparation(model.transform, fitted.normalisation)
     assert described["mean"] == mean
     assert not {"mean", "std"} & describe_preparation(model.transform).keys()

@@ -16,10 +16,12 @@ def test_the_folded_embedding_of_pixels_is_that_of_normalised_pixels(has_bias):
     pixels = rng.uniform(size=(5, 4, 4, 3))
     normalised = (pixels - IMAGENET.mean) / IMAGENET.std
     expected = np.einsum("NhwC,hwCD->ND", normalised, parameters[KERNEL]) + parameters.get(
-        BIAS, 0.0
+        BIAS,
+        0.0,
     )
     folded = fold(parameters, IMAGENET)
     outputs = np.einsum("NhwC,hwCD->ND", 2 * pixels - 1, folded[KERNEL]) + folded[BIAS]
+
     np.testing.assert_allclose(outputs, expected, rtol=0, atol=1e-14 * np.abs(expected).max())
     np.testing.assert_array_equal(folded["other"], parameters["other"])
 
@@ -32,7 +34,9 @@ def test_unfolding_returns_what_was_folded(has_bias, dtype, tolerance):
     parameters |= {BIAS: rng.normal(size=8).astype(dtype)} if has_bias else {}
     folded = fold(parameters, IMAGENET)
     unfolded = unfold(folded, IMAGENET)
+
     np.testing.assert_allclose(unfolded[KERNEL], parameters[KERNEL], rtol=tolerance, atol=0)
+
     # The bias is a difference: it is exact to the rounding of the terms, not of the result.
     terms_D = np.abs(folded[KERNEL]).sum((0, 1, 2)) + np.abs(folded[BIAS])
     assert (np.abs(unfolded[BIAS] - parameters.get(BIAS, 0.0)) <= tolerance * terms_D).all()

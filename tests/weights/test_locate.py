@@ -12,6 +12,7 @@ def fill(folder, *names):
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / name).write_bytes(b"")
+
     return folder
 
 
@@ -37,6 +38,7 @@ def test_a_folder_of_pickles(tmp_path, names, inputs):
         ValueError, match=f"^{tmp_path}: holds {inputs[0]}, a PyTorch file, which runs code"
     ) as caught:
         load_weights(tmp_path)
+
     paths = " ".join(str(tmp_path / name) for name in ["model.safetensors", *inputs])
     assert str(caught.value).replace("'", "").endswith(paths)
 
@@ -53,14 +55,18 @@ def test_a_repository_of_pickles(tmp_path, monkeypatch):
     names = ["README.md", "pytorch_model.bin", "onnx/model.bin"]
     api = types.SimpleNamespace(list_repo_files=lambda name, *, revision: names)
     library = types.SimpleNamespace(
-        snapshot_download=lambda *_, **__: str(tmp_path), HfApi=lambda: api
+        snapshot_download=lambda *_, **__: str(tmp_path),
+        HfApi=lambda: api,
     )
     monkeypatch.setitem(sys.modules, "huggingface_hub", library)
     words = r"hf://owner/vit@v1 has no \.safetensors but pytorch_model\.bin, .* "
     words += "owner/vit --revision=v1 --local-dir=vit,"
+
     with pytest.raises(ValueError, match=words) as caught:
         load_weights("hf://owner/vit@v1")
+
     assert str(caught.value).endswith(" vit/model.safetensors vit/pytorch_model.bin")
+
     names[:] = ["README.md"]
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         load_weights("hf://owner/vit@v1")

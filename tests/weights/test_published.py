@@ -31,6 +31,7 @@ def test_addresses_are_distinct_and_of_a_known_release():
 def test_every_file_of_the_documentation_is_listed():
     documented = set(re.findall(r"^\| `([^`]+\.npz)`", TABLES, re.MULTILINE))
     listed = {address.rpartition("/")[2] for address in ADDRESSES}
+
     assert len(documented) > 20
     assert documented <= listed
 
@@ -39,12 +40,15 @@ def test_every_file_of_the_documentation_is_listed():
 def test_files_bear_the_name_of_their_network(name):
     size = parse_name(name)
     sizes = {"tiny": "Ti", "small": "S", "base": "B", "large": "L", "huge": "H"}
+
     for address in PUBLISHED[name]:
         file = address.rpartition("/")[2]
         if is_hub_address(address):
             word = next(
-                (word for word in sizes if f"vit_{word}_" in file or f"vit-{word}-" in file), None
+                (word for word in sizes if f"vit_{word}_" in file or f"vit-{word}-" in file),
+                None,
             )
+
             assert sizes.get(word) == size.size
             assert (
                 word is None

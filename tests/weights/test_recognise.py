@@ -49,11 +49,13 @@ def as_read(a, format_name):
     """With the format's own GELU form and epsilons."""
     details = DEFAULTS[format_name] if a.has_transformer else {}
     details = details | (networks.STEM_EPSILONS if a.has_resnet and format_name == "timm" else {})
+
     return dataclasses.replace(a, **details)
 
 
 @pytest.mark.parametrize(
-    ("format_name", "name"), [(f, name) for f, names in PAPER.items() for name in names]
+    ("format_name", "name"),
+    [(f, name) for f, names in PAPER.items() for name in names],
 )
 def test_published_networks_are_recognised_whole(format_name, name):
     head = {"head": "linear"} if "ViT" in name else {}
@@ -61,6 +63,7 @@ def test_published_networks_are_recognised_whole(format_name, name):
     a = as_read(dataclasses.replace(a, compute_dtype="float32"), format_name)
     options = {"image_size": (224, 224)} if a.family == "resnet" else {}
     known = recognise(headers(a, format_name), {}, options=options)
+
     assert known.architecture == a
     assert known.format == format_name
     assert not known.ignored
@@ -106,6 +109,7 @@ def test_what_the_file_does_not_tell_is_taken_from_what_is_said(
 ):
     known = recognise(headers(a, format_name), {}, **arguments)
     assert known.architecture == dataclasses.replace(a, **expected)
+
     is_guess = a is NO_TABLE and not expected
     assert any("'sincos2d' is assumed" in text for text in known.assumptions) == is_guess
 
@@ -113,6 +117,7 @@ def test_what_the_file_does_not_tell_is_taken_from_what_is_said(
 def test_a_border_that_no_patch_covers_is_left_out_and_told():
     known = recognise(headers(SQUARE, "timm"), {}, stated={"image_size": (14, 15), "num_heads": 2})
     assert known.architecture == as_read(SQUARE, "timm")
+
     said = "says 14x15 images, where patches of 4x4 pixels leave out a border; ours show all of the image in 12x12."
     assert [said in text for text in known.assumptions] == [True]
 
@@ -278,6 +283,7 @@ def test_families_that_are_not_read_are_refused_in_words(name, words):
     for format_name in ("timm", "huggingface"):
         with pytest.raises(ValueError, match=f"the file is {words}") as error:
             recognise(headers(VIT, format_name) | {name: StoredArray((16, 16), FLOAT32)}, {})
+
         assert f"({name}), which are not read: " in str(error.value)
 
 
@@ -285,12 +291,15 @@ def test_quantised_arrays_and_a_text_tower_alone_are_refused_in_words():
     arrays = headers(VIT, "timm")
     name = "blocks.0.mlp.fc1.weight"
     words = rf"quantised network: .* \({name}\), .* take the file in float32"
+
     with pytest.raises(ValueError, match=words):
         recognise(arrays | {name: StoredArray(arrays[name].shape, np.dtype(np.int8))}, {})
+
     with pytest.raises(
         ValueError, match=r"of a text tower alone, .* take the file with both towers"
     ):
         recognise({f"text_model.{name}": array for name, array in arrays.items()}, {})
+
     with pytest.raises(ValueError, match=r"of a text tower alone"):  # a text model of transformers
         recognise({"embeddings.token_embedding.weight": StoredArray((9, 16), FLOAT32)}, {})
 
@@ -323,14 +332,17 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
     a = {"bit": RESNET, "timm": HYBRID}.get(format_name, SQUARE)
     metadata = describe_weights(weights_of(a))
     outcomes = set()
+
     for number in range(100):
         arrays = headers(a, format_name)
         for name in chance.sample(list(arrays), min(number // 5, 2)):  # the first five as they are
             shape = list(arrays.pop(name).shape)
             if shape:  # it may have lost all when another took its name
                 shape[chance.randrange(len(shape))] = chance.choice([0, 1, 2, 7, 10**9])
+
             changed = chance.choice([name, name, name + "x", name.replace("1", "2"), name[1:]])
             arrays[changed] = StoredArray(tuple(shape[: chance.randrange(5)]), FLOAT32)
+
         fields = {
             **metadata["architecture"],
             chance.choice(list(metadata["architecture"])): chance.choice(ODD),
@@ -339,11 +351,13 @@ def test_any_headers_and_metadata_give_a_network_or_a_value_error(format_name):
             [{}, {}, {**metadata, "architecture": fields}, {"architecture": chance.choice(ODD)}]
         )
         odd = odd if number else metadata
+
         try:
             recognise(arrays, odd, options={} if odd else {"image_size": a.image_size})
             outcomes.add("recognised")
         except ValueError:
             outcomes.add("refused")
+
     assert outcomes == {"recognised", "refused"}
 
 
@@ -371,6 +385,7 @@ def test_every_option_has_a_possible_and_an_impossible_value(option, wrong, word
         "rope": "grid",
         "standardization_epsilon_added_to": "variance",
     }
+
     assert validated_options({option: possible.get(option, 1e-6)})
     assert validated_options({option: None}) == {}
     with pytest.raises(ValueError, match=f"^{re.escape(f'{option}={wrong!r}')}: {words}"):

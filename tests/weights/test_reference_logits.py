@@ -34,6 +34,7 @@ def distance(case: str, a) -> float:
     output = jax.jit(lambda model, images: model(images))(model, networks.images(a))
     logits = output.logits_BK if a.num_classes else output.features_BD
     expected = np.array(GOLDEN[case]["logits"])
+
     return float(np.abs(np.asarray(logits) - expected).max() / np.abs(expected).max())
 
 
@@ -61,12 +62,17 @@ def test_files_have_the_library_s_arrays_and_come_back_the_same(case, tmp_path):
     written = Weights(a, networks.parameters(a))
     path = tmp_path / "w.safetensors"
     save_weights(written, path, case.partition("_")[0])
+
     with open_arrays(path) as file:
         shapes = {name: list(array.shape) for name, array in file.arrays.items()}
+
     if not a.num_classes:  # ViTModel calls itself nothing in files of its own, and takes both
         shapes = {name.removeprefix("vit."): shape for name, shape in shapes.items()}
+
     assert shapes == GOLDEN[case]["arrays"]
+
     expected = with_position_table(written)
     read = load_weights(path)
+
     assert read.architecture == expected.architecture
     assert_same(read.parameters, expected.parameters)

@@ -14,6 +14,7 @@ def read(tmp_path, config, processor=None):
     (tmp_path / "config.json").write_text(json.dumps(config))
     if processor is not None:
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+
     return read_sidecar(tmp_path)
 
 
@@ -53,7 +54,9 @@ def test_hugging_face(tmp_path):
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
+
     assert read_sidecar(tmp_path) == Sidecar()
+
     sidecar = read(tmp_path, HUGGINGFACE, processor)
     expected = {
         "image_size": (384, 384),
@@ -66,10 +69,12 @@ def test_hugging_face(tmp_path):
         "layer_norm_epsilon": 1e-12,
         "gelu": "exact",
     }
+
     assert sidecar.fields == expected
     assert sidecar.class_names == ("cat", "dog")
     assert sidecar.preprocessing == prepared((384, 384))
     assert sidecar.notes == ()
+
     made_up = {**HUGGINGFACE, "id2label": {"0": "LABEL_0", "1": "LABEL_1"}}
     assert read(tmp_path, made_up).class_names is None
     with pytest.raises(ValueError, match="activation 'relu'; our networks have GELU only"):
@@ -91,6 +96,7 @@ def test_timm(tmp_path):
         "rope": None,
         "pooled_tokens": "patches",
     }
+
     assert sidecar.fields == expected
     assert sidecar.class_names == ("cat", "dog")
     assert sidecar.preprocessing == prepared((224, 256), "short_side", 0.9, "bicubic", "timm")
@@ -101,12 +107,14 @@ def test_timm(tmp_path):
 def test_the_gelu_that_timm_does_not_write_down_is_pointed_out(tmp_path):
     config = {**TIMM, "architecture": "vit_base_patch32_siglip_256"}
     sidecar = read(tmp_path, {**config, "model_args": {}})
+
     assert sidecar.fields["gelu"] == "tanh"
     assert any("SigLIP was trained with the tanh GELU" in note for note in sidecar.notes)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN']
+    "text",
+    ["", "[1]", "{", "[" * 10**5, '{"a": ' * 10**5, "\x00", '{"a": NaN'],
 )
 def test_a_file_that_is_no_json_object_is_refused(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
@@ -120,20 +128,26 @@ def test_files_beside_weights_are_bounded_in_kind_size_and_error(tmp_path):
         path = tmp_path / name
         path.unlink(missing_ok=True)
         os.mkfifo(path)  # opening it would wait
+
         with pytest.raises(
             ValueError, match=f"{path} is not readable JSON: it is not a regular file"
         ):
             read_sidecar(tmp_path)
+
         path.unlink()
         path.write_text(f"{' ' * MAX_BYTES}{{}}")
+
         with pytest.raises(
             ValueError, match=f"{path} is not readable JSON: it is larger than 4,194,304 bytes"
         ):
             read_sidecar(tmp_path)
+
         path.unlink()
+
     for odd in ({"hidden_act": "a" * 10**6}, {"id2label": {"1" * 5000: "cat"}}):
         with pytest.raises(ValueError, match=str(tmp_path / "config.json")) as error:
             read(tmp_path, {**HUGGINGFACE, **odd})
+
         assert len(str(error.value)) < 500
 
 
@@ -154,6 +168,7 @@ def test_odd_values_are_read_or_one_error_of_a_line(tmp_path):
         [[1], [2]],
         [0.5, "x"],
     ]
+
     for base in (
         HUGGINGFACE,
         TIMM,
@@ -171,15 +186,18 @@ def test_odd_values_are_read_or_one_error_of_a_line(tmp_path):
                     "image_mean",
                 )
                 processor = {"image_std": value} | {name: chance.choice(odd) for name in names}
+
                 try:
                     sidecar = read(tmp_path, {**base, name: value}, processor)
                 except ValueError as error:
                     messages.append(str(error))
                     continue
+
                 assert sidecar.class_names is None or all(
                     isinstance(label, str) for label in sidecar.class_names
                 )
                 assert all(isinstance(note, str) for note in sidecar.notes)
+
     assert all(message.startswith(str(tmp_path)) for message in messages)
     assert all(len(message.splitlines()) == 1 and len(message) < 500 for message in messages)
 
@@ -289,6 +307,7 @@ def test_values_that_are_null_are_not_stated(tmp_path):
         nothing,
         dict.fromkeys(("size", "crop_size", "do_resize", "rescale_factor", "resample")),
     )
+
     assert sidecar.fields == {}
     assert sidecar.class_names is None
 
@@ -381,6 +400,7 @@ def prepared(size, resize="direct", crop_fraction=1.0, interpolation="bilinear",
 def test_what_a_processor_says_and_ours_does(processor, expected):
     size = list(expected[0])
     assert of_huggingface({"image_size": size}, HALF | processor) == (prepared(*expected), ())
+
     stated = HALF | {"size": {"height": size[0], "width": size[1]}} | processor
     assert of_huggingface({"image_size": 99}, stated) == (prepared(*expected), ())
 
@@ -450,6 +470,7 @@ def test_another_interpolation_is_told():
         preprocessing, (note,) = of_huggingface({"image_size": 32}, HALF | {"resample": resample})
         assert preprocessing == prepared((32, 32), interpolation=ours)
         assert f"resized with {theirs} interpolation; ours is {ours}" in note
+
     preprocessing, (note,) = of_timm({"crop_pct": 0.9, "interpolation": "lanczos"}, (32, 32))
     assert preprocessing == prepared((32, 32), "short_side", 0.9, "bicubic", "timm")
     assert "resized with lanczos interpolation; ours is bicubic" in note
@@ -460,6 +481,7 @@ def test_the_short_side_of_a_processor_is_kept_exactly():
         crop = max(1, int(edge * kept))
         processor = {"size": {"shortest_edge": edge}, "do_center_crop": True, "crop_size": crop}
         fraction = of_huggingface({}, HALF | processor)[0]["crop_fraction"]
+
         assert 0 < fraction <= 1
         assert math.floor(crop / fraction) == edge
 
@@ -484,7 +506,8 @@ def test_what_timm_says_and_ours_does(config, expected):
 
 
 @pytest.mark.parametrize(
-    "config", [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}]
+    "config",
+    [{"crop_pct": 0.9, "crop_mode": "squash"}, {"crop_pct": 1.0, "crop_mode": "border"}],
 )
 def test_what_timm_does_and_ours_cannot(config):
     preprocessing, (note,) = of_timm(config, (32, 48))

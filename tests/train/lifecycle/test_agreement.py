@@ -59,11 +59,14 @@ def test_a_run_compares_itself_with_the_others(data_dir, monkeypatch):
     monkeypatch.setattr(hosts, "gather", lambda facts: [everyone.append(facts) or facts])
     require_agreement(config, data)
     other = runs.config(
-        "input.data_dir=/elsewhere", "input.num_workers=3", "logging.tensorboard=True"
+        "input.data_dir=/elsewhere",
+        "input.num_workers=3",
+        "logging.tensorboard=True",
     )
     monkeypatch.setattr(hosts, "gather", lambda facts: [*everyone, facts])
     require_agreement(other, data)
     monkeypatch.setattr(hosts, "gather", lambda facts: [facts, facts | {"config.seed": 7}])
+
     with pytest.raises(ValueError, match=r"process 1: config\.seed is 7, in process 0 0"):
         require_agreement(config, data)
 
@@ -77,15 +80,18 @@ def write_host(folder, kind, levels):
             for name, content in samples(labels)
         ]
         return f"wds:{write_shard(folder / 'a.tar', members)}"
+
     if kind == "parquet":
         images = [{"bytes": image(level), "path": None} for level in levels]
         return f"parquet:{write_parquet(folder / 'a.parquet', labels, images=images)}"
+
     lines = ["image,label"]
     for number, level in enumerate(levels):
         path = folder / "images" / str(number % 2) / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image(level))
         lines.append(f"images/{number % 2}/{number}.png,{number % 2}")
+
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
     return f"folder:{folder}/images" if kind == "folder" else f"csv:{folder}/a.csv"
 
@@ -96,16 +102,24 @@ def test_other_bytes_under_the_same_names_are_noticed(kind, tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hosts_of = {"a": [*range(12)], "b": [*range(12)], "c": [*range(7), 99, *range(8, 12)]}
     digests = {}
+
     for host, levels in hosts_of.items():
         source = open_source(
-            write_host(tmp_path / host, kind, levels), "all", runs.config().input, 0
+            write_host(tmp_path / host, kind, levels),
+            "all",
+            runs.config().input,
+            0,
         )
         digests[host] = json.loads(json.dumps(digest_images(source, seed=0)))
+
     assert len(digests["a"]) == 12
+
     same = [{"training images": digests["a"]}, {"training images": digests["b"]}]
     assert describe_differences(same) == ""
+
     message = describe_differences([*same, {"training images": digests["c"]}])
     assert "process 2: 1 of 12 compared training images have other bytes or labels: " in message
+
     (other,) = [key for key in digests["a"] if digests["a"][key] != digests["c"][key]]
     assert f"labels: {other}. Start" in message
     assert "7" in other
@@ -116,15 +130,19 @@ def test_the_seed_chooses_the_images(data_dir):
     pixels = np.random.default_rng(0).integers(256, size=(200, 2, 3, 1), dtype=np.uint8)
     labels = np.arange(200) % 2
     first = digest_images(MemorySource(pixels, labels, ("a", "b")), 0)
+
     assert len(first) == NUM_COMPARED
     assert [*first] == sorted(first, key=int)
     assert first == digest_images(MemorySource(pixels.copy(), labels, ("a", "b")), 0)
     assert first.keys() != digest_images(MemorySource(pixels, labels, ("a", "b")), 1).keys()
+
     turned = digest_images(MemorySource(pixels.transpose(0, 2, 1, 3), labels, ("a", "b")), 0)
     relabelled = digest_images(MemorySource(pixels, 1 - labels, ("a", "b")), 0)
+
     for other in (turned, relabelled):
         assert other.keys() == first.keys()
         assert not {*other.items()} & {*first.items()}
+
     digits = open_source("digits", "train", runs.config(f"input.data_dir={data_dir}").input, 0)
     assert len({*digest_images(digits, 0).values()}) == NUM_COMPARED
 
@@ -134,4 +152,5 @@ def test_an_unreadable_image_is_compared(tmp_path):
     source = open_source(data, "all", runs.config("input.cache_records=False").input, 0)
     whole = digest_images(source, 0)
     (tmp_path / "images" / "1" / "3.png").unlink()
+
     assert {*digest_images(source, 0).items()} - {*whole.items()} == {("1/3.png", "unreadable")}

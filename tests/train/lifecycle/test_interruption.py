@@ -18,6 +18,7 @@ def test_noted_after_the_first_step(number):
         assert not interruption.is_requested()
         os.kill(os.getpid(), number)
         assert interruption.is_requested()
+
     assert signal.getsignal(number) == before
 
 
@@ -42,11 +43,16 @@ print("was not ended")
 def test_before_the_first_step_sigterm_ends_it_wherever_python_is():
     """What is raised in a callback of the garbage collector, and JAX has one, is printed and forgotten."""
     result = subprocess.run(
-        [sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", IN_A_CALLBACK],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
+
     assert (result.returncode, result.stdout) == (75, "")
     assert re.fullmatch(
-        "vit-jax: stopped before the first step: there is nothing to save; .*\n", result.stderr
+        "vit-jax: stopped before the first step: there is nothing to save; .*\n",
+        result.stderr,
     )
 
 
@@ -55,5 +61,6 @@ def test_a_second_ctrl_c_ends_at_once():
         interruption.is_requested()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)  # is no second one
+
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -28,7 +28,9 @@ def holder(tmp_path):
     words = [sys.executable, "-c", HOLD, str(tmp_path)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
+
     assert process.stdout.readline() == "locked\n"
+
     with process:
         yield process
         process.kill()
@@ -45,11 +47,14 @@ def test_the_second_run_says_who_has_it_and_a_crash_leaves_it_free(tmp_path, hol
         ValueError, match=rf"used by another run: process {holder.pid} on .*, since 20"
     ):
         WorkdirLock(tmp_path).__enter__()
+
     holder.stdin.close()
     assert holder.wait() == 9
     assert (tmp_path / FILE).exists()
+
     with WorkdirLock(tmp_path) as lock:
         lock.check()
+
     assert not (tmp_path / FILE).exists()
 
 
@@ -63,8 +68,10 @@ def test_of_another_machine_it_expires_without_renewal(tmp_path, holder):
     holder.kill()
     pretend(tmp_path, host="elsewhere")
     lines = []
+
     with WorkdirLock(tmp_path, say=lines.append, expiry_seconds=0.2) as lock:
         lock.check()
+
     (line,) = lines
     assert "on elsewhere: waiting up to 0 s" in line
 
@@ -74,12 +81,15 @@ def test_of_another_machine_it_holds_while_it_is_renewed(tmp_path):
         text = (tmp_path / FILE).read_text
         while json.loads(text())["renewals"] < 3:
             pass
+
         other = tmp_path / "other"
         other.mkdir()
         (other / FILE).write_text(text())
         pretend(other, boot="elsewhere")
+
         with WorkdirLock(other, expiry_seconds=0.2, say=lambda line: None):
             pass  # no one renews the copy
+
         pretend(tmp_path, boot="elsewhere")  # and its owner goes on to renew it
         with pytest.raises(ValueError, match="used by another run"):
             WorkdirLock(tmp_path, expiry_seconds=600, say=lambda line: None).__enter__()
@@ -89,21 +99,26 @@ def test_of_another_machine_it_holds_while_it_is_renewed(tmp_path):
 def test_a_workdir_that_is_lost_is_noticed(tmp_path, loss):
     folder = tmp_path / "run"
     folder.mkdir()
+
     with WorkdirLock(folder) as lock:
         lock.check()
         if loss == "taken over":
             pretend(folder, token="another", host="elsewhere")
         else:
             folder.rename(tmp_path / "gone")
+
         if loss == "replaced":
             folder.mkdir()
+
         message = (
             r"taken over by process \d+ on elsewhere"
             if loss == "taken over"
             else "was removed or replaced"
         )
+
         with pytest.raises(WorkdirLost, match=message):
             lock.check()
+
     assert (folder / FILE).exists() is (loss == "taken over"), "the lock of another is left alone"
 
 
@@ -123,7 +138,9 @@ ODD = {"token": "../../elsewhere", "since": "", "pid": "x", "started": "1"}
 
 
 @pytest.mark.parametrize(
-    "make", NO_LOCKS.values(), ids=[name.replace(" ", "_") for name in NO_LOCKS]
+    "make",
+    NO_LOCKS.values(),
+    ids=[name.replace(" ", "_") for name in NO_LOCKS],
 )
 def test_a_file_that_is_no_lock_is_replaced(tmp_path, make):
     make(tmp_path / FILE)
@@ -141,6 +158,7 @@ def race(folder, count):
     def enter():
         lock = WorkdirLock(folder, say=lambda line: None, expiry_seconds=0.2)
         start.wait()
+
         try:
             won.append(lock.__enter__())
         except Exception as error:
@@ -149,8 +167,10 @@ def race(folder, count):
     threads = [threading.Thread(target=enter) for _ in range(count)]
     for thread in threads:
         thread.start()
+
     for thread in threads:
         thread.join()
+
     return won, errors
 
 
@@ -171,23 +191,29 @@ def test_of_several_at_one_moment_one_wins(tmp_path, monkeypatch, count, state, 
 
     if not links:
         monkeypatch.setattr(os, "link", refuse)
+
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)  # threads take turns within a few statements
+
     try:
         for number in range(40):
             folder = tmp_path / str(number)
             folder.mkdir()
+
             if state == "void":
                 dead_owner(folder)
             elif state == "not a lock":
                 (folder / FILE).write_text("[]")
+
             won, errors = race(folder, count)
             assert len(won) == 1, (won, errors)
             assert all("used by another run" in str(error) for error in errors), errors
+
             won[0].check()
             assert [path.name for path in folder.iterdir()] == [FILE], (
                 "neither winner nor losers leave other files"
             )
+
             won[0].__exit__(None, None, None)
             assert list(folder.iterdir()) == []
     finally:

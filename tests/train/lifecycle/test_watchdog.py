@@ -47,8 +47,10 @@ def test_a_warning_and_then_the_end(process, tmp_path, capfd):
     with Watchdog(tmp_path, 10, 60.0, process) as watchdog:
         assert watchdog.check_progress({0: report(7, 30.0), 1: report(5, 30.0)}) is None
         assert capfd.readouterr().err == ""
+
         for idle in (61.0, 62.0):
             assert watchdog.check_progress({0: report(7, idle), 1: report(5, idle)}) is None
+
         said = capfd.readouterr().err
         assert (
             said.count(
@@ -60,7 +62,9 @@ def test_a_warning_and_then_the_end(process, tmp_path, capfd):
         assert (
             "the others have reached step 17. At 120 s the run ends (logging.hang_seconds)" in said
         )
+
         verdict = watchdog.check_progress({0: report(7, 121.0), 1: report(5, 121.0)})
+
     assert verdict.exit_code == exits.LOST
     assert "process 1 of 2" in verdict.message
 
@@ -68,6 +72,7 @@ def test_a_warning_and_then_the_end(process, tmp_path, capfd):
 def test_none_switches_it_off(process, tmp_path, monkeypatch):
     rules = []
     monkeypatch.setattr(process, "watch_steps", lambda rule, *rest: rules.append(rule))
+
     with Watchdog(tmp_path, 0, None, process):
         assert rules == [None]
 
@@ -77,30 +82,43 @@ def test_slow_steps_are_no_hang_and_what_is_no_step_may_take_its_time(
 ):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
     assert process.own_report().idle_seconds is None, "before the first step"
+
     with Watchdog(tmp_path, 0, 50.0, process) as watchdog:
         assert (process.own_report().step, process.own_report().idle_seconds) == (0, 0)
+
         watchdog.after_step(1, {})
         with watchdog.pause():
             assert process.own_report().idle_seconds is None
             now[0] = 500.0
+
         assert process.own_report().idle_seconds == 0
+
         now[0] = 600.0
         watchdog.after_step(2, {})  # three times as long, 300 s, is the limit now
+
         assert (process.own_report().step, process.own_report().progress) == (2, 2)
         assert watchdog.check_progress({0: report(2, 200.0)}) is None
         assert watchdog.check_progress({0: report(2, 1000.0)}) is not None
+
     assert process.own_report().idle_seconds is None, "after the last"
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(ValueError("mine"), True), (Interrupted("asked to"), False)]
+    ("error", "told"),
+    [
+        (ValueError("mine"), True),
+        (Interrupted("asked to"), False),
+    ],
 )
 def test_an_error_is_told_to_the_others_before_anything_is_closed(
     process, tmp_path, monkeypatch, error, told
 ):
     heard = []
     monkeypatch.setattr(process, "fail", heard.append)
+
     with pytest.raises(type(error)), Watchdog(tmp_path, 0, 60.0, process):
         raise error
+
     assert heard == ([error] if told else [])

@@ -66,11 +66,14 @@ def test_a_start_that_came_to_nothing_binds_nobody(tmp_path):
     tmp_path = tmp_path / "new" / "run"
     assert take(tmp_path, FINETUNING) == tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
     require_same_start(tmp_path, start("1"), "weights.npz")
     take(tmp_path / "search" / "learning_rate=0.01", rate_search.trial_config(FINETUNING, 0.01))
     take(tmp_path, LONGER)
     require_same_start(tmp_path, start("2"), "other.npz")
+
     assert stored_config(tmp_path) == as_json(LONGER)
+
     expected = {"init_from": "other.npz", **start("2")}
     assert json.loads((tmp_path / "start.json").read_text()) == expected
 
@@ -83,20 +86,31 @@ def test_a_run_that_has_begun_rejects_another_config_other_data_and_other_weight
     before = (tmp_path / "start.json").read_bytes()
     add(tmp_path)
     take(tmp_path, FINETUNING)
+
     with rejects("total", "'20 epochs'.*'40 epochs'"):
         take(tmp_path, LONGER)
+
     assert stored_config(tmp_path) == as_json(FINETUNING)
     with rejects("num_train_examples", "48.*72"):
         require_same_start(tmp_path, start("1", num_train_examples=72), "runs/pretrain")
+
     require_same_start(
-        tmp_path, start("1"), "runs/moved"
+        tmp_path,
+        start("1"),
+        "runs/moved",
     )  # the same weights from another place are the same
+
     with rejects("weights", "config.init_from='runs/pretrain'"):
         require_same_start(tmp_path, start("2"), "runs/pretrain")
+
     require_same_start(
-        tmp_path, start("1") | {"train_files_sha256": "2" * 64}, "runs/pretrain"
+        tmp_path,
+        start("1") | {"train_files_sha256": "2" * 64},
+        "runs/pretrain",
     )  # noted since
+
     assert (tmp_path / "start.json").read_bytes() == before
+
     for name, read in (
         ("config", take),
         ("start", lambda _, config: require_same_start(tmp_path, start("1"), "")),
@@ -104,12 +118,16 @@ def test_a_run_that_has_begun_rejects_another_config_other_data_and_other_weight
         (tmp_path / f"{name}.json").write_text('{"total": "20 ep')
         with rejects(f"{name}.json", "not JSON"):
             read(tmp_path, FINETUNING)
+
         (tmp_path / f"{name}.json").unlink()
         os.mkfifo(tmp_path / f"{name}.json")  # opening it would wait
+
         with rejects(f"{name}.json", "not a regular file"):
             read(tmp_path, FINETUNING)
+
     (tmp_path / "config.json").unlink()
     (tmp_path / "metrics.jsonl").write_text("[]\n")
+
     with rejects("metrics.jsonl, line 1", "object"):
         take(tmp_path, FINETUNING)
 
@@ -118,7 +136,9 @@ def test_a_second_run_changes_nothing_of_the_first(tmp_path):
     """Not its config either, which nothing protects before the first checkpoint."""
     with claim(str(tmp_path), FINETUNING), rejects(str(tmp_path), "used by another run"):
         take(tmp_path, LONGER)
+
     assert stored_config(tmp_path) == as_json(FINETUNING)
+
     take(tmp_path, LONGER)
 
 
@@ -168,6 +188,7 @@ def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
 
     for process in processes:
         assert process.stdout.readline() == "ready\n"
+
     for number in range(40):
         folder = tmp_path / str(number)
         if number % 2:
@@ -175,16 +196,21 @@ def test_of_two_processes_at_one_moment_one_writes_its_config(tmp_path):
             (folder / "run.lock").write_text(
                 json.dumps(WorkdirLock(folder)._owner | {"started": "1"})
             )
+
         say(f"{folder} {time.time() + 0.02}\n")
         said = [process.stdout.readline() for process in processes]
+
         assert said.count("won\n") == 1, said
+
         winner = said.index("won\n")
         assert f"is used by another run: process {processes[winner].pid} on" in said[1 - winner]
         assert {path.name for path in folder.iterdir()} == {"run.lock", "config.json"}
         assert stored_config(folder)["seed"] == winner
+
         say("\n")
         assert processes[winner].stdout.readline() == "left\n"
         assert [path.name for path in folder.iterdir()] == ["config.json"]
+
     for process in processes:
         process.communicate()
 
@@ -200,12 +226,20 @@ def test_how_a_run_is_carried_out_may_change(tmp_path):
     take(tmp_path, dataclasses.replace(FINETUNING, **changed))
 
 
-@pytest.mark.parametrize("configs", [(runs.config(), FINETUNING), (FINETUNING, runs.config())])
+@pytest.mark.parametrize(
+    "configs",
+    [
+        (runs.config(), FINETUNING),
+        (FINETUNING, runs.config()),
+    ],
+)
 def test_a_folder_of_the_other_kind_of_run_is_rejected(tmp_path, configs):
     take(tmp_path, configs[0])
     add_checkpoint(tmp_path)
+
     with rejects(str(tmp_path), "other kind.*config.init_from"):
         take(tmp_path, configs[1])
+
     assert stored_config(tmp_path) == as_json(configs[0])
 
 
@@ -221,8 +255,10 @@ SAME = [
 def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, source, workdir):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+
     for folder in ("run", "other"):
         pathlib.Path(folder).mkdir()
+
     pathlib.Path("link").symlink_to("run")
     for place in (source, f"~/{source}", str(tmp_path / source)):
         with rejects(f"config.init_from={place!r}", "same folder"):
@@ -239,6 +275,7 @@ def test_folders_that_lie_apart(tmp_path, monkeypatch):
         "hf://owner/name": ".",
         None: ".",
     }
+
     for source, workdir in apart.items():
         refuse_as_source(source, workdir)
 
@@ -246,6 +283,7 @@ def test_folders_that_lie_apart(tmp_path, monkeypatch):
 def test_links_in_a_circle_are_no_folder(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     refuse_as_source(str(tmp_path / "loop"), str(tmp_path / "run"))
+
     with rejects(f"workdir {str(tmp_path / 'loop')!r}", "cannot be written"):
         take(tmp_path / "loop", FINETUNING)
 
@@ -262,21 +300,25 @@ def test_a_folder_whose_files_cannot_be_deleted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"]
+    "name",
+    ["config.json", "start.json", "metrics.jsonl", "summary.json", ".probe"],
 )
 @pytest.mark.parametrize("is_there", [False, True])
 def test_nothing_is_written_through_links_of_a_workdir(tmp_path, name, is_there):
     folder = tmp_path / "theirs"
     target = tmp_path / "mine"
     folder.mkdir()
+
     if is_there:
         target.write_text("precious")
+
     (folder / name).symlink_to(target)
     if name == ".probe":  # any name that is predictable
         take(folder, FINETUNING)
     else:
         with rejects(str(folder / name), "is a link"):
             take(folder, FINETUNING)
+
     assert target.exists() is is_there
     assert not is_there or target.read_text() == "precious"
 
@@ -291,6 +333,7 @@ def test_a_full_disk_may_pass_and_a_forbidden_folder_may_not(tmp_path, monkeypat
     monkeypatch.setattr(workdirs, "write_atomically", refuse)
     with pytest.raises(kind) as raised:
         take(tmp_path, FINETUNING)
+
     assert isinstance(raised.value, ValueError) is (kind is ValueError)
     assert list(tmp_path.iterdir()) == []
 
@@ -300,6 +343,7 @@ def test_a_path_that_cannot_hold_checkpoints_is_rejected_before_anything_is_writ
     for use in (lambda: take(tmp_path / name, FINETUNING), lambda: prepare_shared(tmp_path / name)):
         with pytest.raises(ValueError, match=r"^workdir='[^\n]* Choose another folder\.$"):
             use()
+
     assert not list(tmp_path.iterdir())
 
 
@@ -310,5 +354,6 @@ def test_too_many_open_files_do_not_blame_the_workdir(tmp_path, monkeypatch):
     monkeypatch.setattr(workdirs, "write_atomically", fail)
     with pytest.raises(OSError, match="Too many open files") as raised:
         prepare_shared(tmp_path / "run")
+
     assert not isinstance(raised.value, ValueError)
     assert str(WriteError(errno.EMFILE, "", "runs/a")).startswith("too many open files")

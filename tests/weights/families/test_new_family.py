@@ -92,12 +92,16 @@ def test_a_file_of_its_authors_is_read_with_timm_s_configuration(acme, tmp_path)
     write_safetensors(tmp_path / "model.safetensors", renamed, {})
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_acme_patch4"}))
     weights = load_weights(tmp_path)
+
     assert weights.architecture == dataclasses.replace(A, gelu="quick")
     assert weights.licence == "mit"
 
     write_safetensors(
-        tmp_path / "model.safetensors", {**renamed, "acme_parts": arrays["cls_token"]}, {}
+        tmp_path / "model.safetensors",
+        {**renamed, "acme_parts": arrays["cls_token"]},
+        {},
     )
+
     with pytest.raises(ValueError, match="the file is of Acme Y: it has other parts"):
         load_weights(tmp_path)
 
@@ -107,14 +111,19 @@ def test_its_class_of_transformers_is_written_and_read(acme, tmp_path):
     written = weights_of(a)
     save_weights(written, tmp_path / "out", "huggingface")
     config = json.loads((tmp_path / "out/config.json").read_text())
+
     assert config["architectures"] == ["AcmeForImageClassification"]
     assert config["num_register_tokens"] == 3
+
     path = tmp_path / "out/model.safetensors"
     with open_arrays(path) as file:
         arrays = {name: file.read(name) for name in file.arrays}
+
     assert "acme.embeddings.squares.weight" in arrays
+
     write_safetensors(path, arrays, {})  # without our metadata
     read = load_weights(tmp_path / "out")
+
     assert read.architecture == a
     assert read.format == "huggingface"
     assert_same(read.parameters, written.parameters)

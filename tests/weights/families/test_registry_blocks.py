@@ -28,6 +28,7 @@ def test_each_model_is_in_the_family_that_its_name_gives():
 )
 def test_writing_the_same_names_again_changes_no_module(constant, blocks):
     assert blocks
+
     for module, lines in blocks.items():
         text = (FAMILIES / f"{module}.py").read_text()
         assert replace_block(text, constant, lines) == text

@@ -30,6 +30,7 @@ def random_bits(shape, dtype):
     rng = np.random.default_rng(dtype.num)
     if dtype == np.bool_:
         return rng.integers(2, size=shape).astype(bool)
+
     data = rng.integers(256, size=(*shape, dtype.itemsize), dtype=np.uint8)
     return np.frombuffer(data.tobytes(), dtype).reshape(shape).copy()
 
@@ -76,6 +77,7 @@ def npy(header, data=b"", version=1, length=None):
     """A `.npy` file with any header."""
     text = header if isinstance(header, bytes) else header.encode()
     length = len(text) if length is None else length
+
     return (
         b"\x93NUMPY"
         + bytes([version, 0])
@@ -89,6 +91,7 @@ def numbers(values, **options):
     """A `.npy` file as NumPy writes it."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.asarray(values), **options)
+
     return stream.getvalue()
 
 
@@ -99,6 +102,7 @@ def archive(members, method=zipfile.ZIP_STORED, comment=b""):
         file.comment = comment
         for name, content in members:
             file.writestr(zipfile.ZipInfo(name), content, method)
+
     return stream.getvalue()
 
 
@@ -107,4 +111,5 @@ def refused(path, content):
     path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
         read_all(path)
+
     return str(caught.value)

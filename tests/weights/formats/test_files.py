@@ -45,7 +45,9 @@ def test_every_dtype_and_shape_whatever_the_suffix(write, tmp_path, suffix):
     arrays = every_kind()
     path = f"{tmp_path}/weights{suffix}"
     write(path, arrays, METADATA)
+
     assert_read(path, arrays, METADATA)
+
     with open_arrays(path) as file:  # known before data is read
         assert all(
             stored == (arrays[name].shape, arrays[name].dtype)
@@ -59,6 +61,7 @@ def test_arrays_outlive_the_file_and_may_be_changed(write, path):
         x = file.read("x")
         with pytest.raises(ValueError, match=r"weights: there is no array 'y' among its 1"):
             file.read("y")
+
     x += 1
     assert x.tolist() == [1, 2, 3]
     assert read_all(path)[0]["x"].tolist() == [0, 1, 2]
@@ -71,6 +74,7 @@ def test_neither_order_nor_layout_nor_time_changes_the_bytes(write, path, monkey
     write(path, {"b": table, "a": np.float32(1).reshape(())}, {"x": 1, "y": 2})
     first = path.read_bytes()
     monkeypatch.setattr("time.time", lambda: 2e9)
+
     for layout in (
         np.asfortranarray(table),
         table.astype(">f4"),
@@ -111,8 +115,10 @@ def test_what_cannot_be_written_is_refused_before_a_file_is_touched(
 ):
     with pytest.raises(ValueError, match=f"weights: {words}"):
         write(path, arrays, metadata)
+
     with pytest.raises(ValueError, match="cannot be the name of an array"):
         write_safetensors(path, {"__metadata__": np.zeros(2)}, {})
+
     assert not path.exists()
 
 
@@ -120,13 +126,16 @@ def test_a_write_that_fails_leaves_everything_as_it_was(write, path):
     path.mkdir()
     with pytest.raises(ValueError, match="weights cannot be written"):
         write(path, {"x": np.zeros(2)}, {})
+
     assert os.listdir(path.parent) == ["weights"]
 
 
 def test_more_than_the_memory_is_refused(write, path, monkeypatch):
     write(path, {"x": np.zeros((1000, 1000)), "y": np.zeros((500, 1000))}, {})
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4000, "SC_PHYS_PAGES": 3000}.__getitem__)
+
     assert read_all(path)[0]["x"].shape == (1000, 1000)
+
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 3999, "SC_PHYS_PAGES": 3000}.__getitem__)
     with pytest.raises(
         ValueError, match=r"weights: its arrays take 0\.0 GB and there are 0\.0 GB of memory"
@@ -145,12 +154,15 @@ def tensors(header, data=b"12345678"):
 def test_the_library_reads_what_we_write_and_we_what_it_writes(path):
     arrays = every_kind()
     write_safetensors(path, arrays, METADATA)
+
     with safe_open(path, framework="numpy") as file:
         assert all(same(file.get_tensor(name), array) for name, array in arrays.items())
         texts = file.metadata()
+
     assert texts.keys() == {"format", "vit_jax", "vit_jax_sha256"}
     assert json.loads(texts["vit_jax_sha256"]).keys() == {*arrays, "__metadata__"}
     assert (texts["format"], json.loads(texts["vit_jax"])) == ("pt", METADATA)
+
     save_file(arrays, path, metadata={"format": "pt", "source": "elsewhere"})
     assert_read(path, arrays, {})
 
@@ -185,6 +197,7 @@ def test_lying_headers_are_refused_and_take_no_memory(tmp_path, header, reason):
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
     assert reason in message
     assert len(message) < 1000
 
@@ -192,13 +205,17 @@ def test_lying_headers_are_refused_and_take_no_memory(tmp_path, header, reason):
 def test_truncations_and_shrinking_under_the_reader(path):
     write_safetensors(path, {"x": np.zeros(1000), "y": np.zeros(2)}, METADATA)
     content = path.read_bytes()
+
     for size in (*range(0, len(content), 501), len(content) - 1):
         refused(path, content[:size])
+
     refused(path, content + b"\0")
     path.write_bytes(content)
+
     with open_arrays(path) as file:
         with open(path, "r+b") as other:
             other.truncate(len(content) // 2)
+
         with pytest.raises(ValueError, match="weights: array 'x': "):
             file.read("x")
 
@@ -208,13 +225,16 @@ def test_a_changed_bit_is_noticed_or_changes_nothing(path):
     write_safetensors(path, arrays, METADATA)
     content = path.read_bytes()
     read = []
+
     for at in range(len(content)):
         changed = bytearray(content)
         changed[at] ^= 1
         path.write_bytes(changed)
+
         with contextlib.suppress(ValueError):
             assert_read(path, arrays, METADATA)
             read.append(at)
+
     assert len(read) < 40  # the padding of the header, and the names of "format" and of the digests
 
 
@@ -222,10 +242,13 @@ def test_other_bytes_than_were_written_are_refused_with_the_name_of_the_array(wr
     write(path, {"head/kernel": np.arange(4, dtype=np.float32), "x": np.ones(3)}, METADATA)
     content = path.read_bytes()
     changed = content.replace(np.float32(3).tobytes(), np.float32(2).tobytes())
+
     assert changed != content
+
     message = refused(path, changed)
     assert re.fullmatch(
-        rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\.", message
+        rf"{path}: (array|member) 'head/kernel(\.npy)?': .* fetch it again\.",
+        message,
     )  # one line
 
 
@@ -235,8 +258,10 @@ def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_r
     many = {f"a/{number}": np.zeros(1) for number in range(30)}
     write(path, many)
     monkeypatch.setattr(formats.stored, "MAX_ARRAYS", 29)
+
     with pytest.raises(ValueError, match="weights: 30 arrays are more than the 29 allowed"):
         write(path, many)
+
     monkeypatch.setattr(np.lib.format, "read_magic", None)
     assert "30 arrays are more than the 29 allowed" in refused(path, path.read_bytes())
 
@@ -248,6 +273,7 @@ def test_more_arrays_than_any_network_has_are_refused_before_their_headers_are_r
 def test_a_header_length_that_looks_like_another_format(tmp_path, length):
     path = tmp_path / "x.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + b'{"__metadata__":{}}'.ljust(length))
+
     with open_arrays(path) as file:
         assert file.arrays == {}
 
@@ -271,35 +297,44 @@ def test_a_header_length_that_looks_like_another_format(tmp_path, length):
 def test_other_files_are_named(tmp_path, content, kind):
     path = tmp_path / "weights.npz"
     path.write_bytes(content)
+
     with pytest.raises(
         ValueError, match=r"^\S*weights\.npz: this is .*\.npz and \.safetensors\.$"
     ) as caught:
         read_all(path)
+
     assert kind in str(caught.value)
 
 
 def test_places_that_are_no_files(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="missing: there is no such file"):
         read_all(tmp_path / "missing")
+
     with pytest.raises(ValueError, match="this is a folder"):
         read_all(tmp_path)
+
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="this is a device or a pipe"):
         read_all(tmp_path / "pipe")
+
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(ValueError, match="loop"):
         read_all(tmp_path / "loop")
+
     (tmp_path / "forbidden").touch()
     monkeypatch.setattr(os, "open", lambda *_, **__: os.listdir("/nowhere"))
+
     with pytest.raises(ValueError, match=r"forbidden: No such file or directory\.$"):
         read_all(tmp_path / "forbidden")
 
 
 @pytest.mark.parametrize(
-    "checkpoint", ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."]
+    "checkpoint",
+    ["model.ckpt-9", "model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "."],
 )
 def test_tensorflow_checkpoints_are_named(tmp_path, checkpoint):
     for name in ("model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"):
         (tmp_path / name).write_bytes(b"\0\1\2")
+
     with pytest.raises(ValueError, match="a TensorFlow checkpoint"):
         read_all(tmp_path / checkpoint)

@@ -41,6 +41,7 @@ def bounded():
     tracemalloc.stop()
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
+
     assert peak < MEMORY_BYTES
 
 
@@ -56,6 +57,7 @@ def outcome(path, content, read=read_all):
             and len(str(error)) < 2000
         ):
             return None
+
         raise AssertionError("not the proper way") from error
 
 
@@ -81,6 +83,7 @@ def damage(rng, content):
         start + piece + content[at:],
         start + content[other : other + 1] + content[at + 1 :],
     )
+
     return rng.choice(changes)
 
 
@@ -94,17 +97,21 @@ def test_damaged_archives(tmp_path, method, seed):
     marker = content[end + 22 : content.index(b"\n", end) + 1]
     rng = random.Random(seed)
     refused = 0
+
     for _ in range(NUM_CASES):
         changed = damage(rng, content)
         contents = outcome(path, changed)
+
         if contents is None:
             refused += 1
             continue
+
         arrays, metadata = contents
         assert arrays.keys() == a_few().keys()
         assert all(same(arrays[name], array) for name, array in a_few().items())
         # With its marker gone the comment is a stranger's.
         assert metadata == METADATA or (metadata == {} and marker not in changed)
+
     assert 0.5 < refused / NUM_CASES < 1  # dates and the like are nobody's business
 
 
@@ -122,6 +129,7 @@ def damage_text(rng, text):
         "'>f4'",
         "1" * 30,
     )
+
     return text[:at] + rng.choice(pieces) + text[at + rng.randrange(8) :]
 
 
@@ -132,19 +140,26 @@ def test_damaged_headers_under_a_right_checksum(tmp_path):
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     header = "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }"
     read = 0
+
     for _ in range(NUM_CASES):
         content = npy(damage_text(rng, header), table.tobytes(), version=rng.choice((1, 2, 3)))
         contents = outcome(path, archive([("x.npy", content)]))
+
         if contents is not None:
             read += 1
             stream = io.BytesIO(content)
             expected = np.lib.format.read_array(stream, allow_pickle=False)
+
             assert stream.read() == b""
+
             if expected.dtype == "V2":
                 expected = expected.view(BFLOAT16)
+
             assert same(
-                contents[0]["x"], expected.astype(expected.dtype.newbyteorder("="), order="C")
+                contents[0]["x"],
+                expected.astype(expected.dtype.newbyteorder("="), order="C"),
             )
+
     assert 0 < read < NUM_CASES / 2
 
 
@@ -164,11 +179,13 @@ def test_damaged_safetensors(tmp_path):
         b"\x93NUMPY",
     ):
         assert outcome(path, head + bytes(range(200))) is None  # noise of any kind
+
     write_safetensors(path, a_few(), METADATA)
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     rng = random.Random(3)
     read = 0
+
     for _ in range(NUM_CASES):
         # Half of them in the header alone, its length kept right.
         if rng.random() < 0.5:
@@ -176,8 +193,10 @@ def test_damaged_safetensors(tmp_path):
             changed = struct.pack("<Q", len(header)) + header + content[8 + length :]
         else:
             changed = damage(rng, content)
+
         contents = outcome(path, changed, read_safetensors)
         if contents is not None:
             read += 1
             assert all(stored == (array.shape, array.dtype) for stored, array in contents.values())
+
     assert 0 < read < NUM_CASES

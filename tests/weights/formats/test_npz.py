@@ -40,6 +40,7 @@ def changed(content, offset, layout, *values, entry=0):
     at = -1
     for _ in range(entry + 1):
         at = content.index(b"PK\x01\x02", at + 1)
+
     struct.pack_into(layout, content := bytearray(content), at + offset, *values)
     return bytes(content)
 
@@ -47,9 +48,11 @@ def changed(content, offset, layout, *values, entry=0):
 def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):
     moved = f"Python {sys.version} has moved zipfile.{npz.PRIVATE}, which npz.py needs to bound a directory"
     assert hasattr(zipfile, npz.PRIVATE), moved
+
     content = archive([(f"{number}.npy", b"") for number in range(50_000)])
     monkeypatch.setattr(zipfile, "ZipFile", None)
     message = refused(path, content)
+
     assert re.search(r"its directory takes 2,\d+,\d+ bytes, more than any network's\.$", message), (
         moved
     )
@@ -62,10 +65,13 @@ def test_a_large_directory_is_refused_before_it_is_read(path, monkeypatch):
 def test_numpy_reads_what_we_write_and_we_what_it_writes(path, save):
     arrays = every_kind()
     write_npz(path, arrays, {"grid": [3, 5]})
+
     with np.load(path, allow_pickle=False) as read:
         assert set(read.files) == set(arrays)
+
         for name, array in arrays.items():
             assert same(read[name], array.view("V2") if array.dtype == BFLOAT16 else array)
+
     save(path, **arrays)
     assert_read(path, arrays, {})
 
@@ -79,6 +85,7 @@ def test_versions_byte_orders_and_layouts(path, dtype):
                 archive([("x.npy", numbers(np.asarray(values, order=order), version=version))])
             )
             read = read_all(path)[0]["x"]
+
             assert read.flags.c_contiguous
             assert same(read, values.astype(values.dtype.newbyteorder("=")))
 
@@ -114,8 +121,10 @@ def test_an_archive_written_to_a_stream(path):
     stream = Stream()
     np.savez(stream, a=np.arange(3.0), b=np.float32(2))
     path.write_bytes(stream.getvalue())
+
     with zipfile.ZipFile(path) as file:
         assert all(member.flag_bits & 8 for member in file.infolist())  # sizes follow the data
+
     assert same(read_all(path)[0]["a"], np.arange(3.0))
 
 
@@ -152,11 +161,13 @@ TYPES = ("'|O'", "'<U3'", "'|V4'", "'<c8'", "'<M8[s]'", "'f4,f4'", "[('x', '<f4'
 def test_lying_and_damaged_headers_are_refused_and_take_no_memory(path, content, words):
     content = archive([("x.npy", content)])
     tracemalloc.start()
+
     try:
         message = refused(path, content)
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
     assert re.search(words, message)
     assert len(message) < 1000
 
@@ -213,9 +224,11 @@ def test_lying_archives_are_refused(path, content, reason):
 def test_a_bomb_is_refused_by_its_size_and_a_checksum_when_the_array_is_read(path):
     content = archive([("x.npy", numbers(np.zeros(2**20)))], zipfile.ZIP_DEFLATED)
     path.write_bytes(content)
+
     assert not read_all(path)[0]["x"].any()  # what zeros really compress to is allowed
     assert "it claims to hold 2,147,483,648 bytes" in refused(
-        path, changed(content, 24, "<I", 2**31)
+        path,
+        changed(content, 24, "<I", 2**31),
     )
     assert "array 'x': Bad CRC-32" in refused(path, changed(content, 16, "<I", 12345))
 
@@ -261,6 +274,7 @@ def test_metadata_that_does_not_fit_is_refused_with_its_size(path):
         match=r"takes 100,\d+ bytes, \d\d,\d+ when compressed; a \.npz file holds 65,535",
     ):
         write_npz(path, {"x": np.zeros(2)}, metadata)
+
     assert not path.exists()
 
 
@@ -285,9 +299,11 @@ def test_damaged_metadata_is_refused(path, damaged, reason):
 def test_a_bomb_in_the_comment_is_not_unpacked():
     bomb = comment(b"zlib", base64.b85encode(zlib.compress(b" " * 40_000_000, 9)))
     tracemalloc.start()
+
     try:
         with pytest.raises(ValueError, match="more than 4,194,304 characters"):
             metadata_texts.from_comment(bomb)
+
         assert tracemalloc.get_traced_memory()[1] < 4 * metadata_texts.MAX_TEXT_CHARACTERS
     finally:
         tracemalloc.stop()

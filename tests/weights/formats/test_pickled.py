@@ -49,11 +49,15 @@ def run(monkeypatch):
         monkeypatch.setitem(sys.modules, "safetensors", types.SimpleNamespace(torch=torch_files))
         monkeypatch.setitem(sys.modules, "safetensors.torch", torch_files)
         words = shlex.split(command)
+
         assert words[:2] == ["python", "-c"]
+
         monkeypatch.setattr(sys, "argv", words[2:])
         monkeypatch.setattr(sys, "argv", ["-c", *words[3:]])
         exec(words[2], {})
+
         assert allowed == [argparse.Namespace]
+
         return {
             path: {name: tensor.values for name, tensor in arrays.items()}
             for path, arrays in saved.items()
@@ -76,22 +80,29 @@ def test_the_command_joins_files_and_names_of_entries_and_omits_the_optimiser(ru
     }
     saved = run(converting_command("out dir/model.safetensors", list(contents)), contents)
     expected = {"state_dict.module.head.weight": (1,), "teacher.backbone.norm.bias": (3,)}
+
     assert saved == {"out dir/model.safetensors": expected}
 
 
 @pytest.mark.parametrize(
-    "content", [archive(ARCHIVE), pickle.dumps({"x": np.zeros(1)})], ids=["zip", "pickle"]
+    "content",
+    [archive(ARCHIVE), pickle.dumps({"x": np.zeros(1)})],
+    ids=["zip", "pickle"],
 )
 @pytest.mark.parametrize("name", ["checkpoint.pth", "it's.bin", "w.safetensors"])
 def test_the_error_of_a_pickle_ends_in_the_command(content, name, tmp_path, run):
     path = tmp_path / name
     path.write_bytes(content)
+
     with pytest.raises(ValueError, match="which runs code when it is opened") as caught:
         read_all(path)
+
     text = str(caught.value)
     assert "\n" not in text
+
     saved = run(text[text.index('python -c "') :], {str(path): {"x": Tensor(5)}})
     ((output, arrays),) = saved.items()
+
     assert arrays == {"x": (5,)}
     assert output.endswith(".safetensors")
     assert output != str(path)

@@ -19,13 +19,16 @@ def split(folder, arrays, count, stem="model"):
     folder.mkdir(exist_ok=True)
     names = sorted(arrays)
     weight_map = {}
+
     for number in range(count):
         shard = f"{stem}-{number + 1:05}-of-{count:05}.safetensors"
         own = names[number::count]
         write_safetensors(folder / shard, {name: arrays[name] for name in own}, {})
         weight_map |= dict.fromkeys(own, shard)
+
     index = folder / f"{stem}.safetensors.index.json"
     change(index, weight_map)
+
     return index
 
 
@@ -54,6 +57,7 @@ def test_a_folder_with_its_configuration(tmp_path, a, format_name):
     index = split(tmp_path, arrays_of(a, format_name), 4)
     write_library_config(tmp_path, format_name, a, ("x", "y", "z"), None)
     write_safetensors(tmp_path / "consolidated.safetensors", {"x": np.zeros(1)}, {})
+
     for source in (tmp_path, index):
         weights = load_weights(source)
         assert_same(weights.parameters, weights_of(a).parameters)
@@ -64,6 +68,7 @@ def test_a_folder_with_its_configuration(tmp_path, a, format_name):
 def test_an_index_of_any_name_in_a_folder(tmp_path):
     split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="backbone.fp32")
     assert load_weights(tmp_path, num_heads=2).architecture.width == SQUARE.width
+
     split(tmp_path, arrays_of(SQUARE, "timm"), 2, stem="other")
     with pytest.raises(ValueError, match=r"no model\.safetensors"):
         load_weights(tmp_path)
@@ -81,6 +86,7 @@ def test_a_shard_that_the_index_does_not_name(tmp_path):
     index = split(tmp_path, ARRAYS, 3)
     places = weight_map_of(index)
     change(index, {name: shard for name, shard in places.items() if "-00003-of-" not in shard})
+
     with pytest.raises(
         ValueError, match=r"not in the index: model-00003-of-00003\.safetensors\. Fetch all"
     ):
@@ -95,13 +101,17 @@ def test_a_shard_of_another_save_does_no_harm(index):
 def test_arrays_that_differ_are_listed(index):
     places = weight_map_of(index)
     first, second, *_ = sorted(places)
+
     assert places[first] != places[second]
+
     changed = {name: shard for name, shard in places.items() if name != first}
     changed["nowhere"] = changed[second]
     change(index, changed)
     words = rf"nowhere is not in {changed[second]}, |{first} of {places[first]} is not in the index"
+
     with pytest.raises(ValueError, match=words) as caught:
         read_all(index)
+
     assert "nowhere" in str(caught.value)
     assert f"{first} of " in str(caught.value)
 
@@ -124,6 +134,7 @@ def test_an_index_names_no_file_outside_its_folder(tmp_path, shard):
     index = split(folder, ARRAYS, 1)
     write_safetensors(tmp_path / "model.safetensors", ARRAYS, {})
     change(index, weight_map_of(index) | {"x": shard})
+
     with pytest.raises(
         ValueError,
         match=r"array 'x' is in .*: must be the name of a \.safetensors file in the folder",
@@ -132,11 +143,13 @@ def test_an_index_names_no_file_outside_its_folder(tmp_path, shard):
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "{", '{"weight_map": 3}']
+    "text",
+    ["[]", "{}", '{"weight_map": {}}', '{"weight_map": ["a"]}', "{", '{"weight_map": 3}'],
 )
 def test_an_index_without_a_map(tmp_path, text):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(text)
+
     with pytest.raises(ValueError, match=r"index\.json.*(no weight_map|not readable JSON)"):
         read_all(path)
 
@@ -144,10 +157,12 @@ def test_an_index_without_a_map(tmp_path, text):
 def test_a_shard_of_another_kind_is_named(index):
     shard = index.with_name("model-00001-of-00002.safetensors")
     shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+
     with pytest.raises(
         ValueError, match=r"'model-00001-of-00002\.safetensors': this is a git-lfs pointer"
     ):
         read_all(index)
+
     write_npz(shard, {"x": np.zeros(1)}, {})
     with pytest.raises(ValueError, match="the index and its shards differ"):
         read_all(index)
@@ -157,8 +172,10 @@ def test_an_index_of_pickles_has_the_command(tmp_path):
     index = tmp_path / "pytorch_model.bin.index.json"
     shards = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
     change(index, {"a": shards[1], "b": shards[0]})
+
     with pytest.raises(ValueError, match="index of PyTorch files, which runs code") as caught:
         read_all(index)
+
     files = [str(tmp_path / name) for name in ("model.safetensors", *shards)]
     assert str(caught.value).endswith(" ".join(files))
 
@@ -168,6 +185,7 @@ def test_sizes_are_bounded(index, monkeypatch):
         patch.setattr(sharded, "MAX_SHARDS", 1)
         with pytest.raises(ValueError, match="2 shards are more than the 1 allowed"):
             read_all(index)
+
     monkeypatch.setattr(sharded.stored, "MAX_ARRAYS", 1)
     with pytest.raises(ValueError, match="arrays are more than the 1 allowed"):
         read_all(index)
@@ -177,6 +195,7 @@ def test_shards_without_an_index_and_one_shard_alone(tmp_path):
     index = split(tmp_path, arrays_of(SQUARE, "timm"), 2)
     with pytest.raises(ValueError, match=r"is one of several shards\. Give its folder"):
         load_weights(tmp_path / "model-00001-of-00002.safetensors")
+
     index.unlink()
     with pytest.raises(
         ValueError, match=r"holds shards .* no index \(model\.safetensors\.index\.json\)"
@@ -187,5 +206,6 @@ def test_shards_without_an_index_and_one_shard_alone(tmp_path):
 def test_the_files_are_closed(index):
     with open_arrays(index) as file:
         name = next(iter(file.arrays))
+
     with pytest.raises(ValueError, match="index"):
         file.read(name)

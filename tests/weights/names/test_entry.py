@@ -27,12 +27,15 @@ def test_layouts(count, layout, part, shape, status):
     entry = Entry("x", ("a", "b")[:count], layout, part)
     ours = {name: place * 100 + numbers(*part) for place, name in enumerate(entry.ours)}
     written = entry.write(ours)
+
     assert written.shape == entry.shape == shape
     assert entry.status(reading=False) == status
+
     read = entry.read(written)
     assert {name: one.tobytes() for name, one in read.items()} == {
         name: one.tobytes() for name, one in ours.items()
     }
+
     if status == "transposed":
         expected = np.einsum(layout.rstrip("1"), ours["a"])
         np.testing.assert_array_equal(written.squeeze(), expected)
@@ -45,13 +48,17 @@ def test_queries_keys_and_values_are_joined_as_pytorch_multiplies_them():
     parts = {name: place * 100 + numbers(2, 2, 3) for place, name in enumerate(("q", "k", "v"))}
     entry = Entry("qkv", tuple(parts), "DTh->(Th)D", (2, 2, 3))
     written = entry.write(parts)
+
     assert written.shape == (18, 2)
+
     for block, part in enumerate(parts.values()):
         for head in range(2):
             for place in range(3):
                 np.testing.assert_array_equal(
-                    written[block * 6 + head * 3 + place], part[:, head, place]
+                    written[block * 6 + head * 3 + place],
+                    part[:, head, place],
                 )
+
     assert entry.status(reading=True) == "split, transposed"
     assert entry.status(reading=False) == "joined, transposed"
 
@@ -67,6 +74,7 @@ def test_rules_name_and_join_parameters():
         Entry("a.0.qk", ("a/0/q", "a/0/k"), "io->oi", (2, 3)),
         Entry("b.5", ("b/4",), "", (5,)),
     ]
+
     assert entries == expected
 
 
@@ -89,6 +97,7 @@ def test_layers_are_numbered_and_in_their_places():
         "encoder/norm/scale": np.ones(1),
     }
     apart = {name: float(array[0]) for name, array in unstack(parameters, 1).items()}
+
     assert apart["encoder/blocks/10/mlp/expand/bias"] == 10
     assert apart["stem/stage2/unit1/conv1/kernel"] == -1
     assert apart["stem/stage2/unit2/conv1/kernel"] == 0

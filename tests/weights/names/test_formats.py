@@ -37,7 +37,9 @@ PAIRS = [(name, network) for name, networks in WRITABLE.items() for network in n
 def published(name, image_size=(224, 224), **options):
     options = {"head": "linear", **options} if "ViT" in name else options
     return build_architecture(
-        ModelConfig(name=name, **options), image_size=image_size, num_classes=1000
+        ModelConfig(name=name, **options),
+        image_size=image_size,
+        num_classes=1000,
     )
 
 
@@ -81,6 +83,7 @@ def test_the_released_vit():
         "head/kernel": (768, 1000),
         "head/bias": (1000,),
     }
+
     assert names == expected
 
 
@@ -92,6 +95,7 @@ def test_the_stem_of_the_released_hybrid():
         "gn_root/bias": (1, 1, 1, 64),
     }
     inputs = 64
+
     for block, (units, width) in enumerate([(3, 64), (4, 128), (9, 256)], start=1):
         for unit in range(1, units + 1):
             name = f"block{block}/unit{unit}"
@@ -108,9 +112,12 @@ def test_the_stem_of_the_released_hybrid():
                 for n, c in norms.items()
                 for leaf in ("scale", "bias")
             }
+
             if unit == 1:
                 expected[f"{name}/conv_proj/kernel"] = (1, 1, inputs, 4 * width)
+
             inputs = 4 * width
+
     is_of_stem = {name for name in names if name.startswith(("conv_root", "gn_root", "block"))}
     assert {name: names[name] for name in is_of_stem} == expected
     assert names["embedding/kernel"] == (1, 1, 1024, 768)
@@ -130,6 +137,7 @@ def test_big_transfer():
         "head/conv2d/kernel": (1, 1, 2048, 1000),
         "head/conv2d/bias": (1000,),
     }
+
     assert {name: names[f"resnet/{name}"] for name in expected} == expected
     assert len(names) == 1 + 16 * 9 + 4 + 4
     assert "resnet/block3/unit36/a/group_norm/gamma" in shapes(published("R152x2"), "bit")
@@ -140,14 +148,18 @@ def test_a_format_tells_the_network_back(name, network):
     a = NETWORKS[network]
     names = shapes(a, name)
     canonical = FORMATS[name].canonical(names)
+
     assert set(canonical.values()) == names.keys()  # all but the prefix of a class of transformers
     assert name == "huggingface" or canonical.keys() == names.keys()
+
     others = [
         other
         for other, format_ in FORMATS.items()
         if other != name and format_.canonical(names) is not None
     ]
+
     assert others == []
+
     facts = FORMATS[name].facts({own: names[array] for own, array in canonical.items()})
     for field in (
         "family",
@@ -161,11 +173,14 @@ def test_a_format_tells_the_network_back(name, network):
         "num_classes",
     ):
         assert getattr(facts, field) == getattr(a, field), field
+
     assert facts.root_channels == (a.root_channels if a.has_resnet else 64)
     assert facts.num_heads in (a.num_heads, None)
+
     rows = (
         None if a.position_embedding != "learned_1d" or not a.has_transformer else a.sequence_length
     )
+
     assert facts.position_rows == rows
 
 
@@ -175,10 +190,12 @@ def test_what_a_format_cannot_hold_is_refused(name):
         if network in (*WRITABLE[name], *TABLED.get(name, ())):
             refuse_unwritable(name, a)
             continue
+
         with pytest.raises(
             ValueError, match=f"The format {name} cannot hold .*vit_jax holds every network"
         ):
             refuse_unwritable(name, a)
+
     if name == "huggingface":
         with pytest.raises(ValueError, match=r"hidden layer.*norm='rms'"):  # all reasons
             refuse_unwritable(name, dataclasses.replace(NETWORKS["token"], head="mlp", norm="rms"))
@@ -189,5 +206,6 @@ def test_parts_of_ones_own_are_refused_in_formats_of_others(field):
     own = dataclasses.replace(NETWORKS["token"], **{field: "mine:Part"})
     require_standard(NETWORKS["token"], "timm")
     words = f"timm cannot hold ViT-custom/4, which has {field}='mine:Part': write vit_jax"
+
     with pytest.raises(ValueError, match=words):
         require_standard(own, "timm")

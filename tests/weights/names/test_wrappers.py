@@ -52,10 +52,13 @@ PREFIXES += [
 def test_a_prefix_is_removed_and_named_once(prefix, format_name, tmp_path):
     arrays = arrays_of(SQUARE, format_name)
     weights = load(tmp_path, below(prefix, arrays))
+
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
+
     expected = [
         f"The names of the network begin with {prefix!r} in the file; this prefix is removed."
     ]
+
     assert [note for note in weights.notes if "prefix" in note] == expected
     assert {status.name for status in weights.statuses} == set(below(prefix, arrays))
 
@@ -66,6 +69,7 @@ def test_names_of_wrappers_inside_names(tmp_path):
         for name, array in arrays_of(SQUARE, "timm").items()
     }
     weights = load(tmp_path, arrays)
+
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
     assert sum("inside the network's names" in note for note in weights.notes) == 1
     assert {status.name for status in weights.statuses} == set(arrays)
@@ -94,13 +98,19 @@ def test_the_average_is_taken_before_the_trained_network(taken, left, tmp_path):
     }
     file = {**below(left, other(arrays)), **below(taken, arrays), **state}
     weights = load(tmp_path, file)
+
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
+
     (note,) = (note for note in weights.notes if "not read" in note)
     word = left.partition(".")[0]
+
     assert f"{word} ({len(arrays)}, another network of the file)" in note
+
     for part in ("epoch", "optimizer", "dino_loss"):
         assert f"{part} (1, state of training)" in note
+
     assert not note.startswith("WARNING")
+
     ignored = {status.name: status.status for status in weights.statuses if not status.ours}
     assert ignored.keys() == set(below(left, arrays)) | state.keys()
     assert ignored["epoch"] == "ignored (state of training)"
@@ -114,7 +124,9 @@ def test_heads_of_pre_training_and_of_classification(tmp_path):
         f"teacher.{name}.mlp.0.weight": np.ones((4, 16)) for name in ("dino_head", "ibot_head")
     }
     weights = load(tmp_path, arrays | heads, image_size=headless.image_size)
+
     assert_same(weights.parameters, weights_of(headless).parameters)
+
     (note,) = (note for note in weights.notes if "not read" in note)
     assert (
         "teacher.dino_head (1, a part of pre-training), teacher.ibot_head (1, a part of pre-training)"
@@ -125,6 +137,7 @@ def test_heads_of_pre_training_and_of_classification(tmp_path):
     heads = {"model.head.weight": np.ones((5, 16)), "model.fc_norm.bias": np.ones(16)}
     weights = load(tmp_path, arrays | heads, image_size=headless.image_size)
     (note,) = (note for note in weights.notes if "not read" in note)
+
     assert note.startswith("WARNING: ")
     assert (
         "model.fc_norm (1, a head beside the network), model.head (1, a head beside the network)"
@@ -141,7 +154,9 @@ def test_a_decoder_of_pre_training_beside_the_layers(tmp_path):
     )
     arrays = arrays_of(SQUARE, "timm") | {name: np.ones((1, 2)) for name in names}
     weights = load(tmp_path, below("model.", arrays))
+
     assert_same(weights.parameters, weights_of(SQUARE).parameters)
+
     (note,) = (note for note in weights.notes if "not read" in note)
     assert "model.decoder_blocks (1, a part of pre-training)" in note
     assert {status.name for status in weights.statuses} == set(below("model.", arrays))
@@ -154,6 +169,7 @@ def test_unknown_parts_beside_the_network_are_an_error(tmp_path):
         match=r"begin with 'model\.', and 1 arrays of unknown parts .* \(adapter_layers\.down\)",
     ):
         load(tmp_path, arrays)
+
     with pytest.raises(
         ValueError, match=r"left over: neck\.weight \(3,\)"
     ):  # below the prefix all must be known
@@ -164,6 +180,7 @@ def test_several_networks_of_equal_standing_are_an_error(tmp_path):
     arrays = arrays_of(SQUARE, "timm")
     with pytest.raises(ValueError, match=r"several networks \(net\., student\.\)"):
         load(tmp_path, below("net.", arrays) | below("student.", arrays))
+
     with pytest.raises(ValueError, match=r"several networks \(teacher\., model_ema\.\)"):
         load(tmp_path, below("teacher.", arrays) | below("model_ema.", arrays))
 
@@ -172,8 +189,10 @@ def test_a_prefix_is_removed_before_a_network_is_rejected(tmp_path):
     arrays = arrays_of(SQUARE, "timm") | {"blocks.0.attn.q_norm.weight": np.ones(8)}
     with pytest.raises(ValueError, match="a ViT with qk-norm"):
         load(tmp_path, below("module.", arrays))
+
     with pytest.raises(ValueError, match="of BEiT: it has relative positions"):
         load(tmp_path, {"module.beit.embeddings.cls_token": np.ones((1, 1, 16))})
+
     with pytest.raises(ValueError, match=r"names of no known format \(wrapper\.blocks"):
         load(tmp_path, {"wrapper.blocks.0.attn.qkv.weight": np.ones((1, 16))})
 

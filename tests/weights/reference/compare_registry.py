@@ -35,7 +35,8 @@ FAMILIES = ROOT / "vit_jax/weights/families"
 ARCHITECTURES = ROOT / "vit_jax/weights/architectures.py"
 PAGE = ROOT / "vit_jax/bench/AGREEMENT.md"
 BLOCK = re.compile(
-    r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)", re.DOTALL
+    r"(?<=<!-- generated: registry -->\n).*?(?=<!-- end of generated -->)",
+    re.DOTALL,
 )
 TOLERANCE = 1e-5  # of the largest value
 EXACT_GELU = "the exact GELU"
@@ -49,6 +50,7 @@ def apply_network(weights: Weights, images: np.ndarray) -> dict[str, np.ndarray]
     model = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
     output = jax.jit(lambda model, images: model(images))(model, jnp.asarray(images, jnp.float32))
     arrays = {"features": output.pooled_BD, "logits": output.logits_BK}
+
     return {name: np.asarray(array) for name, array in arrays.items() if array is not None}
 
 
@@ -62,8 +64,10 @@ def largest_difference(folder: pathlib.Path, **options: object) -> float:
     expected = dict(np.load(folder / "expected.npz"))
     images = 2 * pixels(*expected.pop("size").tolist()) - 1
     ours = apply_network(weights, images)
+
     assert expected.keys() <= ours.keys(), f"{folder.name}: only {', '.join(ours)}"
     assert expected, f"{folder.name} is read, and timm has no outputs to compare"
+
     differences = [
         np.abs(ours[name] - array).max() / np.abs(array).max() for name, array in expected.items()
     ]
@@ -83,8 +87,10 @@ def check_full_size(folder: pathlib.Path) -> str:
     a = recognise(arrays, {}, stated=stated).architecture
     sizes = full["sizes"]
     ours = {"width": a.width, "depth": a.depth, "num_heads": a.num_heads}
+
     if full["class"] == "ResNetV2" or ours == sizes:
         return ""
+
     return f"{ours} instead of {sizes}"
 
 
@@ -98,13 +104,16 @@ def compare(folder: pathlib.Path) -> dict[str, object]:
             "status": "rejected",
             "reason": str(error).split("config.json: ")[-1].replace(str(folder), ""),
         }
+
     note = ""
     if difference > TOLERANCE:
         exact = largest_difference(folder, gelu="exact")
         difference, note = (exact, EXACT_GELU) if exact <= TOLERANCE else (difference, "")
+
     problem = check_full_size(folder)
     is_equal = difference <= TOLERANCE and not problem
     result = {"status": "equal" if is_equal else "WRONG", "difference": difference}
+
     return result | ({"note": note} if note else {}) | ({"full": problem} if problem else {})
 
 
@@ -113,6 +122,7 @@ def sizes_of(folder: pathlib.Path) -> Sizes | None:
     full = json.loads((folder / "full.json").read_text())
     if full["class"] == "ResNetV2":
         return None
+
     return Sizes(**full["sizes"])
 
 
@@ -125,6 +135,7 @@ def find_row(name: str) -> tuple[str, str]:
         for row, pattern in family.registry_rows.items():
             if re.match(pattern, name):
                 return module, row
+
     raise ValueError(f"{name}: no family has it. Add a pattern to its registry_rows.")
 
 
@@ -135,7 +146,9 @@ def try_all_names(folder: pathlib.Path, names: Iterable[str]) -> None:
         if architectures.find_unsupported(name) is None:
             module, _ = find_row(name)
             models = families[module].models
+
             assert isinstance(models, dict)
+
             models.setdefault(name, sizes_of(folder / name))
 
 
@@ -153,7 +166,9 @@ def models_blocks(sizes: Mapping[str, Sizes | None]) -> dict[str, list[str]]:
             lines.append("/".join(map(str, size)) if any(size) else "resnet")
             text = " ".join(sorted(names))
             lines += textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ")
+
         blocks[module] = lines
+
     return blocks
 
 
@@ -163,6 +178,7 @@ def deprecated_blocks(names: Mapping[str, str]) -> dict[str, list[str]]:
     for older, current in sorted(names.items()):
         module, _ = find_row(current)
         blocks.setdefault(module, []).append(f"{older} {current}")
+
     return blocks
 
 
@@ -170,8 +186,10 @@ def replace_block(text: str, constant: str, lines: list[str]) -> str:
     """Return the text of a module with other lines of a constant, which must be there."""
     pattern = rf'(?<=\n{constant} = """\n).*?(?=""")'
     replaced, count = re.subn(pattern, "\n".join(lines) + "\n", text, flags=re.DOTALL)
+
     if not count:
         raise ValueError(f'{constant} = """: is not in the module. Add it, with {lines[0]}, ...')
+
     return replaced
 
 
@@ -184,10 +202,12 @@ def renew_families(results: Mapping[str, Mapping[str, object]], folder: pathlib.
         "_MODELS": models_blocks({name: sizes_of(folder / name) for name in equal}),
         "_DEPRECATED": deprecated_blocks(deprecated),
     }
+
     for constant, by_module in blocks.items():
         for module, lines in by_module.items():
             path = FAMILIES / f"{module}.py"
             path.write_text(replace_block(path.read_text(), constant, lines))
+
     text = ARCHITECTURES.read_text()
     version = registry["version"]
     ARCHITECTURES.write_text(re.sub(r'(?<=TIMM_VERSION = ")[^"]*', version, text))
@@ -207,6 +227,7 @@ def equal_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
         exact = sum(note is not None for _, note in found)
         remark = f"{exact} with `gelu=exact`" if exact else ""
         rows.append(f"| {row} | {len(found)} | | {max(found)[0]:.1e} | {remark} |")
+
     return rows
 
 
@@ -218,6 +239,7 @@ def rejected_rows(results: Mapping[str, Mapping[str, object]]) -> list[str]:
             text = str(result.get("reason", f"WRONG: {result}"))
             match = re.search(r"': (.+?) is not supported: it has (.+)\. Take", text)
             reasons[match.groups() if match else ("other", text)] += 1
+
     return [
         f"| {family} | | {count} | | {reason} |"
         for (family, reason), count in sorted(reasons.items())
@@ -233,6 +255,7 @@ def renew(text: str, results: Mapping[str, Mapping[str, object]]) -> str:
     counts = collections.Counter(result["status"] for result in results.values())
     total = f"| all | {counts.pop('equal')} | {sum(counts.values())} | | |"
     lines = [*head, *equal_rows(results), *rejected_rows(results), total]
+
     return BLOCK.sub(lambda match: "\n".join(lines) + "\n", text)
 
 
@@ -242,17 +265,20 @@ def main(folder: pathlib.Path, names: list[str]) -> int:
     try_all_names(folder, known)
     results_file = folder / "results.json"
     results = json.loads(results_file.read_text()) if names else {}
+
     for name in names or known:
         try:
             results[name] = compare(folder / name)
         except Exception as error:  # a crash is a result of the walk
             results[name] = {"status": "CRASH", "reason": f"{type(error).__name__}: {error}"}
+
         print(name, *results[name].values(), flush=True)
         jax.clear_caches()
 
     results_file.write_text(json.dumps(results, indent=1) + "\n")
     renew_families(results, folder)
     PAGE.write_text(renew(PAGE.read_text(), results))
+
     return sum(result["status"] in ("WRONG", "CRASH") for result in results.values())
 
 

@@ -25,4 +25,5 @@ def full_names(shapes: dict[str, list[int]], depth: int) -> dict[str, tuple[int,
     for name, shape in shapes.items():
         for number in range(depth if "{n}" in name else 1):
             full[name.replace("{n}", str(number))] = tuple(shape)
+
     return full

@@ -69,7 +69,9 @@ HUGGINGFACE = {
     "token": dataclasses.replace(VIT, layer_norm_epsilon=1e-12),
     "tanh": dataclasses.replace(VIT, gelu="tanh", layer_norm_epsilon=1e-6, image_size=(32, 32)),
     "learned_2d": dataclasses.replace(
-        VIT, position_embedding="learned_2d", layer_norm_epsilon=1e-12
+        VIT,
+        position_embedding="learned_2d",
+        layer_norm_epsilon=1e-12,
     ),
     "pooler": dataclasses.replace(VIT, num_classes=0, head="mlp", layer_norm_epsilon=1e-12),
 }
@@ -92,14 +94,17 @@ def _values(name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = normal / np.sqrt(_fan_in(name, shape))
     else:
         values = 0.2 * normal
+
     return values.astype(np.float32)
 
 
 def _fan_in(name: str, shape: tuple[int, ...]) -> int:
     has_layers = "/blocks/" in name or "/rest/" in name
     own = shape[has_layers:]
+
     if any(f"/{word}/" in name for word in ("query", "key", "value")):
         return own[0]
+
     return int(np.prod(own[:-1]))
 
 

@@ -52,9 +52,11 @@ def photograph() -> np.ndarray:
     y, x = np.mgrid[0:97, 0:150] / 97
     chance = np.random.default_rng(5)
     image = np.zeros((97, 150, 3))
+
     for centre_y, centre_x, radius in chance.uniform([0, 0, 0.1], [1, 1.5, 0.5], size=(12, 3)):
         inside = np.hypot(y - centre_y, x - centre_x) < radius
         image[inside] = chance.uniform(0, 200, 3) + 50 * y[inside][:, None]
+
     image += 8 * np.sin(60 * x)[..., None] + chance.normal(scale=4, size=image.shape)
     return np.clip(image, 0, 255).astype(np.uint8)
 
@@ -68,6 +70,7 @@ def main(path: pathlib.Path) -> None:
 
     picture = Image.fromarray(photograph())
     recorded = {}
+
     with torch.inference_mode(), tempfile.TemporaryDirectory() as folder:
         for case, (name, arguments) in PROCESSORS.items():
             processor = getattr(transformers, name)(**arguments)
@@ -84,6 +87,7 @@ def main(path: pathlib.Path) -> None:
             )
             add(recorded, f"huggingface/{case}", x, mean, std, features)
             recorded[f"huggingface/{case} processor"] = np.array(json.dumps(stated))
+
         for case in TIMM:
             model, arguments = build_timm(case)
             sizes = (3, arguments["img_size"], arguments["img_size"])
@@ -91,6 +95,7 @@ def main(path: pathlib.Path) -> None:
             x = timm.data.create_transform(**config)(picture)[None]
             features = model.forward_head(model.forward_features(x), pre_logits=True)
             add(recorded, f"timm/{case}", x, config["mean"], config["std"], features)
+
     np.savez_compressed(path, **recorded)
 
 

@@ -38,10 +38,12 @@ def images_of_libraries() -> dict[str, np.ndarray]:
     from transformers import CLIPImageProcessor, DINOv3ViTImageProcessor, ViTImageProcessor
 
     recorded = {}
+
     for name, number in zip(FILTERS, (2, 3), strict=True):
         for size in SIZES:
             resized = Image.fromarray(image(IMAGE)).resize(size[::-1], number)
             recorded[key("pillow", name, size)] = np.asarray(resized)
+
         photograph = Image.fromarray(image(PHOTOGRAPH))
         for size in NETWORKS:
             for fraction in CROP_FRACTIONS:
@@ -49,19 +51,26 @@ def images_of_libraries() -> dict[str, np.ndarray]:
                 recorded[key("timm", name, size, fraction)] = np.asarray(
                     timm(photograph)
                 ).transpose(1, 2, 0)
+
         asis = {"do_rescale": False, "do_normalize": False, "resample": number}
         crop = CLIPImageProcessor(
-            size={"shortest_edge": 11}, crop_size={"height": 10, "width": 10}, **asis
+            size={"shortest_edge": 11},
+            crop_size={"height": 10, "width": 10},
+            **asis,
         )
         squash = ViTImageProcessor(size={"height": 12, "width": 8}, **asis)
+
         for word, processor in (("crop", crop), ("squash", squash)):
             pixels = processor(photograph, return_tensors="np")["pixel_values"][0]
             recorded[key("huggingface", name, word)] = pixels.transpose(1, 2, 0).astype(np.uint8)
+
     dinov3 = DINOv3ViTImageProcessor(
-        size={"height": 12, "width": 8}, do_normalize=False
+        size={"height": 12, "width": 8},
+        do_normalize=False,
     )  # resizes floating point
     pixels = np.asarray(dinov3(photograph, return_tensors="np")["pixel_values"][0])
     recorded["dinov3"] = (pixels.transpose(1, 2, 0) * 255).astype(np.float32)
+
     return recorded
 
 
@@ -76,6 +85,7 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
             case "timm":
                 flat_1SD = torch.tensor(old_hwD).reshape(1, -1, old_hwD.shape[2])
                 options = {"old_size": list(old_hwD.shape[:2]), "num_prefix_tokens": 0}
+
                 return (
                     resample_abs_pos_embed(flat_1SD, list(new), **options).reshape(*new, -1).numpy()
                 )
@@ -84,12 +94,20 @@ def positions_of_libraries() -> dict[str, np.ndarray]:
             case "dinov2":  # interpolate_pos_encoding with its interpolate_offset
                 scale = tuple((n + 0.1) / o for n, o in zip(new, old_hwD.shape[:2], strict=True))
                 new_1Dhw = interpolate(
-                    old_1Dhw, scale_factor=scale, mode="bicubic", antialias=False
+                    old_1Dhw,
+                    scale_factor=scale,
+                    mode="bicubic",
+                    antialias=False,
                 )
             case "bilinear":
                 new_1Dhw = interpolate(
-                    old_1Dhw, size=new, mode="bilinear", align_corners=False, antialias=True
+                    old_1Dhw,
+                    size=new,
+                    mode="bilinear",
+                    align_corners=False,
+                    antialias=True,
                 )
+
         return new_1Dhw[0].permute(1, 2, 0).numpy()
 
     return {

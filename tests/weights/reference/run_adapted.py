@@ -19,12 +19,14 @@ from run_families import SIZES, TIMM, fill, run
 def record(path: pathlib.Path) -> None:
     rescaled = {}
     gap = {}
+
     for case in ("pe_core", "pe_lang", "pe_spatial", "mae"):
         name, size, arguments = TIMM[case]
         arguments = {**SIZES, "img_size": size, **arguments}
         model = timm.create_model(name, **arguments).eval()
         fill(model)
         normalisation = [list(model.pretrained_cfg[key]) for key in ("mean", "std")]
+
         if case == "mae":
             pooled = timm.create_model(name, **arguments, global_pool="avg").eval()
             state = {
@@ -37,6 +39,7 @@ def record(path: pathlib.Path) -> None:
             new = (size // 3 * 4, size // 3 * 2)
             model.set_input_size(new)
             rescaled[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
+
     outputs = {"versions": {"timm": timm.__version__}, "rescaled": rescaled, "gap": gap}
     path.write_text(json.dumps(outputs, separators=(",", ":")) + "\n")
 

@@ -59,23 +59,28 @@ def write(folder: pathlib.Path) -> None:
         "vit_bare": ViTModel(ViTConfig(**vit)),
         "dinov2_bare": Dinov2Model(Dinov2Config(**SIZES, mlp_ratio=2)),
     }
+
     for name, model in bases.items():
         for parameter in model.parameters():
             parameter.data += 0.05 * torch.randn_like(parameter)
         model.save_pretrained(folder / name)
+
     images = 2 * torch.rand(4, 3, 32, 32) - 1
     np.save(folder / "images.npy", images.numpy())
 
     for name, (base, classes, options) in CASES.items():
         network = AutoModelForImageClassification.from_pretrained(folder / base, num_labels=classes)
         adapter = get_peft_model(network, LoraConfig(r=4, lora_alpha=8, **options))
+
         for parameter in adapter.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.05 * torch.randn_like(parameter)
+
         adapter.save_pretrained(folder / name)
 
         fresh = AutoModelForImageClassification.from_pretrained(folder / base, num_labels=classes)
         merged = PeftModel.from_pretrained(fresh, folder / name).merge_and_unload().eval()
+
         with torch.no_grad():
             np.save(folder / f"{name}.npy", merged(images).logits.numpy())
 
@@ -90,6 +95,7 @@ def compare(folder: pathlib.Path) -> None:
 
     images = np.load(folder / "images.npy").transpose(0, 2, 3, 1)
     distances = {}
+
     for name in CASES:
         weights = load_weights(folder / name)
         abstract = jax.eval_shape(lambda a=weights.architecture: build_model(a, jax.random.key(0)))
@@ -98,6 +104,7 @@ def compare(folder: pathlib.Path) -> None:
         expected = np.load(folder / f"{name}.npy")
         distances[name] = float(np.abs(logits - expected).max() / np.abs(expected).max())
         print(f"{name:16} {distances[name]:.1e}")
+
     if max(distances.values()) > TOLERANCE:
         sys.exit("the logits differ")
 

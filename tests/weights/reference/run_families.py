@@ -238,9 +238,11 @@ def short_names(file: pathlib.Path) -> dict[str, list[int]]:
     """Name and shape of every array, the blocks of one tower written once."""
     with safe_open(file, "np") as arrays:
         shapes = {name: list(arrays.get_slice(name).get_shape()) for name in arrays.keys()}  # noqa: SIM118 - no mapping
+
     networks = r"(?:vision_(?:model|encoder)|radio_model\.model|vit|deit|dinov2|ijepa)\."
     blocks = rf"^((?:{networks})?(?:blocks|encoder\.layers?|layer))\.(\d+)\."
     blocks_of = {name: re.match(blocks, name) for name in shapes}
+
     return {
         re.sub(blocks, r"\1.{n}.", name): shapes[name]
         for name, block in blocks_of.items()
@@ -262,6 +264,7 @@ def run(
         else {}
     )
     x = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
     with torch.inference_mode():
         if hasattr(model, "forward_head"):
             features = model.forward_head(model.forward_features(x), pre_logits=True)
@@ -274,7 +277,8 @@ def run(
             outputs = {"logits" if case.startswith("clip") else "features": output}
         elif case == "mae":
             order = torch.arange(float(images[0, ::16, ::16, 0].size))[None].repeat(
-                len(x), 1
+                len(x),
+                1,
             )  # no patch moves
             outputs = {"features": model.vit(x, noise=order, **is_resized).last_hidden_state[:, 0]}
         else:
@@ -287,9 +291,12 @@ def run(
                 "pooler_output": pooled,
                 "summary": "features",
             }
+
             if case == "aimv2":
                 output["pooler_output"] = output.last_hidden_state.mean(1)
+
             outputs = {ours: output[theirs] for theirs, ours in names.items() if theirs in output}
+
     rows = {name: array.tolist() for name, array in outputs.items()}
     return {
         name: [[float(f"{number:.7g}") for number in row] for row in array]
@@ -301,11 +308,13 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
     known = json.loads(path.read_text()) if chosen else {}
     cases = known.get("cases", {})
     resized = known.get("resized", {})
+
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         for case, (_, size, _) in TIMM.items():
             if chosen and f"timm/{case}" not in chosen:
                 continue
+
             model, arguments = build_timm(case)
             save_config_for_hf(model, folder / "config.json", model_args=arguments)
             timm.models.save_for_hf(model, folder, model_args=arguments, safe_serialization=True)
@@ -315,16 +324,20 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             output = run(model, case, (size,), *normalisation)
             shapes = short_names(folder / "model.safetensors")
             cases[f"timm/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
+
             if (
                 "ref_feat_shape" in arguments
             ):  # the original code counts patches; timm does so at its reference grid
                 model.rope.ref_feat_shape = [4, 2]
+
             new = (size // 3 * 4, size // 3 * 2) if size != 64 else (96, 32)
             model.set_input_size(new)
             resized[f"timm/{case}"] = {"size": new, **run(model, case, new, *normalisation)}
+
         for case, (model_name, size, arguments, names, others) in ORIGINAL.items():
             if chosen and f"original/{case}" not in chosen:
                 continue
+
             arguments = {**SIZES, "img_size": size, **arguments}
             model = timm.create_model(model_name, **arguments).eval()
             shapes = original_state(model, names, others)
@@ -338,6 +351,7 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
                 config["pretrained_cfg"]["std"],
             )
             cases[f"original/{case}"] = {"config": config, "size": size, "shapes": shapes, **output}
+
         if not chosen or "big_vision/siglip" in chosen:
             model = timm.create_model("vit_base_patch32_siglip_256", img_size=64, **SIZES).eval()
             shapes = flat(BIG_VISION, "params")
@@ -348,9 +362,11 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
             model.load_pretrained(str(folder / "siglip.npz"))
             output = run(model, "siglip", (64,), [0.5] * 3, [0.5] * 3)
             cases["big_vision/siglip"] = {"size": 64, "shapes": shapes, **output}
+
         for case in HUGGINGFACE:
             if chosen and f"huggingface/{case}" not in chosen:
                 continue
+
             model, stored = build_huggingface(case, folder)
             config = json.loads((folder / "config.json").read_text())
             shapes = short_names(folder / "model.safetensors")
@@ -364,15 +380,18 @@ def record(path: pathlib.Path, chosen: Collection[str]) -> None:
                 **stored,
                 **output,
             }
+
             if case != "aimv2":
                 resized[f"huggingface/{case}"] = {
                     "size": (64, 32),
                     **run(model, case, (64, 32), *normalisation),
                 }
+
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
     path.write_text(
         json.dumps(
-            {"versions": versions, "cases": cases, "resized": resized}, separators=(",", ":")
+            {"versions": versions, "cases": cases, "resized": resized},
+            separators=(",", ":"),
         )
         + "\n"
     )
@@ -384,6 +403,7 @@ def build_timm(case: str) -> tuple[torch.nn.Module, dict[str, Any]]:
     arguments = {**SIZES, "img_size": size, **arguments}
     model = timm.create_model(model_name, **arguments).eval()
     fill(model)
+
     return model, arguments
 
 
@@ -396,6 +416,7 @@ def build_huggingface(case: str, folder: pathlib.Path) -> tuple[torch.nn.Module,
     ).eval()
     fill(model)
     model.save_pretrained(folder)
+
     return model, file_values(model, folder / "model.safetensors")
 
 
@@ -408,17 +429,23 @@ def original_state(
         shape = list(array.shape)
         if name.startswith("attn_pool.q."):
             continue
+
         if name.startswith("attn_pool.kv."):
             shape = [shape[0] * 3 // 2, *shape[1:]]
+
         for pattern, other in names.items():
             name = re.sub(pattern, other, name)
+
         short = name.removeprefix("visual.")
         if short in ("class_embedding", "positional_embedding", "proj"):
             shape = {"class": shape[2:], "posit": shape[1:], "proj": shape[::-1]}[short[:5]]
+
         if name.endswith("qkv.bias"):
             shape = [3 * shape[0]]
+
         if not name.endswith("v_bias") and not name.endswith("head.bias"):
             shapes[name] = shape
+
     shapes = {
         name.replace("s.0.", "s.{n}."): shape
         for name, shape in shapes.items()
@@ -430,12 +457,14 @@ def original_state(
     }
     convert = sys.modules[type(model).__module__].checkpoint_filter_fn
     model.load_state_dict(convert(state, model))
+
     return shapes
 
 
 def flat(tree: dict[str, Any] | list[int], name: str) -> dict[str, list[int]]:
     if isinstance(tree, list):
         return {name: tree}
+
     return {
         key: shape
         for part, inner in tree.items()
@@ -456,6 +485,7 @@ def file_values(model: torch.nn.Module, file: pathlib.Path) -> dict[str, Any]:
     save_file(arrays, file, metadata={"format": "pt"})
     again = type(model).from_pretrained(file.parent)
     model.load_state_dict(again.state_dict())
+
     return {"stored": stored} if stored else {}
 
 

@@ -29,15 +29,21 @@ def build_timm(a: dict) -> torch.nn.Module:
     if a["family"] == "resnet":
         conv = functools.partial(StdConv2d, eps=1e-8)
         return ResNetV2(
-            layers=a["units"], num_classes=a["num_classes"], stem_type="fixed", conv_layer=conv
+            layers=a["units"],
+            num_classes=a["num_classes"],
+            stem_type="fixed",
+            conv_layer=conv,
         )
+
     embed = {}
     if a["family"] == "hybrid":
         embed = {
             "embed_layer": functools.partial(
-                HybridEmbed, backbone=_resnetv2(layers=tuple(a["units"]))
+                HybridEmbed,
+                backbone=_resnetv2(layers=tuple(a["units"])),
             )
         }
+
     return VisionTransformer(
         img_size=tuple(a["image_size"]),
         patch_size=tuple(a["patch_size"]),
@@ -57,8 +63,10 @@ def build_timm(a: dict) -> torch.nn.Module:
 def logits_of(model: torch.nn.Module, images: np.ndarray) -> np.ndarray:
     with torch.inference_mode():
         output = model.eval()(torch.from_numpy(images).permute(0, 3, 1, 2).contiguous())
+
     if isinstance(output, torch.Tensor):
         return output.numpy()
+
     return (output.logits if "logits" in output else output.pooler_output).numpy()
 
 
@@ -71,16 +79,21 @@ def run_timm(
     logits = logits_of(model, images)
     from_npz = build_timm(a)
     from_npz.load_pretrained(str(folder / f"{case}.npz"))
+
     for (name, one), other in zip(
-        model.state_dict().items(), from_npz.state_dict().values(), strict=True
+        model.state_dict().items(),
+        from_npz.state_dict().values(),
+        strict=True,
     ):
         assert torch.equal(one, other), f"{case}: {name} of the .npz differs"
+
     if (folder / case / "config.json").exists():
         made = timm.create_model(f"local-dir:{folder / case}", pretrained=True)
         assert np.array_equal(logits_of(made, images), logits), (
             f"{case}: another network by its config.json"
         )
         assert made.pretrained_cfg["label_names"][0] == "class 0"
+
     return {name: list(array.shape) for name, array in model.state_dict().items()}, logits
 
 
@@ -91,16 +104,20 @@ def run_huggingface(
     kind = transformers.ViTForImageClassification if a["num_classes"] else transformers.ViTModel
     model, info = kind.from_pretrained(folder / case, output_loading_info=True)
     wrong = {kind: keys for kind, keys in info.items() if keys}
+
     assert not wrong, f"{case}: {wrong}"
     assert not a["num_classes"] or model.config.id2label[0] == "class 0"
+
     model.save_pretrained(folder / f"{case}_saved")
     saved = load_file(folder / f"{case}_saved" / "model.safetensors")
+
     return {name: list(array.shape) for name, array in saved.items()}, logits_of(model, images)
 
 
 def main(folder: pathlib.Path, golden: pathlib.Path) -> None:
     torch.manual_seed(0)
     cases = {}
+
     for case, a in json.loads((folder / "cases.json").read_text()).items():
         run = run_timm if case.startswith("timm") else run_huggingface
         arrays, logits = run(folder, case, a, np.load(folder / f"{case}.images.npy"))
@@ -109,6 +126,7 @@ def main(folder: pathlib.Path, golden: pathlib.Path) -> None:
             "arrays": dict(sorted(arrays.items())),
         }
         print(case, len(arrays), "arrays, logits up to", float(np.abs(logits).max()))
+
     versions = {library.__name__: library.__version__ for library in (timm, transformers, torch)}
     golden.write_text(json.dumps({"versions": versions, "cases": cases}, indent=1) + "\n")
 

@@ -35,7 +35,9 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
         else {}
     )
     model, info = architecture.from_pretrained(folder, output_loading_info=True, **options)
+
     assert not any(info.values()), info
+
     mean, std = (
         ([0.0] * 3, [1.0] * 3) if config["model_type"] == "radio" else ([0.5] * 3, [0.5] * 3)
     )
@@ -43,23 +45,32 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
         processor = transformers.AutoImageProcessor.from_pretrained(folder)
         mean = processor.image_mean
         std = processor.image_std
+
     images = torch.from_numpy(((pixels(golden["size"]) - mean) / std).astype(np.float32)).permute(
-        0, 3, 1, 2
+        0,
+        3,
+        1,
+        2,
     )
     with torch.inference_mode():
         output = model.eval()(images.contiguous())
+
     if "logits" in output or "image_embeds" in output:
         return {"logits": output["logits" if "logits" in output else "image_embeds"].numpy()}
+
     if "summary" in output:
         return {"features": output.summary.numpy()}
+
     if "hidden" in golden:
         return {"hidden": output.pooler_output.numpy()}
+
     if golden["config"].get("global_pool") == "avg" or config["model_type"] in (
         "ijepa",
         "aimv2_vision_model",
     ):
         first = 1 + config["num_register_tokens"] if "num_register_tokens" in config else 0
         return {"features": output.last_hidden_state[:, first:].mean(1).numpy()}
+
     is_vit = config["model_type"] == "vit"
     return {
         "features": (output.last_hidden_state[:, 0] if is_vit else output.pooler_output).numpy()
@@ -69,16 +80,21 @@ def of_huggingface(folder: pathlib.Path, golden: dict) -> dict[str, np.ndarray]:
 if __name__ == "__main__":
     cases = json.loads(pathlib.Path(sys.argv[2]).read_text())["cases"]
     worst = 0.0
+
     for folder in sorted(pathlib.Path(sys.argv[1]).glob("*/*")):
         golden = cases[folder.name.replace("_", "/", 1)]
         outputs = (of_timm if folder.parent.name == "timm" else of_huggingface)(folder, golden)
         names = outputs.keys() & golden.keys()
+
         assert names, (folder, outputs.keys())
+
         line = f"{folder.parent.name} {folder.name}"
         for name in sorted(names):
             expected = np.array(golden[name])
             difference = np.abs(np.asarray(outputs[name]) - expected).max() / np.abs(expected).max()
             worst = max(worst, difference)
             line += f" {name} {difference:.1e}"
+
         print(line)
+
     sys.exit(f"the largest is {worst:.1e}" if worst > 1e-5 else 0)

@@ -15,8 +15,10 @@ class StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
+
         values = {"__getattr__": lambda cls, name: name}
         metaclass = type(f"{name}Meta", (type,), values)  # values of an enum are their names
+
         return metaclass(name, (), {})
 
 
@@ -27,6 +29,7 @@ class StandInFinder:
         """Return the spec of a stand-in for torchvision and its modules."""
         if name.partition(".")[0] != "torchvision":
             return None
+
         return ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: ModuleSpec) -> StandIn:

@@ -22,16 +22,23 @@ def write_small(folder: pathlib.Path) -> None:
     cases = {}
     for case, a in networks.CASES.items():
         weights = Weights(
-            a, networks.parameters(a), tuple(f"class {number}" for number in range(a.num_classes))
+            a,
+            networks.parameters(a),
+            tuple(f"class {number}" for number in range(a.num_classes)),
         )
         library = case.partition("_")[0]
         save_weights(weights, folder / case, library)
+
         if library == "timm":
             save_weights(
-                weights, folder / f"{case}.npz", "bit" if a.family == "resnet" else "released"
+                weights,
+                folder / f"{case}.npz",
+                "bit" if a.family == "resnet" else "released",
             )
+
         np.save(folder / f"{case}.images.npy", networks.images(a))
         cases[case] = dataclasses.asdict(a)
+
     (folder / "cases.json").write_text(json.dumps(cases))
 
 

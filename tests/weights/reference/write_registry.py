@@ -65,14 +65,18 @@ def arguments_for(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Return arguments for a small instance of a model, the smallest one first."""
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", (16, 16))
     image = PATCHES * patch[0]
+
     if hasattr(getattr(model, "patch_embed", None), "backbone"):
         image = 64
+
     sizes = {"embed_dim": 32, "depth": 2, "num_heads": 2}
     classes = {"num_classes": 5} if model.num_classes else {}
     rope = getattr(model, "rope", None)
     reference = {}
+
     if getattr(rope, "ref_feat_shape", None) is not None:
         reference = {"ref_feat_shape": list(rope.ref_feat_shape)}
+
     layers = {"layers": [1, 1], "channels": [32, 64], "stem_chs": 16}
     return [
         {**sizes, "img_size": image, **classes, **reference},
@@ -87,6 +91,7 @@ def small_resnet(name: str) -> torch.nn.Module:
     """Return Big Transfer's ResNet with one unit in each stage; its functions take no other arguments."""
     factor = int(name.removesuffix("_bit").rpartition("x")[2])
     layers = {"layers": [1, 1, 1, 1], "width_factor": factor, "num_classes": 5}
+
     return timm.models.resnetv2._create_resnetv2_bit(name, **layers).eval()
 
 
@@ -98,6 +103,7 @@ def small_model(name: str, full: torch.nn.Module) -> tuple[torch.nn.Module, dict
     """
     if name.startswith("resnetv2_") and name.endswith("_bit"):
         return small_resnet(name), {"num_classes": 5}
+
     errors = []
     for arguments in arguments_for(full):
         try:
@@ -105,9 +111,12 @@ def small_model(name: str, full: torch.nn.Module) -> tuple[torch.nn.Module, dict
         except Exception as error:  # a model function may raise anything
             errors.append(f"{type(error).__name__}: {error}")
             continue
+
         if sum(array.numel() for array in model.parameters()) < 40e6:
             return model, arguments
+
         errors.append("more than 40 million parameters")
+
     raise RuntimeError("; ".join(errors))
 
 
@@ -119,10 +128,13 @@ def fill(model: torch.nn.Module) -> None:
             drawn = values(name, tuple(array.shape))
             if name.endswith("running_var"):
                 drawn = np.abs(drawn) + 1
+
             if name.startswith("patch_embed.backbone.") and name.endswith("norm3.weight"):
                 # Else 16 units amplify timm's rounding to 4e-5 of its outputs in float64
                 drawn = 0.2 * drawn
+
             state[name] = torch.from_numpy(drawn)
+
     model.load_state_dict(state)
 
 
@@ -132,16 +144,20 @@ def outputs_of(model: torch.nn.Module, image_size: tuple[int, int]) -> dict[str,
     images = ((pixels(*image_size) - pretrained["mean"]) / pretrained["std"]).astype(np.float32)
     batch = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
     outputs = {"size": np.array(image_size)}
+
     if type(model).__name__.endswith(
         "Encoder"
     ):  # towers of language models, which have no image features
         return outputs
+
     with torch.inference_mode():
         if not hasattr(model, "head_dist"):
             features = model.forward_head(model.forward_features(batch), pre_logits=True)
             outputs["features"] = features.flatten(1).numpy()
+
         if model.num_classes:
             outputs["logits"] = model(batch).numpy()
+
     return outputs
 
 
@@ -154,7 +170,8 @@ def write_model(name: str, folder: pathlib.Path) -> None:
     published.pop("model_args", None)
     shapes = {key: list(array.shape) for key, array in full.state_dict().items()}
     first_attention = next(
-        (module for module in full.modules() if hasattr(module, "num_heads")), None
+        (module for module in full.modules() if hasattr(module, "num_heads")),
+        None,
     )
     sizes = {
         "width": getattr(full, "embed_dim", None),
@@ -180,12 +197,14 @@ def write_registry(folder: pathlib.Path, names: list[str]) -> None:
     for name in names:
         error_file = folder / name / "error.txt"
         error_file.unlink(missing_ok=True)
+
         try:
             write_model(name, folder / name)
         except Exception as error:  # the walk goes on, and the report shows it
             error_file.parent.mkdir(parents=True, exist_ok=True)
             error_file.write_text(f"{type(error).__name__}: {error}"[:2000])
             print(f"{name}: {error_file.read_text()[:200]}", flush=True)
+
     deprecated = {old: (new or "").partition(".")[0] for old, new in _deprecated_models.items()}
     known = {"names": vit_names(), "deprecated": deprecated, "version": timm.__version__}
     known["all"] = sorted(_model_entrypoints)
