@@ -1,4 +1,4 @@
-"""Masked patches: targets and loss by hand, how much is corrupted, and that nothing of a hidden patch is seen."""
+"""Masked patches: targets, losses and shares of corruption, and that no hidden patch is seen."""
 
 import dataclasses
 
@@ -16,112 +16,153 @@ from vit_jax.objectives import build_objective
 from vit_jax.objectives.masked_patch import CLASSES, MaskedPatch, patch_outputs
 
 KEY = jax.random.key(5)
+PREDICTING = dataclasses.replace(VIT, num_classes=0, patch_outputs=CLASSES)
 
 
-def objective(target="mean_colour", grid=(2, 3), patch_size=(4, 4), **options):
-    config = ObjectiveConfig(kind="masked_patch", loss="softmax", patch_target=target, **options)
+def build_config(target="mean_colour", **options):
+    return ObjectiveConfig(kind="masked_patch", loss="softmax", patch_target=target, **options)
+
+
+def build_task(target="mean_colour", grid=(2, 3), patch_size=(4, 4), **options):
+    config = build_config(target, **options)
     return MaskedPatch(config, grid, patch_size)
 
 
-def batch_of(image, mask=None):
-    mask = jnp.ones(len(image)) if mask is None else jnp.asarray(mask, jnp.float32)
+def build_batch(image):
+    image_count = len(image)
     return Batch(
         image_BHWC=jnp.asarray(image),
-        label_B=jnp.zeros(len(image), jnp.int32),
-        mask_B=mask,
+        label_B=jnp.zeros(image_count, jnp.int32),
+        mask_B=jnp.ones(image_count),
     )
 
 
-def random_images(count, height=8, width=12):
-    return np.random.default_rng(0).integers(0, 256, (count, height, width, 3), np.uint8)
+def build_targets(target, mask, is_corrupted):
+    """Return targets whose patches to predict are `target`, of the images of a mask."""
+    return Targets(
+        None,
+        jnp.array(mask, jnp.float32),
+        None,
+        jnp.asarray(target),
+        jnp.array(is_corrupted),
+    )
+
+
+def sample_images(count, height=8, width=12):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (count, height, width, 3), np.uint8)
+
+
+def compute_targets(task, image):
+    return np.asarray(task.compute_targets(jnp.asarray(image)))
+
+
+def compute_sums(task, patches, targets):
+    """Return the sums of a loss as Python numbers."""
+    output = ModelOutput(patches_BNO=jnp.asarray(patches))
+    sums = task.sums(output, targets)
+    return {name: float(value) for name, value in sums.items()}
 
 
 def test_mean_colours_by_hand():
     image = np.zeros((1, 8, 12, 3), np.uint8)
-    image[0, :4, :4] = (255, 0, 32)  # full red is level 7, 32 of 255 is the first value of level 1
+    # Full red is level 7, and 32 of 255 is the first value of level 1.
+    image[0, :4, :4] = (255, 0, 32)
     image[0, :4, 4:8] = (31, 255, 128)
     image[0, 4:, 8:, 1] = 200
-    image[0, 4, 8, 1] = 0  # the mean of 16 pixels is 187.5
-    actual = objective().compute_targets(jnp.asarray(image))[0, :, 0]
+    # The mean of 16 pixels is 187.5.
+    image[0, 4, 8, 1] = 0
+    expected = [7 * 64 + 1, 0 * 64 + 7 * 8 + 4, 0, 0, 0, 5 * 8]
 
-    assert actual.tolist() == [7 * 64 + 1, 0 * 64 + 7 * 8 + 4, 0, 0, 0, 5 * 8]
+    targets = compute_targets(build_task(), image)
+
+    assert targets[0, :, 0].tolist() == expected
 
 
 def test_colours_of_sixteen_parts_are_in_raster_order_within_the_patch():
     image = np.zeros((1, 16, 24, 3), np.uint8)
-    image[0, 8 + 2, 16 + 4 : 16 + 6, 2] = 255  # patch (1, 2): half of its part (1, 2)
-    actual = objective("colours_4x4", patch_size=(8, 8)).compute_targets(jnp.asarray(image))
+    # Half of part (1, 2) of patch (1, 2).
+    image[0, 8 + 2, 16 + 4 : 16 + 6, 2] = 255
+    task = build_task("colours_4x4", patch_size=(8, 8))
 
-    assert actual.shape == (1, 6, 16)
-    assert [tuple(place) for place in np.argwhere(np.asarray(actual))] == [(0, 5, 1 * 4 + 2)]
-    assert int(actual[0, 5, 6]) == 4  # 127.5 of 255
+    targets = compute_targets(task, image)
+
+    assert targets.shape == (1, 6, 16)
+    assert np.argwhere(targets).tolist() == [[0, 5, 1 * 4 + 2]]
+    # The mean is 127.5 of 255.
+    assert int(targets[0, 5, 6]) == 4
 
 
 def test_pixels_are_those_of_the_patch():
-    image = random_images(2)
-    actual = np.asarray(objective("pixels").compute_targets(jnp.asarray(image)))
+    image = sample_images(2)
+    last_patch = image[1, 4:8, 8:12]
+    expected = last_patch.reshape(-1) / 127.5 - 1
 
-    assert actual.shape == (2, 6, 48)
+    targets = compute_targets(build_task("pixels"), image)
 
-    expected = image[1, 4:8, 8:12].reshape(-1) / 127.5 - 1
-    np.testing.assert_allclose(actual[1, 5], expected, rtol=1e-6)
+    assert targets.shape == (2, 6, 48)
+    np.testing.assert_allclose(targets[1, 5], expected, rtol=1e-6)
 
 
 def test_classes_equal_numpy_at_every_edge():
-    levels = np.arange(256, dtype=np.uint8)
-    image = np.broadcast_to(levels[:, None, None, None], (256, 2, 4, 3))
-    actual = objective(grid=(1, 2), patch_size=(2, 2)).compute_targets(jnp.asarray(image))[:, 0, 0]
-    level = np.minimum(7, np.floor(8 * levels.astype(np.float64) / 255)).astype(int)
+    grey = np.arange(256, dtype=np.uint8)
+    image = np.broadcast_to(grey[:, None, None, None], (256, 2, 4, 3))
+    level = np.floor(8 * grey.astype(np.float64) / 255)
+    expected = np.minimum(7, level).astype(int) * 73
 
-    assert np.array_equal(actual, level * 73)
+    targets = compute_targets(build_task(grid=(1, 2), patch_size=(2, 2)), image)
+
+    assert np.array_equal(targets[:, 0, 0], expected)
 
 
 def test_loss_and_metrics_by_hand():
-    """Two images of two patches; the third patch is as it was, the second image does not count."""
+    """Only corrupted patches of images in the mask count: here both patches of the first image."""
     logits = np.zeros((2, 2, CLASSES), np.float32)
     logits[0, 0, 9] = 3.0
-    target = jnp.array([[[9], [9]], [[1], [2]]])
-    is_corrupted = jnp.array([[True, True], [True, False]])
-    targets = Targets(None, jnp.array([1.0, 0.0]), None, target, is_corrupted)
-    actual = {
-        k: float(v)
-        for k, v in objective().sums(ModelOutput(patches_BNO=jnp.asarray(logits)), targets).items()
-    }
-    right = np.log(np.exp(3) + 511) - 3
+    targets = build_targets(
+        target=[[[9], [9]], [[1], [2]]],
+        mask=[1, 0],
+        is_corrupted=[[True, True], [True, False]],
+    )
+    first_loss = np.log(np.exp(3) + 511) - 3
+    second_loss = np.log(512)
     expected = {
-        "loss": right + np.log(512),
+        "loss": first_loss + second_loss,
         "correct": 1.0,
         "majority": 2.0,
         "weight": 2.0,
         "images": 1.0,
     }
 
-    assert actual == pytest.approx(expected, rel=1e-6)
+    sums = compute_sums(build_task(), logits, targets)
+
+    assert sums == pytest.approx(expected, rel=1e-6)
 
 
-def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
+def test_the_loss_of_parts_is_their_mean():
     target = jnp.zeros((1, 2, 16), jnp.int32).at[0, 0, :4].set(3)
-    is_corrupted = jnp.array([[True, False]])
-    targets = Targets(None, jnp.ones(1), None, target, is_corrupted)
-    logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0).reshape(1, 2, -1)
-    actual = objective("colours_4x4").sums(ModelOutput(patches_BNO=logits), targets)
+    targets = build_targets(target, mask=[1], is_corrupted=[[True, False]])
+    logits = jnp.zeros((1, 2, 16, CLASSES)).at[..., 0].set(2.0)
     log_sum = np.log(np.exp(2) + 511)
 
-    assert float(actual["loss"]) == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
+    sums = compute_sums(build_task("colours_4x4"), logits.reshape(1, 2, -1), targets)
 
-    expected = pytest.approx((12 / 16, 12 / 16))
-    assert (float(actual["correct"]), float(actual["majority"])) == expected
+    assert sums["loss"] == pytest.approx(log_sum - 2 * 12 / 16, rel=1e-6)
+    assert sums["correct"] == pytest.approx(12 / 16)
+    assert sums["majority"] == pytest.approx(12 / 16)
 
-    pixels = Targets(
-        None,
-        jnp.ones(1),
-        None,
-        jnp.array([[[0.5, -0.5], [1.0, 1.0]]]),
-        jnp.array([[True, False]]),
+
+def test_the_loss_of_pixels_is_the_squared_error():
+    targets = build_targets(
+        target=[[[0.5, -0.5], [1.0, 1.0]]],
+        mask=[1],
+        is_corrupted=[[True, False]],
     )
-    actual = objective("pixels").sums(ModelOutput(patches_BNO=jnp.zeros((1, 2, 2))), pixels)
+    predicted = jnp.zeros((1, 2, 2))
 
-    assert {k: float(v) for k, v in actual.items()} == {"loss": 0.25, "weight": 1.0, "images": 1.0}
+    sums = compute_sums(build_task("pixels"), predicted, targets)
+
+    assert sums == {"loss": 0.25, "weight": 1.0, "images": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -133,86 +174,104 @@ def test_loss_of_parts_is_their_mean_and_of_pixels_the_squared_error():
     ],
 )
 def test_proportions_are_within_binomial_bounds(fraction, shares):
-    """Five standard deviations; the key is fixed."""
-    task = objective(
+    """Shares are within five standard deviations, with a fixed key."""
+    task = build_task(
         grid=(14, 14),
         patch_size=(1, 1),
         corrupted_fraction=fraction,
         corruption_shares=shares,
     )
-    targets = task.prepare(batch_of(random_images(200, 14, 14)), None, jnp.ones(200), KEY)
-    masked = np.asarray(targets.corruption.is_masked_BN)
+    batch = build_batch(sample_images(200, 14, 14))
+    patch_count = 200 * 196
+
+    targets = task.prepare(batch, None, jnp.ones(200), KEY)
+    is_corrupted = np.asarray(targets.is_corrupted_BN)
+    is_masked = np.asarray(targets.corruption.is_masked_BN)
     source = np.asarray(targets.corruption.source_BN)
-    corrupted = np.asarray(targets.is_corrupted_BN)
-    own = np.arange(196)
-    moved = source != own
-    number = 200 * 196
+    offset = source - np.arange(196)
+    is_replaced = offset != 0
+    is_kept = is_corrupted & ~is_masked & ~is_replaced
 
-    for actual, share in (
-        (corrupted, fraction),
-        (masked, fraction * shares[0]),
-        (moved, fraction * shares[1]),
-        (corrupted & ~masked & ~moved, fraction * shares[2]),
+    for flags, share in (
+        (is_corrupted, fraction),
+        (is_masked, fraction * shares[0]),
+        (is_replaced, fraction * shares[1]),
+        (is_kept, fraction * shares[2]),
     ):
-        assert abs(actual.mean() - share) <= 5 * np.sqrt(share * (1 - share) / number) + 1e-12
+        deviation = np.sqrt(share * (1 - share) / patch_count)
+        assert abs(flags.mean() - share) <= 5 * deviation + 1e-12
 
-    assert not (masked & moved).any()
-    assert corrupted[masked | moved].all()
+    assert not (is_masked & is_replaced).any()
+    assert is_corrupted[is_masked | is_replaced].all()
     assert source.min() >= 0
     assert source.max() < 196
 
     if shares[1]:
-        counts = np.bincount((source - own)[moved] % 196, minlength=196)[1:]
-        assert counts.min() > 0  # every other patch is drawn
+        offset_counts = np.bincount(offset[is_replaced] % 196, minlength=196)
+        assert offset_counts[1:].min() > 0, "every other patch replaces some patch"
 
 
 def test_another_key_hides_other_patches():
-    batch = batch_of(random_images(2))
-    first, second = (
-        objective().prepare(batch, None, jnp.ones(2), jax.random.key(seed)) for seed in (0, 1)
-    )
+    batch = build_batch(sample_images(2))
+    task = build_task()
+
+    first = task.prepare(batch, None, jnp.ones(2), jax.random.key(0))
+    second = task.prepare(batch, None, jnp.ones(2), jax.random.key(1))
 
     assert not np.array_equal(first.is_corrupted_BN, second.is_corrupted_BN)
 
 
-PREDICTING = dataclasses.replace(VIT, num_classes=0, patch_outputs=CLASSES)
-
-
 def test_nothing_of_a_hidden_patch_reaches_its_prediction():
-    """The gradient of a patch's predictions with respect to its own pixels is zero where it is hidden or replaced."""
+    """No prediction has a gradient with respect to pixels of masked or replaced patches."""
     model = filled(PREDICTING)
-    image = jnp.asarray(random_images(1)).astype(jnp.float32) / 255
+    image = jnp.asarray(sample_images(1)).astype(jnp.float32) / 255
     is_masked = jnp.zeros((1, 6), bool).at[0, 1].set(True)
     source = jnp.arange(6, dtype=jnp.int32)[None].at[0, 4].set(3)
     corruption = Corruption(is_masked, source)
+    is_seen = [True, False, True, True, False, True]
 
-    @jax.jit
-    def gradient(image, patch):
-        return jax.grad(
-            lambda x: jnp.sum(model(x, corruption=corruption).patches_BNO[0, patch] ** 2)
-        )(image)
+    def score_patch(image, patch):
+        output = model(image, corruption=corruption)
+        return jnp.sum(output.patches_BNO[0, patch] ** 2)
+
+    compute_gradient = jax.jit(jax.grad(score_patch))
 
     for patch in (0, 1, 4):
-        largest = np.abs(gradient(image, patch)[0]).reshape(2, 4, 3, 4, 3).max(axis=(1, 3, 4))
-        assert (largest > 0).reshape(-1).tolist() == [True, False, True, True, False, True]
+        gradient_HWC = np.abs(compute_gradient(image, patch)[0])
+        of_patches = gradient_HWC.reshape(2, 4, 3, 4, 3)
+        largest = of_patches.max(axis=(1, 3, 4)).reshape(-1)
+        assert (largest > 0).tolist() == is_seen
 
 
-def test_networks_that_cannot_predict_patches():
-    config = ObjectiveConfig(kind="masked_patch", loss="softmax", patch_target="colours_4x4")
+def test_the_number_of_outputs_of_a_patch():
+    colours = build_config("colours_4x4")
+
     assert patch_outputs(ObjectiveConfig(loss="softmax"), (16, 16)) == 0
-    assert patch_outputs(config, (16, 16)) == 16 * 512
-    assert patch_outputs(dataclasses.replace(config, patch_target="pixels"), (16, 16)) == 768
+    assert patch_outputs(colours, (16, 16)) == 16 * 512
+    assert patch_outputs(build_config("pixels"), (16, 16)) == 768
     with pytest.raises(ValueError, match="4x4 equal cells"):
-        patch_outputs(config, (14, 14))
+        patch_outputs(colours, (14, 14))
 
-    for a in (HYBRID, RESNET, dataclasses.replace(VIT, head="mlp"), VIT):
-        values = dataclasses.asdict(
-            dataclasses.replace(a, patch_outputs=512, num_classes=0 if a is not VIT else 3)
-        )
 
-        with pytest.raises(ValueError, match=r"must be a ViT without ResNet .* for masked patches"):
-            read_architecture(values)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        dataclasses.replace(HYBRID, num_classes=0),
+        dataclasses.replace(RESNET, num_classes=0),
+        dataclasses.replace(VIT, num_classes=0, head="mlp"),
+        dataclasses.replace(VIT, num_classes=3),
+    ],
+    ids=["hybrid", "resnet", "mlp head", "classes"],
+)
+def test_networks_that_cannot_predict_patches_are_rejected(architecture):
+    values = dataclasses.asdict(dataclasses.replace(architecture, patch_outputs=512))
 
+    with pytest.raises(ValueError, match=r"must be a ViT without ResNet .* for masked patches"):
+        read_architecture(values)
+
+
+def test_a_network_of_one_patch_is_rejected():
     one_patch = dataclasses.replace(PREDICTING, image_size=(4, 4))
+
     with pytest.raises(ValueError, match="have one patch"):
-        build_objective(config, one_patch)
+        build_objective(build_config("colours_4x4"), one_patch)
