@@ -1,6 +1,7 @@
-"""The convolutions of a ResNet, from the image to its last map, by the descriptions of BiT and of ViT's hybrids.
+"""The convolutions of a ResNet, from the image to its last map.
 
-Not by our modules, so that each can reveal an error of the other. No jax here.
+They follow the descriptions of BiT and of ViT's hybrids, not the modules of `models`, so that each
+can reveal an error of the other. No jax here.
 """
 
 import dataclasses
@@ -12,16 +13,25 @@ from vit_jax.config.sizes import BOTTLENECK
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """A square convolution without a bias, whose output is as large as its input, or half as large, rounded up."""
+    """A square convolution without a bias, padded so that its stride alone changes the size.
 
-    kernel: int  # length along each axis, an odd number
-    stride: int  # positions from one output to the next along each axis, 1 or 2
-    inputs: int  # channels of the input
-    outputs: int  # channels of the output
-    size: tuple[int, int]  # height and width of the input
+    Attributes:
+      kernel: length along each axis, an odd number.
+      stride: positions from one output to the next along each axis, 1 or 2.
+      inputs: channels of the input.
+      outputs: channels of the output.
+      size: height and width of the input.
+    """
+
+    kernel: int
+    stride: int
+    inputs: int
+    outputs: int
+    size: tuple[int, int]
 
     @property
     def output_size(self) -> tuple[int, int]:
+        """Height and width of the output, rounded up."""
         height, width = self.size
         return -(-height // self.stride), -(-width // self.stride)
 
@@ -32,7 +42,12 @@ class Convolution:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A bottleneck: its 1x1, 3x3 and 1x1 convolutions, and the shortcut's where the input's shape changes."""
+    """A bottleneck.
+
+    Attributes:
+      main: its 1x1, 3x3 and 1x1 convolutions.
+      shortcut: the convolution of the input where its shape changes.
+    """
 
     main: tuple[Convolution, Convolution, Convolution]
     shortcut: Convolution | None
@@ -51,15 +66,16 @@ def root(architecture: Architecture) -> Convolution:
 
 def residual_units(architecture: Architecture) -> Iterator[Unit]:
     """Yield all units in order; the first of each stage but the first halves height and width."""
-    a = architecture
-    height, width = root(a).output_size
-    inputs = a.root_channels
+    height, width = root(architecture).output_size
     size = ((height + 1) // 2, (width + 1) // 2)  # max-pooling
-    for stage, num_units in enumerate(a.units):
-        outputs = a.stage_channels(stage)
+    inputs = architecture.root_channels
+    for stage, num_units in enumerate(architecture.units):
+        outputs = architecture.stage_channels(stage)
         for index in range(num_units):
-            is_strided = stage > 0 and index == 0
-            unit = _build_unit(inputs, outputs, 2 if is_strided else 1, size)
+            stride = 1
+            if stage > 0 and index == 0:
+                stride = 2
+            unit = _build_unit(inputs, outputs, stride, size)
             yield unit
             inputs = outputs
             size = unit.main[-1].size

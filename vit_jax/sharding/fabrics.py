@@ -1,7 +1,7 @@
-"""Interconnects of accelerators: links within a slice or node, the network between them, and the time of a collective.
+"""Interconnects of accelerators: links within a slice or node, the network between them.
 
-The numbers are from data sheets; a collective is modelled as a ring on every axis of a torus. No
-jax here.
+The numbers are from data sheets. `collective_seconds` models a collective as a ring on every axis
+of a torus. No jax here.
 """
 
 import dataclasses
@@ -15,26 +15,40 @@ GIGA = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-    """The network of one kind of machine, as planned for."""
+    """The network of one kind of machine, as planned for.
 
-    kind: str  # how a topology names it, such as "v5e"
-    device_kind: str  # what jax prints for its chips; `chips.find_chip` knows it
-    # Axes of the torus within a slice, two links of every chip on each; 0 for GPUs behind a switch
+    Attributes:
+      kind: the word of a topology, such as "v5e".
+      device_kind: the name that jax has for its chips; `chips.find_chip` knows it.
+      num_axes: axes of the torus within a slice, two links of every chip on each; 0 for GPUs behind
+        a switch.
+      link_bytes_per_second: one link of the torus in one direction; for a GPU, all its links to the
+        switch.
+      network_bytes_per_second: from one chip to other slices or nodes.
+      cores_per_chip: the unit of "core-days"; 1 for GPUs.
+      clock_hertz: peak FLOP/s divided by the operations of the matrix units in a cycle; 0 where no
+        compiler counts cycles.
+      wraps_at: the length, or its multiples, from which an axis closes into a ring; 0 for GPUs.
+      usable_bytes: memory for a program, as XLA for TPUs reports it when a program does not fit;
+        for GPUs an assumed 92 %.
+      largest_slice: chips, or GPUs of a node.
+      source: the document with these numbers.
+    """
+
+    kind: str
+    device_kind: str
     num_axes: int
-    # One link of the torus in one direction; for a GPU, all its links to the switch.
     link_bytes_per_second: float
-    network_bytes_per_second: float  # of one chip, to other slices or nodes
-    cores_per_chip: int  # what "core-days" count; 1 for GPUs
-    # Peak FLOP/s by what the matrix units do in a cycle; 0 where no compiler counts cycles
+    network_bytes_per_second: float
+    cores_per_chip: int
     clock_hertz: float
-    wraps_at: int  # length, or its multiples, from which an axis closes into a ring; 0 for GPUs
-    # To a program: what XLA for TPUs reports when one does not fit; of GPUs an assumed 92 %
+    wraps_at: int
     usable_bytes: int
-    largest_slice: int  # chips, or GPUs of a node
-    source: str  # the document that the numbers are from
+    largest_slice: int
+    source: str
 
 
-def _gpus(
+def _build_gpus(
     kind: str, device_kind: str, gib: int, nvlink: float, cards: float, system: str
 ) -> Fabric:
     """Return a node of up to eight GPUs.
@@ -58,33 +72,83 @@ def _gpus(
 
 
 _PCIE = "PCIe 4.0 x16 without NVLink; network assumed"
-_V4 = "Jouppi et al., ISCA 2023 (links); network taken as v5p's"
-_V5E = (
-    "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, 6.4 Tbit/s a pod of 256"
-)
-_V5P = "Google Cloud TPU v5p page: 1200 GB/s over 6 links in both directions, 50 Gbit/s a chip"
-_V6E = "Google Cloud TPU v6e page: 800 GB/s over 4 links in both directions; network of 100 Gbit/s a chip assumed"
 
-# fmt: off
 FABRICS = (
-    Fabric("v4", "TPU v4", 3, 50 * GIGA, 6.25 * GIGA, 2, 1.05 * GIGA, 4, int(30.75 * GIB), 4096, _V4),
-    Fabric("v5e", "TPU v5 lite", 2, 50 * GIGA, 3.125 * GIGA, 1, 1.5 * GIGA, 16, int(15.75 * GIB), 256, _V5E),
-    Fabric("v5p", "TPU v5", 3, 100 * GIGA, 6.25 * GIGA, 2, 1.75 * GIGA, 4, int(95.74 * GIB), 6144, _V5P),
-    Fabric("v6e", "TPU v6 lite", 2, 100 * GIGA, 12.5 * GIGA, 1, 1.75 * GIGA, 16, int(31.25 * GIB), 256, _V6E),
-    _gpus("v100", "V100-SXM2-32GB", 32, 300, 100, "DGX-1 data sheet, with V100 32GB"),
-    _gpus("a100-40gb", "A100-SXM4-40GB", 40, 600, 200, "DGX A100 data sheet"),
-    _gpus("a100-80gb", "A100-SXM4-80GB", 80, 600, 200, "DGX A100 data sheet"),
-    _gpus("h100", "H100 80GB HBM3", 80, 900, 400, "DGX H100 data sheet"),
-    _gpus("h200", "H200", 141, 900, 400, "DGX H200 data sheet"),
-    _gpus("l4", "L4", 24, 64, 12.5, f"L4 data sheet; {_PCIE}"),
-    _gpus("rtx3090", "GeForce RTX 3090", 24, 64, 1.25, f"GA102 white paper; {_PCIE}"),
-    _gpus("rtx4090", "GeForce RTX 4090", 24, 64, 1.25, f"Ada white paper; {_PCIE}"),
-    _gpus("b200", "B200", 180, 1800, 400, "DGX B200 data sheet"),
+    Fabric(
+        "v4",
+        "TPU v4",
+        num_axes=3,
+        link_bytes_per_second=50 * GIGA,
+        network_bytes_per_second=6.25 * GIGA,
+        cores_per_chip=2,
+        clock_hertz=1.05 * GIGA,
+        wraps_at=4,
+        usable_bytes=int(30.75 * GIB),
+        largest_slice=4096,
+        source="Jouppi et al., ISCA 2023 (links); network taken as v5p's",
+    ),
+    Fabric(
+        "v5e",
+        "TPU v5 lite",
+        num_axes=2,
+        link_bytes_per_second=50 * GIGA,
+        network_bytes_per_second=3.125 * GIGA,
+        cores_per_chip=1,
+        clock_hertz=1.5 * GIGA,
+        wraps_at=16,
+        usable_bytes=int(15.75 * GIB),
+        largest_slice=256,
+        source=(
+            "Google Cloud TPU v5e page: 400 GB/s over 4 links in both directions, "
+            "6.4 Tbit/s a pod of 256"
+        ),
+    ),
+    Fabric(
+        "v5p",
+        "TPU v5",
+        num_axes=3,
+        link_bytes_per_second=100 * GIGA,
+        network_bytes_per_second=6.25 * GIGA,
+        cores_per_chip=2,
+        clock_hertz=1.75 * GIGA,
+        wraps_at=4,
+        usable_bytes=int(95.74 * GIB),
+        largest_slice=6144,
+        source=(
+            "Google Cloud TPU v5p page: 1200 GB/s over 6 links in both directions, 50 Gbit/s a chip"
+        ),
+    ),
+    Fabric(
+        "v6e",
+        "TPU v6 lite",
+        num_axes=2,
+        link_bytes_per_second=100 * GIGA,
+        network_bytes_per_second=12.5 * GIGA,
+        cores_per_chip=1,
+        clock_hertz=1.75 * GIGA,
+        wraps_at=16,
+        usable_bytes=int(31.25 * GIB),
+        largest_slice=256,
+        source=(
+            "Google Cloud TPU v6e page: 800 GB/s over 4 links in both directions; "
+            "network of 100 Gbit/s a chip assumed"
+        ),
+    ),
+    _build_gpus("v100", "V100-SXM2-32GB", 32, 300, 100, "DGX-1 data sheet, with V100 32GB"),
+    _build_gpus("a100-40gb", "A100-SXM4-40GB", 40, 600, 200, "DGX A100 data sheet"),
+    _build_gpus("a100-80gb", "A100-SXM4-80GB", 80, 600, 200, "DGX A100 data sheet"),
+    _build_gpus("h100", "H100 80GB HBM3", 80, 900, 400, "DGX H100 data sheet"),
+    _build_gpus("h200", "H200", 141, 900, 400, "DGX H200 data sheet"),
+    _build_gpus("l4", "L4", 24, 64, 12.5, f"L4 data sheet; {_PCIE}"),
+    _build_gpus("rtx3090", "GeForce RTX 3090", 24, 64, 1.25, f"GA102 white paper; {_PCIE}"),
+    _build_gpus("rtx4090", "GeForce RTX 4090", 24, 64, 1.25, f"Ada white paper; {_PCIE}"),
+    _build_gpus("b200", "B200", 180, 1800, 400, "DGX B200 data sheet"),
 )
-# fmt: on
 
-HOP_SECONDS = 1e-6  # from one chip to the next; an assumption
-NETWORK_SECONDS = 20e-6  # from one slice or node to another; an assumption
+HOP_SECONDS = 1e-6
+"""Time from one chip to the next; an assumption."""
+NETWORK_SECONDS = 20e-6
+"""Time from one slice or node to another; an assumption."""
 PASSES = {
     "all-reduce": 2,
     "all-gather": 1,
@@ -92,21 +156,31 @@ PASSES = {
     "all-to-all": 0.25,
     "collective-permute": 1,
 }
-"""Passes of the complete array over each chip's links; an all-to-all on a ring sends a quarter past the middle."""
+"""Passes of the complete array over each chip's links.
+
+An all-to-all on a ring sends a quarter past the middle.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The chips that take part in one collective."""
+    """The chips that take part in one collective.
 
-    # Lengths of the torus' axes that the group spans, without those of length 1; () behind a
-    # switch.
+    Attributes:
+      lengths: of the torus' axes that the group spans, without those of length 1; () behind a
+        switch.
+      is_ring: for each of these axes, True if its ends are joined.
+      stride: largest distance of neighbours along an axis, and number of groups that share each
+        link.
+      num_switched: GPUs of one node that take part; 1 for TPUs.
+      num_slices: slices or nodes that take part.
+    """
+
     lengths: tuple[int, ...] = ()
-    is_ring: tuple[bool, ...] = ()  # for each of these axes, whether its ends are joined
-    # Largest distance of neighbours along an axis, and number of groups that share each link.
+    is_ring: tuple[bool, ...] = ()
     stride: int = 1
-    num_switched: int = 1  # GPUs of one node that take part; 1 for TPUs
-    num_slices: int = 1  # slices or nodes that take part
+    num_switched: int = 1
+    num_slices: int = 1
 
 
 def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
@@ -119,28 +193,36 @@ def collective_seconds(operation: str, num_bytes: float, group: Group, fabric: F
     num_members = group.num_switched * math.prod(group.lengths)
     inside = 0.0
     if num_members > 1:
-        inside = _inside_seconds(operation, num_bytes, group, fabric)
+        inside = _compute_inside_seconds(operation, num_bytes, group, fabric)
     if group.num_slices == 1:
         return inside
+
     passes = max(PASSES[operation], 1)
     share = num_bytes / num_members  # bytes that each chip sends to other slices
     across = passes * share * (1 - 1 / group.num_slices) / fabric.network_bytes_per_second
     return inside + across + passes * NETWORK_SECONDS
 
 
-def _inside_seconds(operation: str, num_bytes: float, group: Group, fabric: Fabric) -> float:
+def _compute_inside_seconds(
+    operation: str, num_bytes: float, group: Group, fabric: Fabric
+) -> float:
     """Return the time within a slice or node."""
     num_links = 0
     num_hops = 0
     for length, is_ring in zip(group.lengths, group.is_ring, strict=True):
-        num_links += 2 if is_ring else 1
-        num_hops += length // 2 if is_ring else length - 1
+        if is_ring:
+            num_links += 2
+            num_hops += length // 2
+        else:
+            num_links += 1
+            num_hops += length - 1
     num_links = max(num_links, 1)
     num_hops = max(num_hops, 1)
 
     speed = fabric.link_bytes_per_second / group.stride
     if operation == "collective-permute":  # every chip sends its array to its neighbour
         return num_bytes / speed + HOP_SECONDS * group.stride
+
     passes = PASSES[operation]
     share = 1 - 1 / (group.num_switched * math.prod(group.lengths))
     transfer_seconds = passes * num_bytes * share / (num_links * speed)

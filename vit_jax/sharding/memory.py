@@ -1,8 +1,8 @@
-"""Memory of a training step by formula: arrays in tiles, activations kept for the backward pass, temporary arrays.
+"""Memory of a training step by formula: arrays in tiles, kept activations, temporary arrays.
 
-Which arrays are kept follows from the layers' equations and the rematerialisation policy. How much
-more exists at the same time depends on the compiler: the constants below are fitted to compiled
-steps (table in `plan/README.md`). No jax here.
+The layers' equations and the rematerialisation policy say which arrays the backward pass needs.
+How much more exists at the same time depends on the compiler: the constants below are fitted to
+compiled steps (table in `plan/README.md`). No jax here.
 
 Legend: S tokens a block sees, D width, M mlp_dim, T heads.
 """
@@ -19,17 +19,27 @@ from vit_jax.sharding import convolutions
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes on one chip at the step's peak."""
+    """Bytes on one chip at the step's peak.
+
+    Attributes:
+      parameters: the network's parameters.
+      optimizer: moments and counters.
+      average: the Polyak average; 0 without one.
+      batch: images, labels and masks.
+      activations: arrays that the loops over layers keep for the backward pass.
+      gradients: arrays that the backward loops collect.
+      temporary: work of a layer, copies in the compute dtype, layers outside of loops, logits, gaps.
+      program: the instructions.
+    """
 
     parameters: int
-    optimizer: int  # moments and counters
-    average: int  # Polyak's; 0 without one
-    batch: int  # images, labels and masks
-    activations: int  # kept by the loops over layers for the backward pass
-    gradients: int  # collected by the backward loops
-    # Work of a layer, copies in the compute dtype, layers outside of loops, logits, gaps.
+    optimizer: int
+    average: int
+    batch: int
+    activations: int
+    gradients: int
     temporary: int
-    program: int  # the instructions
+    program: int
 
     @property
     def state(self) -> int:
@@ -38,6 +48,7 @@ class Memory:
 
     @property
     def total(self) -> int:
+        """Bytes of all arrays and of the program."""
         return sum(dataclasses.astuple(self))
 
 
@@ -51,31 +62,37 @@ def require_formulas(architecture: Architecture) -> Architecture:
         return architecture
     custom = ", ".join(architecture.custom_components.values())
     raise ValueError(
-        f"{custom}: no formula gives the memory of user-defined components. Use the compiled step's figures."
+        f"{custom}: no formula gives the memory of user-defined components. "
+        "Use the compiled step's figures."
     )
 
 
 LANES = 128
-ROWS = 8  # a tile of a TPU's memory, of 32-bit values
-_VECTORS = (128, 256, 512, 1024)  # tiles of an array of one dimension
+ROWS = 8
+"""A tile of a TPU's memory has this many rows and lanes of 32-bit values."""
+_VECTORS = (128, 256, 512, 1024)
+"""Lengths of the tiles of an array of one dimension."""
 
 WORKING = {"none": 1.75, "dots": 1.25, "attention": 1.2, "full": 1.2}
 """Memory that one block works with, as a multiple of what `none` keeps of it, by policy."""
 WORKING_WITH_KERNEL = {"tpu": 0.8, "gpu": 0.52}
-"""The same if scores stay on the chip and either a policy recomputes or no layer is in a loop."""
+"""The same multiple if scores stay on the chip and either a policy recomputes or no layer is in a
+loop."""
 WORKING_UNIT = {"none": 1.0, "dots": 0.8, "attention": 0.8, "full": 0.9}
 """The multiple of `WORKING` for a residual unit."""
 ON_CHIP = 300_000_000
 """Bytes of temporary arrays that a TPU keeps on the chip."""
 COPIES = {"none": 0.3, "dots": 1.0, "attention": 0.17, "full": 0.17}
-"""Copies of gradients beside those that the backward pass collects, as a fraction of these, by policy."""
+"""Copies of gradients, as a fraction of the gradients that the backward pass collects, by policy."""
 GPU_HIDDEN = {"none": 3.4, "dots": 2.7}
-"""Arrays of hidden units that XLA for GPUs keeps of a block outside of loops: values, derivatives, masks."""
+"""Arrays of hidden units that XLA for GPUs keeps of a block outside of loops: values, derivatives,
+masks."""
 DELAYED = 0.6
-"""Gradients that wait on TPUs for sums of which each chip keeps a part, as a fraction of activations, outside of loops.
+"""Gradients outside of loops that wait on TPUs for sums, as a fraction of activations.
 
-Fitted for v5e, where products run beside these sums (`sharding/mesh.py`); assumed for other
-TPUs."""
+Each chip keeps a part of these sums. Fitted for v5e, where products run beside them
+(`sharding/mesh.py`); assumed for other TPUs.
+"""
 SUMS = 1.5
 """Gradients summed over micro-batches, and copies of them, as a multiple of the gradients."""
 GATHERED = 1.7
@@ -87,8 +104,9 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, *, tiled: bool = True) -
     if not tiled or not shape:
         return math.prod(shape) * itemsize
     if len(shape) == 1:
-        tile = _smallest_holding(shape[0], _VECTORS)
+        tile = _find_tile(shape[0], _VECTORS)
         return _round_up(shape[0], tile) * itemsize
+
     pairs = itertools.permutations(range(len(shape)), 2)
     return min(_count_in_tiles(shape, rows, lanes) for rows, lanes in pairs) * itemsize
 
@@ -100,13 +118,13 @@ def _count_in_tiles(shape: tuple[int, ...], rows: int, lanes: int) -> int:
     """
     num_rows = shape[rows]
     num_lanes = shape[lanes]
-    height = _smallest_holding(num_rows, (1, 2, 4, ROWS))
+    height = _find_tile(num_rows, (1, 2, 4, ROWS))
     others = math.prod(shape) // (num_rows * num_lanes or 1)
     return others * _round_up(num_rows, height) * _round_up(num_lanes, LANES)
 
 
-def _smallest_holding(length: int, sizes: tuple[int, ...]) -> int:
-    """Return the first size that holds a length, or the last one."""
+def _find_tile(length: int, sizes: tuple[int, ...]) -> int:
+    """Return the first size of a tile that holds a length, or the last one."""
     for size in sizes:
         if length <= size:
             return size
@@ -128,10 +146,10 @@ def passing_bytes(
     model_shards: int = 1,
     tiled: bool = True,
 ) -> dict[str, int]:
-    """Return the bytes on one device that exist within a step alone: "activations", "gradients" and "temporary".
+    """Return the bytes on one device that exist within a step alone.
 
-    The peak is at the layer of the backward pass where kept activations and working memory are
-    most.
+    They are those of "activations", "gradients" and "temporary" arrays at the peak: the layer of
+    the backward pass where kept activations and working memory are most.
 
     Args:
       architecture: the network; its `remat` decides what is kept.
@@ -139,8 +157,8 @@ def passing_bytes(
       gradient_bytes: of this device's shard of all gradients, float32.
       layer_parameters: of the layers run by loops, on one device: they are copied in the compute
         dtype.
-      gathered_parameters: of FSDP, those that are gathered at one time: one layer's and those
-        outside of layers.
+      gathered_parameters: number of parameters that FSDP gathers at one time: those of one layer
+        and those outside of layers.
       is_accumulated: gradients of several micro-batches are summed up.
       model_shards: devices that share heads and hidden units.
       tiled: memory is in a TPU's tiles.
@@ -150,24 +168,22 @@ def passing_bytes(
     """
     sizes = _Sizes(architecture, images, model_shards, tiled)
     remat = architecture.remat
-    kept = list(itertools.accumulate(sizes.kept(remat)))
-    working = sizes.working(remat)
-    peak = max(range(len(kept)), key=lambda layer: kept[layer] + working[layer])
+    activations, temporary = _find_peak(sizes, remat)
+    temporary += COPIES[remat] * gradient_bytes
+    temporary += GATHERED * 4 * gathered_parameters
 
-    activations = kept[peak]
-    temporary = working[peak] + COPIES[remat] * gradient_bytes + GATHERED * 4 * gathered_parameters
-    has_copies = sizes.itemsize < 4 or remat == "none"
-    if has_copies:
-        copies = sizes.itemsize * layer_parameters
-        if remat == "none":  # they are stacked beside the activations
-            activations += copies
-        else:
-            temporary += copies
+    layer_copies = sizes.itemsize * layer_parameters
+    if remat == "none":  # copies are stacked beside the activations
+        activations += layer_copies
+    elif sizes.itemsize < 4:
+        temporary += layer_copies
+
     if gathered_parameters and tiled and sizes.is_unrolled:
-        temporary += DELAYED * kept[-1]
-    temporary += 2 * sizes.padded(images * 3, *architecture.image_size)
+        temporary += DELAYED * sum(sizes.kept(remat))
+    pixels = sizes.padded(images * 3, *architecture.image_size)
+    temporary += 2 * pixels
     logits = sizes.padded(images, architecture.num_classes or 1, itemsize=4)
-    temporary += 2 * logits  # and their gradient
+    temporary += 2 * logits  # with their gradient
     if is_accumulated:
         temporary += SUMS * gradient_bytes
     return {
@@ -175,6 +191,16 @@ def passing_bytes(
         "gradients": gradient_bytes,
         "temporary": int(temporary),
     }
+
+
+def _find_peak(sizes: "_Sizes", remat: str) -> tuple[int, float]:
+    """Return the kept activations and the working memory of the layer where their sum is largest."""
+    peak: tuple[int, float] = (0, 0.0)
+    layers = zip(itertools.accumulate(sizes.kept(remat)), sizes.working(remat), strict=True)
+    for kept, working in layers:
+        if kept + working > sum(peak):
+            peak = (kept, working)
+    return peak
 
 
 def kept_bytes(
@@ -186,7 +212,14 @@ def kept_bytes(
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Bytes of a network's arrays on one of the devices that share its model."""
+    """Bytes of a network's arrays on one of the devices that share its model.
+
+    Attributes:
+      a: the network.
+      images: number of images of a micro-batch on one device.
+      shards: devices that share heads and hidden units.
+      tiled: memory is in a TPU's tiles.
+    """
 
     a: Architecture
     images: int
@@ -195,9 +228,11 @@ class _Sizes:
 
     @property
     def itemsize(self) -> int:
+        """Bytes of a value in the compute dtype."""
         return {"float32": 4, "bfloat16": 2}[self.a.compute_dtype]
 
     def padded(self, *dims: int, itemsize: int | None = None) -> int:
+        """Return the bytes of an array; values are in the compute dtype unless stated."""
         return padded_bytes(dims, itemsize or self.itemsize, tiled=self.tiled)
 
     def kept(self, remat: str) -> Iterator[int]:
@@ -207,28 +242,30 @@ class _Sizes:
             # No policy recomputes the root, nor its norm, which only postactivation has.
             root = convolutions.root(self.a)
             if self.a.residual_unit == "preactivation":
-                yield self._map(root.output_size, root.outputs)
+                yield self._count_map(root.output_size, root.outputs)
             else:
-                yield self._normed(root.output_size, root.outputs)
+                yield self._count_normed_map(root.output_size, root.outputs)
             for unit in convolutions.residual_units(self.a):
-                yield self._unit(unit, remat)
+                yield self._count_unit(unit, remat)
         if self.a.has_transformer:
-            yield from itertools.repeat(self._block(remat), self.a.depth)
+            yield from itertools.repeat(self._count_block(remat), self.a.depth)
 
     def working(self, remat: str) -> list[float]:
-        """Return the bytes that each layer works with in the backward pass, beside those that are kept."""
+        """Return the bytes that each layer works with in the backward pass, beside kept ones."""
+        platform = "tpu" if self.tiled else "gpu"
+        on_chip = ON_CHIP if self.tiled else 0
+        block_share = WORKING[remat]
+        if self.has_kernel and (remat != "none" or self.is_unrolled):
+            block_share = WORKING_WITH_KERNEL[platform]
+
         everything = list(self.kept("none"))
         num_units = len(everything) - self.a.depth
-        is_spared = self.has_kernel and (remat != "none" or self.is_unrolled)
-        block_share = WORKING[remat]
-        if is_spared:
-            block_share = WORKING_WITH_KERNEL["tpu" if self.tiled else "gpu"]
-        on_chip = ON_CHIP if self.tiled else 0
         shares = [WORKING_UNIT[remat]] * num_units + [block_share] * self.a.depth
         sizes = zip(shares, everything, strict=True)
         return [max(0, share * size - on_chip) for share, size in sizes]
 
-    def _block(self, remat: str) -> int:
+    def _count_block(self, remat: str) -> int:
+        """Return the bytes that this policy keeps of a block, which attends once or twice."""
         a = self.a
         images = self.images
         tokens = a.sequence_length
@@ -237,9 +274,11 @@ class _Sizes:
         means = 4 * self.padded(images, tokens, itemsize=4)  # two of each norm
         if remat == "full":
             return stream + halves * means
+
         by_heads = self.padded(images * tokens, a.width // self.shards)
         if remat == "attention":
             return stream + halves * (stream + by_heads + means)
+
         rows = self._round_up_rows(tokens)
         hidden = self.padded(images * rows, a.mlp_dim // self.shards)
         if a.mlp != "gelu":
@@ -249,15 +288,16 @@ class _Sizes:
             return int(stream + halves * (4 * stream + 4 * by_heads + GPU_HIDDEN[remat] * hidden))
         if remat == "dots" or self.is_unrolled:
             return stream + halves * (stream + 4 * by_heads + hidden + means)
+
         norms = 6 * self.padded(images * rows, a.width, itemsize=4)
         scores = 0
         if not self.has_kernel:
-            scores = sum(map(self._scores, a.attention_lengths))
+            scores = sum(map(self._count_scores, a.attention_lengths))
         return halves * (norms + 2 * stream + 4 * by_heads + 6 * hidden) + scores
 
     @property
     def is_unrolled(self) -> bool:
-        """Return whether XLA sees all blocks at once.
+        """True if XLA sees all blocks at once.
 
         It then keeps as much with the policy none as with dots.
         """
@@ -266,7 +306,7 @@ class _Sizes:
 
     @property
     def has_kernel(self) -> bool:
-        """Return whether attention keeps its scores on the chip: by Pallas on TPUs, by cuDNN on GPUs."""
+        """True if attention keeps its scores on the chip: by Pallas on TPUs, by cuDNN on GPUs."""
         kernel = "pallas" if self.tiled else "cudnn"
         return self.itemsize == 2 and self.a.block_attention in ("auto", kernel)
 
@@ -276,7 +316,7 @@ class _Sizes:
             return length
         return _round_up(length, ROWS)
 
-    def _scores(self, length: int) -> int:
+    def _count_scores(self, length: int) -> int:
         """Return the bytes of attention weights over `length` tokens, and of the keys of offsets.
 
         The weights exist in float32 and in the compute dtype.
@@ -286,44 +326,52 @@ class _Sizes:
         rows = lines * (a.num_heads // self.shards) * length
         scores = self.padded(rows, length, itemsize=4) + self.padded(rows, length)
         scores = scores * self._round_up_rows(length) // length
+
         if a.position_embedding != "relative":
             return scores
         return scores + self.padded(length * length, a.width // a.num_heads)
 
-    def _unit(self, unit: convolutions.Unit, remat: str) -> int:
-        """Return bytes of a residual unit: its input, outputs of its convolutions, or inputs and outputs of its norms.
+    def _count_unit(self, unit: convolutions.Unit, remat: str) -> int:
+        """Return the bytes that this policy keeps of a residual unit.
 
+        They are its input, the outputs of its convolutions, or the inputs and outputs of its norms.
         Norms before the convolutions see the input and the outputs of the first two, norms after
         them all outputs.
         """
         entering = (unit.main[0].size, unit.main[0].inputs)
         if remat == "full":
-            return self._map(*entering)
+            return self._count_map(*entering)
+
         plain = []
         normed = [(conv.output_size, conv.outputs // self.shards) for conv in unit.main[:2]]
         if self.a.residual_unit == "preactivation":
             normed.append(entering)
         else:
             plain.append(entering)
-            normed += [(conv.output_size, conv.outputs) for conv in unit.convolutions[2:]]
+            for conv in unit.convolutions[2:]:
+                normed.append((conv.output_size, conv.outputs))
         if remat in ("dots", "attention"):
-            return sum(itertools.starmap(self._map, plain + normed))
+            return sum(itertools.starmap(self._count_map, plain + normed))
+
         num_parameters = sum(conv.parameters for conv in unit.convolutions)
         kernels = num_parameters * (2 * 4 + self.itemsize)
-        maps = sum(itertools.starmap(self._map, plain))
-        return kernels + maps + sum(itertools.starmap(self._normed, normed))
+        maps = sum(itertools.starmap(self._count_map, plain))
+        normed_maps = sum(itertools.starmap(self._count_normed_map, normed))
+        return kernels + maps + normed_maps
 
-    def _normed(self, size: tuple[int, int], channels: int) -> int:
+    def _count_normed_map(self, size: tuple[int, int], channels: int) -> int:
         """Return the bytes of a map at a group norm.
 
         They are: centred and whitened by groups, scaled, in the compute dtype, and ReLU's mask.
         """
         groups = (self.images, *size, NUM_GROUPS, max(channels // NUM_GROUPS, 1))
-        plain = self._map(size, channels)
+        by_groups = self.padded(*groups, itemsize=4)
+        plain = self._count_map(size, channels)
         float32 = plain * 4 // self.itemsize
-        return 2 * self.padded(*groups, itemsize=4) + float32 + plain + float32 // 4
+        mask = float32 // 4
+        return 2 * by_groups + float32 + plain + mask
 
-    def _map(self, size: tuple[int, int], channels: int) -> int:
+    def _count_map(self, size: tuple[int, int], channels: int) -> int:
         """Return the bytes of a map in the compute dtype.
 
         On TPUs its channels lie along the lanes, unless the images can.
@@ -331,5 +379,7 @@ class _Sizes:
         num_bytes = math.prod(size) * self.images * channels * self.itemsize
         if not self.tiled:
             return num_bytes
-        lanes = self.images if self.images % LANES == 0 else channels
+        lanes = channels
+        if self.images % LANES == 0:
+            lanes = self.images
         return num_bytes * _round_up(lanes, LANES) // lanes

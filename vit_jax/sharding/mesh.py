@@ -1,4 +1,4 @@
-"""One mesh for every run, from a laptop's single device to several slices of a pod, or nodes of a cluster.
+"""One mesh for every run, from the single device of a laptop to several slices of a pod.
 
 Axes: `replica` between groups of devices that each hold all parameters (slices, nodes), `data`
 within such a group, `model` for tensor parallelism. The batch is split over the first two.
@@ -43,15 +43,15 @@ TPU_OPTIONS = {
     # "continuation fusion" in MaxText (benchmarks/xla_flags_library.py).
     "xla_enable_async_all_reduce": "ENABLED",
     "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": "true",
-    # A sum of several arrays cannot run beside anything, so only those of less than a MiB together,
-    # as of norms, are joined. XLA would join up to 120 MiB.
+    # A sum of several arrays cannot run beside anything. Only arrays of less than a MiB together,
+    # such as those of norms, are joined. XLA would join up to 120 MiB.
     "xla_jf_crs_combiner_threshold_in_bytes": str(2**20),
 }
 KIND_OPTIONS = {  # by `device_kind`
     "TPU v5 lite": {  # v5e
         # The same for sums of which each chip keeps a part. A product beside one needs more of the
         # chip's 128 MiB of vector memory than the 16 MiB that XLA allows: without the third option
-        # it refuses H/14.
+        # it rejects H/14.
         "xla_enable_async_reduce_scatter_fusion": "ENABLED",
         "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": "true",
         "xla_tpu_scoped_vmem_limit_kib": str(32 * 1024),
@@ -59,11 +59,15 @@ KIND_OPTIONS = {  # by `device_kind`
 }
 
 
-def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingConfig()) -> Mesh:  # noqa: B008 (frozen)
-    """Return all devices in the order of their network: neighbours along `model`, slices along `replica`.
+def build_mesh(
+    devices: Sequence[jax.Device],
+    config: ShardingConfig = ShardingConfig(),  # noqa: B008 (frozen)
+) -> Mesh:
+    """Return all devices in the order of their network.
 
-    The product of the config's `num_replicas` and `num_model_shards` divides the number of devices
-    (`resolve` checks it); the data axis takes the remaining ones.
+    Neighbours lie along `model`, slices along `replica`. The product of the config's `num_replicas`
+    and `num_model_shards` divides the number of devices (`resolve` checks it); the data axis takes
+    the remaining ones.
 
     Raises:
       ValueError: numbers that do not fit the slices.
@@ -100,7 +104,10 @@ def build_mesh(devices: Sequence[jax.Device], config: ShardingConfig = ShardingC
 
 
 def count_slices(devices: Sequence[jax.Device]) -> int:
-    """Return the number of groups with a fast network, as jax counts them: TPU slices, nodes of GPUs; 1 on CPUs."""
+    """Return the number of groups with a fast network, as jax counts them.
+
+    Groups are TPU slices or nodes of GPUs; CPUs are one.
+    """
     accelerators = [device for device in devices if device.platform != "cpu"]
     slices = {getattr(device, "slice_index", None) or 0 for device in accelerators}
     return max(len(slices), 1)

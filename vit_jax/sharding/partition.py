@@ -22,17 +22,24 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The dimension of an array that each axis of the mesh splits, counted from the last: layers may be stacked."""
+    """The dimension of an array that each axis of the mesh splits.
 
-    # FSDP spreads stored arrays over the data axis; None: the array is too small for a collective.
+    Dimensions are counted from the last, because layers may be stacked.
+
+    Attributes:
+      data: split over the data axis, where FSDP spreads stored arrays; None for an array that is
+        too small for a collective.
+      model: split over the model axis, where tensor parallelism spreads computation.
+    """
+
     data: int | None = None
-    # Tensor parallelism spreads computation over the model axis.
     model: int | None = None
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Return whether an array of this shape has the dimensions to split."""
-        dims = [dim for dim in (self.data, self.model) if dim is not None]
-        return all(-dim <= len(shape) for dim in dims)
+        """Return True if an array of this shape has the dimensions to split."""
+        fits_data = self.data is None or -self.data <= len(shape)
+        fits_model = self.model is None or -self.model <= len(shape)
+        return fits_data and fits_model
 
 
 WHOLE = Split()
@@ -91,6 +98,7 @@ def spec_of(
     """
     split = _find_split(name, shape, parameters)
     spec: list[str | None] = [None] * len(shape)
+
     num_data = axes["data"]
     if strategy == "fsdp" and num_data > 1:
         dim = split.data
@@ -141,7 +149,9 @@ def _find_largest_divisible(shape: tuple[int, ...], divisor: int) -> int | None:
 
 
 def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
-    """Return a network, or a training state with a field `model`, with a `NamedSharding` in place of every leaf.
+    """Return a tree with a `NamedSharding` in place of every leaf.
+
+    `tree` is a network, or a training state with a field `model`.
 
     Raises:
       ValueError: as `spec_of`, or FSDP would split less than half of the tree.
@@ -151,23 +161,14 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
     parameters = {name: leaf.shape for name, leaf in network.items()}
     shapes = {name: leaf.shape for name, leaf in pytree.named_leaves(tree).items()}
 
-    def spec(name: str, axes: dict[str, int]) -> PartitionSpec:
-        return spec_of(name, shapes[name], axes, strategy, parameters)
+    def find_specs(axes: dict[str, int]) -> dict[str, PartitionSpec]:
+        specs = {}
+        for name, shape in shapes.items():
+            specs[name] = spec_of(name, shape, axes, strategy, parameters)
+        return specs
 
     def is_effective(axes: dict[str, int]) -> bool:
-        """Return whether FSDP splits at least half of all values."""
-        if axes["data"] == 1:
-            return True
-        total = 0
-        split = 0
-        for name, shape in shapes.items():
-            if not shape:
-                continue
-            size = math.prod(shape)
-            total += size
-            if "data" in spec(name, axes):
-                split += size
-        return 2 * split >= total
+        return axes["data"] == 1 or _splits_half(shapes, find_specs(axes))
 
     if strategy == "fsdp" and not is_effective(axes):  # FSDP would silently be off
         raise ValueError(
@@ -175,7 +176,22 @@ def shard_tree(tree: T, mesh: Mesh | AbstractMesh, strategy: str) -> T:
             "most parameters' dimensions, or they stay replicated. "
             f"Choose {_find_better_sharding(axes, is_effective)}."
         )
-    return pytree.map_with_names(lambda name, _: NamedSharding(mesh, spec(name, axes)), tree)
+    specs = find_specs(axes)
+    return pytree.map_with_names(lambda name, _: NamedSharding(mesh, specs[name]), tree)
+
+
+def _splits_half(shapes: Mapping[str, tuple[int, ...]], specs: Mapping[str, PartitionSpec]) -> bool:
+    """Return True if the data axis splits at least half of all values; scalars do not count."""
+    total = 0
+    split = 0
+    for name, shape in shapes.items():
+        if not shape:
+            continue
+        size = math.prod(shape)
+        total += size
+        if "data" in specs[name]:
+            split += size
+    return 2 * split >= total
 
 
 def _find_better_sharding(
