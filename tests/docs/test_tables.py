@@ -12,7 +12,7 @@ from docs import tables
 from tests.tools.plan import record
 
 ROOT = pathlib.Path(__file__).parents[2]
-RECORDED = {"vit_jax/tools/plan/README.md": record.TABLES}  # assembles the recipes of the table
+RECORDED = {"vit_jax/bench/PLANS.md": record.TABLES}  # assembles the recipes of the table
 PAGES = tables.PAGES | RECORDED
 
 

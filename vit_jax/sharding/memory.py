@@ -2,7 +2,7 @@
 
 The layers' equations and the rematerialisation policy say which arrays the backward pass needs.
 How much more exists at the same time depends on the compiler: the constants below are fitted to
-compiled steps (table in `plan/README.md`). No jax here.
+compiled steps (table in `bench/PLANS.md`). No jax here.
 
 Legend: S tokens a block sees, D width, M mlp_dim, T heads.
 """

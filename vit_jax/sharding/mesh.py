@@ -36,7 +36,7 @@ _SPECS = {
 TPU_OPTIONS = {
     # Where a collective meets a matrix product, XLA for TPUs replaces both by a loop over parts
     # ("windowed einsum"). By its own cycle count a step of ViT-B/16 with FSDP takes four times as
-    # long with these loops as with collectives (plan/README.md). They are allowed from this many
+    # long with these loops as with collectives (bench/PLANS.md). They are allowed from this many
     # MiB on.
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
     # Sums of gradients run beside the products of other layers, as gathered parameters do anyway:

@@ -25,7 +25,7 @@ from vit_jax.tools.plan.topology import parse_topology
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/plan.json"
-README = ROOT / "vit_jax/tools/plan/README.md"
+README = ROOT / "vit_jax/bench/PLANS.md"
 Row = dict[str, Any]
 
 

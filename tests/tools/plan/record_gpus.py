@@ -24,7 +24,7 @@ from vit_jax.tools.plan.topology import make_collective_seconds, parse_topology
 
 ROOT = pathlib.Path(__file__).parents[3]
 GOLDEN = ROOT / "tests/golden/plan_gpus.json"
-README = ROOT / "vit_jax/tools/plan/README.md"
+README = ROOT / "vit_jax/bench/PLANS.md"
 MACHINES = ("h100:1", "h100:8", "a100-80gb:8", "b200:8")
 GIB = 2**30
 

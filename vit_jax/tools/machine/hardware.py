@@ -37,7 +37,7 @@ STEPS = 10  # of each of two equal trainings
 SLOWER, LARGER = (
     1.5,
     1.25,
-)  # than planned, from where a check fails; plans miss what is in plan/README.md
+)  # than planned, from where a check fails; plans miss what is in bench/PLANS.md
 IMAGES = 256
 ENCODED = 16  # JPEGs of the input, and how many of them differ
 JPEG_SIZE = (375, 500)
