@@ -46,6 +46,9 @@ def adapt_architecture(
 
     # At the size of the weights, the border was accepted when `a` was made.
     drops_border = config.uncovered_border == "drop" or image_size == a.image_size
+    head = a.head
+    if config.head == "zero":
+        head = "linear"
     resized = set_image_size(
         a, image_size, rope_rescale=config.rope_rescale, drops_border=drops_border
     )
@@ -54,7 +57,7 @@ def adapt_architecture(
         pooled,
         num_classes=num_classes,
         patch_outputs=0,
-        head="linear" if config.head == "zero" else a.head,
+        head=head,
         head_bias_init=0.0,
         dropout_fraction=dropout,
         stochastic_depth_fraction=config.stochastic_depth_fraction,
@@ -87,7 +90,7 @@ def set_image_size(
 
 
 def set_pooling(a: Architecture, pool: str | None, final_norm: str | None) -> Architecture:
-    """Return the same network with another pooling or place of the last norm; None leaves one as it is.
+    """Return the same network with another pooling or last norm; None keeps the present one.
 
     Class tokens stay, also those that are no longer pooled.
 
@@ -113,9 +116,11 @@ def _find_pooling_problem(a: Architecture, changes: dict[str, Any]) -> str | Non
     """Return the reason why a network cannot have these fields, None if it can."""
     pool = changes.get("pool")
     if changes and (not a.has_transformer or a.network is not None):
-        return f"has no effect on {a.name}, which is no built-in transformer. Use None, also for final_norm."
+        rule = f"has no effect on {a.name}, which is no built-in transformer"
+        return f"{rule}. Use None, also for final_norm."
     if pool == "map":
-        return "must be token, gap or token_gap: the weights have no attention pooling. Use None, or gap."
+        rule = "must be token, gap or token_gap: the weights have no attention pooling"
+        return f"{rule}. Use None, or gap."
     if pool in ("token", "token_gap") and not a.num_class_tokens:
         return "must be gap: the weights have no class token. Use None, or gap."
     return None
@@ -162,11 +167,10 @@ def _require_network(a: Architecture, name: str) -> None:
     different = _compare_numbers(a, name)
     if not different:
         return
-    lines = [
-        f"  {field}: there {there}, {name} has {here}" for field, (there, here) in different.items()
-    ]
-    rule = f"must be the network of the weights, {a.name}"
-    raise ValueError("\n".join([f"config.model.name={name!r}: {rule}:", *lines]))
+    text = f"config.model.name={name!r}: must be the network of the weights, {a.name}:"
+    for field, (there, here) in different.items():
+        text += f"\n  {field}: there {there}, {name} has {here}"
+    raise ValueError(text)
 
 
 def _find_published_dropout(a: Architecture) -> float:
@@ -180,7 +184,7 @@ def _find_published_dropout(a: Architecture) -> float:
 
 
 def _compare_numbers(a: Architecture, name: str) -> dict[str, tuple[object, object]]:
-    """Return the numbers in which `a` differs from the network of a name, by field, its own first."""
+    """Return the numbers of `a` and of the network of a name, by field, where they differ."""
     b = named_architecture(name)
     different = {}
     for field in _COMPARED_FIELDS:

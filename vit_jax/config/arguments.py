@@ -1,4 +1,4 @@
-"""The argument of a recipe, `--config=FILE:ARGUMENT`: values by position and by name, rows of a table."""
+"""The argument of a recipe, `--config=FILE:ARGUMENT`: values by position or name, rows of a table."""
 
 from collections.abc import Collection
 from typing import Any
@@ -21,7 +21,8 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     names = list(defaults)
     taken = ", ".join(defaults)
-    for position, word in enumerate(filter(None, map(str.strip, argument.split(",")))):
+    words = filter(None, map(str.strip, argument.split(",")))
+    for position, word in enumerate(words):
         name, equals, text = word.partition("=")
         if not equals:
             if position >= len(names):
@@ -33,7 +34,8 @@ def parse_argument(argument: str, **defaults: Any) -> dict[str, Any]:
             raise ValueError(f"{name!r}: must be one of the recipe's arguments: {taken}.{hint}")
         if name in values:
             raise ValueError(
-                f"{argument!r}: must not set {name} twice. Values without a name fill {taken}, in order."
+                f"{argument!r}: must not set {name} twice. "
+                f"Values without a name fill {taken}, in order."
             )
         kind = type(defaults[name])
         values[name] = check_value(name, parse_text(text, kind), kind)
@@ -49,10 +51,14 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
     Raises:
       ValueError: the table has no such row, or several.
     """
-    chosen = parse_argument(argument, model=next(iter(rows))[0], epochs=0)
-    model = chosen["model"]
-    epochs = chosen["epochs"]
-    matches = [row for row in rows if _is_same_model(row[0], model) and epochs in (row[1], 0)]
+    first_model, _ = next(iter(rows))
+    values = parse_argument(argument, model=first_model, epochs=0)
+    model = values["model"]
+    epochs = values["epochs"]
+    matches = []
+    for row in rows:
+        if _is_same_model(row[0], model) and epochs in (row[1], 0):
+            matches.append(row)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -61,9 +67,12 @@ def choose_row(argument: str, rows: Collection[tuple[str, int]]) -> tuple[str, i
             f"model={model}: must have a length, as the paper has several. Add {lengths}."
         )
     known = "; ".join(f"{model},epochs={epochs}" for model, epochs in rows)
-    row = f"{model},epochs={epochs}" if epochs else model
+    text = model
+    if epochs:
+        text = f"{model},epochs={epochs}"
     raise ValueError(
-        f"{row}: must be a row of the paper's table: {known}. Or override --config.model.name, total."
+        f"{text}: must be a row of the paper's table: {known}. "
+        "Or override --config.model.name, total."
     )
 
 

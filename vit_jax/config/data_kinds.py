@@ -57,6 +57,7 @@ KINDS = (
     DataKind("csv:FILE", "table of paths and labels", "csv:photos.csv", "table:Table", True),
 )
 PREFIXES = tuple(kind.prefix for kind in KINDS)
+_FORMS = tuple(kind.form for kind in KINDS)
 REFERENCE_FORM = "package.module:name"
 
 
@@ -70,12 +71,12 @@ def find_kind(data: str) -> DataKind | None:
 
 def spell_forms() -> str:
     """Return the forms of all kinds, with commas between them."""
-    return ", ".join(kind.form for kind in KINDS)
+    return ", ".join(_FORMS)
 
 
 def spell_quoted_forms() -> str:
     """Return the forms of all kinds in quotation marks, with commas between them."""
-    return ", ".join(f'"{kind.form}"' for kind in KINDS)
+    return ", ".join(map('"{}"'.format, _FORMS))
 
 
 def spell_descriptions() -> str:

@@ -1,4 +1,4 @@
-"""The fields of the schema with their types, defaults and descriptions, for the documentation and the command line.
+"""The fields of the schema with types, defaults and descriptions, for pages and the command line.
 
 A description is the string below a field in the source, with the rules in its annotation.
 """
@@ -8,7 +8,7 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vit_jax.config import network_options, schema
@@ -18,7 +18,7 @@ from vit_jax.config.rules import Component, Range, When, default_of_field, rules
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """One field; type and default as Python writes them, without a default where the field is required."""
+    """One field; type and default as Python writes them. The default of a required field is None."""
 
     name: str
     type: str
@@ -28,7 +28,7 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One dataclass of the schema and the prefix of its fields on the command line, such as "model."."""
+    """One dataclass of the schema; `prefix` begins its fields on the command line, as "model."."""
 
     name: str
     prefix: str
@@ -40,7 +40,7 @@ def read_sections() -> list[Section]:
     """Return every section of a run, in the order of the schema."""
     prefixes: dict[type, str] = {}
     for run in (schema.PretrainConfig, schema.FinetuneConfig):
-        prefixes |= dict(_prefixes(run, ""))
+        prefixes |= dict(_find_prefixes(run, ""))
     sections = []
     for module in (network_options, schema):
         for node in ast.parse(inspect.getsource(module)).body:
@@ -58,7 +58,7 @@ def describe_fields(node: ast.ClassDef) -> dict[str, str]:
             text = ""
             if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
                 text = str(below.value.value)
-            texts[ast.unparse(statement.target)] = _in_one_line(text)
+            texts[ast.unparse(statement.target)] = _join_lines(text)
     return texts
 
 
@@ -66,66 +66,93 @@ def _read_section(kind: type, node: ast.ClassDef, prefix: str) -> Section:
     return Section(
         name=node.name.lstrip("_"),
         prefix=prefix,
-        description=_in_one_line(ast.get_docstring(node)),
+        description=_join_lines(ast.get_docstring(node)),
         fields=tuple(_read_fields(kind, node)),
     )
 
 
 def _read_fields(kind: type, node: ast.ClassDef) -> Iterator[Field]:
     hints = typing.get_type_hints(kind, include_extras=True)
+    defaults = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
     kinds_of_data = spell_quoted_forms()
-    fields = {field.name: default_of_field(field) for field in dataclasses.fields(kind)}
     for name, template in describe_fields(node).items():
         text = template.replace("KINDS_OF_DATA", kinds_of_data)
-        rules = [*rules_in(hints[name])]
-        default = fields[name]
-        component = next((f"{rule.name}: " for rule in rules if isinstance(rule, Component)), "")
-        if component and not text[:2].isupper():  # "MLP of each block"
-            text = text[0].lower() + text[1:]
-        needed = " and ".join(rule.needed() for rule in rules if isinstance(rule, When))
-        if default is dataclasses.MISSING:
-            shown = None
-        else:
-            shown = (
-                f"{type(default).__name__}()"
-                if dataclasses.is_dataclass(default)
-                else repr(default)
-            )
         yield Field(
-            name, _spelled(hints[name]), shown, f"{component}{text}{needed and f' Needs {needed}.'}"
+            name=name,
+            type=_spell_type(hints[name]),
+            default=_spell_default(defaults[name]),
+            description=_add_rules(text, list(rules_in(hints[name]))),
         )
 
 
-def _prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
-    """Yield a section, its base classes and all sections inside it, each with the prefix of its fields."""
-    yield from ((base, prefix) for base in kind.__mro__ if dataclasses.is_dataclass(base))
+def _spell_default(default: object) -> str | None:
+    """Return a default as Python writes it, None for a required field."""
+    if default is dataclasses.MISSING:
+        return None
+    if dataclasses.is_dataclass(default):
+        return f"{type(default).__name__}()"
+    return repr(default)
+
+
+def _add_rules(text: str, rules: Iterable[object]) -> str:
+    """Return a description with the component that it is about and the fields that it needs."""
+    components = [rule.name for rule in rules if isinstance(rule, Component)]
+    needed = [rule.needed() for rule in rules if isinstance(rule, When)]
+    if components:
+        is_acronym = text[:2].isupper()  # "MLP of each block"
+        if text and not is_acronym:
+            text = text[0].lower() + text[1:]
+        text = f"{components[0]}: {text}"
+    if needed:
+        text += f" Needs {' and '.join(needed)}."
+    return text
+
+
+def _find_prefixes(kind: type, prefix: str) -> Iterator[tuple[type, str]]:
+    """Yield a section, its base classes and all sections in it, each with the prefix of its fields."""
+    for base in kind.__mro__:
+        if dataclasses.is_dataclass(base):
+            yield base, prefix
     for name, hint in typing.get_type_hints(kind).items():
-        is_mapping = typing.get_origin(hint) is Mapping
+        inner_prefix = f"{prefix}{name}."
+        if typing.get_origin(hint) is Mapping:
+            inner_prefix += "NAME."
         for section in typing.get_args(hint) or (hint,):
-            if dataclasses.is_dataclass(section):
-                yield from _prefixes(
-                    typing.cast(type, section), f"{prefix}{name}.{'NAME.' if is_mapping else ''}"
-                )
+            if isinstance(section, type) and dataclasses.is_dataclass(section):
+                yield from _find_prefixes(section, inner_prefix)
 
 
-def _spelled(hint: Any) -> str:
-    """Return a type as Python writes it, with allowed values in place of `Literal` and ranges of numbers."""
+_SIGNS = {"": "", "[0, inf)": " >= 0", "(0, inf)": " > 0", "[1, inf)": " >= 1"}
+"""Intervals as a type states them."""
+
+
+def _spell_type(hint: Any) -> str:
+    """Return a type as Python writes it, with allowed values for `Literal` and ranges of numbers."""
     if hasattr(hint, "__metadata__"):
-        interval = next(
-            (rule.interval for rule in hint.__metadata__ if isinstance(rule, Range)), ""
-        )
-        signs = {"": "", "[0, inf)": " >= 0", "(0, inf)": " > 0", "[1, inf)": " >= 1"}
-        return _spelled(hint.__origin__) + signs.get(interval, f" in {interval}")
+        interval = _find_interval(hint.__metadata__)
+        return _spell_type(hint.__origin__) + _SIGNS.get(interval, f" in {interval}")
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin is typing.Literal:
         return " | ".join(map(repr, arguments))
     if origin in (types.UnionType, typing.Union):
-        return " | ".join(map(_spelled, arguments))
+        return " | ".join(map(_spell_type, arguments))
     if origin is not None:
-        return f"{origin.__name__}[{', '.join(map(_spelled, arguments))}]"
-    return {types.NoneType: "None", Ellipsis: "..."}.get(hint) or str(hint.__name__)
+        return f"{origin.__name__}[{', '.join(map(_spell_type, arguments))}]"
+    if hint is types.NoneType:
+        return "None"
+    if hint is Ellipsis:
+        return "..."
+    return str(hint.__name__)
 
 
-def _in_one_line(text: str | None) -> str:
+def _find_interval(rules: Iterable[object]) -> str:
+    """Return the interval of the first range among the rules of a number; "" without one."""
+    for rule in rules:
+        if isinstance(rule, Range):
+            return rule.interval
+    return ""
+
+
+def _join_lines(text: str | None) -> str:
     return " ".join((text or "").split())

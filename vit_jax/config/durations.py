@@ -21,7 +21,9 @@ def parse_duration(text: str) -> tuple[float, str]:
         value = float(number.replace("_", ""))
     except ValueError:
         value = math.nan
-    most = 1 if unit == "fraction" else sys.float_info.max
+    most = sys.float_info.max
+    if unit == "fraction":
+        most = 1
     if unit not in DURATION_UNITS or not 0 <= value <= most:
         forms = "'500 steps', '90 epochs', '1e6 examples' or '0.1 fraction' (in [0, 1])"
         raise ValueError(f"{text!r} is no duration: must be a number and a unit. Write {forms}.")

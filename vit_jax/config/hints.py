@@ -44,7 +44,8 @@ def is_list(hint: object) -> bool:
 
 def plain_type(hint: object) -> object:
     """Return the class of the values of a field, other than None."""
-    member = next(one for one in union_members(hint) if one is not type(None))
+    members = [member for member in union_members(hint) if member is not type(None)]
+    member = members[0]
     if isinstance(member, typing.NewType):
         return str
     if typing.get_origin(member) is typing.Literal:
@@ -52,26 +53,31 @@ def plain_type(hint: object) -> object:
     return typing.get_origin(member) or member
 
 
+_DESCRIPTIONS = {
+    Duration: "a duration such as '500 steps' or '90 epochs'",
+    Reference: "a reference package.module:name",
+    bool: "true or false",
+    str: "text",
+    type(None): "None",
+}
+
+
 def describe_type(hint: Any) -> str:
     """Return the values of a type in words, for errors."""
+    if hint in _DESCRIPTIONS:
+        return _DESCRIPTIONS[hint]
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
-    if hint is Duration:
-        return "a duration such as '500 steps' or '90 epochs'"
-    if hint is Reference:
-        return "a reference package.module:name"
     if origin is typing.Literal:
         return "one of " + ", ".join(map(repr, arguments))
     if is_list(hint):
         return f"{describe_type(arguments[0])}, with commas between several"
     if origin is tuple:
-        return "a tuple (" + ", ".join(kind.__name__ for kind in arguments) + ")"
+        names = [kind.__name__ for kind in arguments]
+        return f"a tuple ({', '.join(names)})"
     if is_mapping(hint):
         return "a section of names and values"
     members = union_members(hint)
     if len(members) > 1:
         return " or ".join(map(describe_type, members))
-    if hint is type(None):
-        return "None"
-    words = {int: "int", float: "float", str: "text", bool: "true or false"}
-    return words.get(hint) or str(hint.__name__)
+    return str(hint.__name__)

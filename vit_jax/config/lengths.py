@@ -56,15 +56,25 @@ class RunSteps(ScheduleSteps):
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """A conversion of durations of one run into steps."""
+    """A conversion of durations of one run into steps.
 
-    global_batch: int  # examples a step takes
-    num_examples: int  # in the training split
-    total_steps: int | None = None  # length of the run; None while it is itself being converted
-    earlier: tuple[tuple[int, int], ...] = ()  # last step and batch of each phase that comes before
+    Attributes:
+      global_batch: number of examples of a step.
+      num_examples: size of the training split.
+      total_steps: length of the run; None while it is itself being converted.
+      earlier: last step and batch of each earlier phase.
+    """
+
+    global_batch: int
+    num_examples: int
+    total_steps: int | None = None
+    earlier: tuple[tuple[int, int], ...] = ()
 
     def to_steps(self, text: str) -> int:
-        """Return whole steps, rounded; 0 only for a duration of 0. With earlier phases, from the first step."""
+        """Return whole steps, rounded; 0 only for a duration of 0.
+
+        With earlier phases, the duration begins at the first step of the run.
+        """
         value, unit = parse_duration(text)
         if unit == "fraction":
             if self.total_steps is None:
@@ -77,7 +87,9 @@ class Clock:
             steps = self._count_steps(value)
         else:
             steps = value
-        return max(round(steps), 1 if value else 0)
+        if value == 0:
+            return 0
+        return max(round(steps), 1)
 
     def _count_steps(self, examples: float) -> float:
         """Return the steps from the start of the run that take these examples."""
@@ -100,24 +112,26 @@ def convert_lengths(config: RunConfig, num_examples: int) -> RunSteps:
     clock = Clock(config.global_batch, num_examples)
     phases = _convert_phases(config, clock)
     earlier = tuple((phase.last_step, phase.global_batch) for phase in phases)
-    start = dataclasses.replace(clock, earlier=earlier)
+    clock_of_run = dataclasses.replace(clock, earlier=earlier)
 
-    total = start.to_steps(config.total)
+    total = clock_of_run.to_steps(config.total)
     too_large = _find_large_batch(config, num_examples)
     if total < 1 and too_large:
         raise ValueError(f"config.{too_large}")
     if total < 1:
         raise ValueError(f"config.total={config.total!r}: must be at least one step.")
 
-    start = dataclasses.replace(start, total_steps=total)
     clock = dataclasses.replace(clock, total_steps=total)
+    clock_of_run = dataclasses.replace(clock_of_run, total_steps=total)
     converted = {}
     for field in dataclasses.fields(RunSteps):
-        if "config_field" in field.metadata:
-            path = field.metadata["config_field"].split(".")
-            text: Any = functools.reduce(getattr, path, config)
-            counting = start if field.metadata["is_point"] else clock
-            converted[field.name] = counting.to_steps(text)
+        if "config_field" not in field.metadata:
+            continue
+        duration = _get_duration(config, field.metadata["config_field"])
+        if field.metadata["is_point"]:
+            converted[field.name] = clock_of_run.to_steps(duration)
+        else:
+            converted[field.name] = clock.to_steps(duration)
     evaluators_every = {}
     for name, evaluator in config.evaluation.evaluators.items():
         evaluators_every[name] = clock.to_steps(evaluator.every or config.evaluation.every)
@@ -127,13 +141,20 @@ def convert_lengths(config: RunConfig, num_examples: int) -> RunSteps:
     return steps
 
 
+def _get_duration(config: RunConfig, path: str) -> Any:
+    """Return the value of a field such as "schedule.warmup"."""
+    return functools.reduce(getattr, path.split("."), config)
+
+
 def phases_by_name(config: RunConfig) -> Mapping[str, PhaseConfig]:
     """Return the earlier phases of pre-training; fine-tuning has none."""
-    return config.phases if isinstance(config, PretrainConfig) else {}
+    if isinstance(config, PretrainConfig):
+        return config.phases
+    return {}
 
 
 def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
-    """Return the earlier phases of a run, in order; a fraction is of `config.total`, in its unit."""
+    """Return the earlier phases of a run, in order; a fraction is a part of `config.total`."""
     phases: list[Phase] = []
     earlier: tuple[tuple[int, int], ...] = ()
     first = 0
@@ -144,12 +165,14 @@ def _convert_phases(config: RunConfig, clock: Clock) -> tuple[Phase, ...]:
         if unit == "fraction" and total_unit != "fraction":
             until = f"{value * total} {total_unit}"
         batch = phase.global_batch or config.global_batch
-        last = dataclasses.replace(clock, global_batch=batch, earlier=earlier).to_steps(until)
+        clock_of_phase = dataclasses.replace(clock, global_batch=batch, earlier=earlier)
+        last = clock_of_phase.to_steps(until)
         if last <= first:
-            rule = f"must be after step {first}, and is step {last}"
             raise ValueError(
-                f"config.phases.{name}.until={phase.until!r}: {rule}. Give phases in order."
+                f"config.phases.{name}.until={phase.until!r}: must be after step {first}, and is "
+                f"step {last}. Give phases in order."
             )
+
         image_size = phase.image_size or config.input.image_size
         phases.append(Phase(last_step=last, image_size=image_size, global_batch=batch))
         earlier = (*earlier, (last, batch))
@@ -161,8 +184,10 @@ def _find_large_batch(config: RunConfig, num_examples: int) -> str:
     """Return the error for a batch so large that an epoch is less than a step; "" for other batches."""
     if config.global_batch <= num_examples:
         return ""
-    rule = f"must be at most the {num_examples} training images, or lengths in epochs are less than one step"
-    return f"global_batch={config.global_batch}: {rule}."
+    return (
+        f"global_batch={config.global_batch}: must be at most the {num_examples} training images, "
+        "or lengths in epochs are less than one step."
+    )
 
 
 def _find_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
@@ -172,12 +197,14 @@ def _find_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
         if last >= steps.total:
             rule = f"must end before the run, and the last one ends at step {last} of {steps.total}"
             yield f"phases: {rule}. Shorten it."
-    yield from _find_schedule_problems(config, steps)
+    yield from _find_warmup_problems(config, steps)
+    yield from _find_decay_problems(config, steps)
     yield from _find_period_problems(config, steps)
     yield from _find_patience_problem(config, steps)
 
 
-def _find_schedule_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+def _find_warmup_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+    """Yield problems of the warm-up, and of the cool-down that follows it."""
     schedule = config.schedule
     after_warmup = steps.total - steps.warmup
     if after_warmup <= 0:
@@ -186,17 +213,25 @@ def _find_schedule_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]
     if schedule.decay == "wsd" and not 1 <= steps.cooldown <= after_warmup:
         rule = f"is {steps.cooldown} of {steps.total} steps and must be 1 to {after_warmup}"
         yield f"schedule.cooldown={schedule.cooldown!r}: {rule}, after the warm-up."
+
+
+def _find_decay_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
+    """Yield problems of the decay after the warm-up, and of the Polyak average."""
+    schedule = config.schedule
     if schedule.decay == "rsqrt" and steps.timescale < 1:
         yield f"schedule.timescale={schedule.timescale!r}: must be at least 1 step for rsqrt."
     if config.polyak.factor is not None and steps.polyak_start >= steps.total:
         rule = f"is step {steps.polyak_start} of {steps.total} and must be before the end"
         yield f"polyak.start={config.polyak.start!r}: {rule}. Or set polyak.factor=None."
-    if schedule.decay == "staircase":
-        drops = schedule.drop_at_fraction
-        first = round(drops[0] * steps.total)
-        if first < steps.warmup:
-            rule = f"must be after the warm-up, and step {first} is before its end at step {steps.warmup}"
-            yield f"schedule.drop_at_fraction={drops}: {rule}. Shorten the warm-up, or drop later."
+    if schedule.decay != "staircase":
+        return
+    drops = schedule.drop_at_fraction
+    first = round(drops[0] * steps.total)
+    if first < steps.warmup:
+        yield (
+            f"schedule.drop_at_fraction={drops}: must be after the warm-up, and step {first} is "
+            f"before its end at step {steps.warmup}. Shorten the warm-up, or drop later."
+        )
 
 
 def _find_period_problems(config: RunConfig, steps: RunSteps) -> Iterator[str]:
@@ -219,16 +254,15 @@ def _find_patience_problem(config: RunConfig, steps: RunSteps) -> Iterator[str]:
     if patience is None:
         return
     metric = config.checkpoint.best_metric
-    every = steps.evaluate_every
-    of_metric = [
-        every for name, every in steps.evaluators_every.items() if metric.startswith(f"{name}_")
-    ]
-    if of_metric:
-        every = min(of_metric)
+    periods = []
+    for name, period in steps.evaluators_every.items():
+        if metric.startswith(f"{name}_"):
+            periods.append(period)
+    every = min(periods, default=steps.evaluate_every)
     num_evaluations = -(-steps.total // every)
     if num_evaluations < patience + 2:
-        count = (
-            f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps"
+        yield (
+            f"stop_early.patience={patience}: must be at most {num_evaluations - 2}, for "
+            f"{num_evaluations} evaluations of {metric}, one every {every} of {steps.total} steps. "
+            "Lower it, or evaluate more often."
         )
-        rule = f"must be at most {num_evaluations - 2}, for {count}"
-        yield f"stop_early.patience={patience}: {rule}. Lower it, or evaluate more often."

@@ -77,7 +77,8 @@ EARLIER_NAMES: Mapping[str, str] = {
 }
 """Names of earlier versions and of other libraries, which options still accept."""
 
-SHARES = tuple(name for name, metric in METRICS.items() if metric.is_share)
+SHARES = tuple(name for name in METRICS if METRICS[name].is_share)
+_COMPUTED = tuple(name for name in METRICS if METRICS[name].function)
 
 
 def find_metric(result: str) -> Metric | None:
@@ -87,9 +88,9 @@ def find_metric(result: str) -> Metric | None:
     """
     end = ""
     for name in METRICS:
-        if result == name or result.endswith(f"_{name}"):
+        if f"_{result}".endswith(f"_{name}"):
             end = max(end, name, key=len)
-    return METRICS[end] if end else None
+    return METRICS.get(end)
 
 
 def find_current_name(metric: str) -> str:
@@ -104,11 +105,10 @@ def require_metric_name(name: str, field: str) -> str:
       ValueError: there is no such metric; `field` is the option, for the message.
     """
     current = find_current_name(name)
-    known = [metric for metric in METRICS if METRICS[metric].function]
-    if current not in known:
-        hint = did_you_mean(name, known)
+    if current not in _COMPUTED:
+        hint = did_you_mean(name, _COMPUTED)
         raise ValueError(
-            f"{field}={name}: must be one of {', '.join(known)}, or a reference "
+            f"{field}={name}: must be one of {', '.join(_COMPUTED)}, or a reference "
             f"package.module:name.{hint}"
         )
     return current
@@ -127,7 +127,7 @@ def list_metrics(labels: Labels) -> list[str]:
 def format_metric(name: str, value: float | str) -> str:
     """Return a value as text: in percent, as a number of images, or with four decimals.
 
-    Text as it is.
+    Text stays unchanged.
     """
     if isinstance(value, str):
         return value

@@ -36,12 +36,15 @@ def build_architecture(
     if family == "hybrid":
         units, patch_size = _split_downsampling(config.name, name)
 
-    fields = _default_forms(config, family)
+    fields = _get_default_forms(config, family)
     if patch_outputs:
         fields["head"] = "linear"
-    fields |= _default_sizes(name, units)
-    fields |= {field: value for field, value in vars(config).items() if value is not None}
+    fields |= _get_default_sizes(name, units)
+    for field, value in vars(config).items():
+        if value is not None:
+            fields[field] = value
     fields |= read_compute_options(config)
+
     a = Architecture(
         family=family,
         units=units,
@@ -80,8 +83,9 @@ def read_architecture(values: Mapping[str, Any]) -> Architecture:
 
 def read_compute_options(config: ComputeOptions) -> dict[str, Any]:
     """Return the options of computing; a run on devices replaces the policy of `auto`."""
-    names = [field.name for field in dataclasses.fields(ComputeOptions)]
-    options = {name: getattr(config, name) for name in names}
+    options = {}
+    for field in dataclasses.fields(ComputeOptions):
+        options[field.name] = getattr(config, field.name)
     if config.remat == "auto":
         options["remat"] = "none"
     return options
@@ -95,19 +99,19 @@ def _find_family(name: ModelName) -> Family:
     return "hybrid"
 
 
-def _default_forms(config: ModelConfig, family: Family) -> dict[str, Any]:
+def _get_default_forms(config: ModelConfig, family: Family) -> dict[str, Any]:
     """Return the pooling, the head and the residual unit of a family."""
-    is_resnet = family == "resnet"
-    unit_form = config.residual_unit or ("preactivation" if is_resnet else "postactivation")
-    return {
-        "residual_unit": unit_form,
-        **vars(RESIDUAL_UNITS[unit_form]),
-        "pool": "gap" if is_resnet or config.block == "axial" else "token",
-        "head": "linear" if is_resnet else "mlp",
-    }
+    forms: dict[str, Any] = {"pool": "token", "head": "mlp", "residual_unit": "postactivation"}
+    if family == "resnet":
+        forms = {"pool": "gap", "head": "linear", "residual_unit": "preactivation"}
+    elif config.block == "axial":
+        forms["pool"] = "gap"
+    if config.residual_unit is not None:
+        forms["residual_unit"] = config.residual_unit
+    return forms | vars(RESIDUAL_UNITS[forms["residual_unit"]])
 
 
-def _default_sizes(name: ModelName, units: tuple[int, ...]) -> dict[str, Any]:
+def _get_default_sizes(name: ModelName, units: tuple[int, ...]) -> dict[str, Any]:
     """Return the width, the depth, the MLP dimension and the heads of a name."""
     if name.size is not None:
         return dict(vars(VIT_SIZES[name.size]))
@@ -129,17 +133,19 @@ def _split_downsampling(text: str, name: ModelName) -> tuple[tuple[int, ...], tu
     is_square = height == width
     if not units and is_square and height >= 2 and height % 2 == 0:
         return (), (height // 2, height // 2)
+
     if units and is_square and height in (4, 8, 16, 32):
         num_stages = height.bit_length() - 2  # 4: one stage, 32: four
         last_stage = sum(units[num_stages - 1 :])
         return (*units[: num_stages - 1], last_stage), (1, 1)
+
     if units and is_square and height > 32 and height % 32 == 0:
         return units, (height // 32, height // 32)
-    allowed = (
-        "4, 8, 16, 32 or a multiple of 32, or an even number where the ResNet is the root alone"
+
+    raise ValueError(
+        f"model.name={text!r}: the number of a hybrid is its total downsampling: must be 4, 8, 16, "
+        "32 or a multiple of 32, or an even number where the ResNet is the root alone."
     )
-    rule = f"the number of a hybrid is its total downsampling: must be {allowed}"
-    raise ValueError(f"model.name={text!r}: {rule}.")
 
 
 def _find_ineffective(config: ModelConfig, family: Family) -> Iterator[str]:
@@ -158,8 +164,8 @@ def _find_ineffective(config: ModelConfig, family: Family) -> Iterator[str]:
 def _find_missing_component(config: ModelConfig, component: str) -> Iterator[str]:
     """Yield options of a component that the network does not have."""
     rules = rules_of(ModelConfig)
+    rule = f"has no effect on {config.name}, without a {component}"
     for field in dataclasses.fields(ModelConfig):
         value = getattr(config, field.name)
         if Component(component) in rules[field.name] and value != field.default:
-            rule = f"has no effect on {config.name}, without a {component}"
             yield f"model.{field.name}={value!r}: {rule}. Leave it at {field.default!r}."

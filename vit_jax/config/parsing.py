@@ -29,13 +29,13 @@ _NOT_CONVERTED = object()
 
 
 def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
-    """Load "configs/x.py:ARGUMENT" and apply overrides such as "--config.model.width=64"; later ones win.
+    """Load "configs/x.py:ARGUMENT" and apply overrides; later ones win.
 
     Args:
       specification: path of a Python file that defines `get_config(argument: str)`, relative to the
         working directory or the project, or the name of an installed recipe ("digits"); after a
         colon, the recipe's argument.
-      overrides: `--config.section.field=value`.
+      overrides: `--config.section.field=value`, such as "--config.model.width=64".
 
     Returns:
       A frozen dataclass of `schema`, every field checked for name and type.
@@ -46,20 +46,23 @@ def load_recipe(specification: str, overrides: Sequence[str] = ()) -> Any:
     path, _, argument = specification.partition(":")
     config = names_in(path)["get_config"](argument)
     if not dataclasses.is_dataclass(config):
+        kind = type(config).__name__
         raise ValueError(
-            f"{path}: get_config must return a config such as PretrainConfig, not {type(config).__name__}."
+            f"{path}: get_config must return a config such as PretrainConfig, not {kind}."
         )
     values = to_dict(config)
     for override in overrides:
-        _apply(override, values, type(config))
+        _apply_override(override, values, type(config))
     return from_dict(type(config), values)
 
 
 def load_studies(specification: str) -> Mapping[str, Mapping[str, Sequence[Any]]]:
-    """Return `STUDIES` of a recipe's file, by study and option the values that suit its data; {} without it."""
-    studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(
-        specification.partition(":")[0]
-    ).get("STUDIES", {})
+    """Return `STUDIES` of a recipe's file: the values that suit its data, by study and option.
+
+    Return {} for a recipe without studies.
+    """
+    path = specification.partition(":")[0]
+    studies: Mapping[str, Mapping[str, Sequence[Any]]] = names_in(path).get("STUDIES", {})
     return studies
 
 
@@ -70,13 +73,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def to_text(config: Any) -> str:
     """Return a sorted `name: value` line for each field, for golden files and comparisons."""
-    return "".join(
-        f"{name}: {json.dumps(value)}\n" for name, value in sorted(flatten(to_dict(config)).items())
-    )
+    text = ""
+    for name, value in sorted(flatten(to_dict(config)).items()):
+        text += f"{name}: {json.dumps(value)}\n"
+    return text
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, names joined by dots; an empty one is kept as the value {}."""
+    """Return nested dictionaries as one, names joined by dots; the value {} stays."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -87,12 +91,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def is_within(name: str, fields: Iterable[str]) -> bool:
-    """Return whether a name of `flatten` is one of these fields, or in one of these sections."""
-    return any(name == field or name.startswith(f"{field}.") for field in fields)
+    """Return True if a name of `flatten` is one of these fields, or in one of these sections."""
+    return f"{name}.".startswith(tuple(f"{field}." for field in fields))
 
 
 def references(config: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield name and text of every reference in a config, of fields that may be one."""
+    """Yield the name and the text of every reference in a config."""
     for name, hint in field_types(type(config)).items():
         value = getattr(config, name)
         path = f"{prefix}{name}"
@@ -150,17 +154,21 @@ def _required_fields(kind: Any) -> list[str]:
     return names
 
 
-def _apply(override: str, values: dict[str, Any], kind: type) -> None:
+def _apply_override(override: str, values: dict[str, Any], kind: type) -> None:
     """Set the value of an override in the nested dictionaries of a config of this kind."""
     name, equals, text = override.removeprefix("--").removeprefix("config.").partition("=")
     *sections, field = name.split(".")
+
     hint: object = kind
     for section in sections:
         hint = _find_hint(hint, section, name, kind)
         values = values.setdefault(section, {})
     hint = _find_hint(hint, field, name, kind)
+
     if dataclasses.is_dataclass(hint) or is_mapping(hint):
-        first = next(iter(hint.__annotations__)) if dataclasses.is_dataclass(hint) else "NAME"
+        first = "NAME"
+        if dataclasses.is_dataclass(hint):
+            first = next(iter(hint.__annotations__))
         fix = f"Set a field, as config.{name}.{first}={text}"
         raise ValueError(f"config.{name}: must not be set, as a section. {fix}.")
     if not equals:
@@ -169,7 +177,11 @@ def _apply(override: str, values: dict[str, Any], kind: type) -> None:
 
 
 def _find_hint(hint: object, field: str, name: str, kind: type) -> object:
-    """Return the type of a field of a dataclass, or of every value of a mapping; `name` is its complete path."""
+    """Return the type of a field of a dataclass, or of every value of a mapping.
+
+    Raises:
+      ValueError: there is no such field; `name` is its complete path, `kind` the whole config.
+    """
     if is_mapping(hint):
         return typing.get_args(hint)[1]
     if dataclasses.is_dataclass(hint):
@@ -180,7 +192,10 @@ def _find_hint(hint: object, field: str, name: str, kind: type) -> object:
 
 
 def field_paths(kind: Any, prefix: str = "") -> list[str]:
-    """Return the names of all fields of a schema, sections joined by dots; those of a mapping's values under NAME."""
+    """Return the names of all fields of a schema, joined by dots.
+
+    Fields of the values of a mapping are under NAME.
+    """
     names: list[str] = []
     for name, hint in field_types(kind).items():
         path = f"{prefix}{name}"
@@ -206,10 +221,14 @@ def _describe_unknown(name: str, known: list[str]) -> str:
 
 
 def check_value(name: str, value: Any, hint: object) -> Any:
-    """Return a value in the type of its field, converting int to float, list to tuple, one size to height and width.
+    """Return a value in the type of its field.
 
-    `value` is as Python, JSON or `parse_text` have it; `name` is for the error: "config.seed",
-    "--steps".
+    Whole numbers become floats, lists tuples, one size height and width.
+
+    Args:
+      name: of the option, for the error: "config.seed", "--steps".
+      value: from Python, JSON or `parse_text`.
+      hint: type of the field.
 
     Raises:
       ValueError: the value is not of this type.
@@ -217,12 +236,21 @@ def check_value(name: str, value: Any, hint: object) -> Any:
     if hint is Any:
         return _check_plain(name, value)
     if dataclasses.is_dataclass(hint):
-        values = to_dict(value) if dataclasses.is_dataclass(value) else value
-        return from_dict(typing.cast(type, hint), values, f"{name.removeprefix('config.')}.")
+        return _check_section(name, value, typing.cast(type, hint))
     if is_mapping(hint) and isinstance(value, Mapping):
         inner = typing.get_args(hint)[1]
-        return {key: check_value(f"{name}.{key}", item, inner) for key, item in value.items()}
+        checked = {}
+        for key, item in value.items():
+            checked[key] = check_value(f"{name}.{key}", item, inner)
+        return checked
     return _check_member(name, value, hint)
+
+
+def _check_section(name: str, value: Any, kind: type) -> Any:
+    """Return a section, from a dictionary or from a dataclass, as this dataclass."""
+    if dataclasses.is_dataclass(value):
+        value = to_dict(value)
+    return from_dict(kind, value, f"{name.removeprefix('config.')}.")
 
 
 def _check_member(name: str, value: Any, hint: object) -> Any:
@@ -239,6 +267,7 @@ def _check_member(name: str, value: Any, hint: object) -> Any:
     converted = _convert(name, value, member)
     if converted is not _NOT_CONVERTED:
         return converted
+
     shown = shortened(repr(value), _MOST_SHOWN)
     if member is float and _is_number(value):
         raise ValueError(f"{name}={shown}: must be finite.")
@@ -260,12 +289,14 @@ def _choose_member(members: Sequence[object]) -> object:
 def _convert(name: str, value: Any, kind: object) -> Any:
     """Return a value in this type, or `_NOT_CONVERTED`."""
     origin = typing.get_origin(kind)
-    if origin is typing.Literal:
-        return value if value in typing.get_args(kind) else _NOT_CONVERTED
     if origin is tuple:
         return _convert_tuple(name, value, kind)
-    if kind is float and _is_number(value):  # not whole numbers that no float can hold
-        return float(value) if abs(value) <= sys.float_info.max else _NOT_CONVERTED
+    if origin is typing.Literal:
+        is_allowed = value in typing.get_args(kind)
+        return value if is_allowed else _NOT_CONVERTED
+    if kind is float and _is_number(value):
+        fits_float = abs(value) <= sys.float_info.max  # whole numbers may be larger
+        return float(value) if fits_float else _NOT_CONVERTED
     if kind is int and isinstance(value, bool):
         return _NOT_CONVERTED
     if isinstance(kind, type) and isinstance(value, kind):
@@ -286,7 +317,8 @@ def _convert_tuple(name: str, value: Any, kind: object) -> Any:
         kinds = kinds[:1] * len(value)
     if len(value) != len(kinds):
         return _NOT_CONVERTED
-    return tuple(check_value(name, item, kind) for item, kind in zip(value, kinds, strict=True))
+    items = zip(value, kinds, strict=True)
+    return tuple(check_value(name, item, kind) for item, kind in items)
 
 
 def _is_number(value: object) -> bool:

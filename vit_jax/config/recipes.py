@@ -12,23 +12,29 @@ from vit_jax.text.nearest import did_you_mean
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _PROJECT = _PACKAGE.parent
-_FOLDERS = (
-    _PROJECT / "configs",
-    _PACKAGE / "recipes",
-)  # of a checkout, and of the installed package
+_FOLDERS = (_PROJECT / "configs", _PACKAGE / "recipes")
+"""Folders of recipes: in a checkout, and in the installed package."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """An installed recipe; data and total are those without an argument."""
+    """An installed recipe.
+
+    Attributes:
+      name: the name of its file.
+      description: the first paragraph of its docstring, on one line.
+      verb: "pretrain" or "finetune".
+      argument: the form of the text after the colon.
+      choices: values that the form refers to, by the name of the table in the file.
+      data: `config.data` without an argument.
+      total: `config.total` without an argument.
+    """
 
     name: str
     description: str
-    verb: str  # "pretrain" or "finetune"
-    argument: str  # form of the text after the colon
-    choices: dict[
-        str, tuple[str, ...]
-    ]  # values that the form refers to, by the name of the table in the file
+    verb: str
+    argument: str
+    choices: dict[str, tuple[str, ...]]
     data: str | None
     total: str
 
@@ -40,48 +46,65 @@ def list_recipes() -> list[Recipe]:
 
 def _describe(name: str, file: pathlib.Path) -> Recipe:
     names = names_in(str(file))
-    description = inspect.cleandoc(names.get("__doc__") or "").partition("\n\n")[0]
-    form = (
-        (names["get_config"].__doc__ or "").strip().partition("\n\n")[0].removeprefix("Argument: ")
-    )
-    tables = {table: names[table] for table in re.findall(r"`(\w+)`", form) if table in names}
+    form = _read_first_paragraph(names["get_config"].__doc__).removeprefix("Argument: ")
     config = names["get_config"]("")
+    verb = "pretrain"
+    if isinstance(config, schema.FinetuneConfig):
+        verb = "finetune"
+
+    choices = {}
+    for table in re.findall(r"`(\w+)`", form):
+        if table in names:
+            choices[table] = tuple(map(_format_argument, names[table]))
     return Recipe(
         name=name,
-        description=" ".join(description.split()),
-        verb="finetune" if isinstance(config, schema.FinetuneConfig) else "pretrain",
-        argument=" ".join(form.split()),
-        choices={table: tuple(map(_as_argument, rows)) for table, rows in tables.items()},
+        description=_read_first_paragraph(names.get("__doc__")),
+        verb=verb,
+        argument=form,
+        choices=choices,
         data=config.data,
         total=config.total,
     )
 
 
+def _read_first_paragraph(text: str | None) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
+    return " ".join(paragraph.split())
+
+
 def recipe_files() -> dict[str, pathlib.Path]:
-    """Return the files of all recipes that are installed, by name."""
-    return {file.stem: file for folder in reversed(_FOLDERS) for file in folder.glob("*.py")}
+    """Return the files of all recipes that are installed, by name; the checkout's come first."""
+    files: dict[str, pathlib.Path] = {}
+    for folder in reversed(_FOLDERS):
+        for file in folder.glob("*.py"):
+            files[file.stem] = file
+    return files
 
 
 def names_in(path: str) -> dict[str, Any]:
-    """Return what the file of a recipe defines, by name.
+    """Return the names that the file of a recipe defines, with their values.
 
     Raises:
       ValueError: there is no such file, or it is not a recipe.
     """
-    file = _find(path)
+    file = _find_file(path)
     names = runpy.run_path(str(file), run_name=f"recipe_{file.stem}")
     if "get_config" not in names:
         raise ValueError(f"{file} is not a recipe: it defines no get_config(argument).")
     return names
 
 
-def _find(path: str) -> pathlib.Path:
-    """Return the file of a recipe: a path, or a name of those in the checkout or in the installed package."""
-    for candidate in (
-        pathlib.Path(path),
-        _PROJECT / path,
-        *(folder / f"{path}.py" for folder in _FOLDERS),
-    ):
+def _find_file(path: str) -> pathlib.Path:
+    """Return the file of a recipe: a path, or a name in the checkout or in the installed package.
+
+    Raises:
+      ValueError: there is no such recipe.
+    """
+    candidates = [pathlib.Path(path), _PROJECT / path]
+    for folder in _FOLDERS:
+        candidates.append(folder / f"{path}.py")
+    for candidate in candidates:
         if candidate.suffix == ".py" and candidate.is_file():
             return candidate
     known = sorted(recipe_files())
@@ -91,6 +114,8 @@ def _find(path: str) -> pathlib.Path:
     )
 
 
-def _as_argument(row: object) -> str:
-    """Return a row of a recipe's table as its argument; a row of several values is a model and its epochs."""
-    return f"{row[0]},epochs={row[1]}" if isinstance(row, tuple) else str(row)
+def _format_argument(row: object) -> str:
+    """Return a row of a recipe's table as its argument; a row of two values is a model and epochs."""
+    if isinstance(row, tuple):
+        return f"{row[0]},epochs={row[1]}"
+    return str(row)

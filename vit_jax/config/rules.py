@@ -1,4 +1,4 @@
-"""Rules of single values, which annotations of fields state: ranges, and the options that make a field effective.
+"""Rules of single values, which annotations of fields state: ranges, and needed options.
 
 The fields of `schema` and the options of verbs are annotated with them. `field_checks` and `cli`
 apply them.
@@ -28,9 +28,9 @@ class Range:
     def allows(self, value: float) -> bool:
         """Return True for a number in the interval."""
         low, high = map(float, self.interval[1:-1].split(","))
-        if (value == low and self.interval[0] == "[") or (
-            value == high and self.interval[-1] == "]"
-        ):
+        if value == low and self.interval.startswith("["):
+            return True
+        if value == high and self.interval.endswith("]"):
             return True
         return low < value < high
 
@@ -67,8 +67,8 @@ class When:
         return value in self.values
 
     def needed(self, prefix: str = "") -> str:
-        """Return the other field, in the section `prefix`, with the values that make this one effective."""
-        path = self._path(prefix)
+        """Return the other field, in the section `prefix`, with values that make this one effective."""
+        path = self._find_path(prefix)
         if not self.values:
             return path
         return f"{path}={' or '.join(map(_spell_value, self.values))}"
@@ -79,14 +79,19 @@ class When:
         value = functools.reduce(getattr, self.field.split("."), start)
         if self.holds(value):
             return None
-        return f"{self._path(prefix)}={value!r}"
+        return f"{self._find_path(prefix)}={value!r}"
 
-    def _path(self, prefix: str) -> str:
-        return self.field if "." in self.field else prefix + self.field
+    def _find_path(self, prefix: str) -> str:
+        """Return the path of the other field from the config's root."""
+        if "." in self.field:
+            return self.field
+        return prefix + self.field
 
 
 def _spell_value(value: object) -> str:
-    return "package.module:name" if value is Reference else repr(value)
+    if value is Reference:
+        return "package.module:name"
+    return repr(value)
 
 
 @dataclasses.dataclass(frozen=True)

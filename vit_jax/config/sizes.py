@@ -18,9 +18,8 @@ VIT_SIZES = {
     "mu": TransformerSize(32, 1, 128, 2),  # a test size
     "Ti": TransformerSize(192, 12, 768, 3),  # AugReg, DeiT
     "S": TransformerSize(384, 12, 1536, 6),
-    "b": TransformerSize(
-        384, 12, 1536, 6
-    ),  # "b/32" of the paper's Figure 4: half of B in every hidden dimension
+    # "b/32" of the paper's Figure 4: half of B in every hidden dimension.
+    "b": TransformerSize(384, 12, 1536, 6),
     "M": TransformerSize(512, 12, 2048, 8),
     "B": TransformerSize(768, 12, 3072, 12),  # ViT, Table 1
     "L": TransformerSize(1024, 24, 4096, 16),
@@ -33,7 +32,7 @@ VIT_SIZES = {
     "e": TransformerSize(1792, 56, 15360, 16),  # PaLI
 }
 
-RESNET_UNITS = {  # residual units of each stage
+RESNET_UNITS = {
     14: (1, 1, 1, 1),  # a test size
     26: (2, 2, 2, 2),
     50: (3, 4, 6, 3),
@@ -41,6 +40,7 @@ RESNET_UNITS = {  # residual units of each stage
     152: (3, 8, 36, 3),
     200: (3, 24, 36, 3),
 }
+"""Residual units of each stage, by depth."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +57,17 @@ RESIDUAL_UNITS = {
     "postactivation": ResidualUnit(1e-6, 1e-5, "std"),  # the stem of ViT's hybrids
 }
 
-ROOT_CHANNELS = 64  # times the width factor
-NUM_GROUPS = 32  # of every group norm
-BOTTLENECK = 4  # output channels of a residual unit for each of its inner ones
+ROOT_CHANNELS = 64
+"""Channels after the root, for a width factor of 1."""
+NUM_GROUPS = 32
+"""Groups of every group norm."""
+BOTTLENECK = 4
+"""Output channels of a residual unit for each of its inner channels."""
 
 
 def resnet_downsampling(units: Sequence[int]) -> int:
-    """Return the factor by which a ResNet reduces height and width: root, pooling, every stage but the first."""
+    """Return the factor by which a ResNet reduces height and width.
+
+    The root, the pooling and every stage but the first halve them.
+    """
     return 4 * 2 ** max(len(units) - 1, 0)

@@ -22,11 +22,13 @@ def parse_text(text: str, hint: object) -> object:
         return None
     if is_list(hint):
         return _parse_list(text, typing.get_args(hint)[0])
+
     kind = plain_type(hint)
     if kind is str:
         return text
     if kind is bool:
         return _TRUTH.get(text.lower(), text)
+
     for read in (ast.literal_eval, float):
         with contextlib.suppress(ValueError, SyntaxError):
             return read(text)
@@ -34,7 +36,10 @@ def parse_text(text: str, hint: object) -> object:
 
 
 def parse_override(text: str, hint: object) -> object:
-    """Return the value of `--config.field=text` as ml_collections' config_flags parse it, else as `parse_text` does."""
+    """Return the value of `--config.field=text`.
+
+    The parsers of ml_collections' config_flags come first, then `parse_text`.
+    """
     if hint is Any or is_list(hint) or (text == "None" and allows_none(hint)):
         return parse_text(text, hint)
     parse = _flag_parsers().get(plain_type(hint))

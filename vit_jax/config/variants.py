@@ -5,6 +5,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
 from vit_jax.config.sizes import RESNET_UNITS, VIT_SIZES
@@ -13,38 +14,62 @@ from vit_jax.text.nearest import closest
 _PATCHES = {
     "mu": (16,),
     "Ti": (16,),
+    "S": (32, 16),
+    "b": (32, 16),
+    "M": (32, 16),
     "B": (32, 16, 8),
-    **dict.fromkeys(("S", "b", "M", "L"), (32, 16)),
+    "L": (32, 16),
 }
+"""Patch sizes of published networks; other sizes have patches of 16 and 14."""
+
+
+def _list_vits() -> Iterator[str]:
+    for size in VIT_SIZES:
+        for patch in _PATCHES.get(size, (16, 14)):
+            yield f"ViT-{size}/{patch}"
+
+
 MODEL_NAMES = (
-    *(f"ViT-{size}/{patch}" for size in VIT_SIZES for patch in _PATCHES.get(size, (16, 14))),
-    *(
-        "R14x1",
-        "R26x1",
-        "R50x1",
-        "R50x2",
-        "R50x3",
-        "R101x1",
-        "R101x3",
-        "R152x1",
-        "R152x2",
-        "R152x4",
-    ),
-    *("R200x1", "R200x3", "R+ViT-Ti/16", "R26+ViT-S/32", "R26+ViT-B/32"),
-    *("R50+ViT-B/32", "R50+ViT-B/16", "R50+ViT-L/32", "R50+ViT-L/16"),
+    *_list_vits(),
+    "R14x1",
+    "R26x1",
+    "R50x1",
+    "R50x2",
+    "R50x3",
+    "R101x1",
+    "R101x3",
+    "R152x1",
+    "R152x2",
+    "R152x4",
+    "R200x1",
+    "R200x3",
+    "R+ViT-Ti/16",
+    "R26+ViT-S/32",
+    "R26+ViT-B/32",
+    "R50+ViT-B/32",
+    "R50+ViT-B/16",
+    "R50+ViT-L/32",
+    "R50+ViT-L/16",
 )
-"""The usual networks. `parse_name` reads every other patch size, width factor and combination,
-too."""
+"""The usual networks.
+
+`parse_name` reads every other patch size, width factor and combination, too.
+"""
 
 
 def list_models(pattern: str = "") -> list[str]:
-    """Return the names of the usual networks, or those that match a pattern such as "ViT-B/*" or contain a text.
+    """Return the names of the usual networks that match a pattern such as "ViT-B/*".
 
-    Upper and lower case differ ("ViT-b" is not "ViT-B"), unless nothing matches otherwise.
+    A pattern without signs matches names that contain it. Upper and lower case differ ("ViT-b" is
+    not "ViT-B"), unless nothing matches otherwise.
     """
-    pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    if not set(pattern) & set("*?["):
+        pattern = f"*{pattern}*"
     names = [name for name in MODEL_NAMES if fnmatchcase(name, pattern)]
-    return names or [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern.lower())]
+    if names:
+        return names
+    pattern = pattern.lower()
+    return [name for name in MODEL_NAMES if fnmatchcase(name.lower(), pattern)]
 
 
 _NAME = re.compile(
@@ -55,16 +80,19 @@ _NAME = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class ModelName:
-    """A parsed name."""
+    """A parsed name.
 
-    size: str | None = None  # row of `VIT_SIZES`; None for a ResNet
-    patch: tuple[int, int] = (
-        1,
-        1,
-    )  # height and width as written, in pixels; of a hybrid, its total downsampling
-    # Residual units of each stage, () for the root alone; None for a ViT
+    Attributes:
+      size: row of `VIT_SIZES`; None for a ResNet.
+      patch: height and width as written: pixels of a patch, or the total downsampling of a hybrid.
+      units: residual units of each stage, () for the root alone; None for a ViT.
+      width_factor: factor on the channels of the ResNet.
+    """
+
+    size: str | None = None
+    patch: tuple[int, int] = (1, 1)
     units: tuple[int, ...] | None = None
-    width_factor: float = 1.0  # of the ResNet
+    width_factor: float = 1.0
 
 
 def parse_name(name: str) -> ModelName:
@@ -98,40 +126,52 @@ def parse_name(name: str) -> ModelName:
 
 
 _SIZES_ELSEWHERE = {
+    "ti": "Ti",
     "tiny": "Ti",
+    "s": "S",
     "small": "S",
+    "b": "B",
     "base": "B",
+    "l": "L",
     "large": "L",
+    "h": "H",
     "huge": "H",
     "giant": "g",
     "gigantic": "G",
 }
-_SIZES_ELSEWHERE |= {size.lower(): size for size in ("Ti", "S", "B", "L", "H")}
+"""Our sizes by the words of other systems."""
 
 
 def _unknown_name(name: str) -> ValueError:
     """Return the error for a name that is none, with the nearest names."""
-    vits = []
-    hybrids = []
-    for size in VIT_SIZES:
-        vits += [f"ViT-{size}/{patch}" for patch in (32, 16, 14)]
-    for depth in RESNET_UNITS:
-        hybrids += [f"R{depth}+{vit}" for vit in vits if not vit.endswith("14")]
-    resnets = [f"R{depth}x{factor}" for depth in RESNET_UNITS for factor in (1, 2, 3, 4)]
-    known = [*vits, *resnets, *hybrids, "R+ViT-Ti/16"]
-    nearest = closest(_guess_name(name), known, 3, cutoff=0.3)
+    nearest = closest(_guess_name(name), _list_known_names(), 3, cutoff=0.3)
+    near = ", ".join(nearest) or "none"
     sizes = ", ".join(VIT_SIZES)
     depths = ", ".join(map(str, RESNET_UNITS))
     forms = (
         f"ViT-SIZE/PATCH with SIZE one of {sizes}; or RDEPTHxWIDTH with DEPTH one of {depths}; "
         "or both, as in R50+B/16"
     )
-    near = ", ".join(nearest) or "none"
     return ValueError(f"model.name={name!r}: must be a model. Nearest: {near}. Forms: {forms}.")
 
 
+def _list_known_names() -> list[str]:
+    """Return names of every size and depth, from which the nearest are offered."""
+    vits = []
+    hybrid_vits = []
+    for size in VIT_SIZES:
+        vits += [f"ViT-{size}/32", f"ViT-{size}/16", f"ViT-{size}/14"]
+        hybrid_vits += [f"ViT-{size}/32", f"ViT-{size}/16"]
+    resnets = []
+    hybrids = []
+    for depth in RESNET_UNITS:
+        resnets += [f"R{depth}x{factor}" for factor in (1, 2, 3, 4)]
+        hybrids += [f"R{depth}+{vit}" for vit in hybrid_vits]
+    return [*vits, *resnets, *hybrids, "R+ViT-Ti/16"]
+
+
 def _guess_name(name: str) -> str:
-    """Return the form that a name would have here, as of "resnet50" or "vit_base_patch16_224"."""
+    """Return a name of another system, "resnet50" or "vit_base_patch16_224", in the form of ours."""
     elsewhere = re.search(r"(?:vi|dei)t[-_](\w+?)[-_](?:patch)?(\d+)", name.lower())
     if elsewhere and elsewhere[1] in _SIZES_ELSEWHERE:
         return f"ViT-{_SIZES_ELSEWHERE[elsewhere[1]]}/{elsewhere[2]}"
