@@ -237,7 +237,7 @@ def test_sigterm_has_the_code_that_starts_the_command_again(monkeypatch):
     before = signal.getsignal(signal.SIGTERM), sys.unraisablehook
     for verb in (terminated, wrapped):
         monkeypatch.setitem(cli.VERBS, "predict", verb)
-        message = "vit-jax: stopped by SIGTERM; the same command starts again\n"
+        message = "vit-jax: stopped by SIGTERM; repeat the command\n"
 
         assert run(["predict", "w.npz", "a.png"]) == (exits.PREEMPTED, "", message)
         assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook) == before

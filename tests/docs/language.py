@@ -36,6 +36,7 @@ SECTION = re.compile(r"(?:Args|Attributes|Raises|Returns|Yields):")
 ENTRY = re.compile(r" +\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*: +(?P<text>\S.*)")
 CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 PREPOSITIONS = frozenset({"of", "at", "on", "by", "for"})
+DOCUMENTED = frozenset({"evaluated_model"})  # names in docs/extend.md, which stay
 NO_PARTICIPLES = frozenset({"embed", "seed", "need", "speed", "feed", "shed", "red"})
 
 Problem = tuple[int, str]
@@ -153,6 +154,8 @@ def _check_names(tree: ast.AST) -> Iterator[Problem]:
 
 
 def _check_verb(function: ast.FunctionDef, word: str) -> Iterator[Problem]:
+    if function.name in DOCUMENTED:
+        return
     is_participle = word.endswith("ed") and word not in NO_PARTICIPLES
     if is_participle or word in PREPOSITIONS:
         yield function.lineno, f"function {function.name!r} begins with no verb"

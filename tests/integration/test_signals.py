@@ -16,7 +16,7 @@ from vit_jax.weights.saving import OWN, save_weights
 
 pytestmark = pytest.mark.processes
 LINES = {
-    signal.SIGTERM: (75, "vit-jax: stopped by SIGTERM; the same command starts again\n"),
+    signal.SIGTERM: (75, "vit-jax: stopped by SIGTERM; repeat the command\n"),
     signal.SIGINT: (130, "vit-jax: stopped\n"),
 }
 SHARED_MEMORY = pathlib.Path("/dev/shm")

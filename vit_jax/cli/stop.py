@@ -153,7 +153,7 @@ def leave(error: KeyboardInterrupt, words: str = "") -> NoReturn:
     usual = "stopped"
     if isinstance(error, Terminated):
         exit_code = Terminated.exit_code
-        usual = "stopped by SIGTERM; the same command starts again"
+        usual = "stopped by SIGTERM; repeat the command"
     print(f"vit-jax: {words or usual}", file=sys.stderr, flush=True)
 
     this_process = _find_process()

@@ -153,7 +153,7 @@ def explain_preemption() -> Iterator[None]:
     except Terminated as error:
         leave(
             error,
-            "stopped before the first step: there is nothing to save; the same command starts again",
+            "stopped before the first step: there is nothing to save; repeat the command",
         )
 
 

@@ -96,11 +96,11 @@ def assemble(
     """Build a run's parts.
 
     Args:
-      config: as `config.validate` takes it.
+      config: a config that `config.validate` accepts.
       architecture: the network, for the dataset's classes.
-      num_examples: of the training split.
+      num_examples: size of the training split.
       devices: all devices of all processes, or of a topology that is only compiled for.
-      label_shape: of one image of the data.
+      label_shape: shape of the label of one image.
       network: (architecture, key) -> module, in the place of the network that `architecture`
         describes.
       objective: in the place of the config's; has its methods `prepare` and `sums`.

@@ -26,7 +26,7 @@ class Assembly:
     """A run's parts, fitted together; nothing has been computed yet.
 
     Attributes:
-      config: of the run, with values in the place of `auto`.
+      config: config of the run, with values in the place of `auto`.
       steps: lengths of the run.
       architecture: the network.
       batch_sharding: sharding of every array of a batch.

@@ -51,12 +51,12 @@ class Trainable:
     """The network and the optimizer of a run. They make its first state.
 
     Attributes:
-      seed: of the random parameters.
+      seed: seed of the random parameters.
       build_network: (architecture, key) -> module.
       optimizer: updates of the parameters.
       schedule: learning rate by steps done.
       factors: factors of LoRA; None without it.
-      has_average: whether the state has a Polyak average.
+      has_average: True if the state has a Polyak average.
     """
 
     seed: int

@@ -19,8 +19,8 @@ class EarlyStopping:
     without interruption.
 
     Args:
-      config: of the run.
-      metadata: of the checkpoint that the run continues.
+      config: config of the run.
+      metadata: metadata of the checkpoint that the run continues.
     """
 
     def __init__(self, config: RunConfig, metadata: JsonObject):

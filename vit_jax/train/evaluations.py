@@ -167,8 +167,8 @@ def require_possible_evaluators(
     """Check the arguments of evaluators on frozen features; no image is read.
 
     Args:
-      config: of the run.
-      architecture: of its network.
+      config: config of the run.
+      architecture: network of the run.
       train_sources: images that evaluators learn from, by name; None: they are elsewhere.
 
     Raises:

@@ -38,7 +38,7 @@ def finetune(config: FinetuneConfig, workdir: str) -> JsonObject:
     The workdir is shared by all processes. Returns the content of `summary.json`.
 
     Raises:
-      ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`, of the final run.
+      ValueError, FloatingPointError, SaveError, Interrupted: see `loop.train`, of the final run.
     """
     return tune(config, workdir)
 
@@ -51,7 +51,7 @@ class Trainer:
       architecture: the network, with the layout of all runs.
       fitted: the weights that each run starts with.
       devices: all devices of all processes.
-      interruption: of the command.
+      interruption: interruption of the command.
     """
 
     architecture: Architecture
@@ -100,7 +100,7 @@ def tune(config: FinetuneConfig, workdir: str, pause_fraction: float | None = No
     data = open_datasets(config)
     # Before weights are fetched: lengths that do not suit the data.
     resolve(config, num_examples=len(data.train), num_devices=jax.device_count())
-    workdirs.refuse_as_source(config.init_from, workdir)
+    workdirs.reject_as_source(config.init_from, workdir)
     kept = keep_layout(config, workdir, jax.device_count())
     architecture, fitted, report = adapt(kept, data.train)
     devices = jax.devices()

@@ -79,9 +79,9 @@ def require_possible(
     """Check the arguments of an evaluator on frozen features; no image is read.
 
     Args:
-      name: of the evaluator.
-      config: of the evaluator.
-      architecture: of the run's network.
+      name: name of the evaluator.
+      config: section of the evaluator.
+      architecture: network of the run.
       num_images: images that it learns from; None: not known.
 
     Raises:

@@ -152,11 +152,11 @@ class Progress:
     """Shows metrics and the time left: at every step in a bar, when they are due in a line.
 
     Args:
-      cadence: of lines.
+      cadence: steps with a line.
       start_step: steps before this start of the command.
-      total_steps: of the run.
-      later_steps: of the runs that follow in the same command.
-      platform: of the devices.
+      total_steps: number of steps of the run.
+      later_steps: steps of the runs that follow in the same command.
+      platform: platform of the devices.
     """
 
     display: Display
@@ -326,7 +326,7 @@ class Saving:
 
     Args:
       cadence: when a checkpoint is due.
-      metadata: of every checkpoint of the run.
+      metadata: metadata of every checkpoint of the run.
       wall_seconds: returns the seconds that the run has taken.
     """
 
@@ -362,7 +362,7 @@ class Saving:
         Args:
           step: steps done.
           state: after this step.
-          results: of the evaluators that were due; empty if none was.
+          results: values of the evaluators that were due; empty if none was.
           owes_evaluation: evaluators were due and have not ended; the resumed run repeats them.
           is_stopping: the run ends with this step.
         """

@@ -81,7 +81,7 @@ def resolve_layout(
       config: a valid config.
       architecture: its network.
       state: shapes and dtypes of the training state.
-      devices: of all processes.
+      devices: devices of all processes.
       is_standard: False for a network that `architecture` does not describe.
     """
     default = next(_list_layouts(config, architecture, devices, 0.0))
@@ -192,9 +192,9 @@ def _measure_update(
     chip = find_chip(devices[0].device_kind)
     if chip is None:
         return 0.0
-    from vit_jax.train.step_memory import updated_leaves
+    from vit_jax.train.step_memory import list_updated_leaves
 
-    updated = updated_leaves(state, make_is_trained(config.optimizer))
+    updated = list_updated_leaves(state, make_is_trained(config.optimizer))
     num_bytes = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in updated)
     update_seconds = num_bytes / chip.memory_bandwidth_bytes_per_second
     macs = forward_macs(architecture) * config.global_batch / len(devices)

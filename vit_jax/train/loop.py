@@ -41,10 +41,10 @@ def train(
       data: open; `data.test` is what the run is evaluated on.
       workdir: claimed.
       first_state: restores a checkpoint, fits given weights, or initialises the parameters.
-      interruption: of the command; may end the run after any step.
-      split: what `data.test` is, the prefix of its results: "test", or "validation" in a search.
-      later_steps: of the runs that follow in the same command, for the time that is shown.
-      pause_fraction: of the steps; the run ends, saved, after the last evaluation up to there.
+      interruption: interruption of the command; may end the run after any step.
+      split: name of `data.test`, the prefix of its results: "test", or "validation" in a search.
+      later_steps: steps of the runs that follow in the same command, for the time that is shown.
+      pause_fraction: fraction of the steps; the run ends, saved, after the last evaluation up to there.
       further: evaluations besides those of the config, for custom evaluators of the caller.
       fitted: the weights that a fine-tuning run starts with; their licence and preprocessing go
         into the metadata.

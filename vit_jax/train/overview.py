@@ -320,7 +320,7 @@ def summary(
       state: the state that was evaluated last.
       last_step: the last step of the run.
       train_metrics: metrics of the last logged step.
-      results: of the last evaluation.
+      results: results of the last evaluation.
       num_missing: images of the evaluated split that could not be read.
     """
     values: JsonObject = dict(results)
@@ -362,7 +362,7 @@ def closing(summary: JsonObject, folder: pathlib.Path, *, split: str) -> str:
     ]
     unreadable = summary["unreadable_images"]
     if unreadable:
-        lines.insert(1, f"{unreadable:,} images could not be read and were left out")
+        lines.insert(1, f"{unreadable:,} images could not be read and were skipped")
     return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ def pretrain(config: PretrainConfig, workdir: str) -> JsonObject:
     The workdir is shared by all processes. Returns the content of `summary.json`.
 
     Raises:
-      ValueError, FloatingPointError, SaveError, Interrupted: as `loop.train`.
+      ValueError, FloatingPointError, SaveError, Interrupted: see `loop.train`.
     """
     return learn(config, workdir)
 

@@ -14,7 +14,7 @@ from vit_jax.text.printable import printable_lines
 
 T = TypeVar("T")
 
-SHOWN_WAIT_FRACTION = 0.01  # of the time; a smaller fraction is in the metrics alone
+SHOWN_WAIT_FRACTION = 0.01  # a smaller fraction of the time is in the metrics alone
 ESTIMATE_AFTER_STEPS = 3
 LONG_ON_CPU_SECONDS = 3600
 _SHORT_SECONDS = 60  # a shorter training has no estimate
@@ -138,8 +138,8 @@ class Display:
 
         Args:
           step: steps done.
-          metrics: of the step, with rates.
-          seconds_left: of this run.
+          metrics: metrics of the step, with rates.
+          seconds_left: time left in this run.
           seconds_to_end: with the runs that follow; None: not shown.
         """
         text = f"loss {metrics['train_loss']:.4f}  lr {metrics['learning_rate']:.2e}"
@@ -182,7 +182,7 @@ def estimate_text(seconds: float, platform: str) -> str:
 
     Args:
       seconds: to the end of all runs of the command, without evaluations and saves.
-      platform: of the devices; on a CPU the line names a faster verb.
+      platform: platform of the devices; on a CPU the line names a faster verb.
     """
     if seconds < _SHORT_SECONDS:
         return ""

@@ -20,7 +20,7 @@ from vit_jax.train.series import run_once, say
 
 ACCURACY = "validation_accuracy"
 LOSS = "validation_loss"
-PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # of images that may have several labels
+PRECISION = f"validation_{MULTILABEL_RESULTS[0]}"  # for images with any number of labels
 MARK = "  <- chosen"
 
 TrainWith = Callable[[FinetuneConfig, Datasets, WorkdirLock, str, int], JsonObject]
@@ -34,8 +34,8 @@ def choose_learning_rate(
     """Train with each learning rate on train less a held-out part; keep trials that have ended.
 
     Args:
-      config: of the final run.
-      data: of the final run.
+      config: config of the final run.
+      data: data of the final run.
       folder: its workdir, claimed; each trial has a workdir in the sub-folder `search/`.
       train_with: performs a trial.
 

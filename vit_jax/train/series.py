@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
     Attributes:
       accuracy: fraction of the images, or mean average precision; None: the loss was not finite.
       loss: mean over the images.
-      num_images: of the split.
+      num_images: number of images of the split.
     """
 
     accuracy: float | None
@@ -106,7 +106,7 @@ def run_once(
     `hosts.start`.
 
     Args:
-      config: of the run.
+      config: config of the run.
       folder: its workdir.
       perform: performs it.
       title: printed before it.

@@ -51,9 +51,9 @@ class Session:
       workdir: the lock of the run's folder.
       folder: the run's folder.
       config: with the best metric and its direction resolved.
-      evaluators: of the config and of the caller.
+      evaluators: evaluators of the config and of the caller.
       own_checkpoints: reader of the checkpoints in the workdir.
-      metadata: of every checkpoint of the run.
+      metadata: metadata of every checkpoint of the run.
       resumed_metadata: metadata of the checkpoint that the run continues.
       start_step: steps done before this start of the command.
       total_steps: steps of the complete run.
@@ -61,8 +61,8 @@ class Session:
       leaves: the only copy of the state after `step`, by name; a step takes its memory.
       train_step: the compiled step.
       batches: placed batches of the next steps.
-      writers: of metrics.
-      store: of checkpoints.
+      writers: writers of metrics.
+      store: store of checkpoints.
       display: the console.
       clock: the time in steps.
       watchdog: reports steps to the other processes.
@@ -136,7 +136,8 @@ class Session:
         self.writers = Writers(self.folder, config, self.start_step, enabled=is_first)
         stack.enter_context(contextlib.closing(self.writers))
         if is_first:
-            remove_divergence(self.folder)  # of an earlier start of the run, which repeats the step
+            # An earlier start of the run has written it; this one repeats the step.
+            remove_divergence(self.folder)
         self.early_stopping = EarlyStopping(config, self.resumed_metadata)
 
         keeping = config.checkpoint

@@ -63,7 +63,7 @@ def start_state(
       assembly: its parts.
       fitted: the weights that a fine-tuning run starts with; None for pre-training.
       own: the checkpoints of its workdir.
-      metadata: of its checkpoints; those of a continued checkpoint must agree.
+      metadata: metadata of its checkpoints; those of a continued checkpoint must agree.
 
     Raises:
       ValueError: the given checkpoint or weights do not exist or do not fit.
@@ -269,7 +269,7 @@ class Restored:
     Attributes:
       state: the complete state.
       step: number of steps done.
-      damage: what is wrong with each newer checkpoint, by its step.
+      damage: damage of each newer checkpoint, by its step.
     """
 
     state: TrainState

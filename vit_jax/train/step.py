@@ -1,6 +1,6 @@
 """One training step and one evaluation step, as pure functions. `assemble` jits and shards them.
 
-The parts of a step are functions of their own: a phase of another image size changes the loss
+Each part of a step is a function: a phase of another image size changes the loss
 (`train.resizing`), and `vit-jax replay` calls the parts to take a step apart.
 
 Legend: B global batch, A micro-batches, H W C image, K classes.
@@ -37,7 +37,7 @@ class StepParts:
     """The parts of a training step, and the step itself.
 
     Attributes:
-      seed: of the run; with the number of a step it decides all random numbers of the step.
+      seed: seed of the run; with the number of a step it decides all random numbers of the step.
       num_micro_batches: equal parts of a batch whose gradients are added one by one.
       prepare_batch: (batch, key) -> (images, targets).
       loss: the function that is differentiated.
@@ -138,10 +138,10 @@ def mix_batch(
 
     Args:
       config: the section with mixup and CutMix.
-      num_classes: of the network; K.
+      num_classes: number of outputs of the network; K.
       compute_dtype: dtype of the images.
       batch: images from 0 to 255, and their labels.
-      key: of mixing in this step.
+      key: random key of mixing in this step.
     """
     images = normalise(batch.image_BHWC, compute_dtype)
     label_BK = batch.label_BK(num_classes)
@@ -194,7 +194,7 @@ class TrainingLoss:
       objective: the loss of an output.
       prepare_network: from the model of the run to the network that sees the images. It stops
         gradients at frozen parameters; in a phase of another image size it also resizes positions.
-      has_dropout: whether dropout and stochastic depth act.
+      has_dropout: True if dropout and stochastic depth act.
     """
 
     objective: Objective
@@ -262,9 +262,9 @@ def accumulate_gradients(
     Args:
       loss: the function to differentiate.
       model: the parameters.
-      images: of the whole batch, as the network takes them.
-      targets: of the whole batch.
-      key: of dropout in this step.
+      images: images of the whole batch, as the network takes them.
+      targets: targets of the whole batch.
+      key: random key of dropout in this step.
       num_micro_batches: number of equal parts, A.
     """
     differentiate = jax.grad(loss, has_aux=True)

@@ -35,7 +35,7 @@ def step_memory(
       state: shapes, dtypes and shardings.
       global_batch: images of a step on all devices.
       accumulation_steps: micro-batches of a step.
-      is_trained: whether the parameter of a name has a gradient; None: all have.
+      is_trained: returns True if the parameter of a name has a gradient; None: all have.
       tiled: True on TPUs, whose memory consists of tiles.
 
     Raises:
@@ -70,7 +70,7 @@ def step_memory(
     )
 
 
-def updated_leaves(
+def list_updated_leaves(
     state: TrainState,
     is_trained: Callable[[str], bool] | None,
 ) -> list[jax.ShapeDtypeStruct]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vit_jax.storage.buckets import BucketPath
 
 FLUSH_SECONDS = 10.0
-MAX_ID_BYTES = 256  # of a run of Weights & Biases
+MAX_ID_BYTES = 256  # the limit of Weights & Biases for the id of a run
 
 
 class Writer(abc.ABC):
@@ -143,7 +143,7 @@ class Writers(Writer):
 
     Args:
       workdir: the folder of the run.
-      config: of the run.
+      config: config of the run.
       start_step: later metrics, of a process that was killed, are removed.
       enabled: False in processes that do not write.
     """

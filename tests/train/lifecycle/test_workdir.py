@@ -21,7 +21,7 @@ from vit_jax.train.lifecycle.lock import WorkdirLock
 from vit_jax.train.lifecycle.workdir import (
     claim,
     prepare_shared,
-    refuse_as_source,
+    reject_as_source,
     require_same_start,
 )
 from vit_jax.train.run_files import write_summary
@@ -262,7 +262,7 @@ def test_a_run_may_not_write_where_its_weights_come_from(tmp_path, monkeypatch, 
     pathlib.Path("link").symlink_to("run")
     for place in (source, f"~/{source}", str(tmp_path / source)):
         with rejects(f"config.init_from={place!r}", "same folder"):
-            refuse_as_source(place, workdir)
+            reject_as_source(place, workdir)
 
 
 def test_folders_that_lie_apart(tmp_path, monkeypatch):
@@ -277,12 +277,12 @@ def test_folders_that_lie_apart(tmp_path, monkeypatch):
     }
 
     for source, workdir in apart.items():
-        refuse_as_source(source, workdir)
+        reject_as_source(source, workdir)
 
 
 def test_links_in_a_circle_are_no_folder(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    refuse_as_source(str(tmp_path / "loop"), str(tmp_path / "run"))
+    reject_as_source(str(tmp_path / "loop"), str(tmp_path / "run"))
 
     with rejects(f"workdir {str(tmp_path / 'loop')!r}", "cannot be written"):
         take(tmp_path / "loop", FINETUNING)

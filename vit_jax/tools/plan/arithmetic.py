@@ -14,7 +14,7 @@ from vit_jax.sharding.memory import ROWS, Memory, kept_bytes
 from vit_jax.tools.plan.hlo import mesh_members
 from vit_jax.tools.plan.topology import Topology, make_collective_seconds
 from vit_jax.train.assembly import Assembly
-from vit_jax.train.step_memory import shard_bytes, step_memory, updated_leaves, values_of
+from vit_jax.train.step_memory import list_updated_leaves, shard_bytes, step_memory, values_of
 
 ATTAINABLE = 0.6
 """Fraction of its peak at which a chip multiplies matrices: an assumption."""
@@ -127,7 +127,7 @@ def limit_seconds(run: Assembly, topology: Topology) -> float | None:
 
 def _updated_bytes(run: Assembly) -> int:
     """Return the bytes of the updated state and of gradients on one device, read and written."""
-    updated = updated_leaves(run.abstract_state, make_is_trained(run.config.optimizer))
+    updated = list_updated_leaves(run.abstract_state, make_is_trained(run.config.optimizer))
     return 2 * sum(shard_bytes(leaf, tiled=False) for leaf in updated)
 
 

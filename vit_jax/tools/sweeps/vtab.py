@@ -213,7 +213,7 @@ def run_sweep(sweep: Sweep) -> None:
       Unfinished: trials of other machines are missing.
       Interrupted: SIGTERM or Ctrl-C; the run it arrived in is saved.
     """
-    with workdirs.refused_without_trace(sweep.folder, WEIGHTS_FILE):
+    with workdirs.undo_after_rejection(sweep.folder, WEIGHTS_FILE):
         _require_same_weights(sweep)
         for tasks in [sweep.own] if sweep.is_shared else [(task,) for task in sweep.own]:
             for task, setting in itertools.product(tasks, sweep.tried):

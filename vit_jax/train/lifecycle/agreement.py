@@ -43,9 +43,9 @@ def require_agreement(config: RunConfig, data: Datasets, weights_sha256: str | N
     """Call in every process, before anything is compiled.
 
     Args:
-      config: as loaded.
+      config: the loaded config.
       data: open.
-      weights_sha256: of given weights.
+      weights_sha256: digest of given weights.
 
     Raises:
       ValueError: in every process, if one has others than the first; process and values are named.

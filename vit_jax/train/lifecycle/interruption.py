@@ -88,10 +88,7 @@ class Interruption:
             raise KeyboardInterrupt
         if is_before_first_step:  # in the only process; with several the service has the signal
             # Python may be in a callback of the garbage collector, which would lose an exception.
-            exits.say(
-                "stopped before the first step: there is nothing to save; "
-                "the same command starts again"
-            )
+            exits.say("stopped before the first step: there is nothing to save; repeat the command")
             exits.leave_at_once(exits.PREEMPTED)
         if jax.process_count() > 1:  # passed on to the service that sees SIGTERM
             os.kill(os.getpid(), signal.SIGTERM)

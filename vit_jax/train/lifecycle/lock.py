@@ -61,7 +61,7 @@ class WorkdirLock:
       folder: the workdir, which exists.
       enabled: False in the other processes of a run: does nothing.
       say: receives a line where the lock of another machine has to expire first.
-      renewal_seconds, expiry_seconds: as the constants.
+      renewal_seconds, expiry_seconds: see the constants.
 
     Raises:
       ValueError: on entry: another run uses the workdir; it is named.
@@ -263,7 +263,7 @@ class BucketLock(WorkdirLock):
     _renewed = 0.0  # by the clock `time.monotonic`
 
     def check(self) -> None:
-        """As of `WorkdirLock`."""
+        """Check the lock; see `WorkdirLock.check`."""
         if not self._enabled:
             return
         if time.monotonic() - self._renewed <= self._expiry_seconds:

@@ -60,7 +60,7 @@ def claim(workdir: str, config: RunConfig) -> Iterator[WorkdirLock]:
     require_exact_path(path)
     lock = lock_of(path, enabled=hosts.is_first())
     with contextlib.ExitStack() as stack:
-        stack.enter_context(refused_without_trace(path, CONFIG_FILE, START_FILE))
+        stack.enter_context(undo_after_rejection(path, CONFIG_FILE, START_FILE))
         prepare_shared(path)
         error = None
         if hosts.is_first():
@@ -149,7 +149,7 @@ def _raise_together(path: pathlib.Path, error: ValueError | OSError | None) -> N
 
 
 @contextlib.contextmanager
-def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
+def undo_after_rejection(path: pathlib.Path, *files: str) -> Iterator[None]:
     """Open a context that removes new files and folders after a ValueError.
 
     Nothing is removed if there are other new files than `files`, or if another run has the lock:
@@ -181,7 +181,7 @@ def refused_without_trace(path: pathlib.Path, *files: str) -> Iterator[None]:
         raise
 
 
-def refuse_as_source(init_from: str | None, workdir: str) -> None:
+def reject_as_source(init_from: str | None, workdir: str) -> None:
     """Raise ValueError where the run would write into the folder that its weights come from."""
     if init_from is None:
         return
