@@ -22,7 +22,8 @@ def test_names_and_back():
 
 
 def test_map_with_names():
-    assert pytree.map_with_names(lambda name, leaf: name, TREE) == {"a": {"b": "a/b", "c": "a/c"}}
+    expected = {"a": {"b": "a/b", "c": "a/c"}}
+    assert pytree.map_with_names(lambda name, leaf: name, TREE) == expected
 
 
 def test_first_match_takes_the_first_and_refuses_gaps():
@@ -38,11 +39,12 @@ def test_first_match_takes_the_first_and_refuses_gaps():
 def test_differences_lists_everything_and_the_nearest():
     given = {"a/bb": jnp.zeros(2), "a/c": jnp.ones((3, 2))}
 
-    assert pytree.differences(pytree.named_leaves(TREE), given) == [
+    expected = [
         "left over: a/bb (2,) (nearest: a/b)",
         "missing: a/b (2,) (nearest: a/bb)",
         "shape: a/c is (3, 2), the model has (3, 1)",
     ]
+    assert pytree.differences(pytree.named_leaves(TREE), given) == expected
     assert pytree.differences(given, given) == []
 
 
@@ -51,7 +53,9 @@ def test_of_many_lines_the_first_are_listed():
 
     lines = pytree.listed([str(number) for number in range(5000)]).splitlines()
 
-    assert (len(lines), lines[1], lines[-1]) == (32, "  0", "  and 4,970 more")
+    assert len(lines) == 32
+    assert lines[1] == "  0"
+    assert lines[-1] == "  and 4,970 more"
 
 
 def test_differences_of_deep_networks_compare_kinds_and_tell_layers(monkeypatch):

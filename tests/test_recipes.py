@@ -190,16 +190,16 @@ def test_without_an_argument_a_recipe_is_one_that_is_listed(file: str) -> None:
 def test_arguments_of_fine_tuning() -> None:
     for crop, pixels in (("inception", None), ("resize", 448), ("resize_short_side", 448)):
         inputs = load(f"finetune.py:ViT-B/16,cifar10,crop={crop}").input
-        assert (inputs.train_crop, inputs.train_resize_pixels) == (crop, pixels)
+
+        assert inputs.train_crop == crop
+        assert inputs.train_resize_pixels == pixels
 
     for pixels in (384, 224):
         recipe = f"finetune.py:ViT-B/16,cifar10,image_size={pixels}"
         cropped = load(f"{recipe},test_resize=short_side").input
 
-        assert (cropped.test_resize, cropped.test_crop_fraction) == (
-            "short_side",
-            384 / 448,
-        )  # big_vision's
+        assert cropped.test_resize == "short_side"
+        assert cropped.test_crop_fraction == 384 / 448  # as in big_vision
         assert load(f"{recipe},test_resize=direct") == load(recipe)  # the released code's
 
     for rule in ("mae", "dinov3", "siglip2"):
@@ -208,11 +208,15 @@ def test_arguments_of_fine_tuning() -> None:
             == load(f"finetune.py:{rule},own")
             == load(f"finetune.py:any,own,rule={rule}")
         )
-        assert load(f"finetune.py:{rule},pets,image_size=384").input.image_size == (384, 384)
+
+        image_size = load(f"finetune.py:{rule},pets,image_size=384").input.image_size
+
+        assert image_size == (384, 384)
 
     table_5 = load("finetune.py:ViT-L/16,imagenet,image_size=384")
 
-    assert (table_5.input.image_size, table_5.polyak.factor) == ((384, 384), None)
+    assert table_5.input.image_size == (384, 384)
+    assert table_5.polyak.factor is None
 
 
 @pytest.mark.parametrize(
@@ -392,14 +396,11 @@ def test_resolution_fits_the_patches() -> None:
     ):
         config = load(f"finetune.py:{recipe}")
 
-        assert (config.input.image_size, config.model.uncovered_border) == (
-            (pixels, pixels),
-            border,
-        )
-        assert (
-            architecture_of(config, 10).grid
-            == (pixels // parse_name(config.model.name).patch[0],) * 2
-        )
+        assert config.input.image_size == (pixels, pixels)
+        assert config.model.uncovered_border == border
+
+        expected_grid = (pixels // parse_name(config.model.name).patch[0],) * 2
+        assert architecture_of(config, 10).grid == expected_grid
 
 
 AUGREG, BASELINE, DEIT3 = (
@@ -430,20 +431,14 @@ def test_augreg_is_as_released(data):
 
         assert randaugment == tuple(AUGREG["randaug"][aug] or (0, 0))
         assert inputs.mixup_alpha == AUGREG["mixup"][aug]
-        assert (config.global_batch, config.total) == (
-            AUGREG["batch_size"],
-            f"{AUGREG['epochs']} epochs",
-        )
+        assert config.global_batch == AUGREG["batch_size"]
+        assert config.total == f"{AUGREG['epochs']} epochs"
         assert config.model.head_bias_init == AUGREG["head_bias"][data]
-        assert (config.schedule.learning_rate, config.schedule.warmup) == (
-            released["lr"],
-            "10000 steps",
-        )
+        assert config.schedule.learning_rate == released["lr"]
+        assert config.schedule.warmup == "10000 steps"
         assert optimizer.weight_decay * released["lr"] == pytest.approx(released["wd"])
-        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (
-            1.0,
-            released["mu_dtype"],
-        )
+        assert optimizer.clip_global_norm == 1.0
+        assert optimizer.first_moment_dtype == released["mu_dtype"]
 
 
 @pytest.mark.parametrize("name", AUGREG["released"])
@@ -463,10 +458,8 @@ def test_augreg_by_the_name_of_a_released_file(name):
     assert architecture_of(config, 21_843).depth == depth
     assert config.input.mixup_alpha == AUGREG["mixup"][aug[1]]
     assert config.optimizer.weight_decay == float(aug[2])
-    assert (config.model.dropout_fraction, config.model.stochastic_depth_fraction) == (
-        float(aug[3]),
-        float(aug[4]),
-    )
+    assert config.model.dropout_fraction == float(aug[3])
+    assert config.model.stochastic_depth_fraction == float(aug[4])
 
 
 def test_fine_tuning_of_augreg_is_as_released():
@@ -478,32 +471,22 @@ def test_fine_tuning_of_augreg_is_as_released():
 
         assert config.search.learning_rates == tuple(released["lr"])
         assert config.total == f"{length['total_steps']} steps"
-        assert (config.schedule.decay, config.schedule.warmup) == (
-            "cosine",
-            f"{length['warmup_steps']} steps",
-        )
+        assert config.schedule.decay == "cosine"
+        assert config.schedule.warmup == f"{length['warmup_steps']} steps"
         assert config.global_batch == released["batch"]
-        assert (optimizer.name, optimizer.momentum, optimizer.weight_decay) == (
-            "sgd",
-            released["momentum"],
-            0.0,
-        )
-        assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (
-            1.0,
-            released["optim_dtype"],
-        )
+        assert optimizer.name == "sgd"
+        assert optimizer.momentum == released["momentum"]
+        assert optimizer.weight_decay == 0.0
+        assert optimizer.clip_global_norm == 1.0
+        assert optimizer.first_moment_dtype == released["optim_dtype"]
         assert config.model.dropout_fraction == released["dropout_rate"]
-        assert (inputs.train_resize_pixels, inputs.image_size) == (
-            released["resize"]["384"],
-            (384, 384),
-        )
+        assert inputs.train_resize_pixels == released["resize"]["384"]
+        assert inputs.image_size == (384, 384)
 
     small = load("finetune.py:augreg,vtab,image_size=224")
 
-    assert (small.input.train_resize_pixels, small.input.image_size) == (
-        released["resize"]["224"],
-        (224, 224),
-    )
+    assert small.input.train_resize_pixels == released["resize"]["224"]
+    assert small.input.image_size == (224, 224)
     assert load("finetune.py:augreg") == load("finetune.py:any,own,rule=augreg")
     assert load("finetune.py:ViT-B/16,pets,rule=augreg").model.name == "ViT-B/16"
 
@@ -536,11 +519,10 @@ def test_the_baseline_is_as_released(epochs):
 
     assert config.total == f"{epochs} epochs"
     assert load("pretrain_s16_baseline.py").total == f"{released['num_epochs']} epochs"
-    assert (config.data, inputs.train_split) == (
-        f"tfds:{released['dataset']}",
-        released["train_split"],
-    )
-    assert (config.global_batch, config.objective.loss) == (released["batch_size"], "softmax")
+    assert config.data == f"tfds:{released['dataset']}"
+    assert inputs.train_split == released["train_split"]
+    assert config.global_batch == released["batch_size"]
+    assert config.objective.loss == "softmax"
     assert inputs.image_size == (released["crop"],) * 2
     assert inputs.test_crop_fraction == released["crop"] / released["resize_small"]
     assert [inputs.randaugment_layers, inputs.randaugment_magnitude] == released["randaug"]
@@ -552,12 +534,12 @@ def test_the_baseline_is_as_released(epochs):
         described | {"pool_type": model.pool, "posemb": model.position_embedding}
         == released["model"]
     )
-    assert (optimizer.clip_global_norm, optimizer.first_moment_dtype) == (1.0, released["mu_dtype"])
-    assert (optimizer.weight_decay, optimizer.weight_decay_meaning) == (
-        released["wd"],
-        "big_vision",
-    )
-    assert (schedule.learning_rate, schedule.decay) == (released["lr"], released["decay_type"])
+    assert optimizer.clip_global_norm == 1.0
+    assert optimizer.first_moment_dtype == released["mu_dtype"]
+    assert optimizer.weight_decay == released["wd"]
+    assert optimizer.weight_decay_meaning == "big_vision"
+    assert schedule.learning_rate == released["lr"]
+    assert schedule.decay == released["decay_type"]
     assert schedule.warmup == f"{released['warmup_steps']} steps"
 
     suffix = "" if epochs == 90 else f":epochs={epochs}"
@@ -628,10 +610,13 @@ def test_deit3_is_as_released(row):
             "dropout": architecture.dropout_fraction,
         }
 
-        assert (config.model.name, architecture.head) == (f"ViT-{model}", "linear")
+        assert config.model.name == f"ViT-{model}"
+        assert architecture.head == "linear"
     else:  # the network comes with the weights
         actual |= {name: released[name] for name in ("layerscale", "posemb", "pooling", "dropout")}
-        assert (config.model.name, config.model.position_resize) == (f"ViT-{model}", "bicubic")
+
+        assert config.model.name == f"ViT-{model}"
+        assert config.model.position_resize == "bicubic"
 
     assert actual == released
     assert optimizer.weight_decay_meaning == "paper_kernels"
@@ -646,7 +631,8 @@ def test_deit3_is_as_released(row):
             "--config=configs/pretrain_deit3.py" + (f":{argument}" if argument != "B/16" else "")
         )
 
-        assert (cells[2], cells[3].partition(" ")[0]) == (str(epochs), str(expected))
+        assert cells[2] == str(epochs)
+        assert cells[3].partition(" ")[0] == str(expected)
 
 
 @pytest.mark.parametrize(

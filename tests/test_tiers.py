@@ -54,7 +54,8 @@ def test_a_limit_on_cpu_time(tmp_path):
         name.rpartition("::test_")[2] for name, result in results.items() if result == "FAILED"
     }
 
-    assert (len(results), failed) == (6, {"fixture", "call", "process"})
+    assert len(results) == 6
+    assert failed == {"fixture", "call", "process"}
     assert (
         "CPU seconds: without a marker a test uses at most 0.25. Use fewer, or mark the test with"
         in out

@@ -77,10 +77,8 @@ def test_a_network_by_name_is_the_one_that_training_starts_with():
             for m in (model.module, expected)
         )
     )
-    assert (model.class_names, model.transform) == (
-        ("0", "1", "2"),
-        EvaluationTransform((8, 12), "short_side", 0.875),
-    )
+    assert model.class_names == ("0", "1", "2")
+    assert model.transform == EvaluationTransform((8, 12), "short_side", 0.875)
     assert (
         repr(model)
         == "Model(ViT-mu/4, 8x12 pixels, 3 classes, ViT-mu/4 with initial parameters of seed 3)"
@@ -110,7 +108,8 @@ def test_parameters_are_placed_as_the_sharding_states():
 def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
     model = vit_jax.load_model(stored)
 
-    assert (model.class_names, model.training) == (NAMES, None)
+    assert model.class_names == NAMES
+    assert model.training is None
     assert model.source == f"{stored} (released)"
     assert model.transform == EvaluationTransform((8, 12), "short_side", 0.5)
 
@@ -126,14 +125,19 @@ def test_a_stored_model_without_dropout_and_with_its_names(stored, seven):
     )
 
     assert from_weights(sample_weights(random)).architecture == seven.architecture
-    assert from_weights(sample_weights(class_names=None)).class_names == tuple("0123456")
+
+    class_names = from_weights(sample_weights(class_names=None)).class_names
+
+    assert class_names == tuple("0123456")
 
 
 def test_another_head_and_another_size(stored, seven):
     model = vit_jax.load_model(stored, num_classes=2, image_size=(16, 12))
 
-    assert (model.architecture.num_classes, model.architecture.image_size) == (2, (16, 12))
-    assert (model.class_names, model.transform.image_size) == (("0", "1"), (16, 12))
+    assert model.architecture.num_classes == 2
+    assert model.architecture.image_size == (16, 12)
+    assert model.class_names == ("0", "1")
+    assert model.transform.image_size == (16, 12)
     assert any("positions/table was resized from 2x3 to 4x3" in note for note in model.notes)
 
     output = model(sample_pixels(2, (16, 12)))
@@ -169,7 +173,8 @@ def test_what_a_loop_of_ones_own_trained_is_saved_with_all_that_belongs_to_it(
     again = vit_jax.load_model(tmp_path / destination)
 
     assert written.startswith(str(tmp_path / destination))
-    assert (again.class_names, again.transform) == (model.class_names, model.transform)
+    assert again.class_names == model.class_names
+    assert again.transform == model.transform
     assert_same(
         *(
             {n: np.asarray(x) for n, x in pytree.named_leaves(m.module).items()}
@@ -220,10 +225,8 @@ def test_uint8_and_floating_point_are_the_same_images(seven):
 
     output = seven(pixels, intermediates=("blocks", "attention"))
 
-    assert (output.blocks_LBSD.shape, output.attention_LBTQS.shape) == (
-        (2, 3, 7, 16),
-        (2, 3, 2, 7, 7),
-    )
+    assert output.blocks_LBSD.shape == (2, 3, 7, 16)
+    assert output.attention_LBTQS.shape == (2, 3, 2, 7, 7)
     np.testing.assert_array_equal(output.logits_BK, seven(pixels).logits_BK)
 
 
@@ -255,7 +258,8 @@ def test_another_dtype_and_another_module(seven):
     found = half.predict(sample_pixels(3))
 
     expected = seven.predict(sample_pixels(3))
-    assert (found.dtype, half(sample_pixels(1)).tokens_BND.dtype) == (np.float32, jnp.bfloat16)
+    assert found.dtype == np.float32
+    assert half(sample_pixels(1)).tokens_BND.dtype == jnp.bfloat16
     assert not np.array_equal(found, expected)
     assert found == pytest.approx(expected, abs=0.1)
 
@@ -304,7 +308,9 @@ def test_every_image_once_on_all_devices(seven, tmp_path, monkeypatch, count, ba
     for images in (pixels, list(pixels), write_pngs(tmp_path, pixels), iter(pixels)):
         found = seven.predict(images, batch_size=batch_size)
 
-        assert (found.shape, found.dtype, type(found)) == ((count, 7), np.float32, np.ndarray)
+        assert found.shape == (count, 7)
+        assert found.dtype == np.float32
+        assert type(found) is np.ndarray
         assert found == pytest.approx(expected, abs=1e-6)
 
     assert used == {len(jax.local_devices())} == {8}
@@ -332,7 +338,9 @@ def test_a_network_without_classes_gives_features(tmp_path):
         with rejects("w.npz", "no classes"):
             use()
 
-    assert vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names == ()
+    class_names = vit_jax.create_model("ViT-mu/4", **SMALL | {"num_classes": 0}).class_names
+
+    assert class_names == ()
 
 
 def test_images_of_every_kind_are_prepared(tmp_path):
@@ -342,7 +350,8 @@ def test_images_of_every_kind_are_prepared(tmp_path):
     path.write_bytes(to_png(image))
     prepared = model.preprocess([path, str(path), to_png(image), image, jnp.asarray(image)])
 
-    assert (prepared.shape, prepared.dtype) == ((5, 8, 12, 3), np.uint8)
+    assert prepared.shape == (5, 8, 12, 3)
+    assert prepared.dtype == np.uint8
     assert np.ptp(prepared, axis=0).max() == 0
 
     for one in (path, to_png(image), image, image[None]):

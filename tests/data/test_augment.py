@@ -28,7 +28,8 @@ def test_three_augment_takes_one_of_three():
     for _ in range(300):
         found = augment.three_augment(rng, IMAGE)
 
-        assert (found.shape, found.dtype) == (IMAGE.shape, np.uint8)
+        assert found.shape == IMAGE.shape
+        assert found.dtype == np.uint8
 
         is_grey, is_solarized = (
             np.array_equal(found, other) for other in (augment.to_grey(IMAGE), solarized)

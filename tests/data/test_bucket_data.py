@@ -76,14 +76,14 @@ def test_the_records_are_those_of_the_files(data, split, local, make_config):
     ours = open_source(data.format(f"{ROOT}/data"), split, config, 0)
     theirs = open_source(data.format(local), split, config, 0)
 
-    assert (len(ours), ours.class_names) == (len(theirs), theirs.class_names)
+    assert len(ours) == len(theirs)
+    assert ours.class_names == theirs.class_names
     assert ours.labels.tolist() == theirs.labels.tolist()
 
     ours = pickle.loads(pickle.dumps(ours))  # as in a worker
 
-    assert [ours[index].image for index in range(len(ours))] == [
-        theirs[index].image for index in range(len(theirs))
-    ]
+    expected = [theirs[index].image for index in range(len(theirs))]
+    assert [ours[index].image for index in range(len(ours))] == expected
     assert ours.records_sha256 == theirs.records_sha256
     assert located(data.format(f"{ROOT}/data")) == data.format(f"{ROOT}/data")
 
@@ -103,7 +103,8 @@ def test_the_records_of_tfds_are_those_of_the_files(
         for folder in (tfds_folder, data_dir)
     )
 
-    assert (len(ours), ours.class_names) == (len(theirs), theirs.class_names)
+    assert len(ours) == len(theirs)
+    assert ours.class_names == theirs.class_names
     np.testing.assert_array_equal(ours.labels, theirs.labels)
 
     ours = pickle.loads(pickle.dumps(ours))

@@ -142,10 +142,9 @@ def test_unreadable_images_count_once_and_too_many_stop_the_run(train, broken, c
         assert len(list(log.watch(batches))) == STEPS
 
     assert sorted(log.met) == [5, 8]
-    assert sorted(record.getMessage().rpartition(" ")[2] for record in caplog.records) == [
-        "file-5.jpg",
-        "file-8.jpg",
-    ]
+
+    expected = ["file-5.jpg", "file-8.jpg"]
+    assert sorted(record.getMessage().rpartition(" ")[2] for record in caplog.records) == expected
 
     with (
         open_batches(train(broken)) as batches,

@@ -42,7 +42,8 @@ def test_arrays_are_global_and_equal(sharding):
         (batch.label_B, local.label),
         (batch.mask_B, local.mask),
     ):
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.dtype == expected.dtype
+        assert found.shape == expected.shape
         assert found.sharding.is_equivalent_to(sharding, found.ndim)
         assert np.array_equal(found, expected)
 

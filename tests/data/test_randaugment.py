@@ -187,4 +187,6 @@ def test_small_images(operation):
     rng = np.random.default_rng(0)
     for shape in ((1, 1), (2, 5), (8, 8)):
         found = operation(rng, rng.integers(256, size=(*shape, 3), dtype=np.uint8), 1.0)
-        assert (found.shape, found.dtype) == ((*shape, 3), np.uint8)
+
+        assert found.shape == (*shape, 3)
+        assert found.dtype == np.uint8

@@ -18,7 +18,9 @@ PHOTOGRAPH = Record(resizing.image(resizing.PHOTOGRAPH), 0)
 
 def difference(found, expected):
     """The largest difference, in grey levels."""
-    assert (found.shape, found.dtype) == (expected.shape, np.uint8)
+    assert found.shape == expected.shape
+    assert found.dtype == np.uint8
+
     return np.abs(found - expected.astype(np.float64)).max()
 
 

@@ -59,10 +59,13 @@ def test_own_source(own, make_config):
         open_source("own_data:Levels", split, make_config(), 1) for split in ("train", "test")
     )
 
-    assert (len(train), len(test), train.num_classes) == (7, 3, 2)
+    assert len(train) == 7
+    assert len(test) == 3
+    assert train.num_classes == 2
     assert train[6].label == 1
     assert np.array_equal(train[6].image, np.full((5, 4, 3), 210))
-    assert (train.name_of(6), train.key_of(6)) == ("record 6", b"6")
+    assert train.name_of(6) == "record 6"
+    assert train.key_of(6) == b"6"
     assert np.array_equal(pickle.loads(pickle.dumps(train))[3].image, train[3].image)
     assert train.records_sha256 != test.records_sha256
 

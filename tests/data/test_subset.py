@@ -51,7 +51,9 @@ def test_cache_reads_each_record_once(random_source, monkeypatch):
 
     assert source[5] is first
     assert source.labels is random_source.labels
-    assert (source.name_of(5), source.key_of(5), len(source)) == ("record 5", b"5", 37)
+    assert source.name_of(5) == "record 5"
+    assert source.key_of(5) == b"5"
+    assert len(source) == 37
 
     constructor, arguments = source.__reduce__()
 
@@ -77,7 +79,8 @@ def test_a_subset_of_a_subset_under_new_numbers():
 
     expected = [{0: 1, 2: 0}[int(source.labels[n])] for n in chosen]
     assert outer.labels.tolist() == [outer[i].label for i in (0, 1)] == expected
-    assert (outer.class_names, outer.num_classes) == (("c", "a"), 2)
+    assert outer.class_names == ("c", "a")
+    assert outer.num_classes == 2
 
 
 @pytest.mark.parametrize(

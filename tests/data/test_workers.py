@@ -91,7 +91,8 @@ def test_what_workers_read_first_hides_the_plugin_for_cuda_from_jax():
         check=True,
     )
 
-    assert (done.stdout, done.stderr) == (b"None False\n", b"")
+    assert done.stdout == b"None False\n"
+    assert done.stderr == b""
 
 
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="shared memory is no folder")
@@ -116,7 +117,8 @@ def test_shared_memory_of_a_killed_group_is_reclaimed_and_of_a_living_one_kept(t
             reclaim()
             kinds = {name.partition(digits)[0] for name in left()}
 
-            assert kinds == {"vit_jax-", "vj", "sem.vj"}, "the lock, batches, and semaphores"
+            expected_kinds = {"vit_jax-", "vj", "sem.vj"}
+            assert kinds == expected_kinds, "the lock, batches, and semaphores"
         finally:
             os.killpg(run.pid, signal.SIGKILL)
 

@@ -68,11 +68,9 @@ def test_rows_are_an_array_file(tmp_path, dtype):
     found = np.load(tmp_path / "a.npy")
 
     assert np.array_equal(found, rows)
-    assert (found.dtype, described["dtype"], described["shape"]) == (
-        dtype,
-        np.dtype(dtype).name,
-        [6, 2],
-    )
+    assert found.dtype == dtype
+    assert described["dtype"] == np.dtype(dtype).name
+    assert described["shape"] == [6, 2]
 
 
 @pytest.mark.parametrize("num_rows", [5, 7])

@@ -34,9 +34,14 @@ def test_the_shipped_classes_are_those_of_tfds():
 
     tench, goldfish = classes()[:2]
 
-    assert (tench.name, tench.lemmas, tench.subsets) == ("tench", "tench, Tinca tinca", "-")
-    assert (goldfish.name, goldfish.subsets) == ("goldfish", "R")
-    assert [class_names()[number] for number in (134, 517)] == ["crane (bird)", "crane (machine)"]
+    assert tench.name == "tench"
+    assert tench.lemmas == "tench, Tinca tinca"
+    assert tench.subsets == "-"
+    assert goldfish.name == "goldfish"
+    assert goldfish.subsets == "R"
+
+    expected = ["crane (bird)", "crane (machine)"]
+    assert [class_names()[number] for number in (134, 517)] == expected
     assert numbers_by_id()["n15075141"] == 999
 
 

@@ -103,7 +103,8 @@ def test_metrics_by_hand(scores):
 
     header, *rows = scores.class_rows()
 
-    assert header == ["class", "images", "average_precision", "precision", "recall", "f1"]
+    expected_header = ["class", "images", "average_precision", "precision", "recall", "f1"]
+    assert header == expected_header
     assert rows[1] == ["b", 2, "0.750000", "", "0.000000", "0.000000"]
     assert rows[2] == ["c", 0, "", "", "", ""]
 
@@ -128,7 +129,8 @@ def test_an_evaluator_counts_every_example_once(scores):
     split = Split("test", ("a", "b", "c"), 4, Opened)
     results = dict(MultilabelEvaluator(split, step).run(None))
 
-    assert results == {k: pytest.approx(v) for k, v in scores.values().items()} | {"images": 4.0}
+    expected_results = {k: pytest.approx(v) for k, v in scores.values().items()} | {"images": 4.0}
+    assert results == expected_results
 
     (logits, batch), _ = batches()
     cross_entropy = -(LABEL * np.log(PROBABILITY) + (1 - LABEL) * np.log(1 - PROBABILITY)).sum(

@@ -84,6 +84,5 @@ def test_evaluator():
     test = features(20, 1)
     measure = make_neighbour_measure(5, neighbours=(3,))
 
-    assert dict(measure(train, test)) == {
-        "3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]
-    }
+    expected = {"3nn_accuracy": neighbour_accuracy(train, test, 5, neighbours=(3,))[3]}
+    assert dict(measure(train, test)) == expected

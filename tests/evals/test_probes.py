@@ -56,11 +56,12 @@ def test_notes_say_what_a_reader_should_know():
     odd = pair("x", [0, 0, 1, 3], [0, 1, 2, 3, 3], is_same=True)
     _, notes = run_on_pairs([odd], Found(unreadable=(0,)), lambda *_: (None, []))
 
-    assert notes == [
+    expected_notes = [
         "x: 1 test image(s) cannot be read and are left out.",
         "x: 3 of 5 test images are among the training images too.",
         "x: no training image of cat; their test images count as wrong.",
     ]
+    assert notes == expected_notes
 
 
 def test_few_shot_table():
@@ -118,7 +119,8 @@ def test_probes():
     _, fixed = probe(train, test, 4, "logistic", 0.5)
     _, searched = probe(train, test, 4, "logistic")
 
-    assert (closed["penalty"], fixed["penalty"]) == (1024.0, 0.5)
+    assert closed["penalty"] == 1024.0
+    assert fixed["penalty"] == 0.5
     assert (
         closed["accuracy"] == fixed["accuracy"] == searched["accuracy"] == 1.0
     )  # the classes lie far apart
@@ -267,13 +269,14 @@ def test_each_dataset_and_its_text():
     results, notes = run_on_pairs(pairs, Found(), knn)
     interval = pytest.approx((48 / (48 + 1.959964**2), 1.0))
 
-    assert results == {
+    expected_results = {
         "first": {
             "accuracy": {3: 1.0},
             "interval": {3: interval},
             "test_images": 48,
         }
     }
+    assert results == expected_results
     assert notes == ["first: too few training images for 100 neighbours."]
     assert "3 neighbours" in to_text(results)
 

@@ -332,7 +332,8 @@ def test_calibration_by_hand():
     filled = {round(one.high * BINS): one for one in calibration.bins() if one.images}
 
     assert {place: one.images for place, one in filled.items()} == {3: 1, 4: 1, 10: 2, 15: 1}
-    assert (filled[10].confidence, filled[10].accuracy) == (pytest.approx(0.64), 0.5)
+    assert filled[10].confidence == pytest.approx(0.64)
+    assert filled[10].accuracy == 0.5
     assert [one.low for one in calibration.bins()] == [number / 15 for number in range(15)]
 
 

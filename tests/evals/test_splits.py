@@ -66,7 +66,8 @@ def test_a_folder_made_for_testing_is_judged_whole(make):
         source, words, notes, _ = open_labelled(data, weights)
 
         assert len(source) == 21
-        assert (words, notes) == ("all of folder:testset, 21 of 21 images", [])
+        assert words == "all of folder:testset, 21 of 21 images"
+        assert notes == []
 
 
 def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
@@ -74,7 +75,8 @@ def test_images_of_training_are_known_however_they_are_given(make, tmp_path):
     weights = trained_on(data)
     held_out, notes = judged(data, weights)
 
-    assert (len(held_out), notes) == (6, [])
+    assert len(held_out) == 6
+    assert notes == []
 
     (tmp_path / "link").symlink_to(tmp_path / "my-images")
     old = dataclasses.replace(
@@ -107,7 +109,9 @@ def test_a_copy_is_not_known_and_that_is_told(make):
         r"trained on folder:/.*my-images\. If folder:copy holds the same.*--split=test",
         notes[0],
     )
-    assert judged("folder:copy", weights, split="test") == judged("folder:my-images", weights)
+
+    expected = judged("folder:my-images", weights)
+    assert judged("folder:copy", weights, split="test") == expected
 
 
 def test_names_of_the_run_are_names_here(make):
@@ -117,7 +121,9 @@ def test_names_of_the_run_are_names_here(make):
 
     assert len(held_out[0]) == 6
     assert judged(data, weights, split="val") == judged(data, weights, split="test") == held_out
-    assert judged(data, weights, split="fit") == judged(data, weights, split="train")
+
+    expected = judged(data, weights, split="train")
+    assert judged(data, weights, split="fit") == expected
 
     with rejects("--split=vla", "train, test, all, fit, val"):
         open_labelled(data, weights, SplitChoice(split="vla"))
@@ -134,7 +140,8 @@ def test_an_option_asks_for_a_holdout(make):
     data = make("images")
     names, notes = judged(data, sample_weights(), holdout_fraction=0.2, seed=1)
 
-    assert (len(names), notes) == (4, [])
+    assert len(names) == 4
+    assert notes == []
     assert len(judged(data, sample_weights(), split="train", holdout_fraction=0.2)[0]) == 16
     assert len(judged(data, sample_weights(), split="test")[0]) == 2
 
@@ -174,7 +181,8 @@ def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, t
     fitted = {trained.name_of(index)[-9:] for index in range(len(trained))}
     before, notes = judged(data, weights)
 
-    assert (len(before), notes) == (6, [])
+    assert len(before) == 6
+    assert notes == []
     assert judged(data, trained_on(data)) == (before, []), (
         "weights of before, which do not state it"
     )
@@ -188,10 +196,12 @@ def test_a_folder_that_has_changed_holds_out_nothing_that_was_trained_on(make, t
 
     assert not fitted & {*after}
     assert {*before[1:]} < {*after}
-    assert notes == [
+
+    expected_notes = [
         "folder:my-images has changed since training: what was held out then is held out, and of new images those that "
         "would have been. No image has changed sides."
     ]
+    assert notes == expected_notes
 
     rest, _ = judged(data, weights, split="train")
     everything, notes = judged(data, weights, split="all")
@@ -212,9 +222,10 @@ def test_a_folder_that_was_given_splits_since(make):
     )
     _, notes = judged(data, trained_on(data, held_up_to={"ant": "1" * 16}))
 
-    assert notes == [
+    expected_notes = [
         "folder:my-images had no splits in training: its test may hold images of then."
     ]
+    assert notes == expected_notes
 
 
 def test_split_folders(make):
@@ -224,7 +235,8 @@ def test_split_folders(make):
     for weights in (sample_weights(), trained_on("folder:other", test_split="val")):
         source, words, notes, _ = open_labelled(data, weights)
 
-        assert (words, notes) == ("test of folder:splits, 20 of 20 images", [])
+        assert words == "test of folder:splits, 20 of 20 images"
+        assert notes == []
         assert source.class_names == NAMES
 
     val = open_labelled(data, sample_weights(), SplitChoice(split="val"))
@@ -277,10 +289,12 @@ def test_names_that_weights_have_twice(make):
     with rejects("w.npz", "more than one class.*bee"):
         open_labelled(make("both", ["bee/0.png", "cat/0.png"]), weights)
 
-    assert open_labelled(
+    labels = open_labelled(
         make("else", ["cat/0.png", "dog/0.png"]),
         weights,
-    ).source.labels.tolist() == [2, 3]
+    ).source.labels.tolist()
+
+    assert labels == [2, 3]
 
 
 UNNAMED = dataclasses.replace(sample_weights(), class_names=None)
@@ -318,9 +332,8 @@ def test_outputs_beyond_nine_are_not_in_alphabetical_order(make):
     twelve = dataclasses.replace(UNNAMED.architecture, num_classes=12)
     data = make("twelve", [f"{number}/0.png" for number in range(12)])
 
-    assert labels_by_folder(data, architecture=twelve)[0] == {
-        str(number): number for number in range(12)
-    }
+    expected = {str(number): number for number in range(12)}
+    assert labels_by_folder(data, architecture=twelve)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -379,7 +392,8 @@ def test_a_table_is_judged_as_a_folder_is(make, tmp_path):
     weights = trained_on(f"csv:{table}", held_up_to=held_up_to(held_out, 7))
     before, notes = judged("csv:./my-images/table.csv", weights)
 
-    assert (len(before), notes) == (4, [])
+    assert len(before) == 4
+    assert notes == []
 
     table.write_text("\n".join([*lines, *(f"{file},{file[:3]}" for file in TEN_EACH[14:])]))
     after, notes = judged(f"csv:{table}", weights)
@@ -406,7 +420,8 @@ def test_released_datasets_have_their_splits(monkeypatch):
     for name in (*RELEASED, "vtab:pets"):
         open_pair(name, SplitChoice(data_dir="/data"))
 
-    assert opened[-2:] == [("vtab:pets", "train800val200", "/data"), ("vtab:pets", "test", "/data")]
+    expected = [("vtab:pets", "train800val200", "/data"), ("vtab:pets", "test", "/data")]
+    assert opened[-2:] == expected
     assert len(RELEASED) == 7
     assert ("tfds:uc_merced", "train[:1000]", "/data") in opened
     assert ("tfds:uc_merced", "train[1000:]", "/data") in opened
@@ -431,7 +446,8 @@ def test_a_flat_folder_is_split_as_in_training(tmp_path):
     as_then = open_pair(data, SplitChoice(), then)
     fresh = open_pair(data, SplitChoice())
 
-    assert (len(as_then.test), len(fresh.test)) == (8, 2)
+    assert len(as_then.test) == 8
+    assert len(fresh.test) == 2
     assert not {as_then.train.key_of(i) for i in range(12)} & {
         as_then.test.key_of(i) for i in range(8)
     }
@@ -472,7 +488,8 @@ def test_images_without_a_classifier_need_no_training_split_and_one_class(make):
     make("single", ["emu/0.png", "emu/1.png"])
     single = open_split("folder:single", "all", SplitChoice())
 
-    assert (single.class_names, single.labels.tolist()) == (("emu",), [0, 0])
+    assert single.class_names == ("emu",)
+    assert single.labels.tolist() == [0, 0]
 
     make("both", ["training/cat/0.png", "training/dog/0.png", "test/ant/0.png", "test/dog/1.png"])
     both = open_split("folder:both", "test", SplitChoice())

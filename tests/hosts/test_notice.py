@@ -87,14 +87,16 @@ def test_polling_goes_on_until_the_notice(killed):
     )
     watch.poll()
 
-    assert (killed[0], left) == ([signal.SIGTERM], ["never read"])
+    assert killed[0] == [signal.SIGTERM]
+    assert left == ["never read"]
 
 
 def test_without_access_polling_ends(killed):
     watch, left = scripted(*[OSError("refused")] * MAX_FAILURES, "TRUE")
     watch.poll()
 
-    assert (killed[0], left) == ([], ["TRUE"])
+    assert killed[0] == []
+    assert left == ["TRUE"]
 
 
 def test_after_the_end_of_a_run_nothing_is_sent(killed):
@@ -102,7 +104,8 @@ def test_after_the_end_of_a_run_nothing_is_sent(killed):
     watch.stop()
     watch.poll()
 
-    assert (killed[0], left) == ([], ["TRUE"])
+    assert killed[0] == []
+    assert left == ["TRUE"]
 
 
 def test_elsewhere_nothing_is_polled(monkeypatch, tmp_path):

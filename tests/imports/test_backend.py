@@ -168,9 +168,9 @@ def test_every_verb_that_needs_devices(platform, tmp_path, tiny_run):
     assert all(
         line.startswith(f"vit-jax: JAX_PLATFORMS={platform}: the platform") for line in messages
     ), ended.stderr
-    assert [line.split()[:2] for line in ended.stderr.splitlines() if line[0].isdigit()] == [
-        ["2", words[0]] for words in verbs
-    ]
+
+    expected = [["2", words[0]] for words in verbs]
+    assert [line.split()[:2] for line in ended.stderr.splitlines() if line[0].isdigit()] == expected
     assert len(messages) == len(verbs)
 
 
@@ -296,10 +296,8 @@ def test_the_plugin_for_cuda_is_hidden_without_a_gpu(
 
     backend.hide_cuda({"JAX_PLATFORMS": platforms}, machine.root)
 
-    assert ("jax_cuda12_plugin" in modules, "jax_plugins.xla_cuda13" in modules) == (
-        is_hidden,
-        is_hidden,
-    )
+    assert ("jax_cuda12_plugin" in modules) == is_hidden
+    assert ("jax_plugins.xla_cuda13" in modules) == is_hidden
 
     if is_hidden:
         modules["jax_plugins.xla_cuda12"].initialize()  # as JAX does
@@ -323,4 +321,5 @@ def test_a_command_prints_no_errors_of_absent_accelerators():
         timeout=HANG_SECONDS,
     )
 
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0
+    assert result.stderr == ""

@@ -275,7 +275,8 @@ def test_a_report_names_data_and_does_not_open_it(downloaded):
 def test_a_report_opens_allowed_data(downloaded):
     outcome = run(["report", "tiny", "--weights.allow_code=evil"])
 
-    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.code == 0
+    assert outcome.err == ""
     assert (downloaded / "ran").exists()
 
 

@@ -83,7 +83,8 @@ def test_what_a_run_leaves(finished):
     ):
         assert isinstance(summary[name], float), name
 
-    assert (summary["steps"], summary["images"]) == (12, 12 * 16)
+    assert summary["steps"] == 12
+    assert summary["images"] == 12 * 16
     assert summary["num_devices"] == summary["num_processes"] == 1
     assert len(summary["parameters_sha256"]) == 64
     assert json.loads((workdir / "config.json").read_text())["model"]["width"] == 16
@@ -133,7 +134,8 @@ def test_weights_of_another_network_are_rejected(finished, data_dir, tmp_path):
         pretraining(data_dir, tmp_path, *AVERAGED, f"init_from={finished[0]}", "model.gelu=exact")
     )
 
-    assert (outcome.code, "gelu: there 'tanh', here 'exact'" in outcome.err) == (2, True)
+    assert outcome.code == 2
+    assert "gelu: there 'tanh', here 'exact'" in outcome.err
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_last_checkpoint(finished, data_dir, tmp_path):
@@ -231,9 +233,8 @@ def test_unreadable_images_are_left_out_and_named_and_counted_in_a_resumed_run_t
     lines = [*outcome.err.splitlines(), *caplog.messages]
     named = [line.rpartition("/")[2] for line in lines if "Unreadable image, left out" in line]
 
-    assert sorted(named) == [f"{number:02}.png" for number in DAMAGED], (
-        "once each, in three evaluations too"
-    )
+    expected_named = [f"{number:02}.png" for number in DAMAGED]
+    assert sorted(named) == expected_named, "once each, in three evaluations too"
     assert "5 images could not be read and were left out" in outcome.out, "of both splits"
 
     summary = commands.summary(tmp_path / "run")

@@ -111,7 +111,8 @@ def test_resumed_to_the_bit_where_each_goes_on_counting_its_own(in_two, damaged_
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
     assert counts[0][-1] == len(counts[1][0])
     assert set(counts[1][0]) != set(counts[1][1])
-    assert (counted(workdir), commands.losses(workdir)) == (counts, losses)
+    assert counted(workdir) == counts
+    assert commands.losses(workdir) == losses
 
     found = commands.summary(workdir)
     for name in ("parameters_sha256", "test_loss", "test_accuracy"):
@@ -158,7 +159,8 @@ def test_two_processes_evaluate_as_one(evaluation, in_two):
 
     first, second = in_two["evaluate"]
 
-    assert (figures(first.out), figures(second.out)) == (expected, [])
+    assert figures(first.out) == expected
+    assert figures(second.out) == []
     assert second.err == ""
     assert (folder / "two.csv").read_text() == (folder / "one.csv").read_text()
 
@@ -183,7 +185,8 @@ def test_two_processes_fit_on_features_as_one(evaluation, in_two):
     expected = succeed(["knn", *map(str, words[1:]), *KNN, "--cache=none"]).splitlines()
     first, second = in_two["knn"]
 
-    assert (spoken(first.out)[-len(expected) :], spoken(second.out)) == (expected, [])
+    assert spoken(first.out)[-len(expected) :] == expected
+    assert spoken(second.out) == []
     assert len(list((folder / "cache").iterdir())) == 2  # the features of each split, once
 
 

@@ -46,7 +46,8 @@ OTHERS = [
 def test_text_that_is_a_formula_gets_one_quote_and_is_restored_without_it(cell):
     ((found, other),) = csv.reader(io.StringIO(to_csv([[cell, "x"]]), newline=""))
 
-    assert (found, other) == (f"'{cell}", "x")
+    assert found == f"'{cell}"
+    assert other == "x"
     assert re.sub("^'(?='*[=+\\-@\t\r\n\uff1d])", "", found) == cell
 
 
@@ -71,4 +72,5 @@ def test_columns_align_cells_of_rows_that_may_end_early():
     rows = [("data", "accuracy", " seeds"), ("digits\n", "9.5%", " 1 2"), ("average", "10%")]
     lines = columns(rows, "<><", gap=" ", least=(9,)).splitlines()
 
-    assert lines == ["data      accuracy  seeds", r"digits\n      9.5%  1 2", "average        10%"]
+    expected_lines = ["data      accuracy  seeds", r"digits\n      9.5%  1 2", "average        10%"]
+    assert lines == expected_lines

@@ -147,11 +147,9 @@ def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels()
     exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
     tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
 
-    assert cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape == (
-        60,
-        50,
-        3,
-    )  # the tag is read
+    shape = cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape
+
+    assert shape == (60, 50, 3)  # the tag is read
     assert np.array_equal(images.decode(tagged), images.decode(JPEG))
 
 

@@ -41,11 +41,12 @@ def test_records_are_those_that_the_library_wrote(tmp_path, options):
     written = write(tmp_path / "x", options, sizes)
     source = BucketRecords([(str(tmp_path / "x"), 0, len(written))])
 
-    assert (num_records(str(tmp_path / "x")), len(source)) == (len(written), len(written))
+    assert num_records(str(tmp_path / "x")) == len(written)
+    assert len(source) == len(written)
     assert source.__getitems__(range(len(written))) == written
-    assert [source[index] for index in (0, 1, 2, 3, 200, 303)] == [
-        written[index] for index in (0, 1, 2, 3, 200, 303)
-    ]
+
+    expected = [written[index] for index in (0, 1, 2, 3, 200, 303)]
+    assert [source[index] for index in (0, 1, 2, 3, 200, 303)] == expected
 
 
 def test_a_footer_of_several_blocks(tmp_path):
@@ -60,7 +61,8 @@ def test_parts_of_files_follow_each_other(tmp_path):
     source = BucketRecords([(str(tmp_path / "a"), 7, 3), (str(tmp_path / "b"), 2, 5)])
 
     assert source.__getitems__(range(8)) == one[7:] + two[2:7]
-    assert (source[2], source[3]) == (one[9], two[2])
+    assert source[2] == one[9]
+    assert source[3] == two[2]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,9 @@ def test_labels_that_are_no_classes(opened, tmp_path, labels, rule):
 )
 def test_kinds_of_labels(opened, labels, names):
     source = opened(image=IMAGES, label=labels)
-    assert (source.labels.tolist(), source.class_names) == ([1, 0, 2, 0], names)
+
+    assert source.labels.tolist() == [1, 0, 2, 0]
+    assert source.class_names == names
 
 
 def test_long_labels_are_not_read_to_their_end(opened, tmp_path, monkeypatch):
@@ -274,10 +276,8 @@ def test_the_layout_is_that_of_the_library(tmp_path, compression, pages):
         for column in map(expected.column, range(3)):
             chunk = group.chunks[column.path_in_schema]
 
-            assert (chunk.uncompressed, chunk.compressed) == (
-                column.total_uncompressed_size,
-                column.total_compressed_size,
-            )
+            assert chunk.uncompressed == column.total_uncompressed_size
+            assert chunk.compressed == column.total_compressed_size
             assert chunk.num_missing == column.statistics.null_count
 
             size = measure_pages(str(path), chunk, 2**30)

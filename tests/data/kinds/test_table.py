@@ -299,9 +299,8 @@ def test_names_with_other_separators_are_kept(make_table, make_config, cells):
     lines = label_lines(f'"{cell}"' for cell in cells)
     source = open_source(f"csv:{make_table(*many(*lines))}", "all", make_config(), 0)
 
-    assert source.class_names == tuple(
-        sorted({label for cell in cells for label in cell.split("|")})
-    )
+    expected_class_names = tuple(sorted({label for cell in cells for label in cell.split("|")}))
+    assert source.class_names == expected_class_names
 
 
 @pytest.mark.parametrize(

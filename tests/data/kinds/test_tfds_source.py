@@ -121,7 +121,8 @@ def test_parts_of_splits_by_name_read_by_threads(data_dir, make_config):
     source = open_source("tfds:vit_jax_digits", "train[:98%]", config, 0)
     rest = open_source("tfds:vit_jax_digits:1.0.0", "train[98%:]", config, 0)
 
-    assert (len(source), len(rest)) == (1408, 29)
+    assert len(source) == 1408
+    assert len(rest) == 29
     assert source.class_names == tuple("0123456789")
     assert source.num_classes == 10
     assert source.name_of(3) == "train[:98%]:3"

@@ -83,11 +83,14 @@ def test_they_are_the_nineteen_in_three_groups():
     groups = [task.group for task in TASKS]
 
     assert [groups.count(group) for group in ("natural", "specialized", "structured")] == [7, 4, 8]
-    assert groups == sorted(groups, key=("natural", "specialized", "structured").index)
+
+    expected_groups = sorted(groups, key=("natural", "specialized", "structured").index)
+    assert groups == expected_groups
 
     unflipped = {task.name for task in TASKS if not task.flip}
 
-    assert unflipped == {"dsprites_location", "dsprites_orientation", "smallnorb_azimuth"}
+    expected_unflipped = {"dsprites_location", "dsprites_orientation", "smallnorb_azimuth"}
+    assert unflipped == expected_unflipped
     assert {task.name for task in TASKS if not task.crop} == {
         *("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
     }
