@@ -1,4 +1,6 @@
-"""The stream is a pure function of (seed, step, global batch): the same for any hosts and restarts."""
+"""The stream is a pure function of (seed, step, global batch), for any hosts and restarts."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -28,24 +30,60 @@ IMAGES = np.random.default_rng(0).integers(256, size=(RECORDS, 10, 12, 3), dtype
 SOURCE = MemorySource(IMAGES, np.arange(RECORDS) % 5, tuple("abcde"))
 
 
-def run(*, seed=7, rows=None, start_step=0, num_steps=STEPS, source=SOURCE):
-    rows = np.arange(BATCH) if rows is None else np.asarray(rows)
-    batches = TrainStream(source, TRAIN, seed, BATCH, rows, start_step, num_steps)
+def make_stream(source=SOURCE, batch=BATCH, rows=None, start_step=0, num_steps=STEPS, **options):
+    """Return the training stream of a host that has these rows of a batch, all by default."""
+    return TrainStream(
+        source,
+        TRAIN,
+        seed=7,
+        global_batch=batch,
+        rows=np.arange(batch) if rows is None else np.asarray(rows),
+        start_step=start_step,
+        num_steps=num_steps,
+        **options,
+    )
 
-    return [batches[i] for i in range(len(batches))]
+
+def read_all(stream):
+    return [stream[i] for i in range(len(stream))]
 
 
-@pytest.fixture(scope="module")
-def batches():
-    return run()
+def make_blank_source(labels, num_classes):
+    """Return a source of black images with these labels."""
+    pixels = np.zeros((len(labels), 1, 1, 3), np.uint8)
+    return MemorySource(pixels, labels, tuple(map(str, range(num_classes))))
+
+
+def select_rows(batches, rows):
+    """Return these rows of each batch."""
+    selected = []
+    for batch in batches:
+        arrays = [array[rows] for array in batch]
+        selected.append(HostBatch(*arrays))
+    return selected
+
+
+def concatenate_indices(batches):
+    return np.concatenate([batch.record_index for batch in batches])
+
+
+def count_different(rows):
+    """Return the number of different rows."""
+    return len({tuple(row) for row in np.asarray(rows).tolist()})
 
 
 def assert_same(found, expected):
     assert len(found) == len(expected)
+
     for one, other in zip(found, expected, strict=True):
         for array, truth in zip(one, other, strict=True):
             assert array.dtype == truth.dtype
             assert np.array_equal(array, truth)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return read_all(make_stream())
 
 
 @pytest.mark.parametrize(
@@ -58,25 +96,35 @@ def assert_same(found, expected):
     ids=["block", "strided", "any"],
 )
 def test_same_for_any_hosts(batches, rows):
-    assert_same(
-        run(rows=rows, num_steps=9),
-        [HostBatch(*(array[rows] for array in batch)) for batch in batches[:9]],
-    )
+    found = read_all(make_stream(rows=rows, num_steps=9))
+
+    assert_same(found, select_rows(batches[:9], rows))
 
 
 @pytest.mark.parametrize("start_step", [1, STEPS - 1, STEPS])
 def test_same_after_a_restart(batches, start_step):
-    assert_same(run(start_step=start_step), batches[start_step:])
-    assert len(run(start_step=10**9, num_steps=10**9 + 1)) == 1  # far steps cost nothing
+    found = read_all(make_stream(start_step=start_step))
+
+    assert_same(found, batches[start_step:])
 
 
-def test_every_epoch_holds_every_record_once_in_a_new_order_and_augmented_anew(batches):
-    epochs = np.concatenate([batch.record_index for batch in batches]).reshape(-1, RECORDS)
+def test_late_steps_cost_nothing():
+    found = read_all(make_stream(start_step=10**9, num_steps=10**9 + 1))
 
-    assert np.array_equal(np.sort(epochs, axis=1), np.tile(np.arange(RECORDS), (len(epochs), 1)))
-    assert len({epoch.tobytes() for epoch in epochs}) == len(epochs) == BATCH
+    assert len(found) == 1
 
-    seen = {}
+
+def test_every_epoch_holds_every_record_once_in_a_new_order(batches):
+    epochs = concatenate_indices(batches).reshape(-1, RECORDS)
+
+    assert len(epochs) == BATCH
+    assert count_different(epochs) == len(epochs)
+    for epoch in epochs:
+        assert np.array_equal(np.sort(epoch), np.arange(RECORDS))
+
+
+def test_batches_have_labels_a_mask_and_new_augmentation_in_every_epoch(batches):
+    images_of_record = {}
     for batch in batches:
         assert batch.image.shape == (BATCH, 8, 8, 3)
         assert [array.dtype for array in batch] == [np.uint8, np.int32, np.float32, np.int64]
@@ -84,57 +132,66 @@ def test_every_epoch_holds_every_record_once_in_a_new_order_and_augmented_anew(b
         assert batch.mask.tolist() == [1.0] * BATCH
 
         for index, image in zip(batch.record_index.tolist(), batch.image, strict=True):
-            seen.setdefault(index, []).append(image.tobytes())
+            images_of_record.setdefault(index, []).append(image.tobytes())
 
-    assert all(len(set(images)) > len(images) // 2 for images in seen.values())
+    for augmented in images_of_record.values():
+        assert len(set(augmented)) > len(augmented) // 2
 
 
-def test_balanced_classes_come_equally_often_and_so_do_the_records_of_each():
-    """Three of one class, none of another: pure in the position, as any order."""
+@pytest.fixture(scope="module")
+def uneven():
+    """A source with 20, 0, 3 and 14 images of its four classes."""
     labels = np.array([0] * 20 + [2] * 3 + [3] * 14)
-    source = MemorySource(IMAGES, labels, tuple("abcd"))
+    return MemorySource(IMAGES, labels, tuple("abcd"))
 
-    def balanced(rows, start_step, num_steps):
-        stream = TrainStream(
-            source,
-            TRAIN,
-            7,
-            BATCH,
-            np.asarray(rows),
-            start_step,
-            num_steps,
-            is_balanced=True,
-        )
-        return [stream[i] for i in range(len(stream))]
 
-    batches = balanced(range(BATCH), 0, 30)
-    index = np.concatenate([batch.record_index for batch in batches])
-    turns = labels[index].reshape(-1, 3)
+@pytest.fixture(scope="module")
+def balanced(uneven):
+    """Return 30 balanced batches of the source of uneven classes: 120 turns of three classes."""
+    return read_all(make_stream(uneven, num_steps=30, is_balanced=True))
+
+
+def test_balanced_classes_come_equally_often(uneven, balanced):
+    """Each turn has every class that has images once, in any order."""
+    turns = uneven.labels[concatenate_indices(balanced)].reshape(-1, 3)
 
     assert np.array_equal(np.sort(turns, axis=1), np.tile([0, 2, 3], (120, 1)))
-    assert len({*map(tuple, turns.tolist())}) == 6
+    assert count_different(turns) == 6
 
-    for label, size in ((0, 20), (2, 3), (3, 14)):
-        epochs = index[labels[index] == label][: 120 // size * size].reshape(-1, size)
 
-        assert np.array_equal(
-            np.sort(epochs, axis=1),
-            np.tile(np.flatnonzero(labels == label), (len(epochs), 1)),
-        )
-        assert len({*map(tuple, epochs.tolist())}) > min(len(epochs), size) // 2
+@pytest.mark.parametrize(
+    ("label", "size"),
+    [
+        (0, 20),
+        (2, 3),
+        (3, 14),
+    ],
+)
+def test_balanced_records_of_a_class_come_equally_often(uneven, balanced, label, size):
+    """Each pass over a class has all its records once, mostly in a new order."""
+    index = concatenate_indices(balanced)
+    complete = 120 // size * size
+    passes = index[uneven.labels[index] == label][:complete].reshape(-1, size)
 
-    rare = [
-        batch.image[i].tobytes()
-        for batch in batches
-        for i in np.flatnonzero(batch.record_index == 20)
-    ]
+    expected = np.flatnonzero(uneven.labels == label)
+    for records in passes:
+        assert np.array_equal(np.sort(records), expected)
+    assert count_different(passes) > min(len(passes), size) // 2
+
+
+def test_balanced_batches_are_augmented_anew_and_pure_in_the_position(uneven, balanced):
+    """A record of a rare class comes often; any rows and any restart give the same batches."""
+    rare = []
+    for batch in balanced:
+        for image in batch.image[batch.record_index == 20]:
+            rare.append(image.tobytes())
 
     assert len(rare) == 40
-    assert len({*rare}) > 30, "augmented anew each time"
-    assert_same(
-        balanced([5, 0, 11], 9, 30),
-        [HostBatch(*(array[[5, 0, 11]] for array in one)) for one in batches[9:]],
-    )
+    assert len(set(rare)) > 30
+
+    rows = [5, 0, 11]
+    stream = make_stream(uneven, rows=rows, start_step=9, num_steps=30, is_balanced=True)
+    assert_same(read_all(stream), select_rows(balanced[9:], rows))
 
 
 @pytest.mark.parametrize(
@@ -152,29 +209,18 @@ def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, s
     """grain's `index_shuffle`, which is slow for few elements, shuffles many elements only."""
     shuffled = []
     shuffle = order.index_shuffle
-    monkeypatch.setattr(
-        order,
-        "index_shuffle",
-        lambda *a, **options: shuffled.append(options) or shuffle(*a, **options),
-    )
+
+    def record_shuffle(*arguments, **options):
+        shuffled.append(options)
+        return shuffle(*arguments, **options)
+
+    monkeypatch.setattr(order, "index_shuffle", record_shuffle)
     labels = np.repeat(np.arange(num_classes), size)
-    source = MemorySource(
-        np.zeros((len(labels), 1, 1, 3), np.uint8),
-        labels,
-        tuple(map(str, range(num_classes))),
-    )
+    source = make_blank_source(labels, num_classes)
     turns = min(size, 20)
-    one = TrainStream(
-        source,
-        TRAIN,
-        7,
-        num_classes,
-        np.arange(num_classes),
-        0,
-        turns,
-        is_balanced=True,
-    )
-    index = np.stack([one[turn].record_index for turn in range(turns)])
+
+    stream = make_stream(source, batch=num_classes, num_steps=turns, is_balanced=True)
+    index = np.stack([batch.record_index for batch in read_all(stream)])
 
     assert len(np.unique(index)) == index.size, "each record once in one pass over its class"
     assert np.array_equal(np.sort(labels[index]), np.tile(np.arange(num_classes), (turns, 1)))
@@ -183,156 +229,151 @@ def test_balanced_sampling_costs_little_for_any_number_of_classes(num_classes, s
 
 
 def test_balanced_orders_of_classes_and_of_the_first_class_differ():
-    """With as many classes as images of the first one, and more than enough places to tell them apart."""
-    source = MemorySource(
-        np.zeros((900, 1, 1, 3), np.uint8),
-        np.repeat(np.arange(30), 30),
-        tuple(map(str, range(30))),
-    )
-    index = TrainStream(source, TRAIN, 7, 900, np.arange(900), 0, 1, is_balanced=True)[
-        0
-    ].record_index
+    """There are as many classes as images of the first class, enough to tell the orders apart."""
+    source = make_blank_source(np.repeat(np.arange(30), 30), 30)
 
-    assert not np.array_equal(source.labels[index[:30]], index[source.labels[index] == 0])
+    stream = make_stream(source, batch=900, num_steps=1, is_balanced=True)
+    index = stream[0].record_index
+
+    order_of_classes = source.labels[index[:30]]
+    order_of_records = index[source.labels[index] == 0]
+    assert not np.array_equal(order_of_classes, order_of_records)
+
+
+def list_order(seed, epoch, num_records, length=None):
+    """Return the first records of an epoch, all by default."""
+    length = num_records if length is None else length
+    return [pick_record(seed, epoch, offset, num_records) for offset in range(length)]
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(num_records=st.integers(1, 200), seed=st.integers(0, 2**32 - 1))
 def test_orders_are_permutations(num_records, seed):
-    which = ((seed, 0), (seed, 1), (seed + 1, 0))  # seed + epoch would make the last two equal
-    orders = [[pick_record(*one, i, num_records) for i in range(num_records)] for one in which]
+    """Orders differ by seed and by epoch, also where seed + epoch is equal."""
+    orders = []
+    for seed_and_epoch in ((seed, 0), (seed, 1), (seed + 1, 0)):
+        orders.append(list_order(*seed_and_epoch, num_records))
 
-    assert [sorted(order) for order in orders] == [list(range(num_records))] * 3
-    assert num_records < 10 or len({*map(tuple, orders)}) == 3
+    for records in orders:
+        assert sorted(records) == list(range(num_records))
+    assert num_records < 10 or count_different(orders) == 3
 
 
 def test_an_order_that_grain_gets_wrong():
     """grain 0.2.18 repeats a record where the last index is 65,536.
 
-    So many records have no stored order.
+    Orders of this length are not stored.
     """
-    order = [pick_record(3, 1, offset, 65_537) for offset in range(65_537)]
+    records = list_order(3, 1, 65_537)
 
-    assert sorted(order) == list(range(65_537))
+    assert sorted(records) == list(range(65_537))
 
-    others = [
-        [pick_record(*which, offset, 65_537) for offset in range(9)] for which in ((3, 0), (4, 0))
-    ]
-
-    assert len({*map(tuple, (order[:9], *others))}) == 3
+    next_epoch = list_order(3, 0, 65_537, length=9)
+    next_seed = list_order(4, 0, 65_537, length=9)
+    assert count_different([records[:9], next_epoch, next_seed]) == 3
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
 @given(global_batch=st.integers(1, 50), num_hosts=st.integers(1, 5))
 def test_evaluation_holds_every_record_exactly_once(global_batch, num_hosts):
+    """Padding is masked, has no record and black pixels."""
     parts = np.array_split(np.arange(global_batch), min(num_hosts, global_batch))
     streams = [EvaluationStream(SOURCE, EVALUATION, global_batch, rows) for rows in parts]
 
-    assert {len(items) for items in streams} == {-(-RECORDS // global_batch)}
+    for stream in streams:
+        assert len(stream) == -(-RECORDS // global_batch)
 
-    found = [items[i] for items in streams for i in range(len(items))]
-    index, mask, label = (
-        np.concatenate([getattr(b, name) for b in found])
-        for name in ("record_index", "mask", "label")
-    )
+    batches = list(itertools.chain.from_iterable(map(read_all, streams)))
+    index = concatenate_indices(batches)
+    mask = np.concatenate([batch.mask for batch in batches])
+    label = np.concatenate([batch.label for batch in batches])
 
     assert sorted(index[mask == 1]) == list(range(RECORDS))
     assert np.array_equal(label[mask == 1], SOURCE.labels[index[mask == 1]])
     assert np.all(index[mask == 0] == -1)
-    assert not any(batch.image[batch.mask == 0].any() for batch in found)
+    assert not any(batch.image[batch.mask == 0].any() for batch in batches)
 
 
-def test_all_rows_are_read_before_the_first_is_decoded(monkeypatch):
-    """In turns, Python takes four times as long (LOG of bench, Input)."""
-    did = []
+@pytest.mark.parametrize(
+    "stream",
+    [
+        make_stream(batch=5, num_steps=1),
+        EvaluationStream(SOURCE, EVALUATION, 5, np.arange(5)),
+    ],
+    ids=["train", "evaluation"],
+)
+def test_all_rows_are_read_before_the_first_is_decoded(stream, monkeypatch):
+    """Alternating reads and decodes takes Python four times as long (LOG of bench, Input)."""
+    calls = []
     read = MemorySource.image_of
     decode = images.decode
-    monkeypatch.setattr(MemorySource, "image_of", lambda *given: did.append("read") or read(*given))
-    monkeypatch.setattr(images, "decode", lambda *given: did.append("decode") or decode(*given))
 
-    for items in (
-        TrainStream(SOURCE, TRAIN, 7, 5, np.arange(5), 0, 1),
-        EvaluationStream(SOURCE, EVALUATION, 5, np.arange(5)),
-    ):
-        did.clear()
-        items[0]
+    def record_read(*arguments):
+        calls.append("read")
+        return read(*arguments)
 
-        assert did == ["read"] * 5 + ["decode"] * 5
+    def record_decode(*arguments):
+        calls.append("decode")
+        return decode(*arguments)
+
+    monkeypatch.setattr(MemorySource, "image_of", record_read)
+    monkeypatch.setattr(images, "decode", record_decode)
+
+    stream[0]
+
+    assert calls == ["read"] * 5 + ["decode"] * 5
 
 
 @pytest.mark.parametrize("is_balanced", [False, True])
 def test_repeated_augmentation(is_balanced):
     """A batch has each chosen record three times, differently augmented."""
+    once = read_all(make_stream(batch=BATCH // 3, is_balanced=is_balanced))
+    repeated = read_all(make_stream(is_balanced=is_balanced, repeats=3))
 
-    def batches(repeats, rows=None, start_step=0):
-        rows = np.arange(BATCH) if rows is None else rows
-        size = BATCH if repeats == 3 else BATCH // 3
-        stream = TrainStream(
-            SOURCE,
-            TRAIN,
-            7,
-            size,
-            rows[:size],
-            start_step,
-            STEPS,
-            is_balanced,
-            repeats,
-        )
-
-        return [stream[i] for i in range(len(stream))]
-
-    repeated = batches(3)
-    once = batches(1)
-
+    all_images = set()
     for batch, single in zip(repeated, once, strict=True):
         copies = batch.record_index.reshape(3, -1)
+        expected = np.tile(single.record_index, (3, 1))
+        assert np.array_equal(copies, expected), "neighbours are different records"
 
-        assert np.array_equal(
-            copies,
-            np.tile(single.record_index, (3, 1)),
-        )  # so neighbours are different records
+        images_of_copies = batch.image.reshape(3, BATCH // 3, -1)
+        is_equal = (images_of_copies[0] == images_of_copies[1]).all(axis=1)
+        assert not is_equal.any()
 
-        images = batch.image.reshape(3, BATCH // 3, -1)
+        all_images.update(image.tobytes() for image in batch.image)
 
-        assert not (images[0] == images[1]).all(axis=1).any()
+    assert len(all_images) > 0.99 * BATCH * STEPS
 
-    assert (
-        len({image.tobytes() for batch in repeated for image in batch.image}) > 0.99 * BATCH * STEPS
-    )
-    assert_same(batches(3, start_step=5), repeated[5:])
-    assert_same(
-        batches(3, rows=np.arange(5, 9)),
-        [HostBatch(*(a[5:9] for a in batch)) for batch in repeated],
-    )
+    resumed = make_stream(start_step=5, is_balanced=is_balanced, repeats=3)
+    assert_same(read_all(resumed), repeated[5:])
+
+    rows = np.arange(5, 9)
+    of_host = make_stream(rows=rows, is_balanced=is_balanced, repeats=3)
+    assert_same(read_all(of_host), select_rows(repeated, rows))
 
 
 def test_copies_of_a_batch_that_repeats_do_not_divide_go_on_in_the_next():
     """Three batches of 4 hold four records three times; any row alone is the same."""
-    stream = TrainStream(SOURCE, TRAIN, 7, 4, np.arange(4), 0, STEPS, repeats=3)
-    order = [pick_record(7, 0, offset, len(SOURCE)) for offset in range(4)]
-    a, b, c, d = order
+    stream = make_stream(batch=4, repeats=3)
+    a, b, c, d = list_order(7, 0, len(SOURCE), length=4)
 
-    assert [batch.record_index.tolist() for batch in (stream[0], stream[1], stream[2])] == [
-        [a, b, a, a],
-        [b, c, b, c],
-        [c, d, d, d],
-    ]
+    assert stream[0].record_index.tolist() == [a, b, a, a]
+    assert stream[1].record_index.tolist() == [b, c, b, c]
+    assert stream[2].record_index.tolist() == [c, d, d, d]
 
-    shifted = TrainStream(SOURCE, TRAIN, 7, 4, np.arange(4), 5, STEPS, repeats=3, first_image=4)
+    after_one_batch = make_stream(batch=4, start_step=5, repeats=3, first_image=4)
+    assert_same([after_one_batch[0]], [stream[1]])
 
-    assert_same([shifted[0]], [stream[1]])  # as after one batch of 4
-    assert_same(
-        [TrainStream(SOURCE, TRAIN, 7, 4, np.array([2]), 1, STEPS, repeats=3)[0]],
-        [HostBatch(*(x[2:3] for x in stream[1]))],
-    )
+    third_row = make_stream(batch=4, rows=[2], start_step=1, repeats=3)
+    assert_same([third_row[0]], select_rows([stream[1]], [2]))
 
 
 def test_unreadable_images_are_masked_and_keep_their_place(broken):
-    for batch in run(source=broken, num_steps=9):
-        rubbish = np.isin(batch.record_index, [5, 8])
+    for batch in read_all(make_stream(broken, num_steps=9)):
+        is_unreadable = np.isin(batch.record_index, [5, 8])
 
-        assert np.array_equal(batch.mask == 0, rubbish)
-        assert not batch.image[rubbish].any()
+        assert np.array_equal(batch.mask == 0, is_unreadable)
+        assert not batch.image[is_unreadable].any()
         assert np.array_equal(batch.label, broken.labels[batch.record_index])
 
 
@@ -341,4 +382,4 @@ def test_other_errors_are_not_swallowed():
     wrong.images = wrong.images.astype(np.float32)
 
     with pytest.raises(ValueError, match="uint8"):
-        run(source=wrong)
+        read_all(make_stream(wrong))
