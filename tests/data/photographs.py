@@ -10,126 +10,159 @@ WINDOW = 140  # pixels of a crop of a real photograph
 
 
 def photographs(count: int, seed: int = 0, sides: tuple[int, int] = (240, 480)) -> list[np.ndarray]:
-    """Return images, uint8 (H, W, 3): clouds of noise, gradients and shaded shapes, all at random.
+    """Return images, uint8 (H, W, 3), of random clouds of noise, gradients and shaded shapes.
 
     Sides in pixels are from the first number up to the second.
     """
-    return [_photograph(np.random.default_rng((seed, number)), sides) for number in range(count)]
+    generators = [np.random.default_rng((seed, number)) for number in range(count)]
+    return [_make_photograph(rng, sides) for rng in generators]
 
 
 def windows() -> list[np.ndarray]:
-    """Return parts of the two photographs of scikit-learn that do not overlap: neighbours have sky or petals alike."""
-    return [
-        np.ascontiguousarray(image[top : top + WINDOW, left : left + WINDOW])
-        for image in load_sample_images().images
-        for top in range(0, image.shape[0] - WINDOW + 1, WINDOW)
-        for left in range(0, image.shape[1] - WINDOW + 1, WINDOW)
-    ]
+    """Return disjoint parts of the two photographs of scikit-learn.
+
+    Neighbours are hard to tell apart: they show the same sky or petals.
+    """
+    parts = []
+    for image in load_sample_images().images:
+        height, width = image.shape[:2]
+        for top in range(0, height - WINDOW + 1, WINDOW):
+            for left in range(0, width - WINDOW + 1, WINDOW):
+                part = image[top : top + WINDOW, left : left + WINDOW]
+                parts.append(np.ascontiguousarray(part))
+    return parts
 
 
-def _photograph(rng: np.random.Generator, sides: tuple[int, int]) -> np.ndarray:
+def _make_photograph(rng: np.random.Generator, sides: tuple[int, int]) -> np.ndarray:
     height, width = (int(side) for side in rng.integers(*sides, 2))
-    image = (
-        _gradient(rng, height, width) + rng.uniform(20, 70) * _clouds(rng, height, width)[..., None]
-    )
+    image = _make_gradient(rng, height, width)
+    contrast = rng.uniform(20, 70)
+    image = image + contrast * _make_clouds(rng, height, width)
 
     for _ in range(rng.integers(3, 12)):
-        mask = np.zeros((height, width), np.float32)
-        centre = int(rng.integers(width)), int(rng.integers(height))
-        axes = int(rng.integers(10, width // 2)), int(rng.integers(10, height // 2))
-
-        if rng.random() < 0.5:
-            cv2.ellipse(mask, centre, axes, float(rng.uniform(0, 180)), 0, 360, 1.0, -1)
-        else:
-            cv2.fillPoly(
-                mask,
-                [rng.integers(0, (width, height), (rng.integers(3, 6), 2)).astype(np.int32)],
-                1.0,
-            )
-
-        mask = cv2.GaussianBlur(mask, (0, 0), float(rng.uniform(0.5, 4)))[..., None]
-        texture = rng.uniform(0, 40) * _clouds(rng, height, width)[..., None]
-        image = image * (1 - mask) + mask * (_gradient(rng, height, width) + texture)
+        mask = _draw_shape(rng, height, width)
+        contrast = rng.uniform(0, 40)
+        texture = contrast * _make_clouds(rng, height, width)
+        shape = _make_gradient(rng, height, width) + texture
+        image = image * (1 - mask) + mask * shape
 
     return np.clip(image, 0, 255).astype(np.uint8)
 
 
-def _gradient(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+def _draw_shape(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Return the mask (H, W, 1) of a random ellipse or polygon with soft borders."""
+    mask = np.zeros((height, width), np.float32)
+    centre = int(rng.integers(width)), int(rng.integers(height))
+    axes = int(rng.integers(10, width // 2)), int(rng.integers(10, height // 2))
+
+    if rng.random() < 0.5:
+        angle = float(rng.uniform(0, 180))
+        cv2.ellipse(mask, centre, axes, angle, 0, 360, 1.0, -1)
+    else:
+        num_corners = rng.integers(3, 6)
+        corners = rng.integers(0, (width, height), (num_corners, 2)).astype(np.int32)
+        cv2.fillPoly(mask, [corners], 1.0)
+
+    softness = float(rng.uniform(0.5, 4))
+    return cv2.GaussianBlur(mask, (0, 0), softness)[..., None]
+
+
+def _make_gradient(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Return colours (H, W, 3) between four random ones at the corners."""
     corners = rng.uniform(0, 255, (2, 2, 3)).astype(np.float32)
     mean = corners.mean(axis=(0, 1))
+    softer_corners = mean + 0.5 * (corners - mean)
 
-    return cv2.resize(
-        mean + 0.5 * (corners - mean),
-        (width, height),
-        interpolation=cv2.INTER_LINEAR,
-    )
+    return cv2.resize(softer_corners, (width, height), interpolation=cv2.INTER_LINEAR)
 
 
-def _clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Return noise whose amplitude falls with the frequency, as in photographs; of variance 1."""
-    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None]) + 1 / max(
-        height,
-        width,
-    )
-    spectrum = np.fft.rfft2(rng.standard_normal((height, width))) / frequency ** rng.uniform(1, 2)
+def _make_clouds(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Return noise (H, W, 1) of variance 1 whose amplitude falls with the frequency.
+
+    Photographs have such spectra.
+    """
+    row_frequency = np.fft.fftfreq(height)[:, None]
+    column_frequency = np.fft.rfftfreq(width)[None]
+    frequency = np.hypot(row_frequency, column_frequency) + 1 / max(height, width)
+
+    white_noise = np.fft.rfft2(rng.standard_normal((height, width)))
+    spectrum = white_noise / frequency ** rng.uniform(1, 2)
     noise = np.fft.irfft2(spectrum, (height, width)).astype(np.float32)
 
-    return (noise - noise.mean()) / noise.std()
+    return ((noise - noise.mean()) / noise.std())[..., None]
 
 
-def _jpeg(quality: int) -> Callable[[np.ndarray], np.ndarray]:
+def _make_jpeg_copy(quality: int) -> Callable[[np.ndarray], np.ndarray]:
     def copy(image: np.ndarray) -> np.ndarray:
-        return cv2.imdecode(
-            cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, quality))[1],
-            cv2.IMREAD_COLOR,
-        )
+        _, encoded = cv2.imencode(".jpg", image, (cv2.IMWRITE_JPEG_QUALITY, quality))
+        return cv2.imdecode(encoded, cv2.IMREAD_COLOR)
 
     return copy
 
 
-def _resize(scale: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda image: cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
+def _make_resized_copy(scale: float) -> Callable[[np.ndarray], np.ndarray]:
+    def copy(image: np.ndarray) -> np.ndarray:
+        return cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_CUBIC)
+
+    return copy
 
 
-def _crop(share: float, place: float) -> Callable[[np.ndarray], np.ndarray]:
+def _make_crop(share: float, place: float) -> Callable[[np.ndarray], np.ndarray]:
     """Keep a share of each side, from the corner (0) to the centre (0.5)."""
 
     def copy(image: np.ndarray) -> np.ndarray:
-        height, width = (round(share * side) for side in image.shape[:2])
-        top, left = (
-            round(place * (side - kept))
-            for side, kept in zip(image.shape, (height, width), strict=False)
-        )
+        height, width = image.shape[:2]
+        kept_height = round(share * height)
+        kept_width = round(share * width)
+        top = round(place * (height - kept_height))
+        left = round(place * (width - kept_width))
 
-        return image[top : top + height, left : left + width]
+        return image[top : top + kept_height, left : left + kept_width]
 
     return copy
 
 
-def _shift(factor: tuple[float, ...], offset: float) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda image: np.clip(image * np.array(factor) + offset, 0, 255).astype(np.uint8)
+def _make_shifted_copy(
+    factor: tuple[float, float, float],
+    offset: float,
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Multiply the channels by factors and add an offset, in grey levels."""
+
+    def copy(image: np.ndarray) -> np.ndarray:
+        return np.clip(image * np.array(factor) + offset, 0, 255).astype(np.uint8)
+
+    return copy
 
 
-def _grey(image: np.ndarray) -> np.ndarray:
-    return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)
+def _remove_colour(image: np.ndarray) -> np.ndarray:
+    grey = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    return cv2.cvtColor(grey, cv2.COLOR_GRAY2RGB)
 
 
 def _mirror(image: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(image[:, ::-1])
 
 
+def _mirror_and_shrink(image: np.ndarray) -> np.ndarray:
+    half = _make_resized_copy(0.5)(_mirror(image))
+    return _make_jpeg_copy(50)(half)
+
+
 COPIES: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    **{f"JPEG quality {quality}": _jpeg(quality) for quality in (95, 75, 50, 30)},
-    "resized to 50 %": _resize(0.5),
-    "resized to 200 %": _resize(2.0),
-    "brighter, more contrast": _shift((1.2, 1.2, 1.2), 15),
-    "darker, less contrast": _shift((0.7, 0.7, 0.7), 10),
-    "colours shifted": _shift((1.15, 1.0, 0.8), 0),
-    "grey": _grey,
+    "JPEG quality 95": _make_jpeg_copy(95),
+    "JPEG quality 75": _make_jpeg_copy(75),
+    "JPEG quality 50": _make_jpeg_copy(50),
+    "JPEG quality 30": _make_jpeg_copy(30),
+    "resized to 50 %": _make_resized_copy(0.5),
+    "resized to 200 %": _make_resized_copy(2.0),
+    "brighter, more contrast": _make_shifted_copy((1.2, 1.2, 1.2), 15),
+    "darker, less contrast": _make_shifted_copy((0.7, 0.7, 0.7), 10),
+    "colours shifted": _make_shifted_copy((1.15, 1.0, 0.8), 0),
+    "grey": _remove_colour,
     "mirrored": _mirror,
-    "mirrored, JPEG 50, 50 %": lambda image: _jpeg(50)(_resize(0.5)(_mirror(image))),
-    "crop of 95 %, centre": _crop(0.95, 0.5),
-    "crop of 90 %, centre": _crop(0.9, 0.5),
-    "crop of 90 %, corner": _crop(0.9, 0.0),
+    "mirrored, JPEG 50, 50 %": _mirror_and_shrink,
+    "crop of 95 %, centre": _make_crop(0.95, 0.5),
+    "crop of 90 %, centre": _make_crop(0.9, 0.5),
+    "crop of 90 %, corner": _make_crop(0.9, 0.0),
 }
 """A change that makes a copy of an image; takes and returns uint8 (H, W, 3)."""

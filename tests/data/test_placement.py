@@ -1,4 +1,4 @@
-"""Global arrays on eight devices, made from the rows a process holds."""
+"""Global arrays on eight devices, made from the rows that a process holds."""
 
 import types
 
@@ -13,32 +13,40 @@ from vit_jax.data.stream import HostBatch
 BATCH = 16
 
 
-@pytest.fixture(params=[("replica", "data"), ("data",), ()], ids=["both", "data", "whole"])
+@pytest.fixture(
+    params=[
+        PartitionSpec(("replica", "data")),
+        PartitionSpec(("data",)),
+        PartitionSpec(),
+    ],
+    ids=["both", "data", "whole"],
+)
 def sharding(request):
-    """The batch over 8, 4 or 1 parts; devices beyond hold copies."""
+    """The batch over 8, 4 or 1 parts; further devices hold copies."""
     if jax.device_count() < 8:
         pytest.skip("needs eight devices")
 
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("replica", "data"))
-    return NamedSharding(mesh, PartitionSpec(request.param) if request.param else PartitionSpec())
+    devices = np.array(jax.devices()[:8]).reshape(2, 4)
+    mesh = jax.sharding.Mesh(devices, ("replica", "data"))
+    return NamedSharding(mesh, request.param)
 
 
 def test_arrays_are_global_and_equal(sharding):
-    assert placement.local_rows(sharding, BATCH).tolist() == list(range(BATCH))
+    rows = placement.local_rows(sharding, BATCH)
 
-    image = np.random.default_rng(0).integers(256, size=(BATCH, 4, 5, 3), dtype=np.uint8)
+    assert rows.tolist() == list(range(BATCH))
+
     local = HostBatch(
-        image,
-        np.arange(BATCH, dtype=np.int32),
-        np.ones(BATCH, np.float32),
-        np.arange(BATCH),
+        image=np.random.default_rng(0).integers(256, size=(BATCH, 4, 5, 3), dtype=np.uint8),
+        label=np.arange(BATCH, dtype=np.int32),
+        mask=np.ones(BATCH, np.float32),
+        record_index=np.arange(BATCH),
     )
-
     with jax.transfer_guard("disallow"):
         batch = placement.place(local, sharding, BATCH)
 
     for found, expected in (
-        (batch.image_BHWC, image),
+        (batch.image_BHWC, local.image),
         (batch.label_B, local.label),
         (batch.mask_B, local.mask),
     ):
@@ -61,15 +69,33 @@ def test_rows_of_one_process_of_several(slices, expected):
     indices = {device: (part,) for device, part in enumerate(slices)}
     sharding = types.SimpleNamespace(addressable_devices_indices_map=lambda shape: indices)
 
-    assert placement.local_rows(sharding, BATCH).tolist() == list(expected)
+    rows = placement.local_rows(sharding, BATCH)
+
+    assert rows.tolist() == list(expected)
 
 
 def test_prefetch_keeps_order_and_stays_ahead():
     placed = []
-    batches = placement.prefetch(range(5), lambda n: placed.append(n) or n * 10, size=2)
+
+    def place(number):
+        placed.append(number)
+        return number * 10
+
+    batches = placement.prefetch(range(5), place, size=2)
 
     assert next(batches) == 0
     assert placed == [0, 1]
-    assert [*batches] == [10, 20, 30, 40]
-    assert [*placement.prefetch([], lambda n: n)] == []
-    assert [*placement.prefetch(range(3), lambda n: n, size=9)] == [0, 1, 2]
+    assert list(batches) == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize(
+    ("count", "options"),
+    [
+        (0, {}),
+        (3, {"size": 9}),
+    ],
+)
+def test_prefetch_of_few_batches(count, options):
+    batches = placement.prefetch(range(count), lambda number: number, **options)
+
+    assert list(batches) == list(range(count))

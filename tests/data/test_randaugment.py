@@ -1,4 +1,4 @@
-"""Every RandAugment operation against a formula written another way, and the quirks the original has."""
+"""Every RandAugment operation against another formula, and the quirks of the original."""
 
 import types
 
@@ -7,82 +7,104 @@ import pytest
 
 from vit_jax.data import randaugment
 
-IMAGE = np.random.default_rng(0).integers(20, 230, size=(32, 24, 3), dtype=np.uint8)
+HEIGHT = 32
+WIDTH = 24
+IMAGE = np.random.default_rng(0).integers(20, 230, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
 VALUES = IMAGE.astype(float)
 ROWS, COLUMNS = np.meshgrid(np.arange(32.0), np.arange(24.0), indexing="ij")
+GREY = np.rint(VALUES @ [0.299, 0.587, 0.114])[..., None]
 
 
 def apply(name, magnitude, rng=None):
-    return getattr(randaugment, name)(rng or np.random.default_rng(0), IMAGE, magnitude / 10)
+    """Apply an operation to the image at a magnitude of 0 to 20."""
+    operation = getattr(randaugment, name)
+    return operation(rng or np.random.default_rng(0), IMAGE, magnitude / 10)
 
 
-def blended(degenerate, magnitude):
-    factor = magnitude / 10 * 1.8 + 0.1
-    return np.clip(degenerate + factor * (VALUES - degenerate), 0, 255)
-
-
-def sampled(rows, columns):
-    """The image at (row, column), rounded, grey outside."""
-    rows = np.rint(rows).astype(int)
-    columns = np.rint(columns).astype(int)
-    inside = (rows >= 0) & (rows < 32) & (columns >= 0) & (columns < 24)
-
-    return np.where(inside[..., None], IMAGE[np.clip(rows, 0, 31), np.clip(columns, 0, 23)], 128)
-
-
-def autocontrasted(magnitude):
+def autocontrast(magnitude):
     low = VALUES.min((0, 1))
     high = VALUES.max((0, 1))
-
     return np.floor((VALUES - low) * 255 / (high - low) + 1e-9)
 
 
-def equalized(magnitude):
+def equalize(magnitude):
+    """Map each value to the number of darker pixels, in steps of equal numbers of pixels."""
     expected = np.empty_like(VALUES)
     for channel in range(3):
         flat = IMAGE[..., channel].ravel()
         step = (flat.size - np.sum(flat == flat.max())) // 255
-        values = [min((int(np.sum(flat < value)) + step // 2) // step, 255) for value in flat]
 
-        expected[..., channel] = np.reshape(values, IMAGE.shape[:2])
+        mapped = []
+        for value in flat:
+            num_darker = int(np.sum(flat < value))
+            mapped.append(min((num_darker + step // 2) // step, 255))
+        expected[..., channel] = np.reshape(mapped, IMAGE.shape[:2])
 
     return expected
 
 
-def posterized(magnitude):
+def invert(magnitude):
+    return 255 - VALUES
+
+
+def posterize(magnitude):
     bits = {0: 1, 5: 2, 10: 4, 15: 6, 20: 8}[magnitude]
-    return VALUES // 2 ** (8 - bits) * 2 ** (8 - bits)
+    unit = 2 ** (8 - bits)
+    return VALUES // unit * unit
 
 
-def smoothed():
+def solarize(magnitude):
+    threshold = {0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[magnitude]
+    return np.where(threshold > VALUES, VALUES, 255 - VALUES)
+
+
+def solarize_add(magnitude):
+    added = int(magnitude * 11)
+    return np.where(VALUES < 128, np.clip(VALUES + added, 0, 255), VALUES)
+
+
+def blend(degenerate, magnitude):
+    """Move the image away from a degenerate one, by a factor of 0.1 to 3.7."""
+    factor = magnitude / 10 * 1.8 + 0.1
+    return np.clip(degenerate + factor * (VALUES - degenerate), 0, 255)
+
+
+def change_brightness(magnitude):
+    return blend(0.0, magnitude)
+
+
+def change_contrast(magnitude):
+    """Blend with the number of pixels / 256, which the original takes for the mean grey."""
+    return blend(HEIGHT * WIDTH // 256, magnitude)
+
+
+def change_color(magnitude):
+    return blend(GREY, magnitude)
+
+
+def sharpen(magnitude):
+    """Blend with the image after a 3 x 3 filter; the border is not filtered."""
+    neighbourhood = 0
+    for i in range(3):
+        for j in range(3):
+            neighbourhood = neighbourhood + VALUES[i : i + HEIGHT - 2, j : j + WIDTH - 2]
+
     smooth = VALUES.copy()
-    total = sum(VALUES[i : i + 30, j : j + 22] for i in range(3) for j in range(3))
-    smooth[1:-1, 1:-1] = np.rint((total + 4 * VALUES[1:-1, 1:-1]) / 13)
-
-    return smooth
+    smooth[1:-1, 1:-1] = np.rint((neighbourhood + 4 * VALUES[1:-1, 1:-1]) / 13)
+    return blend(smooth, magnitude)
 
 
-GREY = np.rint(VALUES @ [0.299, 0.587, 0.114])[..., None]
 FORMULAS = {  # operation: its result at a magnitude, and the tolerance
-    "autocontrast": (autocontrasted, 0),
-    "equalize": (equalized, 0),
-    "invert": (lambda m: 255 - VALUES, 0),
-    "posterize": (posterized, 0),
-    "solarize": (
-        lambda m: np.where({0: 0, 5: 128, 10: 0, 15: 128, 20: 0}[m] > VALUES, VALUES, 255 - VALUES),
-        0,
-    ),
-    "solarize_add": (
-        lambda m: np.where(VALUES < 128, np.clip(VALUES + int(m * 11), 0, 255), VALUES),
-        0,
-    ),
-    "brightness": (lambda m: blended(0.0, m), 0.5),
-    "contrast": (
-        lambda m: blended(32 * 24 // 256, m),
-        0.5,
-    ),  # the number of pixels / 256 for the mean grey
-    "color": (lambda m: blended(GREY, m), 4.5),  # grey is rounded, then scaled
-    "sharpness": (lambda m: blended(smoothed(), m), 4.5),
+    "autocontrast": (autocontrast, 0),
+    "equalize": (equalize, 0),
+    "invert": (invert, 0),
+    "posterize": (posterize, 0),
+    "solarize": (solarize, 0),
+    "solarize_add": (solarize_add, 0),
+    "brightness": (change_brightness, 0.5),
+    "contrast": (change_contrast, 0.5),
+    "color": (change_color, 4.5),  # grey is rounded, then scaled
+    "sharpness": (sharpen, 4.5),
 }
 
 
@@ -90,103 +112,153 @@ FORMULAS = {  # operation: its result at a magnitude, and the tolerance
 def test_operations_on_values(name):
     formula, tolerance = FORMULAS[name]
     for magnitude in (0, 5, 10, 15, 20):
-        assert np.abs(apply(name, magnitude) - formula(magnitude)).max() <= tolerance, magnitude
+        difference = np.abs(apply(name, magnitude) - formula(magnitude))
+        assert difference.max() <= tolerance, magnitude
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("magnitude", [0, 1, 5, 10])
-def test_operations_on_places(sign, magnitude):
-    shear = sign * 0.03 * magnitude
-    pixels = sign * 10 * magnitude
-    angle = sign * np.deg2rad(3 * magnitude)
+def sample_image(rows, columns):
+    """Return the image at (row, column), rounded to a pixel, grey outside."""
+    rows = np.rint(rows).astype(int)
+    columns = np.rint(columns).astype(int)
+    is_inside = (rows >= 0) & (rows < HEIGHT) & (columns >= 0) & (columns < WIDTH)
+
+    nearest = IMAGE[np.clip(rows, 0, HEIGHT - 1), np.clip(columns, 0, WIDTH - 1)]
+    return np.where(is_inside[..., None], nearest, 128)
+
+
+def rotate(angle):
+    """Return the image rotated around its centre by an angle in radians."""
     rows = ROWS - 15.5
     columns = COLUMNS - 11.5
     sine = np.sin(angle)
     cosine = np.cos(angle)
 
+    return sample_image(
+        15.5 - sine * columns + cosine * rows,
+        11.5 + cosine * columns + sine * rows,
+    )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("magnitude", [0, 1, 5, 10])
+def test_operations_on_places(sign, magnitude):
+    """Ties of rounding may fall either way, so that a few pixels may differ."""
+    shear = sign * 0.03 * magnitude
+    pixels = sign * 10 * magnitude
+    rng_of_sign = types.SimpleNamespace(random=lambda: 0.5 - 0.25 * sign)
+
     expected = {
-        "shear_x": sampled(ROWS, COLUMNS + shear * ROWS),
-        "shear_y": sampled(ROWS + shear * COLUMNS, COLUMNS),
-        "translate_x": sampled(ROWS, COLUMNS + pixels),
-        "translate_y": sampled(ROWS + pixels, COLUMNS),
-        "rotate": sampled(
-            15.5 - sine * columns + cosine * rows,
-            11.5 + cosine * columns + sine * rows,
-        ),
+        "shear_x": sample_image(ROWS, COLUMNS + shear * ROWS),
+        "shear_y": sample_image(ROWS + shear * COLUMNS, COLUMNS),
+        "translate_x": sample_image(ROWS, COLUMNS + pixels),
+        "translate_y": sample_image(ROWS + pixels, COLUMNS),
+        "rotate": rotate(sign * np.deg2rad(3 * magnitude)),
     }
     for name, image in expected.items():
-        found = apply(name, magnitude, types.SimpleNamespace(random=lambda: 0.5 - 0.25 * sign))
-        assert np.mean(np.any(found != image, axis=-1)) < 0.05, (
-            name
-        )  # ties of rounding may fall either way
+        found = apply(name, magnitude, rng_of_sign)
+        is_different = np.any(found != image, axis=-1)
+        assert np.mean(is_different) < 0.05, name
 
 
 def test_cutout_covers_a_square():
-    row, column = np.random.default_rng(3).integers((32, 24))
+    row, column = np.random.default_rng(3).integers((HEIGHT, WIDTH))
+
     for magnitude in (0, 1, 5, 20):
         half = 4 * magnitude
-        covered = (abs(ROWS + 0.5 - row) < half) & (abs(COLUMNS + 0.5 - column) < half)
+        is_covered = (abs(ROWS + 0.5 - row) < half) & (abs(COLUMNS + 0.5 - column) < half)
+
         found = apply("cutout", magnitude, np.random.default_rng(3))
 
-        assert np.array_equal(found, np.where(covered[..., None], 128, IMAGE))
+        expected = np.where(is_covered[..., None], 128, IMAGE)
+        assert np.array_equal(found, expected)
 
 
-def test_images_that_stay_as_they_are():
-    flat = np.full((4, 4, 3), 77, np.uint8)
-    large = np.full((224, 224, 3), 196, np.uint8)
+@pytest.mark.parametrize(
+    ("operation", "image"),
+    [
+        pytest.param(
+            randaugment.autocontrast,
+            np.full((4, 4, 3), 77, np.uint8),
+            id="one value has no range",
+        ),
+        pytest.param(
+            randaugment.equalize,
+            np.full((4, 4, 3), 77, np.uint8),
+            id="one value has no histogram",
+        ),
+        pytest.param(
+            randaugment.contrast,
+            np.full((224, 224, 3), 196, np.uint8),
+            id="the value is 224 x 224 / 256",
+        ),
+        pytest.param(
+            randaugment.sharpness,
+            IMAGE[:2, :2],
+            id="all pixels are at the border",
+        ),
+    ],
+)
+def test_operations_that_change_nothing(operation, image):
+    assert np.array_equal(operation(None, image, 1.5), image)
 
-    for operation, image in (
-        *(
-            (randaugment.autocontrast, flat),
-            (randaugment.equalize, flat),
-        ),  # one value has no range and no histogram
-        (randaugment.contrast, large),  # 224 x 224 / 256 = 196
-        (randaugment.sharpness, IMAGE[:2, :2]),  # all of it is border
-    ):
-        assert np.array_equal(operation(None, image, 1.5), image)
 
+def test_no_layers_change_nothing():
     assert randaugment.randaugment(np.random.default_rng(0), IMAGE, 0, 0) is IMAGE
 
 
 @pytest.mark.parametrize("name", ["solarize", "posterize"])
 def test_saturating_is_the_formula_without_bytes(name, monkeypatch):
-    """Saturating arithmetic stops at the limits of bytes: the released code differs at 0 and from 10 on."""
-    monkeypatch.setattr(randaugment, "OPERATIONS", (getattr(randaugment, name),))
-    for magnitude in range(0, 41, 5):
-        unit = 2.0 ** max(8 - int(magnitude * 0.4), 0)
-        inverted = np.where(magnitude * 25.6 > VALUES, VALUES, 255 - VALUES)
+    """Saturating arithmetic stops at the limits of bytes.
 
-        expected = {"solarize": inverted, "posterize": VALUES // unit * unit}[name]
-        found = randaugment.randaugment(np.random.default_rng(0), IMAGE, 1, magnitude, "saturating")
+    The released code differs at 0 and from 10 on.
+    """
+    monkeypatch.setattr(randaugment, "OPERATIONS", (getattr(randaugment, name),))
+
+    for magnitude in range(0, 41, 5):
+        if name == "solarize":
+            expected = np.where(magnitude * 25.6 > VALUES, VALUES, 255 - VALUES)
+        else:
+            unit = 2.0 ** max(8 - int(magnitude * 0.4), 0)
+            expected = VALUES // unit * unit
+
+        rng = np.random.default_rng(0)
+        found = randaugment.randaugment(rng, IMAGE, 1, magnitude, "saturating")
 
         assert np.array_equal(found, expected), magnitude
 
 
-def test_layers_draw_every_operation_alike(monkeypatch):
+def test_layers_sample_all_operations_equally(monkeypatch):
+    """All 16 operations occur in 1,600 layers, with the magnitude 15 as 1.5."""
     assert len(set(randaugment.OPERATIONS)) == 16
 
-    drawn = []
-    fakes = tuple(
-        lambda rng, image, strength, n=n: drawn.append((n, strength)) or image for n in range(16)
-    )
-    monkeypatch.setattr(randaugment, "OPERATIONS", fakes)
-    rng = np.random.default_rng(0)
+    calls = []
 
+    def make_operation(number):
+        def operation(rng, image, strength):
+            calls.append((number, strength))
+            return image
+
+        return operation
+
+    operations = tuple(make_operation(number) for number in range(16))
+    monkeypatch.setattr(randaugment, "OPERATIONS", operations)
+    rng = np.random.default_rng(0)
     for _ in range(800):
         randaugment.randaugment(rng, IMAGE, 2, 15)
 
-    counts = np.bincount([n for n, _ in drawn], minlength=16)
-
+    counts = np.bincount([number for number, _ in calls], minlength=16)
     assert counts.sum() == 1600
     assert counts.min() > 60
-    assert {strength for _, strength in drawn} == {1.5}
+    assert {strength for _, strength in calls} == {1.5}
 
 
 @pytest.mark.parametrize("operation", randaugment.OPERATIONS)
 def test_small_images(operation):
     rng = np.random.default_rng(0)
-    for shape in ((1, 1), (2, 5), (8, 8)):
-        found = operation(rng, rng.integers(256, size=(*shape, 3), dtype=np.uint8), 1.0)
 
-        assert found.shape == (*shape, 3)
+    for height, width in ((1, 1), (2, 5), (8, 8)):
+        image = rng.integers(256, size=(height, width, 3), dtype=np.uint8)
+        found = operation(rng, image, 1.0)
+
+        assert found.shape == (height, width, 3)
         assert found.dtype == np.uint8
