@@ -1,4 +1,4 @@
-"""Photographs that are stored turned, against OpenCV's reading (JPEG) and against pixels written by hand."""
+"""Photographs that are stored turned, against OpenCV (JPEG) and pixels written by hand."""
 
 import functools
 import io
@@ -19,54 +19,57 @@ from vit_jax.data.transforms import TrainTransform, build_evaluation_transform
 from vit_jax.tools.prepare.prepared import prepare_folder
 
 ORIENTATIONS = range(1, 9)
+ORIENTATION_TAG = 0x0112
 PIXELS = np.random.default_rng(0).integers(0, 256, (48, 80, 3), np.uint8)
+SMOOTH = cv2.resize(PIXELS[:6, :10], (80, 48))
 
 
-def photograph(orientation):
-    smooth = cv2.resize(PIXELS[:6, :10], (80, 48))
-    return tagged(
-        cv2.imencode(".jpg", smooth, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes(),
-        orientation,
-    )
+def encode_photograph(orientation):
+    file = cv2.imencode(".jpg", SMOOTH, (cv2.IMWRITE_JPEG_RST_INTERVAL, 5))[1].tobytes()
+    return tagged(file, orientation)
 
 
-def by_opencv(file):
+def decode_by_opencv(file):
     return cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_COLOR_RGB)
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_upright_as_by_opencv(orientation):
-    file = photograph(orientation)
+    file = encode_photograph(orientation)
+    upright = decode_by_opencv(file)
+    stored = decode_by_opencv(encode_photograph(1))
 
     assert orientation_of(file) == orientation
-    np.testing.assert_array_equal(decode(file, exif_orientation=True), by_opencv(file))
-    np.testing.assert_array_equal(decode(file), by_opencv(photograph(1)))
+    np.testing.assert_array_equal(decode(file, exif_orientation=True), upright)
+    np.testing.assert_array_equal(decode(file), stored)
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test_a_crop_of_the_upright_image(orientation):
-    """Decoded alone, without the rest of the file."""
-    file = photograph(orientation)
-    whole = by_opencv(file)
+    """The crop is decoded alone, without the rest of the file."""
+    file = encode_photograph(orientation)
+    whole = decode_by_opencv(file)
+    height, width = whole.shape[:2]
 
     for box in (
         Box(0, 0, 9, 20),
         Box(17, 5, 30, 31),
-        Box(11, 9, *(side - 20 for side in whole.shape[:2])),
+        Box(11, 9, height - 20, width - 20),
     ):
+        sides = []
 
-        def choose(*sides, box=box):
-            assert sides == whole.shape[:2]
+        def choose(*shape, box=box, sides=sides):
+            sides.append(shape)
             return box
 
-        np.testing.assert_array_equal(
-            plan_crop(file, choose, box[2:], exif_orientation=True)(),
-            cut(whole, box),
-        )
+        expected = cut(whole, box)
+        planned = plan_crop(file, choose, (box.height, box.width), exif_orientation=True)
+        np.testing.assert_array_equal(planned(), expected)
+        assert sides == [(height, width)]
 
-        stored = turn_back(box, orientation, *whole.shape[:2])
-
-        np.testing.assert_array_equal(turn(cut(decode(file), stored), orientation), cut(whole, box))
+        stored_box = turn_back(box, orientation, height, width)
+        stored = cut(decode(file), stored_box)
+        np.testing.assert_array_equal(turn(stored, orientation), expected)
 
 
 STORED = np.array([[1, 2, 3], [4, 5, 6]])
@@ -82,59 +85,64 @@ UPRIGHT = {
 }
 
 
-def coloured(grid):
-    """Pixels of another red, green and blue for each number of a grid."""
-    return np.stack([np.multiply(grid, factor) for factor in (40, 25, 7)], axis=-1).astype(np.uint8)
+def make_pixels(grid):
+    """Return pixels of another red, green and blue for each number of a grid."""
+    channels = [np.multiply(grid, factor) for factor in (40, 25, 7)]
+    return np.stack(channels, axis=-1).astype(np.uint8)
 
 
-def exif(order, orientation):
-    """Exif data in either order of bytes."""
-    start = struct.pack(f"{order}2sHIH", b"MM" if order == ">" else b"II", 42, 8, 1)
-    return start + struct.pack(f"{order}HHIHHI", 274, 3, 1, orientation, 0, 0)
+def make_exif(order, orientation):
+    """Return Exif data in either order of bytes."""
+    mark = b"MM" if order == ">" else b"II"
+    start = struct.pack(f"{order}2sHIH", mark, 42, 8, 1)
+    return start + struct.pack(f"{order}HHIHHI", ORIENTATION_TAG, 3, 1, orientation, 0, 0)
 
 
-def png(order, orientation):
-    return deep_files.with_chunk(
-        deep_files.png(coloured(STORED)),
-        b"eXIf" + exif(order, orientation),
-    )
+def encode_png(order, orientation):
+    file = deep_files.png(make_pixels(STORED))
+    return deep_files.with_chunk(file, b"eXIf" + make_exif(order, orientation))
 
 
-def webp(order, orientation):
-    options = (cv2.IMWRITE_WEBP_QUALITY, 101)
-    pixels = cv2.imencode(".webp", coloured(STORED)[..., ::-1], options)[1].tobytes()[12:]
+def encode_webp(order, orientation):
+    pixels = make_pixels(STORED)[..., ::-1]
+    encoded = cv2.imencode(".webp", pixels, (cv2.IMWRITE_WEBP_QUALITY, 101))[1].tobytes()
+    chunk_of_pixels = encoded[12:]
     # 8: with Exif; 3 x 2 pixels
     head = b"VP8X" + struct.pack("<I4B", 10, 8, 0, 0, 0) + bytes([2, 0, 0, 1, 0, 0])
-    data = exif(order, orientation)
-    chunks = b"WEBP" + head + pixels + b"EXIF" + struct.pack("<I", len(data)) + data
+    exif = make_exif(order, orientation)
+    chunk_of_exif = b"EXIF" + struct.pack("<I", len(exif)) + exif
 
+    chunks = b"WEBP" + head + chunk_of_pixels + chunk_of_exif
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
 
 
-def tiff(order, orientation, is_big=False, bits=8):
-    samples = (coloured(STORED).astype(int) * (257 if bits == 16 else 1)).astype(f"u{bits // 8}")
+def encode_tiff(order, orientation, is_big=False, bits=8):
+    samples = make_pixels(STORED).astype(f"u{bits // 8}")
+    if bits == 16:
+        samples = samples * np.uint16(257)
     return deep_files.tiff(samples, order, is_big=is_big, t274=("H", orientation))
 
 
 FORMATS = {
-    "PNG": png,
-    "WebP": webp,
-    "TIFF": tiff,
-    "BigTIFF": functools.partial(tiff, is_big=True),
-    "TIFF of 16 bits": functools.partial(tiff, bits=16),
+    "PNG": encode_png,
+    "WebP": encode_webp,
+    "TIFF": encode_tiff,
+    "BigTIFF": functools.partial(encode_tiff, is_big=True),
+    "TIFF of 16 bits": functools.partial(encode_tiff, bits=16),
 }
 
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_other_formats_by_hand(kind, order):
-    """Stored pixels by default, whatever OpenCV does with the tag; upright pixels where they are wanted."""
-    for orientation, upright in UPRIGHT.items():
+    """Pixels are as stored by default, also where OpenCV turns them; upright on request."""
+    for orientation, grid in UPRIGHT.items():
+        upright = make_pixels(grid)
         file = FORMATS[kind](order, orientation)
 
         assert orientation_of(file) == orientation
-        np.testing.assert_array_equal(decode(file), coloured(STORED))
-        np.testing.assert_array_equal(decode(file, exif_orientation=True), coloured(upright))
+        np.testing.assert_array_equal(decode(file), make_pixels(STORED))
+        np.testing.assert_array_equal(decode(file, exif_orientation=True), upright)
 
         planned = plan_crop(
             file,
@@ -142,149 +150,151 @@ def test_other_formats_by_hand(kind, order):
             (1, 1),
             exif_orientation=True,
         )
-
-        np.testing.assert_array_equal(planned(), coloured(upright))
+        np.testing.assert_array_equal(planned(), upright)
 
 
 XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">
 <rdf:Description rdf:about="" xmlns:tiff="http://ns.adobe.com/tiff/1.0/"{}>{}</rdf:Description></rdf:RDF></x:xmpmeta>"""
+WAYS = ("exif", "attribute", "element")  # Exif data, and an attribute or an element of XMP data
 
 
-def xmp(orientation, is_attribute):
-    if is_attribute:
+def make_xmp(orientation, way):
+    if way == "attribute":
         return XMP.format(f' tiff:Orientation="{orientation}"', "").encode()
     return XMP.format("", f"<tiff:Orientation>{orientation}</tiff:Orientation>").encode()
 
 
-def by_pillow(kind, orientation, way):
-    """A file of the photograph that states the orientation in Exif or XMP data; of AVIF Exif becomes irot and imir."""
-    pixels = cv2.resize(PIXELS[:6, :10], (80, 48))
-    options = {}
+def make_pillow_exif(orientation):
+    tags = Image.Exif()
+    tags[ORIENTATION_TAG] = orientation
+    return tags
 
+
+def make_options(kind, orientation, way):
+    """Return the options of Pillow that state the orientation in Exif or XMP data."""
     if way == "exif":
-        tags = Image.Exif()
-        tags[0x0112] = orientation
-        options["exif"] = tags
-    elif kind == "PNG":
-        options["pnginfo"] = PngImagePlugin.PngInfo()
-        text = xmp(orientation, is_attribute=way == "attribute").decode()
-        options["pnginfo"].add_itxt("XML:com.adobe.xmp", text, zip=way == "element")
-    elif kind == "TIFF":
-        options["tiffinfo"] = {700: xmp(orientation, is_attribute=way == "attribute")}
-    else:
-        options["xmp"] = xmp(orientation, is_attribute=way == "attribute")
+        return {"exif": make_pillow_exif(orientation)}
 
+    xmp = make_xmp(orientation, way)
+    if kind == "TIFF":
+        return {"tiffinfo": {700: xmp}}
+    if kind == "PNG":
+        info = PngImagePlugin.PngInfo()
+        info.add_itxt("XML:com.adobe.xmp", xmp.decode(), zip=way == "element")
+        return {"pnginfo": info}
+    return {"xmp": xmp}
+
+
+def encode_by_pillow(pixels, kind, **options):
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, kind, **options)
-
     return file.getvalue()
 
 
-@pytest.mark.parametrize("way", ["exif", "attribute", "element"])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "JPEG",
-        "PNG",
-        "WEBP",
-        "TIFF",
-        "AVIF",
-    ],
-)
+def encode_with_metadata(kind, orientation, way):
+    """Return a file of the photograph; Exif data of AVIF become the boxes irot and imir."""
+    return encode_by_pillow(SMOOTH, kind, **make_options(kind, orientation, way))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_upright_as_by_pillow(kind, way):
     for orientation in ORIENTATIONS:
-        file = by_pillow(kind, orientation, way)
+        file = encode_with_metadata(kind, orientation, way)
 
         assert orientation_of(file) == orientation
 
         upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(file))))
-
-        assert np.abs(decode(file, exif_orientation=True) - upright.astype(int)).max() <= 2
+        difference = decode(file, exif_orientation=True) - upright.astype(int)
+        assert np.abs(difference).max() <= 2
         assert decode(file).shape == (48, 80, 3)
 
 
-@pytest.mark.parametrize("way", ["exif", "attribute", "element"])
+@pytest.mark.parametrize("way", WAYS)
 def test_jpeg_2000_states_it_in_a_box(way):
-    """Pillow reads none there."""
+    """A box before the pixels holds Exif or XMP data; Pillow reads neither."""
     file = cv2.imencode(".jp2", PIXELS)[1].tobytes()
-    identifiers = {"exif": b"JpgTiffExif->JP2"}
-    identifier = identifiers.get(way, bytes.fromhex("be7acfcb97a942e89c71999491e3afac"))
+    start = file.index(b"jp2c") - 4
 
     for orientation in ORIENTATIONS:
-        data = (
-            exif("<", orientation)
-            if way == "exif"
-            else xmp(orientation, is_attribute=way == "attribute")
-        )
-        box = struct.pack(">I4s", 24 + len(data), b"uuid") + identifier + data
-        at = file.index(b"jp2c") - 4
+        if way == "exif":
+            content = b"JpgTiffExif->JP2" + make_exif("<", orientation)
+        else:
+            identifier = bytes.fromhex("be7acfcb97a942e89c71999491e3afac")
+            content = identifier + make_xmp(orientation, way)
+        box = struct.pack(">I4s", 8 + len(content), b"uuid") + content
 
-        assert orientation_of(file[:at] + box + file[at:]) == orientation
+        assert orientation_of(file[:start] + box + file[start:]) == orientation
 
 
-def test_irot_and_imir_come_first_and_exif_before_xmp():
-    file = io.BytesIO()
-    tags = Image.Exif()
-    tags[0x0112] = 6
-    Image.fromarray(PIXELS).save(file, "AVIF", exif=tags, xmp=xmp(3, is_attribute=True))
-    both = file.getvalue()
+def test_irot_and_imir_come_first_in_avif():
+    file = encode_by_pillow(
+        PIXELS,
+        "AVIF",
+        exif=make_pillow_exif(6),
+        xmp=make_xmp(3, "attribute"),
+    )
 
-    assert orientation_of(both) == 6
+    assert orientation_of(file) == 6
 
-    at = both.index(b"irot") + 4
+    value_of_irot = file.index(b"irot") + 4
+    turned = file[:value_of_irot] + b"\1" + file[value_of_irot + 1 :]
+    assert orientation_of(turned) == 8
 
-    assert orientation_of(both[:at] + b"\1" + both[at + 1 :]) == 8
+    without_irot = file.replace(b"irot", b"free")
+    assert orientation_of(without_irot) in (1, 3, 6)
 
-    without = both.replace(b"irot", b"free")
 
-    assert orientation_of(without) in (1, 3, 6)
+def test_exif_comes_before_xmp():
+    file = encode_by_pillow(
+        PIXELS,
+        "JPEG",
+        exif=make_pillow_exif(6),
+        xmp=make_xmp(3, "attribute"),
+    )
 
-    file = io.BytesIO()
-    tags[0x0112] = 6  # Pillow removed it
-    Image.fromarray(PIXELS).save(file, "JPEG", exif=tags, xmp=xmp(3, is_attribute=True))
-
-    assert orientation_of(file.getvalue()) == 6
+    assert orientation_of(file) == 6
 
 
 @pytest.mark.parametrize("quarters", range(4))
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("is_mirrored_first", [False, True])
 def test_turns_of_avif_are_composed_in_their_order(quarters, axis, is_mirrored_first):
-    """ISO 23008-12: irot turns to the left; imir swaps top and bottom (0), or left and right (1)."""
-    turns = [(b"irot", quarters)] + ([(b"imir", axis)] if axis is not None else [])
-    turns = turns[::-1] if is_mirrored_first else turns
+    """irot turns to the left; imir swaps top and bottom (0) or left and right (1): ISO 23008-12."""
+    turns = [(b"irot", quarters)]
+    if axis is not None:
+        turns.append((b"imir", axis))
+    if is_mirrored_first:
+        turns.reverse()
 
     expected = STORED
     for kind, value in turns:
-        expected = np.rot90(expected, value) if kind == b"irot" else np.flip(expected, value)
+        if kind == b"irot":
+            expected = np.rot90(expected, value)
+        else:
+            expected = np.flip(expected, value)
 
     file = bytes(value for _, value in turns)
     boxes = [heif.Box(kind, place, place + 1) for place, (kind, _) in enumerate(turns)]
     orientation = heif._compose(file, boxes)
 
-    np.testing.assert_array_equal(turn(coloured(STORED), orientation), coloured(expected))
+    found = turn(make_pixels(STORED), orientation)
+    np.testing.assert_array_equal(found, make_pixels(expected))
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "JPEG",
-        "PNG",
-        "WEBP",
-        "TIFF",
-        "AVIF",
-    ],
-)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
 def test_damaged_metadata_state_a_number(kind):
     rng = np.random.default_rng(0)
-    for way in ("exif", "attribute", "element"):
-        file = by_pillow(kind, 6, way)
+
+    for way in WAYS:
+        file = encode_with_metadata(kind, 6, way)
         for _ in range(40):
             damaged = bytearray(file)
             for place in rng.integers(4, len(file), 8):
                 damaged[place] = rng.integers(256)
+            length = rng.integers(20, 2 * len(file))
 
-            assert orientation_of(bytes(damaged[: rng.integers(20, 2 * len(file))])) in ORIENTATIONS
+            assert orientation_of(bytes(damaged[:length])) in ORIENTATIONS
 
 
 @pytest.mark.parametrize(
@@ -293,42 +303,47 @@ def test_damaged_metadata_state_a_number(kind):
         b"",
         b"II*\0",
         b"MM\0*\0\0\0\x08\xff\xff",
-        photograph(1).replace(b"\xff\xdb", b"\xff\xe1\0\x08Exif\0\0\xff\xdb", 1),
-        tagged(photograph(1), 9),
-        photograph(6)[:30],
+        encode_photograph(1).replace(b"\xff\xdb", b"\xff\xe1\0\x08Exif\0\0\xff\xdb", 1),
+        tagged(encode_photograph(1), 9),
+        encode_photograph(6)[:30],
         PIXELS,
     ],
 )
-def test_what_states_none_is_upright(file):
+def test_an_image_that_states_no_orientation_is_upright(file):
     assert orientation_of(file) == 1
 
 
-def test_training_and_evaluation_see_the_same_side_up(make_config):
-    """And with the default neither does."""
-    record = Record(photograph(6), 0)
-    upright = by_opencv(record.image)
-    fields = {
-        "image_size": upright.shape[:2],
-        "train_crop": "none",
-        "flip": False,
-        "test_resize": "direct",
-    }
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_training_and_evaluation_see_the_same_side_up(make_config, is_turned):
+    """Both turn the image if `exif_orientation` is set, and neither does by default."""
+    record = Record(encode_photograph(6), 0)
+    upright = decode_by_opencv(record.image)
+    height, width = upright.shape[:2]
+    config = make_config(
+        image_size=(height, width),
+        train_crop="none",
+        flip=False,
+        test_resize="direct",
+        exif_orientation=is_turned,
+    )
 
-    for config, expected in (
-        (make_config(**fields, exif_orientation=True), upright),
-        (make_config(**fields), cv2.resize(by_opencv(photograph(1)), upright.shape[1::-1])),
-    ):
-        trained = TrainTransform(config)(record, np.random.default_rng(0))
+    trained = TrainTransform(config)(record, np.random.default_rng(0))
+    evaluated = build_evaluation_transform(config)(record)
 
-        np.testing.assert_array_equal(trained, build_evaluation_transform(config)(record))
-        np.testing.assert_array_equal(trained, expected)
+    np.testing.assert_array_equal(trained, evaluated)
+    if is_turned:
+        np.testing.assert_array_equal(trained, upright)
+    else:
+        stored = decode_by_opencv(encode_photograph(1))
+        np.testing.assert_array_equal(trained, cv2.resize(stored, (width, height)))
 
 
 def test_a_smaller_copy_keeps_it(tmp_path):
     (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "a.jpg").write_bytes(photograph(6))
-    prepare_folder(tmp_path / "images", tmp_path / "copy", short_side=24)
-    copy = (tmp_path / "copy" / "a.jpg").read_bytes()
+    (tmp_path / "images" / "a.jpg").write_bytes(encode_photograph(6))
 
+    prepare_folder(tmp_path / "images", tmp_path / "copy", short_side=24)
+
+    copy = (tmp_path / "copy" / "a.jpg").read_bytes()
     assert orientation_of(copy) == 6
     assert decode(copy, exif_orientation=True).shape == (40, 24, 3)

@@ -12,10 +12,9 @@ RGB = np.random.default_rng(0).integers(0, 256, (20, 35, 3), dtype=np.uint8)
 BAND = np.full((20, 35, 1), 10, np.uint8)
 
 
-def write(pixels, **options):
+def encode(pixels, **options):
     file = io.BytesIO()
     tifffile.imwrite(file, pixels, **options)
-
     return file.getvalue()
 
 
@@ -23,29 +22,24 @@ LOSSLESS = ("none", "lzw", "zlib", "packbits", "zstd", "lzma", "lerc", "png", "w
 
 
 @pytest.mark.parametrize("compression", LOSSLESS)
-@pytest.mark.parametrize(
-    "tile",
-    [
-        None,
-        (16, 16),
-    ],
-)
+@pytest.mark.parametrize("tile", [None, (16, 16)])
 def test_compressions(compression, tile):
-    options = {"compressionargs": {"lossless": True}} if compression == "webp" else {}
-    file = write(
-        RGB,
-        photometric="rgb",
-        compression=compression,
-        tile=tile,
-        **options,
-    )
+    options = {}
+    if compression == "webp":
+        options["compressionargs"] = {"lossless": True}
+
+    file = encode(RGB, photometric="rgb", compression=compression, tile=tile, **options)
 
     np.testing.assert_array_equal(decode(file), RGB)
 
 
 def test_jpeg_2000_without_loss():
-    options = {"compressionargs": {"reversible": True}}
-    file = write(RGB, photometric="rgb", compression="jpeg2000", **options)
+    file = encode(
+        RGB,
+        photometric="rgb",
+        compression="jpeg2000",
+        compressionargs={"reversible": True},
+    )
 
     np.testing.assert_array_equal(decode(file), RGB)
 
@@ -57,12 +51,15 @@ def test_a_fourth_band_changes_no_colour(photometric, planarconfig, extrasamples
     pixels = np.dstack([RGB, BAND])
     if planarconfig == "separate":
         pixels = np.moveaxis(pixels, -1, 0)
-
     if photometric == "minisblack":
         extrasamples = ["unspecified", "unspecified", *extrasamples]
 
-    options = {"photometric": photometric, "planarconfig": planarconfig}
-    file = write(pixels, extrasamples=extrasamples, **options)
+    file = encode(
+        pixels,
+        photometric=photometric,
+        planarconfig=planarconfig,
+        extrasamples=extrasamples,
+    )
 
     np.testing.assert_array_equal(decode(file), RGB)
 
@@ -70,13 +67,14 @@ def test_a_fourth_band_changes_no_colour(photometric, planarconfig, extrasamples
 @pytest.mark.parametrize("bigtiff", [False, True])
 @pytest.mark.parametrize("predictor", [False, True])
 def test_three_bands_of_16_bits(bigtiff, predictor):
-    pixels = RGB.astype(np.uint16) * 257
-    options = {
-        "planarconfig": "contig",
-        "compression": "zlib",
-        "predictor": predictor,
-    }
-    file = write(pixels, photometric="minisblack", bigtiff=bigtiff, **options)
+    file = encode(
+        RGB.astype(np.uint16) * 257,
+        photometric="minisblack",
+        planarconfig="contig",
+        compression="zlib",
+        predictor=predictor,
+        bigtiff=bigtiff,
+    )
 
     np.testing.assert_array_equal(decode(file), RGB)
     np.testing.assert_array_equal(decode(file, value_range=(0, 65535)), RGB)
@@ -84,15 +82,16 @@ def test_three_bands_of_16_bits(bigtiff, predictor):
 
 def test_a_band_after_grey_is_ignored():
     grey = RGB[..., :1]
-    file = write(np.dstack([grey, BAND]), photometric="minisblack", planarconfig="contig")
+    file = encode(np.dstack([grey, BAND]), photometric="minisblack", planarconfig="contig")
 
-    np.testing.assert_array_equal(decode(file), np.repeat(grey, 3, axis=-1))
+    expected = np.repeat(grey, 3, axis=-1)
+    np.testing.assert_array_equal(decode(file), expected)
 
 
 @pytest.mark.parametrize("bands", [5, 6])
 def test_more_than_four_bands_name_their_number(bands):
     pixels = np.repeat(BAND, bands, axis=-1)
-    file = write(pixels, photometric="minisblack", planarconfig="contig")
+    file = encode(pixels, photometric="minisblack", planarconfig="contig")
 
     with pytest.raises(UnreadableImage, match=f"{bands} bands.*gdal_translate -b 1 -b 2 -b 3"):
         decode(file)
