@@ -4,6 +4,7 @@ import io
 import logging
 import pickle
 import struct
+import types
 
 import cv2
 import numpy as np
@@ -33,44 +34,57 @@ RAMP = np.arange(63, dtype=np.uint16).reshape(7, 9) * 65  # 12 bits
 UNIT_RAMP = RAMP.astype(np.float32) / 4095
 
 
-def mapped(values, low=0, high=4095):
-    """The definition, in float64, as RGB."""
+def map_to_bytes(values, low=0, high=4095):
+    """Return values mapped from a range to RGB of 8 bits, in float64."""
     exact = np.clip((values.astype(np.float64) - low) / (high - low), 0, 1) * 255
     pixels = np.rint(exact).astype(np.uint8)
-
-    return pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=-1)
+    if pixels.ndim == 3:
+        return pixels
+    return np.stack([pixels] * 3, axis=-1)
 
 
 STATED = {
-    "PNG with sBIT": (png(GREY, 12), mapped(GREY)),
-    "PNG in RGB with sBIT": (png(RGB, 12), mapped(RGB)),
-    "TIFF with MaxSampleValue": (tiff(GREY, t281=("H", 4095)), mapped(GREY)),
-    "TIFF of Motorola with MaxSampleValue": (tiff(GREY, ">", t281=("H", 4095)), mapped(GREY)),
-    "TIFF with a range of another end": (tiff(GREY, t281=("H", 5000)), mapped(GREY, 0, 5000)),
-    "TIFF in RGB with SMaxSampleValue": (tiff(RGB, t341=("H", 4095, 4095, 4095)), mapped(RGB)),
-    "BigTIFF": (tiff(RGB, is_big=True, t281=("H", 4095, 4095, 4095)), mapped(RGB)),
-    "TIFF where white is zero": (tiff(GREY, t262=("H", 0), t281=("H", 4095)), 255 - mapped(GREY)),
+    "PNG with sBIT": (png(GREY, 12), map_to_bytes(GREY)),
+    "PNG in RGB with sBIT": (png(RGB, 12), map_to_bytes(RGB)),
+    "TIFF with MaxSampleValue": (tiff(GREY, t281=("H", 4095)), map_to_bytes(GREY)),
+    "TIFF of Motorola with MaxSampleValue": (tiff(GREY, ">", t281=("H", 4095)), map_to_bytes(GREY)),
+    "TIFF with a range of another end": (tiff(GREY, t281=("H", 5000)), map_to_bytes(GREY, 0, 5000)),
+    "TIFF in RGB with SMaxSampleValue": (
+        tiff(RGB, t341=("H", 4095, 4095, 4095)),
+        map_to_bytes(RGB),
+    ),
+    "BigTIFF": (tiff(RGB, is_big=True, t281=("H", 4095, 4095, 4095)), map_to_bytes(RGB)),
+    "TIFF where white is zero": (
+        tiff(GREY, t262=("H", 0), t281=("H", 4095)),
+        255 - map_to_bytes(GREY),
+    ),
     "TIFF of signed values": (
         tiff(SIGNED, t340=("H", 0), t341=("H", 3095)),
-        mapped(SIGNED, 0, 3095),
+        map_to_bytes(SIGNED, 0, 3095),
     ),
-    "packed TIFF": (tiff(GREY, bits=12), mapped(GREY)),
+    "packed TIFF": (tiff(GREY, bits=12), map_to_bytes(GREY)),
     "packed TIFF where white is zero": (
         tiff(GREY, ">", bits=12, t262=("H", 0)),
-        255 - mapped(GREY),
+        255 - map_to_bytes(GREY),
     ),
-    "packed TIFF of 10 bits": (tiff(GREY // 4, bits=10), mapped(GREY // 4, 0, 1023)),
-    "PGM": (pnm(GREY, 4095), mapped(GREY)),
-    "PGM whose values are multiples of 16": (pnm(GREY // 16 * 16, 4095), mapped(GREY // 16 * 16)),
-    "PPM": (pnm(RGB, 4095), mapped(RGB)),
-    "PGM of 4 bits": (pnm(GREY // 273, 15), mapped(GREY // 273, 0, 15)),
-    "TIFF of float32": (tiff(UNIT, t340=("f", 0.25), t341=("f", 1.0)), mapped(UNIT, 0.25, 1)),
-    "TIFF of float32 without a lowest value": (tiff(UNIT, t341=("d", 2.0)), mapped(UNIT, 0, 2)),
+    "packed TIFF of 10 bits": (tiff(GREY // 4, bits=10), map_to_bytes(GREY // 4, 0, 1023)),
+    "PGM": (pnm(GREY, 4095), map_to_bytes(GREY)),
+    "PGM whose values are multiples of 16": (
+        pnm(GREY // 16 * 16, 4095),
+        map_to_bytes(GREY // 16 * 16),
+    ),
+    "PPM": (pnm(RGB, 4095), map_to_bytes(RGB)),
+    "PGM of 4 bits": (pnm(GREY // 273, 15), map_to_bytes(GREY // 273, 0, 15)),
+    "TIFF of float32": (tiff(UNIT, t340=("f", 0.25), t341=("f", 1.0)), map_to_bytes(UNIT, 0.25, 1)),
+    "TIFF of float32 without a lowest value": (
+        tiff(UNIT, t341=("d", 2.0)),
+        map_to_bytes(UNIT, 0, 2),
+    ),
     "TIFF of float32 in RGB": (
         tiff(RGB.astype(np.float32), t341=("f", 4095, 4095, 4095)),
-        mapped(RGB),
+        map_to_bytes(RGB),
     ),
-    "TIFF of float64": (tiff(UNIT.astype(np.float64), t341=("d", 1.0)), mapped(UNIT, 0, 1)),
+    "TIFF of float64": (tiff(UNIT.astype(np.float64), t341=("d", 1.0)), map_to_bytes(UNIT, 0, 1)),
 }
 
 
@@ -81,7 +95,6 @@ def test_the_range_that_a_file_states(kind):
     np.testing.assert_array_equal(decode(file), expected)
 
     planned = plan_crop(file, lambda height, width: Box(1, 2, height - 1, width - 2), (1, 1))
-
     np.testing.assert_array_equal(planned(), expected[1:, 2:])
 
 
@@ -109,9 +122,10 @@ FULL = {
 @pytest.mark.parametrize("kind", FULL)
 def test_all_16_bits_are_converted_as_by_opencv(kind):
     file = FULL[kind]
-    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
-    np.testing.assert_array_equal(decode(file), cv2.imdecode(np.frombuffer(file, np.uint8), flags))
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    expected = cv2.imdecode(np.frombuffer(file, np.uint8), flags)
+    np.testing.assert_array_equal(decode(file), expected)
 
 
 GIVEN = {
@@ -139,31 +153,42 @@ GIVEN |= {
 
 
 @pytest.mark.parametrize("kind", GIVEN)
-def test_the_range_that_is_given_wins(kind):
+def test_a_given_range_takes_precedence(kind):
     file, values = GIVEN[kind]
 
-    np.testing.assert_array_equal(
-        decode(file, value_range=(100, 3000.5)),
-        mapped(values, 100, 3000.5),
-    )
+    found = decode(file, value_range=(100, 3000.5))
+
+    expected = map_to_bytes(values, 100, 3000.5)
+    np.testing.assert_array_equal(found, expected)
 
 
-def test_a_range_is_for_more_than_8_bits():
-    for file in (png(GREY.astype(np.uint8)), tiff(GREY.astype(np.uint8)), pnm(GREY // 273, 15)):
-        np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), decode(file))
+@pytest.mark.parametrize(
+    "file",
+    [
+        png(GREY.astype(np.uint8)),
+        tiff(GREY.astype(np.uint8)),
+        pnm(GREY // 273, 15),
+    ],
+    ids=["PNG", "TIFF", "PGM"],
+)
+def test_a_range_is_for_more_than_8_bits(file):
+    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), decode(file))
 
 
-def test_white_is_zero_and_what_is_no_number():
+def test_values_that_are_not_finite():
+    """NaN and negative infinity become black, infinity becomes white."""
     values = np.array([[np.nan, np.inf, -np.inf, 0.5]], np.float32)
 
-    np.testing.assert_array_equal(
-        decode(tiff(values), value_range=(0, 1))[0, :, 0],
-        [0, 255, 0, 128],
-    )
+    found = decode(tiff(values), value_range=(0, 1))
 
+    assert found[0, :, 0].tolist() == [0, 255, 0, 128]
+
+
+def test_a_range_of_a_tiff_in_which_white_is_zero():
     inverted = decode(tiff(GREY, t262=("H", 0)), value_range=(0, 2000))
 
-    np.testing.assert_array_equal(inverted, 255 - mapped(GREY, 0, 2000))
+    expected = 255 - map_to_bytes(GREY, 0, 2000)
+    np.testing.assert_array_equal(inverted, expected)
 
 
 @pytest.mark.parametrize("orientation", UPRIGHT)
@@ -171,25 +196,23 @@ def test_deep_files_are_turned_upright(orientation):
     values = np.array([[1, 2, 3], [4, 5, 6]], np.uint16) * 500
     file = tiff(values, t274=("H", orientation))
 
-    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(values))
+    stored = decode(file, value_range=(0, 4095))
+    upright = decode(file, exif_orientation=True, value_range=(0, 4095))
 
-    upright = mapped(np.array(UPRIGHT[orientation]) * 500)
-
-    np.testing.assert_array_equal(
-        decode(file, exif_orientation=True, value_range=(0, 4095)),
-        upright,
-    )
+    np.testing.assert_array_equal(stored, map_to_bytes(values))
+    expected = map_to_bytes(np.array(UPRIGHT[orientation]) * 500)
+    np.testing.assert_array_equal(upright, expected)
 
 
 def test_alpha_is_dropped_where_values_are_mapped():
-    transparent = np.dstack([RGB, GREY[..., None]])
-    file = cv2.imencode(".png", transparent[..., [2, 1, 0, 3]])[1].tobytes()
+    rgba = np.dstack([RGB, GREY[..., None]])
+    bgra = rgba[..., [2, 1, 0, 3]]
+    file_of_png = cv2.imencode(".png", bgra)[1].tobytes()
+    file_of_tiff = tiff(rgba, t262=("H", 2), t338=("H", 2))
 
-    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(RGB))
-
-    file = tiff(transparent, t262=("H", 2), t338=("H", 2))
-
-    np.testing.assert_array_equal(decode(file, value_range=(0, 4095)), mapped(RGB))
+    for file in (file_of_png, file_of_tiff):
+        found = decode(file, value_range=(0, 4095))
+        np.testing.assert_array_equal(found, map_to_bytes(RGB))
 
 
 @pytest.mark.parametrize(
@@ -200,11 +223,10 @@ def test_alpha_is_dropped_where_values_are_mapped():
         GREY.astype(np.int32),
     ],
 )
-def test_what_needs_a_range_names_the_option(values):
-    with pytest.raises(
-        UnreadableImage,
-        match=r"--config\.input\.value_range=0,1 .*--images.value_range=0,1",
-    ):
+def test_an_error_about_a_missing_range_names_the_options(values):
+    rule = r"--config\.input\.value_range=0,1 .*--images.value_range=0,1"
+
+    with pytest.raises(UnreadableImage, match=rule):
         decode(tiff(values))
 
 
@@ -227,6 +249,11 @@ def test_values_that_cannot_be_decoded(file, rule):
         decode(file, value_range=(0, 1))
 
 
+def make_reader(file):
+    """Return a function from a place and a number of bytes to these bytes of a file."""
+    return lambda place, count: file[place : place + count]
+
+
 def test_headers_that_are_damaged_state_nothing():
     for file in (
         tiff(GREY, bits=12, t281=("H", 4095)),
@@ -235,40 +262,36 @@ def test_headers_that_are_damaged_state_nothing():
         tiff(UNIT, is_big=True),
     ):
         for size in range(0, 60, 3):
-            depth_of_file(file[:size])
-            assert num_pages(lambda place, count, cut=file[:size]: cut[place : place + count]) == 1
+            cut_off = file[:size]
+            depth_of_file(cut_off)
+            assert num_pages(make_reader(cut_off)) == 1
 
-    endless = bytearray(tiff(GREY))  # its directory is followed by itself
+
+def test_a_directory_of_pages_that_leads_to_itself():
+    endless = bytearray(tiff(GREY))
     (first,) = struct.unpack_from("<I", endless, 4)
     endless[-4:] = struct.pack("<I", first)
 
-    assert num_pages(lambda place, size: bytes(endless[place : place + size])) == 1
+    assert num_pages(make_reader(bytes(endless))) == 1
 
 
-def test_training_evaluation_and_reasons_take_the_range(make_config):
+def test_training_and_evaluation_take_the_range(make_config):
     record = Record(tiff(UNIT), 0)
-    for crop in ("none", "inception"):
-        config = make_config(
-            image_size=UNIT.shape,
-            train_crop=crop,
-            flip=False,
-            test_resize="direct",
-            value_range=(0.0, 2.0),
-        )
-        if crop == "none":
-            expected = mapped(UNIT, 0, 2)
-            np.testing.assert_array_equal(
-                TrainTransform(config)(record, np.random.default_rng(0)),
-                expected,
-            )
-            np.testing.assert_array_equal(build_evaluation_transform(config)(record), expected)
+    config = make_config(
+        image_size=UNIT.shape,
+        train_crop="none",
+        flip=False,
+        test_resize="direct",
+        value_range=(0.0, 2.0),
+    )
 
-        assert TrainTransform(config)(record, np.random.default_rng(0)).max() <= 128
+    trained = TrainTransform(config)(record, np.random.default_rng(0))
+    evaluated = build_evaluation_transform(config)(record)
 
-    source = Images(record.image)
-
-    assert "--images.value_range=" in reason_of(source, 0, 1.0)
-    assert "can be now" in reason_of(source, 0, 1.0, (0, 1))
+    expected = map_to_bytes(UNIT, 0, 2)
+    np.testing.assert_array_equal(trained, expected)
+    np.testing.assert_array_equal(evaluated, expected)
+    assert trained.max() <= 128
 
 
 def test_the_files_of_these_tests_are_packed_as_specified():
@@ -279,33 +302,61 @@ def test_the_files_of_these_tests_are_packed_as_specified():
 # Warnings about files of more than 8 bits and of several pages.
 
 
-def write(folder, files):
+def test_training_crops_take_the_range(make_config):
+    """Values up to 1 are the lower half of a range up to 2."""
+    config = make_config(
+        image_size=UNIT.shape,
+        train_crop="inception",
+        flip=False,
+        value_range=(0.0, 2.0),
+    )
+
+    trained = TrainTransform(config)(Record(tiff(UNIT), 0), np.random.default_rng(0))
+
+    assert trained.max() <= 128
+
+
+def test_reasons_take_the_range():
+    source = Images(tiff(UNIT))
+
+    assert "--images.value_range=" in reason_of(source, 0, 1.0)
+    assert "can be now" in reason_of(source, 0, 1.0, (0, 1))
+
+
+def write_files(folder, files):
+    """Write contents by name; return the paths."""
+    paths = []
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return [str(folder / name) for name in files]
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        paths.append(str(path))
+    return paths
 
 
 def test_losses_are_counted(tmp_path):
-    files = {
-        **{f"{n}.tif": tiff(RAMP) for n in range(3)},
-        "a.PNG": png(RAMP),
-        "stated.png": png(RAMP, 12),
-        "b.png": png(RAMP.astype(np.uint8)),
-        "float.tiff": tiff(UNIT_RAMP),
-        "float-stated.tiff": tiff(UNIT_RAMP, t341=("f", 1.0)),
-        "pages.tif": tiff(RAMP, bits=12, pages=3),
-        "small.tif": tiff(RAMP, bits=12, thumbnails=2),
-        "broken.tif": b"II*\0",
-        "c.pgm": pnm(RAMP, 4095),
-        "photo.jpg": tiff(RAMP),
-    }
-    paths = write(tmp_path, files)
-    values, floats, pages = survey(
-        [*paths, str(tmp_path / "gone.tif")],
-        None,
-        "--images.value_range",
+    """Losses of values, floating point and further pages are warned about once each."""
+    option = "--images.value_range"
+    paths = write_files(
+        tmp_path,
+        {
+            "0.tif": tiff(RAMP),
+            "1.tif": tiff(RAMP),
+            "2.tif": tiff(RAMP),
+            "a.PNG": png(RAMP),
+            "stated.png": png(RAMP, 12),
+            "b.png": png(RAMP.astype(np.uint8)),
+            "float.tiff": tiff(UNIT_RAMP),
+            "float-stated.tiff": tiff(UNIT_RAMP, t341=("f", 1.0)),
+            "pages.tif": tiff(RAMP, bits=12, pages=3),
+            "small.tif": tiff(RAMP, bits=12, thumbnails=2),
+            "broken.tif": b"II*\0",
+            "c.pgm": pnm(RAMP, 4095),
+            "photo.jpg": tiff(RAMP),
+        },
     )
+
+    values, floats, pages = survey([*paths, str(tmp_path / "gone.tif")], None, option)
 
     assert values.startswith("4 of 13 checked files have 16 bits")
     assert "divided by 256" in values
@@ -314,97 +365,142 @@ def test_losses_are_counted(tmp_path):
     assert floats.startswith("1 of 13 checked files have floating-point")
     assert f"(first: {tmp_path}/float.tiff)" in floats
     assert pages == "1 of 13 checked files have several pages: page 1 of 3 is used."
-    assert survey(paths, (0, 4095), "input.value_range") == [pages.replace("13", "12")]
-    assert survey(paths[4:6], None, "input.value_range") == []
+
+    assert survey(paths, (0, 4095), option) == [pages.replace("13", "12")]
+    assert survey(paths[4:6], None, option) == []
+
+
+def encode_avif(pixels):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "AVIF")
+    return file.getvalue()
+
+
+def encode_by_opencv(extension, pixels):
+    return cv2.imencode(extension, pixels)[1].tobytes()
 
 
 def test_bands_that_are_ignored_are_noted(tmp_path):
-    """Once, whatever the format."""
-    rgba = np.dstack([RGB // 16, GREY // 16]).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
-    of_avif = io.BytesIO()
-    Image.fromarray(rgba).save(of_avif, "AVIF")
-    files = {
-        "rgba.png": cv2.imencode(".png", rgba)[1].tobytes(),
+    """One line counts the files of all formats with further bands."""
+    rgba = np.dstack([RGB // 16, GREY // 16]).astype(np.uint8)
+    rgba = rgba.repeat(8, axis=0).repeat(8, axis=1)
+    rgb = rgba[..., :3]
+    with_further_band = {
+        "rgba.png": encode_by_opencv(".png", rgba),
         "infrared.tif": tiff(rgba, t262=("H", 1)),
         "infrared16.tif": tiff(rgba.astype(np.uint16) * 257, t262=("H", 1), t281=("H", 65535)),
         "two.tif": tiff(rgba[..., :2], t262=("H", 1)),
-        "rgba.webp": cv2.imencode(".webp", rgba)[1].tobytes(),
-        "rgba.avif": of_avif.getvalue(),
-        "rgba.jp2": cv2.imencode(".jp2", rgba)[1].tobytes(),
+        "rgba.webp": encode_by_opencv(".webp", rgba),
+        "rgba.avif": encode_avif(rgba),
+        "rgba.jp2": encode_by_opencv(".jp2", rgba),
+    }
+    others = {
         "rgb.png": png(RGB.astype(np.uint8)),
-        "rgb.webp": cv2.imencode(".webp", rgba[..., :3])[1].tobytes(),
-        "rgb.avif": cv2.imencode(".avif", rgba[..., :3])[1].tobytes(),
-        "rgb.jp2": cv2.imencode(".jp2", rgba[..., :3])[1].tobytes(),
+        "rgb.webp": encode_by_opencv(".webp", rgb),
+        "rgb.avif": encode_by_opencv(".avif", rgb),
+        "rgb.jp2": encode_by_opencv(".jp2", rgb),
         "grey.tif": tiff(rgba[..., 0]),
         "cmyk.tif": tiff(rgba, t262=("H", 5)),
     }
-    paths = write(tmp_path, files)
+    paths = write_files(tmp_path, with_further_band | others)
+
     (line,) = survey(paths, (0, 65535), "--images.value_range")
 
-    assert line.startswith(f"7 of {len(files)} checked files have a band beyond grey or RGB")
+    assert line.startswith("7 of 13 checked files have a band beyond grey or RGB")
     assert f"(first: {paths[0]})" in line
 
 
-def test_few_files_are_read_and_little_of_each(tmp_path, monkeypatch):
-    """Evenly spaced ones; directories at the end of a file are found."""
+@pytest.fixture
+def thousand_files(tmp_path):
+    """Paths of 1,000 files, of which the fifth is a large TIFF and the others are empty."""
     large = tiff(np.zeros((600, 600), np.uint16))
-    paths = write(tmp_path, {f"{n:04}.tif": large if n == 4 else b"" for n in range(1000)})
-    sizes = []
-    opened = []
+    files = {f"{number:04}.tif": b"" for number in range(1000)}
+    return write_files(tmp_path, files | {"0004.tif": large})
 
-    class Counted(io.FileIO):
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The opened paths and the sizes of the reads of surveys, as lists."""
+    counts = types.SimpleNamespace(opened=[], sizes=[])
+
+    class CountedFile(io.FileIO):
         def read(self, size):
-            sizes.append(size)
+            counts.sizes.append(size)
             return super().read(size)
 
     def open_counted(path):
-        opened.append(path)
-        return Counted(path)
+        counts.opened.append(path)
+        return CountedFile(path)
 
     monkeypatch.setattr("vit_jax.data.decoding.depth.open_regular", open_counted)
-    (line,) = survey(paths[:256], None, "input.value_range")
+    return counts
+
+
+def test_little_of_each_file_is_read(thousand_files, reads):
+    """Directories at the end of a file are found."""
+    (line,) = survey(thousand_files[:256], None, "input.value_range")
 
     assert line.startswith("1 of 256")
-    assert sum(sizes) < 256 * 5000
-
-    opened.clear()
-    survey(paths[300:], None, "input.value_range")
-
-    assert len(opened) == MOST_FILES
-    assert opened[0] == paths[300]
-    assert opened[-1] >= paths[995]
+    assert sum(reads.sizes) < 256 * 5000
 
 
-def test_a_folder_warns_once(tmp_path, make_config, caplog):
-    """Whichever of its splits are opened; with a range only of pages."""
+def test_few_files_are_read(thousand_files, reads):
+    """The files are evenly spaced."""
+    survey(thousand_files[300:], None, "input.value_range")
+
+    assert len(reads.opened) == MOST_FILES
+    assert reads.opened[0] == thousand_files[300]
+    assert reads.opened[-1] >= thousand_files[995]
+
+
+@pytest.fixture
+def deep_folder(tmp_path):
+    """An image folder of the classes a and b, with five deep files each; the first has two pages."""
+    files = {}
+    for kind in "ab":
+        files |= {f"{kind}/{number}.tif": tiff(RAMP) for number in range(5)}
+    files["a/0.tif"] = tiff(RAMP, pages=2)
+    write_files(tmp_path / "images", files)
+    return tmp_path / "images"
+
+
+def test_a_folder_warns_once(deep_folder, make_config, caplog):
+    """The warnings do not depend on the number of opened splits, or on pickling."""
     caplog.set_level(logging.WARNING)
-    names = [f"images/{kind}/{n}.tif" for kind in "ab" for n in range(5)]
-    write(tmp_path, {name: tiff(RAMP, pages=1 + (name == names[0])) for name in names})
 
     for split in ("train", "test"):
-        source = open_source(f"folder:{tmp_path}/images", split, make_config(), 0)
+        source = open_source(f"folder:{deep_folder}", split, make_config(), 0)
         pickle.dumps(source)
 
-    assert len(caplog.messages) == 2
-    assert "10 of 10 checked files have 16 bits" in caplog.messages[0]
-    assert "Pass --config.input.value_range=0,4095" in caplog.messages[0]
-    assert "page 1 of 2" in caplog.messages[1]
+    values, pages = caplog.messages
+    assert "10 of 10 checked files have 16 bits" in values
+    assert "Pass --config.input.value_range=0,4095" in values
+    assert "page 1 of 2" in pages
 
-    (tmp_path / "images.csv").write_text(
-        "image,label\n" + "".join(f"{name},{name[7]}\n" for name in names)
-    )
-    caplog.clear()
-    open_source(f"csv:{tmp_path}/images.csv", "train", make_config(value_range=(0.0, 4095.0)), 0)
 
-    assert len(caplog.messages) == 1
-    assert "page 1 of 2" in caplog.messages[0]
+def test_a_table_with_a_range_warns_of_pages_alone(deep_folder, tmp_path, make_config, caplog):
+    caplog.set_level(logging.WARNING)
+    lines = ["image,label"]
+    for path in sorted(deep_folder.rglob("*.tif")):
+        lines.append(f"{path.relative_to(tmp_path)},{path.parent.name}")
+    (tmp_path / "images.csv").write_text("\n".join(lines) + "\n")
+
+    config = make_config(value_range=(0.0, 4095.0))
+    open_source(f"csv:{tmp_path}/images.csv", "train", config, 0)
+
+    (message,) = caplog.messages
+    assert "page 1 of 2" in message
 
 
 def test_warnings_of_verbs_on_weights_name_their_option(tmp_path, caplog):
-    write(tmp_path, {f"{kind}/{n}.tif": tiff(RAMP) for kind in "ab" for n in range(5)})
-    open_pair(f"folder:{tmp_path}", SplitChoice())
-    (message,) = caplog.messages
+    files = {}
+    for kind in "ab":
+        files |= {f"{kind}/{number}.tif": tiff(RAMP) for number in range(5)}
+    write_files(tmp_path, files)
 
+    open_pair(f"folder:{tmp_path}", SplitChoice())
+
+    (message,) = caplog.messages
     assert "Pass --images.value_range=0,4095" in message
 
     caplog.clear()

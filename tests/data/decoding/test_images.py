@@ -55,17 +55,28 @@ ANIMATED_GIF = base64.b64decode(
 )
 
 
+COLOR_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2}
+
+
+"""Channels by color_type of a PNG: grey, RGB, palette, grey and alpha."""
+
+
+def make_png_chunk(name, body):
+    length = struct.pack(">I", len(body))
+    checksum = struct.pack(">I", zlib.crc32(name + body))
+    return length + name + body + checksum
+
+
 def make_png(rows, depth, color_type, *chunks):
-    """A PNG of rows (bytes) that are not filtered; color_type 0 is grey, 2 RGB, 3 palette, 4 grey and alpha."""
-    width = len(rows[0]) * 8 // (depth * {0: 1, 2: 3, 3: 1, 4: 2}[color_type])
+    """Return a PNG of rows (bytes) without filters."""
+    width = len(rows[0]) * 8 // (depth * COLOR_CHANNELS[color_type])
     header = struct.pack(">IIBBBBB", width, len(rows), depth, color_type, 0, 0, 0)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
-    parts = ((b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b""))
 
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        for name, body in parts
-    )
+    file = b"\x89PNG\r\n\x1a\n" + make_png_chunk(b"IHDR", header)
+    for name, body in chunks:
+        file += make_png_chunk(name, body)
+    return file + make_png_chunk(b"IDAT", data) + make_png_chunk(b"IEND", b"")
 
 
 PALETTE = (b"PLTE", bytes([9, 8, 7, 250, 100, 50, 0, 0, 255]))
@@ -92,24 +103,32 @@ PNGS = {
 
 @pytest.mark.parametrize("kind", PNGS)
 def test_png(kind):
+    """OpenCV may round values of 16 bits, where the rule says that low bits are lost."""
     file, expected = PNGS[kind]
-    # OpenCV may round where we say "low bits are lost"
     tolerance = 1 if kind.startswith("16") else 0
 
-    assert np.abs(images.decode(file).astype(int) - np.array(expected)).max() <= tolerance
+    difference = images.decode(file).astype(int) - np.array(expected)
+
+    assert np.abs(difference).max() <= tolerance
 
 
 @pytest.mark.parametrize(
     ("extension", "options", "tolerance"),
     [
-        *((extension, (), 0) for extension in (".png", ".bmp", ".tiff", ".ppm")),
+        (".png", (), 0),
+        (".bmp", (), 0),
+        (".tiff", (), 0),
+        (".ppm", (), 0),
         (".webp", (cv2.IMWRITE_WEBP_QUALITY, 101), 0),
         (".jpg", (), 4),
         (".gif", (), 30),
     ],
 )
 def test_formats(extension, options, tolerance):
-    difference = images.decode(encode(extension, SMOOTH, *options)).astype(int) - SMOOTH
+    file = encode(extension, SMOOTH, *options)
+
+    difference = images.decode(file).astype(int) - SMOOTH
+
     assert np.abs(difference).mean() <= tolerance
 
 
@@ -126,31 +145,31 @@ def test_cmyk_is_paper_white_less_ink(file, expected):
     assert np.abs(images.decode(file) - expected).max() <= 3
 
 
-def test_cmyk_that_may_be_inverted_or_not_is_rejected():
-    marker = slice(2, 2 + 2 + 14)
-
-    assert CMYK_JPEG[marker].startswith(b"\xff\xee\0\x0eAdobe")
-
-    unmarked = CMYK_JPEG[: marker.start] + CMYK_JPEG[marker.stop :]
-    for file in (
-        unmarked,
-        unmarked[:2] + b"\xff\xff\xff\xfe\0\x07Adobe" + unmarked[2:],
-    ):  # fill bytes and a comment
-        with pytest.raises(UnreadableImage, match=r"CMYK.*inverted: save as RGB"):
-            images.decode(file)
+ADOBE_MARKER = slice(2, 2 + 2 + 14)
 
 
-def test_of_an_animation_the_first_frame_and_of_a_photograph_the_stored_pixels():
-    assert np.array_equal(images.decode(ANIMATED_GIF), np.broadcast_to([250, 10, 0], (2, 3, 3)))
+UNMARKED_CMYK = CMYK_JPEG[: ADOBE_MARKER.start] + CMYK_JPEG[ADOBE_MARKER.stop :]
 
-    # Orientation 6: a quarter turn
-    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
-    tagged = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
 
-    shape = cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR).shape
+@pytest.mark.parametrize(
+    "file",
+    [
+        UNMARKED_CMYK,
+        UNMARKED_CMYK[:2] + b"\xff\xff\xff\xfe\0\x07Adobe" + UNMARKED_CMYK[2:],
+    ],
+    ids=["without a marker", "with fill bytes and a comment"],
+)
+def test_cmyk_that_may_be_inverted_is_rejected(file):
+    """The marker of Adobe tells whether inks are inverted."""
+    assert CMYK_JPEG[ADOBE_MARKER].startswith(b"\xff\xee\0\x0eAdobe")
 
-    assert shape == (60, 50, 3)  # the tag is read
-    assert np.array_equal(images.decode(tagged), images.decode(JPEG))
+    with pytest.raises(UnreadableImage, match=r"CMYK.*inverted: save as RGB"):
+        images.decode(file)
+
+
+def test_the_first_frame_of_an_animation_is_decoded():
+    expected = np.broadcast_to([250, 10, 0], (2, 3, 3))
+    assert np.array_equal(images.decode(ANIMATED_GIF), expected)
 
 
 UNREADABLE = {
@@ -166,9 +185,22 @@ UNREADABLE = {
 }
 
 
+def test_the_stored_pixels_of_a_turned_photograph_are_decoded():
+    """Exif data states orientation 6, a quarter turn, which OpenCV reads."""
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+    length = (len(exif) + 2).to_bytes(2, "big")
+    tagged = JPEG[:2] + b"\xff\xe1" + length + exif + JPEG[2:]
+
+    by_opencv = cv2.imdecode(np.frombuffer(tagged, np.uint8), cv2.IMREAD_COLOR)
+
+    assert by_opencv.shape == (60, 50, 3)
+    assert np.array_equal(images.decode(tagged), images.decode(JPEG))
+
+
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_unreadable_says_why(kind):
     file, reason = UNREADABLE[kind]
+
     with pytest.raises(UnreadableImage, match=reason):
         images.decode(file)
 
@@ -181,10 +213,11 @@ def test_part_of_a_jpeg_is_unreadable(length):
 
 
 def test_too_many_pixels(monkeypatch):
-    def refuse(*arguments):
+    def reject(*arguments):
         raise cv2.error("too large")
 
-    monkeypatch.setattr(cv2, "imdecode", refuse)
+    monkeypatch.setattr(cv2, "imdecode", reject)
+
     with pytest.raises(UnreadableImage, match="starts as PNG"):
         images.decode(PNG)
 
@@ -196,54 +229,55 @@ def test_arrays_are_completed_and_alpha_is_dropped():
     for image in (alpha, encode(".png", alpha)):
         assert np.array_equal(images.decode(image), SMOOTH)
 
-    for gray in (SMOOTH[..., 0], SMOOTH[..., :1]):
-        assert np.array_equal(images.decode(gray), np.repeat(SMOOTH[..., :1], 3, axis=-1))
+    expected_grey = np.repeat(SMOOTH[..., :1], 3, axis=-1)
+    for grey in (SMOOTH[..., 0], SMOOTH[..., :1]):
+        assert np.array_equal(images.decode(grey), expected_grey)
 
     with pytest.raises(ValueError, match="uint8"):
         images.decode(SMOOTH.astype(np.float32))
 
 
-def bilinear(old, new):
-    """Weights (new, old) of linear interpolation by its definition: samples at pixel centres, edges repeated."""
-    centre = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
-    low = np.floor(centre).astype(int)
-    matrix = np.zeros((new, old))
-    np.add.at(matrix, (np.arange(new), low), 1 - (centre - low))
-    np.add.at(matrix, (np.arange(new), np.minimum(low + 1, old - 1)), centre - low)
+def build_bilinear_weights(old, new):
+    """Return weights (new, old) of linear interpolation by its definition.
 
-    return matrix
+    Samples are at pixel centres, and edges are repeated.
+    """
+    centres = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+    low = np.floor(centres).astype(int)
+    high = np.minimum(low + 1, old - 1)
 
-
-def resized(image, size, weights):
-    """float64 (*size, C), by the weights (new, old) of each side."""
-    rows, columns = (weights(old, new) for old, new in zip(image.shape, size, strict=False))
-    return np.einsum("ai,bj,ijc->abc", rows, columns, image.astype(float))
+    weights = np.zeros((new, old))
+    np.add.at(weights, (np.arange(new), low), 1 - (centres - low))
+    np.add.at(weights, (np.arange(new), high), centres - low)
+    return weights
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        (20, 33),
-        (50, 60),
-        (77, 61),
-        (1, 1),
-        (3, 200),
-    ],
-)
+def resize_by_weights(image, size, build_weights):
+    """Return float64 (*size, C), by the weights (new, old) of each side."""
+    row_weights = build_weights(image.shape[0], size[0])
+    column_weights = build_weights(image.shape[1], size[1])
+    return np.einsum("ai,bj,ijc->abc", row_weights, column_weights, image.astype(float))
+
+
+@pytest.mark.parametrize("size", [(20, 33), (50, 60), (77, 61), (1, 1), (3, 200)])
 def test_bilinear_is_the_definition(size):
+    """OpenCV computes with weights of 11 bits."""
     found = images.resize_bilinear(SMOOTH, size)
 
-    assert (
-        np.abs(found - resized(SMOOTH, size, bilinear)).max() <= 1
-    )  # cv2 works with weights of 11 bits
+    expected = resize_by_weights(SMOOTH, size, build_bilinear_weights)
+    assert np.abs(found - expected).max() <= 1
 
 
-def areas(old, new):
-    """Weights (new, old) of averages over areas by their definition: how much of each new pixel is in each old one."""
+def build_area_weights(old, new):
+    """Return weights (new, old) of averages over areas by their definition.
+
+    They are the part of each new pixel that is in each old one.
+    """
     ends = np.arange(1, new + 1)[:, None] * old / new
+    starts = ends - old / new
     edges = np.arange(old)
-    overlap = np.minimum(ends, edges + 1) - np.maximum(ends - old / new, edges)
 
+    overlap = np.minimum(ends, edges + 1) - np.maximum(starts, edges)
     return np.maximum(overlap, 0) * new / old
 
 
@@ -255,24 +289,36 @@ def areas(old, new):
     seed=st.integers(0, 9),
 )
 def test_enlarging_averages_areas(old, factor, seed):
-    """Also where borders of new pixels fall on those of old ones."""
+    """Borders of new pixels may fall on borders of old ones."""
     image = np.random.default_rng(seed).integers(256, size=(*old, 3), dtype=np.uint8)
-    found = images.resize_to_cover(image, tuple(round(side * factor) for side in old))
+    size = tuple(round(side * factor) for side in old)
 
-    assert np.abs(found - resized(image, found.shape[:2], areas)).max() <= 0.501
+    found = images.resize_to_cover(image, size)
+
+    expected = resize_by_weights(image, found.shape[:2], build_area_weights)
+    assert np.abs(found - expected).max() <= 0.501
 
 
 def test_shrinking_averages_areas():
+    found = images.resize_to_cover(SMOOTH, (10, 12))
+
     expected = SMOOTH.reshape(10, 5, 12, 5, 3).mean(axis=(1, 3))
-    assert np.abs(images.resize_to_cover(SMOOTH, (10, 12)) - expected).max() <= 0.51
-    assert np.abs(resized(SMOOTH, (10, 12), areas) - expected).max() < 1e-9
+    assert np.abs(found - expected).max() <= 0.51
+
+    by_weights = resize_by_weights(SMOOTH, (10, 12), build_area_weights)
+    assert np.abs(by_weights - expected).max() < 1e-9
 
 
 @settings(derandomize=True, deadline=None, max_examples=100)
-@given(old=st.tuples(*[st.integers(1, 400)] * 2), size=st.tuples(*[st.integers(1, 300)] * 2))
+@given(
+    old=st.tuples(*[st.integers(1, 400)] * 2),
+    size=st.tuples(*[st.integers(1, 300)] * 2),
+)
 def test_covering_is_tight(old, size):
-    covered = images.resize_to_cover(np.zeros((*old, 3), np.uint8), size).shape
+    """Both sides cover the size, and one of them exactly."""
+    covered = images.resize_to_cover(np.zeros((*old, 3), np.uint8), size)
+    height, width = covered.shape[:2]
 
-    assert covered[0] >= size[0]
-    assert covered[1] >= size[1]
-    assert covered[0] == size[0] or covered[1] == size[1]
+    assert height >= size[0]
+    assert width >= size[1]
+    assert height == size[0] or width == size[1]
