@@ -680,7 +680,7 @@ CASES = [  # a check, sources, and how many complaints
     ),
     (
         platform_violations,
-        {"vit_jax/models/x.py": "from vit_jax.kernels.devices import placed_by, platform"},
+        {"vit_jax/models/x.py": "from vit_jax.kernels.devices import trace_for, platform"},
         1,
     ),
     (

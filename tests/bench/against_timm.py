@@ -80,7 +80,7 @@ def build_ours(model, batch, form, unrolled, device):
     from vit_jax.arrays import Batch, normalise
     from vit_jax.config import load_recipe, resolve
     from vit_jax.config.networks import build_architecture
-    from vit_jax.kernels.devices import placed_by
+    from vit_jax.kernels.devices import trace_for
     from vit_jax.models import build_model
     from vit_jax.objectives import build_objective
     from vit_jax.optim.optimizers import build_optimizer
@@ -112,7 +112,7 @@ def build_ours(model, batch, form, unrolled, device):
     optimizer = build_optimizer(config.optimizer, schedule, config.schedule.learning_rate)
     objective = build_objective(config.objective, architecture)
     mesh = build_mesh([device])
-    on_mesh = placed_by(Placement(mesh))
+    on_mesh = trace_for(Placement(mesh))
     parts = StepParts(
         seed=config.seed,
         num_micro_batches=1,

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from tests.models.small_models import Place
+from tests.models.small_models import FakeDevices
 from tests.models.test_attention import distances, projections, results
 from tests.models.test_vit import small
 from vit_jax.arrays import abstract_batch
 from vit_jax.config import ShardingConfig, load_recipe
 from vit_jax.kernels import attention_cudnn, dispatch
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models.attention import Attention
 from vit_jax.models.block import attention_form
 from vit_jax.models.encoder import REMAT_POLICIES
@@ -26,7 +26,7 @@ from vit_jax.tools.plan.topology import parse_topology
 from vit_jax.train.assemble import architecture_of, assemble
 
 H100, T4, AMD = (
-    Place(platform="gpu", compute_capability=version) for version in ((9, 0), (7, 5), (0, 0))
+    FakeDevices(platform="gpu", compute_capability=version) for version in ((9, 0), (7, 5), (0, 0))
 )
 SIZES = {"length": 197, "num_heads": 3, "head_dim": 64, "dtype": jnp.dtype("bfloat16")}
 
@@ -131,14 +131,14 @@ def test_devices_compute_their_images_and_heads(stand_in):
     mesh = build_mesh(jax.devices()[:4], ShardingConfig(num_model_shards=2))
     operands, gradient = projections(4, 17, 2, 8, "float32")
 
-    with placed_by(Placement(mesh)):
+    with trace_for(Placement(mesh)):
         actual = results("cudnn", operands, gradient, 2)
 
     assert max(distances(actual, results("xla", operands, gradient, 2))) < 5e-6
 
 
 @pytest.mark.parametrize(
-    ("place", "sizes", "form"),
+    ("devices", "sizes", "form"),
     [
         (H100, {}, "cudnn"),
         (H100, {"length": 196, "dtype": jnp.dtype("float16")}, "cudnn"),
@@ -149,22 +149,22 @@ def test_devices_compute_their_images_and_heads(stand_in):
         (None, {}, "xla"),  # the program may run anywhere
     ],
 )
-def test_auto_takes_cudnn_on_gpus_where_it_can(place, sizes, form):
-    with placed_by(place):
+def test_auto_takes_cudnn_on_gpus_where_it_can(devices, sizes, form):
+    with trace_for(devices):
         assert dispatch.choose_attention("auto", **(SIZES | sizes)) == form
 
 
 @pytest.mark.parametrize(
-    ("place", "sizes", "rule"),
+    ("devices", "sizes", "rule"),
     [
         (H100, {"head_dim": 20}, "a multiple of 8 up to 256, not 20"),
         (H100, {"dtype": jnp.dtype("float32")}, "bfloat16 or float16"),
         (T4, {}, "8.0, not 7.5"),
     ],
 )
-def test_the_explicit_form_is_rejected_with_the_rule(place, sizes, rule):
+def test_the_explicit_form_is_rejected_with_the_rule(devices, sizes, rule):
     with (
-        placed_by(place),
+        trace_for(devices),
         pytest.raises(ValueError, match=rf"model.attention='cudnn'.*{rule}.*Use auto or xla\."),
     ):
         dispatch.choose_attention("cudnn", **(SIZES | sizes))
@@ -172,7 +172,7 @@ def test_the_explicit_form_is_rejected_with_the_rule(place, sizes, rule):
 
 def test_forms_of_architectures():
     sizes = {"width": 128, "num_heads": 2, "compute_dtype": "bfloat16"}
-    with placed_by(H100):
+    with trace_for(H100):
         assert attention_form(small(**sizes)) == "cudnn"
         assert attention_form(small(**sizes, pool="gap", block="axial")) == "xla"
         assert (

@@ -2,8 +2,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.models.small_models import Place
-from vit_jax.kernels.devices import placed_by
+from tests.models.small_models import FakeDevices
+from vit_jax.kernels.devices import trace_for
 from vit_jax.kernels.dispatch import multiply, multiply_each
 
 TOLERANCE = 2e-6  # of the largest number: float32 sums of 15 products at most, in another order
@@ -56,7 +56,7 @@ def test_products_of_one_activation_on_gpus():
         )
 
     expected = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
-    with placed_by(Place(platform="gpu", compute_capability=None)):
+    with trace_for(FakeDevices(platform="gpu", compute_capability=None)):
         actual = jax.value_and_grad(loss, argnums=(0, 1))(x, kernels)
         program = jax.make_jaxpr(jax.grad(loss))(x, kernels)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import Place, assert_same_up_to_rounding
+from tests.models.small_models import FakeDevices, assert_same_up_to_rounding
 from vit_jax.config import ModelConfig, build_architecture
 from vit_jax.kernels import unit_sizes
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models.resnet import Unit
 from vit_jax.sharding import Placement, build_mesh
 
@@ -72,7 +72,7 @@ def test_every_device_computes_its_images_and_gradients_of_kernels_are_summed():
     operands = unit(64, 64), maps(4, 3, 4, 64), maps(4, 3, 4, 256)
     whole = output_and_gradients(Unit.compute_by_kernel, *operands)
 
-    with placed_by(Placement(build_mesh(jax.devices()[:4]))):
+    with trace_for(Placement(build_mesh(jax.devices()[:4]))):
         parts = output_and_gradients(lambda *x: Unit.compute_by_kernel(*x), *operands)
 
     assert_same_up_to_rounding(whole, parts)
@@ -125,8 +125,8 @@ def test_rounding_to_bfloat16_costs_as_little_as_by_xla(form):
 )
 def test_the_kernel_is_taken_where_it_fits(kind, size, options, is_taken):
     options = {"dtype": "bfloat16", "inputs": 64, "inner": 64} | options
-    with placed_by(
-        Place(platform="tpu", device_kind=kind, on_shards=lambda function, *_: function)
+    with trace_for(
+        FakeDevices(platform="tpu", device_kind=kind, map_shards=lambda function, *_: function)
     ):
         program = jax.make_jaxpr(lambda unit, x: unit(x))(
             unit(**options),

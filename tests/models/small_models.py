@@ -9,8 +9,8 @@ import numpy as np
 from vit_jax.models import abstract_model as abstract
 
 
-class Place(types.SimpleNamespace):
-    """A sharding constraint of some platform that leaves activations as they are."""
+class FakeDevices(types.SimpleNamespace):
+    """Devices of some platform that leave activations as they are."""
 
     def __call__(self, name, activation):
         return activation

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import Place
+from tests.models.small_models import FakeDevices
 from tests.models.test_vit import small
 from vit_jax.kernels import attention_pallas
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models import attention as attentions
 from vit_jax.models.attention import Attention, Projections, attend
 from vit_jax.models.norm import LayerNorm
@@ -127,7 +127,7 @@ def test_auto_takes_the_kernel_on_tpus_in_bfloat16(platform, dtype, tokens, form
     attention = Attention(384, 2, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
     x = jnp.zeros((1, tokens, 384), dtype)
 
-    with placed_by(Place(platform=platform) if platform else None):
+    with trace_for(FakeDevices(platform=platform) if platform else None):
         jax.eval_shape(lambda: attention(x, x))
         jax.eval_shape(lambda: attention(x[:, :1], x))
 

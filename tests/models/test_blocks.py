@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.models.small_models import (
-    Place,
+    FakeDevices,
     apply,
     assert_same_up_to_rounding,
     embedded,
@@ -18,7 +18,7 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models import block as blocks
 from vit_jax.models import mlp, norm
 
@@ -227,8 +227,8 @@ def test_tokens_of_a_block_have_one_dimension_on_gpus(block, monkeypatch):
 
     for platform, rank in (("gpu", 2), ("cpu", 3)):
         ranks.clear()
-        with placed_by(Place(platform=platform, compute_capability=None)):
-            gradients.append(gradient.__wrapped__(**options))  # the cache ignores the place
+        with trace_for(FakeDevices(platform=platform, compute_capability=None)):
+            gradients.append(gradient.__wrapped__(**options))  # the cache ignores the devices
 
         assert {ranks[name] for name in ("statistics", "middle", "hidden")} == {rank}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.models.small_models import (
-    Place,
+    FakeDevices,
     abstract,
     apply,
     assert_same_up_to_rounding,
@@ -20,7 +20,7 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models.positions import RotaryPositions, rotary_angles
 
 SMALL = Architecture(
@@ -77,7 +77,7 @@ def test_the_kernel_for_tpus_takes_rotary_positions():
     kernel = filled(dataclasses.replace(EVERYTHING, attention="pallas"))
     logits = apply(model, images(EVERYTHING)).logits_BK
 
-    with placed_by(Place(platform="cpu", on_shards=lambda function, *_: function)):
+    with trace_for(FakeDevices(platform="cpu", map_shards=lambda function, *_: function)):
         other = apply(kernel, images(EVERYTHING)).logits_BK
 
     np.testing.assert_allclose(logits, other, rtol=0, atol=1e-5 * np.abs(logits).max())

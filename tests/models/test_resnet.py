@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.small_models import Place, apply, assert_same_up_to_rounding, filled, images
+from tests.models.small_models import FakeDevices, apply, assert_same_up_to_rounding, filled, images
 from vit_jax import pytree
 from vit_jax.config import ModelConfig, build_architecture
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models.resnet import GroupNorm, Stage, StandardizedConv, Unit, max_pool_among_zeros
 
 
@@ -207,7 +207,7 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
 )
 def test_units_are_in_no_loop_on_tpus_unless_little_is_kept(platform, remat, unroll):
     stage = nnx.eval_shape(lambda: Stage(32, 128, 1, 3, small(remat=remat), jax.random.key(0)))
-    with placed_by(Place(platform=platform)):
+    with trace_for(FakeDevices(platform=platform)):
         program = jax.make_jaxpr(lambda stage, x: stage(x))(stage, jnp.zeros((1, 8, 8, 32)))
 
     (loop,) = [equation for equation in program.eqns if equation.primitive.name == "scan"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.models.small_models import (
-    Place,
+    FakeDevices,
     abstract,
     apply,
     assert_same_up_to_rounding,
@@ -17,7 +17,7 @@ from tests.models.small_models import (
 )
 from vit_jax import pytree
 from vit_jax.config import Architecture, ModelConfig, build_architecture
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models import build_model
 from vit_jax.models.dropout import drop_examples
 
@@ -182,7 +182,7 @@ def test_rematerialisation_and_unrolling_change_no_gradient(change):
 )
 def test_blocks_are_in_no_loop_on_accelerators_unless_little_is_kept(platform, options, unroll):
     architecture = small(depth=3, **options)
-    with placed_by(Place(platform=platform, compute_capability=None)):
+    with trace_for(FakeDevices(platform=platform, compute_capability=None)):
         program = jax.make_jaxpr(lambda model, x: model(x).logits_BK)(
             abstract(architecture),
             images(architecture),

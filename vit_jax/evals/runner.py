@@ -22,7 +22,7 @@ from vit_jax.data.records import Source
 from vit_jax.data.stream import EvaluationStream
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.data.unreadable import TooManyUnreadable, UnreadableLog
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.sharding import Placement, batch_sharding, build_mesh, replicated
 from vit_jax.text.printable import printable
 
@@ -104,7 +104,7 @@ class Runner:
 
     def jit(self, step: Callable[..., Results]) -> Any:
         """Return the jitted step (module, batch, ...) -> results, which are replicated."""
-        return jax.jit(placed_by(Placement(self.mesh))(step), out_shardings=replicated(self.mesh))
+        return jax.jit(trace_for(Placement(self.mesh))(step), out_shardings=replicated(self.mesh))
 
     def place(self, array: np.ndarray) -> jax.Array:
         """Return an array, the same in all processes, complete on every device."""

@@ -18,7 +18,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
-from vit_jax.kernels.devices import compute_capability, on_shards
+from vit_jax.kernels.devices import compute_capability, map_shards
 
 _MIN_CAPABILITY = (8, 0)  # of the GPU, by cuDNN's flash attention
 _FORWARD = "__cudnn$fmhaSoftmax"
@@ -49,7 +49,7 @@ def attention(
     """Return softmax(q k^T / sqrt(h)) v for every head, (B, S, E); operands include biases."""
     head_dim = query_BSE.shape[-1] // num_heads
     run = functools.partial(_run, head_dim=head_dim)
-    run = on_shards(run, ("heads_BSE", "heads_BSE", "heads_BSE"), ("heads_BSE",))
+    run = map_shards(run, ("heads_BSE", "heads_BSE", "heads_BSE"), ("heads_BSE",))
 
     output_BSE: jax.Array
     (output_BSE,) = run(query_BSE, key_BSE, value_BSE)

@@ -27,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.kernels import ATTENTION_OUTPUT, LOG_SUMS
-from vit_jax.kernels.devices import on_shards
+from vit_jax.kernels.devices import map_shards
 
 # Queries of one program: three (S, Q) arrays of float32 and the operands stay below 16 MiB.
 MAX_QUERIES = 640
@@ -70,7 +70,7 @@ def _save(*arguments: Any) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Name output and log-sums for rematerialisation."""
     *operands, head_dim, interpret = arguments
     run = functools.partial(_run_forward, head_dim=head_dim, interpret=interpret)
-    run = on_shards(run, _OPERANDS, ("heads_BSE", "rows_BTGS"))
+    run = map_shards(run, _OPERANDS, ("heads_BSE", "rows_BTGS"))
 
     output_BSE, log_sums_BTGS = run(*operands)
     output_BSE = checkpoint_name(output_BSE, ATTENTION_OUTPUT)
@@ -87,7 +87,7 @@ def _differentiate(
     """Return the gradients of queries, keys, values (B, S, E) and biases (3, E)."""
     run = functools.partial(_run_backward, head_dim=head_dim, interpret=interpret)
     names = (*_OPERANDS, "rows_BTGS", "heads_BSE")
-    run = on_shards(run, names, ("heads_BSE", "heads_BSE", "heads_BSE", "bias_B3E"))
+    run = map_shards(run, names, ("heads_BSE", "heads_BSE", "heads_BSE", "bias_B3E"))
     *sums_BSE, dbias_B3E = run(*saved, gradient_BSE)
 
     bias_3E = saved[3]

@@ -1,6 +1,6 @@
 """The devices that a program is traced for, and the layout of large activations on them.
 
-A model names an activation (`constrain(tokens, "tokens_BSD")`) and knows no mesh; `placed_by` gives
+A model names an activation (`constrain(tokens, "tokens_BSD")`) and knows no mesh. `trace_for` gives
 the names a layout while a step for several devices is traced. Without it a name changes nothing.
 """
 
@@ -14,7 +14,7 @@ import jax
 F = TypeVar("F", bound=Callable[..., tuple])
 
 
-class Place(Protocol):
+class TargetDevices(Protocol):
     """The devices of a step, and the layout of activations on them."""
 
     @property
@@ -33,76 +33,80 @@ class Place(Protocol):
         """
 
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
-        """Return an activation with the layout of its name."""
+        """Return an activation with the sharding constraint of its name."""
 
-    def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+    def map_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
         """Return a function that runs `function` on each device's shard of arguments and results.
 
-        `names` are of the layouts of the arguments, `results` of the tuple that `function` returns.
+        Args:
+          function: called with the shards of its arguments; returns a tuple of shards.
+          names: of the layouts of the arguments.
+          results: names of the layouts of the results.
         """
 
 
-_place: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
+_target_devices: contextvars.ContextVar[TargetDevices | None]
+_target_devices = contextvars.ContextVar("target_devices", default=None)
+
+
+@contextlib.contextmanager
+def trace_for(devices: TargetDevices) -> Iterator[None]:
+    """Trace a step for these devices (a context or a decorator)."""
+    token = _target_devices.set(devices)
+    try:
+        yield
+    finally:
+        _target_devices.reset(token)
+
+
+def has_target_devices() -> bool:
+    """Return whether `trace_for` has set the devices, and with them the layout of arrays."""
+    return _target_devices.get() is not None
 
 
 def constrain(activation: jax.Array, name: str) -> jax.Array:
-    """Return the activation with the layout that `placed_by` has for its name.
+    """Return the activation with the layout of its name on the devices of `trace_for`.
 
     Args:
       activation: with the dimensions in the suffix of the name.
       name: "tokens_BSD", "heads_BSE", "hidden_BSM", "hidden_RM" or "map_BHWC".
     """
-    place = _place.get()
-    if place is None:
+    target = _target_devices.get()
+    if target is None:
         return activation
-    return place(name, activation)
+    return target(name, activation)
 
 
-def on_shards(function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
-    """Return `Place.on_shards`; outside of `placed_by` the function itself."""
-    place = _place.get()
-    if place is None:
+def map_shards(function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+    """Return `TargetDevices.map_shards`; outside of `trace_for` the function itself."""
+    target = _target_devices.get()
+    if target is None:
         return function
-    return place.on_shards(function, names, results)
-
-
-def is_placed() -> bool:
-    """Return whether `placed_by` has set the devices, and with them the layout of arrays."""
-    return _place.get() is not None
+    return target.map_shards(function, names, results)
 
 
 def platform() -> str:
-    """Return the platform of the traced program; outside of `placed_by` that of JAX's devices.
+    """Return the platform of the traced program; outside of `trace_for` the default of JAX.
 
     `dispatch` alone calls this: there a computation has a form for each platform.
     """
-    place = _place.get()
-    if place is None:
+    target = _target_devices.get()
+    if target is None:
         return jax.default_backend()
-    return place.platform
+    return target.platform
 
 
 def device_kind() -> str:
-    """Return the kind of the devices that `placed_by` has set, such as "TPU v5 lite"; else ""."""
-    place = _place.get()
-    if place is None:
+    """Return the kind of the devices of `trace_for`, such as "TPU v5 lite"; else ""."""
+    target = _target_devices.get()
+    if target is None:
         return ""
-    return place.device_kind
+    return target.device_kind
 
 
 def compute_capability() -> tuple[int, ...] | None:
-    """Return the compute capability of the GPUs that `placed_by` has set, or None."""
-    place = _place.get()
-    if place is None:
+    """Return the compute capability of the GPUs of `trace_for`, or None."""
+    target = _target_devices.get()
+    if target is None:
         return None
-    return place.compute_capability
-
-
-@contextlib.contextmanager
-def placed_by(place: Place) -> Iterator[None]:
-    """Trace a step for the devices of `place` (a context or a decorator)."""
-    token = _place.set(place)
-    try:
-        yield
-    finally:
-        _place.reset(token)
+    return target.compute_capability

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.kernels.devices import is_placed, platform
+from vit_jax.kernels.devices import has_target_devices, platform
 
 if TYPE_CHECKING:
     from vit_jax.kernels.unit_parameters import UnitParameters
@@ -81,7 +81,7 @@ def choose_attention(
     """Return the form of self-attention, "xla", "pallas" or "cudnn", that a config's `form` means.
 
     "auto" takes a kernel that keeps scores on the chip where there is one: Pallas on TPUs in
-    bfloat16, cuDNN on GPUs. Outside of `placed_by` the program may run on any device, so "auto" is
+    bfloat16, cuDNN on GPUs. Outside of `trace_for` the program may run on any device, so "auto" is
     "xla" there.
 
     Raises:
@@ -92,7 +92,7 @@ def choose_attention(
         raise ValueError(f"config.model.attention='cudnn': {rule}. Use auto or xla.")
     if form != "auto":
         return form
-    if not is_placed():
+    if not has_target_devices():
         return "xla"
 
     if platform() == "tpu" and dtype == jnp.bfloat16:

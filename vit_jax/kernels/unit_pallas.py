@@ -33,7 +33,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from vit_jax.kernels import CONVOLUTION, STATISTICS
-from vit_jax.kernels.devices import device_kind, on_shards
+from vit_jax.kernels.devices import device_kind, map_shards
 from vit_jax.kernels.unit_backward import run_backward
 from vit_jax.kernels.unit_forward import run_forward
 from vit_jax.kernels.unit_parameters import Form, UnitParameters
@@ -54,7 +54,7 @@ def can_compute(
     stride: int,
     dtype: jnp.dtype,
 ) -> bool:
-    """Return whether a unit fits on the devices of `placed_by` and is faster there than by XLA.
+    """Return whether a unit fits on the devices of `trace_for` and is faster there than by XLA.
 
     `shape_HWI` is the shape of an input, `inner` and `outputs` are channels.
     """
@@ -101,7 +101,7 @@ def _save(
         call = _UnitCall(x_BRI, parameters, form)
         return tuple(call.call_forward(x_BRI, parameters))
 
-    run = on_shards(run, ("map_BRC", "whole"), ("map_BRC",) * len(names))
+    run = map_shards(run, ("map_BRC", "whole"), ("map_BRC",) * len(names))
     out_BRE, *others = run(x_BRI, parameters)
 
     kept = {}
@@ -128,7 +128,7 @@ def _differentiate(
 
     x_BRI, parameters, kept = saved
     others = kept | {"dout": gradient_BRE}
-    run = on_shards(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
+    run = map_shards(run, ("map_BRC", "whole", "map_BRC"), ("map_BRC",) * 2)
     dx_BRI, sums_of_cores = run(x_BRI, parameters, others)
 
     sums = {}

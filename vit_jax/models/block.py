@@ -214,7 +214,7 @@ def build_layer_scale(a: Architecture) -> nnx.Param | None:
 
 
 def attention_form(a: Architecture) -> str:
-    """Return the form of self-attention in standard blocks, on the devices of `placed_by`.
+    """Return the form of self-attention in standard blocks, on the devices of `trace_for`.
 
     Raises:
       ValueError: as `dispatch.choose_attention`.

@@ -133,7 +133,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The layout of activations on a mesh, for `devices.placed_by`.
+    """The layout of activations on a mesh, for `devices.trace_for`.
 
     Without it the compiler may follow the placement of FSDP's parameters instead and gather the
     batch on every device.
@@ -153,7 +153,10 @@ class Placement:
 
     @property
     def compute_capability(self) -> tuple[int, ...] | None:
-        """Compute capability, see `devices.Place`; AMD GPUs have names such as "gfx90a" there."""
+        """The compute capability, see `devices.TargetDevices`.
+
+        AMD GPUs have names such as "gfx90a" there.
+        """
         version = getattr(self.mesh.devices.flat[0], "compute_capability", None)
         if version is None:
             return None
@@ -167,8 +170,8 @@ class Placement:
         sharding = NamedSharding(self.mesh, _SPECS[name])
         return jax.lax.with_sharding_constraint(activation, sharding)
 
-    def on_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
-        """Return the function as run on each device's shard, see `devices.Place`."""
+    def map_shards(self, function: F, names: tuple[str, ...], results: tuple[str, ...]) -> F:
+        """Return a function that runs on each device's shard, see `devices.TargetDevices`."""
         in_specs = tuple(map(_SPECS.__getitem__, names))
         out_specs = tuple(map(_SPECS.__getitem__, results))
         return jax.shard_map(

@@ -20,7 +20,7 @@ from vit_jax.evals.features import (
     notes_on,
 )
 from vit_jax.imports.references import called, resolve
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.sharding import Placement, replicated
 from vit_jax.train.state import TrainState
 
@@ -45,7 +45,7 @@ def build_frozen_evaluator(
 ) -> FrozenEvaluator:
     """Build an evaluator that learns from features of one split and is measured on another."""
     layer = get_layer(config)
-    step = placed_by(Placement(mesh))(make_feature_step(layer, architecture))
+    step = trace_for(Placement(mesh))(make_feature_step(layer, architecture))
     jitted = jax.jit(
         lambda state, batch: step(state.evaluated_model(), batch), out_shardings=replicated(mesh)
     )

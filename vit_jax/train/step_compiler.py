@@ -8,7 +8,7 @@ import jax
 
 from vit_jax import pytree
 from vit_jax.arrays import Batch
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.sharding import Placement, batch_sharding, compiler_options, replicated
 from vit_jax.train.state import TrainState
 from vit_jax.train.step import Metrics
@@ -68,7 +68,7 @@ class StepCompiler:
 
         Activations get their layouts, and kernels learn the platform, when it is traced.
         """
-        return placed_by(Placement(self.mesh))(function)
+        return trace_for(Placement(self.mesh))(function)
 
     def jit_build(self, build: Callable[..., TrainState]) -> Callable[..., TrainState]:
         """Jit a function that returns a state."""

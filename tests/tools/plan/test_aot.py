@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 from tests.kernels.test_unit_pallas import unit as make_unit
 from tests.tools.plan import small_plans as small
 from vit_jax.kernels.attention_pallas import attention
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.sharding.mesh import Placement, build_mesh, replicated
 from vit_jax.tools.plan import aot, estimate, hlo
 from vit_jax.tools.plan.arithmetic import arithmetic_memory
@@ -144,7 +144,7 @@ def test_units_of_a_resnet_are_compiled_as_kernels(form, channels, size, stride)
     place = functools.partial(jax.ShapeDtypeStruct, sharding=replicated(mesh))
     arguments = jax.tree.map(lambda leaf: place(leaf.shape, leaf.dtype), (unit, x))
     differentiate = jax.grad(lambda unit, x: unit(x).astype(jnp.float32).sum(), argnums=(0, 1))
-    step = jax.jit(placed_by(Placement(mesh))(differentiate))
+    step = jax.jit(trace_for(Placement(mesh))(differentiate))
     compiled = aot.compile_program(lambda: step.lower(*arguments), mesh.devices.flat[0])
     line = step_timeline(hlo.parse(compiled.text), topology, lambda *_: 0.0, compiled.bundles)
     kernels = {

@@ -18,7 +18,7 @@ from jax import export as jax_export
 from vit_jax.api.model import Model, to_probabilities
 from vit_jax.data.transforms import EvaluationTransform
 from vit_jax.imports.extras import install_command
-from vit_jax.kernels.devices import F, placed_by
+from vit_jax.kernels.devices import F, trace_for
 from vit_jax.storage.files import expanded, write_atomically
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -100,7 +100,7 @@ def export_onnx(
 
     from vit_jax.tools.export.onnx_graph import to_onnx
 
-    program = to_onnx(placed_by(_AnyRuntime())(_program(model)), model.architecture.image_size)
+    program = to_onnx(trace_for(_AnyRuntime())(_program(model)), model.architecture.image_size)
     description = {field: json.dumps(value) for field, value in _description(model).items()}
     onnx.helper.set_model_props(program, description)
     written = program.SerializeToString()
@@ -131,7 +131,7 @@ class _AnyRuntime:
     def __call__(self, name: str, activation: jax.Array) -> jax.Array:
         return activation
 
-    def on_shards(self, function: F, *_: Any) -> F:
+    def map_shards(self, function: F, *_: Any) -> F:
         return function
 
 

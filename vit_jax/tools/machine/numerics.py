@@ -21,7 +21,7 @@ from vit_jax.config.network_options import AttentionForm, ComputeDtype
 from vit_jax.config.networks import named_architecture
 from vit_jax.config.sizes import NUM_GROUPS
 from vit_jax.kernels import dispatch
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models.attention import Projections, attend
 from vit_jax.models.norm import LayerNorm
 from vit_jax.models.resnet import GroupNorm
@@ -209,7 +209,7 @@ def _compare(
 
 def program(compute: Function, mesh: Mesh) -> Any:
     """Return the jitted function from operands and weight to values and gradients."""
-    return jax.jit(placed_by(Placement(mesh))(functools.partial(_with_gradients, compute)))
+    return jax.jit(trace_for(Placement(mesh))(functools.partial(_with_gradients, compute)))
 
 
 def place_of(operand: Any, mesh: Mesh) -> NamedSharding:
@@ -248,7 +248,7 @@ def _host() -> jax.Device:
 
 def _core(form: AttentionForm, mesh: Mesh, length: int, num_heads: int, dtype: str) -> str:
     """Return the form that `form` takes here; ValueError if there is none."""
-    with placed_by(Placement(mesh)):
+    with trace_for(Placement(mesh)):
         return dispatch.choose_attention(
             form, length=length, num_heads=num_heads, head_dim=HEAD_DIM, dtype=jnp.dtype(dtype)
         )

@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax import hosts
 from vit_jax.arrays import normalise
 from vit_jax.config import Architecture, PretrainConfig
-from vit_jax.kernels.devices import placed_by
+from vit_jax.kernels.devices import trace_for
 from vit_jax.models import build_model
 from vit_jax.sharding import Placement, build_mesh, replicated
 from vit_jax.tools.machine.bench import times_of
@@ -80,7 +80,7 @@ def _make_inference(
     """Return a jitted function from model and uint8 images to logits, and the sharding of both."""
     mesh: Any = build_mesh([device])
 
-    @placed_by(Placement(mesh))
+    @trace_for(Placement(mesh))
     def infer(model: Any, image_BHWC: jax.Array) -> jax.Array:
         logits_BK: jax.Array = model(normalise(image_BHWC, architecture.compute_dtype)).logits_BK
         return logits_BK
