@@ -128,5 +128,5 @@ PAGES = {  # page: the functions of its blocks, by name
     "docs/vtab.md": {"VTAB tasks": vtab_tasks},
     "docs/frozen_features.md": {"few-shot datasets": released_datasets},
     "docs/extend.md": {"examples": examples},
-    "docs/custom_images.md": {"kinds of data": kinds_of_data, "image formats": image_formats},
+    "docs/data.md": {"kinds of data": kinds_of_data, "image formats": image_formats},
 }

@@ -358,7 +358,8 @@ def test_step_keeps_the_shapes_of_the_state(recipe: str) -> None:
 
 def readme_commands() -> list[list[str]]:
     """The `--config` words of every command in code; a command may go on after a backslash."""
-    pages = (CONFIGS / "README.md", ROOT / "docs" / "custom_images.md")
+    docs = ROOT / "docs"
+    pages = (CONFIGS / "README.md", docs / "custom_images.md", docs / "data.md")
     text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
     commands = re.findall(r"[^`\n]*--config=[^`\n]*", text)
 
